@@ -1,0 +1,6 @@
+"""`python -m autoprof`: the command line."""
+
+from autoprof.cli import main
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,171 @@
+"""What every interpreter start runs when `AUTOPROF=1`: stdlib only, a few file names and one finder.
+
+A cluster starts thousands of interpreters, and nearly all of them never import a target. So the boot reads no recipe:
+a recipe's file name begins with the import name of its target (`verl.toml`, `verl.dapo.toml`), and the rest of
+autoprof is imported when that name is.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+ON = ("1", "true", "on", "yes")
+ENABLE = "AUTOPROF"
+RUN_ID = "AUTOPROF_RUN_ID"
+RUN_INFO = "AUTOPROF_RUN_INFO"
+
+# Scripts and modules that are no business of ours, by how their command line begins or what their path contains.
+# Ray starts each worker's interpreter twice in one pid; only the second start (default_worker.py) has the environment
+# of the job (Ray 2.60, ray/_private/workers/setup_worker.py).
+_FOREIGN_PROGRAMS = frozenset(
+    "pip pip3 pipx uv conda mamba ray autoprof cython cythonize cmake ninja meson ptxas nvcc nsys setup.py".split()
+)
+_FOREIGN_PATHS = (
+    "/ray/dashboard/",
+    "/ray/autoscaler/",
+    "/ray/_private/log_monitor.py",
+    "/ray/_private/runtime_env/",
+    "/ray/_private/workers/setup_worker.py",
+    "/torch/_inductor/compile_worker/",
+)
+_FOREIGN_MODULES = ("pip", "ensurepip", "venv", "virtualenv", "build", "autoprof", "ray.scripts.scripts")
+_FOREIGN_TEXTS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "vllm.model_executor.models.registry")
+_RAY_WORKER = "/ray/_private/workers/default_worker.py"
+
+_activated = False
+
+
+def enabled() -> bool:
+    """Whether the environment asks for autoprof."""
+    return os.environ.get(ENABLE, "").strip().lower() in ON
+
+
+def activate() -> None:
+    """Install the finder in this process, once, if the environment asks for it. Never raises."""
+    global _activated
+    if _activated or not enabled():
+        return
+    _activated = True
+    try:
+        _activate(getattr(sys, "orig_argv", None) or sys.argv)
+    except Exception as error:
+        switch_off(f"could not start ({type(error).__name__}: {error})")
+
+
+def switch_off(why: str) -> None:
+    """Leave this process and its children to run without autoprof, and say why in one line on stderr."""
+    os.environ[ENABLE] = "0"
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, Finder)]
+    _say(f"{why}; autoprof is off for this run")
+
+
+def foreign(command: Sequence[str]) -> bool:
+    """Whether a process with this command line (`sys.orig_argv`) is none that could ever be profiled."""
+    arguments = iter(command[1:])
+    for argument in arguments:
+        if argument == "-m":
+            module = next(arguments, "")
+            return module in _FOREIGN_MODULES or module in _FOREIGN_TEXTS
+        if argument == "-c":
+            code = next(arguments, "")
+            return any(text in code for text in _FOREIGN_TEXTS)
+        if not argument.startswith("-"):
+            path = argument.replace(os.sep, "/")
+            return path.rpartition("/")[2] in _FOREIGN_PROGRAMS or any(part in path for part in _FOREIGN_PATHS)
+        if argument in ("-X", "-W"):
+            next(arguments, "")
+    return False
+
+
+def ray_worker(command: Sequence[str]) -> bool:
+    """Whether this is a worker process of Ray: it belongs to a run, it never starts one."""
+    return any(_RAY_WORKER in argument for argument in command[1:4])
+
+
+def recipe_files() -> dict[str, list[str]]:
+    """The recipe files there are, by the import name of their target: autoprof's own, then `AUTOPROF_RECIPES`."""
+    files: dict[str, list[str]] = {}
+    for path in _recipe_paths():
+        target = os.path.basename(path).split(".", 1)[0]
+        files.setdefault(target, []).append(path)
+    return files
+
+
+def own_recipes() -> str:
+    """The folder of autoprof's own recipes: inside the package in a wheel, beside it in a checkout."""
+    package = os.path.dirname(os.path.abspath(__file__))
+    inside = os.path.join(package, "recipes")
+    return inside if os.path.isdir(inside) else os.path.join(os.path.dirname(package), "recipes")
+
+
+def new_run_id() -> str:
+    """A run id: local time and six random hexadecimal digits."""
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(3).hex()}"
+
+
+def _recipe_paths() -> Iterator[str]:
+    extra = os.environ.get("AUTOPROF_RECIPES", "").replace(",", os.pathsep)
+    for place in [own_recipes(), *filter(None, (part.strip() for part in extra.split(os.pathsep)))]:
+        if os.path.isdir(place):
+            yield from (os.path.join(place, name) for name in sorted(os.listdir(place)) if name.endswith(".toml"))
+        elif os.path.isfile(place):  # a place that is not there is settings.py's to complain about
+            yield place
+
+
+def _activate(command: Sequence[str]) -> None:
+    if foreign(command):
+        return
+    if RUN_ID not in os.environ:
+        if ray_worker(command):
+            return
+        os.environ[RUN_ID] = new_run_id()
+    finder = Finder(recipe_files())
+    sys.meta_path.insert(0, finder)
+    # An entry point runs while its target is already being imported: those are too late for the finder.
+    for name in [name for name in finder.targets if name in sys.modules]:
+        finder.load(name)
+
+
+def _say(text: str) -> None:
+    try:
+        sys.stderr.write(f"autoprof: {text}\n")
+    except Exception:  # no usable stderr: there is nobody to tell
+        pass
+
+
+class Finder:
+    """Loads a target's recipes when the target is first imported, and finds no module itself."""
+
+    def __init__(self, targets: dict[str, list[str]]) -> None:
+        self.targets = targets
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in self.targets:
+            return None
+        return self.load(fullname, path, target)
+
+    def load(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        files = self.targets.pop(name, None)
+        if files is None:  # another thread came first
+            return None
+        try:
+            from autoprof import importing
+
+            importing.load(name, files)
+            # wrapt's finder has just been put in front of this one, where this import no longer looks.
+            return importing.find_spec(name, path, target)
+        except Exception as error:
+            switch_off(f"could not load the recipes for {name} ({type(error).__name__}: {error})")
+            return None

@@ -1,0 +1,47 @@
+"""Behaviours: what recipes name. Each is a struct whose fields are the `options` of a recipe's hook."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import msgspec
+
+from autoprof.wrapping import Around, Call
+
+BEHAVIOURS = {
+    "ray.init": "autoprof.behaviours.ray:Init",
+    "ray.actor-class": "autoprof.behaviours.ray:ActorClass",
+    "rollout.around": "autoprof.behaviours.rollout:AroundGeneration",
+    "rollout.end": "autoprof.behaviours.rollout:EndOfSampling",
+    "span": "autoprof.behaviours.stage:Span",
+    "stage": "autoprof.behaviours.stage:Stage",
+    "step.begin": "autoprof.behaviours.step:Begin",
+    "step.end": "autoprof.behaviours.step:End",
+    "step.tick": "autoprof.behaviours.step:Tick",
+    "step.wrap": "autoprof.behaviours.step:Wrap",
+    "vllm.server": "autoprof.behaviours.vllm:Server",
+    "vllm.worker": "autoprof.behaviours.vllm:Worker",
+}
+
+
+class Behaviour(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Goes around the calls of one function. A behaviour that changes a class instead overrides `install`."""
+
+    def around(self, call: Call) -> Around:
+        """A generator: what comes before its bare `yield` runs before the call, the rest after it."""
+        raise NotImplementedError
+
+    def install(self, owner: Any) -> bool:
+        """Change the hook's attribute in place and return True, or return False to have it wrapped."""
+        return False
+
+
+def find(name: str) -> type[Behaviour] | None:
+    """The class of the behaviour that recipes call `name`."""
+    place = BEHAVIOURS.get(name)
+    if place is None:
+        return None
+    module, _, attribute = place.partition(":")
+    kind: type[Behaviour] = getattr(import_module(module), attribute)
+    return kind

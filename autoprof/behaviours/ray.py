@@ -1,0 +1,79 @@
+"""Ray: carries the settings and the run id to the workers, and patches classes before Ray copies them."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from autoprof import _boot, importing, log
+from autoprof.behaviours import Behaviour
+from autoprof.wrapping import Around, Call
+
+# What a job that was submitted brings along; ray.init refuses a variable that is in both (Ray 2.60,
+# ray/runtime_env/runtime_env.py, _merge_runtime_env).
+_JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+
+
+class Init(Behaviour):
+    """`ray.init`: workers inherit the environment of the raylet, not of the driver, so it goes into `runtime_env`."""
+
+    def around(self, call: Call) -> Around:
+        call.kwargs["runtime_env"] = merged(call.kwargs.get("runtime_env"), os.environ)
+        yield
+        return None
+
+    def install(self, owner: Any) -> bool:
+        ray = sys.modules.get("ray")
+        if ray is not None and getattr(ray, "is_initialized", bool)():
+            from ray._private.worker import SCRIPT_MODE, global_worker
+
+            if global_worker.mode == SCRIPT_MODE:
+                log.warning_once(
+                    "Ray was initialised before autoprof was loaded, so its workers run without autoprof; "
+                    "set AUTOPROF=1 in the environment of the command that starts the run"
+                )
+        return False
+
+
+class ActorClass(Behaviour):
+    """A class becomes an actor class: hooks for its methods are applied first.
+
+    Attributes:
+        argument: The name of the parameter that takes the class.
+    """
+
+    argument: str = "function_or_class"
+
+    def around(self, call: Call) -> Around:
+        cls = call.argument(self.argument)
+        if isinstance(cls, type):
+            importing.patch_class(cls)
+        yield
+        return None
+
+
+def merged(runtime_env: Any, environ: Mapping[str, str]) -> Any:
+    """`runtime_env` with autoprof's variables; what the user put there wins.
+
+    Args:
+        runtime_env: What `ray.init` was given: None, a dict or a `RuntimeEnv`, which is a dict too.
+        environ: The environment of the driver.
+    """
+    given = runtime_env.get("env_vars") or {} if runtime_env else {}
+    job = json.loads(environ.get(_JOB_CONFIG) or "{}").get("runtime_env", {}).get("env_vars") or {}
+    ours = {name: value for name, value in environ.items() if name.startswith(_boot.ENABLE) and name not in job}
+    if site := _site_folders(environ):
+        # Ray replaces ${PYTHONPATH} by the worker's own (Ray 2.60, ray/_private/runtime_env/context.py).
+        theirs = given.get("PYTHONPATH", "${PYTHONPATH}")
+        given = {**given, "PYTHONPATH": os.pathsep.join([*site, theirs])}
+    result = type(runtime_env)(**runtime_env) if runtime_env else {}
+    result["env_vars"] = {**ours, **given}
+    return result
+
+
+def _site_folders(environ: Mapping[str, str]) -> list[str]:
+    """The folders that `autoprof run` put in front of PYTHONPATH, which workers need to find autoprof at all."""
+    return [folder for folder in environ.get("AUTOPROF_SITE", "").split(os.pathsep) if folder]

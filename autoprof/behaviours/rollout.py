@@ -1,0 +1,161 @@
+"""Rollout engines, driven from the trainer: all replicas at once, in time with generation."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import msgspec
+
+from autoprof import log, runtime
+from autoprof.behaviours import Behaviour
+from autoprof.behaviours.stage import takes
+from autoprof.paths import follow
+from autoprof.timeline import Span
+from autoprof.waits import RayCalls
+from autoprof.wrapping import Around, Call, Wait
+
+ROLE = "rollout"
+
+
+class Replicas(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a trainer keeps rollout replicas.
+
+    Attributes:
+        path: Attribute path from the trainer to a list of replicas.
+        servers: Attribute of a replica: the handles of its server actors.
+        method: The actor method that autoprof's requests travel by: it must take any keyword.
+        rank: Attribute of a replica: its number among the replicas.
+        size: Attribute of a replica: how many global ranks it owns.
+        own_devices: Whether the engines have devices that the trainer does not use. They are captured for the whole
+            step; the others must be through before the trainer's first stage.
+    """
+
+    path: str
+    servers: str = "servers"
+    method: str = "start_profile"
+    rank: str = "replica_rank"
+    size: str = "world_size"
+    own_devices: bool = False
+
+
+class _Engine:
+    """One server actor of a replica."""
+
+    def __init__(self, where: Replicas, replica: Any, server: Any) -> None:
+        self.number = int(follow(replica, where.rank))
+        self.size = int(follow(replica, where.size))
+        self.own_devices = where.own_devices
+        self.recording = False
+        self._send = getattr(server, where.method)
+
+    @property
+    def ranks(self) -> range:
+        return range(self.number * self.size, (self.number + 1) * self.size)
+
+    def request(self, action: str, step: int) -> Any:
+        return self._send.remote(
+            autoprof={"action": action, "step": step, "replica": self.number, "rank": self.ranks.start}
+        )
+
+
+class _Window:
+    def __init__(self, step: int, trainer: Any, places: list[Replicas]) -> None:
+        self.step = step
+        self.engines = [
+            _Engine(place, replica, server)
+            for place in places
+            for replica in follow(trainer, place.path, None) or ()
+            for server in follow(replica, place.servers)
+        ]
+
+
+_window: _Window | None = None
+
+
+def open_window(step: int, trainer: Any, places: list[Replicas]) -> None:
+    """Note the engines of a step that is captured."""
+    global _window
+    _window = _Window(step, trainer, places)
+
+
+def close_window() -> None:
+    """Forget them."""
+    global _window
+    _window = None
+
+
+def start(run: runtime.Runtime) -> Generator[Wait, Any, None]:
+    """Start the engines that own a rank of the window."""
+    if _window is None:
+        return
+    chosen = [engine for engine in _window.engines if not engine.recording and takes(run, ROLE, engine.ranks)]
+    yield from _ask(run, "start", chosen)
+
+
+def stop(run: runtime.Runtime, shared_only: bool = False) -> Generator[Wait, Any, None]:
+    """Stop the engines that record, or those of them that share the trainer's devices."""
+    if _window is None:
+        return
+    chosen = [engine for engine in _window.engines if engine.recording and not (shared_only and engine.own_devices)]
+    yield from _ask(run, "stop", chosen)
+
+
+def _ask(run: runtime.Runtime, action: str, engines: list[_Engine]) -> Generator[Wait, Any, None]:
+    if not engines or _window is None:
+        return
+    # Set before the answer: an engine that answers too late has started all the same.
+    for engine in engines:
+        engine.recording = action == "start"
+    timeout_s = run.settings.for_role(ROLE).stop_timeout_s
+    answers = yield RayCalls([engine.request(action, _window.step) for engine in engines], timeout_s)
+    for engine, answer in zip(engines, answers, strict=True):
+        if isinstance(answer, Exception):
+            problem = f"{type(answer).__name__}: {str(answer).splitlines()[-1] if str(answer) else ''}"
+        else:
+            problem = (answer or {"problem": "its process runs without autoprof"}).get("problem", "")
+        if problem:
+            log.warning(f"step {_window.step}, rollout replica {engine.number}: {action} failed, {problem}")
+            engine.recording = engine.recording and isinstance(answer, TimeoutError)
+
+
+class AroundGeneration(Behaviour):
+    """The call generates: engines are captured around it.
+
+    Attributes:
+        unless: Path from an argument of the call to a value that is true where this is no rollout of the step
+            (validation), such as `prompts.meta_info.validate`.
+    """
+
+    unless: str = ""
+
+    def around(self, call: Call) -> Around:
+        run = runtime.current()
+        if run is None or self._excluded(call):
+            yield
+            return None
+        step = _window.step if _window is not None else None
+        yield from start(run)
+        span = Span(run, "stage", "rollout", step=step, role=ROLE, rank=None)
+        outcome = yield
+        span.end(outcome.error)
+        yield from stop(run)
+        return None
+
+    def _excluded(self, call: Call) -> bool:
+        if not self.unless:
+            return False
+        name, _, path = self.unless.partition(".")
+        value = call.argument(name)
+        return bool(follow(value, path, False) if path else value)
+
+
+class EndOfSampling(Behaviour):
+    """Sampling is through when the call begins: engines that share the trainer's devices are stopped before it."""
+
+    def around(self, call: Call) -> Around:
+        run = runtime.current()
+        if run is not None:
+            yield from stop(run, shared_only=True)
+        yield
+        return None

@@ -1,0 +1,78 @@
+"""Stages: named pieces of work inside a step, in the processes that do it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from autoprof import board, capture, runtime
+from autoprof.behaviours import Behaviour
+from autoprof.capture import Subject
+from autoprof.paths import follow
+from autoprof.timeline import Span as TimelineSpan
+from autoprof.waits import InThread
+from autoprof.window import Ranks
+from autoprof.wrapping import Around, Call
+
+
+class Span(Behaviour):
+    """One call is a span of the timeline, and is not captured.
+
+    Attributes:
+        stage: The stage's name, the target's own.
+        role: Who does it.
+        rank: Attribute path to the global rank on the instance; without it the variable RANK, else 0.
+        when: Attribute paths on the instance with the values they must have.
+    """
+
+    stage: str
+    role: str
+    rank: str = ""
+    when: dict[str, str] = {}
+
+    def around(self, call: Call) -> Around:
+        run = runtime.current()
+        if run is None or not self.applies(call.instance):
+            yield
+            return None
+        posting = yield InThread(board.read, run.info.id)
+        step = posting.step if posting is not None else None
+        span = TimelineSpan(run, "stage", self.stage, step=step, role=self.role, rank=self.rank_of(call.instance))
+        outcome = yield
+        span.end(outcome.error)
+        return None
+
+    def applies(self, instance: Any) -> bool:
+        """Whether the instance is one that the hook is for."""
+        return all(str(follow(instance, path, "")) == value for path, value in self.when.items())
+
+    def rank_of(self, instance: Any) -> int:
+        """The global rank of this process."""
+        return int(follow(instance, self.rank) if self.rank else os.environ.get("RANK", 0))
+
+
+class Stage(Span):
+    """One call is a stage of the step, captured when the window is open for its role and rank."""
+
+    def around(self, call: Call) -> Around:
+        run = runtime.current()
+        if run is None or not self.applies(call.instance):
+            yield
+            return None
+        posting = yield InThread(board.read, run.info.id)
+        step = posting.step if posting is not None else None
+        rank = self.rank_of(call.instance)
+        recording = None
+        if posting is not None and posting.captured and takes(run, self.role, range(rank, rank + 1)):
+            recording = capture.begin(run, Subject(step=posting.step, role=self.role, stage=self.stage, rank=rank))
+        span = TimelineSpan(run, "stage", self.stage, step=step, role=self.role, rank=rank)
+        outcome = yield
+        span.end(outcome.error)
+        if recording is not None:
+            capture.end(recording, outcome.error)
+        return None
+
+
+def takes(run: runtime.Runtime, role: str, ranks: range) -> bool:
+    """Whether the window is for this role, and for one of these global ranks."""
+    return run.settings.takes_role(role) and Ranks.parse(run.settings.for_role(role).ranks).any_in(ranks)

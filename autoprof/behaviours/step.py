@@ -1,0 +1,117 @@
+"""Steps, in the process of the trainer: the window is decided here and posted before a stage begins."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+from autoprof import board, ending, log, runtime
+from autoprof.behaviours import Behaviour, rollout
+from autoprof.paths import follow
+from autoprof.timeline import Span
+from autoprof.waits import InThread
+from autoprof.window import Steps
+from autoprof.wrapping import Around, Call, Wait
+
+
+class _Step:
+    """The step that is going on in this process."""
+
+    def __init__(self, run: runtime.Runtime, number: int, ordinal: int, trainer: Any) -> None:
+        self.number = number
+        self.ordinal = ordinal
+        self.trainer = trainer
+        self.captured = Steps.parse(run.settings.steps).match(number, ordinal)
+        self.span = Span(run, "step", "step", step=number, role="trainer", rank=0)
+
+
+_current: _Step | None = None
+_executed = 0
+
+
+class _StepBehaviour(Behaviour):
+    """
+    Attributes:
+        number: Attribute path on the instance to the step's number; without it, steps are counted from 1.
+        offset: Added to the number, where the counter is that of the finished step.
+        replicas: Where the trainer keeps its rollout replicas.
+        engines: `step` where engines are captured from the begin of the step, `around` where a `rollout.around` hook
+            does it.
+    """
+
+    number: str = ""
+    offset: int = 0
+    replicas: list[rollout.Replicas] = []
+    engines: str = "step"
+
+    def begin(self, call: Call) -> Generator[Wait, Any, None]:
+        """Open the step, and the window if it is one of those asked for."""
+        global _current, _executed
+        run = runtime.current()
+        if run is None:
+            return
+        if _current is not None:
+            yield from finish()
+        _executed += 1
+        number = int(follow(call.instance, self.number)) + self.offset if self.number else _executed
+        step = _current = _Step(run, number, _executed, call.instance)
+        yield InThread(board.post, run.info.id, board.Posting(step=number, captured=step.captured))
+        if step.captured:
+            log.info(f"step {number} is captured")
+            rollout.open_window(number, call.instance, self.replicas)
+            if self.engines == "step":
+                yield from rollout.start(run)
+
+
+class Begin(_StepBehaviour):
+    """The call opens the step; a `step.end` hook, or the next begin, closes it."""
+
+    def around(self, call: Call) -> Around:
+        yield from self.begin(call)
+        yield
+        return None
+
+
+class Tick(_StepBehaviour):
+    """One call a step: it closes the step before and opens the next."""
+
+    def around(self, call: Call) -> Around:
+        yield from finish()
+        yield
+        yield from self.begin(call)
+        return None
+
+
+class Wrap(_StepBehaviour):
+    """One call is one step."""
+
+    def around(self, call: Call) -> Around:
+        yield from self.begin(call)
+        outcome = yield
+        yield from finish(outcome.error)
+        return None
+
+
+class End(Behaviour):
+    """The step ends when the call has returned."""
+
+    def around(self, call: Call) -> Around:
+        outcome = yield
+        yield from finish(outcome.error)
+        return None
+
+
+def finish(error: BaseException | None = None) -> Generator[Wait, Any, None]:
+    """Close the step that is going on, if any: engines first, then the board."""
+    global _current
+    run, step = runtime.current(), _current
+    if run is None or step is None:
+        return
+    _current = None
+    if step.captured:
+        yield from rollout.stop(run)
+        rollout.close_window()
+    step.span.end(error)
+    yield InThread(board.post, run.info.id, None)
+    if not Steps.parse(run.settings.steps).any_after(step.number, step.ordinal):
+        ending.window_passed(run)

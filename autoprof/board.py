@@ -1,0 +1,57 @@
+"""How the current step reaches the other processes of a run: written by the trainer, read when a stage begins.
+
+Ray's key-value store carries it where Ray is up, since a trainer's put ends before it calls a worker; else the process
+itself. Nobody polls.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import msgspec
+
+_NAMESPACE = b"autoprof"
+
+
+class Posting(msgspec.Struct, frozen=True, kw_only=True):
+    """The step that the trainer is in. `captured` says whether the window is open in it."""
+
+    step: int
+    captured: bool
+
+
+_own: Posting | None = None
+
+
+def post(run_id: str, posting: Posting | None) -> None:
+    """Say which step it is, or with None that no step is going on."""
+    global _own
+    _own = posting
+    if (store := _ray_store()) is not None:
+        store._internal_kv_put(_key(run_id), msgspec.json.encode(posting), overwrite=True, namespace=_NAMESPACE)
+
+
+def read(run_id: str) -> Posting | None:
+    """The step that the trainer of this run is in, if there is one."""
+    if _own is not None:
+        return _own
+    if (store := _ray_store()) is not None:
+        posted = store._internal_kv_get(_key(run_id), namespace=_NAMESPACE)
+        if posted is not None:
+            return msgspec.json.decode(posted, type=Posting | None)
+    return None
+
+
+def _key(run_id: str) -> bytes:
+    return f"step/{run_id}".encode()
+
+
+def _ray_store() -> Any:
+    """`ray.experimental.internal_kv` where this process is connected to Ray, without importing Ray for it."""
+    ray = sys.modules.get("ray")
+    if ray is None or not getattr(ray, "is_initialized", lambda: False)():
+        return None
+    from ray.experimental import internal_kv
+
+    return internal_kv

@@ -1,0 +1,221 @@
+"""One capture's life: claim the process, start, stop, place the files, hand the rest to another process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from autoprof import _finish, log, rundir
+from autoprof.runtime import Runtime
+from autoprof.settings import Settings
+from autoprof.tools import Tool
+from autoprof.tools.torch import TorchTool, version, watch
+
+
+class Subject(msgspec.Struct, frozen=True, kw_only=True):
+    """What a capture is of. `rank` is the global rank; `replica` and `part` are the rollout engine's."""
+
+    step: int
+    role: str
+    stage: str
+    rank: int
+    replica: int | None = None
+    part: str = ""
+
+    def file_name(self, repeat: int) -> str:
+        """The capture's name without endings: `repeat` counts the times that the stage ran in the step, from 1."""
+        again = f".{repeat}" if repeat > 1 else ""
+        who = f"rank{self.rank}" if self.replica is None else f"replica{self.replica}"
+        words = [rundir.tidy(self.role)]
+        if self.replica is None:
+            words.append(f"{rundir.tidy(self.stage)}{again}")
+            words.append(who)
+        else:
+            words.append(f"{who}.{rundir.tidy(self.part)}{again}")
+        return ".".join([*words, rundir.HOST, f"pid{os.getpid()}"])
+
+
+class Recording(Protocol):
+    """What holds the profiler of this process. `finish` is called once, whoever ends it."""
+
+    subject: Subject
+
+    def finish(self, state: str, reason: str) -> None: ...
+
+
+class Capture:
+    """A capture of a stage in this process."""
+
+    def __init__(self, run: Runtime, subject: Subject, settings: Settings, tool: Tool) -> None:
+        self.subject = subject
+        self.tool = tool
+        self._run = run
+        self._settings = settings
+        self._started = clock()
+        self._left_out: list[str] = []
+
+    def start(self) -> None:
+        self._left_out = self.tool.start(self._settings.contents)
+        if self._left_out:
+            log.warning_once(f"contents left out, which this build of torch does not know: {', '.join(self._left_out)}")
+
+    def finish(self, state: str, reason: str) -> None:
+        self.tool.stop()
+        place = Placement(self._run, self.subject, self._settings, self.tool.name)
+        place.started = self._started
+        place.left_out = self._left_out
+        place.save(self.tool.export, state, reason)
+
+
+class Placement:
+    """The files of one capture, and how they come to be."""
+
+    def __init__(self, run: Runtime, subject: Subject, settings: Settings, tool: str) -> None:
+        self.started = clock()
+        self.left_out: list[str] = []
+        self._run = run
+        self._settings = settings
+        self._subject = subject
+        self._tool = tool
+        folder = run.rundir.step(subject.step)
+        folder.mkdir(parents=True, exist_ok=True)
+        _repeats[subject] += 1
+        self.folder = folder
+        self._base = folder / subject.file_name(_repeats[subject])
+
+    def save(self, export: Any, state: str, reason: str = "") -> None:
+        """Have `export(path)` write the raw trace, and let another process compress it and write the meta file."""
+        raw = self._base.with_name(f"{self._base.name}.pt.trace.json{rundir.PART}")
+        meta = self._meta(state, reason)
+        try:
+            export(raw)
+        except Exception as error:
+            raw.unlink(missing_ok=True)
+            self.fail(f"the trace could not be exported: {error}")
+            return
+        _in_another_process(
+            {
+                "raw": str(raw),
+                "trace": str(self._base) + rundir.TRACE,
+                "meta_path": str(self._base) + rundir.META,
+                "meta": meta,
+                "max_bytes": int(self._settings.max_trace_mb * 1e6),
+            }
+        )
+
+    def fail(self, reason: str) -> None:
+        """Leave a meta file that says why there is no trace."""
+        log.warning(f"step {self._subject.step}, {self._subject.role} {self._subject.stage}: {reason}")
+        rundir.write_json(Path(str(self._base) + rundir.META), self._meta("failed", reason))
+
+    def _meta(self, state: str, reason: str) -> dict[str, Any]:
+        contents = list(self._settings.contents)
+        return {
+            **msgspec.to_builtins(self._subject),
+            "tool": self._tool,
+            "contents": [word for word in contents if word not in self.left_out],
+            "left_out": self.left_out,
+            "host": rundir.HOST,
+            "pid": os.getpid(),
+            "clock": {"start": self.started, "stop": clock()},
+            "versions": self._run.hooks.versions() | {"torch": version()},
+            "bytes": 0,
+            "state": state,
+            "reason": reason,
+        }
+
+
+_lock = threading.Lock()
+_active: Recording | None = None
+_repeats: Counter[Subject] = Counter()
+
+
+def begin(run: Runtime, subject: Subject) -> Capture | None:
+    """Start a capture, unless this process is recording already: the outer stage's capture holds the inner one."""
+    capture = Capture(run, subject, run.settings.for_role(subject.role), TorchTool())
+    if not claim(capture, capture.tool):
+        return None
+    try:
+        capture.start()
+    except BaseException:
+        release(capture)
+        raise
+    return capture
+
+
+def end(capture: Capture, error: BaseException | None = None) -> None:
+    """Stop a capture and place its files, if nobody else ended it before."""
+    if release(capture):
+        why = f"the stage raised {type(error).__name__}" if error is not None else ""
+        capture.finish("truncated" if why else "complete", why)
+
+
+def claim(recording: Recording, tool: Tool) -> bool:
+    """Take this process's profiler for `recording`; False where it is taken, by autoprof or by somebody else."""
+    global _active
+    with _lock:
+        if _active is not None:
+            return False
+        if why := tool.busy():
+            subject = recording.subject
+            log.warning_once(f"step {subject.step}, {subject.role} {subject.stage} is not captured: {why}")
+            return False
+        _active = recording
+        return True
+
+
+def release(recording: Recording) -> bool:
+    """Give this process's profiler back; False where `recording` does not hold it."""
+    global _active
+    with _lock:
+        if _active is not recording:
+            return False
+        _active = None
+        return True
+
+
+def interrupt(reason: str) -> None:
+    """End the capture that is going on, if any: somebody else needs the profiler."""
+    recording = _active
+    if recording is not None and release(recording):
+        subject = recording.subject
+        log.warning(f"step {subject.step}, {subject.role} {subject.stage}: the capture ends early, {reason}")
+        recording.finish("truncated", reason)
+
+
+def prepare() -> None:
+    """Watch for other profilers, from the moment that torch is imported."""
+    watch(interrupt)
+
+
+def clock() -> dict[str, int]:
+    """One moment on both clocks: since the epoch, which traces use, and monotonic, which no one sets back."""
+    return {"unix_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns()}
+
+
+def _in_another_process(job: dict[str, Any]) -> None:
+    """Compress and name a trace without the training thread waiting for it, in a session that outlives this process."""
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", _finish.__file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(job, default=str).encode())
+        process.stdin.close()
+        threading.Thread(target=process.wait, daemon=True).start()
+    except OSError as error:
+        log.warning_once(f"no process could be started to compress traces ({error}); it is done here")
+        _finish.finish(job)

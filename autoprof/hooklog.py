@@ -1,0 +1,143 @@
+"""What became of each hook in this process: `hooks/<host>-<pid>.json`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from importlib import metadata
+from typing import Any
+
+from autoprof import log, rundir
+from autoprof.recipe import BoundHook, Recipe
+from autoprof.redaction import redacted
+from autoprof.rundir import RunDir
+
+WAITING = "the module was not imported here"
+
+
+class HookLog:
+    """Collects outcomes and writes them as soon as a hook of a target that is not passive was applied or failed."""
+
+    def __init__(self, directory: RunDir, join: Callable[[], None]) -> None:
+        self._directory = directory
+        self._join = join
+        self._lock = threading.RLock()
+        self._hooks: dict[str, dict[str, Any]] = {}
+        self._versions: dict[str, str] = {}
+        self._errors: dict[str, dict[str, Any]] = {}
+        self._worth_writing = False
+
+    def add(self, hook: BoundHook) -> None:
+        """Note a hook that waits for its module."""
+        with self._lock:
+            self._hooks.setdefault(
+                hook.key,
+                {
+                    "module": hook.hook.module,
+                    "attribute": hook.hook.attribute,
+                    "behaviour": hook.hook.behaviour,
+                    "state": "skipped",
+                    "reason": WAITING,
+                    "called": None,
+                },
+            )
+
+    def applied(self, hook: BoundHook, reason: str = "") -> None:
+        self._set(hook, "applied", reason)
+
+    def skipped(self, hook: BoundHook, reason: str) -> None:
+        self._set(hook, "skipped", reason)
+
+    def failed(self, hook: BoundHook, reason: str) -> None:
+        self._set(hook, "failed", reason)
+
+    def called(self, key: str) -> None:
+        """Note that a hook fired; the first time is written down."""
+        entry = self._hooks.get(key)
+        if entry is not None and entry["called"] is None:
+            entry["called"] = time.time()
+            self._write()
+
+    def error(self, where: str, text: str) -> None:
+        """Count an error of autoprof's own."""
+        with self._lock:
+            entry = self._errors.setdefault(where, {"count": 0, "last": ""})
+            entry["count"] += 1
+            entry["last"] = text
+        self._write()
+
+    def version(self, recipe: Recipe) -> str:
+        """The installed version of a recipe's target, or an empty text."""
+        if recipe.target not in self._versions:
+            self._versions[recipe.target] = installed_version(recipe)
+        return self._versions[recipe.target]
+
+    def versions(self) -> dict[str, str]:
+        """The versions of the targets that this process imported."""
+        return dict(self._versions)
+
+    def summary(self) -> dict[str, Any]:
+        """What `run.json` says of all processes: hosts, versions, recipes used."""
+        hosts, versions, recipes = set(), dict(self._versions), set()
+        for path in sorted(self._directory.hooks.glob("*.json")):
+            try:
+                process = json.loads(path.read_bytes())
+            except (OSError, ValueError):
+                continue
+            hosts.add(process["host"])
+            versions.update(process["versions"])
+            recipes.update(key.partition("/")[0] for key, hook in process["hooks"].items() if hook["state"] == "applied")
+        return {"hosts": sorted(hosts), "versions": versions, "recipes": sorted(recipes)}
+
+    def _set(self, hook: BoundHook, state: str, reason: str) -> None:
+        self.add(hook)
+        with self._lock:
+            self._hooks[hook.key] |= {"state": state, "reason": reason}
+            self._worth_writing |= state != "skipped" and not hook.recipe.passive
+        self._write()
+
+    def _write(self) -> None:
+        if not self._worth_writing:
+            return
+        with self._lock:
+            content = {
+                "host": rundir.HOST,
+                "pid": os.getpid(),
+                "parent": os.getppid(),
+                "process": process_title(),
+                "python": sys.version.split()[0],
+                "versions": dict(self._versions),
+                "hooks": self._hooks,
+                "errors": self._errors,
+            }
+            try:
+                self._join()
+                rundir.write_json(self._directory.process_file("hooks", ".json"), content)
+            except OSError as error:
+                self._worth_writing = False
+                log.warning_once(f"can't write to {self._directory.path}: {error}; nothing will be left there")
+
+
+def installed_version(recipe: Recipe) -> str:
+    """The version of the first of a recipe's distributions that is installed, or an empty text."""
+    for name in recipe.distributions or [recipe.target]:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return ""
+
+
+def process_title() -> str:
+    """What `ps` shows for this process: Ray and vLLM set it to the actor's or the process's name."""
+    try:
+        with open("/proc/self/cmdline", "rb") as file:
+            words = file.read(4096).decode(errors="replace").split("\0")
+    except OSError:
+        words = sys.argv
+    title = redacted([word for word in words if word][:4])
+    return title.strip("'")[:200]

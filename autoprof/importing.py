@@ -1,0 +1,180 @@
+"""Patches a target when it is imported: its recipes, its version, its hooks, and what became of each."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+import wrapt
+
+from autoprof import _boot, recipe, runtime
+from autoprof.behaviours import Behaviour
+from autoprof.recipe import BoundHook, RecipeError
+from autoprof.wrapping import wrap, wrapped_by
+
+_lock = threading.RLock()
+_bound: dict[str, BoundHook] = {}
+_read: set[str] = set()
+
+
+def load(target: str, files: Sequence[str]) -> None:
+    """Read the recipes of `target` and have each hook applied when its module is imported, or now if it was.
+
+    A recipe that is wrong is left out: it is said once, and the others go on.
+    """
+    run = runtime.start()
+    if run is None:
+        return
+    for hook in _read_recipes(target, files):
+        run.hooks.add(hook)
+        if hook.recipe.target == target:
+            # Only bookkeeping here is ours: wrapt calls back after the module's own code has run.
+            wrapt.register_post_import_hook(functools.partial(_imported, hook), hook.hook.module)
+
+
+def find_spec(name: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
+    """Find a module through wrapt's finder, which has its post-import hooks called."""
+    for finder in sys.meta_path:
+        if isinstance(finder, wrapt.importer.ImportHookFinder):
+            spec: ModuleSpec | None = finder.find_spec(name, path, target)
+            return spec
+    return None
+
+
+def behaviour(key: str) -> Behaviour | None:
+    """The behaviour of the hook `key`, or None where autoprof is off or the hook is left out.
+
+    A wrapper that came by value may be of a recipe that this process has not read yet.
+    """
+    run = runtime.start()
+    if run is None:
+        return None
+    hook = _bound.get(key)
+    if hook is None:
+        name = key.partition("/")[0].partition(".")[0]
+        for found in _read_recipes(name, _boot.recipe_files().get(name, [])):
+            run.hooks.add(found)
+        hook = _bound.get(key)
+        if hook is None:
+            return None
+        run.hooks.applied(hook, "it came with a class shipped by value")
+    run.hooks.called(key)
+    return hook.behaviour
+
+
+def patch_class(cls: type) -> None:
+    """Apply the hooks for methods of a class that is about to become a Ray actor.
+
+    Ray copies the methods of a class when it is decorated, which for a class decorated where it is defined is before
+    its module has been imported; and a class of `__main__` has a module that is never imported at all.
+    """
+    module = _module_name(cls)
+    target = module.partition(".")[0]
+    files = _boot.recipe_files().get(target)
+    run = runtime.current()
+    if run is None or not files:
+        return
+    for hook in _read_recipes(target, files):
+        run.hooks.add(hook)
+    prefix = f"{cls.__qualname__}."
+    for hook in list(_bound.values()):
+        if hook.hook.module == module and hook.hook.attribute.startswith(prefix):
+            _apply(hook, cls, hook.hook.attribute.removeprefix(prefix))
+
+
+def _read_recipes(target: str, files: Sequence[str]) -> list[BoundHook]:
+    with _lock:
+        for path in files:
+            if path in _read:
+                continue
+            _read.add(path)
+            try:
+                _bound.update({hook.key: hook for hook in recipe.load(path)})
+            except RecipeError as error:
+                runtime.report(os.path.basename(path), error)
+        return [hook for hook in _bound.values() if hook.recipe.target == target]
+
+
+def _module_name(cls: type) -> str:
+    if cls.__module__ != "__main__":
+        return cls.__module__
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:
+        return str(spec.name).removesuffix(".__main__")
+    return os.path.basename(getattr(main, "__file__", "") or "").removesuffix(".py")
+
+
+def _imported(hook: BoundHook, module: ModuleType) -> None:
+    # An exception here would fail the user's import.
+    try:
+        _apply(hook, module, hook.hook.attribute)
+    except Exception as error:
+        runtime.report(hook.key, error)
+
+
+def _apply(hook: BoundHook, root: Any, path: str) -> None:
+    run = runtime.current()
+    if run is None:
+        return
+    if run.settings.disabled(hook.key.partition("/")[0], hook.hook.name):
+        run.hooks.skipped(hook, "AUTOPROF_DISABLE names it")
+        return
+    version = run.hooks.version(hook.recipe)
+    if not recipe.fits(version, hook.hook.versions):
+        run.hooks.skipped(hook, f"{hook.recipe.target} is {version}, the hook is for {hook.hook.versions}")
+        return
+    try:
+        _patch(hook, root, path)
+    except LookupError as error:
+        run.hooks.skipped(hook, str(error.args[0]))
+    except Exception as error:
+        run.hooks.failed(hook, f"{type(error).__name__}: {error}")
+    else:
+        tested = recipe.fits(version, hook.recipe.versions)
+        run.hooks.applied(hook, "" if tested else f"{version} is outside the recipe's range {hook.recipe.versions}")
+
+
+def _patch(hook: BoundHook, root: Any, path: str) -> None:
+    owner = root
+    *parents, name = path.split(".")
+    for parent in parents:
+        owner = _member(owner, parent)
+    target = _member(owner, name)
+    if hook.behaviour.install(target):
+        return
+    # Ray's ActorClass stands in for the class that was decorated; the methods are on a subclass it made (Ray 2.47
+    # to 2.60, ray/actor.py).
+    metadata = getattr(owner, "__ray_metadata__", None)
+    if metadata is not None:
+        owner = metadata.modified_class
+    raw = inspect.getattr_static(owner, name)
+    function = raw.__func__ if isinstance(raw, (staticmethod, classmethod)) else raw
+    if hook.key in wrapped_by(function):
+        return
+    wrapped = _rewrapped(function, hook) if hook.hook.rewrap else wrap(function, hook.key)
+    setattr(owner, name, type(raw)(wrapped) if isinstance(raw, (staticmethod, classmethod)) else wrapped)
+
+
+def _rewrapped(function: Any, hook: BoundHook) -> Any:
+    inner = getattr(function, "__wrapped__", None)
+    if inner is None:
+        raise LookupError(f"{hook.hook.attribute} is not decorated, but the hook has rewrap = {hook.hook.rewrap!r}")
+    module, _, name = hook.hook.rewrap.rpartition(".")
+    _, _, decorator = wrapt.resolve_path(module, name)
+    return decorator(wrap(inner, hook.key))
+
+
+def _member(owner: Any, name: str) -> Any:
+    try:
+        return getattr(owner, name)
+    except AttributeError:
+        where = getattr(owner, "__qualname__", None) or getattr(owner, "__name__", repr(owner))
+        raise LookupError(f"{where} has no {name}") from None

@@ -1,0 +1,25 @@
+"""Attribute paths, the only expressions that recipes have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_MISSING = object()
+
+
+def follow(root: Any, path: str, default: Any = _MISSING) -> Any:
+    """What lies at `path` (`a.b.c`) from `root`: attributes of objects, keys of mappings.
+
+    Raises:
+        LookupError: A name is not there, and there is no `default`.
+    """
+    place = root
+    for name in path.split("."):
+        try:
+            place = place[name] if isinstance(place, Mapping) else getattr(place, name)
+        except (AttributeError, KeyError):
+            if default is not _MISSING:
+                return default
+            raise LookupError(f"there is no {name} (of {path}) on {type(root).__name__}") from None
+    return place

@@ -1,0 +1,87 @@
+"""The run directory: names, and files that are complete when they have their name."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+PART = ".part"
+TRACE = ".pt.trace.json.gz"
+META = ".meta.json"
+HOST = re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname()) or "localhost"
+
+
+def tidy(name: str) -> str:
+    """A name as it stands in file names: dots, slashes and what shells stumble over become `-`."""
+    return re.sub(r"[^A-Za-z0-9_=+-]+", "-", name).strip("-") or "unnamed"
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a file that is there only when it is complete, readable for its user alone.
+
+    Raises:
+        OSError: It can't be written.
+    """
+    part = path.with_name(f"{path.name}.{os.getpid()}{PART}")
+    part.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:
+            json.dump(content, file, indent=1, default=str)
+            file.write("\n")
+        os.replace(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+class RunDir:
+    """Where all of a run's output goes. Making the object makes no folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def run_json(self) -> Path:
+        return self.path / "run.json"
+
+    @property
+    def hooks(self) -> Path:
+        return self.path / "hooks"
+
+    def process_file(self, folder: str, ending: str) -> Path:
+        """This process's file in `hooks` or `timeline`."""
+        return self.path / folder / f"{HOST}-{os.getpid()}{ending}"
+
+    def step(self, number: int) -> Path:
+        """The folder of a global step."""
+        return self.path / f"global_step_{number:06d}"
+
+    def steps(self) -> list[tuple[int, Path]]:
+        """The step folders that are there, in order."""
+        found = []
+        for path in self.path.glob("global_step_*"):
+            number = path.name.removeprefix("global_step_")
+            if number.isdigit() and path.is_dir():
+                found.append((int(number), path))
+        return sorted(found)
+
+    def parts(self) -> Iterator[Path]:
+        """Files that are still being written, or were when their process died."""
+        yield from self.path.rglob(f"*{PART}")
+
+    def point_latest(self) -> None:
+        """Make `latest`, beside the run, point to this run."""
+        link = self.path.with_name("latest")
+        part = self.path.with_name(f"latest.{os.getpid()}{PART}")
+        try:
+            part.unlink(missing_ok=True)
+            part.symlink_to(self.path.name)
+            os.replace(part, link)
+        except OSError:  # a file system without links, or a real folder of that name
+            part.unlink(missing_ok=True)

@@ -1,0 +1,143 @@
+"""What a process knows of its run: the settings, the run directory, its hooks, the errors that were caught."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import platform
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from autoprof import __version__, _boot, log, rundir, settings
+from autoprof.hooklog import HookLog
+from autoprof.redaction import redacted
+from autoprof.rundir import RunDir
+from autoprof.settings import Settings, SettingsError
+
+
+class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What the process that started the run hands to all others, in the environment."""
+
+    id: str
+    directory: str
+    command: str
+    cwd: str
+    host: str
+    pid: int
+    started: float
+    python: str
+    settings: Settings
+
+
+class Runtime:
+    """One process of a run."""
+
+    def __init__(self, info: RunInfo) -> None:
+        self.info = info
+        self.settings = info.settings
+        self.rundir = RunDir(Path(info.directory))
+        self.hooks = HookLog(self.rundir, self._join)
+
+    @property
+    def started_here(self) -> bool:
+        """Whether this process is the one that started the run."""
+        return self.info.host == rundir.HOST and self.info.pid == os.getpid()
+
+    def _join(self) -> None:
+        """Make the run directory with the first hook that is applied: a process may import a target for nothing."""
+        if self.rundir.run_json.exists():
+            return
+        rundir.write_json(self.rundir.run_json, self.describe())
+        self.rundir.point_latest()
+
+    def describe(self) -> dict[str, Any]:
+        """The content of `run.json` as far as this process knows it."""
+        return {
+            "id": self.info.id,
+            "command": self.info.command,
+            "cwd": self.info.cwd,
+            "host": self.info.host,
+            "pid": self.info.pid,
+            "started": self.info.started,
+            "python": self.info.python,
+            "autoprof": __version__,
+            "settings": self.settings.public(),
+            "hosts": [self.info.host],
+            "versions": {},
+            "recipes": [],
+            "state": "running",
+        }
+
+    def complete(self) -> None:
+        """Bring together in `run.json` what the processes of the run left in `hooks/`."""
+        described = self.describe() | self.hooks.summary()
+        rundir.write_json(self.rundir.run_json, described | {"ended": time.time(), "state": "ended"})
+
+
+_lock = threading.RLock()
+_runtime: Runtime | None = None
+_off = False
+
+
+def current() -> Runtime | None:
+    """The run that this process is part of, or None where autoprof is off or has not been needed yet."""
+    return None if _off else _runtime
+
+
+def start() -> Runtime | None:
+    """Join the run: the settings come from the process that started it, or are read here and handed on."""
+    global _runtime, _off
+    with _lock:
+        if _off or _runtime is not None:
+            return current()
+        if not _boot.enabled() or _boot.RUN_ID not in os.environ:
+            _off = True
+            return None
+        try:
+            info = _read_info()
+        except SettingsError as error:
+            _off = True
+            _boot.switch_off(str(error))
+            return None
+        log.configure(info.settings.log)
+        _runtime = Runtime(info)
+        if _runtime.started_here:
+            from autoprof import ending
+
+            atexit.register(ending.end_run, _runtime)
+        return _runtime
+
+
+def report(where: str, error: Exception) -> None:
+    """Count an error of autoprof's own and say it once. It goes no further."""
+    text = f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)
+    log.warning_once(f"{where}: {text}")
+    if _runtime is not None:
+        _runtime.hooks.error(where, text)
+
+
+def _read_info() -> RunInfo:
+    handed = os.environ.get(_boot.RUN_INFO)
+    if handed:
+        return msgspec.json.decode(handed, type=RunInfo)
+    cwd = Path.cwd()
+    read = settings.load(os.environ, cwd)
+    run_id = os.environ[_boot.RUN_ID]
+    info = RunInfo(
+        id=run_id,
+        directory=os.path.join(read.dir, run_id),
+        command=redacted(getattr(sys, "orig_argv", sys.argv)),
+        cwd=str(cwd),
+        host=rundir.HOST,
+        pid=os.getpid(),
+        started=time.time(),
+        python=platform.python_version(),
+        settings=read,
+    )
+    os.environ[_boot.RUN_INFO] = msgspec.json.encode(info).decode()
+    return info

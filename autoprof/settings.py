@@ -1,0 +1,227 @@
+"""The settings of a run: environment, then the TOML file, then defaults."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from autoprof.window import ITERATIONS_TAKE, RANKS_TAKE, STEPS_TAKE, Ranks, Steps, parse_iterations
+
+PREFIX = "AUTOPROF_"
+CONFIG_FILE = "autoprof.toml"
+TOOLS = ("torch",)
+MODES = ("discrete",)
+LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
+# What one backend alone knows travels with the rest and is filtered where it is used.
+CONTENTS = ("cpu", "cuda", "npu", "memory", "shapes", "stack", "module", "flops", "profile-by-stage", "merge-profiles")
+
+
+class SettingsError(ValueError):
+    """A setting has a wrong value. The message is one line: which setting, what it got, what it takes."""
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user asked for, checked. Values keep the user's notation, so that `run.json` shows it."""
+
+    steps: str = "+2"
+    dir: str = "./autoprof_runs"
+    tool: tuple[str, ...] = ("torch",)
+    mode: str = "discrete"
+    roles: tuple[str, ...] = ("*",)
+    ranks: str = "0"
+    contents: tuple[str, ...] = ()
+    rollout_iterations: str = "0:100"
+    recipes: tuple[str, ...] = ()
+    disable: tuple[str, ...] = ()
+    max_trace_mb: float = 2048.0
+    stop_timeout_s: float = 60.0
+    on_finish: str = ""
+    log: str = "warning"
+    role: dict[str, dict[str, Any]] = {}
+
+    def for_role(self, role: str) -> Settings:
+        """The settings of one role: its `[role.NAME]` table over the rest."""
+        return msgspec.structs.replace(self, **self.role.get(role, {}))
+
+    def takes_role(self, role: str) -> bool:
+        """Whether `role` is captured: the last of `roles` that matches decides, `!` excludes."""
+        # A list of exclusions only means everything but those.
+        taken = all(pattern.startswith("!") for pattern in self.roles)
+        for pattern in self.roles:
+            if fnmatchcase(role, pattern.lstrip("!")):
+                taken = not pattern.startswith("!")
+        return taken
+
+    def disabled(self, recipe: str, hook: str) -> bool:
+        """Whether `AUTOPROF_DISABLE` leaves out the hook, named `hook` or `recipe/hook`, or its recipe."""
+        names = (recipe, hook, f"{recipe}/{hook}")
+        return any(fnmatchcase(name, pattern) for pattern in self.disable for name in names)
+
+    def public(self) -> dict[str, Any]:
+        """The settings as `run.json` shows them: a command may hold secrets, so it is only said to be there."""
+        shown: dict[str, Any] = msgspec.to_builtins(self)
+        shown["on_finish"] = "(set)" if self.on_finish else ""
+        return shown
+
+
+def load(environ: Mapping[str, str], directory: Path) -> Settings:
+    """Read the settings of the process that starts a run.
+
+    Args:
+        environ: The environment, `AUTOPROF_*`.
+        directory: The working directory: `autoprof.toml` is looked for there, and paths are relative to it.
+
+    Raises:
+        SettingsError: One value is wrong.
+    """
+    values = _from_file(environ.get(PREFIX + "CONFIG", ""), directory)
+    for name in _FIELDS:
+        if text := environ.get(PREFIX + name.upper(), "").strip():
+            values[name] = _checked(name, text, PREFIX + name.upper())
+    values["dir"] = os.path.abspath(directory / Path(values.get("dir", Settings().dir)).expanduser())
+    return Settings(**values)
+
+
+def _from_file(named: str, directory: Path) -> dict[str, Any]:
+    path = directory / Path(named or CONFIG_FILE).expanduser()
+    try:
+        content = msgspec.toml.decode(path.read_bytes())
+    except FileNotFoundError:
+        if named:
+            raise SettingsError(f"AUTOPROF_CONFIG: there is no file {str(path)!r}; it takes a TOML file") from None
+        return {}
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"{path}: it can't be read as TOML ({_one_line(error)})") from None
+    roles = content.pop("role", {})
+    values = _table(content, f"{path}: ", _FIELDS)
+    if not isinstance(roles, dict) or not all(isinstance(table, dict) for table in roles.values()):
+        raise SettingsError(f"{path}: role: got {_short(roles)}; it takes tables named [role.NAME]")
+    values["role"] = {name: _table(table, f"{path}: [role.{name}] ", _ROLE_FIELDS) for name, table in roles.items()}
+    return values
+
+
+def _table(table: dict[str, Any], where: str, fields: tuple[str, ...]) -> dict[str, Any]:
+    values = {}
+    for key, value in table.items():
+        name = key.replace("-", "_").lower()
+        if name not in fields:
+            raise SettingsError(f"{where}{_short(key)}: there is no such setting here; there are {', '.join(fields)}")
+        values[name] = _checked(name, value, where + key)
+    return values
+
+
+def _checked(name: str, value: object, where: str) -> Any:
+    parse, takes = _PARSERS[name]
+    try:
+        return parse(value)
+    except ValueError as error:
+        why = f" ({_one_line(error)})" if str(error) else ""
+        raise SettingsError(f"{where}: got {_short(value)}{why}; it takes {takes}") from None
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or "\0" in value:
+        raise ValueError("")
+    return value.strip()
+
+
+def _words(value: object) -> tuple[str, ...]:
+    if isinstance(value, str):
+        value = value.split(",")
+    if not isinstance(value, (list, tuple)) or not all(isinstance(word, str) for word in value):
+        raise ValueError("")
+    words = tuple(word.strip() for word in value)
+    if not words or not all(words):
+        raise ValueError("a name is empty")
+    return words
+
+
+def _one_of(choices: tuple[str, ...]) -> Callable[[object], str]:
+    def parse(value: object) -> str:
+        word = _text(value).lower()
+        if word not in choices:
+            raise ValueError("")
+        return word
+
+    return parse
+
+
+def _several_of(choices: tuple[str, ...]) -> Callable[[object], tuple[str, ...]]:
+    def parse(value: object) -> tuple[str, ...]:
+        words = tuple(word.lower().replace("_", "-") for word in _words(value))
+        for word in words:
+            if word not in choices:
+                raise ValueError(f"{word!r} is unknown")
+        return tuple(dict.fromkeys(words))
+
+    return parse
+
+
+def _grammar(parse: Callable[[str], object]) -> Callable[[object], str]:
+    def check(value: object) -> str:
+        if isinstance(value, int) and not isinstance(value, bool):
+            value = str(value)
+        if isinstance(value, list):
+            value = ",".join(str(item) for item in value)
+        text = _text(value)
+        parse(text)
+        return text
+
+    return check
+
+
+def _positive(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        raise ValueError("")
+    if isinstance(value, str) and not re.fullmatch(r"[0-9]{1,12}(\.[0-9]{0,9})?", value):
+        raise ValueError("")
+    number = float(value)
+    if not 0 < number < 1e12:
+        raise ValueError("")
+    return number
+
+
+def _paths(value: object) -> tuple[str, ...]:
+    if isinstance(value, str):
+        value = [part for part in re.split(f"[,{os.pathsep}]", value) if part.strip()]
+    paths = tuple(os.path.abspath(os.path.expanduser(path)) for path in _words(value))
+    for path in paths:
+        if not os.path.exists(path):
+            raise ValueError(f"there is no {path}")
+    return paths
+
+
+_WORDS = "names, divided by commas"
+_PARSERS: dict[str, tuple[Callable[[object], Any], str]] = {
+    "steps": (_grammar(Steps.parse), STEPS_TAKE + ", and mixtures"),
+    "dir": (_text, "a folder"),
+    "tool": (_several_of(TOOLS), "torch (npu, nsys and memory are not in this version)"),
+    "mode": (_one_of(MODES), "discrete (continuous is not in this version)"),
+    "roles": (_words, "patterns for roles such as actor,rollout or *,!ref"),
+    "ranks": (_grammar(Ranks.parse), RANKS_TAKE),
+    "contents": (_several_of(CONTENTS), f"some of {', '.join(CONTENTS)}"),
+    "rollout_iterations": (_grammar(parse_iterations), ITERATIONS_TAKE),
+    "recipes": (_paths, "recipe files or folders that are there"),
+    "disable": (_words, "patterns for recipes and hooks such as vllm,verl/update-weights or *"),
+    "max_trace_mb": (_positive, "a number of megabytes above 0"),
+    "stop_timeout_s": (_positive, "a number of seconds above 0"),
+    "on_finish": (_text, "a command"),
+    "log": (_one_of(LOG_LEVELS), f"one of {', '.join(LOG_LEVELS)}"),
+}
+_FIELDS = tuple(_PARSERS)
+_ROLE_FIELDS = ("ranks", "contents", "rollout_iterations", "max_trace_mb", "stop_timeout_s")

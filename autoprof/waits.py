@@ -1,0 +1,62 @@
+"""What behaviours wait for, in functions and in coroutine functions alike."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from autoprof.wrapping import Wait
+
+
+class InThread(Wait):
+    """A short blocking call: made here by a function, in a thread by a coroutine function."""
+
+    def __init__(self, function: Callable[..., Any], *args: Any) -> None:
+        self._function = function
+        self._args = args
+
+    def block(self) -> Any:
+        return self._function(*self._args)
+
+    async def suspend(self) -> Any:
+        return await asyncio.to_thread(self._function, *self._args)
+
+
+class Coroutine(Wait):
+    """A coroutine, for the behaviours of coroutine functions."""
+
+    def __init__(self, awaitable: Awaitable[Any]) -> None:
+        self._awaitable = awaitable
+
+    async def suspend(self) -> Any:
+        return await self._awaitable
+
+
+class RayCalls(Wait):
+    """Calls of Ray actors that run at the same time. The answers stand in their order, errors as exceptions."""
+
+    def __init__(self, references: Sequence[Any], timeout_s: float) -> None:
+        self._references = references
+        self._timeout_s = timeout_s
+
+    def block(self) -> list[Any]:
+        import ray
+
+        done, _ = ray.wait(list(self._references), num_returns=len(self._references), timeout=self._timeout_s)
+        return [self._answer(ray, reference, done) for reference in self._references]
+
+    async def suspend(self) -> list[Any]:
+        async def answer(reference: Any) -> Any:
+            return await reference
+
+        waits = [asyncio.wait_for(answer(reference), self._timeout_s) for reference in self._references]
+        return await asyncio.gather(*waits, return_exceptions=True)
+
+    def _answer(self, ray: Any, reference: Any, done: list[Any]) -> Any:
+        if reference not in done:
+            return TimeoutError(f"no answer within {self._timeout_s:g} s")
+        try:
+            return ray.get(reference)
+        except Exception as error:
+            return error

@@ -1,0 +1,225 @@
+"""A CPU platform for verl 0.9.x.
+
+verl picks its accelerator from a registry (``verl/plugin/platform``, new in 0.9.0) that knows CUDA,
+ROCm and NPU but no CPU, and without a match falls back to CUDA calls. Importing this module
+registers ``cpu`` there. Two variables make every verl process do so::
+
+    VERL_USE_EXTERNAL_MODULES=verl_cpu_platform    # imported at the end of ``import verl``
+    VERL_PLATFORM=cpu                              # skip the detection, take the platform by name
+
+The module also applies three small corrections to torch, described at their functions.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed
+from torch.distributed.fsdp import CPUOffloadPolicy
+from torch.distributed.fsdp import _init_utils as fsdp_init_utils
+from verl.plugin.platform import PlatformBase, PlatformRegistry
+
+DEVICE = "cpu"
+
+
+class CpuDeviceId(str):
+    """The "index" of the CPU, fit for the two ways verl uses a device index.
+
+    As an argument to torch (``device_id=get_device_id()``) it must be ``"cpu"``, for torch reads a
+    plain 0 as ``cuda:0``. In names (``f"{get_device_name()}:{get_device_id()}"``) and arithmetic it
+    must be a number.
+    """
+
+    def __new__(cls) -> CpuDeviceId:
+        return super().__new__(cls, DEVICE)
+
+    def __format__(self, format_spec: str) -> str:
+        return format(0, format_spec)
+
+    def __index__(self) -> int:
+        return 0
+
+    def __int__(self) -> int:
+        return 0
+
+
+class CpuDeviceModule(types.ModuleType):
+    """``torch.cpu``, plus those functions of ``torch.cuda`` that verl calls on its device module."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Whatever is not defined here comes from torch.cpu (streams, events, synchronize, ...)."""
+        return getattr(torch.cpu, name)
+
+    def current_device(self) -> CpuDeviceId:
+        return CpuDeviceId()
+
+    def get_device_name(self, device: object = None) -> str:
+        return DEVICE
+
+    # Memory: there is no allocator to ask, so the counters stay at zero.
+
+    def memory_allocated(self, device: object = None) -> int:
+        return 0
+
+    memory_reserved = max_memory_allocated = max_memory_reserved = memory_allocated
+
+    def reset_peak_memory_stats(self, device: object = None) -> None:
+        pass
+
+    def empty_cache(self) -> None:
+        pass
+
+    def ipc_collect(self) -> None:
+        pass
+
+    def set_per_process_memory_fraction(self, fraction: float, device: object = None) -> None:
+        pass
+
+    def mem_get_info(self, device: object = None) -> tuple[int, int]:
+        """Free and total bytes of the machine's memory."""
+        page = os.sysconf("SC_PAGE_SIZE")
+        return os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
+
+    # Random numbers: the CPU generator is torch's default one.
+
+    def manual_seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    manual_seed_all = manual_seed
+
+    def get_rng_state(self, device: object = None) -> torch.Tensor:
+        return torch.get_rng_state()
+
+    def set_rng_state(self, state: torch.Tensor, device: object = None) -> None:
+        torch.set_rng_state(state)
+
+
+_device_module = CpuDeviceModule("torch.cpu")
+
+
+@PlatformRegistry.register(platform=DEVICE)
+class PlatformCPU(PlatformBase):
+    """One CPU per process, which ray is told to count as a GPU."""
+
+    @property
+    def device_name(self) -> str:
+        return DEVICE
+
+    @property
+    def vendor_name(self) -> str:
+        return DEVICE
+
+    @property
+    def device_module(self) -> types.ModuleType:
+        return _device_module
+
+    def is_available(self) -> bool:
+        return True
+
+    def current_device(self) -> int:
+        return CpuDeviceId()  # type: ignore[return-value]
+
+    def device_count(self) -> int:
+        return 1
+
+    def set_device(self, device_index: int) -> None:
+        pass
+
+    def synchronize(self, device_index: int | None = None) -> None:
+        pass
+
+    def manual_seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def manual_seed_all(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def set_allocator_settings(self, settings: str) -> None:
+        pass
+
+    def empty_cache(self) -> None:
+        pass
+
+    def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
+        return None, None
+
+    def communication_backend_name(self) -> str:
+        return "gloo"
+
+    def visible_devices_envvar(self) -> str:
+        return "CUDA_VISIBLE_DEVICES"
+
+    @contextmanager
+    def nvtx_range(self, msg: str) -> Iterator[None]:
+        yield
+
+    def profiler_start(self) -> None:
+        pass
+
+    def profiler_stop(self) -> None:
+        pass
+
+    def ray_resource_name(self) -> str:
+        """verl's placement groups ask for ``GPU``; ``ray.init(num_gpus=1)`` provides one on paper."""
+        return "GPU"
+
+    def ray_noset_envvars(self) -> list[str]:
+        return ["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"]
+
+    def is_ipc_supported(self) -> bool:
+        """False makes verl send new weights to vLLM through shared memory, not CUDA IPC handles."""
+        return False
+
+    def cudart(self) -> Any:
+        return None
+
+
+def _accept_repeated_backends(init: Callable[..., Any]) -> Callable[..., Any]:
+    """Let ``init_process_group`` take ``"cpu:gloo,cpu:gloo"``.
+
+    verl 0.9.1 builds the name from "cpu:gloo" and the accelerator's device and backend
+    (``verl/utils/distributed.py``); on CPU the two are the same and torch refuses the repetition.
+    """
+
+    @functools.wraps(init)
+    def init_process_group(backend: str | None = None, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(backend, str):
+            backend = ",".join(dict.fromkeys(backend.split(",")))
+        return init(backend, *args, **kwargs)
+
+    return init_process_group
+
+
+def _allow_any_device(*args: object, **kwargs: object) -> None:
+    """Stands in for a check of FSDP1 that refuses to broadcast parameters that are on the CPU.
+
+    verl passes ``sync_module_states=True`` (``verl/workers/engine/fsdp/transformer_impl.py``) and
+    torch 2.13 then insists on accelerator parameters, although gloo broadcasts CPU ones well.
+    Only ``actor_rollout_ref.actor.strategy=fsdp`` needs this; ``fsdp2`` does not.
+    """
+
+
+def _never_pin(init: Callable[..., None]) -> Callable[..., None]:
+    """Make ``CPUOffloadPolicy(pin_memory=True)`` mean False: pinning memory needs an accelerator.
+
+    verl asks for it for the reference model under ``strategy=fsdp2``
+    (``verl/workers/engine/fsdp/transformer_impl.py``, ``_build_fsdp_module``).
+    """
+
+    @functools.wraps(init)
+    def __init__(self: CPUOffloadPolicy, pin_memory: bool = True) -> None:
+        del pin_memory
+        init(self, pin_memory=False)
+
+    return __init__
+
+
+torch.distributed.init_process_group = _accept_repeated_backends(torch.distributed.init_process_group)
+CPUOffloadPolicy.__init__ = _never_pin(CPUOffloadPolicy.__init__)  # type: ignore[method-assign]
+fsdp_init_utils._check_module_states_for_sync_module_states = _allow_any_device

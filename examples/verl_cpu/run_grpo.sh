@@ -1,0 +1,126 @@
+#!/usr/bin/env bash
+# Train a toy model with verl's GRPO on a CPU-only machine.
+#
+#   run_grpo.sh [hydra overrides...]
+#
+# Overrides given on the command line come last and win: `trainer.use_v1=False` selects verl's legacy
+# trainer. Keys that are set here can be overridden plainly (`a.b=1`) or with `++a.b=1`, not with `+`.
+#
+#   PYTHON=...        the interpreter (default: .venv/bin/python of this checkout)
+#   ASSETS=...        model, data, checkpoints and hydra's files (default: .assets beside this script)
+#   DETERMINISTIC=1   make two runs report the same metrics, times and memory aside
+#
+# The run keeps the caller's working directory and environment. README.md explains the workarounds.
+set -euo pipefail
+
+here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
+python=${PYTHON:-$here/../../.venv/bin/python}
+assets=${ASSETS:-$here/.assets}
+[[ $assets == /* ]] || assets=$PWD/$assets
+
+"$python" "$here/make_assets.py" "$assets"
+
+# --- environment -------------------------------------------------------------------------------
+# The workarounds in cpu/: verl's platform plugin, vLLM's plugin and the metadata that announces it.
+export PYTHONPATH=$here/cpu${PYTHONPATH:+:$PYTHONPATH}
+export VERL_PLATFORM=cpu VERL_USE_EXTERNAL_MODULES=verl_cpu_platform
+# verl registers its FSDP engine for cuda and npu only; the engine itself runs on any device.
+export VERL_ENGINE_DEVICE=cuda
+# Many processes share few cores: one thread each, and no pinning of vLLM's worker to a core.
+export OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind
+# vLLM compiles one helper with the C++ compiler even in eager mode; not worth it for a few calls.
+export TORCH_COMPILE_DISABLE=1
+# Nothing is downloaded, nothing is reported home, no token is left in the home directory.
+export HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 RAY_USAGE_STATS_ENABLED=0 RAY_AUTH_MODE=disabled
+# Whole output: every line of every process, and hydra's real stack traces.
+export RAY_DEDUP_LOGS=0 HYDRA_FULL_ERROR=1
+
+overrides=(
+  # --- algorithm: GRPO with a KL term, which is what makes verl compute reference log probs ---
+  algorithm.adv_estimator=grpo
+  actor_rollout_ref.actor.use_kl_loss=True
+
+  # --- data: 4 prompts a step, in a fixed order, loaded by the trainer process itself ---
+  "data.train_files='$assets/data/train.parquet'"
+  "data.val_files='$assets/data/test.parquet'"
+  data.train_batch_size=4
+  data.max_prompt_length=64
+  data.max_response_length=32
+  data.seed=1
+  data.dataloader_num_workers=0
+
+  # --- model: plain attention; flash-attn and its unpadded layout need a GPU ---
+  "actor_rollout_ref.model.path='$assets/data/model'"
+  actor_rollout_ref.model.use_remove_padding=False
+  actor_rollout_ref.model.enable_gradient_checkpointing=False
+  ++actor_rollout_ref.model.override_config.attn_implementation=sdpa
+
+  # --- actor and reference: FSDP2 on one process, one update of one batch per step ---
+  actor_rollout_ref.actor.strategy=fsdp2
+  actor_rollout_ref.actor.ppo_mini_batch_size=4
+  actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4
+  actor_rollout_ref.actor.optim.lr=1e-3
+  actor_rollout_ref.actor.use_torch_compile=False
+  actor_rollout_ref.actor.fsdp_config.use_torch_compile=False
+  actor_rollout_ref.ref.fsdp_config.use_torch_compile=False
+  actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=4
+
+  # --- rollout: vLLM, 2 answers per prompt, everything small, eager, never put to sleep ---
+  actor_rollout_ref.rollout.name=vllm
+  actor_rollout_ref.rollout.n=2
+  actor_rollout_ref.rollout.tensor_model_parallel_size=1
+  actor_rollout_ref.rollout.enforce_eager=True
+  actor_rollout_ref.rollout.max_model_len=128
+  actor_rollout_ref.rollout.max_num_seqs=16
+  actor_rollout_ref.rollout.max_num_batched_tokens=512
+  actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4
+  # The CPU backend can neither free nor restore its memory.
+  actor_rollout_ref.rollout.free_cache_engine=False
+  ++actor_rollout_ref.rollout.enable_sleep_mode=False
+  # 32 MiB of KV cache instead of a share of the machine's memory.
+  ++actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_memory_bytes=33554432
+  # The shared-memory buffer that carries new weights; the model has 0.25 MB.
+  actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=16
+
+  # --- processes: one of each kind, since starting them is most of a run's time ---
+  actor_rollout_ref.rollout.agent.num_workers=1
+  reward.num_workers=1
+  transfer_queue.backend.SimpleStorage.num_data_storage_units=1
+  "reward.custom_reward_function.path='$here/reward.py'"
+
+  # --- V1's buffer of finished answers: polls faster than the built-in one, keeps the data's order ---
+  trainer.v1.sampler.custom_sampler.path=pkg://ordered_replay_buffer
+  trainer.v1.sampler.custom_sampler.name=OrderedReplayBuffer
+
+  # --- trainer: 4 steps, console only, no validation, no checkpoints unless asked for ---
+  trainer.device=cpu
+  trainer.nnodes=1
+  trainer.n_gpus_per_node=1
+  trainer.total_epochs=1
+  trainer.total_training_steps=4
+  trainer.val_before_train=False
+  trainer.test_freq=-1
+  trainer.save_freq=-1
+  trainer.resume_mode=disable
+  trainer.logger=[console]
+  trainer.project_name=verl_cpu
+  trainer.experiment_name=grpo
+  "trainer.default_local_dir='$assets/checkpoints'"
+  "hydra.run.dir='$assets/hydra'"
+
+  # --- ray: a cluster of its own whose resources exist on paper only, no dashboard ---
+  ++ray_kwargs.ray_init.address=local
+  ray_kwargs.ray_init.num_cpus=16
+  ++ray_kwargs.ray_init.num_gpus=1
+  ++ray_kwargs.ray_init.include_dashboard=False
+  ++ray_kwargs.ray_init.object_store_memory=300000000
+)
+
+if [[ ${DETERMINISTIC:-0} == 1 ]]; then
+  overrides+=(
+    actor_rollout_ref.rollout.temperature=0
+    actor_rollout_ref.rollout.do_sample=False
+  )
+fi
+
+exec "$python" -m verl.trainer.main_ppo "${overrides[@]}" "$@"
