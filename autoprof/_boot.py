@@ -25,8 +25,9 @@ RUN_INFO = "AUTOPROF_RUN_INFO"
 # Scripts and modules that are no business of ours, by how their command line begins or what their path contains.
 # Ray starts each worker's interpreter twice in one pid; only the second start (default_worker.py) has the environment
 # of the job (Ray 2.60, ray/_private/workers/setup_worker.py).
-_FOREIGN_PROGRAMS = frozenset(
-    "pip pip3 pipx uv conda mamba ray autoprof cython cythonize cmake ninja meson ptxas nvcc nsys setup.py".split()
+_FOREIGN_PROGRAMS = (
+    *("pip", "pip3", "pipx", "uv", "conda", "mamba", "setup.py", "autoprof", "ray", "nsys"),
+    *("cython", "cythonize", "cmake", "ninja", "meson"),
 )
 _FOREIGN_PATHS = (
     "/ray/dashboard/",
@@ -37,7 +38,11 @@ _FOREIGN_PATHS = (
     "/torch/_inductor/compile_worker/",
 )
 _FOREIGN_MODULES = ("pip", "ensurepip", "venv", "virtualenv", "build", "autoprof", "ray.scripts.scripts")
-_FOREIGN_TEXTS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "vllm.model_executor.models.registry")
+_FOREIGN_TEXTS = (
+    "multiprocessing.resource_tracker",
+    "multiprocessing.forkserver",
+    "vllm.model_executor.models.registry",
+)
 _RAY_WORKER = "/ray/_private/workers/default_worker.py"
 
 _activated = False
@@ -154,9 +159,7 @@ class Finder:
             return None
         return self.load(fullname, path, target)
 
-    def load(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def load(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
         files = self.targets.pop(name, None)
         if files is None:  # another thread came first
             return None

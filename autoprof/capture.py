@@ -61,18 +61,16 @@ class Capture:
         self._run = run
         self._settings = settings
         self._started = clock()
-        self._left_out: list[str] = []
+        self._contents: list[str] = []
 
     def start(self) -> None:
-        self._left_out = self.tool.start(self._settings.contents)
-        if self._left_out:
-            log.warning_once(f"contents left out, which this build of torch does not know: {', '.join(self._left_out)}")
+        self._contents = self.tool.start(self._settings.contents)
 
     def finish(self, state: str, reason: str) -> None:
         self.tool.stop()
         place = Placement(self._run, self.subject, self._settings, self.tool.name)
         place.started = self._started
-        place.left_out = self._left_out
+        place.contents = self._contents
         place.save(self.tool.export, state, reason)
 
 
@@ -81,7 +79,7 @@ class Placement:
 
     def __init__(self, run: Runtime, subject: Subject, settings: Settings, tool: str) -> None:
         self.started = clock()
-        self.left_out: list[str] = []
+        self.contents: list[str] = []
         self._run = run
         self._settings = settings
         self._subject = subject
@@ -97,7 +95,7 @@ class Placement:
         raw = self._base.with_name(f"{self._base.name}.pt.trace.json{rundir.PART}")
         meta = self._meta(state, reason)
         try:
-            export(raw)
+            export(str(raw))
         except Exception as error:
             raw.unlink(missing_ok=True)
             self.fail(f"the trace could not be exported: {error}")
@@ -118,12 +116,14 @@ class Placement:
         rundir.write_json(Path(str(self._base) + rundir.META), self._meta("failed", reason))
 
     def _meta(self, state: str, reason: str) -> dict[str, Any]:
-        contents = list(self._settings.contents)
+        left_out = [word for word in self._settings.contents if word not in self.contents]
+        if left_out and self.contents:
+            log.warning_once(f"contents left out, which {self._tool} does not know here: {', '.join(left_out)}")
         return {
             **msgspec.to_builtins(self._subject),
             "tool": self._tool,
-            "contents": [word for word in contents if word not in self.left_out],
-            "left_out": self.left_out,
+            "contents": self.contents,
+            "left_out": left_out,
             "host": rundir.HOST,
             "pid": os.getpid(),
             "clock": {"start": self.started, "stop": clock()},

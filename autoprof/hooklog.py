@@ -29,11 +29,13 @@ class HookLog:
         self._hooks: dict[str, dict[str, Any]] = {}
         self._versions: dict[str, str] = {}
         self._errors: dict[str, dict[str, Any]] = {}
+        self._active_target = False
         self._worth_writing = False
 
     def add(self, hook: BoundHook) -> None:
         """Note a hook that waits for its module."""
         with self._lock:
+            self._active_target |= not hook.recipe.passive
             self._hooks.setdefault(
                 hook.key,
                 {
@@ -60,6 +62,8 @@ class HookLog:
         entry = self._hooks.get(key)
         if entry is not None and entry["called"] is None:
             entry["called"] = time.time()
+            # The driver of a run often does no more than import the target and call ray.init.
+            self._worth_writing |= self._active_target
             self._write()
 
     def error(self, where: str, text: str) -> None:
@@ -82,7 +86,9 @@ class HookLog:
 
     def summary(self) -> dict[str, Any]:
         """What `run.json` says of all processes: hosts, versions, recipes used."""
-        hosts, versions, recipes = set(), dict(self._versions), set()
+        hosts: set[str] = set()
+        recipes: set[str] = set()
+        versions = dict(self._versions)
         for path in sorted(self._directory.hooks.glob("*.json")):
             try:
                 process = json.loads(path.read_bytes())
@@ -90,7 +96,9 @@ class HookLog:
                 continue
             hosts.add(process["host"])
             versions.update(process["versions"])
-            recipes.update(key.partition("/")[0] for key, hook in process["hooks"].items() if hook["state"] == "applied")
+            recipes.update(
+                key.partition("/")[0] for key, hook in process["hooks"].items() if hook["state"] == "applied"
+            )
         return {"hosts": sorted(hosts), "versions": versions, "recipes": sorted(recipes)}
 
     def _set(self, hook: BoundHook, state: str, reason: str) -> None:
@@ -100,23 +108,27 @@ class HookLog:
             self._worth_writing |= state != "skipped" and not hook.recipe.passive
         self._write()
 
-    def _write(self) -> None:
-        if not self._worth_writing:
-            return
+    def content(self) -> dict[str, Any]:
+        """What the file of this process says."""
         with self._lock:
-            content = {
+            return {
                 "host": rundir.HOST,
                 "pid": os.getpid(),
                 "parent": os.getppid(),
                 "process": process_title(),
                 "python": sys.version.split()[0],
                 "versions": dict(self._versions),
-                "hooks": self._hooks,
-                "errors": self._errors,
+                "hooks": {key: dict(hook) for key, hook in self._hooks.items()},
+                "errors": {where: dict(error) for where, error in self._errors.items()},
             }
+
+    def _write(self) -> None:
+        if not self._worth_writing:
+            return
+        with self._lock:
             try:
                 self._join()
-                rundir.write_json(self._directory.process_file("hooks", ".json"), content)
+                rundir.write_json(self._directory.process_file("hooks", ".json"), self.content())
             except OSError as error:
                 self._worth_writing = False
                 log.warning_once(f"can't write to {self._directory.path}: {error}; nothing will be left there")
@@ -133,11 +145,14 @@ def installed_version(recipe: Recipe) -> str:
 
 
 def process_title() -> str:
-    """What `ps` shows for this process: Ray and vLLM set it to the actor's or the process's name."""
+    """What `ps` shows for this process: Ray sets it to the actor's class. Spawned children go by their name."""
     try:
         with open("/proc/self/cmdline", "rb") as file:
             words = file.read(4096).decode(errors="replace").split("\0")
     except OSError:
         words = sys.argv
-    title = redacted([word for word in words if word][:4])
-    return title.strip("'")[:200]
+    if "--multiprocessing-fork" in words:
+        import multiprocessing
+
+        return multiprocessing.current_process().name
+    return redacted([word for word in words if word][:4]).strip("'")[:200]

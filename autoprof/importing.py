@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import wrapt
+import wrapt.importer
 
 from autoprof import _boot, recipe, runtime
 from autoprof.behaviours import Behaviour
@@ -46,6 +47,11 @@ def find_spec(name: str, path: Sequence[str] | None, target: ModuleType | None) 
             spec: ModuleSpec | None = finder.find_spec(name, path, target)
             return spec
     return None
+
+
+def known() -> list[BoundHook]:
+    """All hooks of the recipes that this process has read."""
+    return list(_bound.values())
 
 
 def behaviour(key: str) -> Behaviour | None:

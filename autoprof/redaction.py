@@ -6,7 +6,11 @@ import re
 import shlex
 from collections.abc import Sequence
 
-_SECRET = re.compile(r"(token|secret|passw|credential|api[_-]?key|access[_-]?key|authorization|bearer)", re.IGNORECASE)
+_NAME = re.compile(
+    r"(token|secret|password|passwd|credentials?|authorization|(api|access|secret|private)[_-]?key)$", re.IGNORECASE
+)
+_IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+_HIDDEN = "***"
 
 
 def redacted(command: Sequence[str]) -> str:
@@ -16,10 +20,10 @@ def redacted(command: Sequence[str]) -> str:
     for argument in command:
         name, equals, _ = argument.partition("=")
         if hide:
-            argument, hide = "***", False
-        elif equals and _SECRET.search(name):
-            argument = f"{name}=***"
-        elif argument.startswith("-") and not equals and _SECRET.search(name):
+            argument, hide = _HIDDEN, False
+        elif equals and _NAME.search(name):
+            argument = f"{name}={_HIDDEN}"
+        elif argument.startswith("-") and not equals and _NAME.search(name):
             hide = True
-        shown.append(argument)
+        shown.append(_IN_URL.sub(_HIDDEN, argument))
     return shlex.join(shown)

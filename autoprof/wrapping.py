@@ -26,7 +26,7 @@ class Outcome(NamedTuple):
 class Reply(NamedTuple):
     """Answers a call that autoprof itself made to a function of the target, in the function's place.
 
-    A behaviour returns it before its `yield`. It must never be the answer to a call of the user's.
+    A behaviour returns it before its `yield CALL`. It must never be the answer to a call of the user's.
     """
 
     value: Any
@@ -44,6 +44,8 @@ class Wait:
         raise NotImplementedError
 
 
+# `outcome = yield CALL` in a behaviour: the user's function is called now.
+CALL: None = None
 Around: TypeAlias = Generator["Wait | None", Any, "Reply | None"]
 
 
@@ -149,9 +151,7 @@ def drive(key: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs:
     return result
 
 
-async def drive_coroutine(
-    key: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+async def drive_coroutine(key: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Await `function` with the behaviour of the hook `key` around it."""
     run = _Run(Call(key, function, args, kwargs))
     wait = run.before()

@@ -25,11 +25,11 @@ BEHAVIOURS = {
 }
 
 
-class Behaviour(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Behaviour(msgspec.Struct, forbid_unknown_fields=True):
     """Goes around the calls of one function. A behaviour that changes a class instead overrides `install`."""
 
     def around(self, call: Call) -> Around:
-        """A generator: what comes before its bare `yield` runs before the call, the rest after it."""
+        """A generator: what comes before its `yield CALL` runs before the call, the rest after it."""
         raise NotImplementedError
 
     def install(self, owner: Any) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 from autoprof import _boot, importing, log
 from autoprof.behaviours import Behaviour
-from autoprof.wrapping import Around, Call
+from autoprof.wrapping import CALL, Around, Call
 
 # What a job that was submitted brings along; ray.init refuses a variable that is in both (Ray 2.60,
 # ray/runtime_env/runtime_env.py, _merge_runtime_env).
@@ -22,7 +22,7 @@ class Init(Behaviour):
 
     def around(self, call: Call) -> Around:
         call.kwargs["runtime_env"] = merged(call.kwargs.get("runtime_env"), os.environ)
-        yield
+        yield CALL
         return None
 
     def install(self, owner: Any) -> bool:
@@ -51,7 +51,7 @@ class ActorClass(Behaviour):
         cls = call.argument(self.argument)
         if isinstance(cls, type):
             importing.patch_class(cls)
-        yield
+        yield CALL
         return None
 
 

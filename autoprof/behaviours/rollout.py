@@ -13,7 +13,7 @@ from autoprof.behaviours.stage import takes
 from autoprof.paths import follow
 from autoprof.timeline import Span
 from autoprof.waits import RayCalls
-from autoprof.wrapping import Around, Call, Wait
+from autoprof.wrapping import CALL, Around, Call, Wait
 
 ROLE = "rollout"
 
@@ -132,12 +132,12 @@ class AroundGeneration(Behaviour):
     def around(self, call: Call) -> Around:
         run = runtime.current()
         if run is None or self._excluded(call):
-            yield
+            yield CALL
             return None
         step = _window.step if _window is not None else None
         yield from start(run)
         span = Span(run, "stage", "rollout", step=step, role=ROLE, rank=None)
-        outcome = yield
+        outcome = yield CALL
         span.end(outcome.error)
         yield from stop(run)
         return None
@@ -157,5 +157,5 @@ class EndOfSampling(Behaviour):
         run = runtime.current()
         if run is not None:
             yield from stop(run, shared_only=True)
-        yield
+        yield CALL
         return None

@@ -12,7 +12,7 @@ from autoprof.paths import follow
 from autoprof.timeline import Span as TimelineSpan
 from autoprof.waits import InThread
 from autoprof.window import Ranks
-from autoprof.wrapping import Around, Call
+from autoprof.wrapping import CALL, Around, Call
 
 
 class Span(Behaviour):
@@ -33,12 +33,12 @@ class Span(Behaviour):
     def around(self, call: Call) -> Around:
         run = runtime.current()
         if run is None or not self.applies(call.instance):
-            yield
+            yield CALL
             return None
         posting = yield InThread(board.read, run.info.id)
         step = posting.step if posting is not None else None
         span = TimelineSpan(run, "stage", self.stage, step=step, role=self.role, rank=self.rank_of(call.instance))
-        outcome = yield
+        outcome = yield CALL
         span.end(outcome.error)
         return None
 
@@ -51,14 +51,29 @@ class Span(Behaviour):
         return int(follow(instance, self.rank) if self.rank else os.environ.get("RANK", 0))
 
 
+_running: set[tuple[str, str]] = set()
+
+
 class Stage(Span):
-    """One call is a stage of the step, captured when the window is open for its role and rank."""
+    """One call is a stage of the step, captured when the window is open for its role and rank.
+
+    A call inside a call of the same stage is part of it.
+    """
 
     def around(self, call: Call) -> Around:
         run = runtime.current()
-        if run is None or not self.applies(call.instance):
-            yield
+        who = (self.role, self.stage)
+        if run is None or who in _running or not self.applies(call.instance):
+            yield CALL
             return None
+        _running.add(who)
+        try:
+            yield from self._run(run, call)
+        finally:
+            _running.discard(who)
+        return None
+
+    def _run(self, run: runtime.Runtime, call: Call) -> Around:
         posting = yield InThread(board.read, run.info.id)
         step = posting.step if posting is not None else None
         rank = self.rank_of(call.instance)
@@ -66,7 +81,7 @@ class Stage(Span):
         if posting is not None and posting.captured and takes(run, self.role, range(rank, rank + 1)):
             recording = capture.begin(run, Subject(step=posting.step, role=self.role, stage=self.stage, rank=rank))
         span = TimelineSpan(run, "stage", self.stage, step=step, role=self.role, rank=rank)
-        outcome = yield
+        outcome = yield CALL
         span.end(outcome.error)
         if recording is not None:
             capture.end(recording, outcome.error)

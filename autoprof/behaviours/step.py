@@ -11,7 +11,7 @@ from autoprof.paths import follow
 from autoprof.timeline import Span
 from autoprof.waits import InThread
 from autoprof.window import Steps
-from autoprof.wrapping import Around, Call, Wait
+from autoprof.wrapping import CALL, Around, Call, Wait
 
 
 class _Step:
@@ -68,7 +68,7 @@ class Begin(_StepBehaviour):
 
     def around(self, call: Call) -> Around:
         yield from self.begin(call)
-        yield
+        yield CALL
         return None
 
 
@@ -77,7 +77,7 @@ class Tick(_StepBehaviour):
 
     def around(self, call: Call) -> Around:
         yield from finish()
-        yield
+        yield CALL
         yield from self.begin(call)
         return None
 
@@ -87,7 +87,7 @@ class Wrap(_StepBehaviour):
 
     def around(self, call: Call) -> Around:
         yield from self.begin(call)
-        outcome = yield
+        outcome = yield CALL
         yield from finish(outcome.error)
         return None
 
@@ -96,7 +96,7 @@ class End(Behaviour):
     """The step ends when the call has returned."""
 
     def around(self, call: Call) -> Around:
-        outcome = yield
+        outcome = yield CALL
         yield from finish(outcome.error)
         return None
 

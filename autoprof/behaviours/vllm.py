@@ -15,14 +15,14 @@ from typing import Any
 
 import msgspec
 
-from autoprof import capture, log, runtime
+from autoprof import capture, runtime
 from autoprof.behaviours import Behaviour
 from autoprof.capture import Placement, Subject
 from autoprof.paths import follow
-from autoprof.tools.torch import TorchTool, mark_own
+from autoprof.tools.torch import TorchTool, mark_own, profile_arguments
 from autoprof.waits import Coroutine
 from autoprof.window import parse_iterations
-from autoprof.wrapping import Around, Call, Reply
+from autoprof.wrapping import CALL, Around, Call, Reply
 
 ROLE = "rollout"
 
@@ -50,7 +50,7 @@ class Server(Behaviour):
     def around(self, call: Call) -> Around:
         asked = call.kwargs.get("autoprof")
         if asked is None:
-            yield
+            yield CALL
             return None
         if follow(call.instance, self.node_rank, 0) != 0:
             return Reply({})
@@ -210,7 +210,8 @@ def _make_profiler(worker: Any, settings: Any, placement: Placement, ready: Any)
     from vllm.profiler.wrapper import TorchProfilerWrapper
 
     first, stop_before = parse_iterations(settings.rollout_iterations)
-    contents = settings.contents
+    arguments, contents = profile_arguments(settings.contents)
+    placement.contents = contents
     wanted = {
         "profiler": "torch",
         "torch_profiler_dir": str(Path(placement.folder).absolute()),
@@ -226,27 +227,16 @@ def _make_profiler(worker: Any, settings: Any, placement: Placement, ready: Any)
     }
     known = {field.name for field in dataclasses.fields(ProfilerConfig)}
     config = ProfilerConfig(**{name: value for name, value in wanted.items() if name in known})
-    arguments = {
+    offered = {
         "profiler_config": config,
         "worker_name": "autoprof",
         "local_rank": worker.local_rank,
-        "activities": _activities(contents, placement),
+        "activities": [activity.name for activity in arguments["activities"]],
         "on_trace_ready": ready,
     }
     taken = inspect.signature(TorchProfilerWrapper).parameters
-    profiler = TorchProfilerWrapper(**{name: value for name, value in arguments.items() if name in taken})
+    profiler = TorchProfilerWrapper(**{name: value for name, value in offered.items() if name in taken})
     profiler.dump_cpu_time_total = False
     mark_own(profiler.profiler)
     profiler.profiler.on_trace_ready = ready
     return profiler
-
-
-def _activities(contents: tuple[str, ...], placement: Placement) -> list[str]:
-    import torch.profiler
-
-    built = {activity.name for activity in torch.profiler.supported_activities()} & {"CPU", "CUDA", "XPU"}
-    asked = {word.upper() for word in contents} & {"CPU", "CUDA", "NPU"} or built
-    placement.left_out = sorted(word.lower() for word in asked - built)
-    if placement.left_out:
-        log.warning_once(f"contents left out, which this build of torch does not know: {', '.join(placement.left_out)}")
-    return sorted(asked & built) or ["CPU"]

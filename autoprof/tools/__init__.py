@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Protocol
 
 
@@ -12,12 +11,12 @@ class Tool(Protocol):
     name: str
 
     def start(self, contents: tuple[str, ...]) -> list[str]:
-        """Begin to record `contents`, and return those of them that this build does not know."""
+        """Begin to record `contents`, or what is usual where they are empty, and return what is recorded."""
 
     def stop(self) -> None:
         """End recording."""
 
-    def export(self, path: Path) -> None:
+    def export(self, path: str) -> None:
         """Write what was recorded, uncompressed."""
 
     def busy(self) -> str:

@@ -9,11 +9,19 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import wrapt
 
+# Words of AUTOPROF_CONTENTS, and what torch calls them.
+DEVICES = {"cpu": "cpu", "cuda": "cuda", "npu": "privateuse1"}
+FLAGS = {
+    "shapes": "record_shapes",
+    "memory": "profile_memory",
+    "stack": "with_stack",
+    "flops": "with_flops",
+    "module": "with_modules",
+}
 _OWN = "_autoprof_own"
 _foreign: weakref.WeakSet[Any] = weakref.WeakSet()
 _interrupt: Callable[[str], None] | None = None
@@ -28,19 +36,19 @@ class TorchTool:
         self._profile: Any = None
 
     def start(self, contents: tuple[str, ...]) -> list[str]:
-        arguments, unknown = profile_arguments(contents)
+        arguments, used = profile_arguments(contents)
         import torch.profiler
 
         self._profile = torch.profiler.profile(**arguments)
         mark_own(self._profile)
         self._profile.start()
-        return unknown
+        return used
 
     def stop(self) -> None:
         self._profile.stop()
 
-    def export(self, path: Path) -> None:
-        self._profile.export_chrome_trace(str(path))
+    def export(self, path: str) -> None:
+        self._profile.export_chrome_trace(path)
         self._profile = None
 
     def busy(self) -> str:
@@ -48,26 +56,19 @@ class TorchTool:
 
 
 def profile_arguments(contents: tuple[str, ...]) -> tuple[dict[str, Any], list[str]]:
-    """The arguments of `torch.profiler.profile` for `contents`, and what of it this build of torch does not know.
+    """The arguments of `torch.profiler.profile` for `contents`, and those of them that this build of torch takes.
 
-    Empty `contents` mean the host and every device that torch was built for.
+    Without a device in `contents` the host and every device that torch was built for are recorded.
     """
     import torch.profiler
 
     activities = {activity.name.lower(): activity for activity in torch.profiler.supported_activities()}
-    devices = {"cpu": "cpu", "cuda": "cuda", "npu": "privateuse1"}
-    flags = {
-        "shapes": "record_shapes",
-        "memory": "profile_memory",
-        "stack": "with_stack",
-        "flops": "with_flops",
-        "module": "with_modules",
-    }
-    asked = [devices[word] for word in contents if word in devices] or list(activities)
-    unknown = [word for word in contents if devices.get(word, "cpu") not in activities]
-    unknown += [word for word in contents if word not in devices and word not in flags]
-    chosen = [activities[name] for name in asked if name in activities] or [activities["cpu"]]
-    return {"activities": chosen} | {flags[word]: True for word in contents if word in flags}, unknown
+    devices = [name for name in DEVICES if DEVICES[name] in activities]
+    if any(word in DEVICES for word in contents):
+        devices = [name for name in devices if name in contents] or ["cpu"]
+    flags = [word for word in contents if word in FLAGS]
+    chosen = [activities[DEVICES[name]] for name in devices]
+    return {"activities": chosen} | {FLAGS[word]: True for word in flags}, devices + flags
 
 
 def mark_own(profile: Any, own: bool = True) -> None:

@@ -24,6 +24,8 @@ assets=${ASSETS:-$here/.assets}
 # The workarounds in cpu/: verl's platform plugin, vLLM's plugin and the metadata that announces it.
 export PYTHONPATH=$here/cpu${PYTHONPATH:+:$PYTHONPATH}
 export VERL_PLATFORM=cpu VERL_USE_EXTERNAL_MODULES=verl_cpu_platform
+# A critic needs one more workaround; importing it costs every process time, so only then.
+[[ " $* " == *" algorithm.adv_estimator=gae "* ]] && VERL_USE_EXTERNAL_MODULES+=,verl_cpu_critic
 # verl registers its FSDP engine for cuda and npu only; the engine itself runs on any device.
 export VERL_ENGINE_DEVICE=cuda
 # Many processes share few cores: one thread each, and no pinning of vLLM's worker to a core.
@@ -64,6 +66,16 @@ overrides=(
   actor_rollout_ref.actor.fsdp_config.use_torch_compile=False
   actor_rollout_ref.ref.fsdp_config.use_torch_compile=False
   actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=4
+
+  # --- critic: off with GRPO; ready for `algorithm.adv_estimator=gae` ---
+  "critic.model.path='$assets/data/model'"
+  critic.model.use_remove_padding=False
+  critic.model.enable_gradient_checkpointing=False
+  ++critic.model.override_config.attn_implementation=sdpa
+  critic.strategy=fsdp2
+  critic.fsdp.use_torch_compile=False
+  critic.ppo_micro_batch_size_per_gpu=4
+  critic.optim.lr=1e-3
 
   # --- rollout: vLLM, 2 answers per prompt, everything small, eager, never put to sleep ---
   actor_rollout_ref.rollout.name=vllm
@@ -118,8 +130,17 @@ overrides=(
 
 if [[ ${DETERMINISTIC:-0} == 1 ]]; then
   overrides+=(
-    actor_rollout_ref.rollout.temperature=0
-    actor_rollout_ref.rollout.do_sample=False
+    # Always the likeliest token. Not temperature=0: verl divides the logits by it.
+    actor_rollout_ref.rollout.top_k=1
+    # Full precision, for in bfloat16 two tokens are often equally likely.
+    actor_rollout_ref.rollout.dtype=float32
+    # Log probs of the model itself; after top_k they would all be 0.
+    actor_rollout_ref.rollout.logprobs_mode=raw_logprobs
+    # One sequence at a time, computed from scratch: rounding depends on the company in a batch.
+    actor_rollout_ref.rollout.max_num_seqs=1
+    actor_rollout_ref.rollout.enable_prefix_caching=False
+    # Equal answers to a prompt would have no advantage; a single one has its reward.
+    actor_rollout_ref.rollout.n=1
   )
 fi
 

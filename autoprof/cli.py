@@ -1,0 +1,154 @@
+"""The command line: `autoprof run | ls | doctor`. Exit status 0, 1 (not found or failed), 2 (wrong use)."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from autoprof import __version__, doctor, listing, settings, tables
+from autoprof._boot import ENABLE, own_recipes
+from autoprof.settings import PREFIX, SettingsError
+
+# Options of `autoprof run`, each the setting of that name.
+_OPTIONS = {
+    "steps": "steps to capture: 2,5 or 10:13 or ::50 or +2",
+    "dir": "parent of the run directory",
+    "tool": "what records",
+    "mode": "a trace per stage or per step",
+    "roles": "roles to capture, as patterns",
+    "ranks": "global ranks to capture: 0,8 or 0:4 or all",
+    "contents": "what to record: cpu,cuda,memory,shapes,stack,...",
+    "rollout-iterations": "forward passes of the engine to record: start:stop or all",
+    "config": "a TOML file with settings",
+    "recipes": "further recipe files or folders",
+    "disable": "recipes or hooks to leave out, as patterns",
+    "on-finish": "a command to run after the last window",
+    "log": "level of autoprof's own log",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status."""
+    parsed = _parser().parse_args(arguments)
+    try:
+        status: int = parsed.run(parsed)
+        return status
+    except SettingsError as error:
+        return _complain(str(error), 2)
+    except listing.NotFound as error:
+        return _complain(str(error), 1)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("autoprof", description="Profiles LLM reinforcement-learning runs from outside.")
+    parser.add_argument("--version", action="version", version=f"autoprof {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    run = commands.add_parser("run", help="run a command with autoprof on", usage="autoprof run [options] -- COMMAND")
+    for option, text in _OPTIONS.items():
+        run.add_argument(f"--{option}", metavar="VALUE", help=text)
+    run.add_argument("command", nargs=argparse.REMAINDER, help="the command, after --")
+    run.set_defaults(run=_run)
+
+    ls = commands.add_parser("ls", help="list runs, their steps and captures")
+    ls.add_argument("name", nargs="?", metavar="RUN", help="a run: its folder, its id, the beginning of it, or latest")
+    ls.set_defaults(run=_ls)
+
+    checkup = commands.add_parser("doctor", help="say what applies here, or why a run lacks a trace")
+    checkup.add_argument("name", nargs="?", metavar="RUN", help="a run, as for ls; without it, this environment")
+    checkup.set_defaults(run=_doctor)
+
+    for command in (ls, checkup):
+        command.add_argument("--dir", help="parent of the run directories (default: AUTOPROF_DIR, ./autoprof_runs)")
+        command.add_argument("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def _run(parsed: argparse.Namespace) -> int:
+    command = parsed.command[1:] if parsed.command[:1] == ["--"] else parsed.command
+    if not command:
+        return _complain("run: there is no command; write autoprof run [options] -- COMMAND", 2)
+    for option in _OPTIONS:
+        name = option.replace("-", "_")
+        if (value := getattr(parsed, name)) is not None:
+            os.environ[PREFIX + name.upper()] = value
+    settings.load(os.environ, Path.cwd())
+    site = os.path.join(os.path.dirname(own_recipes()), "sitecustomize")
+    os.environ[ENABLE] = "1"
+    os.environ["AUTOPROF_SITE"] = site
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [site, os.environ.get("PYTHONPATH")]))
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        return _complain(f"run: {command[0]}: {error.strerror}", 1)
+
+
+def _ls(parsed: argparse.Namespace) -> int:
+    parent = _parent(parsed)
+    if parsed.name:
+        return _show([listing.find(parent, parsed.name)], parsed.json, captures=True)
+    found = listing.runs(parent)
+    if not found:
+        raise listing.NotFound(f"there are no runs in {parent}")
+    return _show(found, parsed.json, captures=False)
+
+
+def _show(found: list[listing.Run], as_json: bool, captures: bool) -> int:
+    if as_json:
+        print(json.dumps(msgspec.to_builtins(found), indent=1))
+        return 0
+    rows = [
+        [
+            run.id,
+            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.info.get("started", 0))),
+            run.state,
+            ",".join(str(step.number) for step in run.steps) or "-",
+            str(len(run.captures)),
+            tables.size(run.bytes),
+        ]
+        for run in found
+    ]
+    tables.show(["run", "started", "state", "steps", "captures", "size"], rows)
+    if captures:
+        rows = [
+            [f"{step.number}", capture.name, capture.state, tables.size(capture.bytes)]
+            for run in found
+            for step in run.steps
+            for capture in step.captures
+        ]
+        print()
+        tables.show(["step", "capture", "state", "size"], rows)
+    return 0
+
+
+def _doctor(parsed: argparse.Namespace) -> int:
+    if parsed.name:
+        report = doctor.examine_run(listing.find(_parent(parsed), parsed.name))
+    else:
+        report = doctor.examine_environment(settings.load(os.environ, Path.cwd()))
+    if parsed.json:
+        print(json.dumps(msgspec.to_builtins(report), indent=1))
+    else:
+        doctor.show(report)
+    return 1 if report.problems else 0
+
+
+def _parent(parsed: argparse.Namespace) -> Path:
+    return Path(parsed.dir) if parsed.dir else Path(settings.load(os.environ, Path.cwd()).dir)
+
+
+def _complain(text: str, status: int) -> int:
+    print(f"autoprof: {text}", file=sys.stderr)
+    return status

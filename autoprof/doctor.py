@@ -1,0 +1,223 @@
+"""`autoprof doctor`: what applies in this environment and why not, and why a run lacks a trace."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+
+from autoprof import _boot, listing, tables
+from autoprof.hooklog import WAITING
+from autoprof.rundir import RunDir
+from autoprof.settings import Settings
+from autoprof.window import Steps
+
+_PROBE_TIMEOUT_S = 300
+
+
+class Report(msgspec.Struct, kw_only=True):
+    """What was found. `hooks` are rows of hook, state and reason; `problems` make the exit status 1."""
+
+    subject: str
+    facts: dict[str, str] = {}
+    hooks: list[tuple[str, str, str]] = []
+    problems: list[str] = []
+    notes: list[str] = []
+
+
+def show(report: Report) -> None:
+    """Print a report for a person."""
+    print(report.subject)
+    for name, value in report.facts.items():
+        print(f"  {name}: {value}")
+    if report.hooks:
+        print()
+        tables.show(["hook", "state", "reason"], [list(row) for row in report.hooks])
+    for title, lines in (("notes", report.notes), ("problems", report.problems)):
+        if lines:
+            print(f"\n{title}:")
+            for line in lines:
+                print(f"  - {line}")
+    if not report.problems:
+        print("\nno problems found")
+
+
+def examine_environment(settings: Settings) -> Report:
+    """What autoprof would patch here and now, by importing the targets in a process of its own."""
+    report = Report(subject=f"environment: {sys.executable}")
+    report.facts["settings"] = f"steps {settings.steps}, ranks {settings.ranks}, tool {', '.join(settings.tool)}"
+    _check_activation(report)
+    _check_folder(report, settings.dir)
+    _check_variables(report)
+    found = _probe(report)
+    for name, version in sorted(found.get("versions", {}).items()):
+        report.facts[name] = version or "not installed"
+    _list_hooks(report, found)
+    return report
+
+
+def examine_run(run: listing.Run) -> Report:
+    """What applied in a run's processes, and what it left."""
+    report = Report(subject=f"run: {run.path}")
+    info = run.info
+    report.facts["state"] = run.state
+    report.facts["settings"] = f"steps {info.get('settings', {}).get('steps', '?')}"
+    processes = [listing.load_json(path) for path in sorted(RunDir(Path(run.path)).hooks.glob("*.json"))]
+    processes = [process for process in processes if process]
+    report.facts["processes"] = str(len(processes))
+    for process in processes:
+        states = Counter(hook["state"] for hook in process["hooks"].values())
+        fired = [key for key, hook in process["hooks"].items() if hook["called"]]
+        counts = ", ".join(f"{states[state]} {state}" for state in ("applied", "failed") if states[state])
+        report.facts[f"{process['host']} {process['pid']} {process['process']}"] = (
+            f"{counts}; fired: {', '.join(fired) or 'none'}"
+        )
+        for where, error in process["errors"].items():
+            report.problems.append(f"{process['process']} ({process['pid']}): {where}: {error['last']}")
+    _list_hooks(report, {"hooks": _merged(processes)})
+    _check_steps(report, run)
+    _check_captures(report, run)
+    return report
+
+
+def _check_activation(report: Report) -> None:
+    code = "import sys; print('autoprof._boot' in sys.modules)"
+    environment = os.environ | {_boot.ENABLE: "1"}
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    active = result.stdout.strip() == "True"
+    report.facts["activation"] = "autoprof.pth or sitecustomize works" if active else "not active by itself"
+    if not active:
+        report.notes.append("AUTOPROF=1 alone does nothing with this interpreter; start with autoprof run -- COMMAND")
+
+
+def _check_folder(report: Report, folder: str) -> None:
+    place = Path(folder)
+    while not place.exists():
+        place = place.parent
+    report.facts["folder"] = folder
+    if not os.access(place, os.W_OK):
+        report.problems.append(f"{folder} can't be made or written; set AUTOPROF_DIR to a folder that can")
+
+
+def _check_variables(report: Report) -> None:
+    if "cupti" in os.environ.get("NVTX_INJECTION64_PATH", ""):
+        report.problems.append(
+            "NVTX_INJECTION64_PATH names libcupti, which takes the only CUPTI subscription: torch.profiler would "
+            "record no GPU activity; unset it"
+        )
+    if os.environ.get("KINETO_USE_DAEMON"):
+        report.notes.append("KINETO_USE_DAEMON is set: dynolog may start its own captures")
+    old = [name for name in os.environ if name.startswith("VLLM_TORCH_PROFILER_")]
+    if old:
+        report.notes.append(f"{', '.join(old)}: vLLM reads these no longer from 0.16 on; autoprof needs none of them")
+
+
+def _probe(report: Report) -> dict[str, Any]:
+    """Import the targets with autoprof on, in a child process and with a run directory of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        output = os.path.join(folder, "hooks.json")
+        kept = {name: value for name, value in os.environ.items() if name not in (_boot.RUN_ID, _boot.RUN_INFO)}
+        environment = kept | {
+            _boot.ENABLE: "1",
+            _boot.RUN_ID: _boot.new_run_id(),
+            "AUTOPROF_DIR": folder,
+            "AUTOPROF_ON_FINISH": "",
+        }
+        with Console(stderr=True).status("importing the targets"):
+            try:
+                child = subprocess.run(
+                    [sys.executable, "-m", "autoprof.probe", output],
+                    env=environment,
+                    capture_output=True,
+                    text=True,
+                    timeout=_PROBE_TIMEOUT_S,
+                    check=False,
+                )
+            except subprocess.TimeoutExpired:
+                report.problems.append(f"importing the targets took more than {_PROBE_TIMEOUT_S} s")
+                return {}
+        if not os.path.exists(output):
+            last = (child.stderr.strip().splitlines() or ["no output"])[-1]
+            report.problems.append(f"importing the targets ended the process (status {child.returncode}): {last}")
+            return {}
+        content: dict[str, Any] = json.loads(Path(output).read_bytes())
+    for where, error in content["errors"].items():
+        report.problems.append(f"{where}: {error['last']}")
+    return content
+
+
+def _merged(processes: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """One entry a hook for the whole run: the state that says most, and whether it fired anywhere."""
+    order = {"skipped": 0, "applied": 1, "failed": 2}
+    merged: dict[str, dict[str, Any]] = {}
+    for process in processes:
+        for key, hook in process["hooks"].items():
+            known = merged.setdefault(key, dict(hook))
+            called = known["called"] or hook["called"]
+            if (order[hook["state"]], hook["reason"] != WAITING) > (order[known["state"]], known["reason"] != WAITING):
+                merged[key] = known = dict(hook)
+            known["called"] = called
+            known["fired"] = "fired" if called else "never called"
+    return merged
+
+
+def _list_hooks(report: Report, found: dict[str, Any]) -> None:
+    for key, hook in sorted(found.get("hooks", {}).items()):
+        reason = hook["reason"] or (hook.get("fired", "") if hook["state"] == "applied" else "")
+        report.hooks.append((key, hook["state"], reason))
+        if hook["state"] == "failed":
+            report.problems.append(f"hook {key}: {hook['reason']}")
+
+
+def _check_steps(report: Report, run: listing.Run) -> None:
+    executed = sorted(_executed(run))
+    report.facts["steps executed"] = f"{executed[0]} to {executed[-1]}" if executed else "none was seen"
+    report.facts["steps captured"] = ", ".join(str(step.number) for step in run.steps) or "none"
+    if not executed:
+        report.problems.append("no step was seen: no hook for a step fired, see the hooks above")
+        return
+    try:
+        steps = Steps.parse(run.info.get("settings", {}).get("steps", ""))
+    except ValueError:
+        return
+    wanted = [number for place, number in enumerate(executed, 1) if steps.match(number, place)]
+    there = {step.number for step in run.steps}
+    for number in wanted:
+        if number not in there:
+            report.problems.append(f"step {number} was asked for and executed, but has no folder")
+    if not wanted:
+        report.problems.append("the run executed none of the steps that AUTOPROF_STEPS asked for")
+
+
+def _executed(run: listing.Run) -> set[int]:
+    numbers = set()
+    for path in Path(run.path, "timeline").glob("*.jsonl"):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                span = json.loads(line)
+            except ValueError:
+                continue
+            if span.get("kind") == "step":
+                numbers.add(int(span["step"]))
+    return numbers
+
+
+def _check_captures(report: Report, run: listing.Run) -> None:
+    report.facts["captures"] = f"{len(run.captures)}, {tables.size(run.bytes)}"
+    for step in run.steps:
+        for capture in step.captures:
+            if capture.state == listing.UNFINISHED and run.state == "running":
+                continue
+            if capture.state != "complete":
+                reason = capture.meta.get("reason") or "its process was ended while it was written"
+                report.problems.append(f"step {step.number}, {capture.name}: {capture.state}, {reason}")
+    if run.state == listing.UNFINISHED:
+        report.notes.append("the process that started the run ended without a word; run.json is as it was at the start")

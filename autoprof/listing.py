@@ -1,0 +1,119 @@
+"""Reads what is in run directories."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from autoprof.rundir import META, PART, TRACE, RunDir
+
+UNFINISHED = "unfinished"
+
+
+class NotFound(LookupError):
+    """There is no such run. The message says where it was looked for."""
+
+
+class CaptureFile(msgspec.Struct, frozen=True):
+    """One capture in a step's folder. `state` is its meta file's, or `unfinished`."""
+
+    name: str
+    bytes: int
+    state: str
+    meta: dict[str, Any]
+
+
+class Step(msgspec.Struct, frozen=True):
+    number: int
+    captures: list[CaptureFile]
+
+
+class Run(msgspec.Struct, frozen=True):
+    """A run as it lies on disk."""
+
+    id: str
+    path: str
+    info: dict[str, Any]
+    steps: list[Step]
+
+    @property
+    def captures(self) -> list[CaptureFile]:
+        return [capture for step in self.steps for capture in step.captures]
+
+    @property
+    def bytes(self) -> int:
+        return sum(capture.bytes for capture in self.captures)
+
+    @property
+    def state(self) -> str:
+        """`running`, `ended`, or `unfinished` where the process that started it is gone without a word."""
+        state = str(self.info.get("state", UNFINISHED))
+        if state == "running" and self.info.get("host") == os.uname().nodename:
+            return state if os.path.exists(f"/proc/{self.info.get('pid')}") else UNFINISHED
+        return state
+
+
+def runs(parent: Path) -> list[Run]:
+    """The runs in `AUTOPROF_DIR`, oldest first.
+
+    Raises:
+        NotFound: There is no such folder.
+    """
+    if not parent.is_dir():
+        raise NotFound(f"there is no folder {str(parent)!r}; give the folder of the runs with --dir or AUTOPROF_DIR")
+    return [read(path.parent) for path in sorted(parent.glob("*/run.json")) if not path.parent.is_symlink()]
+
+
+def find(parent: Path, name: str) -> Run:
+    """The run called `name`: a path, an id, the beginning of one, or `latest`.
+
+    Raises:
+        NotFound: There is none, or several.
+    """
+    for path in (Path(name), parent / name):
+        if (path / "run.json").is_file():
+            return read(path.resolve())
+    matching = [run for run in runs(parent) if run.id.startswith(name)]
+    if len(matching) == 1:
+        return matching[0]
+    found = ", ".join(run.id for run in matching[-5:] or runs(parent)[-5:]) or "none"
+    what = "several runs match" if matching else "no run matches"
+    raise NotFound(f"{what} {name!r} in {parent}; there are {found}")
+
+
+def read(path: Path) -> Run:
+    """Read one run directory; what can't be read in it is left out."""
+    directory = RunDir(path)
+    steps = [Step(number, _captures(folder)) for number, folder in directory.steps()]
+    return Run(path.name, str(path), load_json(directory.run_json), steps)
+
+
+def load_json(path: Path) -> dict[str, Any]:
+    """A JSON object, or an empty one where the file is not there or not whole."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _captures(folder: Path) -> list[CaptureFile]:
+    names: dict[str, str] = {}
+    for path in sorted(folder.iterdir()):
+        for ending in (f"{TRACE}{PART}", f"{TRACE.removesuffix('.gz')}{PART}", f"{META}{PART}", TRACE, META):
+            if path.name.endswith(ending):
+                names[path.name.removesuffix(ending)] = ending
+                break
+    return [_capture(folder, name) for name in names]
+
+
+def _capture(folder: Path, name: str) -> CaptureFile:
+    meta: Mapping[str, Any] = load_json(folder / f"{name}{META}")
+    trace = folder / f"{name}{TRACE}"
+    size = trace.stat().st_size if trace.exists() else 0
+    return CaptureFile(name, size, str(meta.get("state", UNFINISHED)), dict(meta))

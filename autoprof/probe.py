@@ -1,0 +1,36 @@
+"""`python -m autoprof.probe FILE`: import every module that a hook names and write down what became of the hooks.
+
+Run by `autoprof doctor` in a process of its own, since importing a target takes seconds and may do anything.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+from autoprof import _boot, importing, runtime
+from autoprof.hooklog import installed_version
+
+
+def main(output: str) -> None:
+    """Write `{hook: {state, reason, ...}}` and the errors on the way to `output`."""
+    run = runtime.start()
+    if run is None:
+        return
+    for target, files in _boot.recipe_files().items():
+        importing.load(target, files)
+    for hook in importing.known():
+        if installed_version(hook.recipe):
+            try:
+                importlib.import_module(hook.hook.module)
+            except BaseException as error:
+                run.hooks.skipped(hook, f"importing {hook.hook.module} raised {type(error).__name__}: {error}")
+        else:
+            run.hooks.skipped(hook, f"{hook.recipe.target} is not installed")
+    Path(output).write_text(json.dumps(run.hooks.content()), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
