@@ -63,5 +63,10 @@ def _copy_cut(source: BinaryIO, target: Any, limit: int) -> None:
 
 
 if __name__ == "__main__":
+    received = json.load(sys.stdin)
+    # Ray kills the children of a worker that exits (core worker, kill_child_processes_on_worker_exit), so this one
+    # stops being a child before the worker goes on.
+    if os.fork():
+        os._exit(0)
     os.nice(10)
-    finish(json.load(sys.stdin))
+    finish(received)

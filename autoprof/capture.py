@@ -20,6 +20,9 @@ from autoprof.settings import Settings
 from autoprof.tools import Tool
 from autoprof.tools.torch import TorchTool, version, watch
 
+# How long the process that compresses may take to start, which is some 10 ms.
+_HAND_OVER_S = 10.0
+
 
 class Subject(msgspec.Struct, frozen=True, kw_only=True):
     """What a capture is of. `rank` is the global rank; `replica` and `part` are the rollout engine's."""
@@ -203,19 +206,17 @@ def clock() -> dict[str, int]:
 
 
 def _in_another_process(job: dict[str, Any]) -> None:
-    """Compress and name a trace without the training thread waiting for it, in a session that outlives this process."""
+    """Compress and name a trace without the training thread waiting for it, in a process that outlives this one."""
     try:
-        process = subprocess.Popen(
+        subprocess.run(
             [sys.executable, "-I", "-S", _finish.__file__],
-            stdin=subprocess.PIPE,
+            input=json.dumps(job, default=str).encode(),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
+            timeout=_HAND_OVER_S,
+            check=True,
         )
-        assert process.stdin is not None
-        process.stdin.write(json.dumps(job, default=str).encode())
-        process.stdin.close()
-        threading.Thread(target=process.wait, daemon=True).start()
-    except OSError as error:
+    except (OSError, subprocess.SubprocessError) as error:
         log.warning_once(f"no process could be started to compress traces ({error}); it is done here")
         _finish.finish(job)

@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# Run verl's GRPO for 4 steps with autoprof in front, then show what it left. See examples/verl_cpu for the run.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+runs=${AUTOPROF_DIR:-autoprof_runs}
+mkdir -p "$runs"
+log=$runs/demo.log
+started=$SECONDS
+
+say() { printf '%4ds  %s\n' $((SECONDS - started)) "$*"; }
+
+echo "== AUTOPROF=1 AUTOPROF_STEPS=2,4 python -m verl.trainer.main_ppo ... (its output: $log) =="
+AUTOPROF=1 AUTOPROF_STEPS=${AUTOPROF_STEPS:-2,4} timeout --kill-after=10 600 examples/verl_cpu/run_grpo.sh "$@" \
+  >"$log" 2>&1 &
+run=$!
+trap 'kill "$run" 2>/dev/null || true' INT TERM
+
+# What the log shows, in this order, and how to say it. Nearly all of the time is imports in a dozen processes.
+marks=(
+  "TaskRunner|the trainer process is up"
+  "WorkerDict|the actor's process is up"
+  "vLLMHttpServer|the vLLM server is up"
+  "EngineCore|vLLM's engine is up"
+  "AgentLoopWorker|the agent loop is up"
+  "step:1 - |step 1 is through"
+  "step:2 - |step 2 is through (captured)"
+  "step:3 - |step 3 is through"
+  "step:4 - |step 4 is through (captured)"
+)
+say "starting"
+next=0
+while kill -0 "$run" 2>/dev/null; do
+  while [[ $next -lt ${#marks[@]} ]] && grep -q -- "${marks[next]%%|*}" "$log" 2>/dev/null; do
+    say "${marks[next]#*|}"
+    next=$((next + 1))
+  done
+  sleep 1
+done
+if ! wait "$run"; then
+  tail -n 40 "$log"
+  say "the run failed; its output is in $log"
+  exit 1
+fi
+say "the run is through"
+
+latest=$(cd "$runs/latest" && pwd -P)
+echo
+echo "== $runs/$(basename "$latest") =="
+(cd "$latest" && find . -mindepth 1 | sort | sed -e 's|^\./||' -e 's|[^/]*/|    |g')
+echo
+echo "== autoprof ls latest =="
+.venv/bin/autoprof ls latest --dir "$runs"
+echo
+echo "To look at a trace: open https://ui.perfetto.dev in a browser and drop a .pt.trace.json.gz file on it,"
+echo "for example $runs/latest/global_step_000002/$(basename "$(ls "$latest"/global_step_000002/actor.update_actor.*.gz)")"

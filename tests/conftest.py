@@ -1,0 +1,56 @@
+"""What all tests share: an environment without autoprof's variables, and Python in child processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# Machines that run the tests may be slow and busy; nothing here asserts on time.
+settings.register_profile(
+    "autoprof", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
+settings.load_profile("autoprof")
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def clean_environment(**variables: str) -> dict[str, str]:
+    """The environment without autoprof's variables and without PYTHONPATH, plus `variables`."""
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith("AUTOPROF") and name != "PYTHONPATH"
+    }
+    return kept | variables
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("AUTOPROF")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run code, or a list of arguments, in a child Python whose working directory is `tmp_path`."""
+
+    def run(code: str | list[str], *, check: bool = True, **variables: str) -> subprocess.CompletedProcess[str]:
+        arguments = ["-c", code] if isinstance(code, str) else code
+        result = subprocess.run(
+            [sys.executable, *arguments],
+            cwd=tmp_path,
+            env=clean_environment(**variables),
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        if check:
+            assert result.returncode == 0, result.stderr
+        return result
+
+    return run

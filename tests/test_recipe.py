@@ -1,0 +1,119 @@
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pytest_mock import MockerFixture
+
+from autoprof import _boot, recipe
+from autoprof.behaviours.stage import Stage
+from autoprof.recipe import RecipeError, fits
+
+GOOD = """
+target = "thing"
+[[hook]]
+name = "work"
+module = "thing.work"
+attribute = "Worker.update"
+behaviour = "stage"
+options = { stage = "update_actor", role = "actor" }
+"""
+
+
+def test_own_recipes_are_all_good() -> None:
+    files = [path for paths in _boot.recipe_files().values() for path in paths]
+    assert {Path(path).name for path in files} >= {"ray.toml", "verl.toml", "vllm.toml"}
+    for path in files:
+        assert recipe.load(path)
+
+
+def test_a_good_recipe(tmp_path: Path) -> None:
+    path = tmp_path / "thing.mine.toml"
+    path.write_text(GOOD)
+    (hook,) = recipe.load(str(path))
+    assert hook.key == "thing.mine/work"
+    assert isinstance(hook.behaviour, Stage)
+    assert hook.behaviour.stage == "update_actor"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "parts"),
+    [
+        ("target =", "targe =", ["targe"]),
+        ('target = "thing"', 'target = "other"', ["'other'", "other.toml"]),
+        ("name =", "title =", ["[[hook]]", "title"]),
+        ('"work"', "3", ["[[hook]]", "name", "str"]),
+        ('"work"', '"a b"', ["'a b'", "name"]),
+        ("thing.work", "elsewhere.work", ["[[hook]] 'work'", "module", "elsewhere.work"]),
+        ("Worker.update", "Worker.update()", ["[[hook]] 'work'", "attribute", "update()"]),
+        ('"stage"', '"stages"', ["[[hook]] 'work'", "behaviour", "'stages'", "step.wrap"]),
+        ('role = "actor"', "role = 3", ["[[hook]] 'work'", "options", "role"]),
+        (', role = "actor"', "", ["[[hook]] 'work'", "options", "role"]),
+        ('role = "actor"', 'role = "actor", colour = "red"', ["[[hook]] 'work'", "options", "colour"]),
+        ('behaviour = "stage"', 'behaviour = "stage"\nversions = "new"', ["[[hook]] 'work'", "versions", "'new'"]),
+        ("[[hook]]", "[hook]", ["hook", "array"]),
+        ("target = ", "target = = ", ["TOML"]),
+    ],
+)
+def test_an_error_names_file_table_and_key(old: str, new: str, parts: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "thing.toml"
+    path.write_text(GOOD.replace(old, new, 1))
+    with pytest.raises(RecipeError) as caught:
+        recipe.load(str(path))
+    for part in [str(path), *parts]:
+        assert part in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_two_hooks_of_one_name_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "thing.toml"
+    path.write_text(GOOD + GOOD.replace('target = "thing"', ""))
+    with pytest.raises(RecipeError, match=r"two .* 'work'"):
+        recipe.load(str(path))
+
+
+@given(content=st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
+def test_no_file_gives_anything_but_hooks_or_one_line(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "thing.toml"
+    path.write_bytes(content)
+    try:
+        recipe.load(str(path))
+    except RecipeError as error:
+        assert "\n" not in str(error)
+
+
+keys = ["target", "hook", "versions", "distributions", "passive", "name", "module", "attribute", "behaviour", "options"]
+values = st.recursive(
+    st.one_of(st.text(max_size=8), st.sampled_from(["thing", "thing.a", "stage", "step.wrap"]), st.integers()),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.sampled_from(keys), inner, max_size=6)),
+    max_leaves=12,
+)
+
+
+@given(document=st.dictionaries(st.sampled_from(keys), values, max_size=6))
+def test_no_document_gives_anything_but_hooks_or_one_line(
+    document: dict[str, object], tmp_path: Path, mocker: MockerFixture
+) -> None:
+    path = tmp_path / "thing.toml"
+    path.touch()
+    mocker.patch("autoprof.recipe.msgspec.toml.decode", return_value=document)
+    try:
+        recipe.load(str(path))
+    except RecipeError as error:
+        assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("version", "versions", "expected"),
+    [
+        ("0.9.1", ">=0.9", True),
+        ("0.7.0.dev0", ">=0.7.0", True),
+        ("0.8.0.dev", ">=0.9", False),
+        ("0.27.1+cpu", "==0.27.1", True),
+        ("2.60.0", "", True),
+        ("", ">=5", True),
+        ("unknown", ">=5", True),
+    ],
+)
+def test_fits_compares_the_release(version: str, versions: str, expected: bool) -> None:
+    assert fits(version, versions) is expected
