@@ -15,6 +15,7 @@ import msgspec
 
 from autoprof import __version__, _boot, log, rundir, settings
 from autoprof.hooklog import HookLog
+from autoprof.recipe import RecipeError
 from autoprof.redaction import redacted
 from autoprof.rundir import RunDir
 from autoprof.settings import Settings, SettingsError
@@ -115,8 +116,12 @@ def start() -> Runtime | None:
 
 def report(where: str, error: Exception) -> None:
     """Count an error of autoprof's own and say it once. It goes no further."""
-    text = f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)
-    log.warning_once(f"{where}: {text}")
+    text = str(error) if isinstance(error, RecipeError) else f"{type(error).__name__}: {error}"
+    # Every process of a run reads the same recipes; what is wrong with one is said where the run was started.
+    if not isinstance(error, RecipeError):
+        log.warning_once(f"{where}: {text}")
+    elif _runtime is None or _runtime.started_here:
+        log.warning_once(f"{text}; this recipe is left out")
     if _runtime is not None:
         _runtime.hooks.error(where, text)
 

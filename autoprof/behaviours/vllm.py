@@ -25,6 +25,8 @@ from autoprof.window import parse_iterations
 from autoprof.wrapping import CALL, Around, Call, Reply
 
 ROLE = "rollout"
+# Set on an engine while autoprof records it: the handler that its front end's profiler had, or None.
+_OPEN = "_autoprof_open"
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,30 +70,42 @@ async def start(engine: Any, request: Request) -> dict[str, Any]:
     run = runtime.current()
     if run is None:
         return {"problem": "autoprof is off in the server's process"}
+    if hasattr(engine, _OPEN):
+        return {"problem": "it is recording already"}
     timeout_s = run.settings.for_role(ROLE).stop_timeout_s
-    workers = await asyncio.wait_for(
-        engine.collective_rpc("autoprof_prepare", args=(msgspec.to_builtins(request),)), timeout_s
-    )
-    problems = [worker["problem"] for worker in workers if worker["problem"]]
-    if len(problems) == len(workers):
-        return {"problem": "; ".join(dict.fromkeys(problems))}
-    _redirect_front_end(engine, run, request)
-    await asyncio.wait_for(engine.start_profile(), timeout_s)
-    return {"problem": "; ".join(dict.fromkeys(problems)), "workers": workers}
+    asked = msgspec.to_builtins(request)
+    workers = await asyncio.wait_for(engine.collective_rpc("autoprof_prepare", args=(asked,)), timeout_s)
+    if any(not worker["problem"] for worker in workers):
+        setattr(engine, _OPEN, None)
+        try:
+            _redirect_front_end(engine, run, request)
+            await asyncio.wait_for(engine.start_profile(), timeout_s)
+        except BaseException:
+            await stop(engine)
+            raise
+    return _answer(workers)
 
 
 async def stop(engine: Any) -> dict[str, Any]:
-    """Stop the profiler of an `AsyncLLM` and take autoprof's out of its workers."""
+    """Stop the profiler of an `AsyncLLM` and take autoprof's out of its workers.
+
+    Without a start before it does nothing: a second stop kills the front end of vLLM up to 0.29.
+    """
     run = runtime.current()
-    if run is None:
-        return {"problem": "autoprof is off in the server's process"}
+    if run is None or not hasattr(engine, _OPEN):
+        return {"problem": "it was not recording"}
     timeout_s = run.settings.for_role(ROLE).stop_timeout_s
     try:
         await asyncio.wait_for(engine.stop_profile(), timeout_s)
     finally:
         _restore_front_end(engine)
+        delattr(engine, _OPEN)
         workers = await asyncio.wait_for(engine.collective_rpc("autoprof_release"), timeout_s)
-    return {"problem": "; ".join(dict.fromkeys(w["problem"] for w in workers if w["problem"])), "workers": workers}
+    return _answer(workers)
+
+
+def _answer(workers: list[dict[str, str]]) -> dict[str, Any]:
+    return {"problem": "; ".join(dict.fromkeys(worker["problem"] for worker in workers if worker["problem"]))}
 
 
 def _redirect_front_end(engine: Any, run: runtime.Runtime, request: Request) -> None:
@@ -103,13 +117,13 @@ def _redirect_front_end(engine: Any, run: runtime.Runtime, request: Request) -> 
         step=request.step, role=ROLE, stage="rollout", rank=request.rank, replica=request.replica, part="frontend"
     )
     placement = Placement(run, subject, run.settings.for_role(ROLE), TorchTool.name)
-    engine._autoprof_front_end = profile.on_trace_ready
+    setattr(engine, _OPEN, profile.on_trace_ready)
     mark_own(profile, True)
     profile.on_trace_ready = lambda done: placement.save(done.export_chrome_trace, "complete")
 
 
 def _restore_front_end(engine: Any) -> None:
-    handler = engine.__dict__.pop("_autoprof_front_end", None)
+    handler = getattr(engine, _OPEN)
     if handler is not None:
         mark_own(engine.profiler, False)
         engine.profiler.on_trace_ready = handler

@@ -7,7 +7,7 @@ registers ``cpu`` there. Two variables make every verl process do so::
     VERL_USE_EXTERNAL_MODULES=verl_cpu_platform    # imported at the end of ``import verl``
     VERL_PLATFORM=cpu                              # skip the detection, take the platform by name
 
-The module also applies three small corrections to torch, described at their functions.
+The module also applies four small corrections to torch, described at their functions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 import torch.distributed
-from torch.distributed.fsdp import CPUOffloadPolicy
+from torch.distributed.fsdp import CPUOffload, CPUOffloadPolicy
 from torch.distributed.fsdp import _init_utils as fsdp_init_utils
 from verl.plugin.platform import PlatformBase, PlatformRegistry
 
@@ -205,21 +205,22 @@ def _allow_any_device(*args: object, **kwargs: object) -> None:
     """
 
 
-def _never_pin(init: Callable[..., None]) -> Callable[..., None]:
-    """Make ``CPUOffloadPolicy(pin_memory=True)`` mean False: pinning memory needs an accelerator.
-
-    verl asks for it for the reference model under ``strategy=fsdp2``
-    (``verl/workers/engine/fsdp/transformer_impl.py``, ``_build_fsdp_module``).
-    """
+def _without(init: Callable[..., None], option: str) -> Callable[..., None]:
+    """Make the constructor ``init`` of a dataclass set its only field, ``option``, to False."""
 
     @functools.wraps(init)
-    def __init__(self: CPUOffloadPolicy, pin_memory: bool = True) -> None:
-        del pin_memory
-        init(self, pin_memory=False)
+    def __init__(self: object, *args: object, **kwargs: object) -> None:
+        init(self, **{option: False})
 
     return __init__
 
 
 torch.distributed.init_process_group = _accept_repeated_backends(torch.distributed.init_process_group)
-CPUOffloadPolicy.__init__ = _never_pin(CPUOffloadPolicy.__init__)  # type: ignore[method-assign]
+
+# verl keeps the reference model's parameters off the accelerator
+# (verl/workers/engine/fsdp/transformer_impl.py, _build_fsdp_module), for which torch pins memory.
+# Pinning needs an accelerator: under FSDP2 the parameters stay unpinned, under FSDP1, which has no
+# such option, they are not moved at all - they are on the CPU anyway.
+CPUOffloadPolicy.__init__ = _without(CPUOffloadPolicy.__init__, "pin_memory")  # type: ignore[method-assign]
+CPUOffload.__init__ = _without(CPUOffload.__init__, "offload_params")  # type: ignore[method-assign]
 fsdp_init_utils._check_module_states_for_sync_module_states = _allow_any_device

@@ -1,0 +1,211 @@
+"""Captures with the real torch.profiler."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from autoprof import _finish, capture, ending, rundir
+from autoprof.capture import Subject
+from autoprof.runtime import RunInfo, Runtime
+from autoprof.settings import Settings
+from autoprof.tools import torch as torch_tool
+
+SUBJECT = Subject(step=2, role="actor", stage="update_actor", rank=3)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[Callable[..., Runtime]]:
+    """A run with these settings, in this process."""
+
+    def make(**settings: Any) -> Runtime:
+        info = RunInfo(
+            id="run",
+            directory=str(tmp_path / "run"),
+            command="python x",
+            cwd="/",
+            host=rundir.HOST,
+            pid=0,
+            started=0.0,
+            python="3",
+            settings=Settings(**settings),
+        )
+        return Runtime(info)
+
+    capture._repeats.clear()
+    yield make
+    assert capture._active is None
+
+
+def work() -> None:
+    x = torch.randn(20, 20, requires_grad=True)
+    (x @ x).sum().backward()
+
+
+def finished(run: Runtime) -> dict[str, tuple[dict[str, Any], dict[str, Any] | None]]:
+    """Meta and trace of each capture, when all files are complete."""
+    deadline = time.monotonic() + 30
+    while list(run.rundir.parts()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    ending.wait_for_files(run)
+    found = {}
+    for path in run.rundir.path.rglob("*.meta.json"):
+        trace = Path(str(path).replace(rundir.META, rundir.TRACE))
+        content = json.loads(gzip.decompress(trace.read_bytes())) if trace.exists() else None
+        found[path.name.removesuffix(rundir.META)] = (json.loads(path.read_text()), content)
+    return found
+
+
+def test_a_capture_leaves_a_trace_and_a_meta_file_that_agree(made: Any) -> None:
+    run = made(contents=("cpu", "shapes", "flops", "profile-by-stage"))
+    recording = capture.begin(run, SUBJECT)
+    before = time.time_ns()
+    work()
+    after = time.time_ns()
+    capture.end(recording)
+    ((name, (meta, trace)),) = finished(run).items()
+    assert name.startswith("actor.update_actor.rank3.")
+    assert (meta["state"], meta["reason"]) == ("complete", "")
+    assert (meta["step"], meta["role"], meta["stage"], meta["rank"]) == (2, "actor", "update_actor", 3)
+    assert meta["contents"] == ["cpu", "shapes", "flops"]
+    assert meta["left_out"] == ["profile-by-stage"]
+    file = run.rundir.step(2) / f"{name}{rundir.TRACE}"
+    assert meta["bytes"] == file.stat().st_size
+    assert meta["versions"]["torch"] == torch.__version__
+    assert meta["clock"]["start"]["unix_ns"] <= before
+    assert meta["clock"]["stop"]["unix_ns"] >= after
+    events = [event for event in trace["traceEvents"] if event.get("cat") == "cpu_op"]
+    assert any("Backward" in event["name"] for event in events)
+    assert any("Input Dims" in event.get("args", {}) for event in events)
+    assert list(run.rundir.parts()) == []
+
+
+def test_a_stage_that_runs_again_is_numbered(made: Any) -> None:
+    run = made()
+    for _ in range(3):
+        recording = capture.begin(run, SUBJECT)
+        work()
+        capture.end(recording)
+    names = sorted(name.split(".rank3")[0] for name in finished(run))
+    assert names == ["actor.update_actor", "actor.update_actor.2", "actor.update_actor.3"]
+
+
+def test_a_stage_inside_a_stage_is_part_of_its_capture(made: Any) -> None:
+    run = made()
+    outer = capture.begin(run, SUBJECT)
+    assert capture.begin(run, Subject(step=2, role="actor", stage="inner", rank=3)) is None
+    capture.end(outer)
+    assert len(finished(run)) == 1
+
+
+def test_a_stage_that_raises_is_truncated(made: Any) -> None:
+    run = made()
+    recording = capture.begin(run, SUBJECT)
+    work()
+    capture.end(recording, ValueError("x"))
+    ((meta, trace),) = finished(run).values()
+    assert (meta["state"], meta["reason"]) == ("truncated", "the stage raised ValueError")
+    assert trace["traceEvents"]
+
+
+def test_a_trace_over_the_limit_is_cut_to_whole_events_and_says_so(made: Any) -> None:
+    run = made(max_trace_mb=0.05)
+    recording = capture.begin(run, SUBJECT)
+    for _ in range(100):
+        work()
+    capture.end(recording)
+    ((meta, trace),) = finished(run).values()
+    assert meta["state"] == "truncated"
+    assert meta["reason"] == "the trace was over 50000 bytes"
+    assert 10 < len(trace["traceEvents"]) < 1000
+    assert trace["baseTimeNanoseconds"] > 0
+    assert len(json.dumps(trace)) < 60000
+
+
+def test_autoprof_yields_to_a_profiler_that_was_first(made: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    capture.prepare()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as theirs:
+        assert capture.begin(made(), SUBJECT) is None
+        work()
+    assert any("Backward" in event.name for event in theirs.events())
+    recording = capture.begin(made(), SUBJECT)
+    assert recording is not None
+    capture.end(recording)
+
+
+def test_autoprof_yields_to_a_profiler_that_comes_later(made: Any) -> None:
+    capture.prepare()
+    run = made()
+    recording = capture.begin(run, SUBJECT)
+    work()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as theirs:
+        work()
+    assert any("Backward" in event.name for event in theirs.events())
+    capture.end(recording)
+    ((meta, trace),) = finished(run).values()
+    assert meta["state"] == "truncated"
+    assert "another torch.profiler was started" in meta["reason"]
+    assert any("Backward" in event["name"] for event in trace["traceEvents"])
+
+
+def test_an_export_that_fails_leaves_a_meta_file_with_the_reason(made: Any, mocker: Any) -> None:
+    run = made()
+    mocker.patch.object(torch_tool.TorchTool, "export", side_effect=OSError("disk full"))
+    recording = capture.begin(run, SUBJECT)
+    capture.end(recording)
+    ((meta, trace),) = finished(run).values()
+    assert trace is None
+    assert meta["state"] == "failed"
+    assert "disk full" in meta["reason"]
+
+
+def test_a_tool_that_does_not_start_leaves_the_process_free(made: Any, mocker: Any) -> None:
+    mocker.patch.object(torch_tool.TorchTool, "start", side_effect=RuntimeError("no"))
+    with pytest.raises(RuntimeError):
+        capture.begin(made(), SUBJECT)
+    mocker.stopall()
+    recording = capture.begin(made(), SUBJECT)
+    assert recording is not None
+    capture.end(recording)
+
+
+def test_without_another_process_the_trace_is_finished_here(made: Any, mocker: Any) -> None:
+    run = made()
+    mocker.patch("autoprof.capture.sys.executable", "/nowhere/python")
+    recording = capture.begin(run, SUBJECT)
+    work()
+    capture.end(recording)
+    ((meta, trace),) = finished(run).values()
+    assert meta["state"] == "complete"
+    assert trace["traceEvents"]
+
+
+def test_a_trace_that_can_not_be_written_says_failed(tmp_path: Path) -> None:
+    raw = tmp_path / "raw.part"
+    raw.write_text("{}")
+    _finish.finish(
+        {
+            "raw": str(raw),
+            "trace": str(tmp_path / "no" / "folder.gz"),
+            "meta_path": str(tmp_path / "x.meta.json"),
+            "meta": {"state": "complete", "reason": ""},
+            "max_bytes": 1000,
+        }
+    )
+    meta = json.loads((tmp_path / "x.meta.json").read_text())
+    assert meta["state"] == "failed"
+    assert [path.name for path in tmp_path.iterdir()] == ["x.meta.json"]
+
+
+def test_names_are_tidy() -> None:
+    subject = Subject(step=1, role="a/b", stage="x.y z", rank=0)
+    assert subject.file_name(1).startswith("a-b.x-y-z.rank0.")
+    engine = Subject(step=1, role="rollout", stage="rollout", rank=9, replica=1, part="dp0_tp1_rank1")
+    assert engine.file_name(2).startswith("rollout.replica1.dp0_tp1_rank1.2.")
