@@ -132,7 +132,7 @@ def _activate(command: Sequence[str]) -> None:
         if ray_worker(command):
             return
         os.environ[RUN_ID] = new_run_id()
-    finder = Finder(recipe_files())
+    finder = Finder(set(recipe_files()))
     sys.meta_path.insert(0, finder)
     # An entry point runs while its target is already being imported: those are too late for the finder.
     for name in [name for name in finder.targets if name in sys.modules]:
@@ -149,7 +149,7 @@ def _say(text: str) -> None:
 class Finder:
     """Loads a target's recipes when the target is first imported, and finds no module itself."""
 
-    def __init__(self, targets: dict[str, list[str]]) -> None:
+    def __init__(self, targets: set[str]) -> None:
         self.targets = targets
 
     def find_spec(
@@ -160,13 +160,11 @@ class Finder:
         return self.load(fullname, path, target)
 
     def load(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        files = self.targets.pop(name, None)
-        if files is None:  # another thread came first
-            return None
+        self.targets.discard(name)
         try:
             from autoprof import importing
 
-            importing.load(name, files)
+            importing.load(name)
             # wrapt's finder has just been put in front of this one, where this import no longer looks.
             return importing.find_spec(name, path, target)
         except Exception as error:

@@ -25,7 +25,7 @@ _bound: dict[str, BoundHook] = {}
 _read: set[str] = set()
 
 
-def load(target: str, files: Sequence[str]) -> None:
+def load(target: str) -> None:
     """Read the recipes of `target` and have each hook applied when its module is imported, or now if it was.
 
     A recipe that is wrong is left out: it is said once, and the others go on.
@@ -33,11 +33,9 @@ def load(target: str, files: Sequence[str]) -> None:
     run = runtime.start()
     if run is None:
         return
-    for hook in _read_recipes(target, files):
+    for hook in _read_recipes(target):
         run.hooks.add(hook)
-        if hook.recipe.target == target:
-            # Only bookkeeping here is ours: wrapt calls back after the module's own code has run.
-            wrapt.register_post_import_hook(functools.partial(_imported, hook), hook.hook.module)
+        wrapt.register_post_import_hook(functools.partial(_imported, hook), hook.hook.module)
 
 
 def find_spec(name: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
@@ -65,7 +63,7 @@ def behaviour(key: str) -> Behaviour | None:
     hook = _bound.get(key)
     if hook is None:
         name = key.partition("/")[0].partition(".")[0]
-        for found in _read_recipes(name, _boot.recipe_files().get(name, [])):
+        for found in _read_recipes(name):
             run.hooks.add(found)
         hook = _bound.get(key)
         if hook is None:
@@ -83,11 +81,10 @@ def patch_class(cls: type) -> None:
     """
     module = _module_name(cls)
     target = module.partition(".")[0]
-    files = _boot.recipe_files().get(target)
     run = runtime.current()
-    if run is None or not files:
+    if run is None:
         return
-    for hook in _read_recipes(target, files):
+    for hook in _read_recipes(target):
         run.hooks.add(hook)
     prefix = f"{cls.__qualname__}."
     for hook in list(_bound.values()):
@@ -95,16 +92,16 @@ def patch_class(cls: type) -> None:
             _apply(hook, cls, hook.hook.attribute.removeprefix(prefix))
 
 
-def _read_recipes(target: str, files: Sequence[str]) -> list[BoundHook]:
+def _read_recipes(target: str) -> list[BoundHook]:
+    """The hooks of a target; its recipe files are read once."""
     with _lock:
-        for path in files:
-            if path in _read:
-                continue
-            _read.add(path)
-            try:
-                _bound.update({hook.key: hook for hook in recipe.load(path)})
-            except RecipeError as error:
-                runtime.report(os.path.basename(path), error)
+        if target not in _read:
+            _read.add(target)
+            for path in _boot.recipe_files().get(target, []):
+                try:
+                    _bound.update({hook.key: hook for hook in recipe.load(path)})
+                except RecipeError as error:
+                    runtime.report(os.path.basename(path), error)
         return [hook for hook in _bound.values() if hook.recipe.target == target]
 
 

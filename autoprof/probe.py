@@ -19,8 +19,8 @@ def main(output: str) -> None:
     run = runtime.start()
     if run is None:
         return
-    for target, files in _boot.recipe_files().items():
-        importing.load(target, files)
+    for target in _boot.recipe_files():
+        importing.load(target)
     for hook in importing.known():
         if installed_version(hook.recipe):
             try:

@@ -145,4 +145,10 @@ def _read_info() -> RunInfo:
         settings=read,
     )
     os.environ[_boot.RUN_INFO] = msgspec.json.encode(info).decode()
+    if read.recipes:
+        # Those that the settings file names are known from here on, in the children too and wherever they work.
+        os.environ["AUTOPROF_RECIPES"] = os.pathsep.join(read.recipes)
+        for finder in sys.meta_path:
+            if isinstance(finder, _boot.Finder):
+                finder.targets.update(name for name in _boot.recipe_files() if name not in sys.modules)
     return info

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from helpers import clean_environment
 from hypothesis import HealthCheck, settings
 
 # Machines that run the tests may be slow and busy; nothing here asserts on time.
@@ -16,16 +17,6 @@ settings.register_profile(
     "autoprof", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )
 settings.load_profile("autoprof")
-
-ROOT = Path(__file__).resolve().parent.parent
-
-
-def clean_environment(**variables: str) -> dict[str, str]:
-    """The environment without autoprof's variables and without PYTHONPATH, plus `variables`."""
-    kept = {
-        name: value for name, value in os.environ.items() if not name.startswith("AUTOPROF") and name != "PYTHONPATH"
-    }
-    return kept | variables
 
 
 @pytest.fixture(autouse=True)

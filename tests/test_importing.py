@@ -149,6 +149,19 @@ def test_a_wrong_recipe_is_one_line_and_the_others_go_on(run: Any, tmp_path: Pat
     assert process["errors"]["target.bad.toml"]["count"] == 1
 
 
+def test_recipes_of_the_settings_file_are_known_once_a_target_is_imported(run: Any, tmp_path: Path) -> None:
+    (tmp_path / "autoprof.toml").write_text('recipes = ["more"]')
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "other.toml").write_text(
+        'target = "other"\n' + hook("work", "work", module="other").replace('role = "trainer"', 'role = "x"')
+    )
+    (tmp_path / "lib" / "other.py").write_text("def work(): return 1")
+    code = "import ray; import other; print(other.work())"
+    result = run("hook = []", code, AUTOPROF_RECIPES="")
+    assert result.stdout.strip() == "1"
+    assert [span["name"] for span in left(tmp_path)[2]] == ["work"]
+
+
 def test_an_error_in_a_behaviour_is_counted_and_said_once(run: Any, tmp_path: Path) -> None:
     hooks = hook("step", "Trainer.step", 'behaviour = "step.wrap"\noptions = { number = "no.such.path" }')
     code = "from target import trainer; t = trainer.Trainer(); print([t.step(n) for n in range(5)])"

@@ -1,0 +1,55 @@
+"""Real runs of verl, each made once in a test run; many tests read what it left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from verl_runs import VerlRun, verl_run
+
+ON = {"AUTOPROF": "1", "AUTOPROF_STEPS": "2,4"}
+
+
+@pytest.fixture(scope="session")
+def v1(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
+    """The V1 trainer, verl's default, with autoprof."""
+    return verl_run(tmp_path_factory.mktemp("v1"), **ON)
+
+
+@pytest.fixture(scope="session")
+def v1_off(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
+    """The V1 trainer without autoprof's variable."""
+    return verl_run(tmp_path_factory.mktemp("v1-off"))
+
+
+@pytest.fixture(scope="session")
+def legacy(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
+    """The legacy trainer with autoprof, which validates in step 2."""
+    return verl_run(tmp_path_factory.mktemp("legacy"), "trainer.use_v1=False", "trainer.test_freq=2", **ON)
+
+
+@pytest.fixture(scope="session")
+def legacy_off(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
+    """The legacy trainer with AUTOPROF=0."""
+    folder = tmp_path_factory.mktemp("legacy-off")
+    return verl_run(folder, "trainer.use_v1=False", "trainer.test_freq=2", AUTOPROF="0", AUTOPROF_STEPS="2,4")
+
+
+@pytest.fixture(scope="session", params=["v1", "legacy"])
+def profiled(request: pytest.FixtureRequest) -> VerlRun:
+    """A run with autoprof, of either trainer."""
+    run: VerlRun = request.getfixturevalue(request.param)
+    return run
+
+
+@pytest.fixture(scope="session", params=["v1_off", "legacy_off"])
+def unprofiled(request: pytest.FixtureRequest) -> VerlRun:
+    """A run without autoprof, of either trainer."""
+    run: VerlRun = request.getfixturevalue(request.param)
+    return run
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker("real")

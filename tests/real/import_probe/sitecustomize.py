@@ -1,0 +1,26 @@
+"""Notes, in every process of a run, that the process is there and which modules of autoprof it imports.
+
+A line is written at once: Ray kills its workers, so nothing can wait for their end.
+"""
+
+import os
+import sys
+
+
+def _note(text: str) -> None:
+    folder = os.environ.get("IMPORT_PROBE")
+    if folder:
+        descriptor = os.open(os.path.join(folder, f"{os.getpid()}.txt"), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.write(descriptor, (text + "\n").encode())
+        os.close(descriptor)
+
+
+def _watch(event: str, arguments: tuple) -> None:
+    if event == "import" and arguments[0].split(".")[0] in ("autoprof", "verl", "vllm", "ray"):
+        _note(f"import {arguments[0]}")
+
+
+_note(f"start {' '.join(sys.orig_argv)}")
+for _name in [name for name in sys.modules if name.split(".")[0] == "autoprof"]:
+    _note(f"import {_name}")
+sys.addaudithook(_watch)

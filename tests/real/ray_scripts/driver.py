@@ -1,0 +1,62 @@
+"""Calls actors of every kind and prints, as JSON, in which process each call ran.
+
+driver.py ADDRESS|local [FOLDER]: with a folder, workers find a package `autoprof` there that can't be imported.
+"""
+
+import json
+import os
+import sys
+
+import ray
+import rl_lib
+
+
+class InMain:
+    def work(self, value):
+        return value + 1, os.getpid()
+
+    async def awork(self, value):
+        return value + 1, os.getpid()
+
+
+@ray.remote
+class Shows:
+    def environment(self):
+        return {name: value for name, value in os.environ.items() if name.startswith(("AUTOPROF", "MINE"))}
+
+    def modules(self):
+        return sorted(name for name in sys.modules if name.split(".")[0] == "autoprof")
+
+
+def main():
+    address, *hidden = sys.argv[1:]
+    variables = {"MINE": "kept", "PYTHONPATH": os.pathsep.join([*hidden, os.path.dirname(os.path.abspath(__file__))])}
+    if os.environ.get("USER_STEPS"):
+        variables["AUTOPROF_STEPS"] = os.environ["USER_STEPS"]
+    local = {"num_cpus": 8, "include_dashboard": False, "object_store_memory": 100_000_000}
+    ray.init(
+        address=address,
+        runtime_env={"env_vars": variables},
+        log_to_driver=True,
+        **(local if address == "local" else {}),
+    )
+    called = {}
+    kinds = {
+        "Decorated": rl_lib.Decorated,
+        "DecoratedWithOptions": rl_lib.DecoratedWithOptions,
+        "Later": ray.remote(rl_lib.Later),
+        "InMain": ray.remote(InMain),
+    }
+    for name, kind in kinds.items():
+        actor = kind.remote()
+        for method in ("work", "awork"):
+            value, pid = ray.get(getattr(actor, method).remote(41))
+            called[f"{name}.{method}"] = [value, pid]
+    shows = Shows.remote()
+    shown = {"environment": ray.get(shows.environment.remote()), "modules": ray.get(shows.modules.remote())}
+    print("RESULT " + json.dumps({"called": called, "driver": os.getpid(), **shown}), flush=True)
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""A library with Ray actors, as a target: decorated where it is defined, and passed to ray.remote() later."""
+
+import os
+
+import ray
+
+
+class _Work:
+    def work(self, value):
+        return value + 1, os.getpid()
+
+    async def awork(self, value):
+        return value + 1, os.getpid()
+
+
+@ray.remote
+class Decorated:
+    def work(self, value):
+        return value + 1, os.getpid()
+
+    async def awork(self, value):
+        return value + 1, os.getpid()
+
+
+@ray.remote(num_cpus=0)
+class DecoratedWithOptions(_Work):
+    def work(self, value):
+        return super().work(value)
+
+
+class Later:
+    def work(self, value):
+        return value + 1, os.getpid()
+
+    async def awork(self, value):
+        return value + 1, os.getpid()

@@ -1,0 +1,153 @@
+"""Real Ray actors: hooks fire in each kind of class, and settings reach the workers of any cluster."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import processes
+import pytest
+from helpers import clean_environment
+
+SCRIPTS = Path(__file__).parent / "ray_scripts"
+HOOKED = {
+    "Decorated.work",
+    "Decorated.awork",
+    "DecoratedWithOptions.work",
+    "Later.work",
+    "Later.awork",
+    "InMain.work",
+    "InMain.awork",
+}
+
+
+@dataclass(frozen=True)
+class Driven:
+    folder: Path
+    output: str
+    result: dict[str, Any]
+
+    @property
+    def spans(self) -> dict[str, list[int]]:
+        """Where each hook fired: stage to the pids of the processes whose timeline has it."""
+        found: dict[str, list[int]] = {}
+        for path in self.folder.glob("autoprof_runs/latest/timeline/*.jsonl"):
+            pid = int(path.stem.rpartition("-")[2])
+            for line in path.read_text().splitlines():
+                found.setdefault(json.loads(line)["name"], []).append(pid)
+        return found
+
+
+def environment(**variables: str) -> dict[str, str]:
+    return clean_environment(RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="disabled", **variables)
+
+
+def drive(folder: Path, *arguments: str, **variables: str) -> Driven:
+    command = [sys.executable, str(SCRIPTS / "driver.py"), *arguments]
+    finished = processes.run(command, cwd=folder, env=environment(**variables), timeout_s=120)
+    assert finished.status == 0, finished.output[-4000:]
+    assert finished.left_behind == []
+    (line,) = re.findall(r"^RESULT (.*)$", finished.output, re.MULTILINE)
+    return Driven(folder, finished.output, json.loads(line))
+
+
+ON = {"AUTOPROF": "1", "AUTOPROF_RECIPES": str(SCRIPTS)}
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> Driven:
+    """A cluster that the driver starts, with autoprof."""
+    return drive(tmp_path_factory.mktemp("local"), "local", **ON)
+
+
+@pytest.fixture(scope="module")
+def hidden(tmp_path_factory: pytest.TempPathFactory) -> Driven:
+    """The same, but the workers can't import autoprof."""
+    folder = tmp_path_factory.mktemp("hidden")
+    (folder / "lib" / "autoprof").mkdir(parents=True)
+    (folder / "lib" / "autoprof" / "__init__.py").write_text("raise ImportError('not on this node')\n")
+    return drive(folder, "local", str(folder / "lib"), **ON)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a cluster that was started before, without autoprof in its environment."""
+    folder = tmp_path_factory.mktemp("cluster")
+    tag = uuid.uuid4().hex
+    start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--port=0", "--num-cpus=8"]
+    options = ["--include-dashboard=false", "--object-store-memory=100000000", f"--temp-dir=/tmp/ray-{tag[:8]}"]
+    variables = environment(**{processes.TAG: tag})
+    import subprocess
+
+    try:
+        started = subprocess.run(
+            [*start, *options], cwd=folder, env=variables, capture_output=True, text=True, timeout=120, check=False
+        )
+        address = re.search(r"--address='([^']+)'", started.stdout)
+        assert address is not None, started.stdout + started.stderr
+        yield address[1]
+    finally:
+        processes.end_all(tag, grace_s=0)
+        import shutil
+
+        shutil.rmtree(f"/tmp/ray-{tag[:8]}", ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def joined(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Driven:
+    """A driver with autoprof on the cluster that was started without."""
+    return drive(tmp_path_factory.mktemp("joined"), cluster, **ON)
+
+
+@pytest.mark.parametrize("where", ["local", "joined"])
+def test_the_hook_fires_once_in_the_actors_process(where: str, request: pytest.FixtureRequest) -> None:
+    driven: Driven = request.getfixturevalue(where)
+    called = driven.result["called"]
+    assert {value for value, _ in called.values()} == {42}
+    assert driven.spans == {name: [called[name][1]] for name in HOOKED}
+    assert driven.result["driver"] not in [pid for _, pid in called.values()]
+
+
+def test_a_worker_that_can_not_import_autoprof_runs_the_users_methods(hidden: Driven) -> None:
+    assert {value for value, _ in hidden.result["called"].values()} == {42}
+    assert hidden.result["modules"] == []
+    assert hidden.spans == {}
+
+
+def test_workers_of_a_cluster_started_before_get_settings_and_run_id(joined: Driven) -> None:
+    variables = joined.result["environment"]
+    assert variables["AUTOPROF"] == "1"
+    assert variables["AUTOPROF_RUN_ID"] == (joined.folder / "autoprof_runs" / "latest").resolve().name
+    assert variables["MINE"] == "kept"
+    assert "autoprof.importing" in joined.result["modules"]
+
+
+def test_what_the_user_put_into_runtime_env_wins(cluster: str, tmp_path: Path) -> None:
+    driven = drive(tmp_path, cluster, AUTOPROF="1", AUTOPROF_STEPS="3", USER_STEPS="7")
+    assert driven.result["environment"]["AUTOPROF_STEPS"] == "7"
+
+
+def test_without_autoprof_workers_get_nothing(cluster: str, tmp_path: Path) -> None:
+    driven = drive(tmp_path, cluster)
+    assert driven.result["environment"] == {"MINE": "kept"}
+    assert driven.result["modules"] == []
+    assert not (tmp_path / "autoprof_runs").exists()
+
+
+def test_ray_initialised_before_autoprof_is_said_once(tmp_path: Path) -> None:
+    code = """
+import os, ray
+ray.init(address="local", num_cpus=1, include_dashboard=False, object_store_memory=100_000_000)
+os.environ["AUTOPROF"] = "1"
+import _autoprof_gate
+_autoprof_gate.activate()
+"""
+    finished = processes.run([sys.executable, "-c", code], cwd=tmp_path, env=environment(), timeout_s=120)
+    assert finished.status == 0, finished.output
+    assert finished.output.count("Ray was initialised before autoprof was loaded") == 1

@@ -1,0 +1,199 @@
+"""Real GRPO runs: verl 0.9.1, Ray, vLLM on the CPU, started by verl's own command line."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from verl_runs import VerlRun
+
+STAGES = {
+    "actor.compute_log_prob",
+    "actor.update_actor",
+    "actor.update_weights",
+    "ref.compute_ref_log_prob",
+    "trainer.compute_advantage",
+}
+OPERATORS = ("cpu_op", "user_annotation")
+
+
+def operators(trace: dict[str, Any]) -> list[dict[str, Any]]:
+    return [event for event in trace["traceEvents"] if event.get("ph") == "X" and event.get("cat") in OPERATORS]
+
+
+def window(trace: dict[str, Any]) -> tuple[float, float]:
+    """Begin and end of a trace's events in nanoseconds since the epoch."""
+    base, events = trace["baseTimeNanoseconds"], operators(trace)
+    begin = min(event["ts"] for event in events)
+    end = max(event["ts"] + event["dur"] for event in events)
+    return base + begin * 1000, base + end * 1000
+
+
+def metas(run: VerlRun, step: int) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted(run.step_folder(step).glob("*.meta.json"))]
+
+
+def test_there_are_folders_for_the_chosen_steps_and_no_others(profiled: VerlRun) -> None:
+    folders = sorted(path.name for path in profiled.directory.glob("global_step_*"))
+    assert folders == ["global_step_000002", "global_step_000004"]
+
+
+def test_all_four_steps_were_seen(profiled: VerlRun) -> None:
+    assert [span["step"] for span in profiled.spans if span["kind"] == "step"] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("step", [2, 4])
+def test_every_stage_and_the_rollout_are_captured_once(profiled: VerlRun, step: int) -> None:
+    names = [path.name for path in profiled.step_folder(step).glob("*.pt.trace.json.gz")]
+    kinds = sorted(re.sub(r"\.rank0\..*", "", name) for name in names)
+    assert kinds == sorted([*STAGES, "rollout.replica0"])
+
+
+@pytest.mark.parametrize("step", [2, 4])
+def test_every_capture_is_complete_and_its_meta_file_says_what_it_is(profiled: VerlRun, step: int) -> None:
+    found = metas(profiled, step)
+    assert len(found) == len(STAGES) + 1
+    for meta in found:
+        assert meta["state"] == "complete", meta
+        assert meta["step"] == step
+        assert meta["rank"] == 0
+        assert meta["tool"] == "torch"
+        assert meta["contents"] == ["cpu"]
+        assert meta["bytes"] > 0
+        assert meta["versions"]["torch"].startswith("2.13.0")
+        assert meta["clock"]["start"]["unix_ns"] < meta["clock"]["stop"]["unix_ns"]
+        assert meta["replica"] == (0 if meta["role"] == "rollout" else None)
+
+
+@pytest.mark.parametrize("step", [2, 4])
+def test_every_trace_parses_and_lies_inside_its_step(profiled: VerlRun, step: int) -> None:
+    begin, end = profiled.step_window(step)
+    for path in profiled.step_folder(step).glob("*.pt.trace.json.gz"):
+        first, last = window(profiled.trace(step, path.name.removesuffix(".pt.trace.json.gz")))
+        assert begin <= first < last <= end, path.name
+
+
+@pytest.mark.parametrize("step", [2, 4])
+def test_the_actors_update_holds_the_backward_pass(profiled: VerlRun, step: int) -> None:
+    names = {event["name"] for event in operators(profiled.trace(step, "actor.update_actor"))}
+    assert any(name.startswith("autograd::engine::evaluate_function") for name in names)
+    assert {"aten::mm", "MmBackward0"} <= names
+
+
+@pytest.mark.parametrize("step", [2, 4])
+def test_the_rollout_holds_the_models_forward_passes_from_vllms_worker(profiled: VerlRun, step: int) -> None:
+    trace = profiled.trace(step, "rollout.replica0")
+    names = [event["name"] for event in operators(trace)]
+    assert "aten::linear" in names or "aten::mm" in names
+    # vLLM annotates each forward pass: 4 prompts with 2 answers of at most 32 tokens are prefilled, then decoded.
+    passes = [name for name in names if name.startswith("execute_")]
+    assert 16 <= len(passes) <= 100
+    assert any("generation_8(8)" in name for name in passes)
+    (pid,) = {meta["pid"] for meta in metas(profiled, step) if meta["role"] == "rollout"}
+    (worker,) = [process for process in profiled.processes if process["pid"] == pid]
+    assert worker["process"].startswith("VllmWorker")
+
+
+@pytest.mark.parametrize("step", [2, 4])
+def test_engines_that_share_devices_are_through_before_the_first_stage(profiled: VerlRun, step: int) -> None:
+    _, rollout_ends = window(profiled.trace(step, "rollout.replica0"))
+    stages = [span for span in profiled.spans if span["kind"] == "stage" and span["step"] == step]
+    first = min(span["start_ns"] for span in stages if span["role"] in ("actor", "ref"))
+    assert rollout_ends < first
+
+
+def test_validation_is_no_rollout_of_the_step(legacy: VerlRun) -> None:
+    assert "val-core" in legacy.finished.output or "val-aux" in legacy.finished.output
+    assert len(list(legacy.step_folder(2).glob("rollout.*.gz"))) == 1
+
+
+def test_run_json_is_complete(profiled: VerlRun) -> None:
+    info = profiled.info
+    assert info["state"] == "ended"
+    assert info["id"] == profiled.directory.name
+    assert re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{6}", info["id"])
+    assert "verl.trainer.main_ppo" in info["command"]
+    assert info["settings"]["steps"] == "2,4"
+    assert info["versions"]["verl"] == "0.9.1"
+    assert info["versions"]["ray"] == "2.60.0"
+    assert info["versions"]["vllm"].startswith("0.27.1")
+    assert info["recipes"] == ["ray", "verl", "vllm"]
+    assert len(info["hosts"]) == 1
+
+
+def test_nothing_is_left_half_written(profiled: VerlRun) -> None:
+    assert list(profiled.directory.rglob("*.part")) == []
+
+
+def test_every_kind_of_process_left_its_hooks(profiled: VerlRun, request: pytest.FixtureRequest) -> None:
+    titles = [process["process"] for process in profiled.processes]
+    for kind in ("main_ppo", "ray::TaskRunner", "ray::WorkerDict", "ray::AgentLoopWorker", "ray::vLLMHttpServer"):
+        assert any(kind in title for title in titles), kind
+    assert any(title.startswith("EngineCore") for title in titles)
+    assert any(title.startswith("VllmWorker") for title in titles)
+
+
+def test_no_hook_failed_and_autoprof_made_no_error(profiled: VerlRun) -> None:
+    for process in profiled.processes:
+        assert process["errors"] == {}
+        failed = {key: hook for key, hook in process["hooks"].items() if hook["state"] == "failed"}
+        assert failed == {}
+    assert "autoprof: " not in profiled.finished.output
+
+
+def test_nothing_is_left_running(profiled: VerlRun) -> None:
+    assert profiled.finished.left_behind == []
+
+
+def test_off_leaves_no_file(unprofiled: VerlRun) -> None:
+    assert not (unprofiled.folder / "autoprof_runs").exists()
+    assert [path for path in unprofiled.folder.rglob("*") if "autoprof" in path.name] == []
+
+
+def test_off_imports_nothing_in_any_process(unprofiled: VerlRun) -> None:
+    starts = unprofiled.probed()
+    kinds = {"verl": 0, "vllm": 0, "ray": 0}
+    for modules in starts.values():
+        for kind in kinds:
+            kinds[kind] += kind in modules
+        assert [module for module in modules if module.split(".")[0] == "autoprof"] == []
+    # The probe was there in all of them.
+    assert kinds["verl"] >= 5
+    assert kinds["vllm"] >= 3
+
+
+def test_the_probe_sees_autoprof_where_it_is_on(profiled: VerlRun) -> None:
+    importing = [start for start, modules in profiled.probed().items() if "autoprof.importing" in modules]
+    assert len(importing) >= 6
+
+
+def test_processes_that_are_no_business_of_ours_are_left_alone(profiled: VerlRun) -> None:
+    for start, modules in profiled.probed().items():
+        if "/ray/dashboard/" in start or "log_monitor.py" in start or "/ray/_private/runtime_env/" in start:
+            assert [module for module in modules if module.startswith("autoprof.") and module != "autoprof._boot"] == []
+
+
+@pytest.mark.parametrize("trainer", ["v1", "legacy"])
+def test_training_is_the_same_with_autoprof(trainer: str, request: pytest.FixtureRequest) -> None:
+    on: VerlRun = request.getfixturevalue(trainer)
+    off: VerlRun = request.getfixturevalue(f"{trainer}_off")
+    assert sorted(on.metrics) == sorted(off.metrics) == [1, 2, 3, 4]
+    for step in on.metrics:
+        assert len(on.metrics[step]) > 40
+        assert on.metrics[step] == off.metrics[step]
+
+
+def test_the_run_can_be_listed_and_examined(profiled: VerlRun, python: Any) -> None:
+    listed = python(["-m", "autoprof", "ls", str(profiled.directory)]).stdout
+    assert listed.count(" complete ") == 2 * (len(STAGES) + 1)
+    examined = python(["-m", "autoprof", "doctor", str(profiled.directory)])
+    assert "no problems found" in examined.stdout
+    assert "verl/update-actor" in examined.stdout
+
+
+def test_files_are_the_users_own(profiled: VerlRun) -> None:
+    for path in [profiled.directory / "run.json", *Path(profiled.directory, "hooks").iterdir()]:
+        assert path.stat().st_mode & 0o077 == 0

@@ -1,0 +1,101 @@
+"""Runs verl's GRPO and reads what the run left."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import sys
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import processes
+from helpers import ROOT, clean_environment
+
+# A quiet machine needs 70 to 90 s, nearly all of it imports. An error in vLLM's weight update hangs verl's trainer
+# for good (verl 0.9.1), so a run never gets more than this.
+TIMEOUT_S = 420
+
+_STEP = re.compile(r"step:(\d+) - (.*)")
+_TIMED = re.compile(r"timing|time|throughput|mfu|memory|perf/|num_turns/.*time|idle|bubble")
+
+
+@dataclass(frozen=True)
+class VerlRun:
+    """What one run of verl left."""
+
+    folder: Path
+    finished: processes.Finished
+    probe: Path
+
+    @cached_property
+    def directory(self) -> Path:
+        return (self.folder / "autoprof_runs" / "latest").resolve()
+
+    @cached_property
+    def info(self) -> dict[str, Any]:
+        return json.loads((self.directory / "run.json").read_text())
+
+    @cached_property
+    def processes(self) -> list[dict[str, Any]]:
+        return [json.loads(path.read_text()) for path in sorted(self.directory.glob("hooks/*.json"))]
+
+    @cached_property
+    def spans(self) -> list[dict[str, Any]]:
+        files = sorted(self.directory.glob("timeline/*.jsonl"))
+        return [json.loads(line) for path in files for line in path.read_text().splitlines()]
+
+    @cached_property
+    def metrics(self) -> dict[int, dict[str, str]]:
+        """The metrics of each step that don't depend on time, as verl printed them."""
+        found: dict[int, dict[str, str]] = {}
+        for number, line in _STEP.findall(self.finished.output):
+            pairs = (pair.partition(":") for pair in line.strip().split(" - "))
+            found[int(number)] = {name: value for name, _, value in pairs if not _TIMED.search(name)}
+        return found
+
+    def step_window(self, number: int) -> tuple[int, int]:
+        """Begin and end of a step, in nanoseconds since the epoch."""
+        (span,) = [span for span in self.spans if span["kind"] == "step" and span["step"] == number]
+        return span["start_ns"], span["end_ns"]
+
+    def step_folder(self, number: int) -> Path:
+        return self.directory / f"global_step_{number:06d}"
+
+    def trace(self, number: int, beginning: str) -> dict[str, Any]:
+        """The one trace of a step whose file name begins so."""
+        (path,) = self.step_folder(number).glob(f"{beginning}*.pt.trace.json.gz")
+        return json.loads(gzip.decompress(path.read_bytes()))
+
+    def probed(self) -> dict[str, list[str]]:
+        """What the import probe saw: for each start of an interpreter, the modules that it imported."""
+        starts: dict[str, list[str]] = {}
+        for path in self.probe.iterdir():
+            start = ""
+            for line in path.read_text(errors="replace").splitlines():
+                kind, _, rest = line.partition(" ")
+                if kind == "start":
+                    start = f"{path.stem} {rest}"
+                    starts[start] = []
+                else:
+                    starts[start].append(rest)
+        return starts
+
+
+def verl_run(folder: Path, *overrides: str, **variables: str) -> VerlRun:
+    probe = folder / "probe"
+    probe.mkdir()
+    environment = clean_environment(
+        PYTHON=sys.executable,
+        PYTHONPATH=str(ROOT / "tests" / "real" / "import_probe"),
+        IMPORT_PROBE=str(probe),
+        DETERMINISTIC="1",
+        **variables,
+    )
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    command = [str(ROOT / "examples" / "verl_cpu" / "run_grpo.sh"), *overrides]
+    finished = processes.run(command, cwd=folder, env=environment, timeout_s=TIMEOUT_S)
+    assert finished.status == 0, "\n".join(finished.output.splitlines()[-60:])
+    return VerlRun(folder, finished, probe)

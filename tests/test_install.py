@@ -1,0 +1,109 @@
+"""What an installation leaves in site-packages: activation by itself, and nothing that breaks Python afterwards."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+from helpers import ROOT, clean_environment
+
+SHOW = "import sys; print('autoprof._boot' in sys.modules)"
+
+
+def run(*command: str, cwd: Path = ROOT, **variables: str) -> str:
+    environment = clean_environment(PIP_DISABLE_PIP_VERSION_CHECK="1", **variables)
+    result = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "Traceback" not in result.stderr
+    return result.stdout.strip()
+
+
+def pip(*arguments: str) -> str:
+    return run(sys.executable, "-m", "pip", *arguments)
+
+
+@pytest.fixture(scope="module", params=["wheel", "editable"])
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel, or what an editable install installs, as the project's build backend makes it."""
+    return build(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build("wheel", tmp_path_factory.mktemp("wheel"))
+
+
+def build(kind: str, folder: Path) -> Path:
+    code = f"import hatchling.build; print(hatchling.build.build_{kind}({str(folder)!r}))"
+    return folder / run(sys.executable, "-c", code)
+
+
+class Environment:
+    def __init__(self, folder: Path) -> None:
+        venv.create(folder, with_pip=False, symlinks=True)
+        self.python = str(folder / "bin" / "python")
+        (self.site,) = folder.glob("lib/python*/site-packages")
+
+    def pip(self, *arguments: str) -> None:
+        pip("--python", self.python, *arguments)
+
+    def show(self, *arguments: str, **variables: str) -> str:
+        return run(self.python, *arguments, "-c", SHOW, cwd=self.site, **variables)
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Environment:
+    return Environment(tmp_path / "venv")
+
+
+def test_the_wheel_holds_recipes_and_both_ways_of_activation(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert wheel.name.startswith("autoprof_rl-")
+    assert {"autoprof.pth", "autoprof.start", "_autoprof_gate.py"} <= names
+    assert {"autoprof/recipes/verl.toml", "autoprof/sitecustomize/sitecustomize.py", "autoprof/py.typed"} <= names
+    top = {name.split("/")[0] for name in names if ".dist-info/" not in name}
+    assert top == {"autoprof", "autoprof.pth", "autoprof.start", "_autoprof_gate.py"}
+
+
+def test_installed_active_uninstalled(built: Path, fresh: Environment) -> None:
+    (fresh.site / "other.py").touch()
+    fresh.pip("install", "--quiet", "--no-deps", str(built))
+    assert fresh.show(AUTOPROF="1") == "True"
+    assert fresh.show() == "False"
+    assert fresh.show("-I", AUTOPROF="1") == "True"
+    assert run(fresh.python, "-c", "from autoprof import _boot; print('verl' in _boot.recipe_files())") == "True"
+    fresh.pip("uninstall", "--quiet", "--yes", "autoprof-rl")
+    assert {name for name in os.listdir(fresh.site) if name != "__pycache__"} == {"other.py"}
+    assert fresh.show(AUTOPROF="1") == "False"
+
+
+def test_files_left_behind_break_nothing(fresh: Environment) -> None:
+    for name in ("autoprof.pth", "_autoprof_gate.py"):
+        (fresh.site / name).write_bytes((ROOT / "sitecustomize" / name).read_bytes())
+    assert fresh.show(AUTOPROF="1") == "False"
+    (fresh.site / "_autoprof_gate.py").unlink()
+    assert fresh.show(AUTOPROF="1") == "False"
+
+
+def test_autoprof_run_activates_where_nothing_could_be_installed(
+    wheel: Path, fresh: Environment, tmp_path: Path
+) -> None:
+    # pip install --target leaves a folder that PYTHONPATH names: its .pth is never run.
+    folder = tmp_path / "target"
+    pip("install", "--quiet", "--no-deps", "--target", str(folder), str(wheel))
+    site = str(folder / "autoprof" / "sitecustomize")
+    assert fresh.show(AUTOPROF="1", PYTHONPATH=str(folder)) == "False"
+    assert fresh.show(AUTOPROF="1", PYTHONPATH=site) == "True"
+
+
+def test_entry_points_name_the_gate(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith("entry_points.txt")]
+        text = archive.read(name).decode()
+    assert "[verl.plugins]\nautoprof = _autoprof_gate\n" in text
+    assert "[vllm.general_plugins]\nautoprof = _autoprof_gate:activate\n" in text

@@ -1,0 +1,51 @@
+"""What goes into `runtime_env`, against Ray's own merging."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from ray.runtime_env import RuntimeEnv
+from ray.runtime_env.runtime_env import _merge_runtime_env
+
+from autoprof.behaviours.ray import merged
+
+ENVIRON = {"AUTOPROF": "1", "AUTOPROF_STEPS": "3", "AUTOPROF_RUN_ID": "x", "HOME": "/root"}
+OURS = {name: value for name, value in ENVIRON.items() if name != "HOME"}
+
+
+@pytest.mark.parametrize("given", [None, {}, {"env_vars": None}, {"env_vars": {}}])
+def test_our_variables_are_added(given: Any) -> None:
+    assert merged(given, ENVIRON)["env_vars"] == OURS
+
+
+def test_the_users_values_win_and_stay_as_they_were() -> None:
+    given = {"working_dir": "/x", "env_vars": {"AUTOPROF_STEPS": "9", "A": "b"}}
+    result = merged(given, ENVIRON)
+    assert result["env_vars"] == OURS | {"AUTOPROF_STEPS": "9", "A": "b"}
+    assert result["working_dir"] == "/x"
+    assert given == {"working_dir": "/x", "env_vars": {"AUTOPROF_STEPS": "9", "A": "b"}}
+
+
+def test_a_runtime_env_object_stays_one() -> None:
+    result = merged(RuntimeEnv(env_vars={"A": "b"}), ENVIRON)
+    assert isinstance(result, RuntimeEnv)
+    assert result["env_vars"] == OURS | {"A": "b"}
+
+
+def test_variables_of_a_submitted_job_are_left_to_the_job() -> None:
+    # Ray refuses a variable that both the job and ray.init set.
+    job = {"env_vars": {"AUTOPROF": "1", "AUTOPROF_STEPS": "3"}}
+    environ = ENVIRON | {"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps({"runtime_env": job})}
+    ours = merged(None, environ)
+    together = _merge_runtime_env(RuntimeEnv(**job), RuntimeEnv(**ours))
+    assert together is not None
+    assert together["env_vars"] == OURS
+    assert _merge_runtime_env(RuntimeEnv(**job), RuntimeEnv(**merged(None, ENVIRON))) is None
+
+
+def test_the_site_folder_goes_in_front_of_the_users_pythonpath() -> None:
+    environ = ENVIRON | {"AUTOPROF_SITE": "/site"}
+    assert merged(None, environ)["env_vars"]["PYTHONPATH"] == "/site:${PYTHONPATH}"
+    assert merged({"env_vars": {"PYTHONPATH": "/mine"}}, environ)["env_vars"]["PYTHONPATH"] == "/site:/mine"
