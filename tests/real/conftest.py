@@ -35,6 +35,21 @@ def legacy_off(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
     return verl_run(folder, "trainer.use_v1=False", "trainer.test_freq=2", AUTOPROF="0", AUTOPROF_STEPS="2,4")
 
 
+@pytest.fixture(scope="session")
+def critic(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
+    """PPO with a critic, and other settings: one step, some roles, fewer passes of the engine, a command at the end."""
+    folder = tmp_path_factory.mktemp("critic")
+    settings = {
+        "AUTOPROF": "1",
+        "AUTOPROF_STEPS": "+2",
+        "AUTOPROF_ROLES": "critic,rollout",
+        "AUTOPROF_ROLLOUT_ITERATIONS": "2:7",
+        "AUTOPROF_CONTENTS": "cpu,shapes,cuda",
+        "AUTOPROF_ON_FINISH": f'ls "$AUTOPROF_RUN_DIR"/global_step_000002 > {folder}/finished.txt',
+    }
+    return verl_run(folder, "algorithm.adv_estimator=gae", "trainer.total_training_steps=3", **settings)
+
+
 @pytest.fixture(scope="session", params=["v1", "legacy"])
 def profiled(request: pytest.FixtureRequest) -> VerlRun:
     """A run with autoprof, of either trainer."""

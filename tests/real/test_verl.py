@@ -88,10 +88,12 @@ def test_the_rollout_holds_the_models_forward_passes_from_vllms_worker(profiled:
     trace = profiled.trace(step, "rollout.replica0")
     names = [event["name"] for event in operators(trace)]
     assert "aten::linear" in names or "aten::mm" in names
-    # vLLM annotates each forward pass: 4 prompts with 2 answers of at most 32 tokens are prefilled, then decoded.
+    # vLLM annotates each forward pass. The run has 4 prompts, answered one after the other with up to 32 tokens each:
+    # 128 passes, of which AUTOPROF_ROLLOUT_ITERATIONS leaves the first 100.
     passes = [name for name in names if name.startswith("execute_")]
-    assert 16 <= len(passes) <= 100
-    assert any("generation_8(8)" in name for name in passes)
+    assert len(passes) == 100
+    assert any("context_1" in name and "generation_0(0)" in name for name in passes)
+    assert "execute_context_0(0)_generation_1(1)" in passes
     (pid,) = {meta["pid"] for meta in metas(profiled, step) if meta["role"] == "rollout"}
     (worker,) = [process for process in profiled.processes if process["pid"] == pid]
     assert worker["process"].startswith("VllmWorker")
@@ -197,3 +199,34 @@ def test_the_run_can_be_listed_and_examined(profiled: VerlRun, python: Any) -> N
 def test_files_are_the_users_own(profiled: VerlRun) -> None:
     for path in [profiled.directory / "run.json", *Path(profiled.directory, "hooks").iterdir()]:
         assert path.stat().st_mode & 0o077 == 0
+
+
+def test_the_critic_is_captured_and_other_roles_are_not(critic: VerlRun) -> None:
+    kinds = sorted({(meta["role"], meta["stage"]) for meta in metas(critic, 2)})
+    assert kinds == [("critic", "compute_values"), ("critic", "update_critic"), ("rollout", "rollout")]
+    names = {event["name"] for event in operators(critic.trace(2, "critic.update_critic"))}
+    assert any(name.startswith("autograd::engine::evaluate_function") for name in names)
+    assert [path.name for path in critic.directory.glob("global_step_*")] == ["global_step_000002"]
+
+
+def test_rollout_iterations_are_exact(critic: VerlRun) -> None:
+    names = [event["name"] for event in operators(critic.trace(2, "rollout.replica0"))]
+    passes = [name for name in names if name.startswith("execute_")]
+    assert len(passes) == 5
+    # The two passes that were skipped hold the first prefill.
+    assert not any("generation_0(0)" in name for name in passes)
+
+
+def test_contents_are_recorded_or_named_as_left_out(critic: VerlRun) -> None:
+    for meta in metas(critic, 2):
+        assert (meta["contents"], meta["left_out"]) == (["cpu", "shapes"], ["cuda"])
+    for beginning in ("critic.update_critic", "rollout.replica0"):
+        events = operators(critic.trace(2, beginning))
+        assert any("Input Dims" in event.get("args", {}) for event in events)
+    assert "contents left out, which torch does not know here: cuda" in critic.finished.output
+
+
+def test_the_command_at_the_end_finds_complete_files(critic: VerlRun) -> None:
+    listed = (critic.folder / "finished.txt").read_text().split()
+    assert listed == sorted(path.name for path in critic.step_folder(2).iterdir())
+    assert len(listed) == 6

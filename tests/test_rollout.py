@@ -1,0 +1,210 @@
+"""Which engines are asked for what, and when. The trainer and its replicas are made up; what they stand for is checked
+against verl's source in `test_the_made_up_replicas_look_like_verls`."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pytest_mock import MockerFixture
+
+from autoprof import runtime
+from autoprof.behaviours import rollout, step
+from autoprof.behaviours.rollout import AroundGeneration, EndOfSampling, Replicas
+from autoprof.settings import Settings
+from autoprof.wrapping import CALL, Around, Call, Outcome, Wait
+
+SHARED = Replicas(path="llm_server_manager.rollout_replicas")
+OWN = Replicas(path="standalone_server_manager.rollout_replicas", own_devices=True)
+
+
+class Server:
+    """A handle of a server actor: notes what it is asked, and answers as it is told to."""
+
+    def __init__(self, log: list[tuple[str, int]], replica: int) -> None:
+        self.answer: Any = {"problem": ""}
+        self.start_profile = SimpleNamespace(remote=self._remote)
+        self._log = log
+        self._replica = replica
+
+    def _remote(self, *, autoprof: dict[str, Any]) -> Any:
+        assert autoprof["replica"] == self._replica
+        self._log.append((autoprof["action"], self._replica))
+        return self.answer
+
+
+class Answers(Wait):
+    """In the place of RayCalls: the references are the answers."""
+
+    def __init__(self, references: list[Any], timeout_s: float) -> None:
+        self.references = references
+
+    def block(self) -> list[Any]:
+        return self.references
+
+
+@pytest.fixture
+def log() -> list[tuple[str, int]]:
+    return []
+
+
+@pytest.fixture
+def trainer(log: list[tuple[str, int]]) -> Any:
+    """Two replicas of 2 ranks on the trainer's devices, two on their own."""
+
+    def replica(number: int) -> Any:
+        return SimpleNamespace(replica_rank=number, world_size=2, servers=[Server(log, number)])
+
+    return SimpleNamespace(
+        global_steps=7,
+        llm_server_manager=SimpleNamespace(rollout_replicas=[replica(0), replica(1)]),
+        standalone_server_manager=SimpleNamespace(rollout_replicas=[replica(2), replica(3)]),
+    )
+
+
+@pytest.fixture
+def run(mocker: MockerFixture) -> Iterator[Any]:
+    """A run whose settings a test may change, with the board and the timeline out of the way."""
+    made = SimpleNamespace(settings=Settings(steps="7", ranks="all"), info=SimpleNamespace(id="run"))
+    mocker.patch.object(runtime, "current", return_value=made)
+    mocker.patch.object(rollout, "RayCalls", Answers)
+    mocker.patch.object(step, "Span")
+    mocker.patch.object(rollout, "Span")
+    mocker.patch.object(step, "_executed", 0)
+    yield made
+    step._current = None
+    rollout.close_window()
+
+
+def drive(around: Around) -> None:
+    """Run a behaviour to its end; the call it goes around does nothing."""
+    try:
+        wait = next(around)
+        while True:
+            wait = around.send(Outcome(None, None) if wait is CALL else wait.block())
+    except StopIteration:
+        pass
+
+
+def call(instance: Any = None, **arguments: Any) -> Call:
+    return Call("k", lambda self, **kwargs: None, (instance,), arguments)
+
+
+def test_engines_start_with_the_step_and_stop_by_their_devices(run: Any, trainer: Any, log: Any) -> None:
+    drive(step.Begin(number="global_steps", replicas=[SHARED, OWN]).around(call(trainer)))
+    assert log == [("start", 0), ("start", 1), ("start", 2), ("start", 3)]
+    log.clear()
+    drive(EndOfSampling().around(call(trainer)))
+    assert log == [("stop", 0), ("stop", 1)]
+    drive(EndOfSampling().around(call(trainer)))
+    assert len(log) == 2
+    log.clear()
+    drive(step.End().around(call(trainer)))
+    assert log == [("stop", 2), ("stop", 3)]
+
+
+def test_engines_around_generation(run: Any, trainer: Any, log: Any) -> None:
+    drive(step.Begin(number="global_steps", replicas=[SHARED], engines="around").around(call(trainer)))
+    assert log == []
+    around = AroundGeneration(unless="prompts.meta_info.validate")
+    for validate, expected in ((True, []), (False, [("start", 0), ("start", 1), ("stop", 0), ("stop", 1)])):
+        log.clear()
+        drive(around.around(call(trainer, prompts=SimpleNamespace(meta_info={"validate": validate}))))
+        assert log == expected
+
+
+@pytest.mark.parametrize(
+    ("ranks", "started"), [("0", [0]), ("3", [1]), ("0,6", [0, 3]), ("1:5", [0, 1, 2]), ("99", []), ("all", [0, 1, 2, 3])]
+)
+def test_the_replica_that_owns_a_rank_is_captured(run: Any, trainer: Any, log: Any, ranks: str, started: Any) -> None:
+    run.settings = Settings(steps="7", ranks=ranks)
+    drive(step.Begin(number="global_steps", replicas=[SHARED, OWN]).around(call(trainer)))
+    assert log == [("start", replica) for replica in started]
+
+
+def test_other_steps_and_other_roles_start_nothing(run: Any, trainer: Any, log: Any) -> None:
+    run.settings = Settings(steps="8", ranks="all")
+    drive(step.Begin(number="global_steps", replicas=[SHARED]).around(call(trainer)))
+    run.settings = Settings(steps="7", ranks="all", roles=("*", "!rollout"))
+    drive(step.Begin(number="global_steps", replicas=[SHARED]).around(call(trainer)))
+    assert log == []
+
+
+def test_an_engine_that_did_not_start_is_said_and_not_stopped(
+    run: Any, trainer: Any, log: Any, mocker: MockerFixture
+) -> None:
+    warning = mocker.patch("autoprof.log.warning")
+    first, second = (replica.servers[0] for replica in trainer.llm_server_manager.rollout_replicas)
+    first.answer = RuntimeError("the actor died")
+    second.answer = None  # the server's process runs without autoprof
+    drive(step.Begin(number="global_steps", replicas=[SHARED, OWN]).around(call(trainer)))
+    said = [entry.args[0] for entry in warning.call_args_list]
+    assert said == [
+        "step 7, rollout replica 0: start failed, RuntimeError: the actor died",
+        "step 7, rollout replica 1: start failed, its process runs without autoprof",
+    ]
+    log.clear()
+    drive(step.End().around(call(trainer)))
+    assert log == [("stop", 2), ("stop", 3)]
+
+
+def test_an_engine_that_answers_too_late_is_stopped_all_the_same(run: Any, trainer: Any, log: Any) -> None:
+    first, _ = (replica.servers[0] for replica in trainer.llm_server_manager.rollout_replicas)
+    first.answer = TimeoutError("no answer within 60 s")
+    drive(step.Begin(number="global_steps", replicas=[SHARED]).around(call(trainer)))
+    drive(step.End().around(call(trainer)))
+    assert ("stop", 0) in log
+
+
+def test_a_step_that_never_ended_is_closed_by_the_next(run: Any, trainer: Any, log: Any) -> None:
+    begin = step.Begin(number="global_steps", replicas=[OWN])
+    drive(begin.around(call(trainer)))
+    log.clear()
+    trainer.global_steps = 8
+    drive(begin.around(call(trainer)))
+    assert log == [("stop", 2), ("stop", 3)]
+
+
+def test_tick_closes_the_step_before_and_opens_the_next(run: Any, trainer: Any, log: Any) -> None:
+    tick = step.Tick(number="global_steps", offset=1, replicas=[OWN])
+    trainer.global_steps = 6
+    drive(tick.around(call(trainer)))
+    assert log == [("start", 2), ("start", 3)]
+    trainer.global_steps = 7
+    drive(tick.around(call(trainer)))
+    assert log[2:] == [("stop", 2), ("stop", 3)]
+
+
+def test_a_step_without_a_number_is_counted(run: Any, trainer: Any, log: Any) -> None:
+    run.settings = Settings(steps="2", ranks="all")
+    wrap = step.Wrap(replicas=[SHARED])
+    drive(wrap.around(call(trainer)))
+    assert log == []
+    drive(wrap.around(call(trainer)))
+    assert log == [("start", 0), ("start", 1), ("stop", 0), ("stop", 1)]
+
+
+def test_the_made_up_replicas_look_like_verls() -> None:
+    def source(module: str) -> ast.Module:
+        found = find_spec("verl")
+        assert found is not None
+        assert found.submodule_search_locations
+        return ast.parse(Path(found.submodule_search_locations[0], module).read_text())
+
+    def attributes(tree: ast.AST) -> set[str]:
+        return {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+
+    replica = attributes(source("workers/rollout/replica.py"))
+    assert {"replica_rank", "world_size", "servers"} <= replica
+    assert "rollout_replicas" in attributes(source("workers/rollout/llm_server.py"))
+    assert {"llm_server_manager", "global_steps"} <= attributes(source("trainer/ppo/v1/trainer_base.py"))
+    assert "standalone_server_manager" in attributes(source("trainer/ppo/v1/trainer_separate_async.py"))
+    servers = source("workers/rollout/vllm_rollout/vllm_async_server.py")
+    (start,) = [node for node in ast.walk(servers) if getattr(node, "name", "") == "start_profile"]
+    assert isinstance(start, ast.AsyncFunctionDef)
+    assert start.args.kwarg is not None
