@@ -195,7 +195,7 @@ def interrupt(reason: str) -> None:
         recording.finish("truncated", reason)
 
 
-def prepare() -> None:
+def watch_others() -> None:
     """Watch for other profilers, from the moment that torch is imported."""
     watch(interrupt)
 

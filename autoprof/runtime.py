@@ -107,6 +107,10 @@ def start() -> Runtime | None:
             return None
         log.configure(info.settings.log)
         _runtime = Runtime(info)
+        # Imported here: a capture knows its run, not the other way round.
+        from autoprof import capture
+
+        capture.watch_others()
         if _runtime.started_here:
             from autoprof import ending
 

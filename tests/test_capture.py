@@ -130,7 +130,7 @@ def test_a_trace_over_the_limit_is_cut_to_whole_events_and_says_so(made: Any) ->
 
 
 def test_autoprof_yields_to_a_profiler_that_was_first(made: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    capture.prepare()
+    capture.watch_others()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as theirs:
         assert capture.begin(made(), SUBJECT) is None
         work()
@@ -141,7 +141,7 @@ def test_autoprof_yields_to_a_profiler_that_was_first(made: Any, capsys: pytest.
 
 
 def test_autoprof_yields_to_a_profiler_that_comes_later(made: Any) -> None:
-    capture.prepare()
+    capture.watch_others()
     run = made()
     recording = capture.begin(run, SUBJECT)
     work()

@@ -119,7 +119,8 @@ def test_engines_around_generation(run: Any, trainer: Any, log: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "started"), [("0", [0]), ("3", [1]), ("0,6", [0, 3]), ("1:5", [0, 1, 2]), ("99", []), ("all", [0, 1, 2, 3])]
+    ("ranks", "started"),
+    [("0", [0]), ("3", [1]), ("0,6", [0, 3]), ("1:5", [0, 1, 2]), ("99", []), ("all", [0, 1, 2, 3])],
 )
 def test_the_replica_that_owns_a_rank_is_captured(run: Any, trainer: Any, log: Any, ranks: str, started: Any) -> None:
     run.settings = Settings(steps="7", ranks=ranks)

@@ -20,6 +20,7 @@ BEHAVIOURS = {
     "step.end": "autoprof.behaviours.step:End",
     "step.tick": "autoprof.behaviours.step:Tick",
     "step.wrap": "autoprof.behaviours.step:Wrap",
+    "vllm.engine": "autoprof.behaviours.vllm:Engine",
     "vllm.server": "autoprof.behaviours.vllm:Server",
     "vllm.worker": "autoprof.behaviours.vllm:Worker",
 }

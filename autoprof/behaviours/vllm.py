@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import inspect
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
-from autoprof import capture, runtime
+from autoprof import capture, log, runtime
 from autoprof.behaviours import Behaviour
 from autoprof.capture import Placement, Subject
 from autoprof.paths import follow
@@ -27,6 +28,9 @@ from autoprof.wrapping import CALL, Around, Call, Reply
 ROLE = "rollout"
 # Set on an engine while autoprof records it: the handler that its front end's profiler had, or None.
 _OPEN = "_autoprof_open"
+# Set on an engine while somebody else profiles it.
+_TAKEN = "_autoprof_taken"
+_own_call: ContextVar[bool] = ContextVar("autoprof_own_call", default=False)
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +69,34 @@ class Server(Behaviour):
         return Reply(answer)
 
 
+class Engine(Behaviour):
+    """`AsyncLLM.start_profile` and `stop_profile`, as somebody else calls them: autoprof's recording ends before theirs
+    begins, and none begins before theirs ends.
+
+    vLLM up to 0.29 has one profiler in its front end: a second start empties it, a second stop kills the process.
+
+    Attributes:
+        action: Which of the two the hook is on.
+    """
+
+    action: Literal["start", "stop"]
+
+    def around(self, call: Call) -> Around:
+        engine = call.instance
+        if _own_call.get():
+            yield CALL
+            return None
+        if self.action == "start":
+            if hasattr(engine, _OPEN):
+                log.warning("somebody else starts the engine's profiler; autoprof's recording ends early")
+                yield Coroutine(stop(engine, "somebody else started the engine's profiler"))
+            setattr(engine, _TAKEN, True)
+        outcome = yield CALL
+        if hasattr(engine, _TAKEN) and (self.action == "stop" or outcome.error is not None):
+            delattr(engine, _TAKEN)
+        return None
+
+
 async def start(engine: Any, request: Request) -> dict[str, Any]:
     """Prepare every worker of an `AsyncLLM`, then start its profiler."""
     run = runtime.current()
@@ -72,36 +104,57 @@ async def start(engine: Any, request: Request) -> dict[str, Any]:
         return {"problem": "autoprof is off in the server's process"}
     if hasattr(engine, _OPEN):
         return {"problem": "it is recording already"}
-    timeout_s = run.settings.for_role(ROLE).stop_timeout_s
-    asked = msgspec.to_builtins(request)
-    workers = await asyncio.wait_for(engine.collective_rpc("autoprof_prepare", args=(asked,)), timeout_s)
+    if hasattr(engine, _TAKEN):
+        return {"problem": "somebody else profiles the engine"}
+    workers = await _rpc(engine, run, "autoprof_prepare", msgspec.to_builtins(request))
     if any(not worker["problem"] for worker in workers):
         setattr(engine, _OPEN, None)
         try:
             _redirect_front_end(engine, run, request)
-            await asyncio.wait_for(engine.start_profile(), timeout_s)
+            await _own(engine.start_profile, run)
         except BaseException:
             await stop(engine)
             raise
     return _answer(workers)
 
 
-async def stop(engine: Any) -> dict[str, Any]:
+async def stop(engine: Any, cut: str = "") -> dict[str, Any]:
     """Stop the profiler of an `AsyncLLM` and take autoprof's out of its workers.
 
     Without a start before it does nothing: a second stop kills the front end of vLLM up to 0.29.
+
+    Args:
+        engine: The `AsyncLLM`.
+        cut: Why the recording ends early, if it does.
     """
     run = runtime.current()
     if run is None or not hasattr(engine, _OPEN):
         return {"problem": "it was not recording"}
-    timeout_s = run.settings.for_role(ROLE).stop_timeout_s
     try:
-        await asyncio.wait_for(engine.stop_profile(), timeout_s)
+        if cut:
+            await _rpc(engine, run, "autoprof_cut", cut)
+        await _own(engine.stop_profile, run)
     finally:
         _restore_front_end(engine)
         delattr(engine, _OPEN)
-        workers = await asyncio.wait_for(engine.collective_rpc("autoprof_release"), timeout_s)
+        workers = await _rpc(engine, run, "autoprof_release")
     return _answer(workers)
+
+
+async def _own(method: Any, run: runtime.Runtime) -> None:
+    """Call the engine's own `start_profile` or `stop_profile`, within the time that a stop may take."""
+    token = _own_call.set(True)
+    try:
+        await asyncio.wait_for(method(), run.settings.for_role(ROLE).stop_timeout_s)
+    finally:
+        _own_call.reset(token)
+
+
+async def _rpc(engine: Any, run: runtime.Runtime, method: str, *arguments: Any) -> list[dict[str, str]]:
+    """Call a method of every worker; each answers with a problem, or an empty text."""
+    timeout_s = run.settings.for_role(ROLE).stop_timeout_s
+    answers: list[dict[str, str]] = await asyncio.wait_for(engine.collective_rpc(method, args=arguments), timeout_s)
+    return answers
 
 
 def _answer(workers: list[dict[str, str]]) -> dict[str, Any]:
@@ -130,10 +183,11 @@ def _restore_front_end(engine: Any) -> None:
 
 
 class Worker(Behaviour):
-    """Gives vLLM's worker class the two methods that `collective_rpc` calls."""
+    """Gives vLLM's worker class the methods that `collective_rpc` calls."""
 
     def install(self, owner: Any) -> bool:
         owner.autoprof_prepare = _prepare
+        owner.autoprof_cut = _cut
         owner.autoprof_release = _release
         return True
 
@@ -153,7 +207,7 @@ class _Session:
             part=_rank_part(rank),
         )
         self.saved = False
-        self._state = ("complete", "")
+        self.state = ("complete", "")
         self._worker = worker
         self._before = (worker.profiler, getattr(worker, "profiler_config", None))
         self.placement = Placement(run, self.subject, settings, TorchTool.name)
@@ -167,14 +221,14 @@ class _Session:
         self._worker.profiler, self._worker.profiler_config = self._before
 
     def finish(self, state: str, reason: str) -> None:
-        self._state = (state, reason)
+        self.state = (state, reason)
         self.profiler.stop()
 
     def _ready(self, profile: Any) -> None:
         # Called by stop_profile, or by the engine itself after the last iteration asked for.
         capture.release(self)
         self.saved = True
-        self.placement.save(profile.export_chrome_trace, *self._state)
+        self.placement.save(profile.export_chrome_trace, *self.state)
 
 
 def _prepare(worker: Any, asked: dict[str, Any]) -> dict[str, str]:
@@ -192,6 +246,14 @@ def _prepare(worker: Any, asked: dict[str, Any]) -> dict[str, str]:
     except Exception as error:
         runtime.report("vllm/worker", error)
         return {"problem": f"{type(error).__name__}: {error}"}
+
+
+def _cut(worker: Any, reason: str) -> dict[str, str]:
+    """`autoprof_cut` of a vLLM worker: what is recorded ends early."""
+    session = worker.__dict__.get("_autoprof_session")
+    if session is not None:
+        session.state = ("truncated", reason)
+    return {"problem": ""}
 
 
 def _release(worker: Any) -> dict[str, str]:

@@ -1,0 +1,88 @@
+"""Drives a real AsyncLLM as a server actor would, and prints what each call answered as JSON.
+
+engine.py MODEL plain|configured [FOLDER]: with `configured` the user has set up vLLM's own profiler for FOLDER, and
+the worker lives in the engine's process, as with one GPU.
+"""
+
+import asyncio
+import json
+import sys
+
+from vllm import SamplingParams
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from autoprof.behaviours import vllm as autoprof_vllm
+
+
+def request(step):
+    return autoprof_vllm.Request(action="start", step=step, replica=1, rank=4)
+
+
+async def generate(engine, name):
+    parameters = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    async for output in engine.generate({"prompt_token_ids": [5, 6, 7]}, parameters, name):
+        tokens = list(output.outputs[0].token_ids)
+    return tokens
+
+
+async def users_own(engine, name):
+    """What the user's own calls of start_profile and stop_profile do."""
+    try:
+        await engine.start_profile()
+        await generate(engine, name)
+        await engine.stop_profile()
+    except Exception as error:
+        return type(error).__name__
+    return "ok"
+
+
+async def main():
+    model, kind, *folder = sys.argv[1:]
+    more = {}
+    if kind == "configured":
+        more["profiler_config"] = {"profiler": "torch", "torch_profiler_dir": folder[0]}
+        more["distributed_executor_backend"] = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+    engine = AsyncLLM.from_engine_args(
+        AsyncEngineArgs(
+            model=model,
+            enforce_eager=True,
+            max_model_len=64,
+            max_num_seqs=2,
+            max_num_batched_tokens=64,
+            kv_cache_memory_bytes=33554432,
+            **more,
+        )
+    )
+    said = {}
+    said["before"] = await generate(engine, "a")
+    said["stop without start"] = await autoprof_vllm.stop(engine)
+    said["user before"] = await users_own(engine, "b")
+    said["start"] = await autoprof_vllm.start(engine, request(1))
+    said["start again"] = await autoprof_vllm.start(engine, request(1))
+    said["recorded"] = await generate(engine, "c")
+    said["stop"] = await autoprof_vllm.stop(engine)
+    said["stop again"] = await autoprof_vllm.stop(engine)
+    said["user after"] = await users_own(engine, "d")
+    said["start 2"] = await autoprof_vllm.start(engine, request(2))
+    await generate(engine, "e")
+    said["stop 2"] = await autoprof_vllm.stop(engine)
+    said["start 3"] = await autoprof_vllm.start(engine, request(3))
+    said["stop 3"] = await autoprof_vllm.stop(engine)
+    # The other two orders, for those who have a profiler of their own to start and stop.
+    said["start 4"] = await autoprof_vllm.start(engine, request(4))
+    await generate(engine, "g")
+    said["user during"] = await users_own(engine, "h")
+    said["stop 4"] = await autoprof_vllm.stop(engine)
+    if kind == "configured":
+        await engine.start_profile()
+        said["start during the user's"] = await autoprof_vllm.start(engine, request(5))
+        await generate(engine, "i")
+        await engine.stop_profile()
+    said["after"] = await generate(engine, "f")
+    print("RESULT " + json.dumps(said), flush=True)
+    engine.shutdown()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
