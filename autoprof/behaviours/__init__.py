@@ -22,7 +22,7 @@ BEHAVIOURS = {
     "step.wrap": "autoprof.behaviours.step:Wrap",
     "vllm.engine": "autoprof.behaviours.vllm:Engine",
     "vllm.server": "autoprof.behaviours.vllm:Server",
-    "vllm.worker": "autoprof.behaviours.vllm:Worker",
+    "vllm.worker": "autoprof.behaviours.vllm_worker:Worker",
 }
 
 

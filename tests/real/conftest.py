@@ -50,6 +50,19 @@ def critic(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
     return verl_run(folder, "algorithm.adv_estimator=gae", "trainer.total_training_steps=3", **settings)
 
 
+@pytest.fixture(scope="session")
+def verls_own(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
+    """verl's own profiler in step 2, autoprof in steps 2 and 3. In V1 autoprof's engine recording starts first."""
+    folder = tmp_path_factory.mktemp("verls-own")
+    profiler = "profiler.tool_config.torch"
+    overrides = ["global_profiler.tool=torch", "global_profiler.steps=[2]", f"global_profiler.save_path={folder}/own"]
+    for role in ("actor", "rollout"):
+        overrides += [f"actor_rollout_ref.{role}.profiler.{name}=True" for name in ("enable", "all_ranks")]
+        overrides += [f"actor_rollout_ref.{role}.{profiler}.discrete=True"]
+        overrides += [f"actor_rollout_ref.{role}.{profiler}.contents=[cpu]"]
+    return verl_run(folder, *overrides, "trainer.total_training_steps=3", AUTOPROF="1", AUTOPROF_STEPS="2:4")
+
+
 @pytest.fixture(scope="session", params=["v1", "legacy"])
 def profiled(request: pytest.FixtureRequest) -> VerlRun:
     """A run with autoprof, of either trainer."""

@@ -230,3 +230,19 @@ def test_the_command_at_the_end_finds_complete_files(critic: VerlRun) -> None:
     listed = (critic.folder / "finished.txt").read_text().split()
     assert listed == sorted(path.name for path in critic.step_folder(2).iterdir())
     assert len(listed) == 6
+
+
+def test_verls_own_profiler_goes_before_autoprofs(verls_own: VerlRun) -> None:
+    theirs = [path.name for path in (verls_own.folder / "own").rglob("*.json.gz")]
+    for stage in ("actor-compute-log-prob", "ref-compute-log-prob", "actor-update", "rank-0."):
+        assert len([name for name in theirs if stage in name]) == 1, stage
+    yielded = {meta["stage"]: meta for meta in metas(verls_own, 2) if meta["state"] == "truncated"}
+    assert set(yielded) == {"compute_log_prob", "compute_ref_log_prob", "update_actor", "rollout"}
+    assert "another torch.profiler was started" in yielded["update_actor"]["reason"]
+    assert "somebody else started the engine's profiler" in yielded["rollout"]["reason"]
+
+
+def test_the_step_after_verls_own_profiler_is_autoprofs_again(verls_own: VerlRun) -> None:
+    found = metas(verls_own, 3)
+    assert len(found) == len(STAGES) + 1
+    assert {meta["state"] for meta in found} == {"complete"}
