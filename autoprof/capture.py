@@ -10,11 +10,11 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
-from autoprof import _finish, log, rundir
+from autoprof import _finish, log, rundir, runtime
 from autoprof.runtime import Runtime
 from autoprof.settings import Settings
 from autoprof.tools import Tool
@@ -47,19 +47,32 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
         return ".".join([*words, rundir.HOST, f"pid{os.getpid()}"])
 
 
-class Recording(Protocol):
-    """What holds the profiler of this process. `finish` is called once, whoever ends it."""
+class Recording:
+    """What holds the profiler of this process, and the thread in which it began.
 
-    subject: Subject
+    torch gives a recording to the thread that began it only: an export after a stop in another thread, and a stop after
+    another profiler has stopped, are segmentation faults (torch 2.13).
+    """
 
-    def finish(self, state: str, reason: str) -> None: ...
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+        self.thread = threading.get_ident()
+        self.ended = threading.Event()
+
+    def finish(self, state: str, reason: str) -> None:
+        """Stop and place the files. Called once, in the thread that began."""
+        raise NotImplementedError
+
+    def abandon(self, reason: str) -> None:
+        """Stop in another thread, where nothing can be had of the recording, and say so in a meta file."""
+        raise NotImplementedError
 
 
-class Capture:
+class Capture(Recording):
     """A capture of a stage in this process."""
 
     def __init__(self, run: Runtime, subject: Subject, settings: Settings, tool: Tool) -> None:
-        self.subject = subject
+        super().__init__(subject)
         self.tool = tool
         self._run = run
         self._settings = settings
@@ -71,10 +84,17 @@ class Capture:
 
     def finish(self, state: str, reason: str) -> None:
         self.tool.stop()
+        self._place().save(self.tool.export, state, reason)
+
+    def abandon(self, reason: str) -> None:
+        self.tool.stop()
+        self._place().fail(reason)
+
+    def _place(self) -> Placement:
         place = Placement(self._run, self.subject, self._settings, self.tool.name)
         place.started = self._started
         place.contents = self._contents
-        place.save(self.tool.export, state, reason)
+        return place
 
 
 class Placement:
@@ -157,9 +177,10 @@ def begin(run: Runtime, subject: Subject) -> Capture | None:
 
 def end(capture: Capture, error: BaseException | None = None) -> None:
     """Stop a capture and place its files, if nobody else ended it before."""
-    if release(capture):
-        why = f"the stage raised {type(error).__name__}" if error is not None else ""
-        capture.finish("truncated" if why else "complete", why)
+    if error is None:
+        _end(capture, "complete", "")
+    else:
+        _end(capture, "truncated", f"the stage raised {type(error).__name__}")
 
 
 def claim(recording: Recording, tool: Tool) -> bool:
@@ -187,12 +208,34 @@ def release(recording: Recording) -> bool:
 
 
 def interrupt(reason: str) -> None:
-    """End the capture that is going on, if any: somebody else needs the profiler."""
+    """End the recording that is going on, if any: somebody else needs the profiler.
+
+    One that another thread began is waited for, within `AUTOPROF_STOP_TIMEOUT_S`, and given up after that.
+    """
     recording = _active
-    if recording is not None and release(recording):
-        subject = recording.subject
+    if recording is None:
+        return
+    subject = recording.subject
+    if recording.thread == threading.get_ident():
         log.warning(f"step {subject.step}, {subject.role} {subject.stage}: the capture ends early, {reason}")
-        recording.finish("truncated", reason)
+        _end(recording, "truncated", reason)
+        return
+    run = runtime.current()
+    recording.ended.wait(run.settings.stop_timeout_s if run is not None else None)
+    if release(recording):
+        recording.abandon(f"{reason}, in another thread than the capture's")
+
+
+def _end(recording: Recording, state: str, reason: str) -> None:
+    if not release(recording):
+        return
+    try:
+        if recording.thread == threading.get_ident():
+            recording.finish(state, reason)
+        else:
+            recording.abandon("the stage ended in another thread than it began in")
+    finally:
+        recording.ended.set()
 
 
 def watch_others() -> None:

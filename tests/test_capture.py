@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -153,6 +154,66 @@ def test_autoprof_yields_to_a_profiler_that_comes_later(made: Any) -> None:
     assert meta["state"] == "truncated"
     assert "another torch.profiler was started" in meta["reason"]
     assert any("Backward" in event["name"] for event in trace["traceEvents"])
+
+
+def test_a_profiler_in_another_thread_waits_for_the_captures_own_thread(made: Any, mocker: Any) -> None:
+    capture.watch_others()
+    run = made()
+    mocker.patch("autoprof.runtime.current", return_value=run)
+    recording = capture.begin(run, SUBJECT)
+    theirs: list[int] = []
+
+    def profile() -> None:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+            work()
+        theirs.append(len(profiler.events()))
+
+    thread = threading.Thread(target=profile)
+    thread.start()
+    work()
+    capture.end(recording)
+    thread.join()
+    ((meta, trace),) = finished(run).values()
+    assert meta["state"] == "complete"
+    assert trace["traceEvents"]
+    assert theirs[0] > 0
+
+
+def test_a_capture_whose_thread_does_not_come_back_is_given_up(made: Any, python: Any) -> None:
+    # In a process of its own: torch takes the thread that began for recording from then on.
+    code = """
+import threading, torch
+from autoprof import capture, runtime
+run = runtime.start()
+recording = capture.begin(run, capture.Subject(step=2, role="actor", stage="update_actor", rank=3))
+def profile():
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        torch.ones(2) + 1
+    print(len(profiler.events()) > 0)
+thread = threading.Thread(target=profile)
+thread.start()
+thread.join()
+capture.end(recording)
+"""
+    variables = {"AUTOPROF": "1", "AUTOPROF_RUN_ID": "run", "AUTOPROF_STOP_TIMEOUT_S": "0.2"}
+    assert python(code, **variables).stdout.strip().endswith("True")
+
+
+def test_a_stage_that_ends_in_another_thread_is_given_up(made: Any, python: Any, tmp_path: Path) -> None:
+    code = """
+import threading, torch
+from autoprof import capture, runtime
+run = runtime.start()
+recording = capture.begin(run, capture.Subject(step=2, role="actor", stage="update_actor", rank=3))
+thread = threading.Thread(target=capture.end, args=(recording,))
+thread.start()
+thread.join()
+"""
+    python(code, AUTOPROF="1", AUTOPROF_RUN_ID="run")
+    (path,) = (tmp_path / "autoprof_runs" / "run" / "global_step_000002").iterdir()
+    meta = json.loads(path.read_text())
+    assert meta["state"] == "failed"
+    assert "another thread" in meta["reason"]
 
 
 def test_an_export_that_fails_leaves_a_meta_file_with_the_reason(made: Any, mocker: Any) -> None:

@@ -15,14 +15,12 @@ import msgspec
 
 from autoprof import log, runtime
 from autoprof.behaviours import Behaviour
-from autoprof.capture import Placement, Subject
 from autoprof.paths import follow
-from autoprof.tools.torch import TorchTool, mark_own
 from autoprof.waits import Coroutine
 from autoprof.wrapping import CALL, Around, Call, Reply
 
 ROLE = "rollout"
-# Set on an engine while autoprof records it: the handler that its front end's profiler had, or None.
+# Set on an engine while autoprof records it.
 _OPEN = "_autoprof_open"
 # Set on an engine while somebody else profiles it.
 _TAKEN = "_autoprof_taken"
@@ -104,9 +102,8 @@ async def start(engine: Any, request: Request) -> dict[str, Any]:
         return {"problem": "somebody else profiles the engine"}
     workers = await _rpc(engine, run, "autoprof_prepare", msgspec.to_builtins(request))
     if any(not worker["problem"] for worker in workers):
-        setattr(engine, _OPEN, None)
+        setattr(engine, _OPEN, True)
         try:
-            _redirect_front_end(engine, run, request)
             await _own(engine.start_profile, run)
         except BaseException:
             await stop(engine)
@@ -131,19 +128,26 @@ async def stop(engine: Any, cut: str = "") -> dict[str, Any]:
             await _rpc(engine, run, "autoprof_cut", cut)
         await _own(engine.stop_profile, run)
     finally:
-        _restore_front_end(engine)
         delattr(engine, _OPEN)
         workers = await _rpc(engine, run, "autoprof_release")
     return _answer(workers)
 
 
 async def _own(method: Any, run: runtime.Runtime) -> None:
-    """Call the engine's own `start_profile` or `stop_profile`, within the time that a stop may take."""
+    """Call the engine's own `start_profile` or `stop_profile`, within the time that a stop may take.
+
+    The profiler that a configured front end has (0.10 to 0.29) is kept out of it: vLLM starts and stops it in whichever
+    thread of a pool is free, and torch crashes when the two differ (seen with vLLM 0.27.1 and torch 2.13).
+    """
+    engine = method.__self__
+    front_end = getattr(engine, "profiler", None)
+    engine.profiler = None
     token = _own_call.set(True)
     try:
         await asyncio.wait_for(method(), run.settings.for_role(ROLE).stop_timeout_s)
     finally:
         _own_call.reset(token)
+        engine.profiler = front_end
 
 
 async def _rpc(engine: Any, run: runtime.Runtime, method: str, *arguments: Any) -> list[dict[str, str]]:
@@ -155,24 +159,3 @@ async def _rpc(engine: Any, run: runtime.Runtime, method: str, *arguments: Any) 
 
 def _answer(workers: list[dict[str, str]]) -> dict[str, Any]:
     return {"problem": "; ".join(dict.fromkeys(worker["problem"] for worker in workers if worker["problem"]))}
-
-
-def _redirect_front_end(engine: Any, run: runtime.Runtime, request: Request) -> None:
-    """Place the front end's trace too, where the user configured vLLM's profiler and so made one (up to 0.29)."""
-    profile = getattr(engine, "profiler", None)
-    if profile is None or not hasattr(profile, "on_trace_ready"):
-        return
-    subject = Subject(
-        step=request.step, role=ROLE, stage="rollout", rank=request.rank, replica=request.replica, part="frontend"
-    )
-    placement = Placement(run, subject, run.settings.for_role(ROLE), TorchTool.name)
-    setattr(engine, _OPEN, profile.on_trace_ready)
-    mark_own(profile, True)
-    profile.on_trace_ready = lambda done: placement.save(done.export_chrome_trace, "complete")
-
-
-def _restore_front_end(engine: Any) -> None:
-    handler = getattr(engine, _OPEN)
-    if handler is not None:
-        mark_own(engine.profiler, False)
-        engine.profiler.on_trace_ready = handler

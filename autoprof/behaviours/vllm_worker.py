@@ -16,7 +16,7 @@ import msgspec
 from autoprof import capture, runtime
 from autoprof.behaviours import Behaviour
 from autoprof.behaviours.vllm import ROLE, Request
-from autoprof.capture import Placement, Subject
+from autoprof.capture import Placement, Recording, Subject
 from autoprof.tools.torch import TorchTool, mark_own, profile_arguments
 from autoprof.window import parse_iterations
 
@@ -31,19 +31,21 @@ class Worker(Behaviour):
         return True
 
 
-class _Session:
+class _Session(Recording):
     """autoprof's profiler in one worker, from prepare to release."""
 
     def __init__(self, worker: Any, run: runtime.Runtime, request: Request) -> None:
         rank = int(worker.rank)
         settings = run.settings.for_role(ROLE)
-        self.subject = Subject(
-            step=request.step,
-            role=ROLE,
-            stage="rollout",
-            rank=request.rank + rank,
-            replica=request.replica,
-            part=_rank_part(rank),
+        super().__init__(
+            Subject(
+                step=request.step,
+                role=ROLE,
+                stage="rollout",
+                rank=request.rank + rank,
+                replica=request.replica,
+                part=_rank_part(rank),
+            )
         )
         self.saved = False
         self.state = ("complete", "")
@@ -63,11 +65,21 @@ class _Session:
         self.state = (state, reason)
         self.profiler.stop()
 
+    def abandon(self, reason: str) -> None:
+        self.saved = True
+        self.profiler.stop()
+        self.placement.fail(reason)
+
     def _ready(self, profile: Any) -> None:
         # Called by stop_profile, or by the engine itself after the last iteration asked for.
         capture.release(self)
+        if self.saved:  # abandoned: there is nothing that could be exported
+            return
         self.saved = True
-        self.placement.save(profile.export_chrome_trace, *self.state)
+        try:
+            self.placement.save(profile.export_chrome_trace, *self.state)
+        finally:
+            self.ended.set()
 
 
 def _prepare(worker: Any, asked: dict[str, Any]) -> dict[str, str]:

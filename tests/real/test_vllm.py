@@ -121,11 +121,5 @@ def test_autoprof_does_not_start_in_a_profiling_of_the_users(configured: Driven)
     assert not configured.step(5).exists()
 
 
-def test_the_front_end_is_captured_too_where_it_has_a_profiler(plain: Driven, configured: Driven) -> None:
-    assert [path for path in plain.step(1).iterdir() if "frontend" in path.name] == []
-    for number in (1, 2, 3, 4):
-        assert len(list(configured.step(number).glob("rollout.replica1.frontend.*.gz"))) == 1
-
-
 def test_nothing_is_left_half_written(driven: Driven) -> None:
     assert list(driven.folder.rglob("*.part")) == []
