@@ -155,18 +155,21 @@ class Finder:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname not in self.targets:
+        if fullname not in self.targets or not self.load(fullname):
             return None
-        return self.load(fullname, path, target)
+        from autoprof import importing
 
-    def load(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        # wrapt's finder has just been put in front of this one, where this import no longer looks.
+        return importing.find_spec(fullname, path, target)
+
+    def load(self, name: str) -> bool:
+        """Load the recipes for the target `name`, once, and say whether that worked. Never raises."""
         self.targets.discard(name)
         try:
             from autoprof import importing
 
             importing.load(name)
-            # wrapt's finder has just been put in front of this one, where this import no longer looks.
-            return importing.find_spec(name, path, target)
         except Exception as error:
             switch_off(f"could not load the recipes for {name} ({type(error).__name__}: {error})")
-            return None
+            return False
+        return True

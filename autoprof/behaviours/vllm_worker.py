@@ -36,7 +36,6 @@ class _Session(Recording):
 
     def __init__(self, worker: Any, run: runtime.Runtime, request: Request) -> None:
         rank = int(worker.rank)
-        settings = run.settings.for_role(ROLE)
         super().__init__(
             Subject(
                 step=request.step,
@@ -50,15 +49,19 @@ class _Session(Recording):
         self.saved = False
         self.state = ("complete", "")
         self._worker = worker
+        self._run = run
         self._before = (worker.profiler, getattr(worker, "profiler_config", None))
-        self.placement = Placement(run, self.subject, settings, TorchTool.name)
-        self.profiler = _make_profiler(worker, settings, self.placement, self._ready)
 
     def install(self) -> None:
+        """Put autoprof's profiler where the worker keeps its own."""
+        settings = self._run.settings.for_role(ROLE)
+        self.placement = Placement(self._run, self.subject, settings, TorchTool.name)
+        self.profiler = _make_profiler(self._worker, settings, self.placement, self._ready)
         self._worker.profiler = self.profiler
         self._worker.profiler_config = self.profiler.profiler_config
 
     def uninstall(self) -> None:
+        """Give the worker back what it had."""
         self._worker.profiler, self._worker.profiler_config = self._before
 
     def finish(self, state: str, reason: str) -> None:
@@ -91,7 +94,11 @@ def _prepare(worker: Any, asked: dict[str, Any]) -> dict[str, str]:
         session = _Session(worker, run, msgspec.convert(asked, Request))
         if not capture.claim(session, TorchTool()):
             return {"problem": "another profiler is recording in the worker's process"}
-        session.install()
+        try:
+            session.install()
+        except BaseException:
+            capture.release(session)
+            raise
         worker._autoprof_session = session
         return {"problem": ""}
     except Exception as error:
