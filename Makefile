@@ -1,4 +1,5 @@
-# make demo: a real GRPO run of verl on this machine, profiled. make test: all tests. Both make what they need.
+# make demo: a real GRPO run of verl on this machine, profiled. make test: the tests. make test-engines: the same engine
+# in several releases, each in an environment of its own. All make what they need.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
@@ -6,13 +7,19 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 # verl imports thousands of modules in a dozen processes: without their bytecode a run takes twice as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check clean
+# Other releases of the engines, by the names of their requirement files.
+ENGINES := $(patsubst tests/engines/requirements/%.txt,%,$(wildcard tests/engines/requirements/*.txt))
+
+.PHONY: demo test test-engines check clean
 
 demo: $(VENV)/.ready
 	@examples/demo.sh
 
 test: $(VENV)/.ready-for-tests
-	$(VENV)/bin/python -m pytest $(PYTEST)
+	$(VENV)/bin/python -m pytest --ignore tests/engines $(PYTEST)
+
+test-engines: $(VENV)/.ready-for-tests $(ENGINES:%=.venvs/%/.ready)
+	$(VENV)/bin/python -m pytest tests/engines $(PYTEST)
 
 check: $(VENV)/.ready-for-tests
 	$(VENV)/bin/ruff format --check .
@@ -30,5 +37,12 @@ $(VENV)/.ready-for-tests: $(VENV)/.ready tests/requirements.txt
 	$(PIP) install --quiet -r tests/requirements.txt
 	@touch $@
 
+.venvs/%/.ready: tests/engines/requirements/%.txt pyproject.toml $(wildcard sitecustomize/*)
+	@echo "== The environment .venvs/$*, once =="
+	test -x .venvs/$*/bin/python || $(PYTHON) -m venv .venvs/$*
+	.venvs/$*/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r $<
+	$(VENV)/bin/python -m pip --disable-pip-version-check --python .venvs/$*/bin/python install --quiet --no-deps --editable .
+	@touch $@
+
 clean:
-	rm -rf $(VENV) autoprof_runs examples/verl_cpu/.assets
+	rm -rf $(VENV) .venvs autoprof_runs examples/verl_cpu/.assets
