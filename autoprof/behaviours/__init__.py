@@ -20,7 +20,10 @@ BEHAVIOURS = {
     "step.end": "autoprof.behaviours.step:End",
     "step.tick": "autoprof.behaviours.step:Tick",
     "step.wrap": "autoprof.behaviours.step:Wrap",
+    "vllm.add-request": "autoprof.behaviours.vllm_serve:AddRequest",
     "vllm.engine": "autoprof.behaviours.vllm:Engine",
+    "vllm.process-outputs": "autoprof.behaviours.vllm_serve:ProcessOutputs",
+    "vllm.routes": "autoprof.behaviours.vllm_serve:Routes",
     "vllm.server": "autoprof.behaviours.vllm:Server",
     "vllm.worker": "autoprof.behaviours.vllm_worker:Worker",
 }
