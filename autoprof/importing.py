@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import inspect
 import os
@@ -15,14 +16,16 @@ from typing import Any
 import wrapt
 import wrapt.importer
 
-from autoprof import _boot, recipe, runtime
+from autoprof import _boot, capture, ending, recipe, runtime
 from autoprof.behaviours import Behaviour
 from autoprof.recipe import BoundHook, RecipeError
+from autoprof.runtime import Runtime
 from autoprof.wrapping import wrap, wrapped_by
 
 _lock = threading.RLock()
 _bound: dict[str, BoundHook] = {}
 _read: set[str] = set()
+_joined = False
 
 
 def load(target: str) -> None:
@@ -30,7 +33,7 @@ def load(target: str) -> None:
 
     A recipe that is wrong is left out: it is said once, and the others go on.
     """
-    run = runtime.start()
+    run = _join()
     if run is None:
         return
     for hook in _read_recipes(target):
@@ -57,7 +60,7 @@ def behaviour(key: str) -> Behaviour | None:
 
     A wrapper that came by value may be of a recipe that this process has not read yet.
     """
-    run = runtime.start()
+    run = _join()
     if run is None:
         return None
     hook = _bound.get(key)
@@ -90,6 +93,21 @@ def patch_class(cls: type) -> None:
     for hook in list(_bound.values()):
         if hook.hook.module == module and hook.hook.attribute.startswith(prefix):
             _apply(hook, cls, hook.hook.attribute.removeprefix(prefix))
+
+
+def _join() -> Runtime | None:
+    """Join the run, and the first time set up what lasts as long as the process."""
+    global _joined
+    if _joined:
+        return runtime.current()
+    run = runtime.start()
+    with _lock:
+        if run is not None and not _joined:
+            capture.watch_others()
+            if run.started_here:
+                atexit.register(ending.end_run, run)
+        _joined = True
+    return run
 
 
 def _read_recipes(target: str) -> list[BoundHook]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import platform
 import sys
@@ -107,14 +106,6 @@ def start() -> Runtime | None:
             return None
         log.configure(info.settings.log)
         _runtime = Runtime(info)
-        # Imported here: a capture knows its run, not the other way round.
-        from autoprof import capture
-
-        capture.watch_others()
-        if _runtime.started_here:
-            from autoprof import ending
-
-            atexit.register(ending.end_run, _runtime)
         return _runtime
 
 

@@ -185,6 +185,7 @@ def test_a_capture_whose_thread_does_not_come_back_is_given_up(made: Any, python
 import threading, torch
 from autoprof import capture, runtime
 run = runtime.start()
+capture.watch_others()
 recording = capture.begin(run, capture.Subject(step=2, role="actor", stage="update_actor", rank=3))
 def profile():
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:

@@ -13,6 +13,8 @@ from typing import Any
 
 import wrapt
 
+from autoprof import log
+
 # Words of AUTOPROF_CONTENTS, and what torch calls them.
 DEVICES = {"cpu": "cpu", "cuda": "cuda", "npu": "privateuse1"}
 FLAGS = {
@@ -89,9 +91,7 @@ def _watch_module(module: Any) -> None:
         wrapt.wrap_function_wrapper(module, "profile.start", _start)
         wrapt.wrap_function_wrapper(module, "profile.stop", _stop)
     except Exception as error:
-        from autoprof import runtime
-
-        runtime.report("torch.profiler", error)
+        log.warning_once(f"torch.profiler can't be watched: {type(error).__name__}: {error}")
 
 
 def _start(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
@@ -101,9 +101,7 @@ def _start(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
                 _interrupt("another torch.profiler was started in this process")
             _foreign.add(instance)
         except Exception as error:
-            from autoprof import runtime
-
-            runtime.report("torch.profiler", error)
+            log.warning_once(f"torch.profiler: {type(error).__name__}: {error}")
     return wrapped(*args, **kwargs)
 
 
