@@ -119,8 +119,11 @@ class Placement:
         meta = self._meta(state, reason)
         try:
             export(str(raw))
+            if not raw.exists():  # Kineto writes to .tmp, renames it when it is whole, and raises nothing
+                raise OSError("torch wrote no file; is the disk full?")
         except Exception as error:
-            raw.unlink(missing_ok=True)
+            for leftover in (raw, raw.with_name(f"{raw.name}.tmp")):
+                leftover.unlink(missing_ok=True)
             self.fail(f"the trace could not be exported: {error}")
             return
         _in_another_process(

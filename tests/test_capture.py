@@ -228,6 +228,31 @@ def test_an_export_that_fails_leaves_a_meta_file_with_the_reason(made: Any, mock
     assert "disk full" in meta["reason"]
 
 
+@pytest.mark.parametrize("limit", [1_000, 20_000, 2_000_000])
+def test_a_full_disk_leaves_nothing_half_written(python: Any, tmp_path: Path, limit: int) -> None:
+    # No file can grow over the limit, which is what a full disk does to the raw trace.
+    code = f"""
+import resource, torch
+from autoprof import capture, runtime
+resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
+run = runtime.start()
+recording = capture.begin(run, capture.Subject(step=2, role="actor", stage="update_actor", rank=3))
+x = torch.randn(20, 20, requires_grad=True)
+for _ in range(30):
+    (x @ x).sum().backward()
+capture.end(recording)
+print("goes on")
+"""
+    assert python(code, AUTOPROF="1", AUTOPROF_RUN_ID="run").stdout.strip() == "goes on"
+    folder = tmp_path / "autoprof_runs" / "run" / "global_step_000002"
+    deadline = time.monotonic() + 30
+    while not list(folder.glob("*.meta.json")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    states = [json.loads(path.read_text())["state"] for path in folder.glob("*.meta.json")]
+    assert states == ["complete" if limit == 2_000_000 else "failed"]
+    assert len(list(folder.iterdir())) == (2 if limit == 2_000_000 else 1)
+
+
 def test_a_tool_that_does_not_start_leaves_the_process_free(made: Any, mocker: Any) -> None:
     mocker.patch.object(torch_tool.TorchTool, "start", side_effect=RuntimeError("no"))
     with pytest.raises(RuntimeError):
