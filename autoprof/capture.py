@@ -138,7 +138,7 @@ class Placement:
 
     def fail(self, reason: str) -> None:
         """Leave a meta file that says why there is no trace."""
-        log.warning(f"step {self._subject.step}, {self._subject.role} {self._subject.stage}: {reason}")
+        log.warning(f"{self.folder.name}/{self._base.name}: {reason}")
         rundir.write_json(Path(str(self._base) + rundir.META), self._meta("failed", reason))
 
     def _meta(self, state: str, reason: str) -> dict[str, Any]:

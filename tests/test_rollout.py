@@ -4,6 +4,7 @@ against verl's source in `test_the_made_up_replicas_look_like_verls`."""
 from __future__ import annotations
 
 import ast
+import json
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +17,7 @@ from pytest_mock import MockerFixture
 from autoprof import runtime
 from autoprof.behaviours import rollout, step
 from autoprof.behaviours.rollout import AroundGeneration, EndOfSampling, Replicas
+from autoprof.rundir import RunDir
 from autoprof.settings import Settings
 from autoprof.wrapping import CALL, Around, Call, Outcome, Wait
 
@@ -68,9 +70,14 @@ def trainer(log: list[tuple[str, int]]) -> Any:
 
 
 @pytest.fixture
-def run(mocker: MockerFixture) -> Iterator[Any]:
+def run(mocker: MockerFixture, tmp_path: Path) -> Iterator[Any]:
     """A run whose settings a test may change, with the board and the timeline out of the way."""
-    made = SimpleNamespace(settings=Settings(steps="7", ranks="all"), info=SimpleNamespace(id="run"))
+    made = SimpleNamespace(
+        settings=Settings(steps="7", ranks="all"),
+        info=SimpleNamespace(id="run"),
+        rundir=RunDir(tmp_path),
+        hooks=SimpleNamespace(versions=dict),
+    )
     mocker.patch.object(runtime, "current", return_value=made)
     mocker.patch.object(rollout, "RayCalls", Answers)
     mocker.patch.object(step, "Span")
@@ -136,18 +143,15 @@ def test_other_steps_and_other_roles_start_nothing(run: Any, trainer: Any, log: 
     assert log == []
 
 
-def test_an_engine_that_did_not_start_is_said_and_not_stopped(
-    run: Any, trainer: Any, log: Any, mocker: MockerFixture
-) -> None:
-    warning = mocker.patch("autoprof.log.warning")
+def test_an_engine_that_did_not_start_is_noted_and_not_stopped(run: Any, trainer: Any, log: Any) -> None:
     first, second = (replica.servers[0] for replica in trainer.llm_server_manager.rollout_replicas)
     first.answer = RuntimeError("the actor died")
     second.answer = None  # the server's process runs without autoprof
     drive(step.Begin(number="global_steps", replicas=[SHARED, OWN]).around(call(trainer)))
-    said = [entry.args[0] for entry in warning.call_args_list]
-    assert said == [
-        "step 7, rollout replica 0: start failed, RuntimeError: the actor died",
-        "step 7, rollout replica 1: start failed, its process runs without autoprof",
+    metas = [json.loads(path.read_text()) for path in sorted(run.rundir.step(7).iterdir())]
+    assert [(meta["replica"], meta["state"], meta["reason"]) for meta in metas] == [
+        (0, "failed", "the engine's start failed: RuntimeError: the actor died"),
+        (1, "failed", "the engine's start failed: its process runs without autoprof"),
     ]
     log.clear()
     drive(step.End().around(call(trainer)))

@@ -10,8 +10,10 @@ import msgspec
 from autoprof import log, runtime
 from autoprof.behaviours import Behaviour
 from autoprof.behaviours.stage import takes
+from autoprof.capture import Placement, Subject
 from autoprof.paths import follow
 from autoprof.timeline import Span
+from autoprof.tools.torch import TorchTool
 from autoprof.waits import RayCalls
 from autoprof.wrapping import CALL, Around, Call, Wait
 
@@ -57,6 +59,11 @@ class _Engine:
         return self._send.remote(
             autoprof={"action": action, "step": step, "replica": self.number, "rank": self.ranks.start}
         )
+
+    def note(self, run: runtime.Runtime, step: int, problem: str) -> None:
+        """Leave a meta file in the engine's place, so that `autoprof doctor` can say why there is no trace."""
+        subject = Subject(step=step, role=ROLE, stage=ROLE, rank=self.ranks.start, replica=self.number, part="engine")
+        Placement(run, subject, run.settings.for_role(ROLE), TorchTool.name).fail(problem)
 
 
 class _Window:
@@ -115,7 +122,10 @@ def _ask(run: runtime.Runtime, action: str, engines: list[_Engine]) -> Generator
         else:
             problem = (answer or {"problem": "its process runs without autoprof"}).get("problem", "")
         if problem:
-            log.warning(f"step {_window.step}, rollout replica {engine.number}: {action} failed, {problem}")
+            if action == "start":
+                engine.note(run, _window.step, f"the engine's start failed: {problem}")
+            else:
+                log.warning(f"step {_window.step}, rollout replica {engine.number}: stop failed: {problem}")
             engine.recording = engine.recording and isinstance(answer, TimeoutError)
 
 
