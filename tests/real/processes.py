@@ -26,7 +26,7 @@ class Finished:
 def run(command: Sequence[str], *, cwd: Path, env: dict[str, str], timeout_s: float) -> Finished:
     """Run a command to its end, within `timeout_s`, in a session of its own.
 
-    Every process that it started, found by a variable in its environment, is ended afterwards.
+    Every process that it started, found by its session or by a variable in its environment, is ended afterwards.
 
     Raises:
         AssertionError: It took longer; the message ends with what it printed last.
@@ -42,40 +42,45 @@ def run(command: Sequence[str], *, cwd: Path, env: dict[str, str], timeout_s: fl
     except subprocess.TimeoutExpired:
         raise AssertionError(f"not through within {timeout_s:g} s:\n{_tail(log)}") from None
     finally:
-        left_behind = end_all(tag, grace_s=10.0)
+        left_behind = end_all(tag, process.pid, grace_s=10.0)
         process.wait()
     return Finished(status, log.read_text(errors="replace"), left_behind)
 
 
-def end_all(tag: str, grace_s: float) -> list[str]:
-    """End the processes with this tag, and return the command lines of those that were there after `grace_s`."""
+def end_all(tag: str, session: int, grace_s: float) -> list[str]:
+    """End the processes with this tag or of this session, and return the titles of those there after `grace_s`.
+
+    Both are looked at: a process that sets its title overwrites its environment as others see it (vLLM's engine), and
+    one that makes a session of its own leaves the first.
+    """
     deadline = time.monotonic() + grace_s
-    while (found := _tagged(tag)) and time.monotonic() < deadline:
+    while (found := _running(tag, session)) and time.monotonic() < deadline:
         time.sleep(0.1)
     titles = [_title(pid) for pid in found]
     for ending in (signal.SIGTERM, signal.SIGKILL):
-        for pid in _tagged(tag):
+        for pid in _running(tag, session):
             try:
                 os.kill(pid, ending)
             except ProcessLookupError:
                 pass
         deadline = time.monotonic() + 5
-        while _tagged(tag) and time.monotonic() < deadline:
+        while _running(tag, session) and time.monotonic() < deadline:
             time.sleep(0.05)
     return titles
 
 
-def _tagged(tag: str) -> list[int]:
+def _running(tag: str, session: int) -> list[int]:
     wanted = f"{TAG}={tag}".encode()
     found = []
     for entry in os.listdir("/proc"):
         if entry.isdigit() and int(entry) != os.getpid():
             try:
                 environment = Path("/proc", entry, "environ").read_bytes()
-                state = Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()[0]
+                state, _, _, its_session = Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()[:4]
             except OSError:
                 continue
-            if wanted in environment.split(b"\0") and state != "Z":
+            ours = int(its_session) == session or wanted in environment.split(b"\0")
+            if ours and state != "Z":
                 found.append(int(entry))
     return found
 

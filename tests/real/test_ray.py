@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
@@ -83,19 +85,18 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--port=0", "--num-cpus=8"]
     options = ["--include-dashboard=false", "--object-store-memory=100000000", f"--temp-dir=/tmp/ray-{tag[:8]}"]
     variables = environment(**{processes.TAG: tag})
-    import subprocess
-
-    try:
-        started = subprocess.run(
-            [*start, *options], cwd=folder, env=variables, capture_output=True, text=True, timeout=120, check=False
+    log = folder / "start.log"
+    with log.open("w") as file:
+        started = subprocess.Popen(
+            [*start, *options], cwd=folder, env=variables, stdout=file, stderr=file, start_new_session=True
         )
-        address = re.search(r"--address='([^']+)'", started.stdout)
-        assert address is not None, started.stdout + started.stderr
+    try:
+        started.wait(120)
+        address = re.search(r"--address='([^']+)'", log.read_text())
+        assert address is not None, log.read_text()
         yield address[1]
     finally:
-        processes.end_all(tag, grace_s=0)
-        import shutil
-
+        processes.end_all(tag, started.pid, grace_s=0)
         shutil.rmtree(f"/tmp/ray-{tag[:8]}", ignore_errors=True)
 
 

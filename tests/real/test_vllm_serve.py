@@ -111,7 +111,7 @@ def serve(folder: Path, *options: str, **variables: str) -> Iterator[Server]:
         yield server
     finally:
         process.send_signal(signal.SIGTERM)
-        processes.end_all(tag, grace_s=15)
+        processes.end_all(tag, process.pid, grace_s=15)
         process.wait()
 
 
