@@ -69,7 +69,9 @@ def _read_release(target: str, version: str) -> Facts:
     wanted = Wanted(
         names=set(table.names),
         attributes=set(table.attributes),
-        followed={f"{hook.hook.module}.{hook.hook.attribute.partition('.')[0]}" for hook in hooks},
+        followed={*table.imported}.union(
+            f"{hook.hook.module}.{hook.hook.attribute.partition('.')[0]}" for hook in hooks
+        ),
         members={hook.hook.attribute.partition(".")[2] for hook in hooks}.union(*map(stored.attribute_options, hooks)),
     )
     modules = {*table.modules, *(hook.hook.module for hook in hooks)}

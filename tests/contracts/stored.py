@@ -25,6 +25,7 @@ class Releases(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     modules: list[str]
     names: list[str]
     attributes: list[str]
+    imported: list[str] = []
 
 
 class NotFound(LookupError):
@@ -71,7 +72,7 @@ class Contract:
             if head in facts.get(group, {}):
                 top: Facts = facts[group][head]
                 return top
-        raise NotFound(f"{self.name}: {module} has no {attribute}")
+        raise NotFound(f"{self.name}: {module} has no {attribute}, or it was not asked for; make contracts asks")
 
     def lineage(self, module: str, name: str) -> list[Facts]:
         """A class and its bases, as far as something of them is stored, the nearest first."""
