@@ -82,7 +82,7 @@ def collect(read: Callable[[str], Module | None], modules: Iterable[str], wanted
     """
     found: dict[str, Facts] = {}
     absent: set[str] = set()
-    asked = set(wanted.followed)
+    hooks = set(wanted.followed)
     queue = sorted(modules)
     while queue:
         name = queue.pop(0)
@@ -97,22 +97,32 @@ def collect(read: Callable[[str], Module | None], modules: Iterable[str], wanted
             if origin.partition(".")[0] == name.partition(".")[0] and full not in wanted.followed and read(origin):
                 wanted.followed.add(full)
                 queue.append(origin)
-    _drop_empty(found, asked)
-    return {"absent": sorted(absent), "modules": {name: facts for name, facts in sorted(found.items()) if facts}}
+    _drop_empty(found, lambda module, name: f"{module}.{name}" in hooks or wanted.keeps(name))
+    kept = {name: _filled(**facts) for name, facts in sorted(found.items())}
+    return {"absent": sorted(absent), "modules": {name: facts for name, facts in kept.items() if facts}}
 
 
-def _drop_empty(modules: dict[str, Facts], asked: set[str]) -> None:
-    """Leave out bases of which nothing is kept, and imports of them."""
-    groups = [(module, facts, group) for module, facts in modules.items() for group in ("classes", "imports")]
-    for module, facts, group in groups:
-        kept = {
-            name: content for name, content in facts.get(group, {}).items() if content or f"{module}.{name}" in asked
-        }
-        if group == "imports":
-            kept = {name: full for name, full in kept.items() if _defines(modules, full) or f"{module}.{name}" in asked}
-        facts.pop(group, None)
-        if kept:
-            facts[group] = kept
+def _drop_empty(modules: dict[str, Facts], asked: Callable[[str, str], bool]) -> None:
+    """Leave out bases of which nothing is kept, and imports of them, unless they were asked for by name."""
+
+    def says_something(module: str, name: str, content: Any) -> bool:
+        if asked(module, name):
+            return True
+        if isinstance(content, str):
+            return _defines(modules, content)
+        members = content.keys() & {"fields", "methods", "attributes"}
+        return bool(members) or any(_defines(modules, base) for base in content.get("bases", []))
+
+    dropped = True
+    while dropped:
+        dropped = False
+        for module, facts in modules.items():
+            for group in facts.keys() & {"classes", "imports"}:
+                kept = {
+                    name: content for name, content in facts[group].items() if says_something(module, name, content)
+                }
+                dropped |= len(kept) < len(facts[group])
+                facts[group] = kept
 
 
 def _defines(modules: dict[str, Facts], full: str) -> bool:
