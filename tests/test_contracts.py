@@ -52,6 +52,7 @@ def test_a_hook_finds_its_target(target: str, version: str, hook: BoundHook) -> 
     assert not found.get("generator"), "a wrapper would end before the generator begins"
     decorators = found.get("decorators", [])
     assert "property" not in decorators
+    assert "abc.abstractmethod" not in decorators, "what overrides it would be called instead"
     looks_at_its_caller = [name for name in decorators if name == "verl.utils.ray_utils.auto_await"]
     assert looks_at_its_caller == ([hook.hook.rewrap] if hook.hook.rewrap else [])
 

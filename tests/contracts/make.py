@@ -86,7 +86,7 @@ def _download(distributions: list[str], version: str, folder: str) -> tuple[str,
     """The wheel of the first distribution that has the version."""
     for distribution in distributions:
         what = ["--no-deps", "--only-binary", ":all:", "--ignore-requires-python", f"{distribution}=={version}"]
-        command = [*_PIP, "download", "--quiet", "--dest", folder, *what]
+        command = [*_PIP, "download", "--quiet", "--no-cache-dir", "--dest", folder, *what]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode == 0:
             return distribution, next(Path(folder).glob("*.whl"))
