@@ -111,7 +111,7 @@ def test_vllm_workers_take_what_the_engine_sends(vllm: Contract) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "first", "last"), [("cpu_worker.CPUWorker", "0.11.2", "0.30"), ("xpu_worker.XPUWorker", "0.24", "0.30")]
+    ("kind", "first", "last"), [("cpu_worker.CPUWorker", "0.11.2", "0.30"), ("xpu_worker.XPUWorker", "0.22", "0.30")]
 )
 def test_vllm_workers_of_other_devices(vllm: Contract, kind: str, first: str, last: str) -> None:
     module, _, name = kind.partition(".")
@@ -172,9 +172,9 @@ def test_vllm_names_a_workers_rank(vllm: Contract) -> None:
 SGLANG_START: Table = {
     "0.4.6": "output_dir num_steps activities with_stack record_shapes",
     "0.4.7": "output_dir num_steps activities with_stack record_shapes profile_by_stage",
-    "0.4.9": "output_dir start_step num_steps activities with_stack record_shapes profile_by_stage",
-    "0.5.5": "output_dir start_step num_steps activities with_stack record_shapes profile_by_stage merge_profiles",
-    "0.5.8": (
+    "0.4.9.post2": "output_dir start_step num_steps activities with_stack record_shapes profile_by_stage",
+    "0.5.4": "output_dir start_step num_steps activities with_stack record_shapes profile_by_stage merge_profiles",
+    "0.5.6": (
         "output_dir start_step num_steps activities with_stack record_shapes profile_by_stage merge_profiles "
         "profile_prefix profile_stages"
     ),
@@ -183,10 +183,10 @@ SGLANG_START: Table = {
 SGLANG_REQUEST: Table = {
     "0.4.6": "output_dir num_steps activities with_stack record_shapes profile_id",
     "0.4.7": "profile_by_stage",
-    "0.4.9": "start_step",
-    "0.5.5": "merge_profiles",
-    "0.5.8": "profile_prefix profile_stages",
-    "0.5.20": "detailed_annotations",
+    "0.4.9.post2": "start_step",
+    "0.5.4": "merge_profiles",
+    "0.5.6": "profile_prefix profile_stages",
+    "0.5.19": "detailed_annotations",
 }
 
 
