@@ -1,5 +1,6 @@
 # make demo: a real GRPO run of verl on this machine, profiled. make test: the tests. make test-engines: the same engine
-# in several releases, each in an environment of its own. All make what they need.
+# in several releases, each in an environment of its own. make contracts: the stored signatures of the targets' releases,
+# from PyPI; CONTRACTS=--new looks for newer releases, CONTRACTS=vllm==0.33.0 refreshes one. All make what they need.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
@@ -10,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Other releases of the engines, by the names of their requirement files.
 ENGINES := $(patsubst tests/engines/requirements/%.txt,%,$(wildcard tests/engines/requirements/*.txt))
 
-.PHONY: demo test test-engines check clean
+.PHONY: demo test test-engines contracts check clean
 
 demo: $(VENV)/.ready
 	@examples/demo.sh
@@ -20,6 +21,9 @@ test: $(VENV)/.ready-for-tests
 
 test-engines: $(VENV)/.ready-for-tests $(ENGINES:%=.venvs/%/.ready)
 	$(VENV)/bin/python -m pytest tests/engines $(PYTEST)
+
+contracts: $(VENV)/.ready-for-tests
+	$(VENV)/bin/python tests/contracts/make.py $(CONTRACTS)
 
 check: $(VENV)/.ready-for-tests
 	$(VENV)/bin/ruff format --check .

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from autoprof import _boot, listing, tables
+from autoprof import _boot, listing, recipe, tables
 from autoprof.hooklog import WAITING
 from autoprof.rundir import RunDir
 from autoprof.settings import Settings
@@ -60,6 +60,7 @@ def examine_environment(settings: Settings) -> Report:
     found = _probe(report)
     for name, version in sorted(found.get("versions", {}).items()):
         report.facts[name] = version or "not installed"
+    _check_versions(report, found.get("versions", {}))
     _list_hooks(report, found)
     return report
 
@@ -82,6 +83,7 @@ def examine_run(run: listing.Run) -> Report:
         )
         for where, error in process["errors"].items():
             report.problems.append(f"{process['process']} ({process['pid']}): {where}: {error['last']}")
+    _check_versions(report, {name: version for process in processes for name, version in process["versions"].items()})
     _list_hooks(report, {"hooks": _merged(processes)})
     _check_steps(report, run)
     _check_captures(report, run)
@@ -118,6 +120,21 @@ def _check_variables(report: Report) -> None:
     old = [name for name in os.environ if name.startswith("VLLM_TORCH_PROFILER_")]
     if old:
         report.notes.append(f"{', '.join(old)}: vLLM reads these no longer from 0.16 on; autoprof needs none of them")
+
+
+def _check_versions(report: Report, versions: dict[str, str]) -> None:
+    """Say which targets are newer than their recipes."""
+    for target, version in sorted(versions.items()):
+        for path in _boot.recipe_files().get(target, []):
+            try:
+                found = recipe.load(path)[0].recipe
+            except (recipe.RecipeError, IndexError):
+                continue
+            if recipe.exceeds(version, found.versions):
+                report.notes.append(
+                    f"{target} {version} is newer than what its recipe was made for ({found.versions}); "
+                    "its hooks are tried all the same"
+                )
 
 
 def _probe(report: Report) -> dict[str, Any]:

@@ -102,13 +102,29 @@ def fits(version: str, versions: str) -> bool:
     Only the release part is compared: verl's git tags 0.7.0 and 0.8.0 report `0.7.0.dev` and `0.8.0.dev`.
     An unknown version fits, since probes decide.
     """
-    if not versions or not version:
-        return True
+    release = _release(version)
+    return not versions or release is None or SpecifierSet(versions).contains(release)
+
+
+def exceeds(version: str, versions: str) -> bool:
+    """Whether a target's version is newer than a range ends, so that nobody has seen yet what its hooks do there."""
+    release = _release(version)
+    if release is None or fits(version, versions):
+        return False
+    ends = [
+        Version(part.version.removesuffix(".*"))
+        for part in SpecifierSet(versions)
+        if part.operator in ("<", "<=", "==", "~=")
+    ]
+    return bool(ends) and release >= max(ends)
+
+
+def _release(version: str) -> Version | None:
+    """The release part of a version, or None where it is unknown or none of PEP 440."""
     try:
-        release = ".".join(str(part) for part in Version(version).release)
+        return Version(".".join(str(part) for part in Version(version).release)) if version else None
     except InvalidVersion:
-        return True
-    return SpecifierSet(versions).contains(release)
+        return None
 
 
 def _bind(path: str, name: str, recipe: Recipe, hook: Hook, index: int) -> BoundHook:

@@ -189,6 +189,27 @@ def test_doctor_of_the_environment(autoprof: Autoprof, made_up_target: dict[str,
     assert not (tmp_path / "autoprof_runs").exists()
 
 
+def test_doctor_says_what_is_newer_than_its_recipe(
+    autoprof: Autoprof, made_up_target: dict[str, str], tmp_path: Path
+) -> None:
+    path = Path(made_up_target["AUTOPROF_RECIPES"])
+    path.write_text('versions = ">=0.0.1,<0.1"\n' + path.read_text())
+    report = json.loads(autoprof("doctor", "--json", AUTOPROF_DISABLE="verl,vllm,ray", **made_up_target).stdout)
+    version = report["facts"]["madeup"]
+    said = (
+        f"madeup {version} is newer than what its recipe was made for (>=0.0.1,<0.1); its hooks are tried all the same"
+    )
+    assert said in report["notes"]
+    hooks = {hook: (state, reason) for hook, state, reason in report["hooks"]}
+    assert hooks["madeup/here"] == ("applied", f"{version} is outside the recipe's range >=0.0.1,<0.1")
+
+    folder = make_run(tmp_path / "autoprof_runs", "20261120-101010-aaaaaa")
+    assert "newer than" not in autoprof("doctor", folder.name).stdout
+    process = folder / "hooks" / "h-1.json"
+    process.write_text(process.read_text().replace('"0.9.1"', '"99.0"'))
+    assert "verl 99.0 is newer than what its recipe was made for" in autoprof("doctor", folder.name).stdout
+
+
 def test_doctor_refuses_a_wrong_setting(autoprof: Autoprof) -> None:
     result = autoprof("doctor", AUTOPROF_RANKS="x")
     assert result.returncode == 2

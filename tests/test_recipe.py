@@ -7,7 +7,7 @@ from pytest_mock import MockerFixture
 
 from autoprof import _boot, recipe
 from autoprof.behaviours.stage import Stage
-from autoprof.recipe import RecipeError, fits
+from autoprof.recipe import RecipeError, exceeds, fits
 
 GOOD = """
 target = "thing"
@@ -117,3 +117,26 @@ def test_no_document_gives_anything_but_hooks_or_one_line(
 )
 def test_fits_compares_the_release(version: str, versions: str, expected: bool) -> None:
     assert fits(version, versions) is expected
+
+
+@pytest.mark.parametrize(
+    ("version", "versions", "expected"),
+    [
+        ("0.28.0", ">=0.27,<0.28", True),
+        ("0.40.0.dev3", ">=0.27,<0.28", True),
+        ("0.27.1", ">=0.27,<0.28", False),
+        ("0.26.0", ">=0.27,<0.28", False),
+        ("0.12.0", ">=0.9,!=0.12.0,<0.28", False),
+        ("0.8.1", "<=0.8.0", True),
+        ("0.10", "~=0.9.1", True),
+        ("0.9.0", "~=0.9.1", False),
+        ("0.28.0", "==0.27.*", True),
+        ("0.1", ">0.1", False),
+        ("9", ">=0.1", False),
+        ("9", "", False),
+        ("", "<1", False),
+        ("main", "<1", False),
+    ],
+)
+def test_exceeds_is_beyond_the_end_of_a_range(version: str, versions: str, expected: bool) -> None:
+    assert exceeds(version, versions) is expected

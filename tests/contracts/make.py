@@ -1,0 +1,171 @@
+"""`make contracts`: store the signatures of the releases in `releases.toml`, and say what changed.
+
+Each wheel is downloaded with pip, read, and deleted; nothing of it is installed or run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import stored
+from packaging.version import Version
+from signatures import Facts, Module, Wanted, collect
+
+_WIDTH = 118
+_PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("releases", nargs="*", metavar="TARGET[==VERSION]", help="only these")
+    parser.add_argument("--new", action="store_true", help="store nothing: say which releases are newer than known")
+    arguments = parser.parse_args()
+    if arguments.new:
+        return _look_for_newer()
+    failed = 0
+    for target, version in _chosen(arguments.releases):
+        try:
+            _refresh(target, version)
+        except LookupError as error:
+            failed = 1
+            print(f"{target} {version}: {error}", flush=True)
+    return failed
+
+
+def _chosen(asked: list[str]) -> Iterator[tuple[str, str]]:
+    for target, table in stored.releases().items():
+        for version in table.releases:
+            if not asked or target in asked or f"{target}=={version}" in asked:
+                yield target, version
+
+
+def _refresh(target: str, version: str) -> None:
+    """Store one release, and print what is different from what was stored of it, or else of the release before it."""
+    path = stored.path(target, version)
+    after = _read_release(target, version)
+    against = version
+    if not path.exists():
+        older = [known for known in stored.versions(target) if Version(known) < Version(version)]
+        against = older[-1] if older else ""
+    before = json.loads(stored.path(target, against).read_bytes()) if against else {"modules": {}}
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(_pretty(after) + "\n", encoding="utf-8")
+    changes = list(_changes(before, after)) if against else []
+    compared = "stored before" if against == version else f"new; {against or 'nothing'} before it"
+    print(f"{target} {version}: {compared}, {len(changes)} changes", *changes, sep="\n    ", flush=True)
+
+
+def _read_release(target: str, version: str) -> Facts:
+    table = stored.releases()[target]
+    hooks = stored.hooks(target)
+    wanted = Wanted(
+        names=set(table.names),
+        attributes=set(table.attributes),
+        followed={*table.imported}.union(
+            f"{hook.hook.module}.{hook.hook.attribute.partition('.')[0]}" for hook in hooks
+        ),
+        members={hook.hook.attribute.partition(".")[2] for hook in hooks}.union(*map(stored.attribute_options, hooks)),
+    )
+    modules = {*table.modules, *(hook.hook.module for hook in hooks)}
+    with tempfile.TemporaryDirectory() as folder:
+        distribution, wheel = _download(table.wheels, version, folder)
+        with zipfile.ZipFile(wheel) as archive:
+            facts = collect(lambda name: _parse(archive, name), modules, wanted)
+    return {"distribution": distribution, "version": version} | facts
+
+
+def _download(distributions: list[str], version: str, folder: str) -> tuple[str, Path]:
+    """The wheel of the first distribution that has the version."""
+    for distribution in distributions:
+        what = ["--no-deps", "--only-binary", ":all:", "--ignore-requires-python", f"{distribution}=={version}"]
+        command = [*_PIP, "download", "--quiet", "--no-cache-dir", "--dest", folder, *what]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        if result.returncode == 0:
+            return distribution, next(Path(folder).glob("*.whl"))
+    raise LookupError(f"pip can't download it: {(result.stderr.strip().splitlines() or ['no output'])[-1]}")
+
+
+def _parse(archive: zipfile.ZipFile, name: str) -> Module | None:
+    path = name.replace(".", "/")
+    for file in (f"{path}.py", f"{path}/__init__.py"):
+        try:
+            source = archive.read(file).decode()
+        except KeyError:
+            continue
+        return Module(name, source, is_package=file.endswith("__init__.py"))
+    return None
+
+
+def _changes(before: Facts, after: Facts) -> Iterator[str]:
+    """Which names were added, removed, or changed."""
+    old, new = dict(_flat(before["modules"])), dict(_flat(after["modules"]))
+    for name in sorted(old.keys() | new.keys()):
+        if name not in old:
+            yield f"+ {name}"
+        elif name not in new:
+            yield f"- {name}"
+        elif old[name] != new[name]:
+            yield f"~ {name}: {json.dumps(old[name])} -> {json.dumps(new[name])}"
+
+
+def _flat(facts: Facts, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every function and every other fact by its full name."""
+    for name, value in facts.items():
+        place = path if name in ("classes", "functions", "methods") else f"{path}.{name}".lstrip(".")
+        if isinstance(value, dict) and "parameters" not in value:
+            yield from _flat(value, place)
+        else:
+            yield place, value
+
+
+def _look_for_newer() -> int:
+    """Ask pip for the releases of each target; 1 if there is one that is newer than all known."""
+    newer = 0
+    for target, table in stored.releases().items():
+        known = max(map(Version, table.releases))
+        there = {version for name in table.wheels for version in _published(name)}
+        if not there:
+            newer = 1
+            print(f"{target}: pip finds no release at all", flush=True)
+            continue
+        unknown = sorted(version for version in there if version > known and not version.is_prerelease)
+        newer |= bool(unknown)
+        said = f"{', '.join(map(str, unknown))} is not in releases.toml" if unknown else "nothing newer"
+        print(f"{target}: newest known {known}; {said}", flush=True)
+    return newer
+
+
+def _published(distribution: str) -> Iterator[Version]:
+    command = [*_PIP, "index", "versions", "--ignore-requires-python", distribution]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    for line in result.stdout.splitlines():
+        title, _, rest = line.partition(":")
+        if title.strip() == "Available versions":
+            yield from map(Version, rest.replace(",", " ").split())
+
+
+def _pretty(value: Any, depth: int = 0) -> str:
+    """JSON with whatever fits on one line on one line, so that differences are read easily."""
+    line = json.dumps(value, ensure_ascii=False)
+    holds_more = isinstance(value, dict) and any(isinstance(item, dict) for item in value.values())
+    if not isinstance(value, dict | list) or (len(line) + 2 * depth <= _WIDTH and not holds_more):
+        return line
+    inner = "  " * (depth + 1)
+    if isinstance(value, dict):
+        items = [f"{inner}{json.dumps(name)}: {_pretty(item, depth + 1)}" for name, item in value.items()]
+    else:
+        items = [inner + _pretty(item, depth + 1) for item in value]
+    first, last = ("{", "}") if isinstance(value, dict) else ("[", "]")
+    return "\n".join([first, ",\n".join(items), "  " * depth + last])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,153 @@
+"""The stored signatures: which releases there are, and where in one of them a name is found."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from packaging.version import Version
+from signatures import Facts
+
+from autoprof.recipe import BoundHook, load
+
+HERE = Path(__file__).resolve().parent
+RECIPES = HERE.parent.parent / "recipes"
+
+
+class Releases(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A table of `releases.toml`, which says what the fields mean."""
+
+    wheels: list[str]
+    releases: list[str]
+    modules: list[str]
+    names: list[str]
+    attributes: list[str]
+    imported: list[str] = []
+
+
+class NotFound(LookupError):
+    """A release lacks a name, or what is stored of it doesn't say."""
+
+
+class Contract:
+    """What is stored of one release of a target."""
+
+    def __init__(self, target: str, version: str) -> None:
+        content = json.loads(path(target, version).read_bytes())
+        self.name = f"{target} {version}"
+        self.version = version
+        self.modules: dict[str, Facts] = content["modules"]
+        self._absent: list[str] = content["absent"]
+
+    def module(self, name: str) -> Facts:
+        """A module's facts."""
+        if name in self.modules:
+            return self.modules[name]
+        if name in self._absent:
+            raise NotFound(f"{self.name} has no module {name}")
+        raise NotFound(f"nothing is stored of {name} in {self.name}; run make contracts")
+
+    def has(self, module: str, attribute: str) -> bool:
+        """Whether the release has `Class`, `Class.method` or `function` in a module."""
+        try:
+            self.find(module, attribute)
+        except NotFound:
+            return False
+        return True
+
+    def find(self, module: str, attribute: str) -> Facts:
+        """The facts of a class, a function, or a method, which may be inherited."""
+        head, _, method = attribute.partition(".")
+        module, head = self._origin(module, head)
+        facts = self.module(module)
+        if method:
+            for kind in self.lineage(module, head):
+                if method in kind.get("methods", {}):
+                    found: Facts = kind["methods"][method]
+                    return found
+        for group in () if method else ("functions", "classes"):
+            if head in facts.get(group, {}):
+                top: Facts = facts[group][head]
+                return top
+        raise NotFound(f"{self.name}: {module} has no {attribute}, or it was not asked for; make contracts asks")
+
+    def lineage(self, module: str, name: str) -> list[Facts]:
+        """A class and its bases, as far as something of them is stored, the nearest first."""
+        module, name = self._origin(module, name)
+        kind = self.module(module).get("classes", {}).get(name)
+        if kind is None:
+            raise NotFound(f"{self.name}: {module} has no class {name}")
+        found = [kind]
+        for base in kind.get("bases", []):
+            origin, original = self._origin(*_divided(base))
+            if original in self.modules.get(origin, {}).get("classes", {}):
+                found += self.lineage(origin, original)
+        return found
+
+    def _origin(self, module: str, name: str) -> tuple[str, str]:
+        """Where a name is defined that a module may only import."""
+        while name in self.modules.get(module, {}).get("imports", {}):
+            module, name = _divided(self.modules[module]["imports"][name])
+        return module, name
+
+    def sets(self, module: str, name: str, attribute: str) -> bool:
+        """Whether instances of a class have an attribute: set by a method, a field, or a property."""
+        return any(
+            attribute in kind.get(facts, ())
+            for kind in self.lineage(module, name)
+            for facts in ("attributes", "fields", "methods")
+        )
+
+
+def _divided(full: str) -> tuple[str, str]:
+    module, _, name = full.rpartition(".")
+    return module, name
+
+
+def parameters(function: Facts) -> dict[str, str]:
+    """The parameters by name, `**kwargs` as `**`, each as in the source."""
+    named = {}
+    for text in function["parameters"]:
+        name = text.split(":", 1)[0].split("=", 1)[0].strip()
+        named["**" if name.startswith("**") else name] = text
+    return named
+
+
+@functools.cache
+def releases() -> dict[str, Releases]:
+    """`releases.toml`, by target."""
+    document = msgspec.toml.decode((HERE / "releases.toml").read_bytes())
+    return msgspec.convert(document, dict[str, Releases])
+
+
+@functools.cache
+def contract(target: str, version: str) -> Contract:
+    """What is stored of a release; each file is read once."""
+    return Contract(target, version)
+
+
+def versions(target: str) -> list[str]:
+    """The releases of a target that are stored, oldest first."""
+    return sorted((path.stem for path in (HERE / target).glob("*.json")), key=Version)
+
+
+def path(target: str, version: str) -> Path:
+    """Where a release is stored."""
+    return HERE / target / f"{version}.json"
+
+
+def hooks(target: str) -> list[BoundHook]:
+    """All hooks of the recipes of a target."""
+    found = [hook for file in sorted(RECIPES.glob("*.toml")) for hook in load(str(file))]
+    return [hook for hook in found if hook.recipe.target == target]
+
+
+def attribute_options(hook: BoundHook) -> set[str]:
+    """The attributes of the instance that a hook's options name, without which it would not work."""
+    options: dict[str, Any] = hook.hook.options
+    paths = [options[name] for name in ("number", "rank", "engine") if isinstance(options.get(name), str)]
+    paths += options.get("when", {})
+    return {path.partition(".")[0] for path in paths if path}
