@@ -67,7 +67,8 @@ class Engine(Behaviour):
     """`AsyncLLM.start_profile` and `stop_profile`, as somebody else calls them: autoprof's recording ends before theirs
     begins, and none begins before theirs ends.
 
-    vLLM up to 0.29 has one profiler in its front end: a second start empties it, a second stop kills the process.
+    vLLM up to 0.29 has one profiler in its front end: a second start empties it, a second stop kills the process. From
+    0.32 on a second start raises `ProfilerAlreadyActiveError`.
 
     Attributes:
         action: Which of the two the hook is on.
@@ -101,13 +102,19 @@ async def start(engine: Any, request: Request) -> dict[str, Any]:
     if hasattr(engine, _TAKEN):
         return {"problem": "somebody else profiles the engine"}
     workers = await _rpc(engine, run, "autoprof_prepare", msgspec.to_builtins(request))
-    if any(not worker["problem"] for worker in workers):
-        setattr(engine, _OPEN, True)
-        try:
-            await _own(engine.start_profile, run)
-        except BaseException:
-            await stop(engine)
-            raise
+    if all(worker["problem"] for worker in workers):
+        await _rpc(engine, run, "autoprof_release")
+        return _answer(workers)
+    setattr(engine, _OPEN, True)
+    try:
+        # From 0.32 on a start that failed, as with no profiler configured, bars the next until a stop (async_llm.py).
+        # Whoever made it is not profiling: autoprof would have seen that. In the workers this stop does nothing.
+        if getattr(engine, "_profile_session_active", False):
+            await _own(engine.stop_profile, run)
+        await _own(engine.start_profile, run)
+    except BaseException:
+        await stop(engine)
+        raise
     return _answer(workers)
 
 
@@ -136,18 +143,21 @@ async def stop(engine: Any, cut: str = "") -> dict[str, Any]:
 async def _own(method: Any, run: runtime.Runtime) -> None:
     """Call the engine's own `start_profile` or `stop_profile`, within the time that a stop may take.
 
-    The profiler that a configured front end has (0.10 to 0.29) is kept out of it: vLLM starts and stops it in whichever
-    thread of a pool is free, and torch crashes when the two differ (seen with vLLM 0.27.1 and torch 2.13).
+    The profiler that a configured front end has (from 0.10 on) is kept out of it: vLLM starts and stops it in whichever
+    thread of a pool is free (`asyncio.to_thread` in async_llm.py, 0.10 to 0.32), and torch crashes when the two differ
+    (seen with vLLM 0.27.1 and torch 2.13).
     """
     engine = method.__self__
     front_end = getattr(engine, "profiler", None)
-    engine.profiler = None
+    if front_end is not None:
+        engine.profiler = None
     token = _own_call.set(True)
     try:
         await asyncio.wait_for(method(), run.settings.for_role(ROLE).stop_timeout_s)
     finally:
         _own_call.reset(token)
-        engine.profiler = front_end
+        if front_end is not None:
+            engine.profiler = front_end
 
 
 async def _rpc(engine: Any, run: runtime.Runtime, method: str, *arguments: Any) -> list[dict[str, str]]:

@@ -1,14 +1,12 @@
-"""vLLM's workers: for one capture each keeps autoprof's profiler where it keeps its own.
+"""vLLM's workers: for one capture each has an object of autoprof's where it keeps its profiler.
 
-It is a `TorchProfilerWrapper` of vLLM's, with autoprof's settings and handler, so that the engine starts, counts and
-stops it as it would its own.
+The engine starts and stops it as it would its own. It records with `torch.profiler` in the worker's process, counts
+forward passes, and writes into the step's folder.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
-from pathlib import Path
+import threading
 from typing import Any
 
 import msgspec
@@ -16,9 +14,15 @@ import msgspec
 from autoprof import capture, runtime
 from autoprof.behaviours import Behaviour
 from autoprof.behaviours.vllm import ROLE, Request
+from autoprof.behaviours.vllm_passes import Passes
+from autoprof.behaviours.vllm_profiler import Place, Recorder
 from autoprof.capture import Placement, Recording, Subject
-from autoprof.tools.torch import TorchTool, mark_own, profile_arguments
+from autoprof.tools.torch import TorchTool
 from autoprof.window import parse_iterations
+
+# On a worker: the session, and the place that is to be given back.
+_SESSION = "_autoprof_session"
+_PLACE = "_autoprof_place"
 
 
 class Worker(Behaviour):
@@ -31,8 +35,8 @@ class Worker(Behaviour):
         return True
 
 
-class _Session(Recording):
-    """autoprof's profiler in one worker, from prepare to release."""
+class _Session(Recording, Recorder):
+    """A capture in one worker, from prepare to release."""
 
     def __init__(self, worker: Any, run: runtime.Runtime, request: Request) -> None:
         rank = int(worker.rank)
@@ -46,85 +50,139 @@ class _Session(Recording):
                 part=_rank_part(rank),
             )
         )
-        self.saved = False
-        self.state = ("complete", "")
-        self._worker = worker
-        self._run = run
-        self._before = (worker.profiler, getattr(worker, "profiler_config", None))
+        self.recording = False
+        # Whether there is a meta file, and so nothing more to say.
+        self.told = False
+        self.cut = ""
+        self._settings = run.settings.for_role(ROLE)
+        self._first, self._stop_before = parse_iterations(self._settings.rollout_iterations)
+        self._tool = TorchTool()
+        self._armed = False
+        self._passed = 0
+        self.placement = Placement(run, self.subject, self._settings, self._tool.name)
+        self._passes = Passes(worker, self._before_pass)
 
-    def install(self) -> None:
-        """Put autoprof's profiler where the worker keeps its own."""
-        settings = self._run.settings.for_role(ROLE)
-        self.placement = Placement(self._run, self.subject, settings, TorchTool.name)
-        self.profiler = _make_profiler(self._worker, settings, self.placement, self._ready)
-        self._worker.profiler = self.profiler
-        self._worker.profiler_config = self.profiler.profiler_config
+    def begin(self) -> None:
+        if self._armed or self.told:
+            return
+        self._armed = True
+        if self._first == 0:
+            self._record()
 
-    def uninstall(self) -> None:
-        """Give the worker back what it had."""
-        self._worker.profiler, self._worker.profiler_config = self._before
+    def end(self, state: str = "complete", reason: str = "") -> None:
+        if not self.recording:
+            return
+        if self.thread != threading.get_ident():
+            if capture.release(self):
+                self.abandon("the engine stopped it in another thread than it began in")
+            return
+        if capture.release(self):
+            self.finish("truncated" if self.cut else state, self.cut or reason)
+
+    def close(self) -> str:
+        """Take the session out of the worker; returns what went wrong, or an empty text."""
+        self._passes.close()
+        self._armed = False
+        self.end("truncated", "the engine's own stop did not reach the worker")
+        capture.release(self)
+        if self.told:
+            return ""
+        if self._first and self._passed <= self._first:
+            reason = f"the engine ran {self._passed} forward passes; recording was to begin after {self._first}"
+        else:
+            reason = "the engine recorded nothing"
+        self._fail(reason)
+        return reason
 
     def finish(self, state: str, reason: str) -> None:
-        self.state = (state, reason)
-        self.profiler.stop()
-
-    def abandon(self, reason: str) -> None:
-        self.saved = True
-        self.profiler.stop()
-        self.placement.fail(reason)
-
-    def _ready(self, profile: Any) -> None:
-        # Called by stop_profile, or by the engine itself after the last iteration asked for.
-        capture.release(self)
-        if self.saved:  # abandoned: there is nothing that could be exported
-            return
-        self.saved = True
         try:
-            self.placement.save(profile.export_chrome_trace, *self.state)
+            if not self.recording:
+                self._fail(f"{reason}, before the first forward pass that was to be recorded")
+                return
+            self.recording = False
+            self._tool.stop()
+            self.told = True
+            if not reason and self._passed == 0:
+                reason = "the engine ran no forward pass"
+            self.placement.save(self._tool.export, state, reason)
         finally:
             self.ended.set()
 
+    def abandon(self, reason: str) -> None:
+        if self.recording:
+            self.recording = False
+            self._tool.stop()
+        self._fail(reason)
+        self.ended.set()
+
+    def _before_pass(self) -> bool:
+        if not self._armed:
+            return False
+        passed, self._passed = self._passed, self._passed + 1
+        if passed == self._stop_before and self.thread == threading.get_ident():
+            # In another thread (Ray's executor) it goes on until the engine stops it, in the thread that it began in.
+            self.end()
+        elif passed == self._first and not self.recording and not self.told:
+            self._record()
+        return self.recording
+
+    def _record(self) -> None:
+        self.thread = threading.get_ident()
+        try:
+            self.placement.started = capture.clock()
+            self.placement.contents = self._tool.start(self._settings.contents)
+        except Exception as error:
+            capture.release(self)
+            self._fail(f"the profiler did not start: {type(error).__name__}: {error}")
+            raise
+        self.recording = True
+
+    def _fail(self, reason: str) -> None:
+        self.told = True
+        self.placement.fail(reason)
+
 
 def _prepare(worker: Any, asked: dict[str, Any]) -> dict[str, str]:
-    """`autoprof_prepare` of a vLLM worker: put autoprof's profiler where the worker keeps its own."""
+    """`autoprof_prepare` of a vLLM worker: put an object of autoprof's where the worker keeps its profiler."""
+    session: Recorder = Recorder()
     try:
-        run = runtime.start()
-        if run is None:
-            return {"problem": "autoprof is off in the worker's process"}
-        session = _Session(worker, run, msgspec.convert(asked, Request))
-        if not capture.claim(session, TorchTool()):
-            return {"problem": "another profiler is recording in the worker's process"}
-        try:
-            session.install()
-        except BaseException:
-            capture.release(session)
-            raise
-        worker._autoprof_session = session
-        return {"problem": ""}
+        session, problem = _session(worker, msgspec.convert(asked, Request))
     except Exception as error:
         runtime.report("vllm/worker", error)
-        return {"problem": f"{type(error).__name__}: {error}"}
+        problem = f"{type(error).__name__}: {error}"
+    setattr(worker, _PLACE, Place(worker, session))
+    return {"problem": problem}
+
+
+def _session(worker: Any, request: Request) -> tuple[Recorder, str]:
+    run = runtime.start()
+    if run is None:
+        return Recorder(), "autoprof is off in the worker's process"
+    session = _Session(worker, run, request)
+    if not capture.claim(session, TorchTool()):
+        session.told = True
+        session.close()
+        return Recorder(), "another profiler is recording in the worker's process"
+    setattr(worker, _SESSION, session)
+    return session, ""
 
 
 def _cut(worker: Any, reason: str) -> dict[str, str]:
     """`autoprof_cut` of a vLLM worker: what is recorded ends early."""
-    session = worker.__dict__.get("_autoprof_session")
+    session = vars(worker).get(_SESSION)
     if session is not None:
-        session.state = ("truncated", reason)
+        session.cut = reason
     return {"problem": ""}
 
 
 def _release(worker: Any) -> dict[str, str]:
     """`autoprof_release` of a vLLM worker: give it back the profiler that it had."""
     try:
-        session = worker.__dict__.pop("_autoprof_session", None)
-        if session is None:
-            return {"problem": ""}
-        session.uninstall()
-        if capture.release(session) or not session.saved:
-            session.placement.fail("the engine recorded nothing")
-            return {"problem": "the engine recorded nothing"}
-        return {"problem": ""}
+        place = vars(worker).pop(_PLACE, None)
+        if place is not None:
+            place.give_back()
+        session = vars(worker).pop(_SESSION, None)
+        return {"problem": session.close() if session is not None else ""}
     except Exception as error:
         runtime.report("vllm/worker", error)
         return {"problem": f"{type(error).__name__}: {error}"}
@@ -136,41 +194,3 @@ def _rank_part(rank: int) -> str:
     except ImportError:
         return f"rank{rank}"
     return str(get_worker_rank_suffix(global_rank=rank))
-
-
-def _make_profiler(worker: Any, settings: Any, placement: Placement, ready: Any) -> Any:
-    """A `TorchProfilerWrapper` (vLLM 0.13 on, vllm/profiler/wrapper.py) with autoprof's settings and handler."""
-    from vllm.config import ProfilerConfig
-    from vllm.profiler.wrapper import TorchProfilerWrapper
-
-    first, stop_before = parse_iterations(settings.rollout_iterations)
-    arguments, contents = profile_arguments(settings.contents)
-    placement.contents = contents
-    wanted = {
-        "profiler": "torch",
-        "torch_profiler_dir": str(Path(placement.folder).absolute()),
-        "torch_profiler_with_stack": "stack" in contents,
-        "torch_profiler_record_shapes": "shapes" in contents,
-        "torch_profiler_with_memory": "memory" in contents,
-        "torch_profiler_with_flops": "flops" in contents,
-        "torch_profiler_use_gzip": False,
-        "torch_profiler_dump_cuda_time_total": False,
-        # vLLM counts a delay up to the pass that it begins with, 0 and 1 both meaning the first (0.27.1, step()).
-        "delay_iterations": first + 1 if first else 0,
-        "max_iterations": 0 if stop_before is None else stop_before - first,
-    }
-    known = {field.name for field in dataclasses.fields(ProfilerConfig)}
-    config = ProfilerConfig(**{name: value for name, value in wanted.items() if name in known})
-    offered = {
-        "profiler_config": config,
-        "worker_name": "autoprof",
-        "local_rank": worker.local_rank,
-        "activities": [activity.name for activity in arguments["activities"]],
-        "on_trace_ready": ready,
-    }
-    taken = inspect.signature(TorchProfilerWrapper).parameters
-    profiler = TorchProfilerWrapper(**{name: value for name, value in offered.items() if name in taken})
-    profiler.dump_cpu_time_total = False
-    mark_own(profiler.profiler)
-    profiler.profiler.on_trace_ready = ready
-    return profiler

@@ -2,58 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-import re
-import sys
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
-
-import processes
 import pytest
-from helpers import ROOT, clean_environment
-
-SCRIPT = Path(__file__).parent / "vllm_scripts" / "engine.py"
-
-
-@dataclass(frozen=True)
-class Driven:
-    folder: Path
-    said: dict[str, Any]
-    output: str
-
-    def step(self, number: int) -> Path:
-        return self.folder / "autoprof_runs" / "latest" / f"global_step_{number:06d}"
-
-    def passes(self, number: int, beginning: str = "rollout.replica1.rank") -> int:
-        (path,) = self.step(number).glob(f"{beginning}*.gz")
-        events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
-        return sum(str(event.get("name")).startswith("execute_") for event in events)
+from vllm_runs import Driven, drive, make_model
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("assets")
-    make = [sys.executable, str(ROOT / "examples" / "verl_cpu" / "make_assets.py"), str(folder)]
-    finished = processes.run(make, cwd=folder, env=clean_environment(), timeout_s=120)
-    assert finished.status == 0, finished.output
-    return str(folder / "data" / "model")
-
-
-def drive(folder: Path, *arguments: str) -> Driven:
-    environment = clean_environment(
-        AUTOPROF="1",
-        HF_HUB_OFFLINE="1",
-        VLLM_NO_USAGE_STATS="1",
-        VLLM_CPU_OMP_THREADS_BIND="nobind",
-        TORCH_COMPILE_DISABLE="1",
-        OMP_NUM_THREADS="1",
-    )
-    finished = processes.run([sys.executable, str(SCRIPT), *arguments], cwd=folder, env=environment, timeout_s=240)
-    assert finished.status == 0, finished.output[-4000:]
-    (line,) = re.findall(r"^RESULT (.*)$", finished.output, re.MULTILINE)
-    return Driven(folder, json.loads(line), finished.output)
+    return make_model(tmp_path_factory.mktemp("assets"))
 
 
 @pytest.fixture(scope="module")
@@ -74,13 +29,12 @@ def driven(request: pytest.FixtureRequest) -> Driven:
 
 
 def test_each_capture_goes_to_its_steps_folder(driven: Driven) -> None:
-    assert driven.said["start"] == driven.said["stop"] == {"problem": ""}
+    assert driven.said["start 1"] == driven.said["stop 1"] == {"problem": ""}
     assert driven.said["start 2"] == driven.said["stop 2"] == {"problem": ""}
     # 6 tokens; vLLM's asynchronous scheduling runs one pass more before it knows of the last.
     assert driven.passes(1) == driven.passes(2)
     assert driven.passes(1) in (6, 7)
-    (meta,) = driven.step(1).glob("rollout.replica1.rank*.meta.json")
-    found = json.loads(meta.read_text())
+    found = driven.meta(1)
     assert (found["state"], found["rank"], found["replica"], found["step"]) == ("complete", 4, 1, 1)
 
 
@@ -97,6 +51,7 @@ def test_the_engine_generates_the_same_all_along(driven: Driven) -> None:
 def test_a_capture_without_any_work_is_complete_and_empty(driven: Driven) -> None:
     assert driven.said["start 3"] == driven.said["stop 3"] == {"problem": ""}
     assert driven.passes(3) == 0
+    assert (driven.meta(3)["state"], driven.meta(3)["reason"]) == ("complete", "the engine ran no forward pass")
 
 
 def test_the_users_own_calls_are_as_without_autoprof(plain: Driven, configured: Driven) -> None:
@@ -110,8 +65,7 @@ def test_the_users_own_calls_are_as_without_autoprof(plain: Driven, configured: 
 def test_autoprof_yields_to_a_profiling_of_the_users(driven: Driven) -> None:
     assert driven.said["user during"] == driven.said["user after"]
     assert driven.said["stop 4"] == {"problem": "it was not recording"}
-    (meta,) = driven.step(4).glob("rollout.replica1.rank*.meta.json")
-    found = json.loads(meta.read_text())
+    found = driven.meta(4)
     assert (found["state"], found["reason"]) == ("truncated", "somebody else started the engine's profiler")
     assert driven.passes(4) in (6, 7)
 

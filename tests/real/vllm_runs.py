@@ -1,0 +1,76 @@
+"""Drives a real AsyncLLM, in this environment or in one with another release, and reads what it left."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import processes
+from helpers import ROOT, clean_environment
+
+SCRIPT = Path(__file__).parent / "vllm_scripts" / "engine.py"
+# A quiet machine needs 20 s, nearly all of it imports.
+TIMEOUT_S = 240
+
+
+@dataclass(frozen=True)
+class Driven:
+    """What one run of the script said and left."""
+
+    folder: Path
+    said: dict[str, Any]
+    output: str
+
+    def step(self, number: int) -> Path:
+        """The folder of a step."""
+        return self.folder / "autoprof_runs" / "latest" / f"global_step_{number:06d}"
+
+    def meta(self, number: int) -> dict[str, Any]:
+        """The meta file of the one capture of a step."""
+        (path,) = self.step(number).glob("rollout.replica1.*rank*.meta.json")
+        meta: dict[str, Any] = json.loads(path.read_text())
+        return meta
+
+    def events(self, number: int) -> list[dict[str, Any]]:
+        """The events of the one trace of a step."""
+        (path,) = self.step(number).glob("rollout.replica1.*rank*.gz")
+        events: list[dict[str, Any]] = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+        return events
+
+    def passes(self, number: int) -> int:
+        """How many forward passes vLLM itself annotated in the trace of a step."""
+        return sum(str(event.get("name")).startswith("execute_") for event in self.events(number))
+
+    def shapes(self, number: int) -> int:
+        """How many events in the trace of a step have the shapes of their arguments."""
+        return sum("Input Dims" in event.get("args", {}) for event in self.events(number))
+
+
+def make_model(folder: Path) -> str:
+    """A tiny model with random weights, for all releases."""
+    make = [sys.executable, str(ROOT / "examples" / "verl_cpu" / "make_assets.py"), str(folder)]
+    finished = processes.run(make, cwd=folder, env=clean_environment(), timeout_s=120)
+    assert finished.status == 0, finished.output
+    return str(folder / "data" / "model")
+
+
+def drive(folder: Path, *arguments: str, python: str = sys.executable, **variables: str) -> Driven:
+    """Run the script with autoprof on, in the environment of `python`."""
+    environment = clean_environment(
+        AUTOPROF="1",
+        HF_HUB_OFFLINE="1",
+        VLLM_NO_USAGE_STATS="1",
+        VLLM_CPU_OMP_THREADS_BIND="nobind",
+        TORCH_COMPILE_DISABLE="1",
+        OMP_NUM_THREADS="1",
+        **variables,
+    )
+    finished = processes.run([python, str(SCRIPT), *arguments], cwd=folder, env=environment, timeout_s=TIMEOUT_S)
+    assert finished.status == 0, finished.output[-4000:]
+    (line,) = re.findall(r"^RESULT (.*)$", finished.output, re.MULTILINE)
+    return Driven(folder, json.loads(line), finished.output)
