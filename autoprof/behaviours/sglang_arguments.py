@@ -26,7 +26,7 @@ class Takes(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         arguments: The names that its `start_profile` takes.
         devices: The words of `AUTOPROF_CONTENTS` for what its torch can record.
-        memory: Whether its torch has CUDA's memory history.
+        memory: Whether there is CUDA's memory history to be had.
         stack: Whether stacks can be recorded without flooding the trace.
         one_node: Whether the whole replica is on this node.
         disaggregated: Whether prefill and decode are in servers of their own.
@@ -58,7 +58,7 @@ def probe(tokenizer_manager: Any) -> Takes:
     return Takes(
         arguments=frozenset(parameters if request is None else fields_of(request)),
         devices=tuple(profile_arguments(())[1]),
-        memory=torch.version.cuda is not None,
+        memory=torch.version.cuda is not None and getattr(server, "device", "") == "cuda",
         # An idle scheduler polls, and Python's tracer records every turn: after 1 s idle a stop took over a minute
         # (0.5.8). The option is there from 0.4.9 on.
         stack=bool(getattr(server, "sleep_on_idle", False)) and not _switched_off("SGLANG_PROFILE_WITH_STACK"),
@@ -107,7 +107,7 @@ def plan(contents: tuple[str, ...], iterations: str, takes: Takes) -> Plan:
             activities.append("MEM")
             used.append("memory")
         else:
-            left_out["memory"] = "this torch has no memory history"
+            left_out["memory"] = "there is no CUDA memory history here"
     arguments: dict[str, Any] = {"activities": activities}
     # Both are on in SGLang where nothing is said.
     for word, name in (("stack", "with_stack"), ("shapes", "record_shapes")):

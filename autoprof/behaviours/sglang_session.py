@@ -75,7 +75,7 @@ class Session:
             self._close()
             _remove(self._folder, and_step=True)
             return {"problem": _text(error)}
-        if self._late:
+        if self._late and not self.ending:
             self.ending = True
             return await self.end("the engine started too late")
         return {"problem": ""}
