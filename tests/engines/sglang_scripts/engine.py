@@ -1,7 +1,7 @@
 """Drives a real SGLang engine as a server actor would, and prints what each call answered as JSON.
 
-engine.py MODEL: one engine does everything, so that each scenario also shows that the ones before left it well. Its
-scheduler is another process; some mistakes would end that one and this one with it.
+engine.py MODEL RANKS: one engine does everything, so that each scenario also shows that the ones before left it well.
+Its schedulers are other processes, one for each rank; some mistakes would end them and this one with them.
 """
 
 import asyncio
@@ -21,8 +21,7 @@ TOKENS = 8
 SAID = {}
 
 
-def main(model):
-    # The option that turns CUDA graphs off was renamed on the way to 0.5.23; on a CPU there are none.
+def main(model, ranks):
     engine = sglang.Engine(
         model_path=model,
         device="cpu",
@@ -33,7 +32,7 @@ def main(model):
         mem_fraction_static=0.1,
         max_total_tokens=1024,
         max_running_requests=4,
-        disable_overlap_schedule=True,
+        tp_size=int(ranks),
         sleep_on_idle=True,
         log_level="warning",
     )
@@ -52,7 +51,6 @@ def drive(engine):
         return engine.loop.run_until_complete(asyncio.wait_for(coroutine, 60))
 
     def generate(tokens=TOKENS):
-        # A prompt that differs each time would hide what the prefix cache keeps; the outputs are the same either way.
         parameters = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
         return engine.generate(input_ids=[5, 6, 7], sampling_params=parameters)["output_ids"]
 
