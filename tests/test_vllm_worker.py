@@ -85,7 +85,7 @@ class V012(V011):
 
 
 class V017(V012):
-    """0.17 to 0.30, gpu_worker.py: a profiler made at the first start, if one is configured."""
+    """0.17 to 0.27, gpu_worker.py: a profiler made at the first start, if one is configured."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,8 +101,20 @@ class V017(V012):
             self.profiler.stop()
 
 
+class V028(V017):
+    """0.28 to 0.30, gpu_worker.py: a question before an annotation."""
+
+    def annotate_profile(self, scheduler_output: Any) -> Any:
+        if not self.profiler:
+            return contextlib.nullcontext()
+        self.profiler.step()
+        if not self.profiler.is_running:
+            return contextlib.nullcontext()
+        return self.profiler.annotate_context_manager("execute_context_1(3)_generation_0(0)")
+
+
 class V032(V017):
-    """0.31 and 0.32, gpu_worker.py: arguments of the start, a name for each, and a question before an annotation."""
+    """0.31 and 0.32, gpu_worker.py: arguments of the start, a name for each, and another question."""
 
     def profile(self, is_start: bool = True, profile_prefix: str | None = None, **bounds: int | None) -> None:
         if self.profiler_config is None or self.profiler_config.profiler is None:
@@ -134,7 +146,7 @@ class Later(V032):
         return super().annotate_profile(scheduler_output)
 
 
-ERAS = [V09, V011, V012, V017, V032, Later]
+ERAS = [V09, V011, V012, V017, V028, V032, Later]
 
 
 @pytest.fixture
@@ -280,6 +292,22 @@ def test_a_worker_whose_process_records_something_else_takes_no_part(start: Any)
     assert stage is not None
     capture.end(stage)
     assert "execute_model" not in vars(worker)
+
+
+def test_a_capture_that_nobody_ended_gives_way_to_the_next(start: Any) -> None:
+    run = start(contents=("cpu",))
+    worker = V032()
+    before = dict(vars(worker))
+    for step in (3, 4):
+        assert worker.autoprof_prepare(ASKED | {"step": step}) == {"problem": ""}
+        worker.profile(True)
+        passes(worker, 1)
+    worker.profile(False)
+    assert worker.autoprof_release() == {"problem": ""}
+    assert vars(worker) == before
+    ending.wait_for_files(run)
+    states = [json.loads(next(run.rundir.step(step).glob("*.json")).read_text())["state"] for step in (3, 4)]
+    assert states == ["truncated", "complete"]
 
 
 def test_an_engine_that_never_starts_is_noticed(start: Any) -> None:
