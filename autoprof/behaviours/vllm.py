@@ -8,6 +8,7 @@ which is taken out again. Nothing is configured when the engine starts.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from contextvars import ContextVar
 from typing import Any, Literal
 
@@ -101,7 +102,13 @@ async def start(engine: Any, request: Request) -> dict[str, Any]:
         return {"problem": "it is recording already"}
     if hasattr(engine, _TAKEN):
         return {"problem": "somebody else profiles the engine"}
-    workers = await _rpc(engine, run, "autoprof_prepare", msgspec.to_builtins(request))
+    try:
+        workers = await _rpc(engine, run, "autoprof_prepare", msgspec.to_builtins(request))
+    except Exception:
+        # Those workers that were prepared must not keep it: a later profiling of the user's would be autoprof's.
+        with contextlib.suppress(Exception):
+            await _rpc(engine, run, "autoprof_release")
+        raise
     if all(worker["problem"] for worker in workers):
         await _rpc(engine, run, "autoprof_release")
         return _answer(workers)

@@ -18,9 +18,10 @@ class Passes:
     a profiler that could not be started again until 0.29, and 0.31 and 0.32 take them in other places
     (vllm/profiler/wrapper.py). One count of autoprof's own means the same in all of them.
 
-    A pass is a call of `execute_model` that computes tokens. It is counted where the worker's begins, ahead of vLLM's
-    annotation of it, so that a trace holds whole passes. Ray's executor calls the model runner without the worker
-    (vllm/v1/executor/ray_utils.py in 0.12 to 0.32, vllm/executor/ray_utils.py before), so that is watched as well.
+    A pass is a call of `execute_model`, as in vLLM's own count and its annotations; asynchronous scheduling makes some
+    that compute no token. It is counted where the worker's begins, ahead of vLLM's annotation of it, so that a trace
+    holds whole passes. Ray's executor calls the model runner without the worker (vllm/v1/executor/ray_utils.py in 0.12
+    to 0.32, vllm/executor/ray_utils.py before), so that is watched as well.
     """
 
     def __init__(self, worker: Any, before: Callable[[], bool]) -> None:
@@ -51,7 +52,7 @@ class Passes:
         def execute_model(*args: Any, **kwargs: Any) -> Any:
             if self._inside:
                 return execute(*args, **kwargs)
-            recorded = self._counted(args, kwargs)
+            recorded = self._counted()
             self._inside = True
             try:
                 with annotation("execute_model") if recorded and annotate else contextlib.nullcontext():
@@ -62,11 +63,8 @@ class Passes:
         owner.execute_model = execute_model
         self._watched.append(owner)
 
-    def _counted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def _counted(self) -> bool:
         try:
-            scheduled = args[0] if args else kwargs.get("scheduler_output")
-            if getattr(scheduled, "total_num_scheduled_tokens", 1) == 0:
-                return False
             return self._before()
         except Exception as error:
             runtime.report("vllm/worker", error)

@@ -30,10 +30,10 @@ class StandIn:
 
     Until 0.11 that is a `torch.profiler.profile` (`start`, `stop`, `key_averages().table()`: gpu_worker.py; in 0.12
     still cpu_worker.py), after that a `WorkerProfiler` (vllm/profiler/gpu_profiler.py in 0.12, wrapper.py since):
-    `step` and `annotate_context_manager` in each forward pass, `should_annotate` from 0.31, `set_output_name` and
-    arguments of `start` from 0.32. One of vLLM's own classes would need a module, a configuration and a way to count
-    for each of them, and would write tables to disk. What a later vLLM may ask for beside these is answered by
-    `_Nothing`, not by an error in a forward pass.
+    `step` and `annotate_context_manager` in each forward pass, `is_running` before that in 0.28 to 0.30 and
+    `should_annotate` since 0.31, `set_output_name` and arguments of `start` from 0.32. One of vLLM's own classes would
+    need a module, a configuration and a way to count for each of them, and would write tables to disk. What a later
+    vLLM may ask for beside these is answered by `_Nothing`, not by an error in a forward pass.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -52,8 +52,10 @@ class StandIn:
         """Nothing: autoprof counts forward passes itself (vllm_passes.py)."""
 
     @property
-    def should_annotate(self) -> bool:
+    def is_running(self) -> bool:
         return self._recorder.recording
+
+    should_annotate = is_running
 
     def annotate_context_manager(self, name: str) -> Any:
         return annotation(name) if self._recorder.recording else contextlib.nullcontext()

@@ -54,13 +54,22 @@ class _Session(Recording, Recorder):
         # Whether there is a meta file, and so nothing more to say.
         self.told = False
         self.cut = ""
+        self._worker = worker
+        self._run = run
         self._settings = run.settings.for_role(ROLE)
         self._first, self._stop_before = parse_iterations(self._settings.rollout_iterations)
         self._tool = TorchTool()
         self._armed = False
         self._passed = 0
-        self.placement = Placement(run, self.subject, self._settings, self._tool.name)
-        self._passes = Passes(worker, self._before_pass)
+
+    def open(self) -> None:
+        """Make the step's folder and count the worker's passes.
+
+        Raises:
+            OSError: The folder can't be made.
+        """
+        self.placement = Placement(self._run, self.subject, self._settings, self._tool.name)
+        self._passes = Passes(self._worker, self._before_pass)
 
     def begin(self) -> None:
         if self._armed or self.told:
@@ -144,6 +153,7 @@ class _Session(Recording, Recorder):
 
 def _prepare(worker: Any, asked: dict[str, Any]) -> dict[str, str]:
     """`autoprof_prepare` of a vLLM worker: put an object of autoprof's where the worker keeps its profiler."""
+    _release(worker)  # of a capture whose trainer went away
     session: Recorder = Recorder()
     try:
         session, problem = _session(worker, msgspec.convert(asked, Request))
@@ -160,9 +170,12 @@ def _session(worker: Any, request: Request) -> tuple[Recorder, str]:
         return Recorder(), "autoprof is off in the worker's process"
     session = _Session(worker, run, request)
     if not capture.claim(session, TorchTool()):
-        session.told = True
-        session.close()
         return Recorder(), "another profiler is recording in the worker's process"
+    try:
+        session.open()
+    except BaseException:
+        capture.release(session)
+        raise
     setattr(worker, _SESSION, session)
     return session, ""
 

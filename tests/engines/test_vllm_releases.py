@@ -1,0 +1,152 @@
+"""A real AsyncLLM of each other release of vLLM, driven as a verl server drives it."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from engines import NAMES, python_of
+from vllm_runs import Driven, drive, make_model
+
+RELEASES = [name for name in NAMES if name.startswith("vllm-")]
+TOKENS = 6
+# vLLM's asynchronous scheduling runs one pass more before it knows of the last token.
+WHOLE = (TOKENS, TOKENS + 1)
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return make_model(tmp_path_factory.mktemp("assets"))
+
+
+@pytest.fixture(scope="session")
+def runs(model: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Driven]:
+    """One run of each kind in each release, made when it is first asked for."""
+
+    @functools.cache
+    def run(release: str, kind: str) -> Driven:
+        folder = tmp_path_factory.mktemp(f"{release}-{kind}")
+        (folder / "file").touch()
+        settings = {
+            "bounded": {"AUTOPROF_ROLLOUT_ITERATIONS": "1:3", "AUTOPROF_CONTENTS": "cpu,shapes,profile-by-stage"},
+            "nowhere": {"AUTOPROF_DIR": str(folder / "file" / "runs")},
+        }
+        arguments = ["configured", str(folder / "users")] if kind == "configured" else ["plain"]
+        return drive(folder, model, *arguments, python=python_of(release), **settings.get(kind, {}))
+
+    return run
+
+
+@pytest.fixture(params=RELEASES)
+def release(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def plain(runs: Any, release: str) -> Driven:
+    """No profiler configured."""
+    return runs(release, "plain")
+
+
+@pytest.fixture
+def configured(runs: Any, release: str) -> Driven:
+    """vLLM's own profiler configured by the user."""
+    return runs(release, "configured")
+
+
+@pytest.fixture
+def bounded(runs: Any, release: str) -> Driven:
+    """The second and the third forward pass only, with shapes and something that no vLLM knows."""
+    return runs(release, "bounded")
+
+
+@pytest.fixture
+def nowhere(runs: Any, release: str) -> Driven:
+    """A run directory that can't be written."""
+    return runs(release, "nowhere")
+
+
+@pytest.fixture(params=["plain", "configured"])
+def driven(runs: Any, release: str, request: pytest.FixtureRequest) -> Driven:
+    return runs(release, request.param)
+
+
+@pytest.fixture(params=["plain", "configured", "bounded", "nowhere"])
+def any_run(runs: Any, release: str, request: pytest.FixtureRequest) -> Driven:
+    return runs(release, request.param)
+
+
+def test_it_is_the_release_that_was_asked_for(plain: Driven, release: str) -> None:
+    assert plain.meta(1)["versions"]["vllm"] == release.removeprefix("vllm-")
+
+
+def test_two_windows_without_a_restart_go_to_a_folder_each(driven: Driven) -> None:
+    for step in (1, 2):
+        assert (driven.said[f"start {step}"], driven.said[f"stop {step}"]) == ({"problem": ""}, {"problem": ""})
+        assert driven.passes(step) in WHOLE
+        meta = driven.meta(step)
+        assert (meta["state"], meta["reason"], meta["step"], meta["rank"]) == ("complete", "", step, 4)
+
+
+def test_the_engine_generates_the_same_all_along(any_run: Driven) -> None:
+    assert len(any_run.said["before"]) == TOKENS
+    assert any_run.said["before"] == any_run.said["recorded"] == any_run.said["after"]
+
+
+def test_a_second_start_and_a_second_stop_are_refused(driven: Driven) -> None:
+    assert driven.said["start again"] == {"problem": "it is recording already"}
+    assert driven.said["stop again"] == driven.said["stop without start"] == {"problem": "it was not recording"}
+
+
+def test_exactly_the_passes_that_were_asked_for_are_recorded(bounded: Driven) -> None:
+    for step in (1, 2):
+        assert bounded.said[f"stop {step}"] == {"problem": ""}
+        assert bounded.meta(step)["state"] == "complete"
+        assert bounded.passes(step) == 2
+
+
+def test_a_capture_whose_passes_never_came_says_so(bounded: Driven) -> None:
+    reason = "the engine ran 0 forward passes; recording was to begin after 1"
+    assert bounded.said["stop 3"] == {"problem": reason}
+    assert (bounded.meta(3)["state"], bounded.meta(3)["reason"]) == ("failed", reason)
+
+
+def test_contents_are_what_was_asked_for_and_what_was_left_out_is_named(plain: Driven, bounded: Driven) -> None:
+    assert plain.shapes(1) == 0
+    assert bounded.shapes(1) > 0
+    assert bounded.meta(1)["contents"] == ["cpu", "shapes"]
+    assert bounded.meta(1)["left_out"] == ["profile-by-stage"]
+    assert bounded.output.count("contents left out, which torch does not know here: profile-by-stage") == 1
+
+
+def test_the_users_own_calls_are_as_without_autoprof(plain: Driven, configured: Driven) -> None:
+    assert plain.said["user before"] == plain.said["user during"] == plain.said["user after"] == "Exception"
+    assert configured.said["user before"] == configured.said["user during"] == configured.said["user after"] == "ok"
+    theirs = configured.folder / "users"
+    assert len(list(theirs.glob("*async_llm*.gz"))) == 4
+    assert len(list(theirs.glob("*rank*.gz"))) == 4
+
+
+def test_autoprof_yields_to_a_profiling_of_the_users(driven: Driven, configured: Driven) -> None:
+    meta = driven.meta(4)
+    assert (meta["state"], meta["reason"]) == ("truncated", "somebody else started the engine's profiler")
+    assert driven.passes(4) in WHOLE
+    assert configured.said["start during the user's"] == {"problem": "somebody else profiles the engine"}
+
+
+def test_a_run_directory_that_cannot_be_written_costs_the_traces_only(nowhere: Driven) -> None:
+    assert nowhere.said["start 1"]["problem"] != ""
+    assert nowhere.said["stop 1"] == {"problem": "it was not recording"}
+    assert nowhere.said["user before"] == nowhere.said["user after"]
+
+
+def test_every_hook_of_the_recipe_applies(plain: Driven) -> None:
+    applied = set()
+    for path in (plain.folder / "autoprof_runs" / "latest" / "hooks").glob("*.json"):
+        hooks = json.loads(path.read_text())["hooks"]
+        applied |= {key for key, hook in hooks.items() if hook["state"] == "applied"}
+    assert {"vllm/worker", "vllm/start-profile", "vllm/stop-profile"} <= applied
