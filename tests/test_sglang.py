@@ -360,6 +360,12 @@ def test_files_get_their_names_at_the_stop(run: Any) -> None:
     assert list(run.rundir.parts()) == []
 
 
+@pytest.mark.parametrize("stages", [("1", "2"), ("ForwardMode.EXTEND", "ForwardMode.DECODE"), ("EXTEND", "DECODE")])
+def test_stages_are_named_alike_in_every_release(run: Any, stages: tuple[str, str]) -> None:
+    drive(Manager([f"1700000000.5-TP-1-{stage}.trace.json.gz" for stage in stages]))
+    assert set(metas(run)) == {"TP-1-EXTEND", "TP-1-DECODE"}
+
+
 def test_a_stop_after_the_engine_stopped_by_itself_is_no_problem(run: Any) -> None:
     manager = Manager(leaves=[], fails={"stop": RuntimeError("Profiling is not in progress.")})
 
