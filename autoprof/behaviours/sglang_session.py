@@ -47,7 +47,7 @@ class Session:
         self._request = request
         self._settings = run.settings.for_role(ROLE)
         self._started = capture.clock()
-        name = f".{ROLE}.replica{request.replica}.{rundir.HOST}.pid{os.getpid()}.{next(_numbers)}{FOLDER_ENDING}"
+        name = f"{ROLE}.replica{request.replica}.{rundir.HOST}.pid{os.getpid()}.{next(_numbers)}{FOLDER_ENDING}"
         self._folder = run.rundir.step(request.step) / name
         self._plan = Plan({}, [], {})
         self._late = False
