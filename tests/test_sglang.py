@@ -17,7 +17,7 @@ import msgspec
 import pytest
 from pytest_mock import MockerFixture
 
-from autoprof import runtime
+from autoprof import listing, runtime
 from autoprof.behaviours import sglang, sglang_scheduler, sglang_session
 from autoprof.behaviours.sglang_arguments import ITERATIONS, Takes, fields_of, plan, probe
 from autoprof.behaviours.sglang_scheduler import FOLDER_ENDING
@@ -177,7 +177,7 @@ def test_fields_are_those_of_dataclasses_and_of_structs() -> None:
 # The scheduler.
 
 START, STOP = SimpleNamespace(name="START_PROFILE"), SimpleNamespace(name="STOP_PROFILE")
-OURS = f"/run/global_step_000001/.rollout{FOLDER_ENDING}"
+OURS = f"/run/global_step_000001/rollout{FOLDER_ENDING}"
 
 
 @dataclass
@@ -360,6 +360,12 @@ def test_files_get_their_names_at_the_stop(run: Any) -> None:
     assert list(run.rundir.parts()) == []
 
 
+@pytest.mark.parametrize("stages", [("1", "2"), ("ForwardMode.EXTEND", "ForwardMode.DECODE"), ("EXTEND", "DECODE")])
+def test_stages_are_named_alike_in_every_release(run: Any, stages: tuple[str, str]) -> None:
+    drive(Manager([f"1700000000.5-TP-1-{stage}.trace.json.gz" for stage in stages]))
+    assert set(metas(run)) == {"TP-1-EXTEND", "TP-1-DECODE"}
+
+
 def test_a_stop_after_the_engine_stopped_by_itself_is_no_problem(run: Any) -> None:
     manager = Manager(leaves=[], fails={"stop": RuntimeError("Profiling is not in progress.")})
 
@@ -384,6 +390,13 @@ def test_a_start_that_fails_leaves_nothing(run: Any) -> None:
     assert drive(manager) == [{"problem": "RuntimeError: no"}, {"problem": "it was not recording"}]
     assert manager.calls == ["start"]
     assert not run.rundir.step(3).exists()
+
+
+def test_a_recording_that_never_ended_is_listed_as_unfinished(run: Any) -> None:
+    asyncio.run(sglang.start(Manager(), REQUEST))
+    (unfinished,) = listing.read(run.rundir.path).captures
+    assert unfinished.state == listing.UNFINISHED
+    assert unfinished.name.startswith("rollout.replica2.")
 
 
 def test_a_recording_that_is_cut_says_so(run: Any) -> None:

@@ -10,11 +10,11 @@ import os
 from typing import Any
 
 from autoprof.behaviours import Behaviour
-from autoprof.rundir import PART
+from autoprof.rundir import PART, TRACE
 from autoprof.wrapping import CALL, Around, Call, Reply
 
-# How a request of autoprof's is known: by the folder that it names.
-FOLDER_ENDING = f".sglang{PART}"
+# How a request of autoprof's is known: by the folder that it names. Its name is that of a trace that is not complete.
+FOLDER_ENDING = f".sglang{TRACE}{PART}"
 # Set on the holder of SGLang's profiler from autoprof's start to the next stop.
 _OURS = "_autoprof_ours"
 

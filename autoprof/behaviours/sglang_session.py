@@ -30,6 +30,9 @@ OPEN = "_autoprof_open"
 own_call: ContextVar[bool] = ContextVar("autoprof_own_call", default=False)
 # [PREFIX-]ID-TP-0[-DP-0][-PP-0][-EP-0][-EXTEND|-DECODE].trace.json.gz, and pickles of the memory history.
 _FILE = re.compile(r"-(?P<part>TP-(?P<tp>\d+).*?)(?P<ending>\.trace\.json\.gz|\.[A-Za-z0-9]+)$")
+# SGLang up to 0.5.2 writes the stage as Python prints an IntEnum: a number from Python 3.11 on.
+_OLD_STAGE = re.compile(r"^(TP-\d+)-(?:ForwardMode\.)?(1|2|EXTEND|DECODE)$")
+_STAGES = {"1": "EXTEND", "2": "DECODE"}
 _PIPELINE = re.compile(r"-PP-(\d+)")
 _numbers = itertools.count(1)
 
@@ -44,7 +47,7 @@ class Session:
         self._request = request
         self._settings = run.settings.for_role(ROLE)
         self._started = capture.clock()
-        name = f".{ROLE}.replica{request.replica}.{rundir.HOST}.pid{os.getpid()}.{next(_numbers)}{FOLDER_ENDING}"
+        name = f"{ROLE}.replica{request.replica}.{rundir.HOST}.pid{os.getpid()}.{next(_numbers)}{FOLDER_ENDING}"
         self._folder = run.rundir.step(request.step) / name
         self._plan = Plan({}, [], {})
         self._late = False
@@ -113,7 +116,8 @@ class Session:
             found = _FILE.search(path.name)
             if found is None:
                 continue
-            place = self._placement(found["part"], self._rank(found))
+            part = _OLD_STAGE.sub(lambda old: f"{old[1]}-{_STAGES.get(old[2], old[2])}", found["part"])
+            place = self._placement(part, self._rank(found))
             place.adopt(path, found["ending"], "truncated" if cut else "complete", cut)
             placed += 1
         _remove(self._folder)
