@@ -163,14 +163,14 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
             pid=0,
             started=0.0,
             python="3",
-            settings=Settings(**settings),
+            settings=Settings(**({"ranks": "all"} | settings)),
         )
         run = Runtime(info)
         monkeypatch.setattr(runtime, "_runtime", run)
         monkeypatch.setattr(runtime, "_off", False)
         return run
 
-    monkeypatch.setattr(vllm_worker, "_rank_part", lambda rank: f"rank{rank}")
+    monkeypatch.setattr(vllm_worker, "_rank_part", lambda worker: f"rank{worker.rank}")
     for era in ERAS:
         Worker().install(era)
     capture._repeats.clear()
@@ -364,3 +364,24 @@ def test_an_error_of_the_models_passes_unchanged(start: Any) -> None:
     worker.profile(False)
     worker.autoprof_release()
     assert vars(worker.model_runner) == {"execute_model": None}
+
+
+@pytest.mark.parametrize("era", ERAS)
+def test_a_rank_that_is_not_asked_for_is_not_recorded(start: Any, era: Any) -> None:
+    run = start(ranks="8,10:")  # the worker's is 9
+    worker = era()
+    before = dict(vars(worker))
+    assert worker.autoprof_prepare(ASKED) == {"problem": ""}
+    worker.profile(True)
+    passes(worker, 2)
+    worker.profile(False)
+    assert worker.autoprof_release() == {"problem": ""}
+    assert vars(worker) == before
+    assert not run.rundir.path.exists()
+
+
+def test_the_ranks_of_data_parallel_engines_go_on_where_the_one_before_ends() -> None:
+    parallel = SimpleNamespace(data_parallel_rank=2, world_size=4)
+    worker = SimpleNamespace(rank=1, parallel_config=parallel)
+    assert vllm_worker._rank_in_replica(worker) == 9
+    assert vllm_worker._rank_in_replica(SimpleNamespace(rank=1)) == 1

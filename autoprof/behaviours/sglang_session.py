@@ -110,7 +110,10 @@ class Session:
             delattr(self._engine, OPEN)
 
     def _place(self, cut: str, problem: str) -> dict[str, Any]:
-        """Give each file that the engine left its final name and a meta file."""
+        """Give each file that the engine left its final name and a meta file.
+
+        SGLang records all ranks of a replica; those that nobody asked for are removed.
+        """
         placed = 0
         for path in sorted(self._folder.iterdir()):
             found = _FILE.search(path.name)

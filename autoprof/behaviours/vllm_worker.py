@@ -6,6 +6,7 @@ forward passes, and writes into the step's folder.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import Any
 
@@ -13,10 +14,12 @@ import msgspec
 
 from autoprof import capture, runtime
 from autoprof.behaviours import Behaviour
+from autoprof.behaviours.stage import takes
 from autoprof.behaviours.vllm import ROLE, Request
 from autoprof.behaviours.vllm_passes import Passes
 from autoprof.behaviours.vllm_profiler import Place, Recorder
 from autoprof.capture import Placement, Recording, Subject
+from autoprof.paths import follow
 from autoprof.tools.torch import TorchTool
 from autoprof.window import parse_iterations
 
@@ -39,15 +42,14 @@ class _Session(Recording, Recorder):
     """A capture in one worker, from prepare to release."""
 
     def __init__(self, worker: Any, run: runtime.Runtime, request: Request) -> None:
-        rank = int(worker.rank)
         super().__init__(
             Subject(
                 step=request.step,
                 role=ROLE,
                 stage="rollout",
-                rank=request.rank + rank,
+                rank=request.rank + _rank_in_replica(worker),
                 replica=request.replica,
-                part=_rank_part(rank),
+                part=_rank_part(worker),
             )
         )
         self.recording = False
@@ -169,6 +171,8 @@ def _session(worker: Any, request: Request) -> tuple[Recorder, str]:
     if run is None:
         return Recorder(), "autoprof is off in the worker's process"
     session = _Session(worker, run, request)
+    if not takes(run, ROLE, range(session.subject.rank, session.subject.rank + 1)):
+        return Recorder(), ""
     if not capture.claim(session, TorchTool()):
         return Recorder(), "another profiler is recording in the worker's process"
     try:
@@ -201,9 +205,21 @@ def _release(worker: Any) -> dict[str, str]:
         return {"problem": f"{type(error).__name__}: {error}"}
 
 
-def _rank_part(rank: int) -> str:
-    try:
-        from vllm.distributed.utils import get_worker_rank_suffix  # from 0.17 on
-    except ImportError:
-        return f"rank{rank}"
-    return str(get_worker_rank_suffix(global_rank=rank))
+def _rank_in_replica(worker: Any) -> int:
+    """The worker's rank among all of its replica: `rank` counts anew in each data-parallel engine (0.27.1, core.py)."""
+    return _data_parallel_rank(worker) * int(follow(worker, "parallel_config.world_size", 1)) + int(worker.rank)
+
+
+def _rank_part(worker: Any) -> str:
+    """What tells the workers of a replica apart in file names, as vLLM itself names them from 0.17 on."""
+    part = f"rank{worker.rank}"
+    with contextlib.suppress(ImportError):
+        from vllm.distributed.utils import get_worker_rank_suffix
+
+        part = str(get_worker_rank_suffix(global_rank=worker.rank))
+    engine = _data_parallel_rank(worker)
+    return f"dp{engine}_{part}" if engine and "dp" not in part else part
+
+
+def _data_parallel_rank(worker: Any) -> int:
+    return int(follow(worker, "parallel_config.data_parallel_rank", 0))

@@ -69,7 +69,7 @@ def driven(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     finished = processes.run(
         [python, str(SCRIPTS / "engine.py"), str(model), str(RANKS)],
         cwd=folder,
-        env=environment | {"AUTOPROF": "1"},
+        env=environment | {"AUTOPROF": "1", "AUTOPROF_RANKS": "all"},
         timeout_s=300,
     )
     assert finished.status == 0, finished.output[-4000:]

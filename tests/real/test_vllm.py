@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
-from vllm_runs import Driven, drive, make_model
+from vllm_runs import SCRIPT, Driven, drive, make_model
 
 
 @pytest.fixture(scope="module")
@@ -77,3 +80,16 @@ def test_autoprof_does_not_start_in_a_profiling_of_the_users(configured: Driven)
 
 def test_nothing_is_left_half_written(driven: Driven) -> None:
     assert list(driven.folder.rglob("*.part")) == []
+
+
+@pytest.mark.parametrize(("ranks", "recorded"), [("all", [2, 3]), ("3", [3])])
+def test_each_tensor_parallel_rank_has_a_file_and_ranks_picks_among_them(
+    model: str, tmp_path: Path, ranks: str, recorded: list[int]
+) -> None:
+    driven = drive(tmp_path, model, script=SCRIPT.with_name("tensor_parallel.py"), AUTOPROF_RANKS=ranks)
+    assert driven.said["start"] == driven.said["stop"] == {"problem": ""}
+    assert driven.said["before"] == driven.said["after"]
+    metas = [json.loads(path.read_text()) for path in sorted(driven.step(1).glob("*.meta.json"))]
+    assert sorted(meta["rank"] for meta in metas) == recorded
+    assert {meta["state"] for meta in metas} == {"complete"}
+    assert len(list(driven.step(1).glob("rollout.replica1.*.gz"))) == len(recorded)

@@ -59,8 +59,11 @@ def make_model(folder: Path) -> str:
     return str(folder / "data" / "model")
 
 
-def drive(folder: Path, *arguments: str, python: str = sys.executable, **variables: str) -> Driven:
-    """Run the script with autoprof on, in the environment of `python`."""
+def drive(
+    folder: Path, *arguments: str, python: str = sys.executable, script: Path = SCRIPT, **variables: str
+) -> Driven:
+    """Run a script with autoprof on, in the environment of `python`."""
+    variables.setdefault("AUTOPROF_RANKS", "all")
     environment = clean_environment(
         AUTOPROF="1",
         HF_HUB_OFFLINE="1",
@@ -70,7 +73,7 @@ def drive(folder: Path, *arguments: str, python: str = sys.executable, **variabl
         OMP_NUM_THREADS="1",
         **variables,
     )
-    finished = processes.run([python, str(SCRIPT), *arguments], cwd=folder, env=environment, timeout_s=TIMEOUT_S)
+    finished = processes.run([python, str(script), *arguments], cwd=folder, env=environment, timeout_s=TIMEOUT_S)
     assert finished.status == 0, finished.output[-4000:]
     (line,) = re.findall(r"^RESULT (.*)$", finished.output, re.MULTILINE)
     return Driven(folder, json.loads(line), finished.output)
