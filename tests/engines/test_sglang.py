@@ -109,6 +109,12 @@ def test_a_window_may_end_after_the_work(driven: Driven) -> None:
     assert driven.meta(5)["state"] == "complete"
 
 
+def test_what_cannot_be_armed_begins_at_once_and_says_so(driven: Driven) -> None:
+    assert driven.said["at once"] == FINE
+    assert driven.passes(20) in (3, 4)
+    assert driven.meta(20)["left_out"] == ["rollout-iterations"]
+
+
 def test_every_rank_records_the_same_passes(driven: Driven) -> None:
     for step in (1, 2, 3, 4, 5, 6, 7, 9, 10, 14, 16, 18):
         assert driven.passes(step, "TP-1") == driven.passes(step, "TP-0")

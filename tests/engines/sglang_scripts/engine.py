@@ -21,6 +21,18 @@ TOKENS = 8
 SAID = {}
 
 
+class SeveralNodes:
+    """SGLang's ServerArgs, but for the number of nodes."""
+
+    nnodes = 2
+
+    def __init__(self, own):
+        self._own = own
+
+    def __getattr__(self, name):
+        return getattr(self._own, name)
+
+
 def main(model, ranks):
     engine = sglang.Engine(
         model_path=model,
@@ -112,6 +124,14 @@ def drive(engine):
     SAID["unwritable"] = [start(15), stop()]
     runtime.current().rundir = here
     SAID["tokens unwritable"] = generate()
+
+    # A replica that says it is on several nodes is not armed: it begins at once.
+    own = manager.server_args
+    manager.server_args = SeveralNodes(own)
+    started = start(20, rollout_iterations="1:3")
+    manager.server_args = own
+    SAID["tokens at once"] = generate()
+    SAID["at once"] = [started, stop()]
 
     # Somebody else's profiling goes first.
     theirs = {"activities": ["CPU"], "with_stack": False}
