@@ -158,6 +158,14 @@ def test_an_engine_that_did_not_start_is_noted_and_not_stopped(run: Any, trainer
     assert log == [("stop", 2), ("stop", 3)]
 
 
+def test_a_node_without_an_engine_is_no_problem(run: Any, trainer: Any, log: Any) -> None:
+    first, _ = (replica.servers[0] for replica in trainer.llm_server_manager.rollout_replicas)
+    first.answer = {}
+    drive(step.Begin(number="global_steps", replicas=[SHARED]).around(call(trainer)))
+    assert log == [("start", 0), ("start", 1)]
+    assert not run.rundir.step(7).exists()
+
+
 def test_an_engine_that_answers_too_late_is_stopped_all_the_same(run: Any, trainer: Any, log: Any) -> None:
     first, _ = (replica.servers[0] for replica in trainer.llm_server_manager.rollout_replicas)
     first.answer = TimeoutError("no answer within 60 s")

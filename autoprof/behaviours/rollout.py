@@ -120,7 +120,9 @@ def _ask(run: runtime.Runtime, action: str, engines: list[_Engine]) -> Generator
         if isinstance(answer, Exception):
             problem = f"{type(answer).__name__}: {str(answer).splitlines()[-1] if str(answer) else ''}"
         else:
-            problem = (answer or {"problem": "its process runs without autoprof"}).get("problem", "")
+            # An empty answer is that of a node without an engine; the target's own method answers None.
+            without = {"problem": "its process runs without autoprof"}
+            problem = (answer if isinstance(answer, dict) else without).get("problem", "")
         if problem:
             if action == "start":
                 engine.note(run, _window.step, f"the engine's start failed: {problem}")
