@@ -131,7 +131,8 @@ def batches(server: Server) -> list[str]:
 
 def test_the_chosen_batches_are_captured(server: Server, batches: list[str]) -> None:
     assert server.passes(2) in (6, 7)
-    assert server.passes(4) in range(12, 20)
+    # Twelve tokens each: together, or one after the other where the machine is slow. The batch after it is not in it.
+    assert server.passes(4) in range(12, 37)
     assert [step for step in server.steps() if step < 100] == [2, 4]
     assert len({text for text in batches if len(text) == len(batches[0])}) == 1
 
