@@ -15,10 +15,12 @@ _NAMESPACE = b"autoprof"
 
 
 class Posting(msgspec.Struct, frozen=True, kw_only=True):
-    """The step that the trainer is in. `captured` says whether the window is open in it."""
+    """The step that the trainer is in. `captured` says whether the window is open in it, `overrides` which settings
+    that window has of its own."""
 
     step: int
     captured: bool
+    overrides: dict[str, Any] = {}
 
 
 _own: Posting | None = None

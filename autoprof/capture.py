@@ -179,9 +179,12 @@ _active: Recording | None = None
 _repeats: Counter[Subject] = Counter()
 
 
-def begin(run: Runtime, subject: Subject) -> Capture | None:
-    """Start a capture, unless this process is recording already: the outer stage's capture holds the inner one."""
-    capture = Capture(run, subject, run.settings.for_role(subject.role), TorchTool())
+def begin(run: Runtime, subject: Subject, settings: Settings | None = None) -> Capture | None:
+    """Start a capture, unless this process is recording already: the outer stage's capture holds the inner one.
+
+    `settings` are those of the role in this window, where it has some of its own.
+    """
+    capture = Capture(run, subject, settings or run.settings.for_role(subject.role), TorchTool())
     if not claim(capture, capture.tool):
         return None
     try:

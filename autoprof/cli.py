@@ -1,4 +1,4 @@
-"""The command line: `autoprof run | ls | doctor`. Exit status 0, 1 (not found or failed), 2 (wrong use)."""
+"""The command line: `autoprof run | ls | trigger | doctor`. Exit status 0, 1 (not found or failed), 2 (wrong use)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from pathlib import Path
 
 import msgspec
 
-from autoprof import __version__, doctor, listing, settings, tables
+from autoprof import __version__, control, doctor, listing, settings, tables
 from autoprof._boot import ENABLE, own_recipes
-from autoprof.settings import PREFIX, SettingsError
+from autoprof.rundir import RunDir
+from autoprof.settings import PREFIX, WINDOW_FIELDS, SettingsError
 
 # Options of `autoprof run`, each the setting of that name.
 _OPTIONS = {
@@ -66,12 +67,20 @@ def _parser() -> argparse.ArgumentParser:
     ls.add_argument("name", nargs="?", metavar="RUN", help="a run: its folder, its id, the beginning of it, or latest")
     ls.set_defaults(run=_ls)
 
+    ask = commands.add_parser("trigger", help="open a window in a run that is going on")
+    ask.add_argument("name", nargs="?", metavar="RUN", default="latest", help="a run, as for ls (default: latest)")
+    ask.add_argument("--steps", default="+1", help="as AUTOPROF_STEPS; +1 (the default) is the step that begins next")
+    for option in WINDOW_FIELDS:
+        ask.add_argument(f"--{option.replace('_', '-')}", help=f"{_OPTIONS[option.replace('_', '-')]}; for this window")
+    ask.set_defaults(run=_trigger)
+
     checkup = commands.add_parser("doctor", help="say what applies here, or why a run lacks a trace")
     checkup.add_argument("name", nargs="?", metavar="RUN", help="a run, as for ls; without it, this environment")
     checkup.set_defaults(run=_doctor)
 
-    for command in (ls, checkup):
+    for command in (ls, ask, checkup):
         command.add_argument("--dir", help="parent of the run directories (default: AUTOPROF_DIR, ./autoprof_runs)")
+    for command in (ls, checkup):
         command.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
@@ -130,6 +139,20 @@ def _show(found: list[listing.Run], as_json: bool, captures: bool) -> int:
         ]
         print()
         tables.show(["step", "capture", "state", "size"], rows)
+    return 0
+
+
+def _trigger(parsed: argparse.Namespace) -> int:
+    asked = {name: getattr(parsed, name) for name in WINDOW_FIELDS if getattr(parsed, name) is not None}
+    trigger = control.checked(parsed.steps, asked)
+    found = listing.find(_parent(parsed), parsed.name)
+    if found.state != "running":
+        return _complain(f"trigger: run {found.id} is not going on: its state is {found.state}", 1)
+    try:
+        path = control.ask(RunDir(Path(found.path)), trigger)
+    except OSError as error:
+        return _complain(f"trigger: {error.filename}: {error.strerror}; only who may write there can ask", 1)
+    print(f"asked run {found.id} for steps {trigger.steps}; it looks when a step begins ({path})")
     return 0
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from autoprof import _boot, listing, recipe, tables
+from autoprof import _boot, control, listing, recipe, tables
 from autoprof.hooklog import WAITING
 from autoprof.rundir import RunDir
 from autoprof.settings import Settings
@@ -87,6 +87,7 @@ def examine_run(run: listing.Run) -> Report:
     _list_hooks(report, {"hooks": _merged(processes)})
     _check_steps(report, run)
     _check_captures(report, run)
+    _check_control(report, RunDir(Path(run.path)))
     return report
 
 
@@ -225,6 +226,13 @@ def _executed(run: listing.Run) -> set[int]:
             if span.get("kind") == "step":
                 numbers.add(int(span["step"]))
     return numbers
+
+
+def _check_control(report: Report, directory: RunDir) -> None:
+    for name in control.waiting(directory):
+        report.notes.append(f"control/{name}: no step has begun since it was asked for, or no trainer looks here")
+    for name in control.refused(directory):
+        report.problems.append(f"control/{name}: it was refused; the log of the trainer's process says why")
 
 
 def _check_captures(report: Report, run: listing.Run) -> None:

@@ -54,6 +54,10 @@ class RunDir:
     def hooks(self) -> Path:
         return self.path / "hooks"
 
+    @property
+    def control(self) -> Path:
+        return self.path / "control"
+
     def process_file(self, folder: str, ending: str) -> Path:
         """This process's file in `hooks` or `timeline`."""
         return self.path / folder / f"{HOST}-{os.getpid()}{ending}"

@@ -49,6 +49,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """The settings of one role: its `[role.NAME]` table over the rest."""
         return msgspec.structs.replace(self, **self.role.get(role, {}))
 
+    def overridden(self, values: Mapping[str, Any]) -> Settings:
+        """The settings with `values` over them, over those of every role too."""
+        if not values:
+            return self
+        tables = {
+            role: {name: value for name, value in table.items() if name not in values}
+            for role, table in self.role.items()
+        }
+        return msgspec.structs.replace(self, role=tables, **overrides(values))
+
     def takes_role(self, role: str) -> bool:
         """Whether `role` is captured: the last of `roles` that matches decides, `!` excludes."""
         # A list of exclusions only means everything but those.
@@ -86,6 +96,25 @@ def load(environ: Mapping[str, str], directory: Path) -> Settings:
             values[name] = _checked(name, text, PREFIX + name.upper())
     values["dir"] = os.path.abspath(directory / Path(values.get("dir", Settings().dir)).expanduser())
     return Settings(**values)
+
+
+def overrides(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of one window only, checked.
+
+    Raises:
+        SettingsError: One value is wrong, or no setting of a single window.
+    """
+    return _table(dict(values), "", WINDOW_FIELDS)
+
+
+def steps(value: str) -> str:
+    """Steps in the grammar of `AUTOPROF_STEPS`, checked.
+
+    Raises:
+        SettingsError: They are not.
+    """
+    checked: str = _checked("steps", value, "steps")
+    return checked
 
 
 def _from_file(named: str, directory: Path) -> dict[str, Any]:
@@ -224,4 +253,5 @@ _PARSERS: dict[str, tuple[Callable[[object], Any], str]] = {
     "log": (_one_of(LOG_LEVELS), f"one of {', '.join(LOG_LEVELS)}"),
 }
 _FIELDS = tuple(_PARSERS)
+WINDOW_FIELDS = ("ranks", "contents", "rollout_iterations")
 _ROLE_FIELDS = ("ranks", "contents", "rollout_iterations", "max_trace_mb", "stop_timeout_s")

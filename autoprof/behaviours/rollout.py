@@ -12,6 +12,7 @@ from autoprof.behaviours import Behaviour
 from autoprof.behaviours.stage import takes
 from autoprof.capture import Placement, Subject
 from autoprof.paths import follow
+from autoprof.settings import Settings
 from autoprof.timeline import Span
 from autoprof.tools.torch import TorchTool
 from autoprof.waits import RayCalls
@@ -55,20 +56,28 @@ class _Engine:
     def ranks(self) -> range:
         return range(self.number * self.size, (self.number + 1) * self.size)
 
-    def request(self, action: str, step: int) -> Any:
+    def request(self, action: str, window: _Window) -> Any:
         return self._send.remote(
-            autoprof={"action": action, "step": step, "replica": self.number, "rank": self.ranks.start}
+            autoprof={
+                "action": action,
+                "step": window.step,
+                "replica": self.number,
+                "rank": self.ranks.start,
+                "overrides": window.overrides,
+            }
         )
 
-    def note(self, run: runtime.Runtime, step: int, problem: str) -> None:
+    def note(self, run: runtime.Runtime, window: _Window, problem: str) -> None:
         """Leave a meta file in the engine's place, so that `autoprof doctor` can say why there is no trace."""
-        subject = Subject(step=step, role=ROLE, stage=ROLE, rank=self.ranks.start, replica=self.number, part="engine")
-        Placement(run, subject, run.settings.for_role(ROLE), TorchTool.name).fail(problem)
+        rank = self.ranks.start
+        subject = Subject(step=window.step, role=ROLE, stage=ROLE, rank=rank, replica=self.number, part="engine")
+        Placement(run, subject, window.settings(run), TorchTool.name).fail(problem)
 
 
 class _Window:
-    def __init__(self, step: int, trainer: Any, places: list[Replicas]) -> None:
+    def __init__(self, step: int, overrides: dict[str, Any], trainer: Any, places: list[Replicas]) -> None:
         self.step = step
+        self.overrides = overrides
         self.engines = [
             _Engine(place, replica, server)
             for place in places
@@ -76,14 +85,17 @@ class _Window:
             for server in follow(replica, place.servers)
         ]
 
+    def settings(self, run: runtime.Runtime) -> Settings:
+        return run.settings.overridden(self.overrides).for_role(ROLE)
+
 
 _window: _Window | None = None
 
 
-def open_window(step: int, trainer: Any, places: list[Replicas]) -> None:
-    """Note the engines of a step that is captured."""
+def open_window(step: int, overrides: dict[str, Any], trainer: Any, places: list[Replicas]) -> None:
+    """Note the engines of a step that is captured, and the settings of its own that it is captured with."""
     global _window
-    _window = _Window(step, trainer, places)
+    _window = _Window(step, overrides, trainer, places)
 
 
 def close_window() -> None:
@@ -96,7 +108,8 @@ def start(run: runtime.Runtime) -> Generator[Wait, Any, None]:
     """Start the engines that own a rank of the window."""
     if _window is None:
         return
-    chosen = [engine for engine in _window.engines if not engine.recording and takes(run, ROLE, engine.ranks)]
+    settings = _window.settings(run)
+    chosen = [engine for engine in _window.engines if not engine.recording and takes(settings, ROLE, engine.ranks)]
     yield from _ask(run, "start", chosen)
 
 
@@ -114,8 +127,8 @@ def _ask(run: runtime.Runtime, action: str, engines: list[_Engine]) -> Generator
     # Set before the answer: an engine that answers too late has started all the same.
     for engine in engines:
         engine.recording = action == "start"
-    timeout_s = run.settings.for_role(ROLE).stop_timeout_s
-    answers = yield RayCalls([engine.request(action, _window.step) for engine in engines], timeout_s)
+    timeout_s = _window.settings(run).stop_timeout_s
+    answers = yield RayCalls([engine.request(action, _window) for engine in engines], timeout_s)
     for engine, answer in zip(engines, answers, strict=True):
         if isinstance(answer, Exception):
             problem = f"{type(answer).__name__}: {str(answer).splitlines()[-1] if str(answer) else ''}"
@@ -125,7 +138,7 @@ def _ask(run: runtime.Runtime, action: str, engines: list[_Engine]) -> Generator
             problem = (answer if isinstance(answer, dict) else without).get("problem", "")
         if problem:
             if action == "start":
-                engine.note(run, _window.step, f"the engine's start failed: {problem}")
+                engine.note(run, _window, f"the engine's start failed: {problem}")
             else:
                 log.warning(f"step {_window.step}, rollout replica {engine.number}: stop failed: {problem}")
             engine.recording = engine.recording and isinstance(answer, TimeoutError)

@@ -45,7 +45,7 @@ class Session:
         self._engine = engine
         self._run = run
         self._request = request
-        self._settings = run.settings.for_role(ROLE)
+        self._settings = request.settings(run)
         self._started = capture.clock()
         name = f"{ROLE}.replica{request.replica}.{rundir.HOST}.pid{os.getpid()}.{next(_numbers)}{FOLDER_ENDING}"
         self._folder = run.rundir.step(request.step) / name

@@ -9,6 +9,7 @@ from autoprof import board, capture, runtime
 from autoprof.behaviours import Behaviour
 from autoprof.capture import Subject
 from autoprof.paths import follow
+from autoprof.settings import Settings
 from autoprof.timeline import Span as TimelineSpan
 from autoprof.waits import InThread
 from autoprof.window import Ranks
@@ -78,8 +79,11 @@ class Stage(Span):
         step = posting.step if posting is not None else None
         rank = self.rank_of(call.instance)
         recording = None
-        if posting is not None and posting.captured and takes(run, self.role, range(rank, rank + 1)):
-            recording = capture.begin(run, Subject(step=posting.step, role=self.role, stage=self.stage, rank=rank))
+        if posting is not None and posting.captured:
+            settings = run.settings.overridden(posting.overrides)
+            if takes(settings, self.role, range(rank, rank + 1)):
+                subject = Subject(step=posting.step, role=self.role, stage=self.stage, rank=rank)
+                recording = capture.begin(run, subject, settings.for_role(self.role))
         span = TimelineSpan(run, "stage", self.stage, step=step, role=self.role, rank=rank)
         outcome = yield CALL
         span.end(outcome.error)
@@ -88,6 +92,6 @@ class Stage(Span):
         return None
 
 
-def takes(run: runtime.Runtime, role: str, ranks: range) -> bool:
+def takes(settings: Settings, role: str, ranks: range) -> bool:
     """Whether the window is for this role, and for one of these global ranks."""
-    return run.settings.takes_role(role) and Ranks.parse(run.settings.for_role(role).ranks).any_in(ranks)
+    return settings.takes_role(role) and Ranks.parse(settings.for_role(role).ranks).any_in(ranks)

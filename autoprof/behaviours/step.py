@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
-from autoprof import board, ending, log, runtime
+from autoprof import board, control, ending, log, runtime
 from autoprof.behaviours import Behaviour, rollout
 from autoprof.paths import follow
 from autoprof.timeline import Span
@@ -21,11 +21,24 @@ class _Step:
         self.number = number
         self.ordinal = ordinal
         self.trainer = trainer
-        self.captured = Steps.parse(run.settings.steps).match(number, ordinal)
+        self.captured = False
+        self.overrides: dict[str, Any] = {}
         self.span = Span(run, "step", "step", step=number, role="trainer", rank=0)
+
+    def announce(self, run: runtime.Runtime) -> None:
+        """Decide whether this step is captured, and tell the other processes."""
+        _windows.extend(control.Window(trigger, self.ordinal - 1) for trigger in control.take(run.rundir))
+        self.captured = Steps.parse(run.settings.steps).match(self.number, self.ordinal)
+        for window in _windows:
+            if window.match(self.number, self.ordinal):
+                self.captured, self.overrides = True, window.overrides
+        _windows[:] = [window for window in _windows if window.any_after(self.number, self.ordinal)]
+        board.post(run.info.id, board.Posting(step=self.number, captured=self.captured, overrides=self.overrides))
 
 
 _current: _Step | None = None
+# What `autoprof trigger` asked for and has not passed yet.
+_windows: list[control.Window] = []
 _executed = 0
 
 
@@ -55,10 +68,10 @@ class _StepBehaviour(Behaviour):
         _executed += 1
         number = int(follow(call.instance, self.number)) + self.offset if self.number else _executed
         step = _current = _Step(run, number, _executed, call.instance)
-        yield InThread(board.post, run.info.id, board.Posting(step=number, captured=step.captured))
+        yield InThread(step.announce, run)
         if step.captured:
             log.info(f"step {number} is captured")
-            rollout.open_window(number, call.instance, self.replicas)
+            rollout.open_window(number, step.overrides, call.instance, self.replicas)
             if self.engines == "step":
                 yield from rollout.start(run)
 
@@ -113,5 +126,5 @@ def finish(error: BaseException | None = None) -> Generator[Wait, Any, None]:
         rollout.close_window()
     step.span.end(error)
     yield InThread(board.post, run.info.id, None)
-    if not Steps.parse(run.settings.steps).any_after(step.number, step.ordinal):
+    if not _windows and not Steps.parse(run.settings.steps).any_after(step.number, step.ordinal):
         ending.window_passed(run)

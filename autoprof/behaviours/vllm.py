@@ -17,6 +17,7 @@ import msgspec
 from autoprof import log, runtime
 from autoprof.behaviours import Behaviour
 from autoprof.paths import follow
+from autoprof.settings import Settings
 from autoprof.waits import Coroutine
 from autoprof.wrapping import CALL, Around, Call, Reply
 
@@ -29,12 +30,18 @@ _own_call: ContextVar[bool] = ContextVar("autoprof_own_call", default=False)
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What the trainer asks of an engine. `rank` is the first global rank that its replica owns."""
+    """What the trainer asks of an engine. `rank` is the first global rank that its replica owns; `overrides` are the
+    settings that the window has of its own."""
 
     action: str
     step: int
     replica: int
     rank: int
+    overrides: dict[str, Any] = {}
+
+    def settings(self, run: runtime.Runtime) -> Settings:
+        """The settings of rollouts in this window."""
+        return run.settings.overridden(self.overrides).for_role(ROLE)
 
 
 class Server(Behaviour):

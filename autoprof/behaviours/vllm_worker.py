@@ -58,7 +58,7 @@ class _Session(Recording, Recorder):
         self.cut = ""
         self._worker = worker
         self._run = run
-        self._settings = run.settings.for_role(ROLE)
+        self._settings = request.settings(run)
         self._first, self._stop_before = parse_iterations(self._settings.rollout_iterations)
         self._tool = TorchTool()
         self._armed = False
@@ -171,7 +171,7 @@ def _session(worker: Any, request: Request) -> tuple[Recorder, str]:
     if run is None:
         return Recorder(), "autoprof is off in the worker's process"
     session = _Session(worker, run, request)
-    if not takes(run, ROLE, range(session.subject.rank, session.subject.rank + 1)):
+    if not takes(request.settings(run), ROLE, range(session.subject.rank, session.subject.rank + 1)):
         return Recorder(), ""
     if not capture.claim(session, TorchTool()):
         return Recorder(), "another profiler is recording in the worker's process"

@@ -37,7 +37,10 @@ def legacy_off(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
 
 @pytest.fixture(scope="session")
 def critic(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
-    """PPO with a critic, and other settings: one step, some roles, fewer passes of the engine, a command at the end."""
+    """PPO with a critic, and other settings: one step, some roles, fewer passes of the engine, a command at the end.
+
+    While it runs, somebody asks for step 3 as well.
+    """
     folder = tmp_path_factory.mktemp("critic")
     settings = {
         "AUTOPROF": "1",
@@ -47,7 +50,9 @@ def critic(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
         "AUTOPROF_CONTENTS": "cpu,shapes,cuda",
         "AUTOPROF_ON_FINISH": f'ls "$AUTOPROF_RUN_DIR"/global_step_000002 > {folder}/finished.txt',
     }
-    return verl_run(folder, "algorithm.adv_estimator=gae", "trainer.total_training_steps=3", **settings)
+    overrides = ["algorithm.adv_estimator=gae", "trainer.total_training_steps=3"]
+    ask = ["--steps", "3", "--contents", "cpu", "--rollout-iterations", "0:3"]
+    return verl_run(folder, *overrides, ask=ask, **settings)
 
 
 @pytest.fixture(scope="session")

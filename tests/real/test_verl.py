@@ -206,7 +206,17 @@ def test_the_critic_is_captured_and_other_roles_are_not(critic: VerlRun) -> None
     assert kinds == [("critic", "compute_values"), ("critic", "update_critic"), ("rollout", "rollout")]
     names = {event["name"] for event in operators(critic.trace(2, "critic.update_critic"))}
     assert any(name.startswith("autograd::engine::evaluate_function") for name in names)
-    assert [path.name for path in critic.directory.glob("global_step_*")] == ["global_step_000002"]
+
+
+def test_a_window_can_be_opened_while_the_run_is_going_on(critic: VerlRun) -> None:
+    assert (critic.folder / "trigger.txt").read_text().startswith(f"asked run {critic.directory.name} for steps 3;")
+    folders = sorted(path.name for path in critic.directory.glob("global_step_*"))
+    assert folders == ["global_step_000002", "global_step_000003"]
+    found = metas(critic, 3)
+    assert {meta["role"] for meta in found} == {"critic", "rollout"}
+    assert {(meta["state"], *meta["contents"], *meta["left_out"]) for meta in found} == {("complete", "cpu")}
+    names = [event["name"] for event in operators(critic.trace(3, "rollout.replica0"))]
+    assert len([name for name in names if name.startswith("execute_")]) == 3
 
 
 def test_rollout_iterations_are_exact(critic: VerlRun) -> None:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import subprocess
 import sys
+import threading
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -84,7 +88,8 @@ class VerlRun:
         return starts
 
 
-def verl_run(folder: Path, *overrides: str, **variables: str) -> VerlRun:
+def verl_run(folder: Path, *overrides: str, ask: Sequence[str] = (), **variables: str) -> VerlRun:
+    """Run verl's GRPO; `ask` are the options of an `autoprof trigger` once the run has begun."""
     probe = folder / "probe"
     probe.mkdir()
     environment = clean_environment(
@@ -96,6 +101,21 @@ def verl_run(folder: Path, *overrides: str, **variables: str) -> VerlRun:
     )
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     command = [str(ROOT / "examples" / "verl_cpu" / "run_grpo.sh"), *overrides]
+    asking = threading.Thread(target=_trigger, args=(folder, ask))
+    if ask:
+        asking.start()
     finished = processes.run(command, cwd=folder, env=environment, timeout_s=TIMEOUT_S)
+    if ask:
+        asking.join()
     assert finished.status == 0, "\n".join(finished.output.splitlines()[-60:])
     return VerlRun(folder, finished, probe)
+
+
+def _trigger(folder: Path, options: Sequence[str]) -> None:
+    """Ask as soon as the run is there, which is long before its first step."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while not (folder / "autoprof_runs" / "latest" / "run.json").exists() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    command = [sys.executable, "-m", "autoprof", "trigger", *options]
+    with (folder / "trigger.txt").open("w") as output:
+        subprocess.run(command, cwd=folder, env=clean_environment(), stdout=output, stderr=output, check=False)

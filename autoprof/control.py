@@ -1,0 +1,110 @@
+"""Requests of `autoprof trigger`: files in a run's `control/` folder, taken when a step begins. Nobody polls."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from autoprof import log, settings
+from autoprof.rundir import RunDir, write_json
+from autoprof.window import Steps
+
+# What is taken, and what could not be read, stays there under these endings.
+TAKEN = ".taken"
+REFUSED = ".refused"
+ENDING = ".json"
+
+
+class Trigger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A window that somebody asked for while the run was going on.
+
+    Attributes:
+        steps: As in `AUTOPROF_STEPS`; `+1` is the step that begins next.
+        overrides: Settings of that window: `contents`, `ranks`, `rollout_iterations`.
+    """
+
+    steps: str = "+1"
+    overrides: dict[str, Any] = {}
+
+
+class Window:
+    """A trigger that the trainer has taken, in the run's own count of steps."""
+
+    def __init__(self, trigger: Trigger, executed: int) -> None:
+        """`executed` counts the steps that this run has begun, without the one that begins now."""
+        self.overrides = trigger.overrides
+        self._steps = Steps.parse(trigger.steps)
+        self._executed = executed
+
+    def match(self, step: int, ordinal: int) -> bool:
+        """Whether `step`, the `ordinal`-th of the run, is in the window."""
+        return self._steps.match(step, ordinal - self._executed)
+
+    def any_after(self, step: int, ordinal: int) -> bool:
+        """Whether a step after this one could still be in it."""
+        return self._steps.any_after(step, ordinal - self._executed)
+
+
+def ask(run: RunDir, trigger: Trigger) -> Path:
+    """Leave a request for the run's trainer.
+
+    Raises:
+        OSError: It can't be written.
+    """
+    name = f"{time.time_ns() // 1_000_000}-{os.getpid()}-{secrets.token_hex(2)}{ENDING}"
+    path = run.control / name
+    write_json(path, msgspec.to_builtins(trigger))
+    return path
+
+
+def take(run: RunDir) -> list[Trigger]:
+    """The requests that nobody has taken, oldest first. Each is taken once, whoever looks."""
+    try:
+        names = sorted(name for name in os.listdir(run.control) if name.endswith(ENDING))
+    except OSError:  # nobody has asked for anything
+        return []
+    taken = []
+    for name in names:
+        path = run.control / name
+        try:
+            os.replace(path, f"{path}{TAKEN}")
+        except FileNotFoundError:  # somebody else was faster
+            continue
+        except OSError as error:
+            log.warning_once(f"{path}: it can't be taken: {error.strerror}; the folder must be this user's")
+            continue
+        try:
+            taken.append(_read(Path(f"{path}{TAKEN}")))
+        except (OSError, ValueError, msgspec.MsgspecError) as error:
+            os.replace(f"{path}{TAKEN}", f"{path}{REFUSED}")
+            log.warning(f"{path} is refused: {error}")
+    return taken
+
+
+def waiting(run: RunDir) -> list[str]:
+    """The names of the requests that nobody has taken."""
+    return sorted(path.name for path in run.control.glob(f"*{ENDING}"))
+
+
+def refused(run: RunDir) -> list[str]:
+    """The names of the requests that could not be read."""
+    return sorted(path.name.removesuffix(REFUSED) for path in run.control.glob(f"*{REFUSED}"))
+
+
+def _read(path: Path) -> Trigger:
+    trigger = msgspec.json.decode(path.read_bytes(), type=Trigger)
+    return checked(trigger.steps, trigger.overrides)
+
+
+def checked(steps: str, overrides: dict[str, Any]) -> Trigger:
+    """A trigger whose values are right.
+
+    Raises:
+        SettingsError: One is wrong.
+    """
+    return Trigger(steps=settings.steps(steps), overrides=settings.overrides(overrides))
