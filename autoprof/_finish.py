@@ -38,12 +38,19 @@ def finish(job: dict[str, Any]) -> None:
     except OSError as error:
         meta |= {"state": "failed", "reason": f"the trace could not be written: {error}"}
         for leftover in (trace + PART, raw):
-            if os.path.exists(leftover):
-                os.unlink(leftover)
-    with open(job["meta_path"] + PART, "w", encoding="utf-8") as file:
-        json.dump(meta, file, indent=1, default=str)
-        file.write("\n")
-    os.replace(job["meta_path"] + PART, job["meta_path"])
+            _remove(leftover)
+    try:
+        with open(job["meta_path"] + PART, "w", encoding="utf-8") as file:
+            json.dump(meta, file, indent=1, default=str)
+            file.write("\n")
+        os.replace(job["meta_path"] + PART, job["meta_path"])
+    except OSError:  # nobody is there to be told
+        _remove(job["meta_path"] + PART)
+
+
+def _remove(path: str) -> None:
+    if os.path.lexists(path):
+        os.unlink(path)
 
 
 def _copy_cut(source: BinaryIO, target: Any, limit: int) -> None:

