@@ -280,6 +280,7 @@ def test_a_trace_that_can_not_be_written_says_failed(tmp_path: Path) -> None:
     _finish.finish(
         {
             "raw": str(raw),
+            "base": str(tmp_path / "x"),
             "trace": str(tmp_path / "no" / "folder.gz"),
             "meta_path": str(tmp_path / "x.meta.json"),
             "meta": {"state": "complete", "reason": ""},
