@@ -1,72 +1,165 @@
-"""Finishes a capture in a process of its own: compresses the raw trace, names it, and writes its meta file.
+"""Finishes a capture in a process of its own: compresses the raw trace, or has torch_npu analyse its folder, names it,
+and writes its meta file.
 
 Run as a script with one JSON job on stdin, isolated and without site, so that it starts in milliseconds. Stdlib only.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
+import re
 import shutil
+import signal
+import subprocess
 import sys
 from typing import Any, BinaryIO
 
 PART = ".part"
 # torch's own export compresses at level 9, in the training thread: bench/stop.py compares the two.
 LEVEL = 4
+# How a folder of torch_npu's ends (profiler/_profiler_path_creator.py).
+FOLDER = re.compile(r"_\d+_\d+_ascend_pt$")
+# What torch_npu's analysis makes in it (analysis/prof_common_func/_constant.py).
+ANALYSED = "ASCEND_PROFILER_OUTPUT"
+_PIECE = 1 << 20
+_ANALYSE = "import sys; from torch_npu.profiler.profiler import analyse; analyse(sys.argv[1], max_process_number=1)"
+_ANALYSE_TIMEOUT_S = 3600.0
+_SIGN_OF_LIFE_S = 2.0
 
 
 def finish(job: dict[str, Any]) -> None:
-    """Make `job["trace"]` and `job["meta_path"]` from `job["raw"]`, which is removed.
+    """Make a trace with its final name and `job["meta_path"]` from `job["raw"]`, which is removed.
 
-    The meta file comes last and says `complete` or `truncated` of a trace that has its final name; where the trace
+    The meta file comes after it and says `complete` or `truncated` of a trace that has its final name; where the trace
     can't be written it says `failed`.
     """
     meta = job["meta"]
-    raw, trace = job["raw"], job["trace"]
     try:
-        with open(raw, "rb") as source, gzip.open(trace + PART, "wb", compresslevel=LEVEL) as target:
-            if os.path.getsize(raw) <= job["max_bytes"]:
-                shutil.copyfileobj(source, target, 1 << 20)
-            else:
-                _copy_cut(source, target, job["max_bytes"])
-                meta |= {"state": "truncated", "reason": f"the trace was over {job['max_bytes']} bytes"}
-        os.replace(trace + PART, trace)
-        meta["bytes"] = os.path.getsize(trace)
-        os.unlink(raw)
+        meta |= _name_folder(job) if os.path.isdir(job["raw"]) else _compress(job)
     except OSError as error:
         meta |= {"state": "failed", "reason": f"the trace could not be written: {error}"}
-        for leftover in (trace + PART, raw):
-            _remove(leftover)
+        remove(job["trace"] + PART)
+        # The disk may be full, and the meta file needs room.
+        if os.path.isfile(job["raw"]):
+            os.truncate(job["raw"], 0)
     try:
         with open(job["meta_path"] + PART, "w", encoding="utf-8") as file:
             json.dump(meta, file, indent=1, default=str)
             file.write("\n")
         os.replace(job["meta_path"] + PART, job["meta_path"])
     except OSError:  # nobody is there to be told
-        _remove(job["meta_path"] + PART)
+        remove(job["meta_path"] + PART)
+    # Last: whoever waits for the capture waits while there is a .part of it.
+    remove(job["raw"])
 
 
-def _remove(path: str) -> None:
-    if os.path.lexists(path):
-        os.unlink(path)
+def size(path: str) -> int:
+    """The bytes of a file, or of all files in a folder."""
+    if not os.path.isdir(path):
+        return os.path.getsize(path)
+    return sum(os.path.getsize(os.path.join(place, name)) for place, _, names in os.walk(path) for name in names)
+
+
+def remove(*paths: str) -> None:
+    """Remove files and folders that may be there."""
+    for path in paths:
+        if os.path.isdir(path):
+            shutil.rmtree(path, ignore_errors=True)
+        elif os.path.lexists(path):
+            # Kineto keeps a file open that it could not write, and with it its room on the disk (torch 2.13).
+            with contextlib.suppress(OSError):
+                os.truncate(path, 0)
+            os.unlink(path)
+
+
+def _compress(job: dict[str, Any]) -> dict[str, Any]:
+    """Compress a Chrome trace; returns what the meta file says of it."""
+    raw, trace = job["raw"], job["trace"]
+    said: dict[str, Any] = {}
+    with open(raw, "rb") as source, gzip.open(trace + PART, "wb", compresslevel=LEVEL) as target:
+        if os.path.getsize(raw) <= job["max_bytes"]:
+            shutil.copyfileobj(source, target, _PIECE)
+        else:
+            _copy_cut(source, target, job["max_bytes"])
+            said = {"state": "truncated", "reason": f"the trace was over {job['max_bytes']} bytes"}
+    os.replace(trace + PART, trace)
+    return said | {"bytes": os.path.getsize(trace)}
+
+
+def _name_folder(job: dict[str, Any]) -> dict[str, Any]:
+    """Have torch_npu analyse its folder, and move it out of `job["raw"]`; returns what the meta file says of it."""
+    folders = [name for name in sorted(os.listdir(job["raw"])) if FOLDER.search(name)]
+    if not folders:
+        raise OSError("there is no folder of torch_npu's")
+    folder = os.path.join(job["raw"], folders[-1])
+    said = {} if _analyse(folder, job) else {"reason": job["meta"]["reason"] or "torch_npu has not analysed it"}
+    ending = FOLDER.search(folder)
+    final = job["base"] + (ending.group() if ending else "")
+    os.rename(folder, final)
+    return said | {"bytes": size(final)}
+
+
+def _analyse(folder: str, job: dict[str, Any]) -> bool:
+    """Whether a Python with torch_npu, `job["python"]`, has made of the raw data what viewers open."""
+    if not job["python"]:
+        return False
+    child = subprocess.Popen(
+        [job["python"], "-c", _ANALYSE, folder],
+        env=os.environ | {"AUTOPROF": "0"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    waited = 0.0
+    while waited < _ANALYSE_TIMEOUT_S:
+        try:
+            child.wait(_SIGN_OF_LIFE_S)
+            return os.path.isdir(os.path.join(folder, ANALYSED))
+        except subprocess.TimeoutExpired:
+            waited += _SIGN_OF_LIFE_S
+            # What is not touched for long is taken for left behind.
+            os.utime(job["raw"])
+    # It has processes of its own.
+    os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+    remove(os.path.join(folder, ANALYSED))
+    return False
 
 
 def _copy_cut(source: BinaryIO, target: Any, limit: int) -> None:
     """Copy the head of a Chrome trace up to the last whole event within `limit` bytes, and what follows the events.
 
     Kineto writes an event as `  {...\\n  },` and the clock's base after the last one (torch 2.13).
+
+    Raises:
+        OSError: The trace is not written so.
     """
-    size = source.seek(0, os.SEEK_END)
-    tail_start = max(0, size - 65536)
-    source.seek(tail_start)
-    tail = source.read()
-    footer = tail[tail.rindex(b"\n  ]") :]
+    length = source.seek(0, os.SEEK_END)
+    footer_at, _ = _last(source, b"\n  ]", length)
+    _, cut = _last(source, b"\n  }", limit)
     source.seek(0)
-    head = source.read(limit)
-    target.write(head[: head.rindex(b"\n  },") + len(b"\n  }")])
-    target.write(footer)
+    while left := cut - source.tell():
+        target.write(source.read(min(left, _PIECE)))
+    source.seek(footer_at)
+    shutil.copyfileobj(source, target, _PIECE)
+
+
+def _last(source: BinaryIO, text: bytes, before: int) -> tuple[int, int]:
+    """Where the last `text` before a place begins and ends, looked for from behind."""
+    end = before
+    while end > 0:
+        start = max(0, end - _PIECE)
+        source.seek(start)
+        found = source.read(end - start).rfind(text)
+        if found >= 0:
+            return start + found, start + found + len(text)
+        # The text may lie across two pieces.
+        end = start + len(text) - 1 if start else 0
+    raise OSError("it is not written as torch writes traces")
 
 
 if __name__ == "__main__":

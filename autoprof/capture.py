@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
@@ -15,11 +14,11 @@ from typing import Any
 
 import msgspec
 
-from autoprof import _finish, log, rundir, runtime
+from autoprof import _finish, log, rundir, runtime, tools
 from autoprof.runtime import Runtime
 from autoprof.settings import Settings
-from autoprof.tools import Tool
-from autoprof.tools.torch import TorchTool, version, watch
+from autoprof.tools import Tool, npu
+from autoprof.tools.torch import watch
 
 # How long the process that compresses may take to start, which is some 10 ms.
 _HAND_OVER_S = 10.0
@@ -77,25 +76,28 @@ class Capture(Recording):
         self.tool = tool
         self._run = run
         self._settings = settings
-        self._started = clock()
-        self._contents: list[str] = []
+        self._place: Placement
 
     def start(self) -> None:
-        self._contents = self.tool.start(self._settings.contents)
+        """Begin to record.
+
+        Raises:
+            Exception: The tool does not record; a meta file says so.
+        """
+        self._place = Placement(self._run, self.subject, self._settings, self.tool.name)
+        try:
+            self._place.contents = self.tool.start(self._settings.contents, self._place.raw(self.tool))
+        except Exception as error:
+            self._place.fail(f"the profiler did not start: {type(error).__name__}: {error}")
+            raise
 
     def finish(self, state: str, reason: str) -> None:
         self.tool.stop()
-        self._place().save(self.tool.export, state, reason)
+        self._place.keep(self.tool, state, reason)
 
     def abandon(self, reason: str) -> None:
         self.tool.stop()
-        self._place().fail(reason)
-
-    def _place(self) -> Placement:
-        place = Placement(self._run, self.subject, self._settings, self.tool.name)
-        place.started = self._started
-        place.contents = self._contents
-        return place
+        self._place.fail(reason)
 
 
 class Placement:
@@ -116,29 +118,33 @@ class Placement:
         self.folder = folder
         self._base = folder / subject.file_name(_repeats[subject])
 
-    def save(self, export: Any, state: str, reason: str = "") -> None:
-        """Have `export(path)` write the raw trace, and let another process compress it and write the meta file."""
-        raw = self._base.with_name(f"{self._base.name}.pt.trace.json{rundir.PART}")
+    def raw(self, tool: Tool) -> Path:
+        """Where `tool` writes."""
+        return self._base.with_name(f"{self._base.name}{tool.ending}{rundir.PART}")
+
+    def keep(self, tool: Tool, state: str, reason: str = "") -> None:
+        """Let another process finish what `tool` recorded, and write the meta file."""
+        raw = self.raw(tool)
         meta = self._meta(state, reason)
         try:
-            export(str(raw))
+            tool.export(str(raw))
         except Exception as error:
-            for leftover in (raw, raw.with_name(f"{raw.name}.tmp")):
-                _remove(leftover)
             self.fail(f"the trace could not be exported: {error}")
             return
         _in_another_process(
             {
                 "raw": str(raw),
+                "base": str(self._base),
                 "trace": str(self._base) + rundir.TRACE,
                 "meta_path": str(self._base) + rundir.META,
                 "meta": meta,
                 "max_bytes": int(self._settings.max_trace_mb * 1e6),
+                "python": sys.executable,
             }
         )
 
     def adopt(self, finished: Path, ending: str, state: str, reason: str = "") -> None:
-        """Take over a complete file that an engine wrote on the same disk, and write its meta file.
+        """Take over a complete file or folder that an engine wrote on the same disk, and write its meta file.
 
         Raises:
             OSError: It can't be moved, or the meta file can't be written.
@@ -146,11 +152,13 @@ class Placement:
         meta = self._meta(state, reason)
         final = Path(str(self._base) + (rundir.TRACE if ending == ".trace.json.gz" else ending))
         os.replace(finished, final)
-        rundir.write_json(Path(str(self._base) + rundir.META), meta | {"bytes": final.stat().st_size})
+        rundir.write_json(Path(str(self._base) + rundir.META), meta | {"bytes": _finish.size(str(final))})
 
     def fail(self, reason: str) -> None:
         """Leave a meta file that says why there is no trace."""
         log.warning(f"{self.folder.name}/{self._base.name}: {reason}")
+        for raw in (f"{self._base}{ending}{rundir.PART}" for ending in rundir.RAW_ENDINGS):
+            _finish.remove(raw, f"{raw}.tmp")
         rundir.write_json(Path(str(self._base) + rundir.META), self._meta("failed", reason))
 
     def _meta(self, state: str, reason: str) -> dict[str, Any]:
@@ -166,18 +174,11 @@ class Placement:
             "host": rundir.HOST,
             "pid": os.getpid(),
             "clock": {"start": self.started, "stop": clock()},
-            "versions": self._run.hooks.versions() | {"torch": version()},
+            "versions": self._run.hooks.versions() | tools.versions(),
             "bytes": 0,
             "state": state,
             "reason": reason,
         }
-
-
-def _remove(leftover: Path) -> None:
-    """Remove a file, and give back its space where somebody has it open, as Kineto does after a failure (torch 2.13)."""
-    with contextlib.suppress(OSError):
-        os.truncate(leftover, 0)
-    leftover.unlink(missing_ok=True)
 
 
 _lock = threading.Lock()
@@ -190,7 +191,8 @@ def begin(run: Runtime, subject: Subject, settings: Settings | None = None) -> C
 
     `settings` are those of the role in this window, where it has some of its own.
     """
-    capture = Capture(run, subject, settings or run.settings.for_role(subject.role), TorchTool())
+    settings = settings or run.settings.for_role(subject.role)
+    capture = Capture(run, subject, settings, tools.choose(settings.tool))
     if not claim(capture, capture.tool):
         return None
     try:
@@ -265,8 +267,9 @@ def _end(recording: Recording, state: str, reason: str) -> None:
 
 
 def watch_others() -> None:
-    """Watch for other profilers, from the moment that torch is imported."""
+    """Watch for other profilers, from the moment that torch or torch_npu is imported."""
     watch(interrupt)
+    npu.watch()
 
 
 def clock() -> dict[str, int]:
@@ -288,4 +291,5 @@ def _in_another_process(job: dict[str, Any]) -> None:
         )
     except (OSError, subprocess.SubprocessError) as error:
         log.warning_once(f"no process could be started to compress traces ({error}); it is done here")
-        _finish.finish(job)
+        # Analysing a folder of torch_npu's takes too long for the training thread.
+        _finish.finish(job | {"python": ""})

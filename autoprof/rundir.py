@@ -13,6 +13,10 @@ from typing import Any
 PART = ".part"
 TRACE = ".pt.trace.json.gz"
 META = ".meta.json"
+# torch_npu's folder: <name>_<pid>_<time>_ascend_pt, which tools that read it go by.
+NPU_FOLDER = "_ascend_pt"
+# How what a tool writes ends, before .part.
+RAW_ENDINGS = (TRACE.removesuffix(".gz"), NPU_FOLDER)
 HOST = re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname()) or "localhost"
 
 

@@ -15,7 +15,7 @@ from autoprof.window import ITERATIONS_TAKE, RANKS_TAKE, STEPS_TAKE, Ranks, Step
 
 PREFIX = "AUTOPROF_"
 CONFIG_FILE = "autoprof.toml"
-TOOLS = ("torch",)
+TOOLS = ("torch", "npu")
 MODES = ("discrete",)
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 # What one backend alone knows travels with the rest and is filtered where it is used.
@@ -31,7 +31,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     steps: str = "+2"
     dir: str = "./autoprof_runs"
-    tool: tuple[str, ...] = ("torch",)
+    # Empty: each process chooses (tools.choose).
+    tool: tuple[str, ...] = ()
     mode: str = "discrete"
     roles: tuple[str, ...] = ("*",)
     ranks: str = "0"
@@ -239,7 +240,7 @@ _WORDS = "names, divided by commas"
 _PARSERS: dict[str, tuple[Callable[[object], Any], str]] = {
     "steps": (_grammar(Steps.parse), STEPS_TAKE + ", and mixtures"),
     "dir": (_text, "a folder"),
-    "tool": (_several_of(TOOLS), "torch (npu, nsys and memory are not in this version)"),
+    "tool": (_several_of(TOOLS), "torch, npu or both (nsys and memory are not in this version)"),
     "mode": (_one_of(MODES), "discrete (continuous is not in this version)"),
     "roles": (_words, "patterns for roles such as actor,rollout or *,!ref"),
     "ranks": (_grammar(Ranks.parse), RANKS_TAKE),

@@ -131,6 +131,35 @@ def test_a_trace_over_the_limit_is_cut_to_whole_events_and_says_so(made: Any) ->
     assert len(json.dumps(trace)) < 60000
 
 
+@pytest.mark.parametrize("piece", [7, 64, 1 << 20])
+@pytest.mark.parametrize("limit", [120, 200, 10_000])
+def test_a_cut_ends_with_a_whole_event_wherever_the_pieces_end(
+    piece: int, limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = ",\n".join(f'  {{\n    "ph": "X", "name": "{number}"\n  }}' for number in range(400))
+    raw = tmp_path / "raw.part"
+    raw.write_text(f'{{\n  "traceEvents": [\n{events}\n  ],\n  "baseTimeNanoseconds": 5\n}}')
+    monkeypatch.setattr(_finish, "_PIECE", piece)
+    job = {"raw": str(raw), "trace": str(tmp_path / "x.gz"), "meta_path": str(tmp_path / "x.meta.json")}
+    _finish.finish(job | {"meta": {"state": "complete", "reason": ""}, "max_bytes": limit})
+    assert json.loads((tmp_path / "x.meta.json").read_text())["state"] == "truncated"
+    content = gzip.decompress((tmp_path / "x.gz").read_bytes())
+    trace = json.loads(content)
+    assert trace["baseTimeNanoseconds"] == 5
+    names = [event["name"] for event in trace["traceEvents"]]
+    assert names == [str(number) for number in range(len(names))]
+    assert limit - 50 < len(content) - 40 <= limit
+
+
+def test_a_trace_that_can_not_be_cut_says_failed(tmp_path: Path) -> None:
+    raw = tmp_path / "raw.part"
+    raw.write_text("x" * 2000)
+    job = {"raw": str(raw), "trace": str(tmp_path / "x.gz"), "meta_path": str(tmp_path / "x.meta.json")}
+    _finish.finish(job | {"meta": {"state": "complete", "reason": ""}, "max_bytes": 1000})
+    assert json.loads((tmp_path / "x.meta.json").read_text())["state"] == "failed"
+    assert [path.name for path in tmp_path.iterdir()] == ["x.meta.json"]
+
+
 def test_autoprof_yields_to_a_profiler_that_was_first(made: Any, capsys: pytest.CaptureFixture[str]) -> None:
     capture.watch_others()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as theirs:
@@ -258,12 +287,13 @@ def test_a_disk_that_is_full_for_the_last_bytes_only_is_noticed(python: Any) -> 
     # What Kineto has in its buffer at the end, up to 8 kB, it loses without a word.
     code = """
 import json, os, resource
+from pathlib import Path
 from autoprof.tools.torch import TorchTool
 import torch
 
 def export(path):
     tool = TorchTool()
-    tool.start(("cpu",))
+    tool.start(("cpu",), Path(path))
     for _ in range(100):
         torch.ones(3) + 1
     tool.stop()
@@ -329,6 +359,7 @@ def test_a_trace_that_can_not_be_written_says_failed(tmp_path: Path) -> None:
     _finish.finish(
         {
             "raw": str(raw),
+            "base": str(tmp_path / "x"),
             "trace": str(tmp_path / "no" / "folder.gz"),
             "meta_path": str(tmp_path / "x.meta.json"),
             "meta": {"state": "complete", "reason": ""},

@@ -1,7 +1,7 @@
 """vLLM's workers: for one capture each has an object of autoprof's where it keeps its profiler.
 
-The engine starts and stops it as it would its own. It records with `torch.profiler` in the worker's process, counts
-forward passes, and writes into the step's folder.
+The engine starts and stops it as it would its own. It records in the worker's process with the tool that the settings
+name, counts forward passes, and writes into the step's folder. vllm-ascend's workers are driven alike.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from autoprof import capture, runtime
+from autoprof import capture, runtime, tools
 from autoprof.behaviours import Behaviour
 from autoprof.behaviours.stage import takes
 from autoprof.behaviours.vllm import ROLE, Request
@@ -20,7 +20,6 @@ from autoprof.behaviours.vllm_passes import Passes
 from autoprof.behaviours.vllm_profiler import Place, Recorder
 from autoprof.capture import Placement, Recording, Subject
 from autoprof.paths import follow
-from autoprof.tools.torch import TorchTool
 from autoprof.window import parse_iterations
 
 # On a worker: the session, and the place that is to be given back.
@@ -60,7 +59,7 @@ class _Session(Recording, Recorder):
         self._run = run
         self._settings = request.settings(run)
         self._first, self._stop_before = parse_iterations(self._settings.rollout_iterations)
-        self._tool = TorchTool()
+        self.tool = tools.choose(self._settings.tool)
         self._armed = False
         self._passed = 0
 
@@ -70,7 +69,7 @@ class _Session(Recording, Recorder):
         Raises:
             OSError: The folder can't be made.
         """
-        self.placement = Placement(self._run, self.subject, self._settings, self._tool.name)
+        self.placement = Placement(self._run, self.subject, self._settings, self.tool.name)
         self._passes = Passes(self._worker, self._before_pass)
 
     def begin(self) -> None:
@@ -111,18 +110,18 @@ class _Session(Recording, Recorder):
                 self._fail(f"{reason}, before the first forward pass that was to be recorded")
                 return
             self.recording = False
-            self._tool.stop()
+            self.tool.stop()
             self.told = True
             if not reason and self._passed == 0:
                 reason = "the engine ran no forward pass"
-            self.placement.save(self._tool.export, state, reason)
+            self.placement.keep(self.tool, state, reason)
         finally:
             self.ended.set()
 
     def abandon(self, reason: str) -> None:
         if self.recording:
             self.recording = False
-            self._tool.stop()
+            self.tool.stop()
         self._fail(reason)
         self.ended.set()
 
@@ -141,7 +140,7 @@ class _Session(Recording, Recorder):
         self.thread = threading.get_ident()
         try:
             self.placement.started = capture.clock()
-            self.placement.contents = self._tool.start(self._settings.contents)
+            self.placement.contents = self.tool.start(self._settings.contents, self.placement.raw(self.tool))
         except Exception as error:
             capture.release(self)
             self._fail(f"the profiler did not start: {type(error).__name__}: {error}")
@@ -173,7 +172,7 @@ def _session(worker: Any, request: Request) -> tuple[Recorder, str]:
     session = _Session(worker, run, request)
     if not takes(request.settings(run), ROLE, range(session.subject.rank, session.subject.rank + 1)):
         return Recorder(), ""
-    if not capture.claim(session, TorchTool()):
+    if not capture.claim(session, session.tool):
         return Recorder(), "another profiler is recording in the worker's process"
     try:
         session.open()

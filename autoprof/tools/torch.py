@@ -1,15 +1,15 @@
 """torch.profiler as a tool, and who else uses it in this process.
 
 torch has one profiler a process: a second one starts without an error and empties the first. So `start` and `stop` of
-`torch.profiler.profile` are watched, and autoprof yields to whoever else starts one.
+`torch.profiler.profile` are watched, and of torch_npu's, and autoprof yields to whoever else starts one.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import wrapt
@@ -36,15 +36,17 @@ class TorchTool:
     """Records with `torch.profiler.profile` and writes a Chrome trace."""
 
     name = "torch"
+    ending = ".pt.trace.json"
 
     def __init__(self) -> None:
         self._profile: Any = None
 
-    def start(self, contents: tuple[str, ...]) -> list[str]:
+    def start(self, contents: tuple[str, ...], raw: Path) -> list[str]:
         arguments, used = profile_arguments(contents)
-        import torch.profiler
+        # SGLang puts torch_npu's in the place of torch.profiler.profile (0.5.8, scheduler_profiler_mixin.py).
+        from torch.profiler.profiler import profile
 
-        self._profile = torch.profiler.profile(**arguments)
+        self._profile = profile(**arguments)
         mark_own(self._profile)
         self._profile.start()
         return used
@@ -56,8 +58,8 @@ class TorchTool:
         """Write the trace.
 
         Raises:
-            OSError: What is there is not whole. Kineto says nothing of that: it writes to `.tmp` and renames it, and does
-                so too when only what was left in its buffer at the end could not be written (torch 2.13).
+            OSError: What is there is not whole. Kineto says nothing of that: it writes to `.tmp` and renames it, even
+                where what was left in its buffer at the end could not be written (torch 2.13).
         """
         self._profile.export_chrome_trace(path)
         self._profile = None
@@ -65,7 +67,7 @@ class TorchTool:
             raise OSError("torch could not write all of it; is the disk full?")
 
     def busy(self) -> str:
-        return "another torch.profiler is recording in this process" if len(_foreign) else ""
+        return "another profiler is recording in this process" if foreign() else ""
 
 
 def _whole(path: str) -> bool:
@@ -99,12 +101,18 @@ def mark_own(profile: Any, own: bool = True) -> None:
     setattr(profile, _OWN, own)
 
 
+def foreign() -> bool:
+    """Whether a profiler of somebody else's is recording in this process."""
+    return len(_foreign) > 0
+
+
 def watch(interrupt: Callable[[str], None]) -> None:
     """Call `interrupt` with a reason before anyone else's profiler starts. Takes effect when torch is imported."""
     global _interrupt
     if _interrupt is None:
         _interrupt = interrupt
-        wrapt.register_post_import_hook(_watch_module, "torch.profiler.profiler")
+        for name in ("torch.profiler.profiler", "torch_npu.profiler.profiler"):
+            wrapt.register_post_import_hook(_watch_module, name)
 
 
 def _watch_module(module: Any) -> None:
@@ -112,14 +120,15 @@ def _watch_module(module: Any) -> None:
         wrapt.wrap_function_wrapper(module, "profile.start", _start)
         wrapt.wrap_function_wrapper(module, "profile.stop", _stop)
     except Exception as error:
-        log.warning_once(f"torch.profiler can't be watched: {type(error).__name__}: {error}")
+        log.warning_once(f"{module.__name__} can't be watched: {type(error).__name__}: {error}")
 
 
 def _start(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
     if not getattr(instance, _OWN, False):
         try:
             if _interrupt is not None:
-                _interrupt("another torch.profiler was started in this process")
+                library = type(instance).__module__.partition(".")[0]
+                _interrupt(f"another {library}.profiler was started in this process")
             _foreign.add(instance)
         except Exception as error:
             log.warning_once(f"torch.profiler: {type(error).__name__}: {error}")
@@ -129,8 +138,3 @@ def _start(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
 def _stop(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
     _foreign.discard(instance)
     return wrapped(*args, **kwargs)
-
-
-def version() -> str:
-    """The version of torch, if it was imported."""
-    return str(getattr(sys.modules.get("torch"), "__version__", ""))

@@ -1,0 +1,162 @@
+"""torch_npu.profiler as a tool: Ascend's own, which writes a folder that ends in `_ascend_pt`.
+
+What is known of it is read in the source of torch_npu 2.5.1, 2.7.1, 2.9.0, 2.13.0 and 2.14.0; none of it ran on an NPU.
+Its public calls raise nothing: they print what went wrong and go on, so what they did is looked up on disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import wrapt
+
+from autoprof import log, rundir
+from autoprof.tools.torch import DEVICES, FLAGS, foreign, mark_own
+
+# With either of them torch_npu profiles by itself when it is told to, and two of its profilers are in each other's way
+# (profiler/_non_intrusive_profile.py).
+_BY_ITSELF = ("PROF_CONFIG_PATH", "MSMONITOR_USE_DAEMON")
+# Longer names of workers are replaced by the host's (analysis/prof_common_func/_constant.py).
+_LONGEST_NAME = 225
+
+
+class NpuTool:
+    """Records with `torch_npu.profiler.profile` into a folder, without analysing what it recorded."""
+
+    name = "npu"
+    ending = rundir.NPU_FOLDER
+
+    def __init__(self) -> None:
+        self._profile: Any = None
+
+    def start(self, contents: tuple[str, ...], raw: Path) -> list[str]:
+        profiler = importlib.import_module("torch_npu.profiler")
+        arguments, used = profile_arguments(profiler, contents)
+        raw.mkdir()
+        with _own_folder():
+            # The handler sets the folder of the whole process, whatever profiler it is handed to.
+            arguments["on_trace_ready"] = profiler.tensorboard_trace_handler(
+                dir_name=str(raw),
+                worker_name=raw.name.removesuffix(f"{self.ending}{rundir.PART}")[:_LONGEST_NAME],
+                # It would analyse in a pool of forked processes and wait for them, in the training thread.
+                analyse_flag=False,
+            )
+            self._profile = profiler.profile(**arguments)
+            mark_own(self._profile)
+            self._profile.start()
+        if not any(raw.iterdir()):
+            self._profile.stop()
+            raise RuntimeError("torch_npu's profiler did not start; what it printed says why")
+        return used
+
+    def stop(self) -> None:
+        self._profile.stop()
+        self._profile = None
+
+    def export(self, path: str) -> None:
+        # The last file that is written: without it torch_npu analyses nothing.
+        if not list(Path(path).glob(f"*{self.ending}/profiler_info*.json")):
+            raise OSError("torch_npu did not finish it; what it printed says why")
+
+    def busy(self) -> str:
+        if foreign():
+            return "another profiler is recording in this process"
+        return "".join(f"{name} is set, with which torch_npu profiles by itself" for name in _BY_ITSELF if _set(name))
+
+
+def unavailable() -> str:
+    """Why this process can't record with torch_npu, or an empty text.
+
+    A profiler of torch_npu makes the process take an NPU (profiler_interface.py), which one that uses none must not,
+    such as a trainer that only drives others. So nothing is imported here either: torch does that from 2.5 on.
+    """
+    npu = getattr(sys.modules.get("torch_npu"), "npu", None)
+    try:
+        return "" if npu is not None and npu.is_initialized() else "this process uses no NPU"
+    except Exception as error:
+        return f"torch_npu: {type(error).__name__}: {error}"
+
+
+def profile_arguments(profiler: Any, contents: tuple[str, ...]) -> tuple[dict[str, Any], list[str]]:
+    """The arguments of `torch_npu.profiler.profile` for `contents`, and those of them that this torch_npu takes.
+
+    Without a device in `contents` the host and the NPU are recorded.
+    """
+    devices = ["cpu", "npu"]
+    if any(word in DEVICES for word in contents):
+        devices = [word for word in devices if word in contents] or ["cpu"]
+    flags = taken(profiler.profile, {FLAGS[word]: True for word in contents if word in FLAGS})
+    arguments = {"activities": [getattr(profiler.ProfilerActivity, word.upper()) for word in devices]} | flags
+    if "npu" in devices:
+        arguments["experimental_config"] = _experimental_config(profiler)
+    return arguments, devices + [word for word in contents if FLAGS.get(word) in flags]
+
+
+def _experimental_config(profiler: Any) -> Any:
+    """What vllm-ascend and SGLang record on NPUs, and the ranges that frameworks mark, but for those of communication.
+
+    All is said: the defaults changed in 2.13. Text is what Perfetto opens. `mstx` is there from 2.7 on, and with it the
+    older `msprof_tx` only warns.
+    """
+    kind = profiler._ExperimentalConfig
+    arguments = {
+        "profiler_level": profiler.ProfilerLevel.Level1,
+        "aic_metrics": profiler.AiCMetrics.PipeUtilization,
+        "export_type": profiler.ExportType.Text,
+        "mstx_domain_exclude": ["communication"],
+    }
+    ranges = "mstx" if "mstx" in inspect.signature(kind).parameters else "msprof_tx"
+    return kind(**taken(kind, arguments | {ranges: True}))
+
+
+def taken(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of `arguments` that a function has parameters for."""
+    parameters = inspect.signature(function).parameters
+    return {name: value for name, value in arguments.items() if name in parameters}
+
+
+def watch() -> None:
+    """See to it, from the moment that torch_npu is imported, that an engine can hand it a folder of autoprof's."""
+    wrapt.register_post_import_hook(_watch_module, "torch_npu.profiler")
+
+
+def _watch_module(module: Any) -> None:
+    try:
+        wrapt.wrap_function_wrapper(module, "tensorboard_trace_handler", _folder_as_text)
+    except Exception as error:
+        log.warning_once(f"torch_npu.profiler can't be watched: {type(error).__name__}: {error}")
+
+
+def _folder_as_text(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    """SGLang 0.5.5 to 0.5.8 hands over a `Path`, which torch_npu ignores: it writes to the working directory."""
+    if args and isinstance(args[0], Path) and args[0].name.endswith(rundir.PART):
+        args = (str(args[0]), *args[1:])
+    return wrapped(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def _own_folder() -> Iterator[None]:
+    """Set torch_npu's folder back afterwards: it is one for the process, and a profiler that was made before, such as
+    the one that vllm-ascend makes at start, would go on in autoprof's."""
+    try:
+        creator = importlib.import_module("torch_npu.profiler._profiler_path_creator").ProfPathCreator()
+        before = {"worker_name": creator._worker_name, "dir_name": creator._dir_path}
+    except (ImportError, AttributeError) as error:
+        log.warning_once(f"torch_npu's folder can't be set back: {error}")
+        yield
+        return
+    try:
+        yield
+    finally:
+        creator.init(**before)
+
+
+def _set(variable: str) -> bool:
+    return os.environ.get(variable, "") not in ("", "0")
