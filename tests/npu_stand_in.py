@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import stored
 
-from autoprof.tools import npu as npu_tool
 from autoprof.tools import torch as torch_tool
 
 STAND_INS = Path(__file__).resolve().parent / "stand_ins"
@@ -28,7 +27,6 @@ def install(monkeypatch: pytest.MonkeyPatch, release: str = RELEASES[-1]) -> Any
     module = importlib.import_module("torch_npu")
     # What wrapt does once in a process, when a module is imported for the first time.
     torch_tool._watch_module(sys.modules["torch_npu.profiler.profiler"])
-    npu_tool._watch_module(sys.modules["torch_npu.profiler"])
     return module
 
 

@@ -246,15 +246,6 @@ def test_nothing_is_recorded_where_torch_npu_profiles_by_itself(
     assert NpuTool().busy() == ""
 
 
-def test_sglangs_path_is_handed_on_as_text(torch_npu: Any, tmp_path: Path) -> None:
-    creator = torch_npu.profiler._profiler_path_creator.ProfPathCreator()
-    ours = tmp_path / "rollout.sglang.part"
-    torch_npu.profiler.tensorboard_trace_handler(ours)
-    assert creator._dir_path == str(ours)
-    torch_npu.profiler.tensorboard_trace_handler(tmp_path)  # somebody else's: as ever
-    assert creator._dir_path is None
-
-
 # Which tool.
 
 
