@@ -17,7 +17,7 @@ import msgspec
 from autoprof import _finish, log, rundir, runtime, tools
 from autoprof.runtime import Runtime
 from autoprof.settings import Settings
-from autoprof.tools import Tool, npu
+from autoprof.tools import Tool
 from autoprof.tools.torch import watch
 
 # How long the process that compresses may take to start, which is some 10 ms.
@@ -269,7 +269,6 @@ def _end(recording: Recording, state: str, reason: str) -> None:
 def watch_others() -> None:
     """Watch for other profilers, from the moment that torch or torch_npu is imported."""
     watch(interrupt)
-    npu.watch()
 
 
 def clock() -> dict[str, int]:

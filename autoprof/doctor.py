@@ -18,6 +18,7 @@ from autoprof import _boot, control, listing, recipe, tables
 from autoprof.hooklog import WAITING
 from autoprof.rundir import RunDir
 from autoprof.settings import Settings
+from autoprof.tools import npu
 from autoprof.window import Steps
 
 _PROBE_TIMEOUT_S = 300
@@ -53,11 +54,12 @@ def show(report: Report) -> None:
 def examine_environment(settings: Settings) -> Report:
     """What autoprof would patch here and now, by importing the targets in a process of its own."""
     report = Report(subject=f"environment: {sys.executable}")
-    report.facts["settings"] = f"steps {settings.steps}, ranks {settings.ranks}, tool {', '.join(settings.tool)}"
+    report.facts["settings"] = f"steps {settings.steps}, ranks {settings.ranks}"
     _check_activation(report)
     _check_folder(report, settings.dir)
     _check_variables(report)
     found = _probe(report)
+    report.facts["tool"] = found.get("tool", "unknown")
     for name, version in sorted(found.get("versions", {}).items()):
         report.facts[name] = version or "not installed"
     _check_versions(report, found.get("versions", {}))
@@ -115,6 +117,10 @@ def _check_variables(report: Report) -> None:
         report.problems.append(
             "NVTX_INJECTION64_PATH names libcupti, which takes the only CUPTI subscription: torch.profiler would "
             "record no GPU activity; unset it"
+        )
+    for name in npu.by_itself():
+        report.problems.append(
+            f"{name} is set: torch_npu profiles by itself then, and autoprof records no NPU; unset it"
         )
     if os.environ.get("KINETO_USE_DAEMON"):
         report.notes.append("KINETO_USE_DAEMON is set: dynolog may start its own captures")

@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from autoprof.rundir import META, PART, TRACE, RunDir
+from autoprof import _finish
+from autoprof.rundir import META, PART, RAW_ENDINGS, TRACE, RunDir
 
 UNFINISHED = "unfinished"
 
@@ -103,17 +104,21 @@ def load_json(path: Path) -> dict[str, Any]:
 
 
 def _captures(folder: Path) -> list[CaptureFile]:
-    names: dict[str, str] = {}
+    halves = [f"{ending}{PART}" for ending in (TRACE, *RAW_ENDINGS, META)]
+    names: dict[str, Path | None] = {}
     for path in sorted(folder.iterdir()):
-        for ending in (f"{TRACE}{PART}", f"{TRACE.removesuffix('.gz')}{PART}", f"{META}{PART}", TRACE, META):
+        if npu := _finish.FOLDER.search(path.name):
+            names[path.name.removesuffix(npu.group())] = path
+            continue
+        for ending in (*halves, TRACE, META):
             if path.name.endswith(ending):
-                names[path.name.removesuffix(ending)] = ending
+                name = path.name.removesuffix(ending)
+                names[name] = path if ending == TRACE else names.get(name)
                 break
-    return [_capture(folder, name) for name in names]
+    return [_capture(folder, name, trace) for name, trace in sorted(names.items())]
 
 
-def _capture(folder: Path, name: str) -> CaptureFile:
+def _capture(folder: Path, name: str, trace: Path | None) -> CaptureFile:
     meta: Mapping[str, Any] = load_json(folder / f"{name}{META}")
-    trace = folder / f"{name}{TRACE}"
-    size = trace.stat().st_size if trace.exists() else 0
+    size = _finish.size(str(trace)) if trace is not None else 0
     return CaptureFile(name, size, str(meta.get("state", UNFINISHED)), dict(meta))

@@ -1,4 +1,5 @@
-"""`python -m autoprof.probe FILE`: import every module that a hook names and write down what became of the hooks.
+"""`python -m autoprof.probe FILE`: import every module that a hook names and write down what became of the hooks, and
+which tool would record.
 
 Run by `autoprof doctor` in a process of its own, since importing a target takes seconds and may do anything.
 """
@@ -10,12 +11,12 @@ import json
 import sys
 from pathlib import Path
 
-from autoprof import _boot, importing, runtime
+from autoprof import _boot, importing, runtime, tools
 from autoprof.hooklog import installed_version
 
 
 def main(output: str) -> None:
-    """Write `{hook: {state, reason, ...}}` and the errors on the way to `output`."""
+    """Write `{hook: {state, reason, ...}}`, the errors on the way and the tool to `output`."""
     run = runtime.start()
     if run is None:
         return
@@ -29,7 +30,9 @@ def main(output: str) -> None:
                 run.hooks.skipped(hook, f"importing {hook.hook.module} raised {type(error).__name__}: {error}")
         else:
             run.hooks.skipped(hook, f"{hook.recipe.target} is not installed")
-    Path(output).write_text(json.dumps(run.hooks.content()), encoding="utf-8")
+    Path(output).write_text(
+        json.dumps(run.hooks.content() | {"tool": tools.outlook(run.settings.tool)}), encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":

@@ -276,7 +276,7 @@ print("goes on")
     assert python(code, AUTOPROF="1", AUTOPROF_RUN_ID="run").stdout.strip() == "goes on"
     folder = tmp_path / "autoprof_runs" / "run" / "global_step_000002"
     deadline = time.monotonic() + 30
-    while not list(folder.glob("*.meta.json")) and time.monotonic() < deadline:
+    while (not list(folder.glob("*.meta.json")) or list(folder.glob("*.part"))) and time.monotonic() < deadline:
         time.sleep(0.05)
     states = [json.loads(path.read_text())["state"] for path in folder.glob("*.meta.json")]
     assert states == ["complete" if limit == 2_000_000 else "failed"]

@@ -136,6 +136,43 @@ class V032(V017):
         return self.profiler.annotate_context_manager("execute_context_1(3)_generation_0(0)")
 
 
+class Ascend09(V09):
+    """vllm-ascend 0.9.1 to 0.13, worker_v1.py and worker.py: as vLLM 0.9, but the runner is handed tensors, too."""
+
+    def profile(self, is_start: bool = True) -> None:
+        if self.profiler is None:
+            raise RuntimeError("Profiler is not enabled.")
+        if is_start:
+            self.profiler.start()
+        else:
+            self.profiler.stop()
+
+    def execute_model(self, scheduler_output: Any) -> int:
+        return self.model_runner.execute_model(scheduler_output, None)
+
+
+class Ascend18(Ascend09):
+    """vllm-ascend 0.18, worker.py: a profiler made at the first start, if one is configured; no annotation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.profiler_config = SimpleNamespace(profiler=None)
+
+    def profile(self, is_start: bool = True, profile_prefix: str | None = None) -> None:
+        if self.profiler_config is None or self.profiler_config.profiler is None:
+            raise RuntimeError("Profiling is not enabled.")
+        super().profile(is_start)
+
+
+class Ascend23(Ascend18):
+    """vllm-ascend 0.23, worker.py: the profiler is stepped in each pass."""
+
+    def execute_model(self, scheduler_output: Any) -> int:
+        if self.profiler is not None:
+            self.profiler.step()
+        return super().execute_model(scheduler_output)
+
+
 class Later(V032):
     """A release that asks for more than any that is known."""
 
@@ -146,7 +183,7 @@ class Later(V032):
         return super().annotate_profile(scheduler_output)
 
 
-ERAS = [V09, V011, V012, V017, V028, V032, Later]
+ERAS = [V09, V011, V012, V017, V028, V032, Later, Ascend09, Ascend18, Ascend23]
 
 
 @pytest.fixture

@@ -69,7 +69,8 @@ def outlook(asked: tuple[str, ...]) -> str:
     if "npu" not in (asked or AUTOMATIC):
         return "torch (AUTOPROF_TOOL)"
     said = "AUTOPROF_TOOL" if asked else "no AUTOPROF_TOOL"
-    if find_spec("torch_npu") is None:
+    found = find_spec("torch_npu")
+    if found is None or found.origin is None:  # a mere folder of that name
         return f"torch ({said}; torch_npu is not installed)"
     try:
         importlib.import_module("torch_npu.profiler")

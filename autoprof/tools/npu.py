@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import wrapt
-
 from autoprof import log, rundir
 from autoprof.tools.torch import DEVICES, FLAGS, foreign, mark_own
 
@@ -68,7 +66,7 @@ class NpuTool:
     def busy(self) -> str:
         if foreign():
             return "another profiler is recording in this process"
-        return "".join(f"{name} is set, with which torch_npu profiles by itself" for name in _BY_ITSELF if _set(name))
+        return "".join(f"{name} is set, with which torch_npu profiles by itself" for name in by_itself()[:1])
 
 
 def unavailable() -> str:
@@ -122,25 +120,6 @@ def taken(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[st
     return {name: value for name, value in arguments.items() if name in parameters}
 
 
-def watch() -> None:
-    """See to it, from the moment that torch_npu is imported, that an engine can hand it a folder of autoprof's."""
-    wrapt.register_post_import_hook(_watch_module, "torch_npu.profiler")
-
-
-def _watch_module(module: Any) -> None:
-    try:
-        wrapt.wrap_function_wrapper(module, "tensorboard_trace_handler", _folder_as_text)
-    except Exception as error:
-        log.warning_once(f"torch_npu.profiler can't be watched: {type(error).__name__}: {error}")
-
-
-def _folder_as_text(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-    """SGLang 0.5.5 to 0.5.8 hands over a `Path`, which torch_npu ignores: it writes to the working directory."""
-    if args and isinstance(args[0], Path) and args[0].name.endswith(rundir.PART):
-        args = (str(args[0]), *args[1:])
-    return wrapped(*args, **kwargs)
-
-
 @contextlib.contextmanager
 def _own_folder() -> Iterator[None]:
     """Set torch_npu's folder back afterwards: it is one for the process, and a profiler that was made before, such as
@@ -158,5 +137,6 @@ def _own_folder() -> Iterator[None]:
         creator.init(**before)
 
 
-def _set(variable: str) -> bool:
-    return os.environ.get(variable, "") not in ("", "0")
+def by_itself() -> list[str]:
+    """The variables of this environment with which torch_npu profiles by itself."""
+    return [name for name in _BY_ITSELF if os.environ.get(name, "") not in ("", "0")]

@@ -1,0 +1,14 @@
+"""Stands in for torch_npu, which can't be imported without Ascend's own libraries.
+
+It writes the folders that torch_npu writes, without data in them. What its functions take is what is stored of the
+release that `TORCH_NPU_STAND_IN` names (tests/contracts/torch_npu). `TORCH_NPU_STAND_IN_FAULT` names what goes wrong:
+init, start, stop or analyse.
+"""
+
+from __future__ import annotations
+
+from . import npu, profiler
+from .released import VERSION
+
+__all__ = ["npu", "profiler"]
+__version__ = VERSION
