@@ -174,7 +174,7 @@ class Placement:
 
 
 def _remove(leftover: Path) -> None:
-    """Remove a file, and give back its space where somebody has it open, as Kineto does after a failure (torch 2.13)."""
+    """Remove a file, and give back its space: Kineto has it open still after a failure (torch 2.13)."""
     with contextlib.suppress(OSError):
         os.truncate(leftover, 0)
     leftover.unlink(missing_ok=True)
@@ -201,9 +201,9 @@ def begin(run: Runtime, subject: Subject) -> Capture | None:
 def end(capture: Capture, error: BaseException | None = None) -> None:
     """Stop a capture and place its files, if nobody else ended it before."""
     if error is None:
-        _end(capture, "complete", "")
+        finish(capture, "complete", "")
     else:
-        _end(capture, "truncated", f"the stage raised {type(error).__name__}")
+        finish(capture, "truncated", f"the stage raised {type(error).__name__}")
 
 
 def claim(recording: Recording, tool: Tool) -> bool:
@@ -241,7 +241,7 @@ def interrupt(reason: str) -> None:
     subject = recording.subject
     if recording.thread == threading.get_ident():
         log.warning(f"step {subject.step}, {subject.role} {subject.stage}: the capture ends early, {reason}")
-        _end(recording, "truncated", reason)
+        finish(recording, "truncated", reason)
         return
     run = runtime.current()
     recording.ended.wait(run.settings.stop_timeout_s if run is not None else None)
@@ -249,7 +249,8 @@ def interrupt(reason: str) -> None:
         recording.abandon(f"{reason}, in another thread than the capture's")
 
 
-def _end(recording: Recording, state: str, reason: str) -> None:
+def finish(recording: Recording, state: str, reason: str) -> None:
+    """End a recording in this state and place its files, if nobody else ended it before."""
     if not release(recording):
         return
     try:

@@ -56,8 +56,8 @@ class TorchTool:
         """Write the trace.
 
         Raises:
-            OSError: What is there is not whole. Kineto says nothing of that: it writes to `.tmp` and renames it, and does
-                so too when only what was left in its buffer at the end could not be written (torch 2.13).
+            OSError: It is not whole. Kineto says nothing of that: it writes to `.tmp` and renames it, even when what
+                was left in its buffer at the end could not be written (torch 2.13).
         """
         self._profile.export_chrome_trace(path)
         self._profile = None
@@ -74,7 +74,7 @@ def _whole(path: str) -> bool:
         return False
     with open(path, "rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
-        tail = file.read()
+        tail = file.read(TAIL)
     return b"\n  ]" in tail and tail.rstrip().endswith(b"}")
 
 
