@@ -75,6 +75,8 @@ class Capture(Recording):
     def __init__(self, run: Runtime, subject: Subject, settings: Settings, tool: Tool) -> None:
         super().__init__(subject)
         self.tool = tool
+        # As in `Placement`.
+        self.left_out: list[str] = []
         self._run = run
         self._settings = settings
         self._started = clock()
@@ -95,6 +97,7 @@ class Capture(Recording):
         place = Placement(self._run, self.subject, self._settings, self.tool.name)
         place.started = self._started
         place.contents = self._contents
+        place.left_out = self.left_out
         return place
 
 

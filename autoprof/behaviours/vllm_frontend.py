@@ -19,7 +19,6 @@ from autoprof import capture, runtime
 from autoprof.behaviours.vllm_profiler import annotation
 from autoprof.capture import Capture, Subject
 from autoprof.paths import follow
-from autoprof.settings import Settings
 from autoprof.tools.torch import FLAGS, TorchTool
 from autoprof.window import parse_iterations
 
@@ -49,13 +48,16 @@ class FrontEnd:
         self._run = run
         self._subject = subject
         settings = run.settings.for_role(subject.role)
-        self._settings = msgspec.structs.replace(settings, contents=_contents(settings))
+        contents = ("cpu", *(word for word in settings.contents if word in FLAGS))
+        self._settings = msgspec.structs.replace(settings, contents=contents)
+        self._left_out = [word for word in settings.contents if word not in contents]
         self._max_bytes = min(MAX_BYTES, settings.max_trace_mb * 1e6)
         first, stop_before = parse_iterations(settings.rollout_iterations)
         # Each of the engines behind one front end puts out one output a pass.
         engines = int(follow(engine, "vllm_config.parallel_config.data_parallel_size", 1))
         self._first, self._stop_before = first * engines, stop_before and stop_before * engines
         self._processor = engine.output_processor
+        self._watched: list[str] = []
         self._recording: Capture | None = None
         self._outputs = 0
         self._last: float | None = None
@@ -70,7 +72,7 @@ class FrontEnd:
 
     def close(self, cut: str = "") -> None:
         """End the recording, if it has not ended by itself. `cut` says why it ends early, if it does."""
-        for name in ("add_request", "process_outputs"):
+        for name in self._watched:
             vars(self._processor).pop(name, None)
         if cut:
             self._end("truncated", cut)
@@ -92,6 +94,7 @@ class FrontEnd:
                 return method(*args, **kwargs)
 
         setattr(self._processor, name, watched)
+        self._watched.append(name)
 
     def _before_outputs(
         self, outputs: Any = (), timestamp: float | None = None, *_: Any, **__: Any
@@ -117,6 +120,7 @@ class FrontEnd:
 
     def _record(self) -> None:
         recording = Capture(self._run, self._subject, self._settings, TorchTool())
+        recording.left_out = self._left_out
         if not capture.claim(recording, recording.tool):
             return
         try:
@@ -156,7 +160,3 @@ def _guard() -> Iterator[None]:
         yield
     except Exception as error:
         runtime.report("vllm/front-end", error)
-
-
-def _contents(settings: Settings) -> tuple[str, ...]:
-    return ("cpu", *(word for word in settings.contents if word in FLAGS))
