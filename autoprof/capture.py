@@ -74,6 +74,8 @@ class Capture(Recording):
     def __init__(self, run: Runtime, subject: Subject, settings: Settings, tool: Tool) -> None:
         super().__init__(subject)
         self.tool = tool
+        # As in `Placement`.
+        self.left_out: list[str] = []
         self._run = run
         self._settings = settings
         self._place: Placement
@@ -85,6 +87,7 @@ class Capture(Recording):
             Exception: The tool does not record; a meta file says so.
         """
         self._place = Placement(self._run, self.subject, self._settings, self.tool.name)
+        self._place.left_out = self.left_out
         try:
             self._place.contents = self.tool.start(self._settings.contents, self._place.raw(self.tool))
         except Exception as error:
@@ -206,9 +209,9 @@ def begin(run: Runtime, subject: Subject, settings: Settings | None = None) -> C
 def end(capture: Capture, error: BaseException | None = None) -> None:
     """Stop a capture and place its files, if nobody else ended it before."""
     if error is None:
-        _end(capture, "complete", "")
+        finish(capture, "complete", "")
     else:
-        _end(capture, "truncated", f"the stage raised {type(error).__name__}")
+        finish(capture, "truncated", f"the stage raised {type(error).__name__}")
 
 
 def claim(recording: Recording, tool: Tool) -> bool:
@@ -246,7 +249,7 @@ def interrupt(reason: str) -> None:
     subject = recording.subject
     if recording.thread == threading.get_ident():
         log.warning(f"step {subject.step}, {subject.role} {subject.stage}: the capture ends early, {reason}")
-        _end(recording, "truncated", reason)
+        finish(recording, "truncated", reason)
         return
     run = runtime.current()
     recording.ended.wait(run.settings.stop_timeout_s if run is not None else None)
@@ -254,7 +257,8 @@ def interrupt(reason: str) -> None:
         recording.abandon(f"{reason}, in another thread than the capture's")
 
 
-def _end(recording: Recording, state: str, reason: str) -> None:
+def finish(recording: Recording, state: str, reason: str) -> None:
+    """End a recording in this state and place its files, if nobody else ended it before."""
     if not release(recording):
         return
     try:

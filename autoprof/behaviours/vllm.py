@@ -15,7 +15,8 @@ from typing import Any, Literal
 import msgspec
 
 from autoprof import log, runtime
-from autoprof.behaviours import Behaviour
+from autoprof.behaviours import Behaviour, vllm_frontend
+from autoprof.capture import Subject
 from autoprof.paths import follow
 from autoprof.settings import Settings
 from autoprof.waits import Coroutine
@@ -129,6 +130,10 @@ async def start(engine: Any, request: Request) -> dict[str, Any]:
     except BaseException:
         await stop(engine)
         raise
+    subject = Subject(
+        step=request.step, role=ROLE, stage=ROLE, rank=request.rank, replica=request.replica, part="frontend"
+    )
+    vllm_frontend.begin(engine, run, subject, request.settings(run))
     return _answer(workers)
 
 
@@ -144,6 +149,7 @@ async def stop(engine: Any, cut: str = "") -> dict[str, Any]:
     run = runtime.current()
     if run is None or not hasattr(engine, _OPEN):
         return {"problem": "it was not recording"}
+    vllm_frontend.end(engine, cut)
     try:
         if cut:
             await _rpc(engine, run, "autoprof_cut", cut)

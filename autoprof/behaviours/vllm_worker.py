@@ -52,8 +52,9 @@ class _Session(Recording, Recorder):
             )
         )
         self.recording = False
-        # Whether there is a meta file, and so nothing more to say.
+        # Whether there is a meta file, and so nothing more to say, or that it could not be written.
         self.told = False
+        self.problem = ""
         self.cut = ""
         self._worker = worker
         self._run = run
@@ -96,7 +97,7 @@ class _Session(Recording, Recorder):
         self.end("truncated", "the engine's own stop did not reach the worker")
         capture.release(self)
         if self.told:
-            return ""
+            return self.problem
         if self._first and self._passed <= self._first:
             reason = f"the engine ran {self._passed} forward passes; recording was to begin after {self._first}"
         else:
@@ -115,6 +116,9 @@ class _Session(Recording, Recorder):
             if not reason and self._passed == 0:
                 reason = "the engine ran no forward pass"
             self.placement.keep(self.tool, state, reason)
+        except OSError as error:
+            self.problem = f"{type(error).__name__}: {error}"
+            raise
         finally:
             self.ended.set()
 

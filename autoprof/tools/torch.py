@@ -76,7 +76,7 @@ def _whole(path: str) -> bool:
         return False
     with open(path, "rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
-        tail = file.read()
+        tail = file.read(TAIL)
     return b"\n  ]" in tail and tail.rstrip().endswith(b"}")
 
 

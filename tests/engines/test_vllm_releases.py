@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from engines import NAMES, python_of
-from vllm_runs import Driven, drive, make_model
+from vllm_runs import FAULTS, FAULTS_SCRIPT, UNKNOWN, Driven, drive, make_model, survived
 
 RELEASES = [name for name in NAMES if name.startswith("vllm-")]
 TOKENS = 6
@@ -29,13 +29,13 @@ def runs(model: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str,
     @functools.cache
     def run(release: str, kind: str) -> Driven:
         folder = tmp_path_factory.mktemp(f"{release}-{kind}")
-        (folder / "file").touch()
-        settings = {
-            "bounded": {"AUTOPROF_ROLLOUT_ITERATIONS": "1:3", "AUTOPROF_CONTENTS": "cpu,shapes,profile-by-stage"},
-            "nowhere": {"AUTOPROF_DIR": str(folder / "file" / "runs")},
-        }
+        if kind == "faulty":
+            contents = ",".join(["cpu", "shapes", *UNKNOWN])
+            python = python_of(release)
+            return drive(folder, model, python=python, script=FAULTS_SCRIPT, AUTOPROF_CONTENTS=contents)
+        settings = {"AUTOPROF_ROLLOUT_ITERATIONS": "1:3"} if kind == "bounded" else {}
         arguments = ["configured", str(folder / "users")] if kind == "configured" else ["plain"]
-        return drive(folder, model, *arguments, python=python_of(release), **settings.get(kind, {}))
+        return drive(folder, model, *arguments, python=python_of(release), **settings)
 
     return run
 
@@ -60,14 +60,14 @@ def configured(runs: Any, release: str) -> Driven:
 
 @pytest.fixture
 def bounded(runs: Any, release: str) -> Driven:
-    """The second and the third forward pass only, with shapes and something that no vLLM knows."""
+    """The second and the third forward pass only."""
     return runs(release, "bounded")
 
 
 @pytest.fixture
-def nowhere(runs: Any, release: str) -> Driven:
-    """A run directory that can't be written."""
-    return runs(release, "nowhere")
+def faulty(runs: Any, release: str) -> Driven:
+    """All that can go wrong with files, and contents that no vLLM knows."""
+    return runs(release, "faulty")
 
 
 @pytest.fixture(params=["plain", "configured"])
@@ -75,7 +75,7 @@ def driven(runs: Any, release: str, request: pytest.FixtureRequest) -> Driven:
     return runs(release, request.param)
 
 
-@pytest.fixture(params=["plain", "configured", "bounded", "nowhere"])
+@pytest.fixture(params=["plain", "configured", "bounded"])
 def any_run(runs: Any, release: str, request: pytest.FixtureRequest) -> Driven:
     return runs(release, request.param)
 
@@ -115,12 +115,12 @@ def test_a_capture_whose_passes_never_came_says_so(bounded: Driven) -> None:
     assert (bounded.meta(3)["state"], bounded.meta(3)["reason"]) == ("failed", reason)
 
 
-def test_contents_are_what_was_asked_for_and_what_was_left_out_is_named(plain: Driven, bounded: Driven) -> None:
+def test_contents_are_what_was_asked_for_and_what_was_left_out_is_named(plain: Driven, faulty: Driven) -> None:
     assert plain.shapes(1) == 0
-    assert bounded.shapes(1) > 0
-    assert bounded.meta(1)["contents"] == ["cpu", "shapes"]
-    assert bounded.meta(1)["left_out"] == ["profile-by-stage"]
-    assert bounded.output.count("contents left out, which torch does not know here: profile-by-stage") == 1
+    assert faulty.shapes(1) > 0
+    assert faulty.meta(1)["contents"] == ["cpu", "shapes"]
+    assert faulty.meta(1)["left_out"] == UNKNOWN
+    assert faulty.output.count(f"contents left out, which torch does not know here: {', '.join(UNKNOWN)}") == 1
 
 
 def test_the_users_own_calls_are_as_without_autoprof(plain: Driven, configured: Driven) -> None:
@@ -138,10 +138,24 @@ def test_autoprof_yields_to_a_profiling_of_the_users(driven: Driven, configured:
     assert configured.said["start during the user's"] == {"problem": "somebody else profiles the engine"}
 
 
-def test_a_run_directory_that_cannot_be_written_costs_the_traces_only(nowhere: Driven) -> None:
-    assert nowhere.said["start 1"]["problem"] != ""
-    assert nowhere.said["stop 1"] == {"problem": "it was not recording"}
-    assert nowhere.said["user before"] == nowhere.said["user after"]
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_engine_goes_on_after_a_fault_and_the_meta_file_has_its_reason(faulty: Driven, fault: str) -> None:
+    survived(faulty, fault)
+
+
+@pytest.mark.parametrize("call", ["stop without start", "second start", "second stop"])
+def test_the_engine_generates_after_a_call_out_of_turn(faulty: Driven, call: str) -> None:
+    assert len(faulty.said["before"]) == TOKENS
+    assert faulty.said[f"after a {call}"] == faulty.said["before"]
+
+
+def test_the_front_end_is_recorded_beside_its_worker(driven: Driven, bounded: Driven) -> None:
+    for step in (1, 2):
+        (meta,) = [meta for meta in driven.metas(step) if meta["part"] == "frontend"]
+        assert (meta["state"], meta["reason"], meta["rank"], meta["contents"]) == ("complete", "", 4, ["cpu"])
+        assert driven.annotations(step, "add_request") == 1
+        assert driven.annotations(step, "process_outputs") in WHOLE
+        assert bounded.annotations(step, "process_outputs") == 2
 
 
 def test_every_hook_of_the_recipe_applies(plain: Driven) -> None:

@@ -48,14 +48,14 @@ def test_all_four_steps_were_seen(profiled: VerlRun) -> None:
 @pytest.mark.parametrize("step", [2, 4])
 def test_every_stage_and_the_rollout_are_captured_once(profiled: VerlRun, step: int) -> None:
     names = [path.name for path in profiled.step_folder(step).glob("*.pt.trace.json.gz")]
-    kinds = sorted(re.sub(r"\.rank0\..*", "", name) for name in names)
-    assert kinds == sorted([*STAGES, "rollout.replica0"])
+    kinds = sorted(re.sub(r"(\.rank0|(?<=\.frontend))\..*", "", name) for name in names)
+    assert kinds == sorted([*STAGES, "rollout.replica0", "rollout.replica0.frontend"])
 
 
 @pytest.mark.parametrize("step", [2, 4])
 def test_every_capture_is_complete_and_its_meta_file_says_what_it_is(profiled: VerlRun, step: int) -> None:
     found = metas(profiled, step)
-    assert len(found) == len(STAGES) + 1
+    assert len(found) == len(STAGES) + 2
     for meta in found:
         assert meta["state"] == "complete", meta
         assert meta["step"] == step
@@ -85,7 +85,7 @@ def test_the_actors_update_holds_the_backward_pass(profiled: VerlRun, step: int)
 
 @pytest.mark.parametrize("step", [2, 4])
 def test_the_rollout_holds_the_models_forward_passes_from_vllms_worker(profiled: VerlRun, step: int) -> None:
-    trace = profiled.trace(step, "rollout.replica0")
+    trace = profiled.trace(step, "rollout.replica0.rank0")
     names = [event["name"] for event in operators(trace)]
     assert "aten::linear" in names or "aten::mm" in names
     # vLLM annotates each forward pass. The run has 4 prompts, answered one after the other with up to 32 tokens each:
@@ -94,22 +94,32 @@ def test_the_rollout_holds_the_models_forward_passes_from_vllms_worker(profiled:
     assert len(passes) == 100
     assert any("context_1" in name and "generation_0(0)" in name for name in passes)
     assert "execute_context_0(0)_generation_1(1)" in passes
-    (pid,) = {meta["pid"] for meta in metas(profiled, step) if meta["role"] == "rollout"}
+    (pid,) = {meta["pid"] for meta in metas(profiled, step) if meta["part"] == "rank0"}
     (worker,) = [process for process in profiled.processes if process["pid"] == pid]
     assert worker["process"].startswith("VllmWorker")
 
 
 @pytest.mark.parametrize("step", [2, 4])
 def test_engines_that_share_devices_are_through_before_the_first_stage(profiled: VerlRun, step: int) -> None:
-    _, rollout_ends = window(profiled.trace(step, "rollout.replica0"))
+    _, rollout_ends = window(profiled.trace(step, "rollout.replica0.rank0"))
     stages = [span for span in profiled.spans if span["kind"] == "stage" and span["step"] == step]
     first = min(span["start_ns"] for span in stages if span["role"] in ("actor", "ref"))
     assert rollout_ends < first
 
 
+@pytest.mark.parametrize("step", [2, 4])
+def test_the_front_end_holds_the_outputs_of_as_many_passes(profiled: VerlRun, step: int) -> None:
+    names = [event["name"] for event in operators(profiled.trace(step, "rollout.replica0.frontend"))]
+    assert names.count("process_outputs") == 100
+    assert 1 <= names.count("add_request") <= 4
+    (pid,) = {meta["pid"] for meta in metas(profiled, step) if meta["part"] == "frontend"}
+    (server,) = [process for process in profiled.processes if process["pid"] == pid]
+    assert server["process"].startswith("vLLMHttpServer")
+
+
 def test_validation_is_no_rollout_of_the_step(legacy: VerlRun) -> None:
     assert "val-core" in legacy.finished.output or "val-aux" in legacy.finished.output
-    assert len(list(legacy.step_folder(2).glob("rollout.*.gz"))) == 1
+    assert len(list(legacy.step_folder(2).glob("rollout.*.rank0.*.gz"))) == 1
 
 
 def test_run_json_is_complete(profiled: VerlRun) -> None:
@@ -220,7 +230,7 @@ def test_a_window_can_be_opened_while_the_run_is_going_on(critic: VerlRun) -> No
 
 
 def test_rollout_iterations_are_exact(critic: VerlRun) -> None:
-    names = [event["name"] for event in operators(critic.trace(2, "rollout.replica0"))]
+    names = [event["name"] for event in operators(critic.trace(2, "rollout.replica0.rank0"))]
     passes = [name for name in names if name.startswith("execute_")]
     assert len(passes) == 5
     # The two passes that were skipped hold the first prefill.
@@ -230,7 +240,7 @@ def test_rollout_iterations_are_exact(critic: VerlRun) -> None:
 def test_contents_are_recorded_or_named_as_left_out(critic: VerlRun) -> None:
     for meta in metas(critic, 2):
         assert (meta["contents"], meta["left_out"]) == (["cpu", "shapes"], ["cuda"])
-    for beginning in ("critic.update_critic", "rollout.replica0"):
+    for beginning in ("critic.update_critic", "rollout.replica0.rank0"):
         events = operators(critic.trace(2, beginning))
         assert any("Input Dims" in event.get("args", {}) for event in events)
     assert "contents left out, which torch does not know here: cuda" in critic.finished.output
@@ -239,7 +249,7 @@ def test_contents_are_recorded_or_named_as_left_out(critic: VerlRun) -> None:
 def test_the_command_at_the_end_finds_complete_files(critic: VerlRun) -> None:
     listed = (critic.folder / "finished.txt").read_text().split()
     assert listed == sorted(path.name for path in critic.step_folder(2).iterdir())
-    assert len(listed) == 6
+    assert len(listed) == 8
 
 
 def test_verls_own_profiler_goes_before_autoprofs(verls_own: VerlRun) -> None:
@@ -254,5 +264,5 @@ def test_verls_own_profiler_goes_before_autoprofs(verls_own: VerlRun) -> None:
 
 def test_the_step_after_verls_own_profiler_is_autoprofs_again(verls_own: VerlRun) -> None:
     found = metas(verls_own, 3)
-    assert len(found) == len(STAGES) + 1
+    assert len(found) == len(STAGES) + 2
     assert {meta["state"] for meta in found} == {"complete"}

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
-from vllm_runs import SCRIPT, Driven, drive, make_model
+from vllm_runs import FAULTS, FAULTS_SCRIPT, SCRIPT, UNKNOWN, Driven, drive, make_model, survived
 
 
 @pytest.fixture(scope="module")
@@ -23,6 +22,12 @@ def plain(model: str, tmp_path_factory: pytest.TempPathFactory) -> Driven:
 def configured(model: str, tmp_path_factory: pytest.TempPathFactory) -> Driven:
     folder = tmp_path_factory.mktemp("configured")
     return drive(folder, model, "configured", str(folder / "users"))
+
+
+@pytest.fixture(scope="module")
+def faulty(model: str, tmp_path_factory: pytest.TempPathFactory) -> Driven:
+    contents = ",".join(["cpu", "shapes", *UNKNOWN])
+    return drive(tmp_path_factory.mktemp("faulty"), model, script=FAULTS_SCRIPT, AUTOPROF_CONTENTS=contents)
 
 
 @pytest.fixture(scope="module", params=["plain", "configured"])
@@ -82,6 +87,33 @@ def test_nothing_is_left_half_written(driven: Driven) -> None:
     assert list(driven.folder.rglob("*.part")) == []
 
 
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_engine_goes_on_after_a_fault_and_the_meta_file_has_its_reason(faulty: Driven, fault: str) -> None:
+    survived(faulty, fault)
+
+
+@pytest.mark.parametrize("call", ["stop without start", "second start", "second stop"])
+def test_the_engine_generates_after_a_call_out_of_turn(faulty: Driven, call: str) -> None:
+    assert len(faulty.said["before"]) == 6
+    assert faulty.said[f"after a {call}"] == faulty.said["before"]
+
+
+def test_contents_that_vllm_does_not_know_are_left_out_and_named(faulty: Driven) -> None:
+    assert faulty.meta(1)["left_out"] == UNKNOWN
+    assert faulty.meta(1)["contents"] == ["cpu", "shapes"]
+    assert faulty.shapes(1) > 0
+    assert faulty.output.count(f"contents left out, which torch does not know here: {', '.join(UNKNOWN)}") == 1
+
+
+def test_the_front_end_is_recorded_beside_its_worker(driven: Driven) -> None:
+    for step in (1, 2):
+        (meta,) = [meta for meta in driven.metas(step) if meta["part"] == "frontend"]
+        assert (meta["state"], meta["reason"], meta["rank"], meta["contents"]) == ("complete", "", 4, ["cpu"])
+        assert meta["pid"] != driven.meta(step)["pid"]
+        assert driven.annotations(step, "add_request") == 1
+        assert driven.annotations(step, "process_outputs") in (6, 7)
+
+
 @pytest.mark.parametrize(("ranks", "recorded"), [("all", [2, 3]), ("3", [3])])
 def test_each_tensor_parallel_rank_has_a_file_and_ranks_picks_among_them(
     model: str, tmp_path: Path, ranks: str, recorded: list[int]
@@ -89,7 +121,7 @@ def test_each_tensor_parallel_rank_has_a_file_and_ranks_picks_among_them(
     driven = drive(tmp_path, model, script=SCRIPT.with_name("tensor_parallel.py"), AUTOPROF_RANKS=ranks)
     assert driven.said["start"] == driven.said["stop"] == {"problem": ""}
     assert driven.said["before"] == driven.said["after"]
-    metas = [json.loads(path.read_text()) for path in sorted(driven.step(1).glob("*.meta.json"))]
-    assert sorted(meta["rank"] for meta in metas) == recorded
+    metas = driven.metas(1)
+    assert sorted(meta["rank"] for meta in metas if meta["part"] != "frontend") == recorded
     assert {meta["state"] for meta in metas} == {"complete"}
-    assert len(list(driven.step(1).glob("rollout.replica1.*.gz"))) == len(recorded)
+    assert len(list(driven.step(1).glob("rollout.replica1.*rank*.gz"))) == len(recorded)

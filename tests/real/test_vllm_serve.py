@@ -61,14 +61,14 @@ class Server:
         return sorted(int(path.name.rpartition("_")[2]) for path in self.run().glob("global_step_*"))
 
     def passes(self, step: int) -> int:
-        """How many forward passes the one complete trace of a step holds."""
+        """How many forward passes the one complete trace of a worker in a step holds."""
         folder = self.run() / f"global_step_{step:06d}"
         deadline = time.monotonic() + 30
-        while not list(folder.glob("*.meta.json")) and time.monotonic() < deadline:
+        while not list(folder.glob("*rank0*.meta.json")) and time.monotonic() < deadline:
             time.sleep(0.05)
-        (meta,) = folder.glob("*.meta.json")
+        (meta,) = folder.glob("*rank0*.meta.json")
         assert json.loads(meta.read_text())["state"] == "complete"
-        (trace,) = folder.glob("rollout.replica0.*.gz")
+        (trace,) = folder.glob("rollout.replica0.rank0.*.gz")
         events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
         return sum(str(event.get("name")).startswith("execute_") for event in events)
 

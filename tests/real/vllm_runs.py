@@ -14,6 +14,17 @@ import processes
 from helpers import ROOT, clean_environment
 
 SCRIPT = Path(__file__).parent / "vllm_scripts" / "engine.py"
+FAULTS_SCRIPT = SCRIPT.with_name("faults.py")
+# What faults.py lets go wrong in which step, and what the meta file says then; without one, what the start answers.
+FAULTS = {
+    "a file in place of the folder": (2, "FileExistsError"),
+    "a file in place of the run": (3, "NotADirectoryError"),
+    "no room for the raw trace": (4, "the trace could not be exported: torch could not write all of it"),
+    "no room for the trace": (5, "the trace could not be written: [Errno 28] No space left on device"),
+    "no room at all": (6, "[Errno 28] No space left on device"),
+    "nothing": (7, ""),
+}
+UNKNOWN = ["npu", "profile-by-stage", "merge-profiles"]
 # A quiet machine needs 20 s, nearly all of it imports.
 TIMEOUT_S = 240
 
@@ -31,16 +42,24 @@ class Driven:
         return self.folder / "autoprof_runs" / "latest" / f"global_step_{number:06d}"
 
     def meta(self, number: int) -> dict[str, Any]:
-        """The meta file of the one capture of a step."""
+        """The meta file of the one worker of a step."""
         (path,) = self.step(number).glob("rollout.replica1.*rank*.meta.json")
         meta: dict[str, Any] = json.loads(path.read_text())
         return meta
 
-    def events(self, number: int) -> list[dict[str, Any]]:
-        """The events of the one trace of a step."""
-        (path,) = self.step(number).glob("rollout.replica1.*rank*.gz")
+    def metas(self, number: int) -> list[dict[str, Any]]:
+        """All meta files of a step."""
+        return [json.loads(path.read_text()) for path in self.step(number).glob("*.meta.json")]
+
+    def events(self, number: int, part: str = "*rank*") -> list[dict[str, Any]]:
+        """The events of the one trace of a step, of its worker or of the `frontend`."""
+        (path,) = self.step(number).glob(f"rollout.replica1.{part}.*.gz")
         events: list[dict[str, Any]] = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
         return events
+
+    def annotations(self, number: int, name: str) -> int:
+        """How often the front end's trace of a step has an annotation."""
+        return sum(event.get("name") == name for event in self.events(number, "frontend"))
 
     def passes(self, number: int) -> int:
         """How many forward passes vLLM itself annotated in the trace of a step."""
@@ -49,6 +68,27 @@ class Driven:
     def shapes(self, number: int) -> int:
         """How many events in the trace of a step have the shapes of their arguments."""
         return sum("Input Dims" in event.get("args", {}) for event in self.events(number))
+
+
+def survived(faulty: Driven, fault: str) -> None:
+    """Assert that the engine goes on after a fault of faults.py, and that what was left says what happened."""
+    step, reason = FAULTS[fault]
+    told = faulty.said[fault]
+    assert told["step"] == step
+    assert told["during"] == told["after"] == faulty.said["before"]
+    assert not list(faulty.step(step).glob("*.gz")) or fault == "nothing"
+    if step in (2, 3):
+        assert told["start"]["problem"].startswith(reason)
+        assert told["stop"] == {"problem": "it was not recording"}
+    elif fault == "no room at all":
+        assert (told["start"]["problem"], reason in told["stop"]["problem"]) == ("", True)
+        assert faulty.metas(step) == []
+    else:
+        assert told["start"] == told["stop"] == {"problem": ""}
+        metas = faulty.metas(step)
+        assert sorted(meta["part"] != "frontend" for meta in metas) == [False, True]
+        assert {meta["state"] for meta in metas} == {"failed" if reason else "complete"}
+        assert all(meta["reason"].startswith(reason) for meta in metas)
 
 
 def make_model(folder: Path) -> str:

@@ -38,16 +38,8 @@ async def users_own(engine, name):
     return "ok"
 
 
-async def main():
-    model, kind, *folder = sys.argv[1:]
-    # vLLM starts and stops its front end's profiler in whichever thread of the loop's pool is free, and torch crashes
-    # when the two differ (vLLM 0.27.1, torch 2.13): that is the user's risk, not what is tested here.
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(max_workers=1))
-    more = {}
-    if kind == "configured":
-        more["profiler_config"] = {"profiler": "torch", "torch_profiler_dir": folder[0]}
-        more["distributed_executor_backend"] = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
-    engine = AsyncLLM.from_engine_args(
+def make_engine(model, **more):
+    return AsyncLLM.from_engine_args(
         AsyncEngineArgs(
             model=model,
             # In bfloat16 the attention kernel of 0.30 and 0.32 dies of an illegal instruction on some CPUs with AMX.
@@ -60,6 +52,18 @@ async def main():
             **more,
         )
     )
+
+
+async def main():
+    model, kind, *folder = sys.argv[1:]
+    # vLLM starts and stops its front end's profiler in whichever thread of the loop's pool is free, and torch crashes
+    # when the two differ (vLLM 0.27.1, torch 2.13): that is the user's risk, not what is tested here.
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(max_workers=1))
+    more = {}
+    if kind == "configured":
+        more["profiler_config"] = {"profiler": "torch", "torch_profiler_dir": folder[0]}
+        more["distributed_executor_backend"] = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+    engine = make_engine(model, **more)
     said = {}
     said["before"] = await generate(engine, "a")
     said["stop without start"] = await autoprof_vllm.stop(engine)

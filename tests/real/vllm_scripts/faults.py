@@ -1,0 +1,104 @@
+"""Drives a real AsyncLLM through what can go wrong, and prints what each call answered and generated as JSON.
+
+faults.py MODEL
+"""
+
+import asyncio
+import json
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+from engine import generate, make_engine, request
+
+from autoprof.behaviours import vllm as autoprof_vllm
+
+RUN = Path("autoprof_runs", "latest")
+# What the parts of a capture are called while they are written: the raw trace by Kineto, the trace, and the meta file.
+RAW, TRACE = ".pt.trace.json.part.tmp", ".pt.trace.json.gz.part"
+METAS = (".meta.json.part", ".meta.json.{pid}.part")
+
+
+def folder(step):
+    return RUN / f"global_step_{step:06d}"
+
+
+def captures(step):
+    """The names of a step's captures, without endings, when all of them are there."""
+    deadline = time.monotonic() + 120
+    while len(found := list(folder(step).glob("*.meta.json"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return [path.name.removesuffix(".meta.json") for path in found]
+
+
+@contextmanager
+def a_file_in_place_of_the_folder(step):
+    folder(step).touch()
+    yield
+
+
+@contextmanager
+def a_file_in_place_of_the_run(step):
+    run = RUN.resolve()
+    away = run.rename(run.with_name("away"))
+    run.touch()
+    yield
+    run.unlink()
+    away.rename(run)
+
+
+def full_disk(*endings):
+    """What is written to files with these endings finds no room. Root or not, and whatever the disk."""
+
+    @contextmanager
+    def fault(step):
+        folder(step).mkdir()
+        for name in captures(1):
+            for ending in endings:
+                pid = name.rpartition(".pid")[2]
+                (folder(step) / f"{name}{ending.format(pid=pid)}").symlink_to("/dev/full")
+        yield
+
+    return fault
+
+
+@contextmanager
+def nothing_wrong(step):
+    yield
+
+
+FAULTS = {
+    "a file in place of the folder": a_file_in_place_of_the_folder,
+    "a file in place of the run": a_file_in_place_of_the_run,
+    "no room for the raw trace": full_disk(RAW),
+    "no room for the trace": full_disk(TRACE),
+    "no room at all": full_disk(RAW, TRACE, *METAS),
+    "nothing": nothing_wrong,
+}
+
+
+async def main():
+    engine = make_engine(sys.argv[1])
+    said = {"before": await generate(engine, "a")}
+    said["stop without start"] = await autoprof_vllm.stop(engine)
+    said["after a stop without start"] = await generate(engine, "b")
+    said["start 1"] = await autoprof_vllm.start(engine, request(1))
+    said["start again"] = await autoprof_vllm.start(engine, request(1))
+    said["after a second start"] = await generate(engine, "c")
+    said["stop 1"] = await autoprof_vllm.stop(engine)
+    said["stop again"] = await autoprof_vllm.stop(engine)
+    said["after a second stop"] = await generate(engine, "d")
+    for step, (name, fault) in enumerate(FAULTS.items(), 2):
+        with fault(step):
+            start = await autoprof_vllm.start(engine, request(step))
+            during = await generate(engine, f"during {step}")
+            stop = await autoprof_vllm.stop(engine)
+            after = await generate(engine, f"after {step}")
+        said[name] = {"step": step, "start": start, "stop": stop, "during": during, "after": after}
+    print("RESULT " + json.dumps(said), flush=True)
+    engine.shutdown()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
