@@ -7,11 +7,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from autoprof import __version__, rundir, tables
+from autoprof import __version__, listing, rundir, tables
 from autoprof.listing import CaptureFile, NotFound, Run, Step
 from autoprof.rundir import MERGED, META, TRACE, RunDir
 from autoprof.settings import Settings
 from autoprof.traces.merge import Input, Summary, merge
+from autoprof.traces.reader import TraceError
+
+ROLLOUT = "rollout"
 
 # Perfetto in a browser takes 2.7 times the JSON in memory (307 MB: 0.83 GB, v52), of which it has 4 GB.
 _VIEWER_BYTES = 1 << 30
@@ -44,7 +47,7 @@ def merge_step(run: Run, step: Step, roles: str = "*", output: Path | None = Non
     made = output or folder / f"{MERGED}{TRACE}"
     summary = merge(taken, made)
     if output is None:
-        rundir.write_json(folder / f"{MERGED}{META}", meta(step.number, taken, summary))
+        rundir.write_json(folder / f"{MERGED}{META}", _meta(step.number, taken, summary))
     yield (
         f"{made}: {summary.traces} traces, {summary.events} events, "
         f"{tables.size(summary.bytes)} ({tables.size(summary.json_bytes)} of JSON)"
@@ -57,8 +60,37 @@ def merge_step(run: Run, step: Step, roles: str = "*", output: Path | None = Non
         yield f"not merged, no Chrome trace: {path.name}"
 
 
-def meta(step: int, taken: list[Input], summary: Summary | None = None, reason: str = "") -> dict[str, Any]:
-    """The meta file of a merged trace: `complete`, or `failed` for a reason."""
+def merge_replicas(path: Path) -> None:
+    """Give each rollout replica that has several traces of a step one that holds them all, where it has none yet.
+
+    What goes wrong stands in the meta file. Nothing is raised.
+    """
+    for step in listing.read(path).steps:
+        folder = RunDir(path).step(step.number)
+        replicas: dict[str, list[CaptureFile]] = {}
+        for capture in step.captures:
+            if role(capture) == ROLLOUT and capture.meta.get("replica") is not None:
+                replicas.setdefault(f"{ROLLOUT}.replica{capture.meta['replica']}.{MERGED}", []).append(capture)
+        known = {capture.name: capture.meta for capture in step.merged}
+        for name, captures in replicas.items():
+            taken = inputs(folder, captures)
+            if len(taken) < 2 or known.get(name, {}).get("merged") == [each.path.name for each in taken]:
+                continue
+            try:
+                content = _meta(step.number, taken, merge(taken, folder / f"{name}{TRACE}", jobs=1))
+            except (TraceError, OSError) as error:
+                content = _meta(step.number, taken, reason=str(error))
+            try:
+                rundir.write_json(folder / f"{name}{META}", content | {"role": ROLLOUT, **_replica(taken)})
+            except OSError:  # the disk is full; there is nobody to tell
+                pass
+
+
+def _replica(taken: list[Input]) -> dict[str, Any]:
+    return {name: taken[0].meta.get(name) for name in ("stage", "replica")}
+
+
+def _meta(step: int, taken: list[Input], summary: Summary | None = None, reason: str = "") -> dict[str, Any]:
     return {
         "step": step,
         "tool": "merge",
