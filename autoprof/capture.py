@@ -16,7 +16,7 @@ import msgspec
 
 from autoprof import _finish, log, rundir, runtime, tools
 from autoprof.runtime import Runtime
-from autoprof.settings import Settings
+from autoprof.settings import MERGE, Settings
 from autoprof.tools import Tool
 from autoprof.tools.torch import watch
 
@@ -165,7 +165,7 @@ class Placement:
         rundir.write_json(Path(str(self._base) + rundir.META), self._meta("failed", reason))
 
     def _meta(self, state: str, reason: str) -> dict[str, Any]:
-        left_out = [word for word in self._settings.contents if word not in self.contents]
+        left_out = [word for word in self._settings.contents if word not in (*self.contents, MERGE)]
         left_out += [word for word in self.left_out if word not in left_out]
         if left_out and self.contents and not self.left_out:
             log.warning_once(f"contents left out, which {self._tool} does not know here: {', '.join(left_out)}")

@@ -1,4 +1,4 @@
-"""The command line: `autoprof run | ls | trigger | doctor`. Exit status 0, 1 (not found or failed), 2 (wrong use)."""
+"""The command line: `autoprof run | ls | trigger | merge | doctor`. Exit status 0, 1 (not found or failed), 2 (misuse)."""
 
 from __future__ import annotations
 
@@ -78,7 +78,14 @@ def _parser() -> argparse.ArgumentParser:
     checkup.add_argument("name", nargs="?", metavar="RUN", help="a run, as for ls; without it, this environment")
     checkup.set_defaults(run=_doctor)
 
-    for command in (ls, ask, checkup):
+    merge = commands.add_parser("merge", help="make one trace of a step's, all processes on one clock")
+    merge.add_argument("name", nargs="?", metavar="RUN", default="latest", help="a run, as for ls (default: latest)")
+    merge.add_argument("--step", type=int, metavar="N", help="the step; not needed where there is one only")
+    merge.add_argument("--role", metavar="PATTERNS", default="*", help="roles, as for AUTOPROF_ROLES (default: all)")
+    merge.add_argument("-o", "--output", metavar="FILE", type=Path, help="(default: in the step's folder)")
+    merge.set_defaults(run=_merge)
+
+    for command in (ls, ask, merge, checkup):
         command.add_argument("--dir", help="parent of the run directories (default: AUTOPROF_DIR, ./autoprof_runs)")
     for command in (ls, checkup):
         command.add_argument("--json", action="store_true", help="print JSON")
@@ -135,7 +142,7 @@ def _show(found: list[listing.Run], as_json: bool, captures: bool) -> int:
             [f"{step.number}", capture.name, capture.state, tables.size(capture.bytes)]
             for run in found
             for step in run.steps
-            for capture in step.captures
+            for capture in [*step.captures, *step.merged]
         ]
         print()
         tables.show(["step", "capture", "state", "size"], rows)
@@ -153,6 +160,19 @@ def _trigger(parsed: argparse.Namespace) -> int:
     except OSError as error:
         return _complain(f"trigger: {error.filename}: {error.strerror}; only who may write there can ask", 1)
     print(f"asked run {found.id} for steps {trigger.steps}; it looks when a step begins ({path})")
+    return 0
+
+
+def _merge(parsed: argparse.Namespace) -> int:
+    from autoprof.traces import steps
+    from autoprof.traces.reader import TraceError
+
+    run = listing.find(_parent(parsed), parsed.name)
+    try:
+        for line in steps.merge_step(run, listing.step(run, parsed.step), parsed.role, parsed.output):
+            print(line)
+    except (TraceError, OSError) as error:
+        return _complain(f"merge: {error}", 1)
     return 0
 
 

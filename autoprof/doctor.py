@@ -244,7 +244,7 @@ def _check_control(report: Report, directory: RunDir) -> None:
 def _check_captures(report: Report, run: listing.Run) -> None:
     report.facts["captures"] = f"{len(run.captures)}, {tables.size(run.bytes)}"
     for step in run.steps:
-        for capture in step.captures:
+        for capture in [*step.captures, *step.merged]:
             if capture.state == listing.UNFINISHED and run.state == "running":
                 continue
             if capture.state != "complete":

@@ -1,16 +1,26 @@
-"""The end of a run, or of its last window: files complete, `run.json` brought together, the user's command run."""
+"""The end of a run, or of its last window: files complete, `run.json` brought together, traces merged where that was
+asked for, the user's command run."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
+import autoprof
 from autoprof import log
 from autoprof.runtime import Runtime
+from autoprof.settings import MERGE
+from autoprof.traces import after
 
 _MARK = ".on_finish"
+_AFTER = "import sys; sys.path.append(sys.argv[1]); from autoprof.traces import after; after.main()"
+# How long that takes to start and leave.
+_HAND_OVER_S = 10.0
 _PAUSE_S = 0.1
 # A file that has not grown for so long is not being written any more: its process was killed.
 _STALE_S = 10.0
@@ -24,21 +34,21 @@ def end_run(run: Runtime) -> None:
         wait_for_files(run)
         run.complete()
         if run.rundir.steps():
-            _run_command(run)
+            _after(run)
     except Exception as error:
         log.warning(f"the end of the run could not be noted: {error}")
 
 
 def window_passed(run: Runtime) -> None:
-    """In the trainer, after the last step that could be captured: the command need not wait for the run's end."""
-    if not run.settings.on_finish:
+    """In the trainer, after the last step that could be captured: what comes then need not wait for the run's end."""
+    if not run.settings.on_finish and not _merging(run):
         return
 
-    def wait_and_run() -> None:
+    def wait_and_go_on() -> None:
         wait_for_files(run)
-        _run_command(run)
+        _after(run)
 
-    threading.Thread(target=wait_and_run, name="autoprof-on-finish", daemon=True).start()
+    threading.Thread(target=wait_and_go_on, name="autoprof-after", daemon=True).start()
 
 
 def wait_for_files(run: Runtime) -> None:
@@ -56,15 +66,46 @@ def wait_for_files(run: Runtime) -> None:
         time.sleep(_PAUSE_S)
 
 
-def _run_command(run: Runtime) -> None:
-    """Run `AUTOPROF_ON_FINISH`, once in a run whichever process comes first."""
-    if not run.settings.on_finish:
+def _merging(run: Runtime) -> bool:
+    return MERGE in run.settings.for_role("rollout").contents
+
+
+def _after(run: Runtime) -> None:
+    """Merge traces, then run `AUTOPROF_ON_FINISH`, the latter once in a run whichever process comes first.
+
+    Merging is done again where a step was captured since.
+    """
+    command = _command(run)
+    directory = str(run.rundir.path)
+    if not _merging(run):
+        if command:
+            after.run_command(command, directory)
         return
+    # Whoever reads this process's output need not wait for a merge to end; the command's is the user's own.
+    output = None if command else subprocess.DEVNULL
+    try:
+        subprocess.run(
+            [sys.executable, "-c", _AFTER, str(Path(autoprof.__file__).parent.parent)],
+            input=json.dumps({"run": directory, "merge": True, "command": command}).encode(),
+            env=os.environ | {"AUTOPROF": "0"},
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            timeout=_HAND_OVER_S,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        log.warning(f"no process could be started to merge traces: {error}")
+        if command:
+            after.run_command(command, directory)
+
+
+def _command(run: Runtime) -> str:
+    """`AUTOPROF_ON_FINISH`, for the first who asks."""
+    if not run.settings.on_finish:
+        return ""
     try:
         os.close(os.open(run.rundir.path / _MARK, os.O_CREAT | os.O_EXCL, 0o600))
     except FileExistsError:
-        return
-    environment = os.environ | {"AUTOPROF": "0", "AUTOPROF_RUN_DIR": str(run.rundir.path)}
-    subprocess.Popen(
-        run.settings.on_finish, shell=True, env=environment, stdin=subprocess.DEVNULL, start_new_session=True
-    )
+        return ""
+    return run.settings.on_finish

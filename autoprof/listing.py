@@ -11,13 +11,13 @@ from typing import Any
 import msgspec
 
 from autoprof import _finish
-from autoprof.rundir import META, PART, RAW_ENDINGS, TRACE, RunDir
+from autoprof.rundir import META, PART, RAW_ENDINGS, TRACE, RunDir, is_merged
 
 UNFINISHED = "unfinished"
 
 
 class NotFound(LookupError):
-    """There is no such run. The message says where it was looked for."""
+    """There is no such run, or nothing of what was asked for in it. The message says what there is."""
 
 
 class CaptureFile(msgspec.Struct, frozen=True):
@@ -30,8 +30,11 @@ class CaptureFile(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True):
+    """One step's folder. `merged` are files that hold what captures hold already."""
+
     number: int
     captures: list[CaptureFile]
+    merged: list[CaptureFile]
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -90,7 +93,7 @@ def find(parent: Path, name: str) -> Run:
 def read(path: Path) -> Run:
     """Read one run directory; what can't be read in it is left out."""
     directory = RunDir(path)
-    steps = [Step(number, _captures(folder)) for number, folder in directory.steps()]
+    steps = [_step(number, folder) for number, folder in directory.steps()]
     return Run(path.name, str(path), load_json(directory.run_json), steps)
 
 
@@ -101,6 +104,32 @@ def load_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def step(run: Run, number: int | None) -> Step:
+    """A captured step of a run; without a number the only one.
+
+    Raises:
+        NotFound: It is not there, or there are several.
+    """
+    there = ", ".join(str(each.number) for each in run.steps) or "none"
+    if number is None and len(run.steps) == 1:
+        return run.steps[0]
+    for each in run.steps:
+        if each.number == number:
+            return each
+    if number is None and run.steps:
+        raise NotFound(f"{run.id} has several steps; choose with --step: {there}")
+    raise NotFound(f"{run.id} has no {'captured step' if number is None else f'step {number}'}; there are {there}")
+
+
+def _step(number: int, folder: Path) -> Step:
+    found = _captures(folder)
+    return Step(
+        number,
+        [capture for capture in found if not is_merged(capture.name)],
+        [capture for capture in found if is_merged(capture.name)],
+    )
 
 
 def _captures(folder: Path) -> list[CaptureFile]:

@@ -17,12 +17,23 @@ META = ".meta.json"
 NPU_FOLDER = "_ascend_pt"
 # How what a tool writes ends, before .part.
 RAW_ENDINGS = (TRACE.removesuffix(".gz"), NPU_FOLDER)
+# What traces merged from others are called: autoprof's, and an engine's own.
+MERGED = "merged"
+ENGINES = "sglang-merged"
 HOST = re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname()) or "localhost"
 
 
 def tidy(name: str) -> str:
     """A name as it stands in file names: dots, slashes and what shells stumble over become `-`."""
     return re.sub(r"[^A-Za-z0-9_=+-]+", "-", name).strip("-") or "unnamed"
+
+
+def is_merged(name: str) -> bool:
+    """Whether files of this name, without endings, hold what other captures of the step hold already."""
+    words = name.split(".")
+    return name == MERGED or (
+        words[1:2] != [] and words[1].startswith("replica") and words[2:3] in ([MERGED], [ENGINES])
+    )
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -183,7 +183,7 @@ def test_errors_pass_and_ours_cost_the_recording_only(made: Any, mocker: Any) ->
     vllm_frontend.end(engine, "")
     assert [call.args[0] for call in report.mock_calls] == ["vllm/front-end"]
     assert len(engine.output_processor.seen) == 5
-    vllm_frontend.begin(SimpleNamespace(), made(), SUBJECT)  # no engine of a release that is known
+    vllm_frontend.begin(SimpleNamespace(), run, SUBJECT, run.settings)  # no engine of a release that is known
 
 
 def test_it_can_be_left_out(made: Any) -> None:

@@ -13,11 +13,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from autoprof.settings import MERGE
 from autoprof.tools.torch import DEVICES, profile_arguments
 from autoprof.window import parse_iterations
 
 # The name under which the meta file says that the recorded forward passes are not those of the setting.
 ITERATIONS = "rollout-iterations"
+# SGLang's own merge, in the server. Autoprof's is made after the recording, for every engine.
+ENGINES_MERGE = "sglang-merge-profiles"
 
 
 class Takes(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,8 +125,14 @@ def plan(contents: tuple[str, ...], iterations: str, takes: Takes) -> Plan:
     for word in ("flops", "module"):
         if word in contents:
             left_out[word] = "SGLang has no such setting"
-    if "merge-profiles" in contents:
-        left_out["merge-profiles"] = "SGLang's merged traces mix up the flows of their ranks"
+    if MERGE in contents:
+        used.append(MERGE)
+    if ENGINES_MERGE in contents:
+        if why := _no_merge(takes):
+            left_out[ENGINES_MERGE] = why
+        else:
+            arguments["merge_profiles"] = True
+            used.append(ENGINES_MERGE)
     arguments |= _passes("profile-by-stage" in contents, iterations, takes, left_out)
     if arguments.get("profile_by_stage"):
         used.append("profile-by-stage")
@@ -169,6 +178,13 @@ def _no_stages(first: int, stop: int | None, takes: Takes) -> str:
     if takes.disaggregated:
         return "prefill and decode are in servers of their own"
     return ""
+
+
+def _no_merge(takes: Takes) -> str:
+    """Why SGLang does not merge. It finds the traces by the beginning of their names: no prefix may be sent with it."""
+    if "merge_profiles" not in takes.arguments:
+        return "this SGLang merges nothing"
+    return "" if takes.one_node else "the replica is on several nodes"
 
 
 def _switched_off(variable: str) -> bool:

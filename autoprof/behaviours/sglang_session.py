@@ -116,6 +116,10 @@ class Session:
         """
         placed = 0
         for path in sorted(self._folder.iterdir()):
+            if path.name.startswith("merged-"):
+                place = self._placement(rundir.ENGINES, self._request.rank)
+                place.adopt(path, ".trace.json.gz", "truncated" if cut else "complete", cut)
+                continue
             found = _FILE.search(path.name)
             if found is None:
                 continue

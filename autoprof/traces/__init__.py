@@ -1,0 +1,1 @@
+"""Traces as streams: read in pieces, and merged, in little memory whatever their size."""

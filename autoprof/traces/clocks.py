@@ -1,0 +1,86 @@
+"""Puts traces on one clock.
+
+An event's time is `baseTimeNanoseconds` and its `ts`, in ns since the epoch. Kineto takes the base from the wall clock,
+the same for all processes until it moves on after three months. torch before 2.4 knows no base; its times are since
+the epoch as they are. Perfetto does not read the base, so traces of different bases are shifted when they are merged.
+
+A wall clock that is set while a step is recorded moves the traces of one host against each other. The meta files hold
+the wall clock and the monotonic clock, which nobody sets, of one moment: what lies between the two tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from autoprof.traces.reader import Reader, TraceError
+
+_BASE = "baseTimeNanoseconds"
+# The two clocks are read one after the other; less than this between two readings is no step of the wall clock.
+_STEP_NS = 1_000_000
+# From when on a time can be one since the epoch: September 2001.
+_EPOCH_US = 1e15
+
+
+class Timed(msgspec.Struct):
+    ph: str = ""
+    ts: float = 0.0
+
+
+def base_ns(path: Path) -> int:
+    """What the times of a trace count from, in ns since the epoch.
+
+    Kineto writes it before the events, for some time after torch 2.4 behind them (pytorch/kineto #1054).
+
+    Raises:
+        TraceError: The trace does not say, or can't be read.
+    """
+    with Reader(path) as reader:
+        if _BASE not in reader.fields:
+            first_us = None
+            for events in reader.chunks(msgspec.json.Decoder(list[Timed]).decode):
+                if first_us is None:
+                    first_us = next((event.ts for event in events if event.ph != "M"), None)
+            if _BASE not in reader.fields:
+                if first_us is None or first_us > _EPOCH_US:
+                    return 0
+                raise TraceError(f"{path}: it does not say what its times count from ({_BASE})")
+        return _number(path, reader.fields[_BASE])
+
+
+def _number(path: Path, raw: Raw) -> int:
+    try:
+        return int(msgspec.json.decode(raw))
+    except (msgspec.DecodeError, TypeError, ValueError):
+        raise TraceError(f"{path}: {_BASE} is no number: {bytes(raw)[:80]!r}") from None
+
+
+def corrections_ns(metas: Sequence[Mapping[str, Any]]) -> list[int]:
+    """What to add to the times of each capture so that those of one host agree, by the captures' meta files.
+
+    The last reading of a host is taken to be right: clocks are set to the better.
+    """
+    readings: dict[str, list[tuple[int, int]]] = {}
+    for meta in metas:
+        if reading := _reading(meta):
+            readings.setdefault(str(meta.get("host")), []).append(reading)
+    last = {host: max(of_host)[1] for host, of_host in readings.items()}
+    found = []
+    for meta in metas:
+        reading = _reading(meta)
+        behind = last[str(meta.get("host"))] - reading[1] if reading else 0
+        found.append(behind if abs(behind) > _STEP_NS else 0)
+    return found
+
+
+def _reading(meta: Mapping[str, Any]) -> tuple[int, int] | None:
+    """A capture's start on the monotonic clock, and what the wall clock was ahead of it."""
+    try:
+        start = meta["clock"]["start"]
+        return int(start["monotonic_ns"]), int(start["unix_ns"]) - int(start["monotonic_ns"])
+    except (KeyError, TypeError, ValueError):
+        return None

@@ -1,0 +1,202 @@
+"""Reads a Chrome trace in pieces of whole events, in memory that does not grow with the file.
+
+Where a piece may end can't be seen from a brace alone: names and arguments hold braces and quotes too. So a place that
+looks right is tried, and the decoder says whether it was: what stands before it is valid JSON only if all that was
+opened is closed there. Where no guess is right, the bytes are scanned from the last known place.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, TypeVar, cast
+
+import msgspec
+from msgspec import Raw
+
+CHUNK_BYTES = 4 << 20
+# No event and nothing around the events is larger: what is, is no trace.
+_LIMIT_BYTES = 64 << 20
+_GUESSES = 4
+_BETWEEN = b" \t\r\n,"
+_EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
+# A bracket or a whole string; a string that the buffer cuts has no group 1.
+_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:(")|\\?\Z)|[\[\]{}]', re.DOTALL)
+_object = msgspec.json.Decoder(dict[str, Raw])
+
+T = TypeVar("T")
+
+
+class TraceError(Exception):
+    """A trace can't be used. The message names the file and says why."""
+
+
+class Reader:
+    """One Chrome trace, plain or gzip.
+
+    Attributes:
+        fields: What stands beside the events: what comes before them at once, what comes after them at the end.
+    """
+
+    def __init__(self, path: Path, chunk_bytes: int = CHUNK_BYTES) -> None:
+        """Open a trace and read up to its first event.
+
+        Raises:
+            TraceError: It can't be read, or is no Chrome trace with a `traceEvents` list.
+        """
+        self.path = path
+        self.fields: dict[str, Raw] = {}
+        self._chunk_bytes = chunk_bytes
+        try:
+            self._file = _open(path)
+        except OSError as error:
+            raise TraceError(f"{path}: {error.strerror or error}") from None
+        try:
+            self._buffer = self._read_head()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def chunks(self, decode: Callable[[bytes], list[T]]) -> Iterator[list[T]]:
+        """The events, in lists of some thousands.
+
+        Args:
+            decode: Makes a list of a JSON array, as the method of a `msgspec.json.Decoder` does.
+
+        Raises:
+            TraceError: The file ends early, or an event is not what `decode` takes.
+        """
+        buffer = self._buffer
+        ended = False
+        while not ended:
+            more = self._read()
+            buffer += more
+            found = _guess_end(buffer, decode) if not more else _guess_cut(buffer, decode)
+            if found is None:
+                cut, ended = _scan(buffer)
+                if not cut and not ended:
+                    if not more:
+                        raise TraceError(f"{self.path}: it ends in the middle of its events")
+                    if len(buffer) > _LIMIT_BYTES:
+                        raise TraceError(f"{self.path}: an event has more than {_LIMIT_BYTES >> 20} MB")
+                    continue
+                found = self._decode(buffer[:cut], decode), cut
+            else:
+                ended = not more
+            events, cut = found
+            buffer = buffer[cut:]
+            if events:
+                yield events
+        self._read_tail(buffer)
+
+    def _read(self) -> bytes:
+        try:
+            return self._file.read(self._chunk_bytes)
+        except (OSError, EOFError, zlib.error) as error:
+            raise TraceError(f"{self.path}: it can't be read to its end: {error}") from None
+
+    def _read_head(self) -> bytes:
+        buffer = b""
+        while len(buffer) < _LIMIT_BYTES:
+            more = self._read()
+            buffer += more
+            for found in _EVENTS.finditer(buffer):
+                try:
+                    self.fields = _object.decode(buffer[: found.end()] + b"]}")
+                except (msgspec.DecodeError, UnicodeDecodeError):  # the words stand in something else
+                    continue
+                if "traceEvents" in self.fields:
+                    return buffer[found.end() :]
+            if not more:
+                break
+        raise TraceError(f"{self.path}: it is no Chrome trace: there is no list of traceEvents")
+
+    def _read_tail(self, buffer: bytes) -> None:
+        while len(buffer) < _LIMIT_BYTES and (more := self._read()):
+            buffer += more
+        try:
+            self.fields = _object.decode(b'{"traceEvents":[' + buffer) | self.fields
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise TraceError(f"{self.path}: what follows the events is not valid JSON ({error})") from None
+
+    def _decode(self, body: bytes, decode: Callable[[bytes], list[T]]) -> list[T]:
+        try:
+            return decode(_array(body))
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise TraceError(f"{self.path}: an event can't be read: {error}") from None
+
+
+def _open(path: Path) -> BinaryIO:
+    with path.open("rb") as file:
+        compressed = file.read(2) == b"\x1f\x8b"
+    return cast(BinaryIO, gzip.open(path)) if compressed else path.open("rb")
+
+
+def _array(body: bytes) -> bytes:
+    return b"[%b]" % body.strip(_BETWEEN)
+
+
+def _attempt(body: bytes, decode: Callable[[bytes], list[T]]) -> list[T] | None:
+    try:
+        return decode(_array(body))
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def _guess_cut(buffer: bytes, decode: Callable[[bytes], list[T]]) -> tuple[list[T], int] | None:
+    """The events up to the last one that another follows, and where they end."""
+    place, guesses = len(buffer), 0
+    while guesses < _GUESSES and (place := buffer.rfind(b"{", 0, place)) > 0:
+        cut = buffer.rfind(b"}", 0, place) + 1
+        if not cut:
+            break
+        if buffer[cut:place].strip() == b",":
+            guesses += 1
+            if (events := _attempt(buffer[:cut], decode)) is not None:
+                return events, cut
+    return None
+
+
+def _guess_end(buffer: bytes, decode: Callable[[bytes], list[T]]) -> tuple[list[T], int] | None:
+    """The last events of a trace, and where their list is closed."""
+    place = len(buffer)
+    for _ in range(_GUESSES):
+        place = buffer.rfind(b"]", 0, place)
+        if place < 0:
+            return None
+        if (events := _attempt(buffer[:place], decode)) is not None:
+            return events, place
+    return None
+
+
+def _scan(buffer: bytes) -> tuple[int, bool]:
+    """Where the last whole event ends, 0 where there is none, and whether the list of events ends there."""
+    depth = cut = 0
+    for token in _TOKEN.finditer(buffer):
+        first = buffer[token.start()]
+        if first in b"{[":
+            depth += 1
+        elif first in b"}]":
+            depth -= 1
+            if depth < 0:
+                return token.start(), True
+            if depth == 0:
+                cut = token.end()
+        elif token[1] is None:
+            break
+    return cut, False

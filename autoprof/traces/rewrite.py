@@ -1,0 +1,205 @@
+"""Rewrites the events of one trace so that they can stand beside those of others.
+
+Every event is kept as it is written, but for what traces have in common by accident: process ids (those of devices are
+small numbers, those of Kineto's own tracks are words), ids of flows and of asynchronous events, and the clock's base.
+What describes the processes is gathered and written anew.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
+
+from autoprof.traces.reader import Reader, TraceError
+
+Pid = int | float | str | None
+Field = Raw | UnsetType
+# Phases whose `id` holds in the whole file: flows, asynchronous events, and the older form of these.
+_SHARED_IDS = frozenset("stfbneSTpF")
+_PROCESS = frozenset((b'"process_name"', b'"process_labels"', b'"process_sort_index"'))
+
+
+class Event(msgspec.Struct, gc=False, omit_defaults=True):
+    """The fields of the trace event format, in the order in which Kineto writes them. Others no viewer knows."""
+
+    ph: str
+    cat: Field = UNSET
+    name: Field = UNSET
+    pid: Pid = ""
+    tid: Field = UNSET
+    ts: Field = UNSET
+    dur: Field = UNSET
+    args: Field = UNSET
+    id: Field = UNSET
+    bp: Field = UNSET
+    s: Field = UNSET
+    id2: Field = UNSET
+    scope: Field = UNSET
+    bind_id: Field = UNSET
+    flow_in: Field = UNSET
+    flow_out: Field = UNSET
+    tts: Field = UNSET
+    tdur: Field = UNSET
+    cname: Field = UNSET
+    sf: Field = UNSET
+    stack: Field = UNSET
+    esf: Field = UNSET
+    estack: Field = UNSET
+
+
+_decoder = msgspec.json.Decoder(list[Event])
+_encoder = msgspec.json.Encoder()
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """One trace that is merged.
+
+    Attributes:
+        path: The file.
+        label: How its processes are named.
+        detail: What else is said of its processes.
+        shift_ns: What is added to its times.
+    """
+
+    path: Path
+    label: str
+    detail: str = ""
+    shift_ns: int = 0
+
+
+class Tally(msgspec.Struct):
+    """What was written: events, and bytes of JSON."""
+
+    events: int = 0
+    bytes: int = 0
+
+
+def rewrite(source: Source, number: int, of: int, write: Callable[[bytes], object]) -> Tally:
+    """Write the events of a trace, divided by commas.
+
+    Args:
+        source: The trace.
+        number: Its number among the traces that are merged, from 0. The order in viewers goes by it.
+        of: How many traces are merged.
+        write: Takes the bytes, a piece at a time.
+
+    Raises:
+        TraceError: The trace can't be read.
+    """
+    tally = Tally()
+    processes = _Processes(source, number, of)
+    new = processes.new
+    shift_us = source.shift_ns / 1000
+
+    def put(events: list[Event]) -> None:
+        if events:
+            text = (b",\n" if tally.events else b"") + _encoder.encode(events)[1:-1]
+            tally.events += len(events)
+            tally.bytes += len(text)
+            write(text)
+
+    with Reader(source.path) as reader:
+        for events in reader.chunks(_decoder.decode):
+            described = False
+            try:
+                for event in events:
+                    if event.ph == "M" and _describes_process(event):
+                        processes.describe(event)
+                        described = True
+                        continue
+                    event.pid = new.get(event.pid) or processes.pid(event.pid)
+                    if event.id is not UNSET and event.ph in _SHARED_IDS:
+                        event.id = _own_id(event.id, number, of)
+                    if event.bind_id is not UNSET:
+                        event.bind_id = _own_id(event.bind_id, number, of)
+                    if event.id2 is not UNSET:
+                        event.id2 = _own_scopes(event.id2, number, of)
+                    if shift_us and event.ts is not UNSET:
+                        event.ts = Raw(b"%.3f" % (float(bytes(event.ts)) + shift_us))
+            except ValueError as error:
+                raise TraceError(f"{source.path}: an event can't be read: {error}") from None
+            put([event for event in events if not _describes_process(event)] if described else events)
+    put(processes.descriptions())
+    return tally
+
+
+class _Processes:
+    """The processes of one trace: their new ids, and what the trace says of them."""
+
+    def __init__(self, source: Source, number: int, of: int) -> None:
+        self._source = source
+        self._number = number
+        self._ids = itertools.count(1 + number, of)
+        self.new: dict[Pid, int] = {}
+        self._said: dict[Pid, dict[str, Any]] = {}
+
+    def pid(self, old: Pid) -> int:
+        """The id that stands for one of this trace, in no other trace."""
+        new = self.new.get(old)
+        if new is None:
+            new = self.new[old] = next(self._ids)
+        return new
+
+    def describe(self, event: Event) -> None:
+        """Keep what an event says of its process."""
+        self.pid(event.pid)
+        arguments = msgspec.json.decode(event.args) if event.args is not UNSET else {}
+        if isinstance(arguments, dict):
+            self._said.setdefault(event.pid, {}).update(arguments)
+
+    def descriptions(self) -> list[Event]:
+        """The processes in their old order, behind those of the traces before; Kineto's own tracks behind all."""
+
+        def order(old: Pid) -> tuple[bool, float]:
+            place = self._said.get(old, {}).get("sort_index", 0)
+            return isinstance(old, str), place if isinstance(place, (int, float)) else 0
+
+        found: list[Event] = []
+        for place, old in enumerate(sorted(self.new, key=order)):
+            said = self._said.get(old, {})
+            labels, name = str(said.get("labels", "")), str(said.get("name", ""))
+            if isinstance(old, str):
+                kind, behind = old or "window", 1_000_000
+            else:
+                kind, behind = "host" if labels in ("", "CPU") else labels, 0
+            details = [self._source.detail, name and f"{name} {old}"]
+            for what, arguments in (
+                (b'"process_name"', {"name": f"{self._source.label} ({kind})"}),
+                (b'"process_labels"', {"labels": ", ".join(filter(None, details))}),
+                (b'"process_sort_index"', {"sort_index": behind + self._number * 1000 + min(place, 999)}),
+            ):
+                args = Raw(_encoder.encode(arguments))
+                found.append(Event(ph="M", name=Raw(what), pid=self.new[old], tid=Raw(b"0"), args=args))
+        return found
+
+
+def _describes_process(event: Event) -> bool:
+    return event.ph == "M" and event.name is not UNSET and bytes(event.name) in _PROCESS
+
+
+def _own_id(old: Raw, number: int, of: int) -> Raw:
+    """An id that no other trace has. It stays a number where it is one: Perfetto drops flows whose id is a word."""
+    text = _text(old)
+    try:
+        value = int(text, 0)
+    except ValueError:
+        return Raw(_encoder.encode(f"{number}:{text}"))
+    return Raw(b"%d" % (value * of + number))
+
+
+def _own_scopes(old: Raw, number: int, of: int) -> Raw:
+    scopes = msgspec.json.decode(old, type=dict[str, Raw])
+    if "global" in scopes:
+        scopes["global"] = _own_id(scopes["global"], number, of)
+    return Raw(_encoder.encode(scopes))
+
+
+def _text(raw: Raw) -> str:
+    """A JSON string as text, any other value as it is written."""
+    value = msgspec.json.decode(raw)
+    return value if isinstance(value, str) else bytes(raw).decode()
