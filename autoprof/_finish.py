@@ -22,8 +22,9 @@ PART = ".part"
 LEVEL = 4
 # How a folder of torch_npu's ends (profiler/_profiler_path_creator.py).
 FOLDER = re.compile(r"_\d+_\d+_ascend_pt$")
-# What torch_npu's analysis makes in it (analysis/prof_common_func/_constant.py).
+# What torch_npu's analysis makes in it, the first thing and the one that Perfetto opens.
 ANALYSED = "ASCEND_PROFILER_OUTPUT"
+TIMELINE = "trace_view.json"
 _PIECE = 1 << 20
 _ANALYSE = "import sys; from torch_npu.profiler.profiler import analyse; analyse(sys.argv[1], max_process_number=1)"
 _ANALYSE_TIMEOUT_S = 3600.0
@@ -60,7 +61,7 @@ def size(path: str) -> int:
     """The bytes of a file, or of all files in a folder."""
     if not os.path.isdir(path):
         return os.path.getsize(path)
-    return sum(os.path.getsize(os.path.join(place, name)) for place, _, names in os.walk(path) for name in names)
+    return sum(os.lstat(os.path.join(place, name)).st_size for place, _, names in os.walk(path) for name in names)
 
 
 def remove(*paths: str) -> None:
@@ -118,7 +119,7 @@ def _analyse(folder: str, job: dict[str, Any]) -> bool:
     while waited < _ANALYSE_TIMEOUT_S:
         try:
             child.wait(_SIGN_OF_LIFE_S)
-            return os.path.isdir(os.path.join(folder, ANALYSED))
+            return os.path.exists(os.path.join(folder, ANALYSED, TIMELINE))
         except subprocess.TimeoutExpired:
             waited += _SIGN_OF_LIFE_S
             # What is not touched for long is taken for left behind.

@@ -1,4 +1,4 @@
-"""The command line: `autoprof run | ls | trigger | merge | doctor`. Exit status 0, 1 (not found or failed), 2 (misuse)."""
+"""The command line. Exit status 0, 1 (what was asked for was not found or failed), 2 (wrong use)."""
 
 from __future__ import annotations
 

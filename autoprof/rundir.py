@@ -91,8 +91,11 @@ class RunDir:
         return sorted(found)
 
     def parts(self) -> Iterator[Path]:
-        """Files that are still being written, or were when their process died."""
-        yield from self.path.rglob(f"*{PART}")
+        """Files and folders that are still being written, or were when their process died."""
+        # Not rglob, which raises where a folder gets its final name meanwhile.
+        for place, folders, files in os.walk(self.path):
+            yield from (Path(place, name) for name in (*folders, *files) if name.endswith(PART))
+            folders[:] = [name for name in folders if not name.endswith((PART, NPU_FOLDER))]
 
     def point_latest(self) -> None:
         """Make `latest`, beside the run, point to this run."""
