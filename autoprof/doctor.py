@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from autoprof import _boot, control, listing, recipe, tables
+from autoprof import _boot, control, listing, recipe, tables, variables
 from autoprof.hooklog import WAITING
 from autoprof.rundir import RunDir
 from autoprof.settings import Settings
@@ -63,6 +63,7 @@ def examine_environment(settings: Settings) -> Report:
     for name, version in sorted(found.get("versions", {}).items()):
         report.facts[name] = version or "not installed"
     _check_versions(report, found.get("versions", {}))
+    report.notes += variables.unread(os.environ, found.get("versions", {}).get("vllm", ""))
     _list_hooks(report, found)
     return report
 
@@ -124,9 +125,6 @@ def _check_variables(report: Report) -> None:
         )
     if os.environ.get("KINETO_USE_DAEMON"):
         report.notes.append("KINETO_USE_DAEMON is set: dynolog may start its own captures")
-    old = [name for name in os.environ if name.startswith("VLLM_TORCH_PROFILER_")]
-    if old:
-        report.notes.append(f"{', '.join(old)}: vLLM reads these no longer from 0.16 on; autoprof needs none of them")
 
 
 def _check_versions(report: Report, versions: dict[str, str]) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from helpers import ROOT, clean_environment
 
+from autoprof import variables
+
 Autoprof = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -208,6 +210,40 @@ def test_doctor_says_what_is_newer_than_its_recipe(
     process = folder / "hooks" / "h-1.json"
     process.write_text(process.read_text().replace('"0.9.1"', '"99.0"'))
     assert "verl 99.0 is newer than what its recipe was made for" in autoprof("doctor", folder.name).stdout
+
+
+def test_doctor_names_variables_that_this_vllm_does_not_read(autoprof: Autoprof) -> None:
+    names = {"VLLM_TORCH_PROFILER_DIR": "/x", "VLLM_PROFILER_MAX_ITERS": "3", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    report = json.loads(autoprof("doctor", "--json", AUTOPROF_DISABLE="verl,ray", **names).stdout)
+    notes = [note for note in report["notes"] if note.startswith("VLLM_")]
+    assert notes == [
+        "VLLM_TORCH_PROFILER_DIR is set, but vLLM 0.27.1 does not read it (<0.16 do); autoprof does not need it",
+        "VLLM_PROFILER_MAX_ITERS is set, but vLLM 0.27.1 does not read it (>=0.12,<0.16 do); autoprof does not need it",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("version", "unread"),
+    [
+        ("0.9.2", {"VLLM_TORCH_CUDA_PROFILE", "VLLM_TORCH_PROFILER_WITH_STACK", "VLLM_PROFILER_MAX_ITERS"}),
+        ("0.10.2", {"VLLM_TORCH_CUDA_PROFILE", "VLLM_PROFILER_MAX_ITERS"}),
+        ("0.11.2", {"VLLM_PROFILER_MAX_ITERS"}),
+        ("0.12.0", set()),
+        ("0.15.1+cpu", set()),
+        ("0.16.0", "all"),
+        ("0.33.0", "all"),
+        ("", set()),
+    ],
+)
+def test_what_each_vllm_reads(version: str, unread: set[str] | str) -> None:
+    kinds = {
+        "VLLM_TORCH_PROFILER_DIR",
+        "VLLM_TORCH_CUDA_PROFILE",
+        "VLLM_TORCH_PROFILER_WITH_STACK",
+        "VLLM_PROFILER_MAX_ITERS",
+    }
+    said = {line.partition(" ")[0] for line in variables.unread({*kinds, "VLLM_X"}, version)}
+    assert said == (kinds if unread == "all" else unread)
 
 
 def test_doctor_refuses_a_wrong_setting(autoprof: Autoprof) -> None:
