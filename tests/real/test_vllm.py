@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from helpers import wait_for
 from vllm_runs import SCRIPT, Driven, drive, make_model
 
 
@@ -86,10 +87,16 @@ def test_nothing_is_left_half_written(driven: Driven) -> None:
 def test_each_tensor_parallel_rank_has_a_file_and_ranks_picks_among_them(
     model: str, tmp_path: Path, ranks: str, recorded: list[int]
 ) -> None:
-    driven = drive(tmp_path, model, script=SCRIPT.with_name("tensor_parallel.py"), AUTOPROF_RANKS=ranks)
+    variables = {"AUTOPROF_RANKS": ranks, "AUTOPROF_CONTENTS": "cpu,merge-profiles"}
+    driven = drive(tmp_path, model, script=SCRIPT.with_name("tensor_parallel.py"), **variables)
     assert driven.said["start"] == driven.said["stop"] == {"problem": ""}
     assert driven.said["before"] == driven.said["after"]
-    metas = [json.loads(path.read_text()) for path in sorted(driven.step(1).glob("*.meta.json"))]
+    metas = [json.loads(path.read_text()) for path in driven.step(1).glob("rollout.replica1.rank*.meta.json")]
     assert sorted(meta["rank"] for meta in metas) == recorded
     assert {meta["state"] for meta in metas} == {"complete"}
-    assert len(list(driven.step(1).glob("rollout.replica1.*.gz"))) == len(recorded)
+    assert all(meta["left_out"] == [] for meta in metas)
+    traces = sorted(path.name for path in driven.step(1).glob("rollout.replica1.rank*.gz"))
+    assert len(traces) == len(recorded)
+    if len(recorded) > 1:  # made after the run, by a process of its own
+        merged = json.loads(wait_for(driven.step(1) / "rollout.replica1.merged.meta.json"))
+        assert (merged["state"], merged["merged"]) == ("complete", traces)
