@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -14,3 +15,12 @@ def clean_environment(**variables: str) -> dict[str, str]:
         name: value for name, value in os.environ.items() if not name.startswith("AUTOPROF") and name != "PYTHONPATH"
     }
     return kept | variables
+
+
+def wait_for(path: Path, timeout_s: float = 60) -> str:
+    """The text of a file that some other process gives its name when it is complete."""
+    deadline = time.monotonic() + timeout_s
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} never came"
+        time.sleep(0.05)
+    return path.read_text()

@@ -7,13 +7,12 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import ROOT, clean_environment
+from helpers import ROOT, clean_environment, wait_for
 from hypothesis import given
 from hypothesis import strategies as st
 from traces import BASE_NS, Event, dumped, kineto, load, process, save
@@ -341,14 +340,6 @@ ending._after(run)
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=clean_environment(), timeout=120, check=True)
     said = wait_for(tmp_path / "said")
     assert ("rollout.replica0.merged.meta.json" in said) == bool(contents != "()")
-
-
-def wait_for(path: Path) -> str:
-    deadline = time.monotonic() + 60
-    while not path.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return path.read_text()
 
 
 def test_the_last_window_is_enough_for_a_merge(run: Path, mocker: Any) -> None:

@@ -154,8 +154,16 @@ def test_stages_without_an_end_are_left_out(driven: Driven) -> None:
 def test_contents_that_this_build_lacks_are_left_out(driven: Driven) -> None:
     assert driven.said["unknown contents"] == FINE
     meta = driven.meta(10)
-    assert (driven.passes(10), meta["state"], meta["contents"]) == (3, "complete", ["cpu"])
-    assert meta["left_out"] == ["cuda", "npu", "memory", "flops", "module", "merge-profiles"]
+    assert (driven.passes(10), meta["state"], meta["contents"]) == (3, "complete", ["cpu", "merge-profiles"])
+    assert meta["left_out"] == ["cuda", "npu", "memory", "flops", "module"]
+
+
+def test_sglang_merges_where_it_is_asked_by_name(driven: Driven) -> None:
+    assert driven.said["merged"] == FINE
+    assert driven.meta(21)["contents"] == ["cpu", "sglang-merge-profiles"]
+    ranks = [driven.events(21, f"TP-{rank}") for rank in range(RANKS)]
+    assert len(driven.events(21, "sglang-merged")) == sum(map(len, ranks))
+    assert driven.meta(21, "sglang-merged")["state"] == "complete"
 
 
 @pytest.mark.parametrize(("name", "step"), [("never reached", 11), ("no work", 12), ("no work, stages", 13)])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from helpers import wait_for
 from vllm_runs import FAULTS, FAULTS_SCRIPT, SCRIPT, UNKNOWN, Driven, drive, make_model, survived
 
 
@@ -118,10 +120,16 @@ def test_the_front_end_is_recorded_beside_its_worker(driven: Driven) -> None:
 def test_each_tensor_parallel_rank_has_a_file_and_ranks_picks_among_them(
     model: str, tmp_path: Path, ranks: str, recorded: list[int]
 ) -> None:
-    driven = drive(tmp_path, model, script=SCRIPT.with_name("tensor_parallel.py"), AUTOPROF_RANKS=ranks)
+    variables = {"AUTOPROF_RANKS": ranks, "AUTOPROF_CONTENTS": "cpu,merge-profiles"}
+    driven = drive(tmp_path, model, script=SCRIPT.with_name("tensor_parallel.py"), **variables)
     assert driven.said["start"] == driven.said["stop"] == {"problem": ""}
     assert driven.said["before"] == driven.said["after"]
-    metas = driven.metas(1)
+    metas = [meta for meta in driven.metas(1) if meta["tool"] == "torch"]
     assert sorted(meta["rank"] for meta in metas if meta["part"] != "frontend") == recorded
     assert {meta["state"] for meta in metas} == {"complete"}
-    assert len(list(driven.step(1).glob("rollout.replica1.*rank*.gz"))) == len(recorded)
+    assert all(meta["left_out"] == [] for meta in metas)
+    traces = sorted(path.name for path in driven.step(1).glob("rollout.replica1.[fr]*.gz"))
+    assert len(traces) == len(recorded) + 1
+    # Made after the run, by a process of its own.
+    merged = json.loads(wait_for(driven.step(1) / "rollout.replica1.merged.meta.json"))
+    assert (merged["state"], sorted(merged["merged"])) == ("complete", traces)

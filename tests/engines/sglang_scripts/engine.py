@@ -106,6 +106,7 @@ def drive(engine):
     record("stages without an end", 9, rollout_iterations="all", contents=("cpu", "profile-by-stage"))
     unknown = ("cuda", "npu", "memory", "flops", "module", "merge-profiles")
     record("unknown contents", 10, rollout_iterations="0:3", contents=unknown)
+    record("merged", 21, rollout_iterations="0:3", contents=("cpu", "sglang-merge-profiles"))
 
     # Armed for a pass that never comes, and for one that comes after the stop.
     record("never reached", 11, rollout_iterations="50:60")
