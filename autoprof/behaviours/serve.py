@@ -1,0 +1,234 @@
+"""An engine without a trainer: a step is a generation batch, or a window that a request opens.
+
+A generation batch lasts from the first request that an idle engine gets to the moment when it has none left, which for
+a trainer that sends its prompts over HTTP is one rollout. Batches are counted from 1, and `AUTOPROF_STEPS` chooses.
+What is here knows no engine: the engine's own hooks say when a request comes and when none is left, and hand in the
+functions that start and stop its recording.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from autoprof import ending, log, runtime
+from autoprof.behaviours.vllm import ROLE, Request
+from autoprof.timeline import Span
+from autoprof.window import Steps
+
+# Each answers with `{"problem": text}`, empty if there is none.
+Start = Callable[[Any, Request], Awaitable[dict[str, Any]]]
+Stop = Callable[[Any], Awaitable[dict[str, Any]]]
+KEYS = frozenset({"global_step", "duration_s"})
+
+
+class Batches:
+    """The generation batches of one engine: counted, each a step of the timeline."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._span: Span | None = None
+        self._last_window = False
+
+    @property
+    def going_on(self) -> bool:
+        return self._span is not None
+
+    def begin(self, run: runtime.Runtime) -> bool:
+        """A batch begins; returns whether `AUTOPROF_STEPS` chooses it."""
+        self.count += 1
+        self._span = Span(run, "step", "step", step=self.count, role=ROLE, rank=None)
+        steps = Steps.parse(run.settings.steps)
+        chosen = steps.match(self.count, self.count)
+        self._last_window = chosen and not steps.any_after(self.count, self.count)
+        return chosen
+
+    def end(self) -> None:
+        """The batch has ended, and what was recorded of it is stopped."""
+        span, self._span = self._span, None
+        if span is not None:
+            span.end()
+        run = runtime.current()
+        if self._last_window and run is not None:
+            self._last_window = False
+            ending.window_passed(run)
+
+
+class Server:
+    """One engine behind a server, and what is recorded of it: a batch, or a window that was asked for."""
+
+    def __init__(self, engine: Any, start: Start, stop: Stop) -> None:
+        self._engine = engine
+        self._start = start
+        self._stop = stop
+        self._batches = Batches()
+        # The last request of the batch is done; what ends the batch is on its way.
+        self._over = False
+        self._captured = False
+        # What was asked for and is open. Each is an object of its own, so that a late timer closes no other.
+        self._window: object | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        # Requests that arrive while a recording starts or stops wait for it, or they would be outside of it.
+        self._lock = asyncio.Lock()
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def request(self, run: runtime.Runtime) -> None:
+        """A request reaches the engine. If that was idle a batch begins, and is recorded when this returns."""
+        if self._busy and not self._lock.locked():
+            return
+        async with self._lock:
+            if self._busy:
+                return
+            await self._end_batch()
+            if self._batches.begin(run) and self._window is None:
+                self._captured = not await self._started(self._batches.count)
+
+    def idle(self) -> None:
+        """The engine has no request left: the batch has ended. Called in the engine's event loop."""
+        if self._busy:
+            self._over = True
+            self._spawn(self._end_over())
+
+    async def open_window(self, step: int | None = None, duration_s: float | None = None) -> str:
+        """Record from now on, whether the engine is idle or not.
+
+        Args:
+            step: Names the folder; without it the batch that is going on, or the next.
+            duration_s: Seconds after which the window closes by itself; without it, when `close_window` is called.
+
+        Returns:
+            What speaks against it, or an empty text.
+        """
+        async with self._lock:
+            if self._over:
+                await self._end_batch()
+            if self._window is not None or self._captured:
+                return "a window is open already"
+            problem = await self._started(self._batches.count + (not self._busy) if step is None else step)
+            if problem:
+                return problem
+            window = self._window = object()
+            if duration_s is not None:
+                loop = asyncio.get_running_loop()
+                self._timer = loop.call_later(duration_s, lambda: self._spawn(self._close(window)))
+            return ""
+
+    async def close_window(self) -> str:
+        """Close the window that was asked for. Returns what went wrong, or an empty text."""
+        return await self._close(self._window)
+
+    async def give_way(self) -> None:
+        """Somebody else profiles the engine from now on; its hooks end what autoprof records."""
+        async with self._lock:
+            self._forget_window()
+            self._captured = False
+
+    @property
+    def _busy(self) -> bool:
+        return self._batches.going_on and not self._over
+
+    async def _end_over(self) -> None:
+        async with self._lock:
+            if self._over:
+                await self._end_batch()
+
+    async def _end_batch(self) -> None:
+        self._over = False
+        captured, self._captured = self._captured, False
+        if captured:
+            await _said(self._stop(self._engine))
+        self._batches.end()
+
+    async def _close(self, window: object | None) -> str:
+        async with self._lock:
+            if window is None or self._window is not window:
+                return "no window is open"
+            self._forget_window()
+            return await _said(self._stop(self._engine))
+
+    def _forget_window(self) -> None:
+        self._window = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    async def _started(self, step: int) -> str:
+        return await _said(self._start(self._engine, request(step)))
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.get_running_loop().create_task(_guarded(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def answer_start(server: Server, body: bytes) -> tuple[int, dict[str, str]]:
+    """The HTTP status and the content that answer `/start_profile`."""
+    try:
+        step, duration_s = window_of(body)
+    except ValueError as error:
+        return 400, {"problem": str(error)}
+    return _answer(await server.open_window(step, duration_s))
+
+
+async def answer_stop(server: Server) -> tuple[int, dict[str, str]]:
+    """The HTTP status and the content that answer `/stop_profile`."""
+    return _answer(await server.close_window())
+
+
+def window_of(body: bytes) -> tuple[int | None, float | None]:
+    """Read the body of `/start_profile`: the step's number and the seconds that the window is open. Both may lack.
+
+    Raises:
+        ValueError: It says which is wrong, what it got and what it takes.
+    """
+    asked = fields_of(body)
+    if asked is None:
+        raise ValueError(f"body: got {body[:100].decode(errors='replace')!r}; it takes an object in JSON, or nothing")
+    step, duration_s = asked.get("global_step"), asked.get("duration_s")
+    if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
+        raise ValueError(f"global_step: got {step!r}; it takes a whole number from 0")
+    if duration_s is not None and not _is_duration(duration_s):
+        raise ValueError(f"duration_s: got {duration_s!r}; it takes a number of seconds above 0")
+    return step, duration_s
+
+
+def fields_of(body: bytes) -> dict[str, Any] | None:
+    """The fields of a body, none without one. None if it is no object in JSON."""
+    try:
+        content = json.loads(body) if body.strip() else {}
+    except ValueError:
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def request(step: int) -> Request:
+    """What an engine without a trainer is asked for: there is one replica, which has all ranks."""
+    return Request(action="start", step=step, replica=0, rank=0)
+
+
+def _is_duration(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+
+
+def _answer(problem: str) -> tuple[int, dict[str, str]]:
+    return 409 if problem else 200, {"problem": problem}
+
+
+async def _said(answer: Awaitable[dict[str, Any]]) -> str:
+    try:
+        problem = str((await answer)["problem"])
+    except Exception as error:
+        problem = f"{type(error).__name__}: {error}"
+    if problem:
+        log.warning(f"the engine could not be recorded: {problem}")
+    return problem
+
+
+async def _guarded(work: Coroutine[Any, Any, Any]) -> None:
+    try:
+        await work
+    except Exception as error:
+        runtime.report("serve", error)

@@ -1,0 +1,214 @@
+"""SGLang's own server with autoprof in front and no trainer, in each release: windows by a count of generation batches,
+by request, and by time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import engines
+import processes
+import pytest
+import servers
+from helpers import clean_environment
+
+HERE = Path(__file__).parent
+# How each release is started: the second form is the one that newer ones recommend.
+FORMS = {"sglang-0.5.8": ["python", "-m", "sglang.launch_server"], "sglang-0.5.23": ["sglang", "serve"]}
+OPTIONS = (
+    "--device cpu --attention-backend torch_native --sampling-backend pytorch --grammar-backend none --dtype float32 "
+    "--max-total-tokens 1024 --max-running-requests 4 --mem-fraction-static 0.1 --host 127.0.0.1"
+)
+
+# Four at a time: several seconds.
+LONG = {
+    "input_ids": [5, 6, 7],
+    "sampling_params": {"max_new_tokens": 480, "temperature": 1, "ignore_eos": True, "n": 16},
+    "stream": True,
+}
+
+
+def generate(server: servers.Server, tokens: int = 6, samples: int = 1) -> Any:
+    """Token ids, of each sample if there are several."""
+    parameters = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True, "n": samples}
+    status, answer = server.post("/generate", {"input_ids": [5, 6, 7], "sampling_params": parameters})
+    assert status == 200, answer
+    return answer["output_ids"] if samples == 1 else [one["output_ids"] for one in answer]
+
+
+@pytest.fixture(scope="module", params=[name for name in engines.NAMES if name.startswith("sglang-")])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
+    python = engines.python_of(request.param)
+    folder = tmp_path_factory.mktemp("serve")
+    environment = clean_environment(
+        PYTHONPATH=str(HERE / "sglang_cpu"),
+        SGLANG_USE_CPU_ENGINE="1",
+        TORCHDYNAMO_DISABLE="1",
+        OMP_NUM_THREADS="1",
+        HF_HUB_OFFLINE="1",
+        SGLANG_CPU_OMP_THREADS_BIND="0",
+    )
+    model = folder / "model"
+    make = [python, str(HERE / "sglang_scripts" / "model.py"), str(model)]
+    made = processes.run(make, cwd=folder, env=environment, timeout_s=120)
+    assert made.status == 0, made.output[-4000:]
+    port = servers.free_port()
+    program, *form = FORMS[request.param]
+    command = [
+        str(Path(python).with_name(program)),
+        *form,
+        "--model-path",
+        str(model),
+        "--port",
+        str(port),
+        *OPTIONS.split(),
+    ]
+    yield from servers.running(
+        servers.Server(folder, port, "aten::embedding"),
+        command,
+        environment | {"AUTOPROF": "1", "AUTOPROF_STEPS": "2,4"},
+    )
+
+
+@pytest.fixture(scope="module")
+def batches(server: servers.Server) -> list[list[int]]:
+    """Five generation batches: single requests, but for the fourth of three at once."""
+    answers = [generate(server) for _ in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        answers += pool.map(lambda _: generate(server, 12), range(3))
+    return [*answers, generate(server)]
+
+
+def test_the_chosen_batches_are_captured(server: servers.Server, batches: list[list[int]]) -> None:
+    assert server.passes(2) in (6, 7)
+    assert server.passes(4) in range(12, 40)
+    assert [step for step in server.steps() if step < 100] == [2, 4]
+    assert {tuple(answer[:6]) for answer in batches} == {tuple(batches[0])}
+
+
+def test_every_batch_is_a_step_of_the_timeline(server: servers.Server, batches: list[list[int]]) -> None:
+    # SGLang's own generation, to warm up, is none of them.
+    assert [span["step"] for span in server.spans()][:5] == [1, 2, 3, 4, 5]
+
+
+def test_samples_of_one_prompt_are_one_batch(server: servers.Server, batches: list[list[int]]) -> None:
+    known = len(server.spans())
+    assert generate(server, samples=3) == [batches[0]] * 3
+    generate(server)
+    assert [span["step"] for span in server.spans()][known:][:1] == [known + 1]
+    assert len(server.spans()) in (known + 1, known + 2)
+
+
+def test_a_request_opens_a_window_and_may_name_the_step(server: servers.Server, batches: list[list[int]]) -> None:
+    assert server.post("/start_profile", {"global_step": 107}) == (200, {"problem": ""})
+    assert generate(server) == generate(server) == batches[0]
+    assert server.post("/stop_profile") == (200, {"problem": ""})
+    assert server.passes(107) in range(12, 16)
+
+
+def test_a_window_opens_in_the_midst_of_a_batch(server: servers.Server, batches: list[list[int]]) -> None:
+    known = set(server.steps())
+    began = time.time_ns()
+    with server.streaming("/generate", LONG) as answer:
+        assert server.post("/start_profile") == (200, {"problem": ""})
+        answer.read()
+    assert server.post("/stop_profile") == (200, {"problem": ""})
+    # It is named after the batch that it was opened in.
+    (new,) = set(server.steps()) - known
+    assert server.passes(new) in range(1, 101)
+    assert server.batch_since(began) == new
+
+
+def test_a_window_closes_after_its_time(server: servers.Server, batches: list[list[int]]) -> None:
+    assert server.post("/start_profile", {"global_step": 111, "duration_s": 3}) == (200, {"problem": ""})
+    assert generate(server) == batches[0]
+    assert server.passes(111) in (6, 7)
+    assert server.post("/stop_profile") == (409, {"problem": "no window is open"})
+    # What is stopped before its time is not closed again by it.
+    assert server.post("/start_profile", {"global_step": 112, "duration_s": 0.5})[0] == 200
+    assert server.post("/stop_profile")[0] in (200, 409)
+    assert server.post("/start_profile", {"global_step": 113, "duration_s": 600})[0] == 200
+    assert generate(server) == batches[0]
+    assert server.post("/stop_profile") == (200, {"problem": ""})
+    assert server.passes(113) in (6, 7)
+
+
+def test_requests_out_of_order_are_refused_and_the_server_goes_on(
+    server: servers.Server, batches: list[list[int]]
+) -> None:
+    assert server.post("/stop_profile") == (409, {"problem": "no window is open"})
+    assert server.post("/start_profile", {"global_step": 108})[0] == 200
+    assert server.post("/start_profile", {"global_step": 109}) == (409, {"problem": "a window is open already"})
+    assert generate(server) == batches[0]
+    assert server.post("/stop_profile")[0] == 200
+    assert server.post("/stop_profile")[0] == 409
+    status, answer = server.post("/start_profile", {"duration_s": -1})
+    assert (status, answer["problem"]) == (400, "duration_s: got -1; it takes a number of seconds above 0")
+    assert generate(server) == batches[0]
+    assert 109 not in server.steps()
+
+
+@pytest.mark.parametrize("method", ["POST", "GET"])
+def test_a_request_without_a_body_counts(server: servers.Server, batches: list[list[int]], method: str) -> None:
+    known = set(server.steps())
+    assert server.post("/start_profile", method=method) == (200, {"problem": ""})
+    generate(server)
+    assert server.post("/stop_profile", method=method) == (200, {"problem": ""})
+    (new,) = set(server.steps()) - known
+    assert 5 < new < 100
+
+
+def test_a_request_with_fields_of_sglangs_is_sglangs(server: servers.Server, batches: list[list[int]]) -> None:
+    theirs = server.folder / "theirs"
+    body = {"output_dir": str(theirs), "activities": ["CPU"], "with_stack": False}
+    # It ends what autoprof records, and is answered and stopped by SGLang.
+    assert server.post("/start_profile", {"global_step": 114})[0] == 200
+    generate(server)
+    status, answer = server.post("/start_profile", body)
+    assert (status, "Start profiling" in str(answer)) == (200, True)
+    assert server.meta(114)["reason"] == "somebody else started the engine's profiler"
+    generate(server)
+    assert server.post("/start_profile", {"global_step": 115})[0] == 409
+    status, answer = server.post("/stop_profile")
+    assert (status, "Stop profiling" in str(answer)) == (200, True)
+    assert len(list(theirs.glob("*.trace.json.gz"))) == 1
+    assert 115 not in server.steps()
+    # Afterwards windows are autoprof's again.
+    assert server.post("/start_profile", {"global_step": 116})[0] == 200
+    assert generate(server) == batches[0]
+    assert server.post("/stop_profile") == (200, {"problem": ""})
+    assert server.passes(116) in (6, 7)
+
+
+def test_what_is_no_json_is_answered_by_sglang(server: servers.Server, batches: list[list[int]]) -> None:
+    status, _ = server.post("/start_profile", b"{")
+    assert status in (400, 422)
+    assert server.post("/stop_profile")[0] >= 400
+    assert server.post("/stop_profile") == (409, {"problem": "no window is open"})
+
+
+def test_health_checks_are_no_batches(server: servers.Server, batches: list[list[int]]) -> None:
+    generate(server)
+    generate(server)
+    known = len(server.spans())
+    for _ in range(2):
+        assert server.post("/health_generate", method="GET")[0] == 200
+    assert len(server.spans()) - known in (0, 1)
+
+
+def test_the_log_has_no_error_of_ours(server: servers.Server, batches: list[list[int]]) -> None:
+    generate(server)
+    assert server.errors() == []
+    assert list(server.folder.rglob("*.part")) == []
+
+
+def test_a_batch_ends_when_its_last_client_goes_away(server: servers.Server, batches: list[list[int]]) -> None:
+    began = time.time_ns()
+    # The last test: SGLang may compute on for a while (0.5.8).
+    with server.streaming("/generate", LONG):
+        pass
+    server.batch_since(began)
+    assert generate(server) == batches[0]
