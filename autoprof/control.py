@@ -32,22 +32,37 @@ class Trigger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     overrides: dict[str, Any] = {}
 
 
-class Window:
-    """A trigger that the trainer has taken, in the run's own count of steps."""
+class Windows:
+    """The triggers that this process has taken and that have not passed yet."""
 
+    def __init__(self) -> None:
+        self._open: list[_Window] = []
+
+    def look(self, run: RunDir, executed: int) -> None:
+        """Take what was asked for since the last look. `executed` counts the steps before the one that is `+1`."""
+        self._open += [_Window(trigger, executed) for trigger in take(run)]
+
+    def match(self, step: int, ordinal: int) -> dict[str, Any] | None:
+        """The settings of its own that `step` is captured with, or None where nobody asked for it.
+
+        `step` is the `ordinal`-th of the run. Of several windows the one that was asked for last decides.
+        """
+        found = None
+        for window in self._open:
+            if window.steps.match(step, ordinal - window.executed):
+                found = window.overrides
+        self._open = [each for each in self._open if each.steps.any_after(step, ordinal - each.executed)]
+        return found
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+
+class _Window:
     def __init__(self, trigger: Trigger, executed: int) -> None:
-        """`executed` counts the steps that this run has begun, without the one that begins now."""
+        self.steps = Steps.parse(trigger.steps)
+        self.executed = executed
         self.overrides = trigger.overrides
-        self._steps = Steps.parse(trigger.steps)
-        self._executed = executed
-
-    def match(self, step: int, ordinal: int) -> bool:
-        """Whether `step`, the `ordinal`-th of the run, is in the window."""
-        return self._steps.match(step, ordinal - self._executed)
-
-    def any_after(self, step: int, ordinal: int) -> bool:
-        """Whether a step after this one could still be in it."""
-        return self._steps.any_after(step, ordinal - self._executed)
 
 
 def ask(run: RunDir, trigger: Trigger) -> Path:

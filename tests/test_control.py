@@ -16,7 +16,7 @@ from pytest_mock import MockerFixture
 from autoprof import cli, control, runtime
 from autoprof.behaviours import step
 from autoprof.behaviours.step import Wrap
-from autoprof.control import Trigger, Window
+from autoprof.control import Trigger, Windows
 from autoprof.rundir import HOST, RunDir, write_json
 from autoprof.settings import Settings, SettingsError
 from autoprof.wrapping import CALL, Call, Outcome, Wait
@@ -103,11 +103,14 @@ def test_a_request_that_is_none_is_refused_and_the_others_are_taken(
     assert "0.json is refused: " in caplog.text
 
 
-def test_the_ordinals_of_a_window_count_from_when_it_was_taken() -> None:
-    window = Window(Trigger(steps="+1,+3"), executed=6)
-    assert [number for number in range(100, 110) if window.match(number, number - 93)] == [100, 102]
-    assert window.any_after(101, 8)
-    assert not window.any_after(102, 9)
+def test_the_ordinals_of_a_window_count_from_when_it_was_taken(tmp_path: Path) -> None:
+    run, windows = RunDir(tmp_path), Windows()
+    control.ask(run, Trigger(steps="+1,+3"))
+    windows.look(run, executed=6)
+    assert [number for number in range(100, 102) if windows.match(number, number - 93) is not None] == [100]
+    assert windows
+    assert [number for number in range(102, 110) if windows.match(number, number - 93) is not None] == [102]
+    assert not windows
 
 
 def test_what_a_window_overrides_goes_before_a_roles_own() -> None:
@@ -147,7 +150,7 @@ def trainer(mocker: MockerFixture, tmp_path: Path) -> Trainer:
     mocker.patch.object(runtime, "current", return_value=run)
     mocker.patch.object(step, "Span")
     mocker.patch.object(step.ending, "window_passed")
-    mocker.patch.multiple(step, _current=None, _executed=0, _windows=[])
+    mocker.patch.multiple(step, _current=None, _executed=0, _asked=Windows())
     return Trainer(run)
 
 

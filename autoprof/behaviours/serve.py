@@ -11,10 +11,11 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from autoprof import ending, log, runtime
+from autoprof import control, ending, log, runtime
 from autoprof.behaviours.vllm import ROLE, Request
 from autoprof.timeline import Span
 from autoprof.window import Steps
@@ -23,6 +24,8 @@ from autoprof.window import Steps
 Start = Callable[[Any, Request], Awaitable[dict[str, Any]]]
 Stop = Callable[[Any], Awaitable[dict[str, Any]]]
 KEYS = frozenset({"global_step", "duration_s"})
+# How often a busy server looks whether somebody asked for a window: with the first request after so many seconds.
+_LOOK_S = 1.0
 
 
 class Batches:
@@ -32,19 +35,36 @@ class Batches:
         self.count = 0
         self._span: Span | None = None
         self._last_window = False
+        self._asked = control.Windows()
+        self._looked = 0.0
 
     @property
     def going_on(self) -> bool:
         return self._span is not None
 
-    def begin(self, run: runtime.Runtime) -> bool:
-        """A batch begins; returns whether `AUTOPROF_STEPS` chooses it."""
+    @property
+    def overdue(self) -> bool:
+        """Whether nobody has looked for some time at what `autoprof trigger` asked for."""
+        return time.monotonic() - self._looked > _LOOK_S
+
+    def look(self, run: runtime.Runtime) -> None:
+        """Take what `autoprof trigger` asked for: `+1` is the batch that is going on, or else the next."""
+        self._looked = time.monotonic()
+        self._asked.look(run.rundir, self.count - self.going_on)
+
+    def asked(self) -> Request | None:
+        """What is asked of the engine if somebody asked for this batch."""
+        overrides = self._asked.match(self.count, self.count)
+        return None if overrides is None else request(self.count, overrides)
+
+    def begin(self, run: runtime.Runtime) -> Request | None:
+        """A batch begins; returns what is asked of the engine if it is chosen, by `AUTOPROF_STEPS` or by a trigger."""
         self.count += 1
         self._span = Span(run, "step", "step", step=self.count, role=ROLE, rank=None)
         steps = Steps.parse(run.settings.steps)
         chosen = steps.match(self.count, self.count)
         self._last_window = chosen and not steps.any_after(self.count, self.count)
-        return chosen
+        return self.asked() or (request(self.count) if chosen else None)
 
     def end(self) -> None:
         """The batch has ended, and what was recorded of it is stopped."""
@@ -77,14 +97,21 @@ class Server:
 
     async def request(self, run: runtime.Runtime) -> None:
         """A request reaches the engine. If that was idle a batch begins, and is recorded when this returns."""
-        if self._busy and not self._lock.locked():
+        look = not self._busy or self._batches.overdue
+        if not look and not self._lock.locked():
             return
         async with self._lock:
-            if self._busy:
+            if not self._busy:
+                await self._end_batch()
+                await asyncio.to_thread(self._batches.look, run)
+                chosen = self._batches.begin(run)
+            elif look:
+                await asyncio.to_thread(self._batches.look, run)
+                chosen = self._batches.asked()
+            else:
                 return
-            await self._end_batch()
-            if self._batches.begin(run) and self._window is None:
-                self._captured = not await self._started(self._batches.count)
+            if chosen is not None and self._window is None and not self._captured:
+                self._captured = not await self._started(chosen)
 
     def idle(self) -> None:
         """The engine has no request left: the batch has ended. Called in the engine's event loop."""
@@ -107,7 +134,7 @@ class Server:
                 await self._end_batch()
             if self._window is not None or self._captured:
                 return "a window is open already"
-            problem = await self._started(self._batches.count + (not self._busy) if step is None else step)
+            problem = await self._started(request(self._batches.count + (not self._busy) if step is None else step))
             if problem:
                 return problem
             window = self._window = object()
@@ -155,8 +182,8 @@ class Server:
             self._timer.cancel()
             self._timer = None
 
-    async def _started(self, step: int) -> str:
-        return await _said(self._start(self._engine, request(step)))
+    async def _started(self, asked: Request) -> str:
+        return await _said(self._start(self._engine, asked))
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.get_running_loop().create_task(_guarded(work))
@@ -204,9 +231,9 @@ def fields_of(body: bytes) -> dict[str, Any] | None:
     return content if isinstance(content, dict) else None
 
 
-def request(step: int) -> Request:
+def request(step: int, overrides: dict[str, Any] | None = None) -> Request:
     """What an engine without a trainer is asked for: there is one replica, which has all ranks."""
-    return Request(action="start", step=step, replica=0, rank=0)
+    return Request(action="start", step=step, replica=0, rank=0, overrides=overrides or {})
 
 
 def _is_duration(value: Any) -> bool:

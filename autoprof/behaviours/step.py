@@ -27,18 +27,15 @@ class _Step:
 
     def announce(self, run: runtime.Runtime) -> None:
         """Decide whether this step is captured, and tell the other processes."""
-        _windows.extend(control.Window(trigger, self.ordinal - 1) for trigger in control.take(run.rundir))
-        self.captured = Steps.parse(run.settings.steps).match(self.number, self.ordinal)
-        for window in _windows:
-            if window.match(self.number, self.ordinal):
-                self.captured, self.overrides = True, window.overrides
-        _windows[:] = [window for window in _windows if window.any_after(self.number, self.ordinal)]
+        _asked.look(run.rundir, self.ordinal - 1)
+        asked = _asked.match(self.number, self.ordinal)
+        self.captured = asked is not None or Steps.parse(run.settings.steps).match(self.number, self.ordinal)
+        self.overrides = asked or {}
         board.post(run.info.id, board.Posting(step=self.number, captured=self.captured, overrides=self.overrides))
 
 
 _current: _Step | None = None
-# What `autoprof trigger` asked for and has not passed yet.
-_windows: list[control.Window] = []
+_asked = control.Windows()
 _executed = 0
 
 
@@ -126,5 +123,5 @@ def finish(error: BaseException | None = None) -> Generator[Wait, Any, None]:
         rollout.close_window()
     step.span.end(error)
     yield InThread(board.post, run.info.id, None)
-    if not _windows and not Steps.parse(run.settings.steps).any_after(step.number, step.ordinal):
+    if not _asked and not Steps.parse(run.settings.steps).any_after(step.number, step.ordinal):
         ending.window_passed(run)

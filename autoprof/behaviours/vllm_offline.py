@@ -1,8 +1,8 @@
 """vLLM's synchronous `LLM` in a script of the user's: a step is a generation batch, as of a server (`serve.py`).
 
-A batch lasts from the first request that an idle engine gets to the engine's step after which it has none left. That is
-one call of `generate`, `chat`, or whatever else generates; a beam search, which makes such a call for each token, is one
-batch too. The engine below `LLM` is driven as an `AsyncLLM` is.
+A batch lasts from the first request that an idle engine gets to the engine's step after which it has none left. That
+is one call of `generate`, `chat`, or whatever else generates; a beam search, which makes such a call for each token, is
+one batch too. The engine below `LLM` is driven as an `AsyncLLM` is.
 """
 
 from __future__ import annotations
@@ -120,8 +120,9 @@ class _Offline:
         if run is None or _trainers(run):
             return
         self._end()
-        if self._batches.begin(run):
-            answer = _now(vllm.start(self.driven, serve.request(self._batches.count)))
+        self._batches.look(run)
+        if (asked := self._batches.begin(run)) is not None:
+            answer = _now(vllm.start(self.driven, asked))
             self._captured = not _said(answer)
 
     def look(self) -> None:

@@ -115,6 +115,35 @@ def test_a_window_opens_in_the_midst_of_a_batch(server: servers.Server, batches:
     assert server.batch_since(began) == new
 
 
+def trigger(server: servers.Server, *options: str) -> None:
+    command = [sys.executable, "-m", "autoprof", "trigger", *options]
+    subprocess.run(command, cwd=server.folder, env=clean_environment(), check=True, capture_output=True, timeout=60)
+
+
+def test_a_trigger_opens_the_next_batch(server: servers.Server, batches: list[str]) -> None:
+    known = set(server.steps())
+    trigger(server, "--rollout-iterations", "1:3", "--contents", "cpu,shapes")
+    assert generate(server) == generate(server)
+    (new,) = set(server.steps()) - known
+    assert server.passes(new) == 2
+    assert server.meta(new)["contents"] == ["cpu", "shapes"]
+
+
+def test_a_trigger_reaches_a_server_that_is_never_idle(server: servers.Server, batches: list[str]) -> None:
+    known = set(server.steps())
+    deadline = time.monotonic() + 60
+    with server.streaming("/v1/completions", LONG) as answer:
+        trigger(server, "--rollout-iterations", "0:2")
+        with ThreadPoolExecutor(1) as pool:
+            reading = pool.submit(answer.read)
+            # Looked for with the first request that comes a second after the last look.
+            while set(server.steps()) == known and time.monotonic() < deadline:
+                generate(server, 2)
+            reading.result()
+    (new,) = set(server.steps()) - known
+    assert server.passes(new) == 2
+
+
 def test_a_batch_ends_when_its_last_client_goes_away(server: servers.Server, batches: list[str]) -> None:
     began = time.time_ns()
     with server.streaming("/v1/completions", LONG):
