@@ -251,7 +251,6 @@ capture.end(recording)
 """
     here = {"PYTHONPATH": str(npu_stand_in.STAND_INS), "TORCH_NPU_STAND_IN": RELEASES[-1]}
     on = {"AUTOPROF": "1", "AUTOPROF_RUN_ID": "run"}
-    # What imports torch_npu on a machine with NPUs is torch itself.
     result = python(f"import torch_npu\n{code}", **here, **on)
     assert result.stdout.count("called") == 1
     (verls,) = (tmp_path / "verls" / "actor_update").iterdir()
