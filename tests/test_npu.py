@@ -251,7 +251,7 @@ capture.end(recording)
 """
     here = {"PYTHONPATH": str(npu_stand_in.STAND_INS), "TORCH_NPU_STAND_IN": RELEASES[-1]}
     on = {"AUTOPROF": "1", "AUTOPROF_RUN_ID": "run"}
-    result = python(f"import torch_npu\n{code}", **here, **on)
+    result = python(code, **here, **on)
     assert result.stdout.count("called") == 1
     (verls,) = (tmp_path / "verls" / "actor_update").iterdir()
     assert recorded(verls)[1]["mstx_domain_exclude"] == ["communication"]

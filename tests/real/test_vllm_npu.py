@@ -9,8 +9,6 @@ import pytest
 from npu_stand_in import RELEASES, STAND_INS
 from vllm_runs import Driven, drive, make_model
 
-pytestmark = pytest.mark.real
-
 
 @pytest.fixture(scope="module")
 def driven(tmp_path_factory: pytest.TempPathFactory) -> Driven:
