@@ -56,7 +56,7 @@ class TorchTool:
         self._profile = None
 
     def busy(self) -> str:
-        return "another profiler is recording in this process" if foreign() else ""
+        return foreign()
 
 
 def profile_arguments(contents: tuple[str, ...]) -> tuple[dict[str, Any], list[str]]:
@@ -80,9 +80,9 @@ def mark_own(profile: Any, own: bool = True) -> None:
     setattr(profile, _OWN, own)
 
 
-def foreign() -> bool:
-    """Whether a profiler of somebody else's is recording in this process."""
-    return len(_foreign) > 0
+def foreign() -> str:
+    """Which profiler of somebody else's is recording in this process, or an empty text."""
+    return next((f"{_called(profile)} is recording in this process" for profile in _foreign), "")
 
 
 def watch(interrupt: Callable[[str], None]) -> None:
@@ -106,12 +106,15 @@ def _start(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
     if not getattr(instance, _OWN, False):
         try:
             if _interrupt is not None:
-                library = type(instance).__module__.partition(".")[0]
-                _interrupt(f"another {library}.profiler was started in this process")
+                _interrupt(f"{_called(instance)} was started in this process")
             _foreign.add(instance)
         except Exception as error:
             log.warning_once(f"torch.profiler: {type(error).__name__}: {error}")
     return wrapped(*args, **kwargs)
+
+
+def _called(profile: Any) -> str:
+    return f"another {type(profile).__module__.partition('.')[0]}.profiler"
 
 
 def _stop(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
