@@ -6,6 +6,7 @@ Run as a script with one JSON job on stdin, isolated and without site, so that i
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
@@ -40,11 +41,15 @@ def finish(job: dict[str, Any]) -> None:
         meta |= _name_folder(job) if os.path.isdir(job["raw"]) else _compress(job)
     except OSError as error:
         meta |= {"state": "failed", "reason": f"the trace could not be written: {error}"}
-        remove(job["trace"] + PART)
-    with open(job["meta_path"] + PART, "w", encoding="utf-8") as file:
-        json.dump(meta, file, indent=1, default=str)
-        file.write("\n")
-    os.replace(job["meta_path"] + PART, job["meta_path"])
+        # On a full disk this makes room for the meta file.
+        remove(job["trace"] + PART, job["raw"])
+    try:
+        with open(job["meta_path"] + PART, "w", encoding="utf-8") as file:
+            json.dump(meta, file, indent=1, default=str)
+            file.write("\n")
+        os.replace(job["meta_path"] + PART, job["meta_path"])
+    except OSError:  # nobody is there to be told
+        remove(job["meta_path"] + PART)
     # Last: whoever waits for the capture waits while there is a .part of it.
     remove(job["raw"])
 
@@ -57,11 +62,16 @@ def size(path: str) -> int:
 
 
 def remove(*paths: str) -> None:
-    """Remove files and folders that may be there."""
+    """Remove files and folders that may be there, and give back the room of files that are open still.
+
+    Kineto keeps the file of an export that failed open (torch 2.13).
+    """
     for path in paths:
         if os.path.isdir(path):
             shutil.rmtree(path, ignore_errors=True)
-        elif os.path.exists(path):
+        elif os.path.lexists(path):
+            with contextlib.suppress(OSError):
+                os.truncate(path, 0)
             os.unlink(path)
 
 
