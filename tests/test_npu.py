@@ -13,6 +13,7 @@ from typing import Any
 import npu_stand_in
 import pytest
 import stored
+import torch
 from npu_stand_in import RELEASES
 
 from autoprof import _finish, capture, ending, listing, rundir, tools
@@ -20,7 +21,7 @@ from autoprof.capture import Subject
 from autoprof.runtime import RunInfo, Runtime
 from autoprof.settings import Settings
 from autoprof.tools.npu import NpuTool
-from autoprof.tools.torch import TorchTool
+from autoprof.tools.torch import TorchTool, profile_arguments
 
 SUBJECT = Subject(step=2, role="actor", stage="update_actor", rank=3)
 _HERE = "torch_npu.profiler.profiler"
@@ -295,6 +296,14 @@ def test_a_process_that_uses_no_npu_takes_torchs(
     assert isinstance(tools.choose(("npu",)), TorchTool)
     tools.choose(("npu",))
     assert caplog.text.count("AUTOPROF_TOOL=npu: this process uses no NPU; torch.profiler records instead") == 1
+
+
+def test_torchs_profiler_leaves_the_npu_alone(torch_npu: Any, mocker: Any) -> None:
+    kinds = torch.profiler.ProfilerActivity
+    mocker.patch("torch.profiler.supported_activities", return_value={kinds.CPU, kinds.PrivateUse1})
+    assert profile_arguments(())[1] == profile_arguments(("cpu", "npu"))[1] == ["cpu"]
+    npu_stand_in.remove()
+    assert profile_arguments(())[1] == ["cpu", "npu"]
 
 
 def test_without_torch_npu_nothing_of_it_is_imported(make: Any) -> None:

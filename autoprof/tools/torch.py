@@ -6,6 +6,7 @@ torch has one profiler a process: a second one starts without an error and empti
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -67,6 +68,9 @@ def profile_arguments(contents: tuple[str, ...]) -> tuple[dict[str, Any], list[s
     import torch.profiler
 
     activities = {activity.name.lower(): activity for activity in torch.profiler.supported_activities()}
+    if "torch_npu" in sys.modules:
+        # It has a profiler of its own; this one is for processes that use no NPU, and must not make them take one.
+        activities.pop(DEVICES["npu"], None)
     devices = [name for name in DEVICES if DEVICES[name] in activities]
     if any(word in DEVICES for word in contents):
         devices = [name for name in devices if name in contents] or ["cpu"]
