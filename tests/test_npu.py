@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import npu_stand_in
 import pytest
 import stored
+import torch
 from npu_stand_in import RELEASES
 
 from autoprof import _finish, capture, ending, listing, rundir, tools
@@ -19,7 +21,7 @@ from autoprof.capture import Subject
 from autoprof.runtime import RunInfo, Runtime
 from autoprof.settings import Settings
 from autoprof.tools.npu import NpuTool
-from autoprof.tools.torch import TorchTool
+from autoprof.tools.torch import TorchTool, profile_arguments
 
 SUBJECT = Subject(step=2, role="actor", stage="update_actor", rank=3)
 _HERE = "torch_npu.profiler.profiler"
@@ -213,7 +215,6 @@ def test_an_analysis_that_hangs_is_ended(
 
 
 def test_autoprof_yields_to_another_profiler_of_torch_npus(make: Any, torch_npu: Any, tmp_path: Path) -> None:
-    # verl's own NPU profiler is one (verl 0.9.1, utils/profiler/mstx_profile.py).
     capture.watch_others()
     profiler = torch_npu.profiler
 
@@ -232,6 +233,35 @@ def test_autoprof_yields_to_another_profiler_of_torch_npus(make: Any, torch_npu:
     meta = meta_file(run)
     assert (meta["state"], meta["reason"]) == ("truncated", "another torch_npu.profiler was started in this process")
     assert len(list((tmp_path / "users").iterdir())) == 2
+
+
+def test_autoprof_yields_to_verls_own_npu_profiler(python: Any, tmp_path: Path) -> None:
+    code = """
+from verl.utils.profiler import ProfilerConfig
+from verl.utils.profiler.config import NPUToolConfig
+from verl.utils.profiler.mstx_profile import NPUProfiler
+from autoprof import capture, runtime
+run = runtime.start()
+capture.watch_others()
+tool = NPUToolConfig(contents=["npu"], level="level1", analysis=False, discrete=True)
+theirs = NPUProfiler(rank=0, config=ProfilerConfig(save_path="verls"), tool_config=tool)
+recording = capture.begin(run, capture.Subject(step=2, role="actor", stage="update_actor", rank=3))
+assert recording.tool.name == "npu"
+theirs.annotate(role="actor_update")(lambda: print("called"))()
+capture.end(recording)
+"""
+    here = {"PYTHONPATH": str(npu_stand_in.STAND_INS), "TORCH_NPU_STAND_IN": RELEASES[-1]}
+    on = {"AUTOPROF": "1", "AUTOPROF_RUN_ID": "run"}
+    result = python(code, **here, **on)
+    assert result.stdout.count("called") == 1
+    (verls,) = (tmp_path / "verls" / "actor_update").iterdir()
+    assert recorded(verls)[1]["mstx_domain_exclude"] == ["communication"]
+    folder = tmp_path / "autoprof_runs" / "run" / "global_step_000002"
+    deadline = time.monotonic() + 60
+    while (list(folder.glob("*.part")) or not list(folder.glob("*.meta.json"))) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    (meta,) = folder.glob("*.meta.json")
+    assert json.loads(meta.read_text())["reason"] == "another torch_npu.profiler was started in this process"
 
 
 @pytest.mark.usefixtures("torch_npu")
@@ -268,6 +298,14 @@ def test_a_process_that_uses_no_npu_takes_torchs(
     assert caplog.text.count("AUTOPROF_TOOL=npu: this process uses no NPU; torch.profiler records instead") == 1
 
 
+def test_torchs_profiler_leaves_the_npu_alone(torch_npu: Any, mocker: Any) -> None:
+    kinds = torch.profiler.ProfilerActivity
+    mocker.patch("torch.profiler.supported_activities", return_value={kinds.CPU, kinds.PrivateUse1})
+    assert profile_arguments(())[1] == profile_arguments(("cpu", "npu"))[1] == ["cpu"]
+    npu_stand_in.remove()
+    assert profile_arguments(())[1] == ["cpu", "npu"]
+
+
 def test_without_torch_npu_nothing_of_it_is_imported(make: Any) -> None:
     assert isinstance(tools.choose(()), TorchTool)
     assert tools.outlook(()) == "torch (no AUTOPROF_TOOL; torch_npu is not installed)"
@@ -301,7 +339,7 @@ def test_the_stand_in_takes_what_the_release_takes(make: Any, monkeypatch: pytes
         assert [word for word in known if word not in ("self", "*")] == list(inspect.signature(there).parameters)
     with pytest.raises(TypeError):
         profiler._ExperimentalConfig(nothing_takes_this=1)
-    for method in ("start", "stop"):
+    for method in ("start", "step", "stop"):
         assert contract.has(_HERE, f"profile.{method}")
     creator = ("torch_npu.profiler._profiler_path_creator", "ProfPathCreator")
     assert all(contract.sets(*creator, name) for name in ("_dir_path", "_worker_name"))

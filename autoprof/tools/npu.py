@@ -64,9 +64,9 @@ class NpuTool:
             raise OSError("torch_npu did not finish it; what it printed says why")
 
     def busy(self) -> str:
-        if foreign():
-            return "another profiler is recording in this process"
-        return "".join(f"{name} is set, with which torch_npu profiles by itself" for name in by_itself()[:1])
+        return foreign() or "".join(
+            f"{name} is set, with which torch_npu profiles by itself" for name in by_itself()[:1]
+        )
 
 
 def unavailable() -> str:

@@ -7,6 +7,7 @@ torch has one profiler a process: a second one starts without an error and empti
 from __future__ import annotations
 
 import os
+import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -67,7 +68,7 @@ class TorchTool:
             raise OSError("torch could not write all of it; is the disk full?")
 
     def busy(self) -> str:
-        return "another profiler is recording in this process" if foreign() else ""
+        return foreign()
 
 
 def _whole(path: str) -> bool:
@@ -88,6 +89,9 @@ def profile_arguments(contents: tuple[str, ...]) -> tuple[dict[str, Any], list[s
     import torch.profiler
 
     activities = {activity.name.lower(): activity for activity in torch.profiler.supported_activities()}
+    if "torch_npu" in sys.modules:
+        # It has a profiler of its own; this one is for processes that use no NPU, and must not make them take one.
+        activities.pop(DEVICES["npu"], None)
     devices = [name for name in DEVICES if DEVICES[name] in activities]
     if any(word in DEVICES for word in contents):
         devices = [name for name in devices if name in contents] or ["cpu"]
@@ -101,9 +105,9 @@ def mark_own(profile: Any, own: bool = True) -> None:
     setattr(profile, _OWN, own)
 
 
-def foreign() -> bool:
-    """Whether a profiler of somebody else's is recording in this process."""
-    return len(_foreign) > 0
+def foreign() -> str:
+    """Which profiler of somebody else's is recording in this process, or an empty text."""
+    return next((f"{_called(profile)} is recording in this process" for profile in _foreign), "")
 
 
 def watch(interrupt: Callable[[str], None]) -> None:
@@ -127,12 +131,15 @@ def _start(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
     if not getattr(instance, _OWN, False):
         try:
             if _interrupt is not None:
-                library = type(instance).__module__.partition(".")[0]
-                _interrupt(f"another {library}.profiler was started in this process")
+                _interrupt(f"{_called(instance)} was started in this process")
             _foreign.add(instance)
         except Exception as error:
             log.warning_once(f"torch.profiler: {type(error).__name__}: {error}")
     return wrapped(*args, **kwargs)
+
+
+def _called(profile: Any) -> str:
+    return f"another {type(profile).__module__.partition('.')[0]}.profiler"
 
 
 def _stop(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:

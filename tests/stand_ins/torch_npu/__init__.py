@@ -12,3 +12,7 @@ from .released import VERSION
 
 __all__ = ["npu", "profiler"]
 __version__ = VERSION
+
+
+def autoload() -> None:
+    """torch calls it when it is imported, by an entry point, as it does torch_npu's from 2.5 on."""

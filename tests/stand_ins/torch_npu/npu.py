@@ -1,6 +1,10 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
+
+# Ranges that frameworks mark.
+mstx = SimpleNamespace(range_start=lambda message: 1, range_end=lambda range_id: None)
 
 
 def is_initialized() -> bool:

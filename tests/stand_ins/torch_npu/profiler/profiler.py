@@ -44,6 +44,10 @@ class profile:
         self.arguments["on_trace_ready"](self)
 
     @swallows
+    def step(self) -> None:
+        """Without a schedule it does nothing."""
+
+    @swallows
     def __enter__(self) -> profile:
         self.start()
         return self
