@@ -16,6 +16,8 @@ META = ".meta.json"
 # What traces merged from others are called: autoprof's, and an engine's own.
 MERGED = "merged"
 ENGINES = "sglang-merged"
+# How folders begin in which a merge is going on.
+MERGING = ".merge-"
 HOST = re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname()) or "localhost"
 
 
@@ -83,8 +85,8 @@ class RunDir:
         return sorted(found)
 
     def parts(self) -> Iterator[Path]:
-        """Files that are still being written, or were when their process died."""
-        yield from self.path.rglob(f"*{PART}")
+        """Files that are still being recorded, or were when their process died. Merges that go on are not among them."""
+        yield from (path for path in self.path.rglob(f"*{PART}") if not path.name.startswith(MERGING))
 
     def point_latest(self) -> None:
         """Make `latest`, beside the run, point to this run."""

@@ -354,6 +354,14 @@ def test_the_last_window_is_enough_for_a_merge(run: Path, mocker: Any) -> None:
         assert done.call_count == times
 
 
+def test_a_merge_that_is_going_on_holds_no_run_up(run: Path) -> None:
+    folder = RunDir(run).step(2)
+    (folder / ".merge-x.part").mkdir()
+    (folder / "actor.x.rank0.h.pid1.pt.trace.json.part").touch()
+    assert [path.name for path in RunDir(run).parts()] == ["actor.x.rank0.h.pid1.pt.trace.json.part"]
+    assert {capture.name for capture in listing.read(run).steps[0].merged} == set()
+
+
 # What torch itself writes.
 
 
