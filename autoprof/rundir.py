@@ -85,7 +85,7 @@ class RunDir:
         return sorted(found)
 
     def parts(self) -> Iterator[Path]:
-        """Files that are still being recorded, or were when their process died. Merges that go on are not among them."""
+        """Files that are still being written, or were when their process died; but for merges that go on."""
         yield from (path for path in self.path.rglob(f"*{PART}") if not path.name.startswith(MERGING))
 
     def point_latest(self) -> None:
