@@ -49,6 +49,7 @@ def test_processes_are_named_and_ordered(tmp_path: Path, jobs: int) -> None:
         {"ph": "M", "name": "process_labels", "pid": 0, "args": {"labels": "GPU 0"}},
         {"ph": "M", "name": "process_sort_index", "pid": 0, "args": {"sort_index": 5000000}},
         {"ph": "X", "name": "kernel", "pid": 0, "tid": 7, "ts": 101, "dur": 1},
+        {"ph": "M", "name": "process_labels", "pid": 1, "args": {"labels": "GPU 1"}},  # one that did nothing
     ]
     one = kineto(process(4321, "python") + device)
     events, summary = merged(tmp_path, one, one, jobs=jobs)
