@@ -26,7 +26,7 @@ from autoprof.traces.rewrite import Source, Tally, rewrite
 # Half the time of a merge is compression already.
 _LEVEL = 1
 # Below so many bytes of compressed input, other processes take longer to start than they save.
-_WORTH_BYTES = 8 << 20
+_WORTH_BYTES = 32 << 20
 _MOST_JOBS = 8
 
 
