@@ -19,7 +19,7 @@ from autoprof.traces import after
 
 _MARK = ".on_finish"
 _AFTER = "import sys; sys.path.append(sys.argv[1]); from autoprof.traces import after; after.main()"
-# How long that takes to start and leave.
+# How long it may take to stop being a child, which is some 100 ms.
 _HAND_OVER_S = 10.0
 _PAUSE_S = 0.1
 # A file that has not grown for so long is not being written any more: its process was killed.
@@ -84,20 +84,26 @@ def _after(run: Runtime) -> None:
     # Whoever reads this process's output need not wait for a merge to end; the command's is the user's own.
     output = None if command else subprocess.DEVNULL
     try:
-        subprocess.run(
+        process = subprocess.Popen(
             [sys.executable, "-c", _AFTER, str(Path(autoprof.__file__).parent.parent)],
-            input=json.dumps({"run": directory, "merge": True, "command": command}).encode(),
             env=os.environ | {"AUTOPROF": "0"},
+            stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,
             start_new_session=True,
-            timeout=_HAND_OVER_S,
-            check=True,
         )
-    except (OSError, subprocess.SubprocessError) as error:
+        assert process.stdin is not None
+        with process.stdin:
+            process.stdin.write(json.dumps({"run": directory, "command": command}).encode())
+    except OSError as error:
         log.warning(f"no process could be started to merge traces: {error}")
         if command:
             after.run_command(command, directory)
+        return
+    try:
+        process.wait(_HAND_OVER_S)
+    except subprocess.TimeoutExpired:  # it goes on by itself
+        pass
 
 
 def _command(run: Runtime) -> str:

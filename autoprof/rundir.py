@@ -20,6 +20,8 @@ RAW_ENDINGS = (TRACE.removesuffix(".gz"), NPU_FOLDER)
 # What traces merged from others are called: autoprof's, and an engine's own.
 MERGED = "merged"
 ENGINES = "sglang-merged"
+# How folders begin in which a merge is going on.
+MERGING = ".merge-"
 HOST = re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname()) or "localhost"
 
 
@@ -91,10 +93,11 @@ class RunDir:
         return sorted(found)
 
     def parts(self) -> Iterator[Path]:
-        """Files and folders that are still being written, or were when their process died."""
+        """What is still being written, or was when its process died; but for merges that go on."""
         # Not rglob, which raises where a folder gets its final name meanwhile.
         for place, folders, files in os.walk(self.path):
-            yield from (Path(place, name) for name in (*folders, *files) if name.endswith(PART))
+            names = [name for name in (*folders, *files) if name.endswith(PART) and not name.startswith(MERGING)]
+            yield from (Path(place, name) for name in names)
             folders[:] = [name for name in folders if not name.endswith((PART, NPU_FOLDER))]
 
     def point_latest(self) -> None:

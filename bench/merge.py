@@ -77,7 +77,7 @@ def make(folder: Path, ranks: int, size: int) -> None:
             file.write(",\n".join(events).encode() + b'\n  ],"traceName": "x" }\n')
 
 
-def autoprof(folder: Path, jobs: int | None) -> Path:
+def autoprof(folder: Path, jobs: int) -> Path:
     from autoprof.traces.merge import Input, merge
 
     paths = sorted(folder.glob("*-TP-*.gz"))
@@ -121,7 +121,7 @@ def work(name: str, folder: Path, source: str) -> None:
     elif name == "plain":
         output = plain(folder)
     else:
-        output = autoprof(folder, None if name == "cores" else 1)
+        output = autoprof(folder, len(os.sched_getaffinity(0)) if name == "cores" else 1)
     seconds = time.perf_counter() - started
     own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     at_work = min(len(os.sched_getaffinity(0)), len(list(folder.glob("*-TP-*.gz")))) if name == "cores" else 0

@@ -51,6 +51,10 @@ echo "== $runs/$(basename "$latest") =="
 echo
 echo "== autoprof ls latest =="
 .venv/bin/autoprof ls latest --dir "$runs"
+first=$(basename "$(find "$latest" -maxdepth 1 -name 'global_step_*' | sort | head -n 1)")
+step=$((10#${first#global_step_}))
 echo
-echo "To look at a trace: open https://ui.perfetto.dev in a browser and drop a .pt.trace.json.gz file on it,"
-echo "for example $runs/latest/global_step_000002/$(basename "$(ls "$latest"/global_step_000002/actor.update_actor.*.gz)")"
+echo "== autoprof merge latest --step $step =="
+.venv/bin/autoprof merge latest --step "$step" --dir "$runs"
+echo
+echo "To look at the step: open https://ui.perfetto.dev in a browser and drop that file on it, or any of those it was made of."

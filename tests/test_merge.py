@@ -49,6 +49,7 @@ def test_processes_are_named_and_ordered(tmp_path: Path, jobs: int) -> None:
         {"ph": "M", "name": "process_labels", "pid": 0, "args": {"labels": "GPU 0"}},
         {"ph": "M", "name": "process_sort_index", "pid": 0, "args": {"sort_index": 5000000}},
         {"ph": "X", "name": "kernel", "pid": 0, "tid": 7, "ts": 101, "dur": 1},
+        {"ph": "M", "name": "process_labels", "pid": 1, "args": {"labels": "GPU 1"}},  # one that did nothing
     ]
     one = kineto(process(4321, "python") + device)
     events, summary = merged(tmp_path, one, one, jobs=jobs)
@@ -352,6 +353,14 @@ def test_the_last_window_is_enough_for_a_merge(run: Path, mocker: Any) -> None:
             if thread.name == "autoprof-after":
                 thread.join(10)
         assert done.call_count == times
+
+
+def test_a_merge_that_is_going_on_holds_no_run_up(run: Path) -> None:
+    folder = RunDir(run).step(2)
+    (folder / ".merge-x.part").mkdir()
+    (folder / "actor.x.rank0.h.pid1.pt.trace.json.part").touch()
+    assert [path.name for path in RunDir(run).parts()] == ["actor.x.rank0.h.pid1.pt.trace.json.part"]
+    assert {capture.name for capture in listing.read(run).steps[0].merged} == set()
 
 
 # What torch itself writes.

@@ -21,11 +21,10 @@ def main() -> None:
         os._exit(0)
     os.nice(10)
     try:
-        if job["merge"]:
-            # Not before the fork: whoever started this one waits for it.
-            from autoprof.traces.steps import merge_replicas
+        # Not before the fork: whoever started this one waits for it.
+        from autoprof.traces.steps import merge_replicas
 
-            merge_replicas(Path(job["run"]))
+        merge_replicas(Path(job["run"]))
     finally:
         if job["command"]:
             run_command(job["command"], job["run"])

@@ -13,19 +13,20 @@ import tempfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
 
-from autoprof.rundir import PART
+from autoprof.rundir import MERGING, PART
 from autoprof.traces.clocks import base_ns, corrections_ns
 from autoprof.traces.rewrite import Source, Tally, rewrite
 
 # Half the time of a merge is compression already.
 _LEVEL = 1
 # Below so many bytes of compressed input, other processes take longer to start than they save.
-_WORTH_BYTES = 8 << 20
+_WORTH_BYTES = 32 << 20
 _MOST_JOBS = 8
 
 
@@ -64,15 +65,12 @@ def merge(inputs: Sequence[Input], output: Path, jobs: int | None = None) -> Sum
     if jobs is None:
         large = sum(each.path.stat().st_size for each in sources) > _WORTH_BYTES
         jobs = min(len(os.sched_getaffinity(0)), _MOST_JOBS) if large else 1
-    part = output.with_name(f"{output.name}.{os.getpid()}{PART}")
-    try:
+    with tempfile.TemporaryDirectory(dir=output.parent, prefix=MERGING, suffix=PART) as folder:
+        part = Path(folder, "merged")
         with part.open("xb") as file:
             tallies = _write(file, base, sources, jobs)
         size = part.stat().st_size
         os.replace(part, output)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
     return Summary(
         traces=len(sources),
         events=sum(tally.events for tally in tallies),
@@ -106,13 +104,12 @@ def _write(file: BinaryIO, base: int, sources: Sequence[Source], jobs: int) -> l
             shutil.copyfileobj(content, file, 1 << 20)
         tallies.append(tally)
 
-    with tempfile.TemporaryDirectory(dir=os.path.dirname(file.name), prefix=".merge-", suffix=PART) as folder:
-        places = [Path(folder, str(number)) for number in range(len(sources))]
-        work = (sources, range(len(sources)), [len(sources)] * len(sources), places)
-        for tally, place in zip(_run(work, min(jobs, len(sources))), places, strict=True):
-            with place.open("rb") as content:
-                add(tally, content)
-            place.unlink()
+    places = [Path(f"{file.name}.{number}") for number in range(len(sources))]
+    work = (sources, range(len(sources)), [len(sources)] * len(sources), places)
+    for tally, place in zip(_run(work, min(jobs, len(sources))), places, strict=True):
+        with place.open("rb") as content:
+            add(tally, content)
+        place.unlink()
     file.write(_member([b"\n]}\n"]))
     return tallies
 
@@ -123,7 +120,10 @@ def _run(work: tuple[Iterable[Any], ...], jobs: int) -> Iterable[Tally]:
         return
     # A process that starts afresh has nothing of this one's memory and threads.
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        yield from pool.map(_rewrite_into, *work)
+        try:
+            yield from pool.map(_rewrite_into, *work)
+        except BrokenProcessPool:
+            raise OSError("a process that merged was killed; is there too little memory?") from None
 
 
 def _rewrite_into(source: Source, number: int, of: int, place: Path) -> Tally:

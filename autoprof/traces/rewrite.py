@@ -147,13 +147,15 @@ class _Processes:
 
     def describe(self, event: Event) -> None:
         """Keep what an event says of its process."""
-        self.pid(event.pid)
         arguments = msgspec.json.decode(event.args) if event.args is not UNSET else {}
         if isinstance(arguments, dict):
             self._said.setdefault(event.pid, {}).update(arguments)
 
     def descriptions(self) -> list[Event]:
-        """The processes in their old order, behind those of the traces before; Kineto's own tracks behind all."""
+        """The processes in their old order, behind those of the traces before; Kineto's own tracks behind all.
+
+        Those without events are left out: Kineto describes every device of a host.
+        """
 
         def order(old: Pid) -> tuple[bool, float]:
             place = self._said.get(old, {}).get("sort_index", 0)

@@ -71,10 +71,10 @@ def merge_replicas(path: Path) -> None:
         for capture in step.captures:
             if role(capture) == ROLLOUT and capture.meta.get("replica") is not None:
                 replicas.setdefault(f"{ROLLOUT}.replica{capture.meta['replica']}.{MERGED}", []).append(capture)
-        known = {capture.name: capture.meta for capture in step.merged}
+        known = {capture.name: capture.meta.get("merged") for capture in step.merged if capture.state == "complete"}
         for name, captures in replicas.items():
             taken = inputs(folder, captures)
-            if len(taken) < 2 or known.get(name, {}).get("merged") == [each.path.name for each in taken]:
+            if len(taken) < 2 or known.get(name) == [each.path.name for each in taken]:
                 continue
             try:
                 content = _meta(step.number, taken, merge(taken, folder / f"{name}{TRACE}", jobs=1))

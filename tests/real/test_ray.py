@@ -15,7 +15,8 @@ from typing import Any
 
 import processes
 import pytest
-from helpers import clean_environment
+from helpers import clean_environment, wait_for
+from traces import kineto, process, save
 
 SCRIPTS = Path(__file__).parent / "ray_scripts"
 HOOKED = {
@@ -152,3 +153,17 @@ _autoprof_gate.activate()
     finished = processes.run([sys.executable, "-c", code], cwd=tmp_path, env=environment(), timeout_s=120)
     assert finished.status == 0, finished.output
     assert finished.output.count("Ray was initialised before autoprof was loaded") == 1
+
+
+def test_a_merge_outlives_the_worker_that_asked_for_it(tmp_path: Path) -> None:
+    """Ray kills the children of a worker."""
+    step = tmp_path / "run" / "global_step_000002"
+    for rank in range(2):
+        name = f"rollout.replica0.rank{rank}.h.pid{rank}"
+        save(step / f"{name}.pt.trace.json.gz", kineto(process(7, "p", count=20_000)))
+        (step / f"{name}.meta.json").write_text(json.dumps({"state": "complete", "replica": 0, "rank": rank}))
+    command = [sys.executable, str(SCRIPTS / "merging.py"), str(tmp_path / "run")]
+    finished = processes.run(command, cwd=tmp_path, env=environment(), timeout_s=120)
+    assert finished.status == 0, finished.output[-4000:]
+    merged = json.loads(wait_for(step / "rollout.replica0.merged.meta.json"))
+    assert (merged["state"], len(merged["merged"])) == ("complete", 2)
