@@ -136,7 +136,17 @@ class V032(V017):
         return self.profiler.annotate_context_manager("execute_context_1(3)_generation_0(0)")
 
 
-class Later(V032):
+class V033(V032):
+    """0.33, gpu_worker.py: arguments of torch.profiler as well."""
+
+    def profile(self, is_start: bool = True, profile_prefix: str | None = None, **given: Any) -> None:
+        if is_start:
+            assert self.profiler is not None
+            self.profiler.set_profiler_kwargs(given.get("profiler_kwargs"))
+        super().profile(is_start, profile_prefix)
+
+
+class Later(V033):
     """A release that asks for more than any that is known."""
 
     def annotate_profile(self, scheduler_output: Any) -> Any:
@@ -146,7 +156,7 @@ class Later(V032):
         return super().annotate_profile(scheduler_output)
 
 
-ERAS = [V09, V011, V012, V017, V028, V032, Later]
+ERAS = [V09, V011, V012, V017, V028, V032, V033, Later]
 
 
 @pytest.fixture
