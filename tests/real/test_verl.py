@@ -114,7 +114,7 @@ def test_the_front_end_holds_the_outputs_of_as_many_passes(profiled: VerlRun, st
     assert 1 <= names.count("add_request") <= 4
     (pid,) = {meta["pid"] for meta in metas(profiled, step) if meta["part"] == "frontend"}
     (server,) = [process for process in profiled.processes if process["pid"] == pid]
-    assert server["process"].startswith("vLLMHttpServer")
+    assert "vLLMHttpServer" in server["process"]
 
 
 def test_validation_is_no_rollout_of_the_step(legacy: VerlRun) -> None:
