@@ -200,7 +200,7 @@ def test_training_is_the_same_with_autoprof(trainer: str, request: pytest.Fixtur
 
 def test_the_run_can_be_listed_and_examined(profiled: VerlRun, python: Any) -> None:
     listed = python(["-m", "autoprof", "ls", str(profiled.directory)]).stdout
-    assert listed.count(" complete ") == 2 * (len(STAGES) + 1)
+    assert listed.count(" complete ") == 2 * (len(STAGES) + 2)
     examined = python(["-m", "autoprof", "doctor", str(profiled.directory)])
     assert "no problems found" in examined.stdout
     assert "verl/update-actor" in examined.stdout
