@@ -90,6 +90,12 @@ def test_vllm_calls_methods_of_its_workers(vllm: Contract) -> None:
     assert required(rpc) == {"method"}
 
 
+def test_vllm_front_ends_count_the_engines_outputs(vllm: Contract) -> None:
+    outputs = vllm.find("vllm.v1.engine.output_processor", "OutputProcessor.process_outputs")
+    assert taken(outputs)[:2] == ["engine_core_outputs", "engine_core_timestamp"]
+    assert not outputs["async"]
+
+
 def test_vllm_has_a_profiler_in_its_front_end(vllm: Contract) -> None:
     assert vllm.sets(ASYNC_LLM, "AsyncLLM", "profiler") == (not before(vllm.version, "0.10.2"))
 

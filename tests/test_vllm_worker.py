@@ -173,7 +173,17 @@ class Ascend23(Ascend18):
         return super().execute_model(scheduler_output)
 
 
-class Later(V032):
+class V033(V032):
+    """0.33, gpu_worker.py: arguments of torch.profiler as well."""
+
+    def profile(self, is_start: bool = True, profile_prefix: str | None = None, **given: Any) -> None:
+        if is_start:
+            assert self.profiler is not None
+            self.profiler.set_profiler_kwargs(given.get("profiler_kwargs"))
+        super().profile(is_start, profile_prefix)
+
+
+class Later(V033):
     """A release that asks for more than any that is known."""
 
     def annotate_profile(self, scheduler_output: Any) -> Any:
@@ -183,7 +193,7 @@ class Later(V032):
         return super().annotate_profile(scheduler_output)
 
 
-ERAS = [V09, V011, V012, V017, V028, V032, Later, Ascend09, Ascend18, Ascend23]
+ERAS = [V09, V011, V012, V017, V028, V032, V033, Later, Ascend09, Ascend18, Ascend23]
 
 
 @pytest.fixture

@@ -28,9 +28,10 @@ _FRONT_END = "_autoprof_front_end"
 # The event loop stands still while a recording is stopped and written: about a second for this many bytes (vLLM 0.27.1,
 # torch 2.13), which are 200,000 outputs, or with stacks the tokens of 16 requests in 100 passes.
 MAX_BYTES = 60_000_000
-# An annotation in a trace, and the Python calls for one token of one request (0.27.1).
+# An annotation in a trace, and the Python calls for one token of a request and for taking one (0.27.1).
 _ANNOTATION_BYTES = 300
-_STACKS_BYTES = 35_000
+_TOKEN_BYTES = 35_000
+_REQUEST_BYTES = 200_000
 
 
 class FrontEnd:
@@ -66,8 +67,8 @@ class FrontEnd:
 
     def open(self) -> None:
         """Watch the engine's outputs, and begin with the first if that is asked for."""
-        self._watch("add_request", lambda *_, **__: self._annotated("add_request"))
         self._watch("process_outputs", self._before_outputs)
+        self._watch("add_request", self._before_request)
         if self._first == 0:
             self._record()
 
@@ -97,21 +98,31 @@ class FrontEnd:
         setattr(self._processor, name, watched)
         self._watched.append(name)
 
+    def _before_request(self, *_: Any, **__: Any) -> contextlib.AbstractContextManager[Any]:
+        self._grow(_REQUEST_BYTES)
+        return self._annotated("add_request")
+
     def _before_outputs(
-        self, outputs: Any = (), timestamp: float | None = None, *_: Any, **__: Any
+        self, engine_core_outputs: Any, engine_core_timestamp: float | None = None, *_: Any, **__: Any
     ) -> contextlib.AbstractContextManager[Any]:
-        # An output for more than 128 requests comes in pieces, with one timestamp (async_llm.py, 0.9 to 0.32).
-        if len(outputs) and (timestamp is None or timestamp != self._last):
-            self._last = timestamp
+        tokens = len(engine_core_outputs)
+        # An output for more than 128 requests comes in pieces, with one timestamp (async_llm.py, 0.9 to 0.33).
+        if tokens and (engine_core_timestamp is None or engine_core_timestamp != self._last):
+            self._last = engine_core_timestamp
             passed, self._outputs = self._outputs, self._outputs + 1
             if passed == self._stop_before:
                 self._end("complete", "")
             elif passed == self._first and passed:
                 self._record()
-        if self._recording is not None and self._bytes > self._max_bytes:
-            self._end("truncated", f"what the front end records is limited to {self._max_bytes / 1e6:g} MB")
-        self._bytes += _ANNOTATION_BYTES + ("stack" in self._settings.contents) * _STACKS_BYTES * len(outputs)
+        self._grow(_TOKEN_BYTES * tokens)
         return self._annotated("process_outputs")
+
+    def _grow(self, stacks_bytes: int) -> None:
+        """Count what comes next, and end the recording if there is too much before it."""
+        if self._bytes > self._max_bytes:
+            self._end("truncated", f"what the front end records is limited to {self._max_bytes / 1e6:g} MB")
+        elif self._recording is not None:
+            self._bytes += _ANNOTATION_BYTES + ("stack" in self._settings.contents) * stacks_bytes
 
     def _annotated(self, name: str) -> contextlib.AbstractContextManager[Any]:
         recording = self._recording

@@ -114,7 +114,7 @@ def test_the_front_end_holds_the_outputs_of_as_many_passes(profiled: VerlRun, st
     assert 1 <= names.count("add_request") <= 4
     (pid,) = {meta["pid"] for meta in metas(profiled, step) if meta["part"] == "frontend"}
     (server,) = [process for process in profiled.processes if process["pid"] == pid]
-    assert server["process"].startswith("vLLMHttpServer")
+    assert "vLLMHttpServer" in server["process"]
 
 
 def test_validation_is_no_rollout_of_the_step(legacy: VerlRun) -> None:
@@ -200,7 +200,7 @@ def test_training_is_the_same_with_autoprof(trainer: str, request: pytest.Fixtur
 
 def test_the_run_can_be_listed_and_examined(profiled: VerlRun, python: Any) -> None:
     listed = python(["-m", "autoprof", "ls", str(profiled.directory)]).stdout
-    assert listed.count(" complete ") == 2 * (len(STAGES) + 1)
+    assert listed.count(" complete ") == 2 * (len(STAGES) + 2)
     examined = python(["-m", "autoprof", "doctor", str(profiled.directory)])
     assert "no problems found" in examined.stdout
     assert "verl/update-actor" in examined.stdout

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from helpers import wait_for
-from vllm_runs import FAULTS, FAULTS_SCRIPT, SCRIPT, UNKNOWN, Driven, drive, make_model, survived
+from vllm_runs import FAULTS, SCRIPT, Driven, drive, drive_faults, make_model, recorded_what_was_asked_for, survived
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +28,7 @@ def configured(model: str, tmp_path_factory: pytest.TempPathFactory) -> Driven:
 
 @pytest.fixture(scope="module")
 def faulty(model: str, tmp_path_factory: pytest.TempPathFactory) -> Driven:
-    contents = ",".join(["cpu", "shapes", *UNKNOWN])
-    return drive(tmp_path_factory.mktemp("faulty"), model, script=FAULTS_SCRIPT, AUTOPROF_CONTENTS=contents)
+    return drive_faults(tmp_path_factory.mktemp("faulty"), model)
 
 
 @pytest.fixture(scope="module", params=["plain", "configured"])
@@ -100,11 +99,8 @@ def test_the_engine_generates_after_a_call_out_of_turn(faulty: Driven, call: str
     assert faulty.said[f"after a {call}"] == faulty.said["before"]
 
 
-def test_contents_that_vllm_does_not_know_are_left_out_and_named(faulty: Driven) -> None:
-    assert faulty.meta(1)["left_out"] == UNKNOWN
-    assert faulty.meta(1)["contents"] == ["cpu", "shapes"]
-    assert faulty.shapes(1) > 0
-    assert faulty.output.count(f"contents left out, which torch does not know here: {', '.join(UNKNOWN)}") == 1
+def test_contents_are_what_was_asked_for_and_what_was_left_out_is_named(faulty: Driven, plain: Driven) -> None:
+    recorded_what_was_asked_for(faulty, plain)
 
 
 def test_the_front_end_is_recorded_beside_its_worker(driven: Driven) -> None:

@@ -24,6 +24,8 @@ FAULTS = {
     "no room at all": (6, "[Errno 28] No space left on device"),
     "nothing": (7, ""),
 }
+# Contents that torch knows here, for the run of faults.py, and such that no vLLM knows on a CPU.
+KNOWN = ["cpu", "shapes", "stack"]
 UNKNOWN = ["npu", "profile-by-stage", "merge-profiles"]
 # A quiet machine needs 20 s, nearly all of it imports.
 TIMEOUT_S = 240
@@ -68,6 +70,23 @@ class Driven:
     def shapes(self, number: int) -> int:
         """How many events in the trace of a step have the shapes of their arguments."""
         return sum("Input Dims" in event.get("args", {}) for event in self.events(number))
+
+    def stacks(self, number: int, part: str = "*rank*") -> int:
+        """How many calls of Python functions are in the trace of a step, of its worker or of the `frontend`."""
+        return sum(event.get("cat") == "python_function" for event in self.events(number, part))
+
+
+def drive_faults(folder: Path, model: str, python: str = sys.executable) -> Driven:
+    """Run faults.py with contents that are known and such that are not."""
+    return drive(folder, model, python=python, script=FAULTS_SCRIPT, AUTOPROF_CONTENTS=",".join([*KNOWN, *UNKNOWN]))
+
+
+def recorded_what_was_asked_for(faulty: Driven, plain: Driven) -> None:
+    """Assert that shapes and stacks are in the traces of the run that asks for them, and in those of no other."""
+    assert (plain.shapes(1), plain.stacks(1), plain.stacks(1, "frontend")) == (0, 0, 0)
+    assert min(faulty.shapes(1), faulty.stacks(1), faulty.stacks(1, "frontend")) > 0
+    assert (faulty.meta(1)["contents"], faulty.meta(1)["left_out"]) == (KNOWN, UNKNOWN)
+    assert faulty.output.count(f"contents left out, which torch does not know here: {', '.join(UNKNOWN)}") == 1
 
 
 def survived(faulty: Driven, fault: str) -> None:

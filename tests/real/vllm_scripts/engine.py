@@ -5,6 +5,7 @@ the worker lives in the engine's process, as with one GPU.
 """
 
 import asyncio
+import inspect
 import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -27,10 +28,17 @@ async def generate(engine, name):
     return tokens
 
 
-async def users_own(engine, name):
+def arguments(engine):
+    """An argument for each that this release's start_profile takes."""
+    values = {"profile_prefix": "mine", "delay_iterations": 1, "max_iterations": 2}
+    taken = inspect.signature(engine.start_profile).parameters
+    return {name: value for name, value in values.items() if name in taken}
+
+
+async def users_own(engine, name, **given):
     """What the user's own calls of start_profile and stop_profile do."""
     try:
-        await engine.start_profile()
+        await engine.start_profile(**given)
         await generate(engine, name)
         await engine.stop_profile()
     except Exception as error:
@@ -73,7 +81,7 @@ async def main():
     said["recorded"] = await generate(engine, "c")
     said["stop 1"] = await autoprof_vllm.stop(engine)
     said["stop again"] = await autoprof_vllm.stop(engine)
-    said["user after"] = await users_own(engine, "d")
+    said["user after"] = await users_own(engine, "d", **arguments(engine))
     said["start 2"] = await autoprof_vllm.start(engine, request(2))
     await generate(engine, "e")
     said["stop 2"] = await autoprof_vllm.stop(engine)
