@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -73,18 +72,12 @@ class Server:
         self._timer: asyncio.TimerHandle | None = None
         # Requests that arrive while a recording starts or stops wait for it, or they would be outside of it.
         self._lock = asyncio.Lock()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: set[asyncio.Task[str]] = set()
 
     async def request(self, run: runtime.Runtime) -> None:
         """A request reaches the engine. If that was idle a batch begins, and is recorded when this returns."""
-        if self._busy and not self._lock.locked():
-            return
-        async with self._lock:
-            if self._busy:
-                return
-            await self._end_batch()
-            if self._batches.begin(run) and self._window is None:
-                self._captured = not await self._started(self._batches.count)
+        if not self._busy or self._lock.locked():
+            await self._whole(self._begin_batch(run))
 
     def idle(self) -> None:
         """The engine has no request left: the batch has ended. Called in the engine's event loop."""
@@ -102,6 +95,45 @@ class Server:
         Returns:
             What speaks against it, or an empty text.
         """
+        return await self._whole(self._open(step, duration_s))
+
+    async def close_window(self) -> str:
+        """Close the window that was asked for. Returns what went wrong, or an empty text."""
+        return await self._whole(self._close(self._window))
+
+    async def give_way(self) -> None:
+        """Somebody else profiles the engine from now on; its hooks end what autoprof records."""
+        async with self._lock:
+            self._forget_window()
+            self._captured = False
+
+    @property
+    def _busy(self) -> bool:
+        return self._batches.going_on and not self._over
+
+    async def _begin_batch(self, run: runtime.Runtime) -> str:
+        async with self._lock:
+            if self._busy:
+                return ""
+            await self._end_batch()
+            if self._batches.begin(run) and self._window is None:
+                self._captured = not await self._started(self._batches.count)
+        return ""
+
+    async def _end_over(self) -> str:
+        async with self._lock:
+            if self._over:
+                await self._end_batch()
+        return ""
+
+    async def _end_batch(self) -> None:
+        self._over = False
+        captured, self._captured = self._captured, False
+        if captured:
+            await _said(self._stop(self._engine))
+        self._batches.end()
+
+    async def _open(self, step: int | None, duration_s: float | None) -> str:
         async with self._lock:
             if self._over:
                 await self._end_batch()
@@ -115,32 +147,6 @@ class Server:
                 loop = asyncio.get_running_loop()
                 self._timer = loop.call_later(duration_s, lambda: self._spawn(self._close(window)))
             return ""
-
-    async def close_window(self) -> str:
-        """Close the window that was asked for. Returns what went wrong, or an empty text."""
-        return await self._close(self._window)
-
-    async def give_way(self) -> None:
-        """Somebody else profiles the engine from now on; its hooks end what autoprof records."""
-        async with self._lock:
-            self._forget_window()
-            self._captured = False
-
-    @property
-    def _busy(self) -> bool:
-        return self._batches.going_on and not self._over
-
-    async def _end_over(self) -> None:
-        async with self._lock:
-            if self._over:
-                await self._end_batch()
-
-    async def _end_batch(self) -> None:
-        self._over = False
-        captured, self._captured = self._captured, False
-        if captured:
-            await _said(self._stop(self._engine))
-        self._batches.end()
 
     async def _close(self, window: object | None) -> str:
         async with self._lock:
@@ -158,10 +164,15 @@ class Server:
     async def _started(self, step: int) -> str:
         return await _said(self._start(self._engine, request(step)))
 
-    def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+    async def _whole(self, work: Coroutine[Any, Any, str]) -> str:
+        # A request may be given up while it waits, but an engine that is half started would stay so.
+        return await asyncio.shield(self._spawn(work))
+
+    def _spawn(self, work: Coroutine[Any, Any, str]) -> asyncio.Task[str]:
         task = asyncio.get_running_loop().create_task(_guarded(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
 
 async def answer_start(server: Server, body: bytes) -> tuple[int, dict[str, str]]:
@@ -191,7 +202,7 @@ def window_of(body: bytes) -> tuple[int | None, float | None]:
     if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
         raise ValueError(f"global_step: got {step!r}; it takes a whole number from 0")
     if duration_s is not None and not _is_duration(duration_s):
-        raise ValueError(f"duration_s: got {duration_s!r}; it takes a number of seconds above 0")
+        raise ValueError(f"duration_s: got {duration_s!r}; it takes seconds, above 0 and below 1e9")
     return step, duration_s
 
 
@@ -210,7 +221,7 @@ def request(step: int) -> Request:
 
 
 def _is_duration(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e9
 
 
 def _answer(problem: str) -> tuple[int, dict[str, str]]:
@@ -227,8 +238,9 @@ async def _said(answer: Awaitable[dict[str, Any]]) -> str:
     return problem
 
 
-async def _guarded(work: Coroutine[Any, Any, Any]) -> None:
+async def _guarded(work: Coroutine[Any, Any, str]) -> str:
     try:
-        await work
+        return await work
     except Exception as error:
         runtime.report("serve", error)
+        return f"{type(error).__name__}: {error}"

@@ -24,8 +24,8 @@ ROLE = "rollout"
 # Set on an engine while autoprof records it.
 _OPEN = "_autoprof_open"
 # Set on an engine while somebody else profiles it.
-_TAKEN = "_autoprof_taken"
-_own_call: ContextVar[bool] = ContextVar("autoprof_own_call", default=False)
+TAKEN = "_autoprof_taken"
+own_call: ContextVar[bool] = ContextVar("autoprof_own_call", default=False)
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,17 +79,17 @@ class Engine(Behaviour):
 
     def around(self, call: Call) -> Around:
         engine = call.instance
-        if _own_call.get():
+        if own_call.get():
             yield CALL
             return None
         if self.action == "start":
             if hasattr(engine, _OPEN):
                 log.warning("somebody else starts the engine's profiler; autoprof's recording ends early")
                 yield Coroutine(stop(engine, "somebody else started the engine's profiler"))
-            setattr(engine, _TAKEN, True)
+            setattr(engine, TAKEN, True)
         outcome = yield CALL
-        if hasattr(engine, _TAKEN) and (self.action == "stop" or outcome.error is not None):
-            delattr(engine, _TAKEN)
+        if hasattr(engine, TAKEN) and (self.action == "stop" or outcome.error is not None):
+            delattr(engine, TAKEN)
         return None
 
 
@@ -100,7 +100,7 @@ async def start(engine: Any, request: Request) -> dict[str, Any]:
         return {"problem": "autoprof is off in the server's process"}
     if hasattr(engine, _OPEN):
         return {"problem": "it is recording already"}
-    if hasattr(engine, _TAKEN):
+    if hasattr(engine, TAKEN):
         return {"problem": "somebody else profiles the engine"}
     try:
         workers = await _rpc(engine, run, "autoprof_prepare", msgspec.to_builtins(request))
@@ -158,11 +158,11 @@ async def _own(method: Any, run: runtime.Runtime) -> None:
     front_end = getattr(engine, "profiler", None)
     if front_end is not None:
         engine.profiler = None
-    token = _own_call.set(True)
+    token = own_call.set(True)
     try:
         await asyncio.wait_for(method(), run.settings.for_role(ROLE).stop_timeout_s)
     finally:
-        _own_call.reset(token)
+        own_call.reset(token)
         if front_end is not None:
             engine.profiler = front_end
 

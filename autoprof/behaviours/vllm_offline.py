@@ -1,0 +1,180 @@
+"""vLLM's synchronous `LLM` in a script of the user's: a step is a generation batch, as of a server (`serve.py`).
+
+A batch lasts from the first request that an idle engine gets to the engine's step after which it has none left. That
+is one call of `generate`, `chat`, or whatever else generates; a beam search, which makes such a call for each token, is
+one batch too. The engine below `LLM` is driven as an `AsyncLLM` is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Coroutine
+from typing import Any, Literal
+
+from autoprof import _boot, board, log, runtime
+from autoprof.behaviours import Behaviour, serve, vllm
+from autoprof.paths import follow
+from autoprof.wrapping import CALL, Around, Call
+
+# Set on an LLMEngine.
+_OFFLINE = "_autoprof_offline"
+
+
+class AddRequest(Behaviour):
+    """A request reaches the engine: if it was idle, a generation batch begins."""
+
+    def around(self, call: Call) -> Around:
+        offline = _offline(call.instance)
+        offline.request()
+        outcome = yield CALL
+        if outcome.error is not None:
+            offline.look()
+        return None
+
+
+class Step(Behaviour):
+    """The engine has made a step: if no request is left, the batch has ended."""
+
+    def around(self, call: Call) -> Around:
+        yield CALL
+        _offline(call.instance).look()
+        return None
+
+
+class Whole(Behaviour):
+    """A method of `LLM` in which the engine falls idle again and again: its call is one batch.
+
+    Attributes:
+        engine: Attribute path on the instance to the `LLMEngine`.
+    """
+
+    engine: str = "llm_engine"
+
+    def around(self, call: Call) -> Around:
+        offline = _offline(follow(call.instance, self.engine))
+        offline.inside += 1
+        yield CALL
+        offline.inside -= 1
+        offline.look()
+        return None
+
+
+class Profile(Behaviour):
+    """`LLMEngine.start_profile` and `stop_profile`, as somebody else calls them: their profiling goes first.
+
+    Attributes:
+        action: Which of the two the hook is on.
+    """
+
+    action: Literal["start", "stop"]
+
+    def around(self, call: Call) -> Around:
+        if vllm.own_call.get():
+            yield CALL
+            return None
+        offline = _offline(call.instance)
+        if self.action == "start":
+            offline.stop("somebody else started the engine's profiler")
+        outcome = yield CALL
+        vars(offline.driven).pop(vllm.TAKEN, None)
+        if self.action == "start" and outcome.error is None:
+            setattr(offline.driven, vllm.TAKEN, True)
+        return None
+
+
+class _Driven:
+    """An `LLMEngine` as `vllm.start` and `vllm.stop` see an `AsyncLLM`: what they await is done when it is called."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["_engine"], name)
+
+    async def start_profile(self) -> None:
+        self._engine.start_profile()
+
+    async def stop_profile(self) -> None:
+        self._engine.stop_profile()
+
+    async def collective_rpc(self, method: str, args: tuple[Any, ...] = ()) -> Any:
+        return self._engine.collective_rpc(method, args=args)
+
+
+class _Offline:
+    """One `LLMEngine`, its batches, and what is recorded of them."""
+
+    def __init__(self, engine: Any) -> None:
+        self.inside = 0
+        self.driven = _Driven(engine)
+        self._engine = engine
+        self._batches = serve.Batches()
+        self._captured = False
+
+    def request(self) -> None:
+        """A request reaches the engine."""
+        if self._batches.going_on and (self.inside or self._unfinished()):
+            return
+        run = runtime.current()
+        if run is None or _trainers(run):
+            return
+        self._end()
+        if self._batches.begin(run):
+            answer = _now(vllm.start(self.driven, serve.request(self._batches.count)))
+            self._captured = not _said(answer)
+
+    def look(self) -> None:
+        """See whether the batch has ended."""
+        if self._batches.going_on and not self.inside and not self._unfinished():
+            self._end()
+
+    def stop(self, cut: str = "") -> None:
+        """End the recording that is going on, if any. `cut` says why it ends early, if it does."""
+        captured, self._captured = self._captured, False
+        if captured:
+            _said(_now(vllm.stop(self.driven, cut)))
+
+    def _end(self) -> None:
+        try:
+            self.stop()
+        finally:
+            self._batches.end()
+
+    def _unfinished(self) -> bool:
+        # Not the engine's own method: with several data-parallel ranks that asks the others, who would have to answer.
+        return bool(self._engine.output_processor.has_unfinished_requests())
+
+
+def _offline(engine: Any) -> _Offline:
+    offline: _Offline | None = getattr(engine, _OFFLINE, None)
+    if offline is None:
+        offline = _Offline(engine)
+        setattr(engine, _OFFLINE, offline)
+    return offline
+
+
+def _trainers(run: runtime.Runtime) -> bool:
+    """Whether a trainer says which step it is: engines in its workers are left to its recipe."""
+    return _boot.ray_worker(sys.orig_argv) or board.read(run.info.id) is not None
+
+
+def _now(work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+    """Run a coroutine to its end in this thread: an engine in this process must be recorded in the thread it works in.
+
+    Raises:
+        RuntimeError: An event loop runs in this thread.
+    """
+    loop = asyncio.new_event_loop()
+    try:
+        return loop.run_until_complete(work)
+    finally:
+        work.close()
+        loop.close()
+
+
+def _said(answer: dict[str, Any]) -> str:
+    problem = str(answer["problem"])
+    if problem:
+        log.warning(f"the engine could not be recorded: {problem}")
+    return problem

@@ -1,0 +1,97 @@
+"""A script with vLLM's `LLM`, with autoprof in front and no trainer: each call that generates is a step."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pytest
+from vllm_runs import SCRIPT, Driven, drive, make_model
+
+OFFLINE = SCRIPT.with_name("offline.py")
+# The sixth is the beam search, in the eighth the user profiles.
+STEPS = "2,4,6,8,9"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return make_model(tmp_path_factory.mktemp("assets"))
+
+
+@pytest.fixture(scope="module")
+def apart(model: str, tmp_path_factory: pytest.TempPathFactory) -> Driven:
+    """The engine in processes of its own; no profiler configured."""
+    return drive(tmp_path_factory.mktemp("apart"), model, "apart", script=OFFLINE, AUTOPROF_STEPS=STEPS)
+
+
+@pytest.fixture(scope="module")
+def here(model: str, tmp_path_factory: pytest.TempPathFactory) -> Driven:
+    """The engine and its worker in the script's process; vLLM's profiler configured by the user."""
+    folder = tmp_path_factory.mktemp("here")
+    arguments = (model, "here", str(folder / "users"))
+    return drive(folder, *arguments, script=OFFLINE, AUTOPROF_STEPS=STEPS, VLLM_ENABLE_V1_MULTIPROCESSING="0")
+
+
+@pytest.fixture(scope="module", params=["apart", "here"])
+def driven(request: pytest.FixtureRequest) -> Driven:
+    found: Driven = request.getfixturevalue(request.param)
+    return found
+
+
+def steps(driven: Driven) -> list[int]:
+    return sorted(int(path.name.rpartition("_")[2]) for path in driven.step(1).parent.glob("global_step_*"))
+
+
+def passes(driven: Driven, step: int) -> int:
+    """How many forward passes the one complete trace of a worker in a step holds."""
+    (meta,) = driven.step(step).glob("rollout.replica0.rank0.*.meta.json")
+    assert json.loads(meta.read_text())["state"] == "complete"
+    (trace,) = driven.step(step).glob("rollout.replica0.rank0.*.gz")
+    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    return sum(str(event.get("name")).startswith("execute_") for event in events)
+
+
+def test_the_chosen_calls_are_captured(driven: Driven) -> None:
+    assert passes(driven, 2) in (6, 7)
+    assert passes(driven, 4) in range(12, 15)
+    assert passes(driven, 9) in (6, 7)
+
+
+def test_a_beam_search_is_one_step(driven: Driven) -> None:
+    # A pass and more for each of its four tokens.
+    assert passes(driven, 6) in range(4, 20)
+
+
+def test_the_engine_generates_the_same_all_along(driven: Driven) -> None:
+    (tokens,) = driven.said["last"]
+    assert len(tokens) == 6
+    assert driven.said["batches"] == [[tokens]] * 3
+    assert [one[:6] for one in driven.said["three at once"]] == [tokens] * 3
+    assert driven.said["seventh"] == driven.said["eighth"] == driven.said["ninth"] == [tokens]
+
+
+def test_every_call_is_a_step_of_the_timeline(driven: Driven) -> None:
+    lines = [line for path in driven.step(1).parent.glob("timeline/*.jsonl") for line in path.read_text().splitlines()]
+    spans = [json.loads(line) for line in lines]
+    assert [span["step"] for span in spans if span["kind"] == "step"][:9] == list(range(1, 10))
+
+
+def test_a_profiling_of_the_users_goes_first(apart: Driven, here: Driven) -> None:
+    assert here.said["user start"] == here.said["user stop"] == "ok"
+    assert len(list((here.folder / "users").glob("*.gz"))) == 1
+    assert steps(here) == [2, 4, 6, 9]
+    # Without a profiler configured theirs fails, as it does without autoprof, and is in nobody's way.
+    assert apart.said["user start"] == apart.said["user stop"] == "Exception"
+    assert steps(apart) == [2, 4, 6, 8, 9]
+
+
+def test_a_request_that_is_refused_leaves_the_engine_well(driven: Driven) -> None:
+    assert driven.said["refused"] is True
+
+
+def test_the_log_has_no_error_of_ours(driven: Driven) -> None:
+    assert list(driven.folder.rglob("*.part")) == []
+    for path in driven.step(1).parent.glob("hooks/*.json"):
+        process = json.loads(path.read_text())
+        assert process["errors"] == {}
+        assert [key for key, hook in process["hooks"].items() if hook["state"] == "failed"] == []
