@@ -130,7 +130,7 @@ class Server:
         self._over = False
         captured, self._captured = self._captured, False
         if captured:
-            await _said(self._stop(self._engine))
+            await _asked(self._stop(self._engine))
         self._batches.end()
 
     async def _open(self, step: int | None, duration_s: float | None) -> str:
@@ -153,7 +153,7 @@ class Server:
             if window is None or self._window is not window:
                 return "no window is open"
             self._forget_window()
-            return await _said(self._stop(self._engine))
+            return await _asked(self._stop(self._engine))
 
     def _forget_window(self) -> None:
         self._window = None
@@ -162,7 +162,7 @@ class Server:
             self._timer = None
 
     async def _started(self, step: int) -> str:
-        return await _said(self._start(self._engine, request(step)))
+        return await _asked(self._start(self._engine, request(step)))
 
     async def _whole(self, work: Coroutine[Any, Any, str]) -> str:
         # A request may be given up while it waits, but an engine that is half started would stay so.
@@ -215,6 +215,14 @@ def fields_of(body: bytes) -> dict[str, Any] | None:
     return content if isinstance(content, dict) else None
 
 
+def said(answer: dict[str, Any]) -> str:
+    """The problem that an engine answered with, if any; it is logged."""
+    problem = str(answer["problem"])
+    if problem:
+        log.warning(f"the engine could not be recorded: {problem}")
+    return problem
+
+
 def request(step: int) -> Request:
     """What an engine without a trainer is asked for: there is one replica, which has all ranks."""
     return Request(action="start", step=step, replica=0, rank=0)
@@ -228,14 +236,11 @@ def _answer(problem: str) -> tuple[int, dict[str, str]]:
     return 409 if problem else 200, {"problem": problem}
 
 
-async def _said(answer: Awaitable[dict[str, Any]]) -> str:
+async def _asked(answer: Awaitable[dict[str, Any]]) -> str:
     try:
-        problem = str((await answer)["problem"])
+        return said(await answer)
     except Exception as error:
-        problem = f"{type(error).__name__}: {error}"
-    if problem:
-        log.warning(f"the engine could not be recorded: {problem}")
-    return problem
+        return said({"problem": f"{type(error).__name__}: {error}"})
 
 
 async def _guarded(work: Coroutine[Any, Any, str]) -> str:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Coroutine
 from typing import Any, Literal
 
-from autoprof import _boot, board, log, runtime
+from autoprof import _boot, board, runtime
 from autoprof.behaviours import Behaviour, serve, vllm
 from autoprof.paths import follow
 from autoprof.wrapping import CALL, Around, Call
@@ -122,7 +122,7 @@ class _Offline:
         self._end()
         if self._batches.begin(run):
             answer = _now(vllm.start(self.driven, serve.request(self._batches.count)))
-            self._captured = not _said(answer)
+            self._captured = not serve.said(answer)
 
     def look(self) -> None:
         """See whether the batch has ended."""
@@ -133,7 +133,7 @@ class _Offline:
         """End the recording that is going on, if any. `cut` says why it ends early, if it does."""
         captured, self._captured = self._captured, False
         if captured:
-            _said(_now(vllm.stop(self.driven, cut)))
+            serve.said(_now(vllm.stop(self.driven, cut)))
 
     def _end(self) -> None:
         try:
@@ -171,10 +171,3 @@ def _now(work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
     finally:
         work.close()
         loop.close()
-
-
-def _said(answer: dict[str, Any]) -> str:
-    problem = str(answer["problem"])
-    if problem:
-        log.warning(f"the engine could not be recorded: {problem}")
-    return problem
