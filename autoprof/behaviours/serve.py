@@ -67,6 +67,7 @@ class Server:
         # The last request of the batch is done; what ends the batch is on its way.
         self._over = False
         self._captured = False
+        self._waiting = 0
         # What was asked for and is open. Each is an object of its own, so that a late timer closes no other.
         self._window: object | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -76,12 +77,18 @@ class Server:
 
     async def request(self, run: runtime.Runtime) -> None:
         """A request reaches the engine. If that was idle a batch begins, and is recorded when this returns."""
-        if not self._busy or self._lock.locked():
+        if self._busy and not self._lock.locked():
+            return
+        self._waiting += 1
+        try:
             await self._whole(self._begin_batch(run))
+        finally:
+            self._waiting -= 1
 
     def idle(self) -> None:
         """The engine has no request left: the batch has ended. Called in the engine's event loop."""
-        if self._busy:
+        # A late output of the batch before does not end one whose first request waits for its recording.
+        if self._busy and not self._waiting:
             self._over = True
             self._spawn(self._end_over())
 
