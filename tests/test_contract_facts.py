@@ -173,6 +173,18 @@ def test_vllm_names_a_workers_rank(vllm: Contract) -> None:
         assert taken(vllm.find("vllm.distributed.utils", "get_worker_rank_suffix")) == ["global_rank"]
 
 
+def test_vllm_offline_engines_wait_for_nobody(vllm: Contract) -> None:
+    for name in ("add_request", "step", "start_profile", "stop_profile"):
+        found = vllm.find("vllm.v1.engine.llm_engine", f"LLMEngine.{name}")
+        assert not found["async"], name
+        assert required(found) <= {"request_id", "prompt", "params"}
+
+
+def test_vllm_outputs_are_handed_on_by_functions(vllm: Contract) -> None:
+    for name in ("process_outputs", "abort_requests"):
+        assert not vllm.find("vllm.v1.engine.output_processor", f"OutputProcessor.{name}")["async"]
+
+
 # SGLang
 
 SGLANG_START: Table = {
@@ -220,6 +232,18 @@ def test_sglang_schedulers(sglang: Contract) -> None:
     manager = (f"{MANAGERS}.scheduler_components.profiler_manager", "SchedulerProfilerManager._start_profile")
     assert sglang.has(*manager) == (not in_the_scheduler)
     assert sglang.sets(f"{MANAGERS}.scheduler", "Scheduler", "forward_ct")
+
+
+def test_sglang_servers(sglang: Contract) -> None:
+    state = sglang.find("sglang.srt.entrypoints.http_server", "set_global_state")
+    assert not state["async"]
+    assert taken(state) == ["global_state"]
+    for name in ("_tokenize_one_request", "_batch_tokenize_and_process"):
+        found = sglang.find(f"{MANAGERS}.tokenizer_manager", f"TokenizerManager.{name}")
+        assert found["async"], "a request waits there until the engine records"
+        assert "obj" in taken(found)
+    utils = "" if before(sglang.version, "0.5.4") else "utils."
+    assert sglang.find(f"sglang.srt.{utils}aio_rwlock", "RWLock.release_reader")["async"]
 
 
 # verl

@@ -1,7 +1,5 @@
 """An engine without a trainer: a step is a generation batch, or a window that a request opens.
 
-A generation batch lasts from the first request that an idle engine gets to the moment when it has none left, which for
-a trainer that sends its prompts over HTTP is one rollout. Batches are counted from 1, and `AUTOPROF_STEPS` chooses.
 What is here knows no engine: the engine's own hooks say when a request comes and when none is left, and hand in the
 functions that start and stop its recording.
 """
@@ -10,71 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
-import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from autoprof import control, ending, log, runtime
-from autoprof.behaviours.vllm import ROLE, Request
-from autoprof.timeline import Span
-from autoprof.window import Steps
+from autoprof import log, runtime
+from autoprof.behaviours.batches import Batches, request
+from autoprof.behaviours.vllm import Request
 
 # Each answers with `{"problem": text}`, empty if there is none.
 Start = Callable[[Any, Request], Awaitable[dict[str, Any]]]
 Stop = Callable[[Any], Awaitable[dict[str, Any]]]
 KEYS = frozenset({"global_step", "duration_s"})
-# How often a busy server looks whether somebody asked for a window: with the first request after so many seconds.
-_LOOK_S = 1.0
-
-
-class Batches:
-    """The generation batches of one engine: counted, each a step of the timeline."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._span: Span | None = None
-        self._last_window = False
-        self._asked = control.Windows()
-        self._looked = 0.0
-
-    @property
-    def going_on(self) -> bool:
-        return self._span is not None
-
-    @property
-    def overdue(self) -> bool:
-        """Whether nobody has looked for some time at what `autoprof trigger` asked for."""
-        return time.monotonic() - self._looked > _LOOK_S
-
-    def look(self, run: runtime.Runtime) -> None:
-        """Take what `autoprof trigger` asked for: `+1` is the batch that is going on, or else the next."""
-        self._looked = time.monotonic()
-        self._asked.look(run.rundir, self.count - self.going_on)
-
-    def asked(self) -> Request | None:
-        """What is asked of the engine if somebody asked for this batch."""
-        overrides = self._asked.match(self.count, self.count)
-        return None if overrides is None else request(self.count, overrides)
-
-    def begin(self, run: runtime.Runtime) -> Request | None:
-        """A batch begins; returns what is asked of the engine if it is chosen, by `AUTOPROF_STEPS` or by a trigger."""
-        self.count += 1
-        self._span = Span(run, "step", "step", step=self.count, role=ROLE, rank=None)
-        steps = Steps.parse(run.settings.steps)
-        chosen = steps.match(self.count, self.count)
-        self._last_window = chosen and not steps.any_after(self.count, self.count)
-        return self.asked() or (request(self.count) if chosen else None)
-
-    def end(self) -> None:
-        """The batch has ended, and what was recorded of it is stopped."""
-        span, self._span = self._span, None
-        if span is not None:
-            span.end()
-        run = runtime.current()
-        if self._last_window and run is not None:
-            self._last_window = False
-            ending.window_passed(run)
 
 
 class Server:
@@ -88,34 +32,29 @@ class Server:
         # The last request of the batch is done; what ends the batch is on its way.
         self._over = False
         self._captured = False
+        self._waiting = 0
         # What was asked for and is open. Each is an object of its own, so that a late timer closes no other.
         self._window: object | None = None
         self._timer: asyncio.TimerHandle | None = None
         # Requests that arrive while a recording starts or stops wait for it, or they would be outside of it.
         self._lock = asyncio.Lock()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: set[asyncio.Task[str]] = set()
 
     async def request(self, run: runtime.Runtime) -> None:
         """A request reaches the engine. If that was idle a batch begins, and is recorded when this returns."""
         look = not self._busy or self._batches.overdue
         if not look and not self._lock.locked():
             return
-        async with self._lock:
-            if not self._busy:
-                await self._end_batch()
-                await asyncio.to_thread(self._batches.look, run)
-                chosen = self._batches.begin(run)
-            elif look:
-                await asyncio.to_thread(self._batches.look, run)
-                chosen = self._batches.asked()
-            else:
-                return
-            if chosen is not None and self._window is None and not self._captured:
-                self._captured = not await self._started(chosen)
+        self._waiting += 1
+        try:
+            await self._whole(self._requested(run, look))
+        finally:
+            self._waiting -= 1
 
     def idle(self) -> None:
         """The engine has no request left: the batch has ended. Called in the engine's event loop."""
-        if self._busy:
+        # A late output of the batch before does not end one whose first request waits for its recording.
+        if self._busy and not self._waiting:
             self._over = True
             self._spawn(self._end_over())
 
@@ -129,6 +68,48 @@ class Server:
         Returns:
             What speaks against it, or an empty text.
         """
+        return await self._whole(self._open(step, duration_s))
+
+    async def close_window(self) -> str:
+        """Close the window that was asked for. Returns what went wrong, or an empty text."""
+        return await self._whole(self._close(self._window))
+
+    async def give_way(self) -> None:
+        """Somebody else profiles the engine from now on; its hooks end what autoprof records."""
+        async with self._lock:
+            self._forget_window()
+            self._captured = False
+
+    @property
+    def _busy(self) -> bool:
+        return self._batches.going_on and not self._over
+
+    async def _requested(self, run: runtime.Runtime, look: bool) -> str:
+        async with self._lock:
+            if self._busy and not look:
+                return ""
+            if not self._busy:
+                await self._end_batch()
+            await asyncio.to_thread(self._batches.look, run)
+            chosen = self._batches.asked() if self._busy else self._batches.begin(run)
+            if chosen is not None and self._window is None and not self._captured:
+                self._captured = not await self._started(chosen)
+        return ""
+
+    async def _end_over(self) -> str:
+        async with self._lock:
+            if self._over:
+                await self._end_batch()
+        return ""
+
+    async def _end_batch(self) -> None:
+        self._over = False
+        captured, self._captured = self._captured, False
+        if captured:
+            await _asked(self._stop(self._engine))
+        self._batches.end()
+
+    async def _open(self, step: int | None, duration_s: float | None) -> str:
         async with self._lock:
             if self._over:
                 await self._end_batch()
@@ -143,38 +124,12 @@ class Server:
                 self._timer = loop.call_later(duration_s, lambda: self._spawn(self._close(window)))
             return ""
 
-    async def close_window(self) -> str:
-        """Close the window that was asked for. Returns what went wrong, or an empty text."""
-        return await self._close(self._window)
-
-    async def give_way(self) -> None:
-        """Somebody else profiles the engine from now on; its hooks end what autoprof records."""
-        async with self._lock:
-            self._forget_window()
-            self._captured = False
-
-    @property
-    def _busy(self) -> bool:
-        return self._batches.going_on and not self._over
-
-    async def _end_over(self) -> None:
-        async with self._lock:
-            if self._over:
-                await self._end_batch()
-
-    async def _end_batch(self) -> None:
-        self._over = False
-        captured, self._captured = self._captured, False
-        if captured:
-            await _said(self._stop(self._engine))
-        self._batches.end()
-
     async def _close(self, window: object | None) -> str:
         async with self._lock:
             if window is None or self._window is not window:
                 return "no window is open"
             self._forget_window()
-            return await _said(self._stop(self._engine))
+            return await _asked(self._stop(self._engine))
 
     def _forget_window(self) -> None:
         self._window = None
@@ -183,12 +138,17 @@ class Server:
             self._timer = None
 
     async def _started(self, asked: Request) -> str:
-        return await _said(self._start(self._engine, asked))
+        return await _asked(self._start(self._engine, asked))
 
-    def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+    async def _whole(self, work: Coroutine[Any, Any, str]) -> str:
+        # A request may be given up while it waits, but an engine that is half started would stay so.
+        return await asyncio.shield(self._spawn(work))
+
+    def _spawn(self, work: Coroutine[Any, Any, str]) -> asyncio.Task[str]:
         task = asyncio.get_running_loop().create_task(_guarded(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
 
 async def answer_start(server: Server, body: bytes) -> tuple[int, dict[str, str]]:
@@ -218,7 +178,7 @@ def window_of(body: bytes) -> tuple[int | None, float | None]:
     if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
         raise ValueError(f"global_step: got {step!r}; it takes a whole number from 0")
     if duration_s is not None and not _is_duration(duration_s):
-        raise ValueError(f"duration_s: got {duration_s!r}; it takes a number of seconds above 0")
+        raise ValueError(f"duration_s: got {duration_s!r}; it takes seconds, above 0 and below 1e9")
     return step, duration_s
 
 
@@ -231,31 +191,32 @@ def fields_of(body: bytes) -> dict[str, Any] | None:
     return content if isinstance(content, dict) else None
 
 
-def request(step: int, overrides: dict[str, Any] | None = None) -> Request:
-    """What an engine without a trainer is asked for: there is one replica, which has all ranks."""
-    return Request(action="start", step=step, replica=0, rank=0, overrides=overrides or {})
+def said(answer: dict[str, Any]) -> str:
+    """The problem that an engine answered with, if any; it is logged."""
+    problem = str(answer["problem"])
+    if problem:
+        log.warning(f"the engine could not be recorded: {problem}")
+    return problem
 
 
 def _is_duration(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e9
 
 
 def _answer(problem: str) -> tuple[int, dict[str, str]]:
     return 409 if problem else 200, {"problem": problem}
 
 
-async def _said(answer: Awaitable[dict[str, Any]]) -> str:
+async def _asked(answer: Awaitable[dict[str, Any]]) -> str:
     try:
-        problem = str((await answer)["problem"])
+        return said(await answer)
     except Exception as error:
-        problem = f"{type(error).__name__}: {error}"
-    if problem:
-        log.warning(f"the engine could not be recorded: {problem}")
-    return problem
+        return said({"problem": f"{type(error).__name__}: {error}"})
 
 
-async def _guarded(work: Coroutine[Any, Any, Any]) -> None:
+async def _guarded(work: Coroutine[Any, Any, str]) -> str:
     try:
-        await work
+        return await work
     except Exception as error:
         runtime.report("serve", error)
+        return f"{type(error).__name__}: {error}"

@@ -12,8 +12,8 @@ import sys
 from collections.abc import Coroutine
 from typing import Any, Literal
 
-from autoprof import _boot, board, log, runtime
-from autoprof.behaviours import Behaviour, serve, vllm
+from autoprof import _boot, board, runtime
+from autoprof.behaviours import Behaviour, batches, serve, vllm
 from autoprof.paths import follow
 from autoprof.wrapping import CALL, Around, Call
 
@@ -109,7 +109,7 @@ class _Offline:
         self.inside = 0
         self.driven = _Driven(engine)
         self._engine = engine
-        self._batches = serve.Batches()
+        self._batches = batches.Batches()
         self._captured = False
 
     def request(self) -> None:
@@ -122,8 +122,7 @@ class _Offline:
         self._end()
         self._batches.look(run)
         if (asked := self._batches.begin(run)) is not None:
-            answer = _now(vllm.start(self.driven, asked))
-            self._captured = not _said(answer)
+            self._captured = not serve.said(_now(vllm.start(self.driven, asked)))
 
     def look(self) -> None:
         """See whether the batch has ended."""
@@ -134,7 +133,7 @@ class _Offline:
         """End the recording that is going on, if any. `cut` says why it ends early, if it does."""
         captured, self._captured = self._captured, False
         if captured:
-            _said(_now(vllm.stop(self.driven, cut)))
+            serve.said(_now(vllm.stop(self.driven, cut)))
 
     def _end(self) -> None:
         try:
@@ -172,10 +171,3 @@ def _now(work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
     finally:
         work.close()
         loop.close()
-
-
-def _said(answer: dict[str, Any]) -> str:
-    problem = str(answer["problem"])
-    if problem:
-        log.warning(f"the engine could not be recorded: {problem}")
-    return problem

@@ -86,7 +86,7 @@ def test_a_profiling_of_the_users_goes_first(apart: Driven, here: Driven) -> Non
 
 
 def test_a_request_that_is_refused_leaves_the_engine_well(driven: Driven) -> None:
-    assert driven.said["wrong"] is True
+    assert driven.said["refused"] is True
 
 
 def test_the_log_has_no_error_of_ours(driven: Driven) -> None:

@@ -54,9 +54,10 @@ def main():
     said["user stop"] = users_own(llm.stop_profile)
     said["ninth"] = generate()
     try:
-        llm.generate([{"prompt_token_ids": [5] * 100}], SamplingParams(max_tokens=2), use_tqdm=False)
-    except ValueError:
-        said["wrong"] = True
+        # The second is refused, and with it the first taken back.
+        llm.generate([PROMPT, {"prompt_token_ids": [5] * 100}], SamplingParams(max_tokens=2), use_tqdm=False)
+    except Exception as error:
+        said["refused"] = "maximum context length" in str(error)
     said["last"] = generate()
     print("RESULT " + json.dumps(said), flush=True)
 

@@ -1,0 +1,72 @@
+"""Generation batches, the steps of an engine without a trainer.
+
+A batch lasts from the first request that an idle engine gets to the moment when it has none left, which for a trainer
+that sends its prompts over HTTP is one rollout. Batches are counted from 1, and `AUTOPROF_STEPS` chooses.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from autoprof import control, ending, runtime
+from autoprof.behaviours.vllm import ROLE, Request
+from autoprof.timeline import Span
+from autoprof.window import Steps
+
+# How often a busy server looks whether somebody asked for a window: with the first request after so many seconds.
+_LOOK_S = 1.0
+
+
+class Batches:
+    """The generation batches of one engine: counted, each a step of the timeline."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._span: Span | None = None
+        self._last_window = False
+        self._asked = control.Windows()
+        self._looked = 0.0
+
+    @property
+    def going_on(self) -> bool:
+        return self._span is not None
+
+    @property
+    def overdue(self) -> bool:
+        """Whether nobody has looked for some time at what `autoprof trigger` asked for."""
+        return time.monotonic() - self._looked > _LOOK_S
+
+    def look(self, run: runtime.Runtime) -> None:
+        """Take what `autoprof trigger` asked for: `+1` is the batch that is going on, or else the next."""
+        self._looked = time.monotonic()
+        self._asked.look(run.rundir, self.count - self.going_on)
+
+    def asked(self) -> Request | None:
+        """What is asked of the engine if somebody asked for this batch."""
+        overrides = self._asked.match(self.count, self.count)
+        return None if overrides is None else request(self.count, overrides)
+
+    def begin(self, run: runtime.Runtime) -> Request | None:
+        """A batch begins; returns what is asked of the engine if it is chosen, by `AUTOPROF_STEPS` or by a trigger."""
+        self.count += 1
+        self._span = Span(run, "step", "step", step=self.count, role=ROLE, rank=None)
+        steps = Steps.parse(run.settings.steps)
+        chosen = steps.match(self.count, self.count)
+        self._last_window = chosen and not steps.any_after(self.count, self.count)
+        return self.asked() or (request(self.count) if chosen else None)
+
+    def end(self) -> None:
+        """The batch has ended, and what was recorded of it is stopped."""
+        span, self._span = self._span, None
+        if span is not None:
+            span.end()
+        run = runtime.current()
+        if self._last_window and run is not None:
+            self._last_window = False
+            ending.window_passed(run)
+
+
+def request(step: int, overrides: dict[str, Any] | None = None) -> Request:
+    """What an engine without a trainer is asked for: there is one replica, which has all ranks."""
+    return Request(action="start", step=step, replica=0, rank=0, overrides=overrides or {})

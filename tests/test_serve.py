@@ -1,0 +1,236 @@
+"""Batches and windows of a server, with an engine that notes what it is asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pytest_mock import MockerFixture
+
+from autoprof import ending, runtime
+from autoprof.behaviours import serve
+from autoprof.behaviours.vllm import Request
+from autoprof.settings import Settings
+
+
+class Engine:
+    """Notes starts, by their step, and stops; does what a test wants meanwhile."""
+
+    def __init__(self) -> None:
+        self.log: list[Any] = []
+        self.meanwhile: Callable[[], Awaitable[None]] | None = None
+        self.problem = ""
+        self.server = serve.Server(self, Engine.start, Engine.stop)
+
+    async def start(self, request: Request) -> dict[str, Any]:
+        if self.meanwhile is not None:
+            await self.meanwhile()
+        self.log.append(request.step)
+        return {"problem": self.problem}
+
+    async def stop(self) -> dict[str, Any]:
+        self.log.append("stop")
+        return {"problem": ""}
+
+
+@pytest.fixture
+def run(mocker: MockerFixture, tmp_path: Path) -> Any:
+    made = SimpleNamespace(settings=Settings(steps="2,3"))
+    mocker.patch.object(runtime, "current", return_value=made)
+    mocker.patch.object(serve, "Span")
+    mocker.patch.object(ending, "window_passed")
+    return made
+
+
+async def batch(engine: Engine, run: Any) -> None:
+    await engine.server.request(run)
+    engine.server.idle()
+    await settled(engine)
+
+
+async def settled(engine: Engine) -> None:
+    """Wait for what the server has under way."""
+    while engine.server._tasks:
+        await asyncio.gather(*engine.server._tasks)
+
+
+def test_the_chosen_batches_are_recorded_and_the_command_is_run_after_the_last(run: Any) -> None:
+    async def drive(engine: Engine) -> None:
+        for count in range(1, 5):
+            assert ending.window_passed.call_count == (count == 4)  # type: ignore[attr-defined]
+            await batch(engine, run)
+
+    asyncio.run(drive(engine := Engine()))
+    assert engine.log == [2, "stop", 3, "stop"]
+
+
+def test_requests_of_a_batch_wait_until_it_is_recorded(run: Any) -> None:
+    async def drive(engine: Engine) -> None:
+        await batch(engine, run)
+        started = asyncio.Event()
+        engine.meanwhile = started.wait  # type: ignore[assignment]
+        waiting = [asyncio.create_task(engine.server.request(run)) for _ in range(3)]
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not any(task.done() for task in waiting)
+        # A late output of the batch before.
+        engine.server.idle()
+        started.set()
+        await asyncio.gather(*waiting)
+
+    asyncio.run(drive(engine := Engine()))
+    assert engine.log == [2]
+
+
+def test_a_request_that_is_given_up_leaves_no_engine_half_started(run: Any) -> None:
+    async def drive(engine: Engine) -> None:
+        await batch(engine, run)
+        started = asyncio.Event()
+        engine.meanwhile = started.wait  # type: ignore[assignment]
+        given_up = asyncio.create_task(engine.server.request(run))
+        while not engine.server._lock.locked():
+            await asyncio.sleep(0)
+        given_up.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await given_up
+        started.set()
+        await settled(engine)
+        engine.server.idle()
+        await settled(engine)
+
+    asyncio.run(drive(engine := Engine()))
+    assert engine.log == [2, "stop"]
+
+
+def test_a_request_that_follows_at_once_is_in_the_next_batch(run: Any) -> None:
+    async def drive(engine: Engine) -> None:
+        for _ in range(3):
+            await engine.server.request(run)
+            engine.server.idle()
+        await settled(engine)
+
+    asyncio.run(drive(engine := Engine()))
+    assert engine.log == [2, "stop", 3, "stop"]
+
+
+def test_a_window_is_named_after_the_batch_that_goes_on_or_comes_next(run: Any) -> None:
+    async def drive(engine: Engine) -> None:
+        assert await engine.server.open_window() == ""
+        assert await engine.server.close_window() == ""
+        await engine.server.request(run)
+        assert await engine.server.open_window() == ""
+        engine.server.idle()
+        # A window stays open over batches, and no batch is recorded in it.
+        await batch(engine, run)
+        assert await engine.server.close_window() == ""
+        assert await engine.server.open_window(77) == ""
+        assert await engine.server.close_window() == ""
+
+    asyncio.run(drive(engine := Engine()))
+    assert engine.log == [1, "stop", 1, "stop", 77, "stop"]
+
+
+def test_windows_out_of_order_are_refused(run: Any) -> None:
+    async def drive(engine: Engine) -> None:
+        server = engine.server
+        assert await server.close_window() == "no window is open"
+        assert await server.open_window(5) == ""
+        assert await server.open_window(6) == "a window is open already"
+        assert await server.close_window() == ""
+        await batch(engine, run)
+        await server.request(run)
+        assert await server.open_window(7) == "a window is open already"
+
+    asyncio.run(drive(engine := Engine()))
+    assert engine.log == [5, "stop", 2]
+
+
+def test_a_window_closes_by_itself_and_a_late_timer_closes_no_other(run: Any) -> None:
+    async def drive(engine: Engine) -> None:
+        server = engine.server
+        assert await server.open_window(5, 0.001) == ""
+        while engine.log[-1] != "stop":
+            await asyncio.sleep(0)
+        await settled(engine)
+        assert await server.close_window() == "no window is open"
+        assert await server.open_window(6, 600) == ""
+        first = server._window
+        assert await server.close_window() == ""
+        assert await server.open_window(7) == ""
+        assert await server._close(first) == "no window is open"
+        assert await server.close_window() == ""
+
+    asyncio.run(drive(engine := Engine()))
+    assert engine.log == [5, "stop", 6, "stop", 7, "stop"]
+
+
+def test_an_engine_that_can_not_be_recorded_goes_on(run: Any) -> None:
+    async def broken() -> None:
+        raise OSError("gone")
+
+    async def drive(engine: Engine) -> None:
+        engine.meanwhile = broken
+        assert await engine.server.open_window() == "OSError: gone"
+        await batch(engine, run)
+        await batch(engine, run)
+        engine.meanwhile, engine.problem = None, "busy"
+        await batch(engine, run)
+        assert await engine.server.open_window() == "busy"
+
+    asyncio.run(drive(engine := Engine()))
+    assert engine.log == [3, 4]
+
+
+def test_who_profiles_the_engine_closes_the_window_and_is_not_stopped(run: Any) -> None:
+    async def drive(engine: Engine) -> None:
+        assert await engine.server.open_window(5, 600) == ""
+        await engine.server.give_way()
+        await settled(engine)
+        assert await engine.server.close_window() == "no window is open"
+        await batch(engine, run)
+        await engine.server.request(run)
+        await engine.server.give_way()
+        engine.server.idle()
+        await settled(engine)
+
+    asyncio.run(drive(engine := Engine()))
+    assert engine.log == [5, 2]
+
+
+@pytest.mark.parametrize(
+    ("body", "step", "duration_s"),
+    [
+        (b"", None, None),
+        (b" {} ", None, None),
+        (b'{"global_step": 0}', 0, None),
+        (b'{"global_step": 7, "duration_s": 1.5, "more": 1}', 7, 1.5),
+        (b'{"global_step": null, "duration_s": 3}', None, 3),
+    ],
+)
+def test_bodies(body: bytes, step: int | None, duration_s: float | None) -> None:
+    assert serve.window_of(body) == (step, duration_s)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b'{"global_step": -1}', "global_step: got -1; it takes a whole number from 0"),
+        (b'{"global_step": true}', "global_step: got True; it takes a whole number from 0"),
+        (b'{"global_step": 1.5}', "global_step: got 1.5; it takes a whole number from 0"),
+        (b'{"duration_s": 0}', "duration_s: got 0; it takes seconds, above 0 and below 1e9"),
+        (b'{"duration_s": "5"}', "duration_s: got '5'; it takes seconds, above 0 and below 1e9"),
+        (b'{"duration_s": NaN}', "duration_s: got nan; it takes seconds, above 0 and below 1e9"),
+        (b'{"duration_s": 1000000000}', "duration_s: got 1000000000; it takes seconds, above 0 and below 1e9"),
+        (b'{"duration_s": Infinity}', "duration_s: got inf; it takes seconds, above 0 and below 1e9"),
+        (b"\xff", "body: got '\ufffd'; it takes an object in JSON, or nothing"),
+        (b"null", "body: got 'null'; it takes an object in JSON, or nothing"),
+    ],
+)
+def test_wrong_bodies_are_named(body: bytes, said: str) -> None:
+    with pytest.raises(ValueError, match=r"it takes") as caught:
+        serve.window_of(body)
+    assert str(caught.value) == said
