@@ -12,8 +12,9 @@ import pytest
 from pytest_mock import MockerFixture
 
 from autoprof import ending, runtime
-from autoprof.behaviours import serve
+from autoprof.behaviours import batches, serve
 from autoprof.behaviours.vllm import Request
+from autoprof.rundir import RunDir
 from autoprof.settings import Settings
 
 
@@ -39,9 +40,9 @@ class Engine:
 
 @pytest.fixture
 def run(mocker: MockerFixture, tmp_path: Path) -> Any:
-    made = SimpleNamespace(settings=Settings(steps="2,3"))
+    made = SimpleNamespace(settings=Settings(steps="2,3"), rundir=RunDir(tmp_path))
     mocker.patch.object(runtime, "current", return_value=made)
-    mocker.patch.object(serve, "Span")
+    mocker.patch.object(batches, "Span")
     mocker.patch.object(ending, "window_passed")
     return made
 
