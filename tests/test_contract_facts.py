@@ -1,4 +1,4 @@
-"""What autoprof's code relies on in vLLM, SGLang and verl, release by release, in the stored signatures.
+"""What autoprof's code relies on in vLLM, vllm-ascend, SGLang and verl, release by release, in the stored signatures.
 
 A table says from which release on something holds, up to the next line.
 """
@@ -286,3 +286,16 @@ def test_verl_workers_move(verl: Contract) -> None:
     assert verl.has("verl.workers.fsdp_workers", "ActorRolloutRefWorker.update_actor") == before(verl.version, "0.8")
     updates = verl.has("verl.workers.engine_workers", "ActorRolloutRefWorker.update_weights")
     assert updates == (not before(verl.version, "0.7.1"))
+
+
+@pytest.mark.parametrize("version", stored.versions("vllm_ascend"))
+def test_workers_on_npus_keep_their_profiler_as_vllms_do(version: str) -> None:
+    ascend = contract("vllm_ascend", version)
+    module = f"vllm_ascend.worker.{'worker_v1' if before(version, '0.13') else 'worker'}"
+    assert "vllm.v1.worker.worker_base.WorkerBase" in ascend.find(module, "NPUWorker")["bases"]
+    assert ascend.sets(module, "NPUWorker", "profiler")
+    # Without one that is configured, `profile` refuses.
+    assert ascend.sets(module, "NPUWorker", "profiler_config") == (not before(version, "0.18"))
+    profile = ["is_start"] if before(version, "0.18") else ["is_start", "profile_prefix"]
+    assert taken(ascend.find(module, "NPUWorker.profile")) == profile
+    assert taken(ascend.find(module, "NPUWorker.execute_model")) == ["scheduler_output"]
