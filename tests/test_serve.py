@@ -32,8 +32,8 @@ class Engine:
         self.log.append(request.step)
         return {"problem": self.problem}
 
-    async def stop(self) -> dict[str, Any]:
-        self.log.append("stop")
+    async def stop(self, cut: str) -> dict[str, Any]:
+        self.log.append(cut or "stop")
         return {"problem": ""}
 
 
@@ -185,7 +185,7 @@ def test_an_engine_that_can_not_be_recorded_goes_on(run: Any) -> None:
     assert engine.log == [3, 4]
 
 
-def test_who_profiles_the_engine_closes_the_window_and_is_not_stopped(run: Any) -> None:
+def test_who_profiles_the_engine_ends_what_is_recorded_and_is_not_stopped(run: Any) -> None:
     async def drive(engine: Engine) -> None:
         assert await engine.server.open_window(5, 600) == ""
         await engine.server.give_way()
@@ -198,7 +198,8 @@ def test_who_profiles_the_engine_closes_the_window_and_is_not_stopped(run: Any) 
         await settled(engine)
 
     asyncio.run(drive(engine := Engine()))
-    assert engine.log == [5, 2]
+    cut = "somebody else started the engine's profiler"
+    assert engine.log == [5, cut, 2, cut]
 
 
 @pytest.mark.parametrize(

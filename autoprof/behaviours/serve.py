@@ -18,9 +18,10 @@ from autoprof.behaviours.vllm import ROLE, Request
 from autoprof.timeline import Span
 from autoprof.window import Steps
 
-# Each answers with `{"problem": text}`, empty if there is none.
+# Each answers with `{"problem": text}`, empty if there is none. The text that a stop takes says why the recording ends
+# early, if it does.
 Start = Callable[[Any, Request], Awaitable[dict[str, Any]]]
-Stop = Callable[[Any], Awaitable[dict[str, Any]]]
+Stop = Callable[[Any, str], Awaitable[dict[str, Any]]]
 KEYS = frozenset({"global_step", "duration_s"})
 
 
@@ -109,10 +110,8 @@ class Server:
         return await self._whole(self._close(self._window))
 
     async def give_way(self) -> None:
-        """Somebody else profiles the engine from now on; its hooks end what autoprof records."""
-        async with self._lock:
-            self._forget_window()
-            self._captured = False
+        """Somebody else is about to profile the engine: what autoprof records ends early."""
+        await self._whole(self._give_way())
 
     @property
     def _busy(self) -> bool:
@@ -137,7 +136,7 @@ class Server:
         self._over = False
         captured, self._captured = self._captured, False
         if captured:
-            await _asked(self._stop(self._engine))
+            await self._stopped()
         self._batches.end()
 
     async def _open(self, step: int | None, duration_s: float | None) -> str:
@@ -155,12 +154,19 @@ class Server:
                 self._timer = loop.call_later(duration_s, lambda: self._spawn(self._close(window)))
             return ""
 
+    async def _give_way(self) -> str:
+        async with self._lock:
+            recording = self._captured or self._window is not None
+            self._forget_window()
+            self._captured = False
+            return await self._stopped("somebody else started the engine's profiler") if recording else ""
+
     async def _close(self, window: object | None) -> str:
         async with self._lock:
             if window is None or self._window is not window:
                 return "no window is open"
             self._forget_window()
-            return await _asked(self._stop(self._engine))
+            return await self._stopped()
 
     def _forget_window(self) -> None:
         self._window = None
@@ -170,6 +176,9 @@ class Server:
 
     async def _started(self, step: int) -> str:
         return await _asked(self._start(self._engine, request(step)))
+
+    async def _stopped(self, cut: str = "") -> str:
+        return await _asked(self._stop(self._engine, cut))
 
     async def _whole(self, work: Coroutine[Any, Any, str]) -> str:
         # A request may be given up while it waits, but an engine that is half started would stay so.
