@@ -12,7 +12,7 @@ import pytest
 from pytest_mock import MockerFixture
 
 from autoprof import ending, runtime
-from autoprof.behaviours import serve
+from autoprof.behaviours import serve, serve_http
 from autoprof.behaviours.vllm import Request
 from autoprof.settings import Settings
 
@@ -213,7 +213,7 @@ def test_who_profiles_the_engine_ends_what_is_recorded_and_is_not_stopped(run: A
     ],
 )
 def test_bodies(body: bytes, step: int | None, duration_s: float | None) -> None:
-    assert serve.window_of(body) == (step, duration_s)
+    assert serve_http.window_of(body) == (step, duration_s)
 
 
 @pytest.mark.parametrize(
@@ -233,5 +233,5 @@ def test_bodies(body: bytes, step: int | None, duration_s: float | None) -> None
 )
 def test_wrong_bodies_are_named(body: bytes, said: str) -> None:
     with pytest.raises(ValueError, match=r"it takes") as caught:
-        serve.window_of(body)
+        serve_http.window_of(body)
     assert str(caught.value) == said
