@@ -227,6 +227,7 @@ def test_bodies(body: bytes, step: int | None, duration_s: float | None) -> None
         (b'{"duration_s": NaN}', "duration_s: got nan; it takes seconds, above 0 and below 1e9"),
         (b'{"duration_s": 1000000000}', "duration_s: got 1000000000; it takes seconds, above 0 and below 1e9"),
         (b'{"duration_s": Infinity}', "duration_s: got inf; it takes seconds, above 0 and below 1e9"),
+        (b"[" * 100_000, f"body: got {'[' * 100!r}; it takes an object in JSON, or nothing"),
         (b"\xff", "body: got '\ufffd'; it takes an object in JSON, or nothing"),
         (b"null", "body: got 'null'; it takes an object in JSON, or nothing"),
     ],

@@ -46,7 +46,7 @@ def fields_of(body: bytes) -> dict[str, Any] | None:
     """The fields of a body, none without one. None if it is no object in JSON."""
     try:
         content = json.loads(body) if body.strip() else {}
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return content if isinstance(content, dict) else None
 
