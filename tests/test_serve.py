@@ -12,7 +12,7 @@ import pytest
 from pytest_mock import MockerFixture
 
 from autoprof import ending, runtime
-from autoprof.behaviours import batches, serve
+from autoprof.behaviours import batches, serve, serve_http
 from autoprof.behaviours.vllm import Request
 from autoprof.rundir import RunDir
 from autoprof.settings import Settings
@@ -33,8 +33,8 @@ class Engine:
         self.log.append(request.step)
         return {"problem": self.problem}
 
-    async def stop(self) -> dict[str, Any]:
-        self.log.append("stop")
+    async def stop(self, cut: str) -> dict[str, Any]:
+        self.log.append(cut or "stop")
         return {"problem": ""}
 
 
@@ -186,7 +186,7 @@ def test_an_engine_that_can_not_be_recorded_goes_on(run: Any) -> None:
     assert engine.log == [3, 4]
 
 
-def test_who_profiles_the_engine_closes_the_window_and_is_not_stopped(run: Any) -> None:
+def test_who_profiles_the_engine_ends_what_is_recorded_and_is_not_stopped(run: Any) -> None:
     async def drive(engine: Engine) -> None:
         assert await engine.server.open_window(5, 600) == ""
         await engine.server.give_way()
@@ -199,7 +199,8 @@ def test_who_profiles_the_engine_closes_the_window_and_is_not_stopped(run: Any) 
         await settled(engine)
 
     asyncio.run(drive(engine := Engine()))
-    assert engine.log == [5, 2]
+    cut = "somebody else started the engine's profiler"
+    assert engine.log == [5, cut, 2, cut]
 
 
 @pytest.mark.parametrize(
@@ -213,7 +214,7 @@ def test_who_profiles_the_engine_closes_the_window_and_is_not_stopped(run: Any) 
     ],
 )
 def test_bodies(body: bytes, step: int | None, duration_s: float | None) -> None:
-    assert serve.window_of(body) == (step, duration_s)
+    assert serve_http.window_of(body) == (step, duration_s)
 
 
 @pytest.mark.parametrize(
@@ -227,11 +228,12 @@ def test_bodies(body: bytes, step: int | None, duration_s: float | None) -> None
         (b'{"duration_s": NaN}', "duration_s: got nan; it takes seconds, above 0 and below 1e9"),
         (b'{"duration_s": 1000000000}', "duration_s: got 1000000000; it takes seconds, above 0 and below 1e9"),
         (b'{"duration_s": Infinity}', "duration_s: got inf; it takes seconds, above 0 and below 1e9"),
+        (b"[" * 100_000, f"body: got {'[' * 100!r}; it takes an object in JSON, or nothing"),
         (b"\xff", "body: got '\ufffd'; it takes an object in JSON, or nothing"),
         (b"null", "body: got 'null'; it takes an object in JSON, or nothing"),
     ],
 )
 def test_wrong_bodies_are_named(body: bytes, said: str) -> None:
     with pytest.raises(ValueError, match=r"it takes") as caught:
-        serve.window_of(body)
+        serve_http.window_of(body)
     assert str(caught.value) == said

@@ -7,7 +7,6 @@ functions that start and stop its recording.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -15,10 +14,10 @@ from autoprof import log, runtime
 from autoprof.behaviours.batches import Batches, request
 from autoprof.behaviours.vllm import Request
 
-# Each answers with `{"problem": text}`, empty if there is none.
+# Each answers with `{"problem": text}`, empty if there is none. The text that a stop takes says why the recording ends
+# early, if it does.
 Start = Callable[[Any, Request], Awaitable[dict[str, Any]]]
-Stop = Callable[[Any], Awaitable[dict[str, Any]]]
-KEYS = frozenset({"global_step", "duration_s"})
+Stop = Callable[[Any, str], Awaitable[dict[str, Any]]]
 
 
 class Server:
@@ -75,10 +74,8 @@ class Server:
         return await self._whole(self._close(self._window))
 
     async def give_way(self) -> None:
-        """Somebody else profiles the engine from now on; its hooks end what autoprof records."""
-        async with self._lock:
-            self._forget_window()
-            self._captured = False
+        """Somebody else is about to profile the engine: what autoprof records ends early."""
+        await self._whole(self._give_way())
 
     @property
     def _busy(self) -> bool:
@@ -106,7 +103,7 @@ class Server:
         self._over = False
         captured, self._captured = self._captured, False
         if captured:
-            await _asked(self._stop(self._engine))
+            await self._stopped()
         self._batches.end()
 
     async def _open(self, step: int | None, duration_s: float | None) -> str:
@@ -124,12 +121,19 @@ class Server:
                 self._timer = loop.call_later(duration_s, lambda: self._spawn(self._close(window)))
             return ""
 
+    async def _give_way(self) -> str:
+        async with self._lock:
+            recording = self._captured or self._window is not None
+            self._forget_window()
+            self._captured = False
+            return await self._stopped("somebody else started the engine's profiler") if recording else ""
+
     async def _close(self, window: object | None) -> str:
         async with self._lock:
             if window is None or self._window is not window:
                 return "no window is open"
             self._forget_window()
-            return await _asked(self._stop(self._engine))
+            return await self._stopped()
 
     def _forget_window(self) -> None:
         self._window = None
@@ -139,6 +143,9 @@ class Server:
 
     async def _started(self, asked: Request) -> str:
         return await _asked(self._start(self._engine, asked))
+
+    async def _stopped(self, cut: str = "") -> str:
+        return await _asked(self._stop(self._engine, cut))
 
     async def _whole(self, work: Coroutine[Any, Any, str]) -> str:
         # A request may be given up while it waits, but an engine that is half started would stay so.
@@ -151,60 +158,12 @@ class Server:
         return task
 
 
-async def answer_start(server: Server, body: bytes) -> tuple[int, dict[str, str]]:
-    """The HTTP status and the content that answer `/start_profile`."""
-    try:
-        step, duration_s = window_of(body)
-    except ValueError as error:
-        return 400, {"problem": str(error)}
-    return _answer(await server.open_window(step, duration_s))
-
-
-async def answer_stop(server: Server) -> tuple[int, dict[str, str]]:
-    """The HTTP status and the content that answer `/stop_profile`."""
-    return _answer(await server.close_window())
-
-
-def window_of(body: bytes) -> tuple[int | None, float | None]:
-    """Read the body of `/start_profile`: the step's number and the seconds that the window is open. Both may lack.
-
-    Raises:
-        ValueError: It says which is wrong, what it got and what it takes.
-    """
-    asked = fields_of(body)
-    if asked is None:
-        raise ValueError(f"body: got {body[:100].decode(errors='replace')!r}; it takes an object in JSON, or nothing")
-    step, duration_s = asked.get("global_step"), asked.get("duration_s")
-    if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
-        raise ValueError(f"global_step: got {step!r}; it takes a whole number from 0")
-    if duration_s is not None and not _is_duration(duration_s):
-        raise ValueError(f"duration_s: got {duration_s!r}; it takes seconds, above 0 and below 1e9")
-    return step, duration_s
-
-
-def fields_of(body: bytes) -> dict[str, Any] | None:
-    """The fields of a body, none without one. None if it is no object in JSON."""
-    try:
-        content = json.loads(body) if body.strip() else {}
-    except ValueError:
-        return None
-    return content if isinstance(content, dict) else None
-
-
 def said(answer: dict[str, Any]) -> str:
     """The problem that an engine answered with, if any; it is logged."""
     problem = str(answer["problem"])
     if problem:
         log.warning(f"the engine could not be recorded: {problem}")
     return problem
-
-
-def _is_duration(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e9
-
-
-def _answer(problem: str) -> tuple[int, dict[str, str]]:
-    return 409 if problem else 200, {"problem": problem}
 
 
 async def _asked(answer: Awaitable[dict[str, Any]]) -> str:

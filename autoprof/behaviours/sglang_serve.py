@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from autoprof import _boot, log, runtime
-from autoprof.behaviours import Behaviour, serve, sglang
+from autoprof.behaviours import Behaviour, serve, serve_http, sglang
 from autoprof.waits import Coroutine
 from autoprof.wrapping import CALL, Around, Call, wrapped_by
 
@@ -91,12 +91,12 @@ def _take_routes(app: Any, server: serve.Server) -> None:
     async def start_profile(request: Any) -> Any:
         nonlocal theirs
         body = await request.body()
-        asked = serve.fields_of(body)
-        if asked is None or not asked.keys() <= serve.KEYS:
+        asked = serve_http.fields_of(body)
+        if asked is None or not asked.keys() <= serve_http.KEYS:
             theirs = True
             await server.give_way()
             return _Passed(own[_START], body)
-        status, content = await serve.answer_start(server, body)
+        status, content = await serve_http.answer_start(server, body)
         return JSONResponse(content, status)
 
     async def stop_profile(request: Any) -> Any:
@@ -104,7 +104,7 @@ def _take_routes(app: Any, server: serve.Server) -> None:
         if theirs:
             theirs = False
             return _Passed(own[_STOP], await request.body())
-        status, content = await serve.answer_stop(server)
+        status, content = await serve_http.answer_stop(server)
         return JSONResponse(content, status)
 
     for path, endpoint in ((_START, start_profile), (_STOP, stop_profile)):

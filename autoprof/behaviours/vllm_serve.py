@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from autoprof import _boot, runtime
-from autoprof.behaviours import Behaviour, serve, vllm
+from autoprof.behaviours import Behaviour, serve, serve_http, vllm
 from autoprof.waits import Coroutine
 from autoprof.wrapping import CALL, Around, Call
 
@@ -86,11 +86,11 @@ def _add_routes(app: Any) -> None:
 
     async def start_profile(raw_request: Request) -> JSONResponse:
         server = _server_of(raw_request.app.state.engine_client)
-        status, content = await serve.answer_start(server, await raw_request.body())
+        status, content = await serve_http.answer_start(server, await raw_request.body())
         return JSONResponse(content, status)
 
     async def stop_profile(raw_request: Request) -> JSONResponse:
-        status, content = await serve.answer_stop(_server_of(raw_request.app.state.engine_client))
+        status, content = await serve_http.answer_stop(_server_of(raw_request.app.state.engine_client))
         return JSONResponse(content, status)
 
     # FastAPI reads the annotations, which it can't find by name in a function's locals.
