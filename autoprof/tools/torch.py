@@ -50,8 +50,13 @@ class TorchTool:
         self._profile.stop()
 
     def export(self, path: str) -> None:
-        self._profile.export_chrome_trace(path)
-        self._profile = None
+        try:
+            self._profile.export_chrome_trace(path)
+        finally:
+            # The profile is in a reference cycle. Freed by a garbage collection during a later recording, its result
+            # crashes the process (torch 2.13, libkineto's MemoryTraceLogger). Without this the memory stays taken, too.
+            self._profile.profiler = None
+            self._profile = None
 
     def busy(self) -> str:
         return "another torch.profiler is recording in this process" if len(_foreign) else ""
