@@ -103,8 +103,6 @@ class Placement:
     def __init__(self, run: Runtime, subject: Subject, settings: Settings, tool: str) -> None:
         self.started = clock()
         self.contents: list[str] = []
-        # What is left out besides words of the settings' contents, or instead of them.
-        self.left_out: list[str] = []
         self._run = run
         self._settings = settings
         self._subject = subject
@@ -138,17 +136,6 @@ class Placement:
             }
         )
 
-    def adopt(self, finished: Path, ending: str, state: str, reason: str = "") -> None:
-        """Take over a complete file that an engine wrote on the same disk, and write its meta file.
-
-        Raises:
-            OSError: It can't be moved, or the meta file can't be written.
-        """
-        meta = self._meta(state, reason)
-        final = Path(str(self._base) + (rundir.TRACE if ending == ".trace.json.gz" else ending))
-        os.replace(finished, final)
-        rundir.write_json(Path(str(self._base) + rundir.META), meta | {"bytes": final.stat().st_size})
-
     def fail(self, reason: str) -> None:
         """Leave a meta file that says why there is no trace."""
         log.warning(f"{self.folder.name}/{self._base.name}: {reason}")
@@ -156,8 +143,7 @@ class Placement:
 
     def _meta(self, state: str, reason: str) -> dict[str, Any]:
         left_out = [word for word in self._settings.contents if word not in self.contents]
-        left_out += [word for word in self.left_out if word not in left_out]
-        if left_out and self.contents and not self.left_out:
+        if left_out and self.contents:
             log.warning_once(f"contents left out, which {self._tool} does not know here: {', '.join(left_out)}")
         return {
             **msgspec.to_builtins(self._subject),

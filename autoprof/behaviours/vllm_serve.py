@@ -12,6 +12,7 @@ from typing import Any
 
 from autoprof import _boot, log, runtime
 from autoprof.behaviours import Behaviour, vllm
+from autoprof.behaviours import engine as engines
 from autoprof.timeline import Span
 from autoprof.waits import Coroutine
 from autoprof.window import Steps
@@ -36,7 +37,7 @@ class _Server:
                 return
             await self._end_batch(engine)
             self.batches += 1
-            self.batch = Span(run, "step", "step", step=self.batches, role=vllm.ROLE, rank=None)
+            self.batch = Span(run, "step", "step", step=self.batches, role=engines.ROLE, rank=None)
             if not self.requested and Steps.parse(run.settings.steps).match(self.batches, self.batches):
                 self.captured = not _said(await vllm.start(engine, _request(self.batches)))
 
@@ -154,8 +155,8 @@ def _add_routes(app: Any) -> None:
     app.add_api_route("/stop_profile", stop_profile, methods=["POST"])
 
 
-def _request(step: int) -> vllm.Request:
-    return vllm.Request(action="start", step=step, replica=0, rank=0)
+def _request(step: int) -> engines.Request:
+    return engines.Request(action="start", step=step, replica=0, rank=0)
 
 
 def _said(answer: dict[str, Any]) -> str:
