@@ -109,7 +109,7 @@ class Placement:
     def __init__(self, run: Runtime, subject: Subject, settings: Settings, tool: str) -> None:
         self.started = clock()
         self.contents: list[str] = []
-        # What is left out besides words of the settings' contents, or instead of them.
+        # Words of the settings' contents that were not even asked of the tool.
         self.left_out: list[str] = []
         self._run = run
         self._settings = settings
@@ -145,17 +145,6 @@ class Placement:
                 "python": sys.executable,
             }
         )
-
-    def adopt(self, finished: Path, ending: str, state: str, reason: str = "") -> None:
-        """Take over a complete file or folder that an engine wrote on the same disk, and write its meta file.
-
-        Raises:
-            OSError: It can't be moved, or the meta file can't be written.
-        """
-        meta = self._meta(state, reason)
-        final = Path(str(self._base) + (rundir.TRACE if ending == ".trace.json.gz" else ending))
-        os.replace(finished, final)
-        rundir.write_json(Path(str(self._base) + rundir.META), meta | {"bytes": _finish.size(str(final))})
 
     def fail(self, reason: str) -> None:
         """Leave a meta file that says why there is no trace."""

@@ -17,9 +17,8 @@ META = ".meta.json"
 NPU_FOLDER = "_ascend_pt"
 # How what a tool writes ends, before .part.
 RAW_ENDINGS = (TRACE.removesuffix(".gz"), NPU_FOLDER)
-# What traces merged from others are called: autoprof's, and an engine's own.
+# What traces merged from others are called.
 MERGED = "merged"
-ENGINES = "sglang-merged"
 # How folders begin in which a merge is going on.
 MERGING = ".merge-"
 HOST = re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname()) or "localhost"
@@ -33,9 +32,7 @@ def tidy(name: str) -> str:
 def is_merged(name: str) -> bool:
     """Whether files of this name, without endings, hold what other captures of the step hold already."""
     words = name.split(".")
-    return name == MERGED or (
-        words[1:2] != [] and words[1].startswith("replica") and words[2:3] in ([MERGED], [ENGINES])
-    )
+    return name == MERGED or (words[1:2] != [] and words[1].startswith("replica") and words[2:3] == [MERGED])
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -21,10 +21,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 # What autoprof does itself, after the recording.
 MERGE = "merge-profiles"
 # What one backend alone knows travels with the rest and is filtered where it is used.
-CONTENTS = (
-    *("cpu", "cuda", "npu", "memory", "shapes", "stack", "module", "flops"),
-    *("profile-by-stage", MERGE, "sglang-merge-profiles"),
-)
+CONTENTS = ("cpu", "cuda", "npu", "memory", "shapes", "stack", "module", "flops", "profile-by-stage", MERGE)
 
 
 class SettingsError(ValueError):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import json
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -404,3 +406,17 @@ def test_names_are_tidy() -> None:
     assert subject.file_name(1).startswith("a-b.x-y-z.rank0.")
     engine = Subject(step=1, role="rollout", stage="rollout", rank=9, replica=1, part="dp0_tp1_rank1")
     assert engine.file_name(2).startswith("rollout.replica1.dp0_tp1_rank1.2.")
+
+
+def test_a_recording_is_freed_when_it_is_written(tmp_path: Path) -> None:
+    tool = torch_tool.TorchTool()
+    tool.start(("cpu",), tmp_path)
+    result = weakref.ref(tool._profile.profiler)
+    tool.stop()
+    # A collection during a later recording would free what is in a cycle, and crash.
+    gc.disable()
+    try:
+        tool.export(str(tmp_path / "trace.json"))
+        assert result() is None
+    finally:
+        gc.enable()

@@ -223,6 +223,7 @@ def test_sglang_requests(sglang: Contract) -> None:
     kind = "type" if before(sglang.version, "0.5.15") else "req_type"
     assert fields == together(SGLANG_REQUEST, sglang.version) | {kind}
     assert {"START_PROFILE", "STOP_PROFILE"} <= set(sglang.find(f"{MANAGERS}.io_struct", "ProfileReqType")["fields"])
+    assert {"success", "message"} == set(sglang.find(f"{MANAGERS}.io_struct", "ProfileReqOutput")["fields"])
     assert sglang.has(f"{MANAGERS}.io_struct", "ProfileReqInput") == before(sglang.version, "0.5.15")
 
 
@@ -231,7 +232,7 @@ def test_sglang_schedulers(sglang: Contract) -> None:
     assert sglang.has(f"{MANAGERS}.scheduler", "Scheduler.start_profile") == in_the_scheduler
     manager = (f"{MANAGERS}.scheduler_components.profiler_manager", "SchedulerProfilerManager._start_profile")
     assert sglang.has(*manager) == (not in_the_scheduler)
-    assert sglang.sets(f"{MANAGERS}.scheduler", "Scheduler", "forward_ct")
+    assert taken(sglang.find(f"{MANAGERS}.scheduler", "Scheduler.run_batch"))[0] == "batch"
 
 
 def test_sglang_servers(sglang: Contract) -> None:

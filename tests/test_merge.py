@@ -315,7 +315,6 @@ def test_each_replica_of_several_traces_gets_one(run: Path) -> None:
 def test_names_of_merged_files() -> None:
     assert is_merged("merged")
     assert is_merged("rollout.replica10.merged")
-    assert is_merged("rollout.replica0.sglang-merged.h.pid7")
     assert not is_merged("rollout.replica0.TP-0.merged.pid7")
     assert not is_merged("actor.merged.rank0.h.pid7")
 

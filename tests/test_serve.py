@@ -13,7 +13,7 @@ from pytest_mock import MockerFixture
 
 from autoprof import ending, runtime
 from autoprof.behaviours import batches, serve, serve_http
-from autoprof.behaviours.vllm import Request
+from autoprof.behaviours.engine import Request
 from autoprof.rundir import RunDir
 from autoprof.settings import Settings
 

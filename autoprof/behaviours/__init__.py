@@ -14,7 +14,7 @@ BEHAVIOURS = {
     "ray.actor-class": "autoprof.behaviours.ray:ActorClass",
     "rollout.around": "autoprof.behaviours.rollout:AroundGeneration",
     "rollout.end": "autoprof.behaviours.rollout:EndOfSampling",
-    "sglang.engine": "autoprof.behaviours.sglang:Engine",
+    "sglang.pass": "autoprof.behaviours.sglang_scheduler:Pass",
     "sglang.released": "autoprof.behaviours.sglang_serve:Released",
     "sglang.scheduler": "autoprof.behaviours.sglang_scheduler:Scheduler",
     "sglang.server": "autoprof.behaviours.sglang:Server",

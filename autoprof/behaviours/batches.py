@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from autoprof import control, ending, runtime
-from autoprof.behaviours.vllm import ROLE, Request
+from autoprof.behaviours.engine import ROLE, Request
 from autoprof.timeline import Span
 from autoprof.window import Steps
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from autoprof import log, runtime
 from autoprof.behaviours.batches import Batches, request
-from autoprof.behaviours.vllm import Request
+from autoprof.behaviours.engine import Request
 
 # Each answers with `{"problem": text}`, empty if there is none. The text that a stop takes says why the recording ends
 # early, if it does.

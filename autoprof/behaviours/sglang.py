@@ -1,90 +1,120 @@
-"""SGLang: its own profiler is driven through the `TokenizerManager`, as vLLM's through its engine.
+"""SGLang: autoprof's own recorder in each scheduler is driven through the `TokenizerManager`.
 
-What is sent is chosen in `sglang_arguments.py`, made to fit in the scheduler (`sglang_scheduler.py`), and what comes of
-it is placed by `sglang_session.py`.
+SGLang's profiler takes other arguments in each release, counts forward passes in other ways, writes gzip in the thread
+that generates, and ends the server when the disk is full or an argument is not to its taste. What all releases have is
+a way for a request to reach every scheduler, those of other nodes too: `start_profile`. autoprof's requests travel as
+text in its `output_dir`, and a hook in the scheduler (`sglang_scheduler.py`) takes them out before SGLang sees them.
 """
 
 from __future__ import annotations
 
-import os
+import asyncio
+import inspect
 import sys
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
-from autoprof import log, runtime
-from autoprof.behaviours import Behaviour
-from autoprof.behaviours.sglang_session import OPEN, Session, own_call
-from autoprof.behaviours.vllm import Request
+from autoprof import runtime
+from autoprof.behaviours import engine as engines
+from autoprof.behaviours.engine import Request
+from autoprof.behaviours.sglang_scheduler import MARK, Order
 from autoprof.paths import follow
-from autoprof.waits import Coroutine
-from autoprof.wrapping import CALL, Around, Call, Reply, wrapped_by
+from autoprof.wrapping import wrapped_by
+
+# Set on a TokenizerManager while autoprof records its engine.
+OPEN = "_autoprof_open"
 
 
-class Server(Behaviour):
-    """A method of the server actor that takes any keyword: a call with `autoprof=` is a request of the trainer's.
+class Server(engines.Server):
+    """A method of the server actor, as in `engines.Server`; the engine is the `TokenizerManager`."""
 
-    Attributes:
-        engine: Attribute path on the actor to the `TokenizerManager`, None on nodes that have none.
-        node_rank: Attribute path to the actor's number in a replica over several nodes; only 0 has an engine.
-    """
+    default_engine = "tokenizer_manager"
 
-    engine: str = "tokenizer_manager"
-    node_rank: str = "node_rank"
+    async def start(self, engine: Any, request: Request) -> dict[str, Any]:
+        return await start(engine, request)
 
-    def around(self, call: Call) -> Around:
-        asked = call.kwargs.get("autoprof")
-        if asked is None:
-            yield CALL
-            return None
-        engine = follow(call.instance, self.engine, None)
-        if engine is None or follow(call.instance, self.node_rank, 0) != 0:
-            return Reply({})
+    async def stop(self, engine: Any) -> dict[str, Any]:
+        return await stop(engine)
+
+
+class _Session:
+    """One capture of an engine, from start to stop."""
+
+    def __init__(self, engine: Any, timeout_s: float) -> None:
+        self.ending = False
+        self._engine = engine
+        self._timeout_s = timeout_s
+        # Kept here: an event loop keeps no hold of its tasks.
+        self._work: asyncio.Task[str] | None = None
+        self._late = False
+
+    async def start(self, order: Order) -> dict[str, Any]:
+        return await self._within(self._start(order))
+
+    async def stop(self, cut: str) -> dict[str, Any]:
+        self.ending = True
+        return await self._within(self._stop(cut))
+
+    async def _start(self, order: Order) -> str:
+        problem = await _send(self._engine, order)
+        if problem:
+            self._close()
+        elif self._late and not self.ending:
+            self.ending = True
+            await self._stop("the engine started too late")
+        return problem
+
+    async def _stop(self, cut: str) -> str:
         try:
-            request = msgspec.convert(asked, Request)
-            answer = yield Coroutine(start(engine, request) if request.action == "start" else stop(engine))
-        except Exception as error:
-            return Reply({"problem": f"{type(error).__name__}: {error}"})
-        return Reply(answer)
+            return await _send(self._engine, Order(action="stop", reason=cut))
+        finally:
+            self._close()
 
+    async def _within(self, work: Any) -> dict[str, Any]:
+        """Await `work` for the time that a stop may take, and let it go on after that.
 
-class Engine(Behaviour):
-    """`TokenizerManager.start_profile` and `stop_profile`, as somebody else calls them, over HTTP too: autoprof's
-    recording ends before the call, which then does what it would do without autoprof.
+        A call of SGLang's that is cancelled leaves its communicator waiting for ever (0.5.8, _Communicator).
+        """
+        self._work = asyncio.ensure_future(work)
+        await asyncio.wait({self._work}, timeout=self._timeout_s)
+        if self._work.done():
+            return {"problem": self._work.result()}
+        self._late = True
+        return {"problem": f"the engine did not answer within {self._timeout_s:g} s"}
 
-    That nobody else is recording is seen to in the scheduler, which alone knows it.
-
-    Attributes:
-        action: Which of the two the hook is on.
-    """
-
-    action: Literal["start", "stop"]
-
-    def around(self, call: Call) -> Around:
-        if not own_call.get() and hasattr(call.instance, OPEN):
-            verb = "started" if self.action == "start" else "stopped"
-            log.warning(f"somebody else {verb} the engine's profiler; autoprof's recording ends early")
-            yield Coroutine(stop(call.instance, f"somebody else {verb} the engine's profiler"))
-        yield CALL
-        return None
+    def _close(self) -> None:
+        if getattr(self._engine, OPEN, None) is self:
+            delattr(self._engine, OPEN)
 
 
 async def start(engine: Any, request: Request) -> dict[str, Any]:
-    """Have the engine of a `TokenizerManager` record. Answers with a problem, or an empty text."""
+    """Have the schedulers of a `TokenizerManager` record. Answers with a problem, or an empty text."""
     run = runtime.current()
     if run is None:
         return {"problem": "autoprof is off in the server's process"}
     if hasattr(engine, OPEN):
         return {"problem": "it is recording already"}
-    if why := _unfit():
-        return {"problem": why}
-    session = Session(engine, run, request)
+    if not _reaches_the_scheduler():
+        return {"problem": "autoprof's hook in SGLang's scheduler was not applied"}
+    settings = request.settings(run)
+    order = Order(
+        action="start",
+        step=request.step,
+        replica=request.replica,
+        rank=request.rank,
+        replicas_in_one=not getattr(engine.server_args, "enable_dp_attention", False),
+        contents=settings.contents,
+        iterations=settings.rollout_iterations,
+        ranks=settings.ranks,
+    )
+    session = _Session(engine, settings.stop_timeout_s)
     setattr(engine, OPEN, session)
-    return await session.within(session.begin())
+    return await session.start(order)
 
 
 async def stop(engine: Any, cut: str = "") -> dict[str, Any]:
-    """Stop the engine of a `TokenizerManager` and place what it recorded.
+    """Have the schedulers of a `TokenizerManager` stop. Answers with a problem, or an empty text.
 
     Args:
         engine: The `TokenizerManager`.
@@ -95,19 +125,40 @@ async def stop(engine: Any, cut: str = "") -> dict[str, Any]:
         return {"problem": "it was not recording"}
     if session.ending:
         return {"problem": "it is being stopped already"}
-    session.ending = True
-    answer: dict[str, Any] = await session.within(session.end(cut))
+    answer: dict[str, Any] = await session.stop(cut)
     return answer
 
 
-def _unfit() -> str:
-    """Why no engine of this process can be driven, or an empty text."""
-    if os.environ.get("SGLANG_PROFILE_V2", "").lower() in ("1", "true"):
-        return "SGLANG_PROFILE_V2 is set, whose profiler autoprof does not know"
-    for module, path in (
+async def _send(engine: Any, order: Order) -> str:
+    """Send an order to the schedulers; returns what went wrong in the one that answers, or an empty text.
+
+    Without activities SGLang itself records nothing, where a scheduler is without autoprof's hook (0.4.6 to 0.5.23).
+    """
+    fields = {"output_dir": MARK + msgspec.json.encode(order).decode(), "activities": []}
+    try:
+        method = engine.start_profile
+        if "output_dir" in inspect.signature(method).parameters:
+            answer = await method(**fields)
+        else:
+            answer = await method(_request_type()(**fields))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    message = str(getattr(answer, "message", ""))
+    return message.removeprefix(MARK) if message.startswith(MARK) else "the scheduler runs without autoprof"
+
+
+def _request_type() -> type:
+    """SGLang's `ProfileReq`, the one argument of `start_profile` from 0.5.15 on."""
+    from sglang.srt.managers.io_struct import ProfileReq
+
+    kind: type = ProfileReq
+    return kind
+
+
+def _reaches_the_scheduler() -> bool:
+    """Whether the hooks are in place, told by this process, which imports the scheduler's modules too."""
+    places = (
         ("sglang.srt.managers.scheduler", "Scheduler.profile"),
         ("sglang.srt.managers.scheduler_components.profiler_manager", "SchedulerProfilerManager._profile"),
-    ):
-        if wrapped_by(follow(sys.modules.get(module), path, None)):
-            return ""
-    return "autoprof's hook in SGLang's scheduler was not applied"
+    )
+    return any(wrapped_by(follow(sys.modules.get(module), path, None)) for module, path in places)

@@ -16,13 +16,12 @@ import msgspec
 
 from autoprof import log, runtime
 from autoprof.behaviours import Behaviour, vllm_frontend
+from autoprof.behaviours import engine as engines
+from autoprof.behaviours.engine import ROLE, Request
 from autoprof.capture import Subject
-from autoprof.paths import follow
-from autoprof.settings import Settings
 from autoprof.waits import Coroutine
-from autoprof.wrapping import CALL, Around, Call, Reply
+from autoprof.wrapping import CALL, Around, Call
 
-ROLE = "rollout"
 # Set on an engine while autoprof records it.
 _OPEN = "_autoprof_open"
 # Set on an engine while somebody else profiles it.
@@ -30,46 +29,16 @@ TAKEN = "_autoprof_taken"
 own_call: ContextVar[bool] = ContextVar("autoprof_own_call", default=False)
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What the trainer asks of an engine. `rank` is the first global rank that its replica owns; `overrides` are the
-    settings that the window has of its own."""
+class Server(engines.Server):
+    """A method of the server actor, as in `engines.Server`; the engine is the `AsyncLLM`."""
 
-    action: str
-    step: int
-    replica: int
-    rank: int
-    overrides: dict[str, Any] = {}
+    default_engine = "engine"
 
-    def settings(self, run: runtime.Runtime) -> Settings:
-        """The settings of rollouts in this window."""
-        return run.settings.overridden(self.overrides).for_role(ROLE)
+    async def start(self, engine: Any, request: Request) -> dict[str, Any]:
+        return await start(engine, request)
 
-
-class Server(Behaviour):
-    """A method of the server actor that takes any keyword: a call with `autoprof=` is a request of the trainer's.
-
-    Attributes:
-        engine: Attribute path on the actor to the `AsyncLLM`.
-        node_rank: Attribute path to the actor's number in a replica over several nodes; only 0 has an engine.
-    """
-
-    engine: str = "engine"
-    node_rank: str = "node_rank"
-
-    def around(self, call: Call) -> Around:
-        asked = call.kwargs.get("autoprof")
-        if asked is None:
-            yield CALL
-            return None
-        if follow(call.instance, self.node_rank, 0) != 0:
-            return Reply({})
-        try:
-            request = msgspec.convert(asked, Request)
-            engine = follow(call.instance, self.engine)
-            answer = yield Coroutine(start(engine, request) if request.action == "start" else stop(engine))
-        except Exception as error:
-            return Reply({"problem": f"{type(error).__name__}: {error}"})
-        return Reply(answer)
+    async def stop(self, engine: Any) -> dict[str, Any]:
+        return await stop(engine)
 
 
 class Engine(Behaviour):

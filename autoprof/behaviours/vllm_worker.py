@@ -14,8 +14,8 @@ import msgspec
 
 from autoprof import capture, runtime, tools
 from autoprof.behaviours import Behaviour
+from autoprof.behaviours.engine import ROLE, Request
 from autoprof.behaviours.stage import takes
-from autoprof.behaviours.vllm import ROLE, Request
 from autoprof.behaviours.vllm_passes import Passes
 from autoprof.behaviours.vllm_profiler import Place, Recorder
 from autoprof.capture import Placement, Recording, Subject

@@ -62,8 +62,13 @@ class TorchTool:
             OSError: What is there is not whole. Kineto says nothing of that: it writes to `.tmp` and renames it, even
                 where what was left in its buffer at the end could not be written (torch 2.13).
         """
-        self._profile.export_chrome_trace(path)
-        self._profile = None
+        try:
+            self._profile.export_chrome_trace(path)
+        finally:
+            # The profile is in a reference cycle. Freed by a garbage collection during a later recording, its result
+            # crashes the process (torch 2.13, libkineto's MemoryTraceLogger). Without this the memory stays taken, too.
+            self._profile.profiler = None
+            self._profile = None
         if not _whole(path):
             raise OSError("torch could not write all of it; is the disk full?")
 

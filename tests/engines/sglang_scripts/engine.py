@@ -5,7 +5,10 @@ Its schedulers are other processes, one for each rank; some mistakes would end t
 """
 
 import asyncio
+import contextlib
 import json
+import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,22 +18,35 @@ import sglang
 
 from autoprof import runtime
 from autoprof.behaviours import sglang as autoprof_sglang
-from autoprof.rundir import RunDir
+from autoprof.behaviours.engine import Request
 
 TOKENS = 8
+IDLE_S = 2
 SAID = {}
 
 
-class SeveralNodes:
-    """SGLang's ServerArgs, but for the number of nodes."""
+@contextlib.contextmanager
+def small_disk(folder):
+    """Put a file system of 64 kB at `folder`; False where that is not permitted."""
+    folder.mkdir(parents=True)
+    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
+    mounted = shutil.which("mount") and not subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode
+    try:
+        yield bool(mounted)
+    finally:
+        if mounted:
+            subprocess.run(["umount", "-l", str(folder)], check=True)
 
-    nnodes = 2
 
-    def __init__(self, own):
-        self._own = own
+def fill(folder, whole):
+    """Make every write of the capture in `folder` fail as on a full disk; `whole` is an earlier capture's folder.
 
-    def __getattr__(self, name):
-        return getattr(self._own, name)
+    Kineto writes to a file of its own and renames it (torch 2.13).
+    """
+    folder.mkdir(parents=True)
+    for path in whole.glob("*.meta.json"):
+        raw = path.name.replace(".meta.json", ".pt.trace.json.part.tmp")
+        (folder / raw).symlink_to("/dev/full")
 
 
 def main(model, ranks):
@@ -45,7 +61,6 @@ def main(model, ranks):
         max_total_tokens=1024,
         max_running_requests=4,
         tp_size=int(ranks),
-        sleep_on_idle=True,
         log_level="warning",
     )
     try:
@@ -68,9 +83,7 @@ def drive(engine):
 
     def start(step, **settings):
         runtime.current().settings = msgspec.structs.replace(plain, **settings)
-        return call(
-            autoprof_sglang.start(manager, autoprof_sglang.Request(action="start", step=step, replica=1, rank=4))
-        )
+        return call(autoprof_sglang.start(manager, Request(action="start", step=step, replica=1, rank=4)))
 
     def stop():
         return call(autoprof_sglang.stop(manager))
@@ -118,35 +131,52 @@ def drive(engine):
     generate()
     SAID["twice"] += [stop(), stop()]
 
-    here = runtime.current().rundir
-    blocked = Path("blocked")
-    blocked.write_text("")
-    runtime.current().rundir = RunDir(blocked / "run")
-    SAID["unwritable"] = [start(15), stop()]
-    runtime.current().rundir = here
+    # A file where the step's folder is to be: root may write in any folder.
+    steps = runtime.current().rundir.step
+    steps(15).write_text("")
+    SAID["unwritable"] = [start(15, rollout_iterations="all"), stop()]
     SAID["tokens unwritable"] = generate()
+    steps(15).unlink()
 
-    # A replica that says it is on several nodes is not armed: it begins at once.
-    own = manager.server_args
-    manager.server_args = SeveralNodes(own)
-    started = start(20, rollout_iterations="1:3")
-    manager.server_args = own
-    SAID["tokens at once"] = generate()
-    SAID["at once"] = [started, stop()]
+    fill(steps(16), steps(1))
+    record("full disk", 16, rollout_iterations="all")
+    with small_disk(steps(17)) as mounted:
+        record("small disk", 17, rollout_iterations="all")
+        SAID["small disk"].append(mounted)
+
+    record("second rank", 18, rollout_iterations="0:3", ranks="5")
+    SAID["idle"] = [start(19, rollout_iterations="all", contents=("cpu", "stack"))]
+    SAID["tokens idle"] = generate()
+    time.sleep(IDLE_S)
+    SAID["tokens after a pause"] = generate()
+    SAID["idle"].append(stop())
+
+    # More requests than the engine takes at once: prompts are taken in between passes that decode.
+    SAID["several"] = [start(20, rollout_iterations="0:6", contents=("cpu", "profile-by-stage"))]
+    lengths = [{"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True} for tokens in (2, 3, 9, 9, 9, 9)]
+    engine.generate(input_ids=[[5, 6, 7]] * len(lengths), sampling_params=lengths)
+    SAID["several"].append(stop())
 
     # Somebody else's profiling goes first.
     theirs = {"activities": ["CPU"], "with_stack": False}
-    SAID["their start"] = [start(16, rollout_iterations="all")]
+    SAID["their start"] = [start(21, rollout_iterations="all")]
     generate()
     SAID["their start"].append(users("start_profile", output_dir=str(Path("theirs", "a").absolute()), **theirs))
-    SAID["start in theirs"] = start(17)
+    SAID["their start"].append(stop())
+    SAID["start in theirs"] = [start(22), stop()]
     generate()
-    SAID["their start"] += [users("stop_profile"), stop()]
-    SAID["their stop"] = [start(18, rollout_iterations="all")]
+    SAID["their start"].append(users("stop_profile"))
+    SAID["their stop"] = [start(23, rollout_iterations="all"), users("stop_profile")]
     generate()
-    SAID["their stop"] += [users("stop_profile"), stop()]
-    armed = {"output_dir": str(Path("theirs", "b").absolute()), "start_step": 10_000, "num_steps": 1}
-    SAID["their armed"] = [users("start_profile", **armed, **theirs), start(19)]
+    SAID["their stop"].append(stop())
+    started = start(24)
+    users("start_profile", output_dir=str(Path("theirs", "b").absolute()), **theirs)
+    generate()
+    SAID["theirs before the first pass"] = [started, users("stop_profile"), stop()]
+    # Armed by them for a pass that never comes.
+    armed = {"output_dir": str(Path("theirs", "c").absolute()), "start_step": 10_000, "num_steps": 1}
+    SAID["their armed"] = [users("start_profile", **armed, **theirs)]
+    record("in their armed", 25, rollout_iterations="0:3")
 
     SAID["tokens after"] = generate()
 

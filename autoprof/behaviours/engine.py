@@ -1,0 +1,71 @@
+"""What is common to the engines that a trainer drives: the request, and the server actor that receives it."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine as Awaitable
+from typing import Any, ClassVar
+
+import msgspec
+
+from autoprof import runtime
+from autoprof.behaviours import Behaviour
+from autoprof.paths import follow
+from autoprof.settings import Settings
+from autoprof.waits import Coroutine
+from autoprof.wrapping import CALL, Around, Call, Reply
+
+ROLE = "rollout"
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What the trainer asks of an engine. `rank` is the first global rank that its replica owns; `overrides` are the
+    settings that the window has of its own."""
+
+    action: str
+    step: int
+    replica: int
+    rank: int
+    overrides: dict[str, Any] = {}
+
+    def settings(self, run: runtime.Runtime) -> Settings:
+        """The settings of rollouts in this window."""
+        return run.settings.overridden(self.overrides).for_role(ROLE)
+
+
+class Server(Behaviour):
+    """A method of the server actor that takes any keyword: a call with `autoprof=` is a request of the trainer's.
+
+    Attributes:
+        engine: Attribute path on the actor to the engine; None where it stands on a node that has none.
+        node_rank: Attribute path to the actor's number in a replica over several nodes; only 0 has an engine.
+    """
+
+    default_engine: ClassVar[str]
+
+    engine: str = ""
+    node_rank: str = "node_rank"
+
+    def around(self, call: Call) -> Around:
+        asked = call.kwargs.get("autoprof")
+        if asked is None:
+            yield CALL
+            return None
+        if follow(call.instance, self.node_rank, 0) != 0:
+            return Reply({})
+        try:
+            engine = follow(call.instance, self.engine or self.default_engine)
+            if engine is None:
+                return Reply({})
+            request = msgspec.convert(asked, Request)
+            answer = yield Coroutine(self.start(engine, request) if request.action == "start" else self.stop(engine))
+        except Exception as error:
+            return Reply({"problem": f"{type(error).__name__}: {error}"})
+        return Reply(answer)
+
+    def start(self, engine: Any, request: Request) -> Awaitable[Any, Any, dict[str, Any]]:
+        """Have the engine record; the answer has a problem, or an empty text."""
+        raise NotImplementedError
+
+    def stop(self, engine: Any) -> Awaitable[Any, Any, dict[str, Any]]:
+        """Have the engine stop; the answer has a problem, or an empty text."""
+        raise NotImplementedError
