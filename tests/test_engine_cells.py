@@ -1,7 +1,7 @@
 """Engines by device, contents and ranks, in the step that was asked for: what a worker leaves in each of these cells.
 
 There is neither a GPU nor an NPU here. torch takes CUDA's activity and leaves it out, as it does where no device is to
-be seen; torch_npu has a stand-in. The engines are imitated, as in test_vllm_worker.py.
+be seen; torch_npu has a stand-in. The engines are imitated, as in test_vllm_worker.py and test_sglang_scheduler.py.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from typing import Any
 import npu_stand_in
 import pytest
 import torch
+from test_sglang_scheduler import Scheduler, send
+from test_sglang_scheduler import passes as schedule
 from test_vllm_worker import V032, Ascend23, passes
 
 from autoprof import capture, ending, rundir, runtime
-from autoprof.behaviours import vllm_worker
+from autoprof.behaviours import sglang_scheduler, vllm_worker
 from autoprof.behaviours.vllm_worker import Worker
 from autoprof.runtime import RunInfo, Runtime
 from autoprof.settings import Settings
@@ -48,7 +50,19 @@ def vllm_generates(run: Runtime, device: str, step: int, captured: bool) -> None
             assert worker.autoprof_release() == {"problem": ""}
 
 
-ENGINES: dict[str, Generate] = {"vllm": vllm_generates}
+def sglang_generates(run: Runtime, device: str, step: int, captured: bool) -> None:
+    for rank in range(RANKS):
+        scheduler = Scheduler(tp_rank=rank)
+        order = {"step": step, "replica": 0, "rank": 0}
+        order |= {"contents": run.settings.contents, "ranks": run.settings.ranks}
+        if captured:
+            assert send(scheduler, "start", **order) == ""
+        schedule(scheduler, "EXTEND", "DECODE")
+        if captured:
+            assert send(scheduler, "stop") == ""
+
+
+ENGINES: dict[str, Generate] = {"vllm": vllm_generates, "sglang": sglang_generates}
 
 
 @pytest.fixture
@@ -78,6 +92,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         return run
 
     monkeypatch.setattr(vllm_worker, "_rank_part", lambda worker: f"rank{worker.rank}")
+    monkeypatch.setattr(sglang_scheduler, "_answer", lambda message: message)
     for worker in (V032, Ascend23):
         Worker().install(worker)
     capture._repeats.clear()
