@@ -42,7 +42,7 @@ class TorchTool:
     def __init__(self) -> None:
         self._profile: Any = None
 
-    def start(self, contents: tuple[str, ...], raw: Path) -> list[str]:
+    def start(self, contents: tuple[str, ...], raw: Path | None = None) -> list[str]:
         arguments, used = profile_arguments(contents)
         # SGLang puts torch_npu's in the place of torch.profiler.profile (0.5.8, scheduler_profiler_mixin.py).
         from torch.profiler.profiler import profile
