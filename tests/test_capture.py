@@ -420,3 +420,13 @@ def test_a_recording_is_freed_when_it_is_written(tmp_path: Path) -> None:
         assert result() is None
     finally:
         gc.enable()
+
+
+def test_a_recording_that_is_given_up_is_kept_from_the_garbage_collection() -> None:
+    tool = torch_tool.TorchTool()
+    tool.start(("cpu",), Path())
+    result = weakref.ref(tool._profile.profiler)
+    tool.stop()
+    del tool
+    gc.collect()
+    assert result() is not None

@@ -29,6 +29,9 @@ FLAGS = {
 # What follows the events of a trace, which is what Kineto was told of the run, is shorter than this, in bytes.
 TAIL = 65536
 _OWN = "_autoprof_own"
+# A profile is in a reference cycle. Freed by a garbage collection during a later recording, its result crashes the process
+# (torch 2.13, libkineto's MemoryTraceLogger). So it is freed when it is written, and kept where it never is.
+_unwritten: list[Any] = []
 _foreign: weakref.WeakSet[Any] = weakref.WeakSet()
 _interrupt: Callable[[str], None] | None = None
 
@@ -53,6 +56,7 @@ class TorchTool:
         return used
 
     def stop(self) -> None:
+        _unwritten.append(self._profile)
         self._profile.stop()
 
     def export(self, path: str) -> None:
@@ -65,8 +69,7 @@ class TorchTool:
         try:
             self._profile.export_chrome_trace(path)
         finally:
-            # The profile is in a reference cycle. Freed by a garbage collection during a later recording, its result
-            # crashes the process (torch 2.13, libkineto's MemoryTraceLogger). Without this the memory stays taken, too.
+            _unwritten.remove(self._profile)
             self._profile.profiler = None
             self._profile = None
         if not _whole(path):
