@@ -29,8 +29,8 @@ FLAGS = {
 # What follows the events of a trace, which is what Kineto was told of the run, is shorter than this, in bytes.
 TAIL = 65536
 _OWN = "_autoprof_own"
-# A profile is in a reference cycle. Freed by a garbage collection during a later recording, its result crashes the process
-# (torch 2.13, libkineto's MemoryTraceLogger). So it is freed when it is written, and kept where it never is.
+# A profile is in a reference cycle. Freed by a garbage collection during a later recording, its result crashes the
+# process (torch 2.13, libkineto's MemoryTraceLogger). So it is freed when it is written, and kept where it never is.
 _unwritten: list[Any] = []
 _foreign: weakref.WeakSet[Any] = weakref.WeakSet()
 _interrupt: Callable[[str], None] | None = None
