@@ -225,7 +225,7 @@ def test_a_window_can_be_opened_while_the_run_is_going_on(critic: VerlRun) -> No
     found = metas(critic, 3)
     assert {meta["role"] for meta in found} == {"critic", "rollout"}
     assert {(meta["state"], *meta["contents"], *meta["left_out"]) for meta in found} == {("complete", "cpu")}
-    names = [event["name"] for event in operators(critic.trace(3, "rollout.replica0"))]
+    names = [event["name"] for event in operators(critic.trace(3, "rollout.replica0.rank0"))]
     assert len([name for name in names if name.startswith("execute_")]) == 3
 
 
