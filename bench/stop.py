@@ -32,12 +32,13 @@ def main(runs: int) -> None:
     import torch
 
     from autoprof import capture, runtime
+    from autoprof.placement import Subject
 
     run = runtime.start()
     assert run is not None
 
     def autoprof() -> Callable[[], None]:
-        recording = capture.begin(run, capture.Subject(step=1, role="actor", stage="update_actor", rank=0))
+        recording = capture.begin(run, Subject(step=1, role="actor", stage="update_actor", rank=0))
         assert recording is not None
         return lambda: capture.end(recording)
 

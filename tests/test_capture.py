@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import torch
 
-from autoprof import _finish, capture, ending, rundir
-from autoprof.capture import Subject
+from autoprof import _finish, capture, ending, placement, rundir
+from autoprof.placement import Subject
 from autoprof.runtime import RunInfo, Runtime
 from autoprof.settings import Settings
 from autoprof.tools import torch as torch_tool
@@ -43,7 +43,7 @@ def made(tmp_path: Path) -> Iterator[Callable[..., Runtime]]:
         )
         return Runtime(info)
 
-    capture._repeats.clear()
+    placement._repeats.clear()
     yield make
     assert capture._active is None
 
@@ -216,9 +216,10 @@ def test_a_capture_whose_thread_does_not_come_back_is_given_up(made: Any, python
     code = """
 import threading, torch
 from autoprof import capture, runtime
+from autoprof.placement import Subject
 run = runtime.start()
 capture.watch_others()
-recording = capture.begin(run, capture.Subject(step=2, role="actor", stage="update_actor", rank=3))
+recording = capture.begin(run, Subject(step=2, role="actor", stage="update_actor", rank=3))
 def profile():
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         torch.ones(2) + 1
@@ -236,8 +237,9 @@ def test_a_stage_that_ends_in_another_thread_is_given_up(made: Any, python: Any,
     code = """
 import threading, torch
 from autoprof import capture, runtime
+from autoprof.placement import Subject
 run = runtime.start()
-recording = capture.begin(run, capture.Subject(step=2, role="actor", stage="update_actor", rank=3))
+recording = capture.begin(run, Subject(step=2, role="actor", stage="update_actor", rank=3))
 thread = threading.Thread(target=capture.end, args=(recording,))
 thread.start()
 thread.join()
@@ -266,9 +268,10 @@ def test_a_full_disk_leaves_nothing_half_written(python: Any, tmp_path: Path, li
     code = f"""
 import resource, torch
 from autoprof import capture, runtime
+from autoprof.placement import Subject
 resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
 run = runtime.start()
-recording = capture.begin(run, capture.Subject(step=2, role="actor", stage="update_actor", rank=3))
+recording = capture.begin(run, Subject(step=2, role="actor", stage="update_actor", rank=3))
 x = torch.randn(20, 20, requires_grad=True)
 for _ in range(30):
     (x @ x).sum().backward()
@@ -346,7 +349,7 @@ def test_a_tool_that_does_not_start_leaves_the_process_free(made: Any, mocker: A
 
 def test_without_another_process_the_trace_is_finished_here(made: Any, mocker: Any) -> None:
     run = made()
-    mocker.patch("autoprof.capture.sys.executable", "/nowhere/python")
+    mocker.patch("autoprof.placement.sys.executable", "/nowhere/python")
     recording = capture.begin(run, SUBJECT)
     work()
     capture.end(recording)

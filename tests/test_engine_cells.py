@@ -20,7 +20,7 @@ from test_sglang_scheduler import Scheduler, send
 from test_sglang_scheduler import passes as schedule
 from test_vllm_worker import V032, Ascend23, passes
 
-from autoprof import capture, ending, rundir, runtime
+from autoprof import capture, ending, placement, rundir, runtime
 from autoprof.behaviours import sglang_scheduler, vllm_worker
 from autoprof.behaviours.vllm_worker import Worker
 from autoprof.runtime import RunInfo, Runtime
@@ -95,7 +95,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(sglang_scheduler, "_answer", lambda message: message)
     for worker in (V032, Ascend23):
         Worker().install(worker)
-    capture._repeats.clear()
+    placement._repeats.clear()
     yield make
     npu_stand_in.remove()
     assert capture._active is None

@@ -16,8 +16,8 @@ import stored
 import torch
 from npu_stand_in import RELEASES
 
-from autoprof import _finish, capture, ending, listing, rundir, tools
-from autoprof.capture import Subject
+from autoprof import _finish, capture, ending, listing, placement, rundir, tools
+from autoprof.placement import Subject
 from autoprof.runtime import RunInfo, Runtime
 from autoprof.settings import Settings
 from autoprof.tools.npu import NpuTool
@@ -45,7 +45,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Runtime]]:
         )
         return Runtime(info)
 
-    capture._repeats.clear()
+    placement._repeats.clear()
     yield run
     npu_stand_in.remove()
     assert capture._active is None
@@ -207,10 +207,10 @@ def test_an_analysis_that_hangs_is_ended(
     make: Any, torch_npu: Any, monkeypatch: pytest.MonkeyPatch, mocker: Any, tmp_path: Path
 ) -> None:
     # Finished in this process, with a Python that never ends in the place of the analysis.
-    mocker.patch("autoprof.capture.subprocess.run", side_effect=OSError)
+    mocker.patch("autoprof.placement.subprocess.run", side_effect=OSError)
     mocker.patch.multiple(_finish, _SIGN_OF_LIFE_S=0.05, _ANALYSE_TIMEOUT_S=0.1, _ANALYSE="while True: pass")
     real = _finish.finish
-    mocker.patch.object(_finish, "finish", side_effect=lambda job: real(job | {"python": capture.sys.executable}))
+    mocker.patch.object(_finish, "finish", side_effect=lambda job: real(job | {"python": placement.sys.executable}))
     assert record(make())["reason"] == "torch_npu has not analysed it"
 
 
@@ -241,11 +241,12 @@ from verl.utils.profiler import ProfilerConfig
 from verl.utils.profiler.config import NPUToolConfig
 from verl.utils.profiler.mstx_profile import NPUProfiler
 from autoprof import capture, runtime
+from autoprof.placement import Subject
 run = runtime.start()
 capture.watch_others()
 tool = NPUToolConfig(contents=["npu"], level="level1", analysis=False, discrete=True)
 theirs = NPUProfiler(rank=0, config=ProfilerConfig(save_path="verls"), tool_config=tool)
-recording = capture.begin(run, capture.Subject(step=2, role="actor", stage="update_actor", rank=3))
+recording = capture.begin(run, Subject(step=2, role="actor", stage="update_actor", rank=3))
 assert recording.tool.name == "npu"
 theirs.annotate(role="actor_update")(lambda: print("called"))()
 capture.end(recording)

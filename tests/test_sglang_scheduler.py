@@ -15,7 +15,7 @@ import msgspec
 import pytest
 import torch
 
-from autoprof import capture, ending, rundir, runtime
+from autoprof import capture, ending, placement, rundir, runtime
 from autoprof.behaviours import sglang_scheduler
 from autoprof.behaviours.sglang_scheduler import MARK, Order, Pass
 from autoprof.behaviours.sglang_scheduler import Scheduler as Requests
@@ -73,7 +73,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runtime]:
     monkeypatch.setattr(runtime, "_off", False)
     monkeypatch.setattr(sglang_scheduler, "_answer", lambda message: message)
     monkeypatch.setattr(sglang_scheduler, "_session", None)
-    capture._repeats.clear()
+    placement._repeats.clear()
     capture.watch_others()
     yield made
     assert capture._active is None

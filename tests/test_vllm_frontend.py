@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from autoprof import capture, ending, rundir
+from autoprof import capture, ending, placement, rundir
 from autoprof.behaviours import vllm_frontend
-from autoprof.capture import Subject
+from autoprof.placement import Subject
 from autoprof.runtime import RunInfo, Runtime
 from autoprof.settings import Settings
 
@@ -70,7 +70,7 @@ def made(tmp_path: Path) -> Iterator[Callable[..., Runtime]]:
         )
         return Runtime(info)
 
-    capture._repeats.clear()
+    placement._repeats.clear()
     yield make
     assert capture._active is None
 

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 import torch
 
-from autoprof import capture, ending, rundir, runtime
+from autoprof import capture, ending, placement, rundir, runtime
 from autoprof.behaviours import vllm_worker
 from autoprof.behaviours.vllm_worker import Worker
+from autoprof.placement import Subject
 from autoprof.runtime import RunInfo, Runtime
 from autoprof.settings import Settings
 
@@ -220,7 +221,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(vllm_worker, "_rank_part", lambda worker: f"rank{worker.rank}")
     for era in ERAS:
         Worker().install(era)
-    capture._repeats.clear()
+    placement._repeats.clear()
     yield make
     assert capture._active is None
 
@@ -329,7 +330,7 @@ def test_the_users_profiler_does_not_run_in_a_worker_that_takes_no_part(start: A
 
 def test_a_worker_whose_process_records_something_else_takes_no_part(start: Any) -> None:
     run = start(contents=("cpu",))
-    stage = capture.begin(run, capture.Subject(step=3, role="actor", stage="update_actor", rank=0))
+    stage = capture.begin(run, Subject(step=3, role="actor", stage="update_actor", rank=0))
     worker = V032()
     assert worker.autoprof_prepare(ASKED) == {"problem": "another profiler is recording in the worker's process"}
     worker.profile(True)

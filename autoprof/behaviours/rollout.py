@@ -10,8 +10,8 @@ import msgspec
 from autoprof import log, runtime
 from autoprof.behaviours import Behaviour
 from autoprof.behaviours.stage import takes
-from autoprof.capture import Placement, Subject
 from autoprof.paths import follow
+from autoprof.placement import Placement, Subject
 from autoprof.settings import Settings
 from autoprof.timeline import Span
 from autoprof.tools.torch import TorchTool

@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 
 from autoprof import capture, tools
-from autoprof.capture import Placement, Recording, Subject
+from autoprof.capture import Recording
+from autoprof.placement import Placement, Subject, clock
 from autoprof.runtime import Runtime
 from autoprof.settings import Settings
 from autoprof.window import parse_iterations
@@ -147,7 +148,7 @@ class Trace(Recording):
             self.fail("another profiler is recording in the scheduler's process")
             return
         try:
-            self._placement.started = capture.clock()
+            self._placement.started = clock()
             recorded = self._tool.start(self._settings.contents, self._placement.raw(self._tool))
             self._placement.contents = recorded + [BY_STAGE] * bool(self.stage)
         except Exception as error:

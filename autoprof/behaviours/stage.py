@@ -7,8 +7,8 @@ from typing import Any
 
 from autoprof import board, capture, runtime
 from autoprof.behaviours import Behaviour
-from autoprof.capture import Subject
 from autoprof.paths import follow
+from autoprof.placement import Subject
 from autoprof.settings import Settings
 from autoprof.timeline import Span as TimelineSpan
 from autoprof.waits import InThread

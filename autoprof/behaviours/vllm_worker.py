@@ -18,8 +18,9 @@ from autoprof.behaviours.engine import ROLE, Request
 from autoprof.behaviours.stage import takes
 from autoprof.behaviours.vllm_passes import Passes
 from autoprof.behaviours.vllm_profiler import Place, Recorder
-from autoprof.capture import Placement, Recording, Subject
+from autoprof.capture import Recording
 from autoprof.paths import follow
+from autoprof.placement import Placement, Subject, clock
 from autoprof.window import parse_iterations
 
 # On a worker: the session, and the place that is to be given back.
@@ -143,7 +144,7 @@ class _Session(Recording, Recorder):
     def _record(self) -> None:
         self.thread = threading.get_ident()
         try:
-            self.placement.started = capture.clock()
+            self.placement.started = clock()
             self.placement.contents = self.tool.start(self._settings.contents, self.placement.raw(self.tool))
         except Exception as error:
             capture.release(self)
