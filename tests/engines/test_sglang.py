@@ -165,7 +165,7 @@ def test_contents_that_this_build_lacks_are_left_out(driven: Driven) -> None:
     meta = driven.meta(10)
     assert (driven.passes(10), meta["state"]) == (3, "complete")
     assert meta["contents"] == ["cpu", "memory", "flops", "module"]
-    assert meta["left_out"] == ["cuda", "npu", "merge-profiles"]
+    assert meta["left_out"] == ["cuda", "npu"]
 
 
 @pytest.mark.parametrize(
@@ -226,6 +226,15 @@ def test_stacks_of_an_engine_without_work_do_not_flood_the_trace(driven: Driven)
     assert sum(event.get("cat") == "python_function" for event in events) > 0
     # Two seconds without work: some 10,000 events in 0.5.8, against more than five million without pauses.
     assert len(events) < 500_000
+
+
+def test_the_ranks_of_a_step_can_be_merged(driven: Driven, python: Any) -> None:
+    run = driven.folder / "autoprof_runs" / "latest"
+    assert "2 traces" in python(["-m", "autoprof", "merge", str(run), "--step", "1"]).stdout
+    merged = json.loads(gzip.decompress((driven.step(1) / "merged.pt.trace.json.gz").read_bytes()))
+    passes = [event for event in merged["traceEvents"] if event.get("name") == "aten::embedding"]
+    assert len(passes) == driven.passes(1, "TP-0") + driven.passes(1, "TP-1")
+    assert len({event["pid"] for event in passes}) == RANKS
 
 
 def test_the_trace_is_named_after_the_process_that_recorded(driven: Driven) -> None:
