@@ -99,8 +99,8 @@ class Placement:
         rundir.write_json(Path(str(self._base) + rundir.META), self._meta("failed", reason))
 
     def _meta(self, state: str, reason: str) -> dict[str, Any]:
-        left_out = [word for word in self._settings.contents if word not in (*self.contents, MERGE)]
-        left_out += [word for word in self.left_out if word not in left_out]
+        asked = dict.fromkeys((*self._settings.contents, *self.left_out))
+        left_out = [word for word in asked if word not in (*self.contents, MERGE)]
         if left_out and self.contents and not self.left_out:
             log.warning_once(f"contents left out, which {self._tool} does not know here: {', '.join(left_out)}")
         return {

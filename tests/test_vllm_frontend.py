@@ -109,7 +109,7 @@ def test_what_the_front_end_can_not_record_is_named_as_left_out(made: Any) -> No
     engine.put_out(2)
     vllm_frontend.end(engine, "somebody else needs it")
     meta, names = found(run)
-    assert (meta["contents"], meta["left_out"]) == (["cpu", "stack"], ["cuda", "merge-profiles"])
+    assert (meta["contents"], meta["left_out"]) == (["cpu", "stack"], ["cuda"])
     assert (meta["state"], meta["reason"]) == ("truncated", "somebody else needs it")
     assert sum("process_outputs" in str(name) for name in names) > 1  # the annotation, and Python's own call
 

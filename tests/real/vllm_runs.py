@@ -26,7 +26,7 @@ FAULTS = {
 }
 # Contents that torch knows here, for the run of faults.py, and such that no vLLM knows on a CPU.
 KNOWN = ["cpu", "shapes", "stack"]
-UNKNOWN = ["npu", "profile-by-stage", "merge-profiles"]
+UNKNOWN = ["npu", "profile-by-stage"]
 # A quiet machine needs 20 s, nearly all of it imports.
 TIMEOUT_S = 240
 
