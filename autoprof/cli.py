@@ -159,7 +159,8 @@ def _trigger(parsed: argparse.Namespace) -> int:
         path = control.ask(RunDir(Path(found.path)), trigger)
     except OSError as error:
         return _complain(f"trigger: {error.filename}: {error.strerror}; only who may write there can ask", 1)
-    print(f"asked run {found.id} for steps {trigger.steps}; it looks when a step begins ({path})")
+    print(f"asked run {found.id} for steps {trigger.steps}, in {path}")
+    print("it looks when a step begins; a server without a trainer when a request comes")
     return 0
 
 
