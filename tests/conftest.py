@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers import clean_environment
 from hypothesis import HealthCheck, settings
+
+from autoprof import capture, placement, rundir, runtime
+from autoprof.runtime import RunInfo, Runtime
+from autoprof.settings import Settings
 
 # Machines that run the tests may be slow and busy; nothing here asserts on time.
 settings.register_profile(
@@ -45,3 +50,40 @@ def python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         return result
 
     return run
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[Callable[..., Runtime]]:
+    """Makes a run with these settings. No recording may be left in this process."""
+
+    def make(**values: Any) -> Runtime:
+        return Runtime(
+            RunInfo(
+                id="run",
+                directory=str(tmp_path / "run"),
+                command="x",
+                cwd="/",
+                host=rundir.HOST,
+                pid=0,
+                started=0.0,
+                python="3",
+                settings=Settings(**values),
+            )
+        )
+
+    placement._repeats.clear()
+    yield make
+    assert capture._active is None
+
+
+@pytest.fixture
+def joined(made: Callable[..., Runtime], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Runtime]:
+    """Makes this process part of a run with these settings."""
+
+    def join(**values: Any) -> Runtime:
+        run = made(**values)
+        monkeypatch.setattr(runtime, "_runtime", run)
+        monkeypatch.setattr(runtime, "_off", False)
+        return run
+
+    return join

@@ -9,43 +9,18 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from autoprof import _finish, capture, ending, placement, rundir
+from autoprof import _finish, capture, ending, rundir
 from autoprof.placement import Subject
-from autoprof.runtime import RunInfo, Runtime
-from autoprof.settings import Settings
+from autoprof.runtime import Runtime
 from autoprof.tools import torch as torch_tool
 
 SUBJECT = Subject(step=2, role="actor", stage="update_actor", rank=3)
-
-
-@pytest.fixture
-def made(tmp_path: Path) -> Iterator[Callable[..., Runtime]]:
-    """A run with these settings, in this process."""
-
-    def make(**settings: Any) -> Runtime:
-        info = RunInfo(
-            id="run",
-            directory=str(tmp_path / "run"),
-            command="python x",
-            cwd="/",
-            host=rundir.HOST,
-            pid=0,
-            started=0.0,
-            python="3",
-            settings=Settings(**settings),
-        )
-        return Runtime(info)
-
-    placement._repeats.clear()
-    yield make
-    assert capture._active is None
 
 
 def work() -> None:

@@ -20,11 +20,10 @@ from test_sglang_scheduler import Scheduler, send
 from test_sglang_scheduler import passes as schedule
 from test_vllm_worker import V032, Ascend23, passes
 
-from autoprof import capture, ending, placement, rundir, runtime
+from autoprof import ending, rundir
 from autoprof.behaviours import sglang_scheduler, vllm_worker
 from autoprof.behaviours.vllm_worker import Worker
-from autoprof.runtime import RunInfo, Runtime
-from autoprof.settings import Settings
+from autoprof.runtime import Runtime
 from autoprof.window import Steps
 
 RANKS = 2
@@ -66,7 +65,7 @@ ENGINES: dict[str, Generate] = {"vllm": vllm_generates, "sglang": sglang_generat
 
 
 @pytest.fixture
-def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def start(joined: Callable[..., Runtime], monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Makes this process part of a run on a machine with such devices."""
 
     def make(device: str, **settings: Any) -> Runtime:
@@ -75,30 +74,14 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         else:
             activities = {torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA}
             monkeypatch.setattr(torch.profiler, "supported_activities", lambda: activities)
-        info = RunInfo(
-            id="run",
-            directory=str(tmp_path / "run"),
-            command="x",
-            cwd="/",
-            host=rundir.HOST,
-            pid=0,
-            started=0.0,
-            python="3",
-            settings=Settings(**settings),
-        )
-        run = Runtime(info)
-        monkeypatch.setattr(runtime, "_runtime", run)
-        monkeypatch.setattr(runtime, "_off", False)
-        return run
+        return joined(**settings)
 
     monkeypatch.setattr(vllm_worker, "_rank_part", lambda worker: f"rank{worker.rank}")
     monkeypatch.setattr(sglang_scheduler, "_answer", lambda message: message)
     for worker in (V032, Ascend23):
         Worker().install(worker)
-    placement._repeats.clear()
     yield make
     npu_stand_in.remove()
-    assert capture._active is None
 
 
 @pytest.mark.filterwarnings("ignore:CUDA is not available")

@@ -18,8 +18,7 @@ from npu_stand_in import RELEASES
 
 from autoprof import _finish, capture, ending, listing, placement, rundir, tools
 from autoprof.placement import Subject
-from autoprof.runtime import RunInfo, Runtime
-from autoprof.settings import Settings
+from autoprof.runtime import Runtime
 from autoprof.tools.npu import NpuTool
 from autoprof.tools.torch import TorchTool, profile_arguments
 
@@ -28,27 +27,10 @@ _HERE = "torch_npu.profiler.profiler"
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Iterator[Callable[..., Runtime]]:
-    """A run with these settings, in this process."""
-
-    def run(**settings: Any) -> Runtime:
-        info = RunInfo(
-            id="run",
-            directory=str(tmp_path / "run"),
-            command="x",
-            cwd="/",
-            host=rundir.HOST,
-            pid=0,
-            started=0.0,
-            python="3",
-            settings=Settings(**settings),
-        )
-        return Runtime(info)
-
-    placement._repeats.clear()
-    yield run
+def make(made: Callable[..., Runtime]) -> Iterator[Callable[..., Runtime]]:
+    """Makes a run with these settings. There is no torch_npu afterwards."""
+    yield made
     npu_stand_in.remove()
-    assert capture._active is None
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,12 +15,11 @@ import msgspec
 import pytest
 import torch
 
-from autoprof import capture, ending, placement, rundir, runtime
+from autoprof import capture, ending, rundir
 from autoprof.behaviours import sglang_scheduler
 from autoprof.behaviours.sglang_scheduler import MARK, Order, Pass
 from autoprof.behaviours.sglang_scheduler import Scheduler as Requests
-from autoprof.runtime import RunInfo, Runtime
-from autoprof.settings import Settings
+from autoprof.runtime import Runtime
 from autoprof.wrapping import CALL, Call, Outcome, Reply
 
 NOTHING = "the engine ran 0 forward passes"
@@ -56,27 +55,11 @@ class Scheduler:
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runtime]:
-    info = RunInfo(
-        id="run",
-        directory=str(tmp_path / "run"),
-        command="x",
-        cwd="/",
-        host=rundir.HOST,
-        pid=0,
-        started=0.0,
-        python="3",
-        settings=Settings(),
-    )
-    made = Runtime(info)
-    monkeypatch.setattr(runtime, "_runtime", made)
-    monkeypatch.setattr(runtime, "_off", False)
+def run(joined: Callable[..., Runtime], monkeypatch: pytest.MonkeyPatch) -> Runtime:
     monkeypatch.setattr(sglang_scheduler, "_answer", lambda message: message)
     monkeypatch.setattr(sglang_scheduler, "_session", None)
-    placement._repeats.clear()
     capture.watch_others()
-    yield made
-    assert capture._active is None
+    return joined()
 
 
 def send(holder: Any, action: Any, **order: Any) -> str:

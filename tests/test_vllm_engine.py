@@ -6,7 +6,6 @@ import asyncio
 import functools
 import inspect
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,11 +13,9 @@ import pytest
 import stored
 from stored import contract, parameters
 
-from autoprof import ending, importing, rundir, runtime, wrapping
+from autoprof import ending, importing, runtime, wrapping
 from autoprof.behaviours import vllm, vllm_worker
 from autoprof.behaviours.vllm_profiler import StandIn
-from autoprof.runtime import RunInfo, Runtime
-from autoprof.settings import Settings
 
 REQUEST = vllm.Request(action="start", step=3, replica=1, rank=8)
 # One value for each argument that some release takes.
@@ -73,7 +70,7 @@ class Engine:
 
 
 @pytest.fixture
-def engine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def engine(request: pytest.FixtureRequest, joined: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     release = request.param
 
     def profiled(self: Any, is_start: bool = True, **arguments: Any) -> None:
@@ -99,20 +96,8 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
         )
         methods[f"{action}_profile"] = wrapping.wrap(made, f"vllm/{action}-profile")
     behaviours = {f"vllm/{action}-profile": vllm.Engine(action=action) for action in ("start", "stop")}  # type: ignore[arg-type]
-    info = RunInfo(
-        id="run",
-        directory=str(tmp_path / "run"),
-        command="x",
-        cwd="/",
-        host=rundir.HOST,
-        pid=0,
-        started=0.0,
-        python="3",
-        settings=Settings(contents=("cpu",), ranks="all"),
-    )
     monkeypatch.setattr(importing, "behaviour", behaviours.get)
-    monkeypatch.setattr(runtime, "_runtime", Runtime(info))
-    monkeypatch.setattr(runtime, "_off", False)
+    joined(contents=("cpu",), ranks="all")
     monkeypatch.setattr(vllm_worker, "_rank_part", lambda worker: f"rank{worker.rank}")
     vllm_worker.Worker().install(kind)
     made = type("ReleasedEngine", (Engine,), methods)()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,11 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from autoprof import capture, ending, placement, rundir
+from autoprof import capture, ending, rundir
 from autoprof.behaviours import vllm_frontend
 from autoprof.placement import Subject
-from autoprof.runtime import RunInfo, Runtime
-from autoprof.settings import Settings
+from autoprof.runtime import Runtime
 
 SUBJECT = Subject(step=3, role="rollout", stage="rollout", rank=8, replica=1, part="frontend")
 
@@ -52,27 +50,6 @@ class Engine:
             for _ in range(pieces):
                 assert self.output_processor.process_outputs(["a", "b"], float(number), None) == 2
         assert self.output_processor.process_outputs([], 0.5, None) == 0
-
-
-@pytest.fixture
-def made(tmp_path: Path) -> Iterator[Callable[..., Runtime]]:
-    def make(**settings: Any) -> Runtime:
-        info = RunInfo(
-            id="run",
-            directory=str(tmp_path / "run"),
-            command="x",
-            cwd="/",
-            host=rundir.HOST,
-            pid=0,
-            started=0.0,
-            python="3",
-            settings=Settings(**settings),
-        )
-        return Runtime(info)
-
-    placement._repeats.clear()
-    yield make
-    assert capture._active is None
 
 
 def found(run: Runtime) -> tuple[dict[str, Any], Counter[str]]:

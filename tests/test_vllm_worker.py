@@ -6,7 +6,7 @@ import contextlib
 import gzip
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,12 +14,11 @@ from typing import Any
 import pytest
 import torch
 
-from autoprof import capture, ending, placement, rundir, runtime
+from autoprof import capture, ending, rundir
 from autoprof.behaviours import vllm_worker
 from autoprof.behaviours.vllm_worker import Worker
 from autoprof.placement import Subject
-from autoprof.runtime import RunInfo, Runtime
-from autoprof.settings import Settings
+from autoprof.runtime import Runtime
 
 ASKED = {"action": "start", "step": 3, "replica": 1, "rank": 8}
 
@@ -198,32 +197,12 @@ ERAS = [V09, V011, V012, V017, V028, V032, V033, Later, Ascend09, Ascend18, Asce
 
 
 @pytest.fixture
-def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Makes this process part of a run with these settings, and returns it."""
-
-    def make(**settings: Any) -> Runtime:
-        info = RunInfo(
-            id="run",
-            directory=str(tmp_path / "run"),
-            command="x",
-            cwd="/",
-            host=rundir.HOST,
-            pid=0,
-            started=0.0,
-            python="3",
-            settings=Settings(**({"ranks": "all"} | settings)),
-        )
-        run = Runtime(info)
-        monkeypatch.setattr(runtime, "_runtime", run)
-        monkeypatch.setattr(runtime, "_off", False)
-        return run
-
+def start(joined: Callable[..., Runtime], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Runtime]:
+    """Makes this process part of a run with these settings, of all ranks, and returns it."""
     monkeypatch.setattr(vllm_worker, "_rank_part", lambda worker: f"rank{worker.rank}")
     for era in ERAS:
         Worker().install(era)
-    placement._repeats.clear()
-    yield make
-    assert capture._active is None
+    return lambda **settings: joined(**({"ranks": "all"} | settings))
 
 
 def passes(worker: Any, count: int) -> None:
