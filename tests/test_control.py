@@ -167,3 +167,14 @@ def test_a_request_opens_the_step_that_begins_next(trainer: Trainer, mocker: Moc
         (43, False, {}),
         (44, True, {"ranks": "all"}),
     ]
+
+
+def test_what_comes_after_the_last_window_is_done_once_for_each(trainer: Trainer, mocker: MockerFixture) -> None:
+    passed = mocker.patch.object(step.ending, "window_passed")
+    counts = []
+    for number in range(41, 47):
+        if number == 45:
+            control.ask(trainer.run.rundir, Trigger())
+        trainer.step()
+        counts.append(passed.call_count)
+    assert counts == [0, 1, 1, 1, 2, 2]

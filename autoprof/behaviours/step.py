@@ -123,5 +123,6 @@ def finish(error: BaseException | None = None) -> Generator[Wait, Any, None]:
         rollout.close_window()
     step.span.end(error)
     yield InThread(board.post, run.info.id, None)
-    if not _asked and not Steps.parse(run.settings.steps).any_after(step.number, step.ordinal):
+    last = not _asked and not Steps.parse(run.settings.steps).any_after(step.number, step.ordinal)
+    if step.captured and last:
         ending.window_passed(run)
