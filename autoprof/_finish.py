@@ -65,10 +65,7 @@ def size(path: str) -> int:
 
 
 def remove(*paths: str) -> None:
-    """Remove files and folders that may be there, and give back the room of files that are open still.
-
-    Kineto keeps the file of an export that failed open (torch 2.13).
-    """
+    """Remove files and folders that may be there."""
     for path in paths:
         if os.path.isdir(path):
             shutil.rmtree(path, ignore_errors=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import secrets
 import time
 from pathlib import Path
 from typing import Any
@@ -71,14 +71,14 @@ def ask(run: RunDir, trigger: Trigger) -> Path:
     Raises:
         OSError: It can't be written.
     """
-    name = f"{time.time_ns() // 1_000_000}-{os.getpid()}-{secrets.token_hex(2)}{ENDING}"
+    name = f"{time.time_ns() // 1_000_000}-{os.getpid()}-{os.urandom(2).hex()}{ENDING}"
     path = run.control / name
     write_json(path, msgspec.to_builtins(trigger))
     return path
 
 
 def take(run: RunDir) -> list[Trigger]:
-    """The requests that nobody has taken, oldest first. Each is taken once, whoever looks."""
+    """The requests that nobody has taken, oldest first. Each is taken once, whoever looks. Raises nothing."""
     try:
         names = sorted(name for name in os.listdir(run.control) if name.endswith(ENDING))
     except OSError:  # nobody has asked for anything
@@ -96,7 +96,8 @@ def take(run: RunDir) -> list[Trigger]:
         try:
             taken.append(_read(Path(f"{path}{TAKEN}")))
         except (OSError, ValueError, msgspec.MsgspecError) as error:
-            os.replace(f"{path}{TAKEN}", f"{path}{REFUSED}")
+            with contextlib.suppress(OSError):
+                os.replace(f"{path}{TAKEN}", f"{path}{REFUSED}")
             log.warning(f"{path} is refused: {error}")
     return taken
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine as Awaitable
+from collections import abc
 from typing import Any, ClassVar
 
 import msgspec
@@ -62,10 +62,10 @@ class Server(Behaviour):
             return Reply({"problem": f"{type(error).__name__}: {error}"})
         return Reply(answer)
 
-    def start(self, engine: Any, request: Request) -> Awaitable[Any, Any, dict[str, Any]]:
+    def start(self, engine: Any, request: Request) -> abc.Coroutine[Any, Any, dict[str, Any]]:
         """Have the engine record; the answer has a problem, or an empty text."""
         raise NotImplementedError
 
-    def stop(self, engine: Any) -> Awaitable[Any, Any, dict[str, Any]]:
+    def stop(self, engine: Any) -> abc.Coroutine[Any, Any, dict[str, Any]]:
         """Have the engine stop; the answer has a problem, or an empty text."""
         raise NotImplementedError

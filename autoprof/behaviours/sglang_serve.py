@@ -97,6 +97,8 @@ def _take_routes(app: Any, server: serve.Server) -> None:
             await server.give_way()
             return _Passed(own[_START], body)
         status, content = await serve_http.answer_start(server, body)
+        if status == 200:  # theirs ended by itself: after num_steps nobody needs to stop it
+            theirs = False
         return JSONResponse(content, status)
 
     async def stop_profile(request: Any) -> Any:

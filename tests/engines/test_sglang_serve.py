@@ -183,6 +183,20 @@ def test_a_request_with_fields_of_sglangs_is_sglangs(server: servers.Server, bat
     assert server.passes(116) in (6, 7)
 
 
+def test_a_profiling_of_sglangs_that_ended_by_itself_needs_no_stop(
+    server: servers.Server, batches: list[list[int]]
+) -> None:
+    theirs = server.folder / "theirs-bounded"
+    body = {"output_dir": str(theirs), "activities": ["CPU"], "with_stack": False, "num_steps": 3}
+    assert server.post("/start_profile", body)[0] == 200
+    assert generate(server) == batches[0]
+    assert list(theirs.glob("*.trace.json.gz"))
+    assert server.post("/start_profile", {"global_step": 120}) == (200, {"problem": ""})
+    assert generate(server) == batches[0]
+    assert server.post("/stop_profile") == (200, {"problem": ""})
+    assert server.passes(120) in (6, 7)
+
+
 def test_what_is_no_json_is_answered_by_sglang(server: servers.Server, batches: list[list[int]]) -> None:
     status, _ = server.post("/start_profile", b"{")
     assert status in (400, 422)
