@@ -27,7 +27,7 @@ class _Step:
     def announce(self, run: runtime.Runtime) -> None:
         """Decide whether this step is captured, and tell the other processes."""
         # Where torchrun has started several trainers, rank 0 takes what is asked for.
-        _asked.look(run.rundir, self.ordinal - 1, take_it=run.started_here or own_rank() == 0)
+        _asked.look(run.rundir, self.ordinal - 1, take_it=own_rank() == 0 or run.started_here)
         asked = _asked.match(self.number, self.ordinal)
         self.captured = asked is not None or Steps.parse(run.settings.steps).match(self.number, self.ordinal)
         self.overrides = asked or {}
