@@ -226,6 +226,39 @@ def test_nothing_inside_a_span_that_holds_is_captured(run: Runtime, task: Any, h
     assert captures(run) == {"rollout.generate": "complete"}
 
 
+@pytest.mark.parametrize(
+    ("iterations", "kept"), [("0:2", ["exp", "sin"]), ("1:3", ["sin", "cos"]), ("all", ["exp", "sin", "cos", "tan"])]
+)
+def test_forward_passes_are_counted(joined: Any, hooked: Any, iterations: str, kept: list[str]) -> None:
+    run = joined(steps="2", rollout_iterations=iterations)
+    board.post("run", board.Posting(step=2, captured=True))
+    after = hooked(lambda: None, "stage.pass")
+
+    def generate() -> None:
+        for name in ("exp", "sin", "cos", "tan"):
+            getattr(torch.ones(3), name)()
+            after()
+
+    hooked(generate, "stage", role="rollout", stage="generate", passes=True)()
+    board.post("run", None)
+    assert captures(run) == {"rollout.generate": "complete"}
+    there = recorded(run, "rollout.generate")
+    assert [name for name in ("exp", "sin", "cos", "tan") if f"aten::{name}" in there] == kept
+    assert len(spans(run)) == 1
+
+
+def test_passes_that_never_came_are_said(joined: Any, hooked: Any) -> None:
+    run = joined(steps="2", rollout_iterations="4:9")
+    board.post("run", board.Posting(step=2, captured=True))
+    after = hooked(lambda: None, "stage.pass")
+    hooked(lambda: after(), "stage", role="rollout", stage="generate", passes=True)()
+    hooked(lambda: after(), "stage", role="actor", stage="update_actor")()
+    board.post("run", None)
+    assert captures(run) == {"rollout.generate": "failed", "actor.update_actor": "complete"}
+    metas = {meta["stage"]: meta["reason"] for meta, _ in finished(run).values()}
+    assert metas["generate"] == "there were 1 forward passes; recording was to begin after 4"
+
+
 def test_a_users_profiler_starts_inside_a_span_that_holds(run: Runtime, hooked: Any) -> None:
     def evaluate() -> Any:
         with torch.profiler.profile() as profile:

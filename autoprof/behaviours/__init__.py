@@ -25,6 +25,7 @@ BEHAVIOURS = {
     "stage": "autoprof.behaviours.stage:Stage",
     "stage.begin": "autoprof.behaviours.stage_pair:Begin",
     "stage.end": "autoprof.behaviours.stage_pair:End",
+    "stage.pass": "autoprof.behaviours.stage:Pass",
     "step.begin": "autoprof.behaviours.step:Begin",
     "step.end": "autoprof.behaviours.step:End",
     "step.tick": "autoprof.behaviours.step:Tick",

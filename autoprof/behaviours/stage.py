@@ -7,16 +7,16 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
-from autoprof import board, capture, runtime
+from autoprof import board, capture, runtime, tools
 from autoprof.behaviours import Behaviour
 from autoprof.board import Posting
 from autoprof.capture import Capture
-from autoprof.placement import Subject
+from autoprof.placement import Placement, Subject
 from autoprof.runtime import Runtime
 from autoprof.settings import Settings
 from autoprof.timeline import Span as TimelineSpan
 from autoprof.waits import InThread
-from autoprof.window import Ranks
+from autoprof.window import Ranks, parse_iterations
 from autoprof.wrapping import CALL, Around, Call
 
 
@@ -97,7 +97,13 @@ class Stage(Span):
     """One call is a stage of the step, captured when the window is open for its role and rank.
 
     A call inside a stage of the same role is part of it: the forward pass of an update computes log-probs, too.
+
+    Attributes:
+        passes: Whether a `stage.pass` hook counts forward passes inside of it. Those of `AUTOPROF_ROLLOUT_ITERATIONS`
+            are recorded then, not the whole.
     """
+
+    passes: bool = False
 
     def around(self, call: Call) -> Around:
         run, who = runtime.current(), self.who(call)
@@ -111,16 +117,25 @@ class Stage(Span):
             stage.end(outcome.error)
         return None
 
-    def record(self, run: Runtime, who: Who, call: Call, posting: Posting | None) -> Capture | None:
-        """Begin to record, if the window is open for this role and rank, and nothing else is recording."""
+    def wanted(self, run: Runtime, who: Who, call: Call, posting: Posting | None) -> tuple[Subject, Settings] | None:
+        """What is to be captured, and how, if the window is open for this role and rank."""
         if posting is None or not posting.captured:
             return None
         role, rank = who[0], self.rank_of(call)
         settings = run.settings.overridden(posting.overrides)
         if not takes(settings, role, range(rank, rank + 1)):
             return None
-        subject = Subject(step=posting.step, role=role, stage=who[1], rank=rank)
-        return capture.begin(run, subject, settings.for_role(role))
+        return Subject(step=posting.step, role=role, stage=who[1], rank=rank), settings.for_role(role)
+
+
+class Pass(Behaviour):
+    """The call is made once in each forward pass of the stages that count them."""
+
+    def around(self, call: Call) -> Around:
+        yield CALL
+        for stage in list(running.values()):
+            stage.passed()
+        return None
 
 
 class Running:
@@ -128,22 +143,46 @@ class Running:
 
     def __init__(self, stage: Stage, run: Runtime, who: Who, call: Call, posting: Posting | None) -> None:
         self.step = _step(posting)
+        self._run = run
         self._who = who
-        self._recording = stage.record(run, who, call, posting)
+        self._passed = 0
+        self._recording: Capture | None = None
+        self._wanted = stage.wanted(run, who, call, posting)
+        self._first = 0
+        self._stop_before: int | None = None
+        if stage.passes and self._wanted is not None:
+            self._first, self._stop_before = parse_iterations(self._wanted[1].rollout_iterations)
+        if self._first == 0:
+            self._record()
         self._span = stage.span(run, who, call, posting)
         running[who] = self
+
+    def passed(self) -> None:
+        """A forward pass is through."""
+        self._passed += 1
+        if self._passed == self._first:
+            self._record()
+        if self._passed == self._stop_before and self._recording is not None:
+            capture.end(self._recording)
 
     def end(self, error: BaseException | None = None, cut: str = "") -> None:
         """The stage has ended, with the exception that it raised, or early: `cut` says why."""
         if running.get(self._who) is self:
             del running[self._who]
         self._span.end(error)
-        if self._recording is None:
-            return
-        if cut:
+        if self._recording is not None and cut:
             capture.finish(self._recording, "truncated", cut)
-        else:
+        elif self._recording is not None:
             capture.end(self._recording, error)
+        elif self._wanted is not None and self._passed < self._first:
+            subject, settings = self._wanted
+            Placement(self._run, subject, settings, tools.choose(settings.tool).name).fail(
+                f"there were {self._passed} forward passes; recording was to begin after {self._first}"
+            )
+
+    def _record(self) -> None:
+        if self._wanted is not None:
+            self._recording = capture.begin(self._run, *self._wanted)
 
 
 running: dict[Who, Running] = {}

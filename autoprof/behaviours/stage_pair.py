@@ -8,8 +8,9 @@ from autoprof import board, runtime
 from autoprof.behaviours import Behaviour
 from autoprof.behaviours.stage import Running, Stage, Who, inside, running
 from autoprof.board import Posting
-from autoprof.capture import Capture
+from autoprof.placement import Subject
 from autoprof.runtime import Runtime
+from autoprof.settings import Settings
 from autoprof.waits import InThread
 from autoprof.wrapping import CALL, Around, Call
 
@@ -49,7 +50,7 @@ class Begin(Stage):
 class SpanBegin(Begin):
     """The same, for the timeline only."""
 
-    def record(self, run: Runtime, who: Who, call: Call, posting: Posting | None) -> Capture | None:
+    def wanted(self, run: Runtime, who: Who, call: Call, posting: Posting | None) -> tuple[Subject, Settings] | None:
         return None
 
 

@@ -6,6 +6,7 @@ import functools
 import gzip
 import json
 import subprocess
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,11 +54,11 @@ class Ran:
         assert set(self.captures(step).values()) <= {"complete"}
         return {name.removesuffix("@0") for name in self.captures(step) if name.endswith("@0")}
 
-    def operators(self, step: int, name: str) -> set[str]:
-        """The operators in a trace."""
+    def operators(self, step: int, name: str) -> Counter[str]:
+        """The operators in a trace, and how often each was called."""
         (path,) = self.run.glob(f"global_step_{step:06d}/{name}.rank0.*.pt.trace.json.gz")
         events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
-        return {event["name"] for event in events if event.get("cat") == "cpu_op"}
+        return Counter(event["name"] for event in events if event.get("cat") == "cpu_op")
 
     def spans(self, kind: str = "stage") -> list[dict[str, Any]]:
         lines = [line for path in self.run.glob("timeline/*.jsonl") for line in path.read_text().splitlines()]
@@ -103,7 +104,7 @@ def scored(ran: Callable[..., Ran]) -> Ran:
 @pytest.fixture
 def several(ran: Callable[..., Ran]) -> Ran:
     """Training that fails, and then others in the same process."""
-    return ran("failing", "sft", "rloo", AUTOPROF="1", AUTOPROF_STEPS="2")
+    return ran("failing", "sft", "rloo", AUTOPROF="1", AUTOPROF_STEPS="2", AUTOPROF_ROLLOUT_ITERATIONS="0:3")
 
 
 @pytest.fixture
@@ -193,6 +194,12 @@ def test_sft_and_rloo_share_the_recipes(several: Ran) -> None:
     of_rloo = {"rollout.generate.2", "reward.compute_reward.2", "actor.update_actor.2", "actor.optimizer_step"}
     assert names - {"actor.compute_log_prob"} == of_grpo | of_sft | of_rloo
     assert len(several.spans("step")) == 2 + 4 + 4
+
+
+def test_as_many_forward_passes_of_a_rollout_as_asked_for(several: Ran, grpo: Ran) -> None:
+    # Each begins with the one embedding of the model.
+    assert several.operators(2, "rollout.generate")["aten::embedding"] == 3
+    assert grpo.operators(2, "rollout.generate")["aten::embedding"] > 3
 
 
 def test_a_plain_trainer(plain: Ran) -> None:

@@ -1,7 +1,7 @@
 """Trainers of TRL and transformers on the CPU, as a user runs them: `trainers.py NAME...`, one after the other.
 
-Prints as JSON, in the last line, what each logged, and whether anything of autoprof was imported. The model has two layers
-and random weights, and is made here, as is its tokenizer of single bytes.
+Prints as JSON, in the last line, what each logged, and whether anything of autoprof was imported. The model has two
+layers and random weights, and is made here, as is its tokenizer of single bytes.
 """
 
 from __future__ import annotations
