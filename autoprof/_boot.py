@@ -18,7 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from importlib.machinery import ModuleSpec
-    from types import ModuleType
+    from types import FrameType, ModuleType
 
 ON = ("1", "true", "on", "yes")
 ENABLE = "AUTOPROF"
@@ -155,7 +155,7 @@ def _activate(command: Sequence[str]) -> None:
 
 def _starting() -> bool:
     """Whether `site` is at work, which imports what `.pth` files name in every interpreter."""
-    frame = sys._getframe()
+    frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_globals.get("__name__") == "site":
             return True
@@ -214,11 +214,7 @@ class Finder:
         try:
             from autoprof import _entry_points
 
-            folders = [entry.folder() for entry in _entry_points.declared(places)]
-            known = found() or []
-            new = [folder for folder in folders if folder and folder not in known]
-            os.environ[FOUND] = os.pathsep.join([sys.prefix, *known, *new])
-            if new:
+            if _entry_points.look(places):
                 self.add(recipe_files())
         except Exception as error:
             _say(f"could not look for recipes of distributions ({type(error).__name__}: {error})")

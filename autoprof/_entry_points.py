@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import sys
 
+from autoprof import _boot
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -43,6 +45,19 @@ class EntryPoint:
             if os.path.isdir(folder):
                 return folder
         return ""
+
+
+def look(places: Iterable[str]) -> bool:
+    """Add the folders that distributions in `places` declare to those in the environment, which child processes get.
+
+    Returns:
+        Whether there were any new ones.
+    """
+    known = _boot.found() or []
+    folders = dict.fromkeys(entry.folder() for entry in declared(places))
+    new = [folder for folder in folders if folder and folder not in known]
+    os.environ[_boot.FOUND] = os.pathsep.join([sys.prefix, *known, *new])
+    return bool(new)
 
 
 def declared(places: Iterable[str]) -> Iterator[EntryPoint]:
