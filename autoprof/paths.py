@@ -7,8 +7,8 @@ from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
-# What options of behaviours take that name a place in a call: `self.state.global_step` begins with a parameter, `app` is
-# one. `extra` tells them from other texts, for those who check a recipe.
+# What options of behaviours take that name a place in a call: `self.state.global_step` begins with a parameter, `app`
+# is one. `extra` tells them from other texts, for those who check a recipe.
 PARAMETER = "parameter"
 CallPath: TypeAlias = Annotated[
     str, msgspec.Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[^.\s]+)*$", extra={"takes": "path", PARAMETER: True})

@@ -13,7 +13,7 @@ import msgspec
 
 from autoprof.paths import PARAMETER
 
-_NAMES = {str: "a text", int: "a whole number", float: "a number", bool: "true or false", dict: "a table", Any: "anything"}
+_NAMES = {str: "a text", int: "a whole number", float: "a number", bool: "true or false", dict: "a table"}
 _EXTRA = {
     "path": "a path that begins with a parameter of the function, such as 'self.state.global_step'",
     "name": "the name of a parameter",
@@ -58,10 +58,10 @@ def takes(kind: Any) -> str:
 
 
 def parameters(kind: Any, value: Any, where: str = "") -> Iterator[tuple[str, str]]:
-    """Which parameters of the function a valid `value` of a type names: the key that does, and the parameter."""
+    """Where a valid `value` of a type names a parameter of the function: the key that does, and the path."""
     if meta := _meta(kind):
         if meta.get(PARAMETER):
-            yield where, value.partition(".")[0]
+            yield where, value
     elif typing.get_origin(kind) is list:
         for place, item in enumerate(value):
             yield from parameters(typing.get_args(kind)[0], item, f"{where}[{place}]")
