@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from autoprof import _boot, importing, runtime, tools
@@ -23,7 +24,8 @@ def main(output: str) -> None:
     for target in _boot.recipe_files():
         importing.load(target)
     for hook in importing.known():
-        if installed_version(hook.recipe):
+        # A trainer of the user's own may lie on the path without a distribution.
+        if installed_version(hook.recipe) or find_spec(hook.recipe.target):
             try:
                 importlib.import_module(hook.hook.module)
             except BaseException as error:

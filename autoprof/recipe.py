@@ -48,6 +48,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     Attributes:
         target: Its import name; the recipe's file name begins with it.
+        hook: Its hooks, each a `[[hook]]`.
         distributions: The names under which it is installed, where they differ from `target`.
         versions: The releases that the recipe was made for, a hint; empty for all.
         passive: True where importing the target alone does not make a process part of a run (Ray).

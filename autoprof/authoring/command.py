@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from autoprof import settings, tables
-from autoprof.authoring import form, listing, places, schema, static
+from autoprof.authoring import catalog, form, places, schema, static
 from autoprof.authoring.form import Finding
 from autoprof.authoring.options import described, summary, takes
 from autoprof.authoring.source import Sources
@@ -42,10 +42,10 @@ def run(parsed: argparse.Namespace) -> int:
         return _behaviours(parsed.json)
     if parsed.check:
         return _check(parsed.check, parsed.json)
-    found = listing.entries(settings.load(os.environ, Path.cwd()).recipes)
+    found = catalog.entries(settings.load(os.environ, Path.cwd()).recipes)
     if parsed.name:
         try:
-            found = listing.named(found, parsed.name)
+            found = catalog.named(found, parsed.name)
         except LookupError as error:
             print(f"autoprof: {error}", file=sys.stderr)
             return 1
@@ -61,7 +61,7 @@ def run(parsed: argparse.Namespace) -> int:
     return 1 if problems else 0
 
 
-def _show(found: list[listing.Entry]) -> None:
+def _show(found: list[catalog.Entry]) -> None:
     rows = [
         [
             entry.name,
@@ -77,7 +77,7 @@ def _show(found: list[listing.Entry]) -> None:
     tables.show(["recipe", "target", "versions", "hooks", "from", "installed", "fits"], rows)
 
 
-def _show_hooks(found: list[listing.Entry]) -> None:
+def _show_hooks(found: list[catalog.Entry]) -> None:
     for place, entry in enumerate(found):
         if place:
             print()
@@ -92,7 +92,7 @@ def _show_hooks(found: list[listing.Entry]) -> None:
         tables.show(["hook", "place", "behaviour", "versions", "options"], rows)
 
 
-def _options(hook: listing.HookEntry) -> str:
+def _options(hook: catalog.HookEntry) -> str:
     said = hook.options | ({"rewrap": hook.rewrap} if hook.rewrap else {})
     return " ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in said.items()) or "-"
 

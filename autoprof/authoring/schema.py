@@ -50,7 +50,7 @@ def known_behaviours() -> dict[str, type[behaviours.Behaviour]]:
 def _of_struct(kind: type[msgspec.Struct]) -> dict[str, Any]:
     """A struct's schema, described by its docstring."""
     _, found = msgspec.json.schema_components([kind], ref_template=_REFERENCE)
-    (content,) = [found[name] for name in found if name == kind.__name__]
+    content: dict[str, Any] = found[kind.__name__]
     content |= {"title": kind.__name__, "description": summary(kind)}
     texts = described(kind)
     for name, property_ in content["properties"].items():

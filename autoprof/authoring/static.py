@@ -102,9 +102,9 @@ def _paths(hook: BoundHook, place: Place, sources: Sources) -> Iterator[_Said]:
                 continue
             if second and second not in known:
                 text = f"{place.owner.node.name} sets no {second} in its source{did_you_mean(second, known)}"
+                text += "; right if a subclass or other code does"
                 yield f"options.{key}", text, False
         elif first not in names and not any_keyword:
-            text = (
-                f"{hook.hook.attribute} has no parameter {first}{did_you_mean(first, names)}; it has {', '.join(names)}"
-            )
+            near = did_you_mean(first, names)
+            text = f"{hook.hook.attribute} has no parameter {first}{near}; it has {', '.join(names) or 'none'}"
             yield f"options.{key}", text, True
