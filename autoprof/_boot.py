@@ -130,7 +130,9 @@ def new_run_id() -> str:
 
 def _recipe_paths() -> Iterator[str]:
     extra = os.environ.get("AUTOPROF_RECIPES", "").replace(",", os.pathsep)
-    for place in [own_recipes(), *(found() or ()), *filter(None, (part.strip() for part in extra.split(os.pathsep)))]:
+    # Folders that another node told of may be others here.
+    told = [place for place in found() or () if os.access(place, os.R_OK | os.X_OK)]
+    for place in [own_recipes(), *told, *filter(None, (part.strip() for part in extra.split(os.pathsep)))]:
         if os.path.isdir(place):
             yield from (os.path.join(place, name) for name in sorted(os.listdir(place)) if name.endswith(".toml"))
         elif os.path.isfile(place):  # a place that is not there is settings.py's to complain about

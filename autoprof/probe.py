@@ -9,10 +9,10 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 from autoprof import _boot, importing, runtime, tools
+from autoprof.authoring.source import Sources
 from autoprof.hooklog import installed_version
 
 
@@ -23,9 +23,10 @@ def main(output: str) -> None:
         return
     for target in _boot.recipe_files():
         importing.load(target)
+    sources = Sources()
     for hook in importing.known():
         # A trainer of the user's own may lie on the path without a distribution.
-        if installed_version(hook.recipe) or find_spec(hook.recipe.target):
+        if installed_version(hook.recipe) or sources.installed(hook.recipe.target):
             try:
                 importlib.import_module(hook.hook.module)
             except BaseException as error:

@@ -201,4 +201,15 @@ def _spec_places(top: str) -> list[str]:
         spec = None
     if spec is None:
         return []
-    return list(spec.submodule_search_locations or ()) or [spec.origin or ""]
+    places = list(spec.submodule_search_locations or ())
+    if spec.origin is None:
+        # A namespace package, or any folder of that name that happens to lie on the path.
+        return [place for place in places if _holds_python(place)]
+    return places or [spec.origin]
+
+
+def _holds_python(folder: str) -> bool:
+    with os.scandir(folder) as entries:
+        return any(
+            entry.name.endswith(".py") or os.path.isfile(os.path.join(entry.path, "__init__.py")) for entry in entries
+        )
