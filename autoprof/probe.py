@@ -25,6 +25,9 @@ def main(output: str) -> None:
         importing.load(target)
     sources = Sources()
     for hook in importing.known():
+        if run.settings.disabled(hook.key.partition("/")[0], hook.hook.name):
+            run.hooks.skipped(hook, "AUTOPROF_DISABLE names it")
+            continue
         # A trainer of the user's own may lie on the path without a distribution.
         if installed_version(hook.recipe) or sources.installed(hook.recipe.target):
             try:

@@ -4,7 +4,8 @@
 
 Whole processes, in turns, user and system time of the children; medians and ratios to an interpreter without autoprof
 in its environment. Who starts a run looks for recipes of other distributions when it first imports something that is
-installed (here msgspec); its children are told. Peers: what a `.pth` would cost that imported wrapt, or logging, at every start.
+installed (here msgspec); its children are told. Peers: what a `.pth` would cost that imported wrapt, or logging, at
+every start.
 """
 
 from __future__ import annotations
