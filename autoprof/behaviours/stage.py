@@ -11,6 +11,7 @@ from autoprof import board, capture, runtime, tools
 from autoprof.behaviours import Behaviour
 from autoprof.board import Posting
 from autoprof.capture import Capture
+from autoprof.paths import CallPath
 from autoprof.placement import Placement, Subject
 from autoprof.runtime import Runtime
 from autoprof.settings import Settings
@@ -29,7 +30,7 @@ class Read(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             decides; a call whose name none matches is none of the hook's. Without a table the target's names are taken.
     """
 
-    path: str
+    path: CallPath
     names: dict[str, str] = {}
 
     def of(self, call: Call) -> str:
@@ -58,8 +59,8 @@ class Span(Behaviour):
 
     stage: str | Read
     role: str | Read
-    rank: str = ""
-    when: dict[str, str] = {}
+    rank: CallPath = ""
+    when: dict[CallPath, str] = {}
     hold: bool = False
 
     def around(self, call: Call) -> Around:

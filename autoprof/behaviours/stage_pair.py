@@ -8,6 +8,7 @@ from autoprof import board, runtime
 from autoprof.behaviours import Behaviour
 from autoprof.behaviours.stage import Running, Stage, Who, inside, running
 from autoprof.board import Posting
+from autoprof.paths import CallPath
 from autoprof.placement import Subject
 from autoprof.runtime import Runtime
 from autoprof.settings import Settings
@@ -26,7 +27,7 @@ class Begin(Stage):
             there closes the stage.
     """
 
-    of: str = ""
+    of: CallPath = ""
 
     def around(self, call: Call) -> Around:
         run, who = runtime.current(), self.who(call)
@@ -63,7 +64,7 @@ class End(Behaviour):
         role: Only a stage of this role.
     """
 
-    of: str = ""
+    of: CallPath = ""
     stage: str = ""
     role: str = ""
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any
+from typing import Any, Literal
 
 from autoprof import board, control, ending, log, runtime
 from autoprof.behaviours import Behaviour, rollout, stage_pair
 from autoprof.behaviours.stage import own_rank
+from autoprof.paths import CallPath
 from autoprof.timeline import Span
 from autoprof.waits import InThread
 from autoprof.window import Steps
@@ -50,10 +51,10 @@ class StepBehaviour(Behaviour):
             does it.
     """
 
-    number: str = ""
+    number: CallPath = ""
     offset: int = 0
     replicas: list[rollout.Replicas] = []
-    engines: str = "step"
+    engines: Literal["step", "around"] = "step"
 
     def begin(self, call: Call) -> Generator[Wait, Any, None]:
         """Open the step, and the window if it is one of those asked for."""

@@ -19,7 +19,7 @@ from autoprof import _boot, board, capture, runtime
 from autoprof.behaviours import Behaviour, batches, serve, vllm
 from autoprof.behaviours.engine import ROLE, Request
 from autoprof.behaviours.stage import own_rank, takes
-from autoprof.paths import follow
+from autoprof.paths import CallPath, follow
 from autoprof.wrapping import CALL, Around, Call
 
 # Set on an LLMEngine.
@@ -54,7 +54,7 @@ class Whole(Behaviour):
         engine: Path from a parameter of the call to the `LLMEngine`.
     """
 
-    engine: str = "self.llm_engine"
+    engine: CallPath = "self.llm_engine"
 
     def around(self, call: Call) -> Around:
         offline = _offline(call.at(self.engine))
