@@ -33,7 +33,7 @@ def load(target: str) -> None:
 
     A recipe that is wrong is left out: it is said once, and the others go on.
     """
-    run = _join()
+    run = join()
     if run is None:
         return
     for hook in _read_recipes(target):
@@ -73,7 +73,7 @@ def behaviour(key: str) -> Behaviour | None:
 
     A wrapper that came by value may be of a recipe that this process has not read yet.
     """
-    run = _join()
+    run = join()
     if run is None:
         return None
     hook = _bound.get(key)
@@ -122,7 +122,7 @@ def patch_main() -> None:
             _imported(hook, main)
 
 
-def _join() -> Runtime | None:
+def join() -> Runtime | None:
     """Join the run, and the first time set up what lasts as long as the process."""
     global _joined
     if _joined:
