@@ -95,6 +95,18 @@ def patch_class(cls: type) -> None:
             _apply(hook, cls, hook.hook.attribute.removeprefix(prefix))
 
 
+def patch_main() -> None:
+    """Apply the hooks for the module that this process was started with (`python -m package.module`).
+
+    Such a module runs as `__main__` and is never imported. When this is called, its classes must be there.
+    """
+    main = sys.modules["__main__"]
+    module = _name_of(main)
+    for hook in list(_bound.values()):
+        if hook.hook.module == module:
+            _imported(hook, main)
+
+
 def _join() -> Runtime | None:
     """Join the run, and the first time set up what lasts as long as the process."""
     global _joined
@@ -126,7 +138,11 @@ def _read_recipes(target: str) -> list[BoundHook]:
 def _module_name(cls: type) -> str:
     if cls.__module__ != "__main__":
         return cls.__module__
-    main = sys.modules["__main__"]
+    return _name_of(sys.modules["__main__"])
+
+
+def _name_of(main: ModuleType) -> str:
+    """The name that `__main__` would have if it were imported."""
     spec = getattr(main, "__spec__", None)
     if spec is not None:
         return str(spec.name).removesuffix(".__main__")

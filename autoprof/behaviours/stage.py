@@ -21,17 +21,15 @@ class Span(Behaviour):
         stage: The stage's name, the target's own.
         role: Who does it.
         rank: Path from a parameter of the call to the global rank; without it the variable RANK, else 0.
-        when: Paths with the values they must have.
     """
 
     stage: str
     role: str
     rank: str = ""
-    when: dict[str, str] = {}
 
     def around(self, call: Call) -> Around:
         run = runtime.current()
-        if run is None or not self.applies(call):
+        if run is None:
             yield CALL
             return None
         posting = yield InThread(board.read, run.info.id)
@@ -40,10 +38,6 @@ class Span(Behaviour):
         outcome = yield CALL
         span.end(outcome.error)
         return None
-
-    def applies(self, call: Call) -> bool:
-        """Whether the call is one that the hook is for."""
-        return all(str(call.at(path, "")) == value for path, value in self.when.items())
 
     def rank_of(self, call: Call) -> int:
         """The global rank of this process."""
@@ -57,12 +51,17 @@ class Stage(Span):
     """One call is a stage of the step, captured when the window is open for its role and rank.
 
     A call inside a call of the same stage is part of it.
+
+    Attributes:
+        outermost: Whether a call inside any other stage is part of that one, too.
     """
+
+    outermost: bool = False
 
     def around(self, call: Call) -> Around:
         run = runtime.current()
         who = (self.role, self.stage)
-        if run is None or who in _running or not self.applies(call):
+        if run is None or who in _running or (self.outermost and _running):
             yield CALL
             return None
         _running.add(who)

@@ -41,6 +41,7 @@ class _StepBehaviour(Behaviour):
     """
     Attributes:
         number: Path from a parameter of the call to the step's number; without it, steps are counted from 1.
+        resumed: Path to the number of the step that the run was resumed from, where steps are counted: they go on there.
         offset: Added to the number, where the counter is that of the finished step.
         replicas: Where the trainer keeps its rollout replicas.
         engines: `step` where engines are captured from the begin of the step, `around` where a `rollout.around` hook
@@ -48,9 +49,16 @@ class _StepBehaviour(Behaviour):
     """
 
     number: str = ""
+    resumed: str = ""
     offset: int = 0
     replicas: list[rollout.Replicas] = []
     engines: str = "step"
+
+    def number_of(self, call: Call) -> int:
+        """The number of the step that the call opens."""
+        if self.number:
+            return int(call.at(self.number)) + self.offset
+        return (int(call.at(self.resumed)) if self.resumed else 0) + _executed + 1
 
     def begin(self, call: Call) -> Generator[Wait, Any, None]:
         """Open the step, and the window if it is one of those asked for."""
@@ -58,7 +66,7 @@ class _StepBehaviour(Behaviour):
         run = runtime.current()
         if run is None:
             return
-        number = int(call.at(self.number)) + self.offset if self.number else _executed + 1
+        number = self.number_of(call)
         if _current is not None:
             if _current.number == number:
                 return
