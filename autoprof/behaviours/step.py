@@ -41,7 +41,7 @@ class _StepBehaviour(Behaviour):
     """
     Attributes:
         number: Path from a parameter of the call to the step's number; without it, steps are counted from 1.
-        resumed: Path to the number of the step that the run was resumed from, where steps are counted: they go on there.
+        resumed: Path to the number of the step that the run was resumed from, 0 for none; counted steps go on there.
         offset: Added to the number, where the counter is that of the finished step.
         replicas: Where the trainer keeps its rollout replicas.
         engines: `step` where engines are captured from the begin of the step, `around` where a `rollout.around` hook

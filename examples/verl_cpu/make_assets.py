@@ -1,11 +1,11 @@
-"""Make what a run needs besides code: a tiny Qwen2 model with its tokenizer, and two data files.
+"""Make what a run needs besides code: a tiny Qwen2 model with its tokenizer, and data.
 
     python make_assets.py OUTDIR
 
 Everything is made here from fixed seeds; nothing is downloaded. The files go to ``OUTDIR/data``:
-``model/``, ``train.parquet``, ``test.parquet`` and ``conversations.parquet``. The folder is built under another name and
-renamed when it is complete, and it holds a stamp of this script, so that a second call returns at
-once and an interrupted one leaves nothing half made behind.
+``model/``, ``train.parquet``, ``test.parquet`` and ``conversations.parquet``. The folder is built
+under another name and renamed when it is complete, and it holds a stamp of this script, so that a
+second call returns at once and an interrupted one leaves nothing half made behind.
 """
 
 from __future__ import annotations
