@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from autoprof import _boot, importing, runtime, tools
+from autoprof.authoring.source import Sources
 from autoprof.hooklog import installed_version
 
 
@@ -22,8 +23,13 @@ def main(output: str) -> None:
         return
     for target in _boot.recipe_files():
         importing.load(target)
+    sources = Sources()
     for hook in importing.known():
-        if installed_version(hook.recipe):
+        if run.settings.disabled(hook.key.partition("/")[0], hook.hook.name):
+            run.hooks.skipped(hook, "AUTOPROF_DISABLE names it")
+            continue
+        # A trainer of the user's own may lie on the path without a distribution.
+        if installed_version(hook.recipe) or sources.installed(hook.recipe.target):
             try:
                 importlib.import_module(hook.hook.module)
             except BaseException as error:

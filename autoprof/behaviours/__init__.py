@@ -7,9 +7,12 @@ from typing import Any
 
 import msgspec
 
+from autoprof.paths import CallPath
 from autoprof.wrapping import Around, Call
 
 BEHAVIOURS = {
+    "aside.start": "autoprof.behaviours.aside:Start",
+    "aside.stop": "autoprof.behaviours.aside:Stop",
     "main": "autoprof.behaviours.main:Main",
     "ray.actor-class": "autoprof.behaviours.ray:ActorClass",
     "ray.init": "autoprof.behaviours.ray:Init",
@@ -25,6 +28,7 @@ BEHAVIOURS = {
     "span": "autoprof.behaviours.stage:Span",
     "stage": "autoprof.behaviours.stage:Stage",
     "step.begin": "autoprof.behaviours.step:Begin",
+    "step.counter": "autoprof.behaviours.counter:Counter",
     "step.end": "autoprof.behaviours.step:End",
     "step.tick": "autoprof.behaviours.step:Tick",
     "step.wrap": "autoprof.behaviours.step:Wrap",
@@ -49,8 +53,8 @@ class Behaviour(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         unless: Path from a parameter of the call to a value that is true where the call is left alone.
     """
 
-    when: dict[str, str] = {}
-    unless: str = ""
+    when: dict[CallPath, str] = {}
+    unless: CallPath = ""
 
     def applies(self, call: Call) -> bool:
         """Whether the call is one that the hook is for."""
@@ -64,6 +68,10 @@ class Behaviour(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     def install(self, owner: Any) -> bool:
         """Change the hook's attribute in place and return True, or return False to have it wrapped."""
+        return False
+
+    def supply(self, owner: type, name: str, key: str) -> bool:
+        """Give a class the attribute of the hook `key`, which this release lacks, and return True; or return False."""
         return False
 
 

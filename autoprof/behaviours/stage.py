@@ -6,6 +6,7 @@ import os
 
 from autoprof import board, capture, runtime
 from autoprof.behaviours import Behaviour
+from autoprof.paths import CallPath
 from autoprof.placement import Subject
 from autoprof.settings import Settings
 from autoprof.timeline import Span as TimelineSpan
@@ -25,7 +26,7 @@ class Span(Behaviour):
 
     stage: str
     role: str
-    rank: str = ""
+    rank: CallPath = ""
 
     def around(self, call: Call) -> Around:
         run = runtime.current()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any
+from typing import Any, Literal
 
 from autoprof import board, control, ending, log, runtime
 from autoprof.behaviours import Behaviour, rollout
+from autoprof.paths import CallPath
 from autoprof.timeline import Span
 from autoprof.waits import InThread
 from autoprof.window import Steps
@@ -37,8 +38,9 @@ _asked = control.Windows()
 _executed = 0
 
 
-class _StepBehaviour(Behaviour):
-    """
+class StepBehaviour(Behaviour):
+    """What is common to the behaviours that open a step.
+
     Attributes:
         number: Path from a parameter of the call to the step's number; without it, steps are counted from 1.
         resumed: Path to the number of the step that the run was resumed from, 0 for none; counted steps go on there.
@@ -48,11 +50,11 @@ class _StepBehaviour(Behaviour):
             does it.
     """
 
-    number: str = ""
-    resumed: str = ""
+    number: CallPath = ""
+    resumed: CallPath = ""
     offset: int = 0
     replicas: list[rollout.Replicas] = []
-    engines: str = "step"
+    engines: Literal["step", "around"] = "step"
 
     def number_of(self, call: Call) -> int:
         """The number of the step that the call opens."""
@@ -81,7 +83,7 @@ class _StepBehaviour(Behaviour):
                 yield from rollout.start(run)
 
 
-class Begin(_StepBehaviour):
+class Begin(StepBehaviour):
     """The call opens the step; a `step.end` hook, or the next begin, closes it.
 
     Nothing happens where the step with this number is open already, so that several calls may be a step's first.
@@ -93,7 +95,7 @@ class Begin(_StepBehaviour):
         return None
 
 
-class Tick(_StepBehaviour):
+class Tick(StepBehaviour):
     """One call a step: it closes the step before and opens the next."""
 
     def around(self, call: Call) -> Around:
@@ -103,7 +105,7 @@ class Tick(_StepBehaviour):
         return None
 
 
-class Wrap(_StepBehaviour):
+class Wrap(StepBehaviour):
     """One call is one step."""
 
     def around(self, call: Call) -> Around:

@@ -8,32 +8,34 @@ import pytest
 from verl_runs import VerlRun, verl_run
 
 ON = {"AUTOPROF": "1", "AUTOPROF_STEPS": "2,4"}
-WHOLE = ON | {"AUTOPROF_ROLLOUT_ITERATIONS": "all"}
+ALL_PASSES = ON | {"AUTOPROF_ROLLOUT_ITERATIONS": "all"}
+# Validation and a checkpoint, so that a step has all that a step may hold.
+WHOLE = ["trainer.test_freq=2", "trainer.save_freq=4", "trainer.default_local_dir=checkpoints"]
 
 
 @pytest.fixture(scope="session")
 def v1(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
     """The V1 trainer, verl's default, with autoprof."""
-    return verl_run(tmp_path_factory.mktemp("v1"), **ON)
+    return verl_run(tmp_path_factory.mktemp("v1"), *WHOLE, **ON)
 
 
 @pytest.fixture(scope="session")
 def v1_off(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
     """The V1 trainer without autoprof's variable."""
-    return verl_run(tmp_path_factory.mktemp("v1-off"))
+    return verl_run(tmp_path_factory.mktemp("v1-off"), *WHOLE)
 
 
 @pytest.fixture(scope="session")
 def legacy(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
-    """The legacy trainer with autoprof, which validates in step 2."""
-    return verl_run(tmp_path_factory.mktemp("legacy"), "trainer.use_v1=False", "trainer.test_freq=2", **ON)
+    """The legacy trainer with autoprof."""
+    return verl_run(tmp_path_factory.mktemp("legacy"), "trainer.use_v1=False", *WHOLE, **ON)
 
 
 @pytest.fixture(scope="session")
 def legacy_off(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
     """The legacy trainer with AUTOPROF=0."""
     folder = tmp_path_factory.mktemp("legacy-off")
-    return verl_run(folder, "trainer.use_v1=False", "trainer.test_freq=2", AUTOPROF="0", AUTOPROF_STEPS="2,4")
+    return verl_run(folder, "trainer.use_v1=False", *WHOLE, AUTOPROF="0", AUTOPROF_STEPS="2,4")
 
 
 @pytest.fixture(scope="session")
@@ -78,13 +80,13 @@ def colocate_async(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
 @pytest.fixture(scope="session")
 def separate_async(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
     """V1 with two updates a step, and an engine with devices of its own."""
-    return verl_run(tmp_path_factory.mktemp("separate-async"), TRAINER="separate_async", **WHOLE)
+    return verl_run(tmp_path_factory.mktemp("separate-async"), TRAINER="separate_async", **ALL_PASSES)
 
 
 @pytest.fixture(scope="session")
 def fully_async(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
     """Trainer and rollouter as actors, two updates a step, and an engine with devices of its own."""
-    return verl_run(tmp_path_factory.mktemp("fully-async"), TRAINER="fully_async", **WHOLE)
+    return verl_run(tmp_path_factory.mktemp("fully-async"), TRAINER="fully_async", **ALL_PASSES)
 
 
 @pytest.fixture(scope="session")
