@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import types
 import typing
 from collections.abc import Iterator
 from difflib import get_close_matches
@@ -46,6 +47,8 @@ def takes(kind: Any) -> str:
         return _EXTRA[meta["takes"]]
     origin = typing.get_origin(kind)
     arguments = typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(takes(part) for part in arguments)
     if origin is typing.Literal:
         return " or ".join(repr(value) for value in arguments)
     if origin is list:
@@ -68,6 +71,10 @@ def parameters(kind: Any, value: Any, where: str = "") -> Iterator[tuple[str, st
     elif typing.get_origin(kind) is dict:
         for key in value:
             yield from parameters(typing.get_args(kind)[0], key, where)
+    elif typing.get_origin(kind) is types.UnionType:
+        for part in typing.get_args(kind):
+            if inspect.isclass(part) and issubclass(part, msgspec.Struct) and isinstance(value, dict):
+                yield from parameters(part, value, where)
     elif inspect.isclass(kind) and issubclass(kind, msgspec.Struct):
         for field in msgspec.structs.fields(kind):
             if field.encode_name in value:
@@ -108,6 +115,11 @@ def _wrong_value(kind: Any, value: Any, where: str) -> Iterator[tuple[str, str]]
         for place, item in enumerate(value):
             yield from _wrong_value(typing.get_args(kind)[0], item, f"{where}[{place}]")
         return
+    if typing.get_origin(kind) is types.UnionType and isinstance(value, dict):
+        for part in typing.get_args(kind):
+            if inspect.isclass(part) and issubclass(part, msgspec.Struct):
+                yield from wrong(part, value, where)
+                return
     try:
         msgspec.convert(value, kind)
     except msgspec.ValidationError:

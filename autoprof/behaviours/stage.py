@@ -52,7 +52,6 @@ class Span(Behaviour):
         stage: The stage's name, the target's own; or where it is read from the call.
         role: Who does it; or where that is read from the call.
         rank: Path from a parameter of the call to the global rank; without it the variable RANK, else 0.
-        when: Paths with the values they must have.
         hold: Whether nothing inside of it is captured either: an evaluation is too long for a trace, and no part of
             what is measured.
     """
@@ -60,7 +59,6 @@ class Span(Behaviour):
     stage: str | Read
     role: str | Read
     rank: CallPath = ""
-    when: dict[CallPath, str] = {}
     hold: bool = False
 
     def around(self, call: Call) -> Around:
@@ -79,8 +77,6 @@ class Span(Behaviour):
 
     def who(self, call: Call) -> Who | None:
         """The role and the name of the stage that the call is, or None where the hook is not for it."""
-        if not all(str(call.at(path, "")) == value for path, value in self.when.items()):
-            return None
         role = self.role if isinstance(self.role, str) else self.role.of(call)
         stage = self.stage if isinstance(self.stage, str) else self.stage.of(call)
         return (role, stage) if role and stage else None
@@ -102,13 +98,15 @@ class Stage(Span):
     Attributes:
         passes: Whether a `stage.pass` hook counts forward passes inside of it. Those of `AUTOPROF_ROLLOUT_ITERATIONS`
             are recorded then, not the whole.
+        outermost: Whether a call inside a stage of another role is part of that one, too.
     """
 
     passes: bool = False
+    outermost: bool = False
 
     def around(self, call: Call) -> Around:
         run, who = runtime.current(), self.who(call)
-        if run is None or who is None:
+        if run is None or who is None or (self.outermost and running):
             yield CALL
             return None
         posting = yield InThread(board.read, run.info.id)
