@@ -57,7 +57,8 @@ def _said(hook: BoundHook, sources: Sources) -> Iterator[_Said]:
     try:
         place = sources.find(hook.hook.module, hook.hook.attribute)
     except Missing as error:
-        yield "attribute", f"{error}", True
+        adds = type(hook.behaviour).supply is not behaviours.Behaviour.supply
+        yield "attribute", f"{error}{f'; {hook.hook.behaviour} adds it' if adds else ''}", not adds
     except Unknown as error:
         yield "attribute", f"not checked: {error}", False
     else:
