@@ -138,6 +138,14 @@ def test_a_hook_of_a_distribution_is_applied(python: Python, site: Path, tmp_pat
     assert '"work"' in timeline.read_text()
 
 
+def test_a_target_may_bring_its_own_recipe(python: Python, site: Path, tmp_path: Path) -> None:
+    install(site, "self-made", declare("self_made.autoprof"), "self_made", package="self_made/autoprof")
+    (site / "self_made" / "__init__.py").write_text("def work():\n    return 4\n")
+    python("import self_made; assert self_made.work() == 4", AUTOPROF="1", PYTHONPATH=str(site))
+    (timeline,) = (tmp_path / "autoprof_runs").glob("2*/timeline/*.jsonl")
+    assert '"work"' in timeline.read_text()
+
+
 def test_what_can_not_be_looked_at_breaks_nothing(python: Python, site: Path) -> None:
     code = """
 import os, sys

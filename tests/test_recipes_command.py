@@ -485,7 +485,10 @@ def test_versions_decide_what_is_an_error(tmp_path: Path, capsys: Any, trainer: 
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mytrainer\nVersion: 3.0\n")
     status, lines = check(capsys, write(tmp_path, attribute="Trainer.gone", versions="<2"))
-    assert (status, "not checked: mytrainer is 3.0 here, and the hook is for <2" in lines[0]) == (0, True)
+    assert (
+        status,
+        lines[0].endswith("not checked: mytrainer is 3.0 here, and these hooks are for other releases: h"),
+    ) == (0, True)
     status, lines = check(capsys, write(tmp_path, attribute="Trainer.gone", top='versions = "<2"'))
     assert (status, "has no gone (mytrainer is 3.0 here, and the recipe is for <2)" in lines[0]) == (0, True)
     status, lines = check(capsys, write(tmp_path, attribute="Trainer.gone", top='versions = ">2"'))
