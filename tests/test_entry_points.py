@@ -60,6 +60,7 @@ def site(tmp_path: Path) -> Path:
 def test_what_distributions_declare(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(site))
     install(site, "inner", declare("inner.recipes.all"), package="inner/recipes/all")
+    install(site, "colon", declare("colon:recipes"), package="colon/recipes")
     install(site, "plain-file", declare("plain"))
     install(site, "gone", declare("nowhere.at.all"))
     install(site, "other-group", declare("thing_recipes", group="autoprof.recipes.old"))
@@ -72,6 +73,7 @@ def test_what_distributions_declare(site: Path, monkeypatch: pytest.MonkeyPatch)
     assert found == {
         "thing-recipes": str(site / "thing_recipes"),
         "inner": str(site / "inner" / "recipes" / "all"),
+        "colon": str(site / "colon" / "recipes"),
         "plain-file": "",
         "gone": "",
         "broken": "",

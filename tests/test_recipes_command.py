@@ -313,7 +313,7 @@ def test_places_that_hold_no_recipes(tmp_path: Path, capsys: pytest.CaptureFixtu
     write(tmp_path, behaviour="step.end")
     status, lines = check(capsys, tmp_path, tmp_path / "empty", tmp_path / "gone.toml")
     assert status == 1
-    assert lines[0] == f"{tmp_path / 'empty'}: there are no *.toml files in it"
+    assert lines[0] == f"{tmp_path / 'empty'}: there are no *.toml files in it that can be read"
     assert lines[1] == f"{tmp_path / 'gone.toml'}: there is no such file"
     assert lines[2].startswith(f"{tmp_path / 'mytrainer.toml'}: good, 1 hook; mytrainer is not installed here")
 
