@@ -145,12 +145,13 @@ def _check_versions(report: Report, versions: dict[str, str], extra: Sequence[st
     for target, version in sorted(versions.items()):
         for path in [file.path for file in files if file.target == target]:
             try:
-                found = recipe.load(path)[0].recipe
-            except (recipe.RecipeError, IndexError):
+                hooks = recipe.load(path)
+            except recipe.RecipeError:
                 continue
-            if recipe.exceeds(version, found.versions):
+            tried = [hook.recipe.versions for hook in hooks if recipe.fits(version, hook.hook.versions)]
+            if tried and recipe.exceeds(version, tried[0]):
                 report.notes.append(
-                    f"{target} {version} is newer than what its recipe was made for ({found.versions}); "
+                    f"{target} {version} is newer than what its recipe was made for ({tried[0]}); "
                     "its hooks are tried all the same"
                 )
 
