@@ -38,6 +38,9 @@ def load(target: str) -> None:
         return
     for hook in _read_recipes(target):
         run.hooks.add(hook)
+        if reason := left_out(run, hook):
+            run.hooks.skipped(hook, reason)
+            continue
         wrapt.register_post_import_hook(functools.partial(_imported, hook), hook.hook.module)
 
 
@@ -53,6 +56,16 @@ def find_spec(name: str, path: Sequence[str] | None, target: ModuleType | None) 
 def known() -> list[BoundHook]:
     """All hooks of the recipes that this process has read."""
     return list(_bound.values())
+
+
+def left_out(run: Runtime, hook: BoundHook) -> str:
+    """Why a hook is not even tried, or an empty text."""
+    if run.settings.disabled(hook.key.partition("/")[0], hook.hook.name):
+        return "AUTOPROF_DISABLE names it"
+    version = run.hooks.version(hook.recipe)
+    if not recipe.fits(version, hook.hook.versions):
+        return f"{hook.recipe.target} is {version}, the hook is for {hook.hook.versions}"
+    return ""
 
 
 def behaviour(key: str) -> Behaviour | None:
@@ -161,13 +174,10 @@ def _apply(hook: BoundHook, root: Any, path: str) -> None:
     run = runtime.current()
     if run is None:
         return
-    if run.settings.disabled(hook.key.partition("/")[0], hook.hook.name):
-        run.hooks.skipped(hook, "AUTOPROF_DISABLE names it")
+    if reason := left_out(run, hook):
+        run.hooks.skipped(hook, reason)
         return
     version = run.hooks.version(hook.recipe)
-    if not recipe.fits(version, hook.hook.versions):
-        run.hooks.skipped(hook, f"{hook.recipe.target} is {version}, the hook is for {hook.hook.versions}")
-        return
     try:
         _patch(hook, root, path)
     except LookupError as error:
