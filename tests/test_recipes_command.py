@@ -271,7 +271,7 @@ options = { number = "self.x" }
         ("[[hook]] number 2 attribute:", "it is missing"),
         ("[[hook]] number 2 versions:", "got 3; it takes a text"),
         ("[[hook]] number 2 options.rol:", "did you mean 'role'?; there are: "),
-        ("[[hook]] number 2 options.stage:", "got 1; it takes a text"),
+        ("[[hook]] number 2 options.stage:", "got 1; it takes a text, or a table with path, names"),
         ("[[hook]] number 2 options.role:", "it is missing"),
         ("[[hook]] number 2 options.rank:", "got 'self..x'; it takes a path that begins with a parameter"),
         ("[[hook]] number 2 options.when:", "got {'1': 'x'}; it takes a table, in it a path"),
