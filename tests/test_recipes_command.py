@@ -270,7 +270,7 @@ options = { number = "self.x" }
         ("[[hook]] number 2 module:", "it is missing"),
         ("[[hook]] number 2 attribute:", "it is missing"),
         ("[[hook]] number 2 versions:", "got 3; it takes a text"),
-        ("[[hook]] number 2 options.rol:", "did you mean 'role'?; there are: stage, role, rank, when"),
+        ("[[hook]] number 2 options.rol:", "did you mean 'role'?; there are: stage, role, rank, outermost, when, unless"),
         ("[[hook]] number 2 options.stage:", "got 1; it takes a text"),
         ("[[hook]] number 2 options.role:", "it is missing"),
         ("[[hook]] number 2 options.rank:", "got 'self..x'; it takes a path that begins with a parameter"),
@@ -281,7 +281,7 @@ options = { number = "self.x" }
         ("[[hook]] 's' options.replicas[1].own_devices:", "got 'yes'; it takes true or false"),
         ("[[hook]] 's' options.replicas[2]:", "got 3; it takes a table"),
         ("[[hook]] 's' options.engines:", "got 'arround'; it takes 'step' or 'around'; did you mean 'around'?"),
-        ("[[hook]] 's' options.number:", "there is no such key; there are: none"),
+        ("[[hook]] 's' options.number:", "there is no such key; there are: when, unless"),
         ("[[hook]] 's' name:", "two [[hook]] tables are named 's'"),
     ]
     for begin, part in expected:
