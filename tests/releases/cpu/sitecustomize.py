@@ -1,0 +1,133 @@
+"""Lets releases of verl from before its registry of platforms (0.9) run on a CPU; on PYTHONPATH for these runs only.
+
+Nothing is imported that the process doesn't import itself: each correction waits for its module.
+"""
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import sys
+import types
+
+from wrapt import when_imported
+
+
+@when_imported("verl.utils.device")
+def _device(module):
+    """Before any module of verl has taken these functions by name."""
+    if hasattr(module, "is_support_ipc") and not hasattr(module, "is_cuda_available"):
+        return
+    import verl_cpu_device as cpu
+
+    module.get_device_name = lambda: cpu.DEVICE
+    module.get_torch_device = lambda: cpu.device_module
+    module.get_device_id = cpu.CpuDeviceId
+    module.get_nccl_backend = lambda: "gloo"
+    module.get_resource_name = lambda: "GPU"
+    module.get_visible_devices_keyword = lambda: "CUDA_VISIBLE_DEVICES"
+
+
+@when_imported("verl.workers.engine.base")
+def _engines(module):
+    """Engines are registered for accelerators only."""
+    register = module.EngineRegistry.register.__func__
+
+    def with_cpu(cls, model_type, backend, device="cuda"):
+        devices = device if isinstance(device, list) else [device]
+        return register(cls, model_type, backend, [*devices, "cpu"])
+
+    module.EngineRegistry.register = classmethod(with_cpu)
+
+
+@when_imported("vllm.model_executor.layers.fused_moe.layer")
+def _fused_moe(module):
+    """A class that verl 0.7.1 and 0.8 import for quantized models; vLLM 0.27 has no such name."""
+    if not hasattr(module, "FusedMoE"):
+        module.FusedMoE = type("FusedMoE", (), {})
+
+
+@when_imported("verl.utils.attention_utils")
+def _padding(module):
+    """flash-attn needs a GPU; verl has the same functions in plain torch, for NPUs (0.8 and 0.9.0)."""
+    try:
+        from verl.utils import npu_flash_attn_utils as plain
+    except ImportError:
+        return
+    functions = (plain.index_first_axis, plain.pad_input, plain.rearrange, plain.unpad_input)
+    module._get_attention_functions = lambda: functions
+
+
+@when_imported("transformers")
+def _transformers(module):
+    """A name of transformers 4, which verl imports up to 0.7.0."""
+    lazy = sys.modules["transformers"]
+    lazy._class_to_module.setdefault("AutoModelForVision2Seq", "models.auto.modeling_auto")
+
+
+@when_imported("transformers.models.auto.modeling_auto")
+def _auto(module):
+    if not hasattr(module, "AutoModelForVision2Seq"):
+        module.AutoModelForVision2Seq = module.AutoModelForImageTextToText
+
+
+# What releases of vLLM that verl 0.5 to 0.7.0 were made for had elsewhere.
+MOVED = {
+    "vllm.lora.models": "vllm.lora.lora_model",
+    "vllm.worker": "vllm.v1.worker",
+    "vllm.worker.worker_base": "vllm.v1.worker.worker_base",
+    "vllm.model_executor.sampling_metadata": "vllm.v1.sample.metadata",
+}
+
+# Chat completions over HTTP in verl 0.5, which these runs don't use.
+UNUSED = {
+    "vllm.entrypoints.logger": ["RequestLogger"],
+    "vllm.entrypoints.openai.protocol": ["ChatCompletionRequest", "ChatCompletionResponse", "ErrorResponse"],
+    "vllm.entrypoints.openai.serving_chat": ["OpenAIServingChat"],
+    "vllm.entrypoints.openai.serving_models": ["BaseModelPath", "OpenAIServingModels"],
+}
+
+
+class _Unused:
+    def __init__(self, *args, **kwargs):
+        pass
+
+
+class _Moved(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, name, path=None, target=None):
+        return importlib.machinery.ModuleSpec(name, self) if name in MOVED or name in UNUSED else None
+
+    def create_module(self, spec):
+        if spec.name in MOVED:
+            return importlib.import_module(MOVED[spec.name])
+        module = types.ModuleType(spec.name)
+        vars(module).update(dict.fromkeys(UNUSED[spec.name], _Unused))
+        return module
+
+    def exec_module(self, module):
+        pass
+
+
+sys.meta_path.append(_Moved())
+
+
+@when_imported("vllm.config")
+def _compilation(module):
+    if not hasattr(module, "CompilationLevel"):
+        module.CompilationLevel = module.CompilationMode
+
+
+@when_imported("vllm.utils")
+def _utils(module):
+    def __getattr__(name):
+        places = {"FlexibleArgumentParser": "argparse_utils", "get_tcp_uri": "network_utils"}
+        if name not in places:
+            raise AttributeError(name)
+        return getattr(importlib.import_module(f"vllm.utils.{places[name]}"), name)
+
+    module.__getattr__ = __getattr__
+
+
+@when_imported("vllm.platforms.cpu")
+def _platform(module):
+    """verl 0.7.1 and 0.8 name a socket after the device."""
+    module.CpuPlatform.get_device_uuid = classmethod(lambda cls, device_id=0: f"CPU-{device_id}")
