@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-_MISSING = object()
+MISSING = object()
 
 
-def follow(root: Any, path: str, default: Any = _MISSING) -> Any:
+def follow(root: Any, path: str, default: Any = MISSING) -> Any:
     """What lies at `path` (`a.b.c`) from `root`: attributes of objects, keys of mappings.
 
     Raises:
@@ -19,7 +19,7 @@ def follow(root: Any, path: str, default: Any = _MISSING) -> Any:
         try:
             place = place[name] if isinstance(place, Mapping) else getattr(place, name)
         except (AttributeError, KeyError):
-            if default is not _MISSING:
+            if default is not MISSING:
                 return default
             raise LookupError(f"there is no {name} (of {path}) on {type(root).__name__}") from None
     return place

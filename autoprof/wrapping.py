@@ -15,6 +15,8 @@ import inspect
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple, TypeAlias
 
+from autoprof.paths import MISSING, follow
+
 
 class Outcome(NamedTuple):
     """How the user's function ended: its result, or the exception it raised."""
@@ -73,9 +75,26 @@ class Call:
         """
         if name in self.kwargs:
             return self.kwargs[name]
+        if name == "self" and self.args:
+            return self.args[0]
         bound = inspect.signature(self.function).bind_partial(*self.args, **self.kwargs)
         bound.apply_defaults()
         return bound.arguments[name]
+
+    def at(self, path: str, default: Any = MISSING) -> Any:
+        """What lies at a path of a recipe, whose first name is a parameter: `self.global_steps`, `prompts.meta_info`.
+
+        Raises:
+            LookupError: A name is not there, and there is no `default`.
+        """
+        name, _, rest = path.partition(".")
+        try:
+            value = self.argument(name)
+        except LookupError:
+            if default is not MISSING:
+                return default
+            raise LookupError(f"there is no parameter {name} (of {path})") from None
+        return follow(value, rest, default) if rest else value
 
 
 def wrap(function: Callable[..., Any], key: str) -> Callable[..., Any]:

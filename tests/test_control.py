@@ -131,7 +131,7 @@ class Trainer:
 
     def step(self) -> None:
         self.global_steps += 1
-        around = Wrap(number="global_steps").around(Call("trainer/step", Trainer.step, (self,), {}))
+        around = Wrap(number="self.global_steps").around(Call("trainer/step", Trainer.step, (self,), {}))
         wait: Wait | None = next(around)
         while wait is not CALL:
             wait = around.send(wait.block())

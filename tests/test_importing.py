@@ -163,7 +163,7 @@ def test_recipes_of_the_settings_file_are_known_once_a_target_is_imported(run: A
 
 
 def test_an_error_in_a_behaviour_is_counted_and_said_once(run: Any, tmp_path: Path) -> None:
-    hooks = hook("step", "Trainer.step", 'behaviour = "step.wrap"\noptions = { number = "no.such.path" }')
+    hooks = hook("step", "Trainer.step", 'behaviour = "step.wrap"\noptions = { number = "self.no.such.path" }')
     code = "from target import trainer; t = trainer.Trainer(); print([t.step(n) for n in range(5)])"
     result = run(hooks, code)
     assert result.stdout.strip() == "[0, 2, 4, 6, 8]"

@@ -21,8 +21,8 @@ from autoprof.rundir import RunDir
 from autoprof.settings import Settings
 from autoprof.wrapping import CALL, Around, Call, Outcome, Wait
 
-SHARED = Replicas(path="llm_server_manager.rollout_replicas")
-OWN = Replicas(path="standalone_server_manager.rollout_replicas", own_devices=True)
+SHARED = Replicas(path="self.llm_server_manager.rollout_replicas")
+OWN = Replicas(path="self.standalone_server_manager.rollout_replicas", own_devices=True)
 
 
 class Server:
@@ -103,7 +103,7 @@ def call(instance: Any = None, **arguments: Any) -> Call:
 
 
 def test_engines_start_with_the_step_and_stop_by_their_devices(run: Any, trainer: Any, log: Any) -> None:
-    drive(step.Begin(number="global_steps", replicas=[SHARED, OWN]).around(call(trainer)))
+    drive(step.Begin(number="self.global_steps", replicas=[SHARED, OWN]).around(call(trainer)))
     assert log == [("start", 0), ("start", 1), ("start", 2), ("start", 3)]
     log.clear()
     drive(EndOfSampling().around(call(trainer)))
@@ -116,7 +116,7 @@ def test_engines_start_with_the_step_and_stop_by_their_devices(run: Any, trainer
 
 
 def test_engines_around_generation(run: Any, trainer: Any, log: Any) -> None:
-    drive(step.Begin(number="global_steps", replicas=[SHARED], engines="around").around(call(trainer)))
+    drive(step.Begin(number="self.global_steps", replicas=[SHARED], engines="around").around(call(trainer)))
     assert log == []
     around = AroundGeneration(unless="prompts.meta_info.validate")
     for validate, expected in ((True, []), (False, [("start", 0), ("start", 1), ("stop", 0), ("stop", 1)])):
@@ -131,15 +131,15 @@ def test_engines_around_generation(run: Any, trainer: Any, log: Any) -> None:
 )
 def test_the_replica_that_owns_a_rank_is_captured(run: Any, trainer: Any, log: Any, ranks: str, started: Any) -> None:
     run.settings = Settings(steps="7", ranks=ranks)
-    drive(step.Begin(number="global_steps", replicas=[SHARED, OWN]).around(call(trainer)))
+    drive(step.Begin(number="self.global_steps", replicas=[SHARED, OWN]).around(call(trainer)))
     assert log == [("start", replica) for replica in started]
 
 
 def test_other_steps_and_other_roles_start_nothing(run: Any, trainer: Any, log: Any) -> None:
     run.settings = Settings(steps="8", ranks="all")
-    drive(step.Begin(number="global_steps", replicas=[SHARED]).around(call(trainer)))
+    drive(step.Begin(number="self.global_steps", replicas=[SHARED]).around(call(trainer)))
     run.settings = Settings(steps="7", ranks="all", roles=("*", "!rollout"))
-    drive(step.Begin(number="global_steps", replicas=[SHARED]).around(call(trainer)))
+    drive(step.Begin(number="self.global_steps", replicas=[SHARED]).around(call(trainer)))
     assert log == []
 
 
@@ -147,7 +147,7 @@ def test_an_engine_that_did_not_start_is_noted_and_not_stopped(run: Any, trainer
     first, second = (replica.servers[0] for replica in trainer.llm_server_manager.rollout_replicas)
     first.answer = RuntimeError("the actor died")
     second.answer = None  # the server's process runs without autoprof
-    drive(step.Begin(number="global_steps", replicas=[SHARED, OWN]).around(call(trainer)))
+    drive(step.Begin(number="self.global_steps", replicas=[SHARED, OWN]).around(call(trainer)))
     metas = [json.loads(path.read_text()) for path in sorted(run.rundir.step(7).iterdir())]
     assert [(meta["replica"], meta["state"], meta["reason"]) for meta in metas] == [
         (0, "failed", "the engine's start failed: RuntimeError: the actor died"),
@@ -161,7 +161,7 @@ def test_an_engine_that_did_not_start_is_noted_and_not_stopped(run: Any, trainer
 def test_a_node_without_an_engine_is_no_problem(run: Any, trainer: Any, log: Any) -> None:
     first, _ = (replica.servers[0] for replica in trainer.llm_server_manager.rollout_replicas)
     first.answer = {}
-    drive(step.Begin(number="global_steps", replicas=[SHARED]).around(call(trainer)))
+    drive(step.Begin(number="self.global_steps", replicas=[SHARED]).around(call(trainer)))
     assert log == [("start", 0), ("start", 1)]
     assert not run.rundir.step(7).exists()
 
@@ -169,13 +169,13 @@ def test_a_node_without_an_engine_is_no_problem(run: Any, trainer: Any, log: Any
 def test_an_engine_that_answers_too_late_is_stopped_all_the_same(run: Any, trainer: Any, log: Any) -> None:
     first, _ = (replica.servers[0] for replica in trainer.llm_server_manager.rollout_replicas)
     first.answer = TimeoutError("no answer within 60 s")
-    drive(step.Begin(number="global_steps", replicas=[SHARED]).around(call(trainer)))
+    drive(step.Begin(number="self.global_steps", replicas=[SHARED]).around(call(trainer)))
     drive(step.End().around(call(trainer)))
     assert ("stop", 0) in log
 
 
 def test_a_step_that_never_ended_is_closed_by_the_next(run: Any, trainer: Any, log: Any) -> None:
-    begin = step.Begin(number="global_steps", replicas=[OWN])
+    begin = step.Begin(number="self.global_steps", replicas=[OWN])
     drive(begin.around(call(trainer)))
     log.clear()
     trainer.global_steps = 8
@@ -184,7 +184,7 @@ def test_a_step_that_never_ended_is_closed_by_the_next(run: Any, trainer: Any, l
 
 
 def test_tick_closes_the_step_before_and_opens_the_next(run: Any, trainer: Any, log: Any) -> None:
-    tick = step.Tick(number="global_steps", offset=1, replicas=[OWN])
+    tick = step.Tick(number="self.global_steps", offset=1, replicas=[OWN])
     trainer.global_steps = 6
     drive(tick.around(call(trainer)))
     assert log == [("start", 2), ("start", 3)]

@@ -9,7 +9,6 @@ import msgspec
 
 from autoprof import runtime
 from autoprof.behaviours import Behaviour
-from autoprof.paths import follow
 from autoprof.settings import Settings
 from autoprof.waits import Coroutine
 from autoprof.wrapping import CALL, Around, Call, Reply
@@ -36,24 +35,24 @@ class Server(Behaviour):
     """A method of the server actor that takes any keyword: a call with `autoprof=` is a request of the trainer's.
 
     Attributes:
-        engine: Attribute path on the actor to the engine; None where it stands on a node that has none.
-        node_rank: Attribute path to the actor's number in a replica over several nodes; only 0 has an engine.
+        engine: Path from a parameter of the call to the engine; None where it stands on a node that has none.
+        node_rank: Path to the actor's number in a replica over several nodes; only 0 has an engine.
     """
 
     default_engine: ClassVar[str]
 
     engine: str = ""
-    node_rank: str = "node_rank"
+    node_rank: str = "self.node_rank"
 
     def around(self, call: Call) -> Around:
         asked = call.kwargs.get("autoprof")
         if asked is None:
             yield CALL
             return None
-        if follow(call.instance, self.node_rank, 0) != 0:
+        if call.at(self.node_rank, 0) != 0:
             return Reply({})
         try:
-            engine = follow(call.instance, self.engine or self.default_engine)
+            engine = call.at(self.engine or self.default_engine)
             if engine is None:
                 return Reply({})
             request = msgspec.convert(asked, Request)

@@ -25,7 +25,7 @@ class Replicas(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Where a trainer keeps rollout replicas.
 
     Attributes:
-        path: Attribute path from the trainer to a list of replicas.
+        path: Path from a parameter of the call that begins the step to a list of replicas.
         servers: Attribute of a replica: the handles of its server actors.
         method: The actor method that autoprof's requests travel by: it must take any keyword.
         rank: Attribute of a replica: its number among the replicas.
@@ -75,13 +75,13 @@ class _Engine:
 
 
 class _Window:
-    def __init__(self, step: int, overrides: dict[str, Any], trainer: Any, places: list[Replicas]) -> None:
+    def __init__(self, step: int, overrides: dict[str, Any], call: Call, places: list[Replicas]) -> None:
         self.step = step
         self.overrides = overrides
         self.engines = [
             _Engine(place, replica, server)
             for place in places
-            for replica in follow(trainer, place.path, None) or ()
+            for replica in call.at(place.path, None) or ()
             for server in follow(replica, place.servers)
         ]
 
@@ -92,10 +92,10 @@ class _Window:
 _window: _Window | None = None
 
 
-def open_window(step: int, overrides: dict[str, Any], trainer: Any, places: list[Replicas]) -> None:
+def open_window(step: int, overrides: dict[str, Any], call: Call, places: list[Replicas]) -> None:
     """Note the engines of a step that is captured, and the settings of its own that it is captured with."""
     global _window
-    _window = _Window(step, overrides, trainer, places)
+    _window = _Window(step, overrides, call, places)
 
 
 def close_window() -> None:
@@ -148,7 +148,7 @@ class AroundGeneration(Behaviour):
     """The call generates: engines are captured around it.
 
     Attributes:
-        unless: Path from an argument of the call to a value that is true where this is no rollout of the step
+        unless: Path from a parameter of the call to a value that is true where this is no rollout of the step
             (validation), such as `prompts.meta_info.validate`.
     """
 
@@ -156,7 +156,7 @@ class AroundGeneration(Behaviour):
 
     def around(self, call: Call) -> Around:
         run = runtime.current()
-        if run is None or self._excluded(call):
+        if run is None or (self.unless and call.at(self.unless, False)):
             yield CALL
             return None
         step = _window.step if _window is not None else None
@@ -166,13 +166,6 @@ class AroundGeneration(Behaviour):
         span.end(outcome.error)
         yield from stop(run)
         return None
-
-    def _excluded(self, call: Call) -> bool:
-        if not self.unless:
-            return False
-        name, _, path = self.unless.partition(".")
-        value = call.argument(name)
-        return bool(follow(value, path, False) if path else value)
 
 
 class EndOfSampling(Behaviour):

@@ -29,7 +29,7 @@ OPEN = "_autoprof_open"
 class Server(engines.Server):
     """A method of the server actor, as in `engines.Server`; the engine is the `TokenizerManager`."""
 
-    default_engine = "tokenizer_manager"
+    default_engine = "self.tokenizer_manager"
 
     async def start(self, engine: Any, request: Request) -> dict[str, Any]:
         return await start(engine, request)

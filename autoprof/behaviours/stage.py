@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from autoprof import board, capture, runtime
 from autoprof.behaviours import Behaviour
-from autoprof.paths import follow
 from autoprof.placement import Subject
 from autoprof.settings import Settings
 from autoprof.timeline import Span as TimelineSpan
@@ -22,8 +20,8 @@ class Span(Behaviour):
     Attributes:
         stage: The stage's name, the target's own.
         role: Who does it.
-        rank: Attribute path to the global rank on the instance; without it the variable RANK, else 0.
-        when: Attribute paths on the instance with the values they must have.
+        rank: Path from a parameter of the call to the global rank; without it the variable RANK, else 0.
+        when: Paths with the values they must have.
     """
 
     stage: str
@@ -33,23 +31,23 @@ class Span(Behaviour):
 
     def around(self, call: Call) -> Around:
         run = runtime.current()
-        if run is None or not self.applies(call.instance):
+        if run is None or not self.applies(call):
             yield CALL
             return None
         posting = yield InThread(board.read, run.info.id)
         step = posting.step if posting is not None else None
-        span = TimelineSpan(run, "stage", self.stage, step=step, role=self.role, rank=self.rank_of(call.instance))
+        span = TimelineSpan(run, "stage", self.stage, step=step, role=self.role, rank=self.rank_of(call))
         outcome = yield CALL
         span.end(outcome.error)
         return None
 
-    def applies(self, instance: Any) -> bool:
-        """Whether the instance is one that the hook is for."""
-        return all(str(follow(instance, path, "")) == value for path, value in self.when.items())
+    def applies(self, call: Call) -> bool:
+        """Whether the call is one that the hook is for."""
+        return all(str(call.at(path, "")) == value for path, value in self.when.items())
 
-    def rank_of(self, instance: Any) -> int:
+    def rank_of(self, call: Call) -> int:
         """The global rank of this process."""
-        return int(follow(instance, self.rank) if self.rank else os.environ.get("RANK", 0))
+        return int(call.at(self.rank) if self.rank else os.environ.get("RANK", 0))
 
 
 _running: set[tuple[str, str]] = set()
@@ -64,7 +62,7 @@ class Stage(Span):
     def around(self, call: Call) -> Around:
         run = runtime.current()
         who = (self.role, self.stage)
-        if run is None or who in _running or not self.applies(call.instance):
+        if run is None or who in _running or not self.applies(call):
             yield CALL
             return None
         _running.add(who)
@@ -77,7 +75,7 @@ class Stage(Span):
     def _run(self, run: runtime.Runtime, call: Call) -> Around:
         posting = yield InThread(board.read, run.info.id)
         step = posting.step if posting is not None else None
-        rank = self.rank_of(call.instance)
+        rank = self.rank_of(call)
         recording = None
         if posting is not None and posting.captured:
             settings = run.settings.overridden(posting.overrides)

@@ -7,7 +7,6 @@ from typing import Any
 
 from autoprof import board, control, ending, log, runtime
 from autoprof.behaviours import Behaviour, rollout
-from autoprof.paths import follow
 from autoprof.timeline import Span
 from autoprof.waits import InThread
 from autoprof.window import Steps
@@ -17,10 +16,9 @@ from autoprof.wrapping import CALL, Around, Call, Wait
 class _Step:
     """The step that is going on in this process."""
 
-    def __init__(self, run: runtime.Runtime, number: int, ordinal: int, trainer: Any) -> None:
+    def __init__(self, run: runtime.Runtime, number: int, ordinal: int) -> None:
         self.number = number
         self.ordinal = ordinal
-        self.trainer = trainer
         self.captured = False
         self.overrides: dict[str, Any] = {}
         self.span = Span(run, "step", "step", step=number, role="trainer", rank=0)
@@ -42,7 +40,7 @@ _executed = 0
 class _StepBehaviour(Behaviour):
     """
     Attributes:
-        number: Attribute path on the instance to the step's number; without it, steps are counted from 1.
+        number: Path from a parameter of the call to the step's number; without it, steps are counted from 1.
         offset: Added to the number, where the counter is that of the finished step.
         replicas: Where the trainer keeps its rollout replicas.
         engines: `step` where engines are captured from the begin of the step, `around` where a `rollout.around` hook
@@ -60,21 +58,26 @@ class _StepBehaviour(Behaviour):
         run = runtime.current()
         if run is None:
             return
+        number = int(call.at(self.number)) + self.offset if self.number else _executed + 1
         if _current is not None:
+            if _current.number == number:
+                return
             yield from finish()
         _executed += 1
-        number = int(follow(call.instance, self.number)) + self.offset if self.number else _executed
-        step = _current = _Step(run, number, _executed, call.instance)
+        step = _current = _Step(run, number, _executed)
         yield InThread(step.announce, run)
         if step.captured:
             log.info(f"step {number} is captured")
-            rollout.open_window(number, step.overrides, call.instance, self.replicas)
+            rollout.open_window(number, step.overrides, call, self.replicas)
             if self.engines == "step":
                 yield from rollout.start(run)
 
 
 class Begin(_StepBehaviour):
-    """The call opens the step; a `step.end` hook, or the next begin, closes it."""
+    """The call opens the step; a `step.end` hook, or the next begin, closes it.
+
+    Nothing happens where the step with this number is open already, so that several calls may be a step's first.
+    """
 
     def around(self, call: Call) -> Around:
         yield from self.begin(call)

@@ -32,7 +32,7 @@ own_call: ContextVar[bool] = ContextVar("autoprof_own_call", default=False)
 class Server(engines.Server):
     """A method of the server actor, as in `engines.Server`; the engine is the `AsyncLLM`."""
 
-    default_engine = "engine"
+    default_engine = "self.engine"
 
     async def start(self, engine: Any, request: Request) -> dict[str, Any]:
         return await start(engine, request)

@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 from autoprof import _boot, board, runtime
 from autoprof.behaviours import Behaviour, batches, serve, vllm
-from autoprof.paths import follow
 from autoprof.wrapping import CALL, Around, Call
 
 # Set on an LLMEngine.
@@ -46,13 +45,13 @@ class Whole(Behaviour):
     """A method of `LLM` in which the engine falls idle again and again: its call is one batch.
 
     Attributes:
-        engine: Attribute path on the instance to the `LLMEngine`.
+        engine: Path from a parameter of the call to the `LLMEngine`.
     """
 
-    engine: str = "llm_engine"
+    engine: str = "self.llm_engine"
 
     def around(self, call: Call) -> Around:
-        offline = _offline(follow(call.instance, self.engine))
+        offline = _offline(call.at(self.engine))
         offline.inside += 1
         yield CALL
         offline.inside -= 1

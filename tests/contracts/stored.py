@@ -150,4 +150,4 @@ def attribute_options(hook: BoundHook) -> set[str]:
     options: dict[str, Any] = hook.hook.options
     paths = [options[name] for name in ("number", "rank", "engine") if isinstance(options.get(name), str)]
     paths += options.get("when", {})
-    return {path.partition(".")[0] for path in paths if path}
+    return {path.split(".")[1] for path in paths if path.startswith("self.")}
