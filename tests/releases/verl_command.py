@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 # As in examples/verl_cpu/run_grpo.sh, which says why; and what older releases call by other names.
+# Those with ++ stand in the class of the rollout's configuration alone.
 OVERRIDES = """
 algorithm.adv_estimator=grpo
 actor_rollout_ref.actor.use_kl_loss=True
@@ -46,7 +48,7 @@ actor_rollout_ref.rollout.max_num_batched_tokens=512
 actor_rollout_ref.rollout.enable_prefix_caching=False
 actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4
 actor_rollout_ref.rollout.free_cache_engine=False
-actor_rollout_ref.rollout.enable_sleep_mode=False
+++actor_rollout_ref.rollout.enable_sleep_mode=False
 actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=16
 actor_rollout_ref.rollout.update_weights_bucket_megabytes=16
 actor_rollout_ref.rollout.agent.num_workers=1
@@ -75,6 +77,9 @@ ray_kwargs.ray_init.num_cpus=16
 # Keys that are in no release's own configuration, but are read.
 ADDED = """
 actor_rollout_ref.model.override_config.attn_implementation=sdpa
+actor_rollout_ref.actor.fsdp_config.wrap_policy.transformer_layer_cls_to_wrap=[Qwen2DecoderLayer]
+actor_rollout_ref.ref.fsdp_config.wrap_policy.transformer_layer_cls_to_wrap=[Qwen2DecoderLayer]
+actor_rollout_ref.rollout.engine_kwargs.vllm.enable_sleep_mode=False
 actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_memory_bytes=33554432
 ray_kwargs.ray_init.address=local
 ray_kwargs.ray_init.num_gpus=1
@@ -88,12 +93,16 @@ def overrides(package: Path, **places: Path) -> list[str]:
     """The overrides for the release whose package `verl` lies here."""
     generated = package / "verl" / "trainer" / "config" / "_generated_ppo_trainer.yaml"
     known = yaml.safe_load(generated.read_text())
-    lines = [line for line in OVERRIDES.split() if _has(known, line.partition("=")[0].split("."))]
+    classes = package / "verl" / "workers" / "config" / "rollout.py"
+    fields = re.findall(r"^    (\w+):", classes.read_text(), re.MULTILINE) if classes.exists() else []
+    lines = [line for line in OVERRIDES.split() if _has(known, fields, line.partition("=")[0].split("."))]
     added = [line if line.startswith("hydra") else f"++{line}" for line in ADDED.split()]
     return [line.format(**places) for line in lines + added]
 
 
-def _has(known: Any, path: list[str]) -> bool:
+def _has(known: Any, fields: list[str], path: list[str]) -> bool:
+    if path[0].startswith("++"):
+        return path[-1] in fields
     for name in path:
         if not isinstance(known, dict) or name not in known:
             return False

@@ -57,17 +57,10 @@ def _padding(module):
     module._get_attention_functions = lambda: functions
 
 
-@when_imported("transformers")
+@when_imported("transformers.utils.import_utils")
 def _transformers(module):
-    """A name of transformers 4, which verl imports up to 0.7.0."""
-    lazy = sys.modules["transformers"]
-    lazy._class_to_module.setdefault("AutoModelForVision2Seq", "models.auto.modeling_auto")
-
-
-@when_imported("transformers.models.auto.modeling_auto")
-def _auto(module):
-    if not hasattr(module, "AutoModelForVision2Seq"):
-        module.AutoModelForVision2Seq = module.AutoModelForImageTextToText
+    """A name of transformers 4 that verl imports up to 0.7.0, to see whether a model is one of those. None here is."""
+    module._LazyModule.AutoModelForVision2Seq = type("AutoModelForVision2Seq", (), {"_model_mapping": {}})
 
 
 # What releases of vLLM that verl 0.5 to 0.7.0 were made for had elsewhere.
