@@ -70,6 +70,8 @@ class Capture(Recording):
 
 _lock = threading.Lock()
 _active: Recording | None = None
+# Whose profiler the user has switched on in this process, in words; empty where nobody's.
+_aside = ""
 
 
 def begin(run: Runtime, subject: Subject, settings: Settings | None = None) -> Capture | None:
@@ -79,6 +81,9 @@ def begin(run: Runtime, subject: Subject, settings: Settings | None = None) -> C
     """
     settings = settings or run.settings.for_role(subject.role)
     capture = Capture(run, subject, settings, tools.choose(settings.tool))
+    if _aside:
+        Placement(run, subject, settings, capture.tool.name).fail(f"{_aside} is on in this step; autoprof stands aside")
+        return None
     if not claim(capture, capture.tool):
         return None
     try:
@@ -151,6 +156,19 @@ def finish(recording: Recording, state: str, reason: str) -> None:
             recording.abandon("the stage ended in another thread than it began in")
     finally:
         recording.ended.set()
+
+
+def stand_aside(whose: str) -> None:
+    """Capture no stage of this process until `come_back`: the user has `whose` on, which would get in the way."""
+    global _aside
+    _aside = whose
+    interrupt(f"{whose} was started")
+
+
+def come_back() -> None:
+    """Capture again."""
+    global _aside
+    _aside = ""
 
 
 def watch_others() -> None:

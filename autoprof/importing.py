@@ -95,6 +95,20 @@ def patch_class(cls: type) -> None:
             _apply(hook, cls, hook.hook.attribute.removeprefix(prefix))
 
 
+def patch_main() -> None:
+    """Apply the hooks for the module that runs as `__main__`, which is never imported and is shipped by value.
+
+    That is the case for a trainer in the script that starts it (verl 0.8.0, trainer/main_ppo_sync.py).
+    """
+    main = sys.modules["__main__"]
+    name = _main_name()
+    if runtime.current() is None or name.partition(".")[0] not in _boot.recipe_files():
+        return
+    for hook in _read_recipes(name.partition(".")[0]):
+        if hook.hook.module == name:
+            _imported(hook, main)
+
+
 def _join() -> Runtime | None:
     """Join the run, and the first time set up what lasts as long as the process."""
     global _joined
@@ -124,8 +138,10 @@ def _read_recipes(target: str) -> list[BoundHook]:
 
 
 def _module_name(cls: type) -> str:
-    if cls.__module__ != "__main__":
-        return cls.__module__
+    return _main_name() if cls.__module__ == "__main__" else cls.__module__
+
+
+def _main_name() -> str:
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
     if spec is not None:
@@ -168,20 +184,34 @@ def _patch(hook: BoundHook, root: Any, path: str) -> None:
     *parents, name = path.split(".")
     for parent in parents:
         owner = _member(owner, parent)
-    target = _member(owner, name)
-    if hook.behaviour.install(target):
-        return
     # Ray's ActorClass stands in for the class that was decorated; the methods are on a subclass it made (Ray 2.47
     # to 2.60, ray/actor.py).
     metadata = getattr(owner, "__ray_metadata__", None)
     if metadata is not None:
         owner = metadata.modified_class
+    missing = isinstance(owner, type) and not hasattr(owner, name)
+    if missing and hook.behaviour.supply(owner, name, hook.key) and metadata is not None:
+        _renew(metadata)
+    if isinstance(inspect.getattr_static(owner, name, None), property):
+        return
+    if hook.behaviour.install(_member(owner, name)):
+        return
     raw = inspect.getattr_static(owner, name)
     function = raw.__func__ if isinstance(raw, (staticmethod, classmethod)) else raw
     if hook.key in wrapped_by(function):
         return
     wrapped = _rewrapped(function, hook) if hook.hook.rewrap else wrap(function, hook.key)
     setattr(owner, name, type(raw)(wrapped) if isinstance(raw, (staticmethod, classmethod)) else wrapped)
+
+
+def _renew(metadata: Any) -> None:
+    """Have handles of an actor class know a method that it was given (Ray 2.47 to 2.60, ray/actor.py)."""
+    from ray.actor import _ActorClassMethodMetadata
+
+    _ActorClassMethodMetadata.reset_cache()
+    metadata.method_meta = _ActorClassMethodMetadata.create(
+        metadata.modified_class, metadata.actor_creation_function_descriptor
+    )
 
 
 def _rewrapped(function: Any, hook: BoundHook) -> Any:

@@ -221,3 +221,20 @@ def test_the_made_up_replicas_look_like_verls() -> None:
     (start,) = [node for node in ast.walk(servers) if getattr(node, "name", "") == "start_profile"]
     assert isinstance(start, ast.AsyncFunctionDef)
     assert start.args.kwarg is not None
+
+
+def test_a_trainer_may_keep_the_handles_of_servers_only(run: Any, log: Any) -> None:
+    manager = SimpleNamespace(async_llm_servers=[Server(log, 0), Server(log, 1)], tp_size=4)
+    trainer = SimpleNamespace(global_steps=7, manager=manager)
+    handles = Replicas(path="self.manager.async_llm_servers", servers="replica", rank="", size="self.manager.tp_size")
+    run.settings = Settings(steps="7", ranks="5")
+    drive(step.Begin(number="self.global_steps", replicas=[handles]).around(call(trainer)))
+    assert log == [("start", 1)]
+
+
+def test_a_step_that_is_open_is_not_begun_again(run: Any, trainer: Any, log: Any) -> None:
+    begin = step.Begin(number="self.global_steps", replicas=[SHARED])
+    drive(begin.around(call(trainer)))
+    drive(begin.around(call(trainer)))
+    assert log == [("start", 0), ("start", 1)]
+    assert step._executed == 1

@@ -10,6 +10,8 @@ import msgspec
 from autoprof.wrapping import Around, Call
 
 BEHAVIOURS = {
+    "aside.start": "autoprof.behaviours.aside:Start",
+    "aside.stop": "autoprof.behaviours.aside:Stop",
     "ray.init": "autoprof.behaviours.ray:Init",
     "ray.actor-class": "autoprof.behaviours.ray:ActorClass",
     "rollout.around": "autoprof.behaviours.rollout:AroundGeneration",
@@ -23,6 +25,7 @@ BEHAVIOURS = {
     "span": "autoprof.behaviours.stage:Span",
     "stage": "autoprof.behaviours.stage:Stage",
     "step.begin": "autoprof.behaviours.step:Begin",
+    "step.counter": "autoprof.behaviours.counter:Counter",
     "step.end": "autoprof.behaviours.step:End",
     "step.tick": "autoprof.behaviours.step:Tick",
     "step.wrap": "autoprof.behaviours.step:Wrap",
@@ -48,6 +51,10 @@ class Behaviour(msgspec.Struct, forbid_unknown_fields=True):
 
     def install(self, owner: Any) -> bool:
         """Change the hook's attribute in place and return True, or return False to have it wrapped."""
+        return False
+
+    def supply(self, owner: type, name: str, key: str) -> bool:
+        """Give a class the attribute of the hook `key`, which this release lacks, and return True; or return False."""
         return False
 
 

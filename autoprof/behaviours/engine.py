@@ -61,6 +61,20 @@ class Server(Behaviour):
             return Reply({"problem": f"{type(error).__name__}: {error}"})
         return Reply(answer)
 
+    def supply(self, owner: type, name: str, key: str) -> bool:
+        """Add the method to a server class that has none (verl 0.5.0 to 0.7.0).
+
+        It is shipped by value, so it refers to nothing, and answers as a node without an engine where autoprof is not.
+        """
+
+        async def method(self: Any, **kwargs: Any) -> dict[str, Any]:
+            return {}
+
+        method.__module__ = owner.__module__
+        method.__name__, method.__qualname__ = name, f"{owner.__qualname__}.{name}"
+        setattr(owner, name, method)
+        return True
+
     def start(self, engine: Any, request: Request) -> abc.Coroutine[Any, Any, dict[str, Any]]:
         """Have the engine record; the answer has a problem, or an empty text."""
         raise NotImplementedError

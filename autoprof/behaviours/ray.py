@@ -21,6 +21,7 @@ class Init(Behaviour):
     """`ray.init`: workers inherit the environment of the raylet, not of the driver, so it goes into `runtime_env`."""
 
     def around(self, call: Call) -> Around:
+        importing.patch_main()
         call.kwargs["runtime_env"] = merged(call.kwargs.get("runtime_env"), os.environ)
         yield CALL
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import msgspec
@@ -25,32 +25,48 @@ class Replicas(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Where a trainer keeps rollout replicas.
 
     Attributes:
-        path: Path from a parameter of the call that begins the step to a list of replicas.
-        servers: Attribute of a replica: the handles of its server actors.
+        path: Path from a parameter of the call that begins the step to a list of replicas. In the paths below,
+            `replica` is one of them.
+        servers: The handle or the handles of its server actors.
         method: The actor method that autoprof's requests travel by: it must take any keyword.
-        rank: Attribute of a replica: its number among the replicas.
-        size: Attribute of a replica: how many global ranks it owns.
+        rank: Its number among the replicas; empty for its place in the list.
+        size: How many global ranks it owns.
         own_devices: Whether the engines have devices that the trainer does not use. They are captured for the whole
             step; the others must be through before the trainer's first stage.
     """
 
     path: str
-    servers: str = "servers"
+    servers: str = "replica.servers"
     method: str = "start_profile"
-    rank: str = "replica_rank"
-    size: str = "world_size"
+    rank: str = "replica.replica_rank"
+    size: str = "replica.world_size"
     own_devices: bool = False
+
+    def engines(self, call: Call) -> Iterator[_Engine]:
+        """The engines that the trainer whose step the call begins has here."""
+        for place, replica in enumerate(call.at(self.path, None) or ()):
+
+            def at(path: str, replica: Any = replica) -> Any:
+                name, _, rest = path.partition(".")
+                if name != "replica":
+                    return call.at(path)
+                return follow(replica, rest) if rest else replica
+
+            number = int(at(self.rank)) if self.rank else place
+            servers = at(self.servers)
+            for server in servers if isinstance(servers, (list, tuple)) else [servers]:
+                yield _Engine(number, int(at(self.size)), self.own_devices, getattr(server, self.method))
 
 
 class _Engine:
     """One server actor of a replica."""
 
-    def __init__(self, where: Replicas, replica: Any, server: Any) -> None:
-        self.number = int(follow(replica, where.rank))
-        self.size = int(follow(replica, where.size))
-        self.own_devices = where.own_devices
+    def __init__(self, number: int, size: int, own_devices: bool, send: Any) -> None:
+        self.number = number
+        self.size = size
+        self.own_devices = own_devices
         self.recording = False
-        self._send = getattr(server, where.method)
+        self._send = send
 
     @property
     def ranks(self) -> range:
@@ -78,12 +94,7 @@ class _Window:
     def __init__(self, step: int, overrides: dict[str, Any], call: Call, places: list[Replicas]) -> None:
         self.step = step
         self.overrides = overrides
-        self.engines = [
-            _Engine(place, replica, server)
-            for place in places
-            for replica in call.at(place.path, None) or ()
-            for server in follow(replica, place.servers)
-        ]
+        self.engines = [engine for place in places for engine in place.engines(call)]
 
     def settings(self, run: runtime.Runtime) -> Settings:
         return run.settings.overridden(self.overrides).for_role(ROLE)

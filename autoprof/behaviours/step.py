@@ -37,8 +37,9 @@ _asked = control.Windows()
 _executed = 0
 
 
-class _StepBehaviour(Behaviour):
-    """
+class StepBehaviour(Behaviour):
+    """What is common to the behaviours that open a step.
+
     Attributes:
         number: Path from a parameter of the call to the step's number; without it, steps are counted from 1.
         offset: Added to the number, where the counter is that of the finished step.
@@ -73,7 +74,7 @@ class _StepBehaviour(Behaviour):
                 yield from rollout.start(run)
 
 
-class Begin(_StepBehaviour):
+class Begin(StepBehaviour):
     """The call opens the step; a `step.end` hook, or the next begin, closes it.
 
     Nothing happens where the step with this number is open already, so that several calls may be a step's first.
@@ -85,7 +86,7 @@ class Begin(_StepBehaviour):
         return None
 
 
-class Tick(_StepBehaviour):
+class Tick(StepBehaviour):
     """One call a step: it closes the step before and opens the next."""
 
     def around(self, call: Call) -> Around:
@@ -95,7 +96,7 @@ class Tick(_StepBehaviour):
         return None
 
 
-class Wrap(_StepBehaviour):
+class Wrap(StepBehaviour):
     """One call is one step."""
 
     def around(self, call: Call) -> Around:

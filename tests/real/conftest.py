@@ -8,31 +8,33 @@ import pytest
 from verl_runs import VerlRun, verl_run
 
 ON = {"AUTOPROF": "1", "AUTOPROF_STEPS": "2,4"}
+# Validation and a checkpoint, so that a step has all that a step may hold.
+WHOLE = ["trainer.test_freq=2", "trainer.save_freq=4", "trainer.default_local_dir=checkpoints"]
 
 
 @pytest.fixture(scope="session")
 def v1(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
     """The V1 trainer, verl's default, with autoprof."""
-    return verl_run(tmp_path_factory.mktemp("v1"), **ON)
+    return verl_run(tmp_path_factory.mktemp("v1"), *WHOLE, **ON)
 
 
 @pytest.fixture(scope="session")
 def v1_off(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
     """The V1 trainer without autoprof's variable."""
-    return verl_run(tmp_path_factory.mktemp("v1-off"))
+    return verl_run(tmp_path_factory.mktemp("v1-off"), *WHOLE)
 
 
 @pytest.fixture(scope="session")
 def legacy(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
-    """The legacy trainer with autoprof, which validates in step 2."""
-    return verl_run(tmp_path_factory.mktemp("legacy"), "trainer.use_v1=False", "trainer.test_freq=2", **ON)
+    """The legacy trainer with autoprof."""
+    return verl_run(tmp_path_factory.mktemp("legacy"), "trainer.use_v1=False", *WHOLE, **ON)
 
 
 @pytest.fixture(scope="session")
 def legacy_off(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
     """The legacy trainer with AUTOPROF=0."""
     folder = tmp_path_factory.mktemp("legacy-off")
-    return verl_run(folder, "trainer.use_v1=False", "trainer.test_freq=2", AUTOPROF="0", AUTOPROF_STEPS="2,4")
+    return verl_run(folder, "trainer.use_v1=False", *WHOLE, AUTOPROF="0", AUTOPROF_STEPS="2,4")
 
 
 @pytest.fixture(scope="session")

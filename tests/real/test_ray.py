@@ -27,6 +27,7 @@ HOOKED = {
     "Later.awork",
     "InMain.work",
     "InMain.awork",
+    "PlainInMain.work",
 }
 
 
@@ -120,6 +121,16 @@ def test_a_worker_that_can_not_import_autoprof_runs_the_users_methods(hidden: Dr
     assert {value for value, _ in hidden.result["called"].values()} == {42}
     assert hidden.result["modules"] == []
     assert hidden.spans == {}
+
+
+@pytest.mark.parametrize("where", ["local", "joined"])
+def test_a_method_is_added_to_a_server_that_has_none(where: str, request: pytest.FixtureRequest) -> None:
+    driven: Driven = request.getfixturevalue(where)
+    assert "there is no engine" in driven.result["asked"]["problem"]
+
+
+def test_an_added_method_answers_where_autoprof_can_not_be_imported(hidden: Driven) -> None:
+    assert hidden.result["asked"] == {}
 
 
 def test_workers_of_a_cluster_started_before_get_settings_and_run_id(joined: Driven) -> None:

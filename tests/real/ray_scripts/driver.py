@@ -19,6 +19,17 @@ class InMain:
         return value + 1, os.getpid()
 
 
+class PlainInMain:
+    def work(self, value):
+        return value + 1, os.getpid()
+
+
+@ray.remote
+class UsesMain:
+    def work(self, value):
+        return PlainInMain().work(value)
+
+
 @ray.remote
 class Shows:
     def environment(self):
@@ -52,9 +63,14 @@ def main():
         for method in ("work", "awork"):
             value, pid = ray.get(getattr(actor, method).remote(41))
             called[f"{name}.{method}"] = [value, pid]
+    called["PlainInMain.work"] = ray.get(UsesMain.remote().work.remote(41))
+    server = rl_lib.Server.remote()
+    asked = (
+        ray.get(server.start_profile.remote(autoprof={"action": "stop"})) if "start_profile" in dir(server) else None
+    )
     shows = Shows.remote()
     shown = {"environment": ray.get(shows.environment.remote()), "modules": ray.get(shows.modules.remote())}
-    print("RESULT " + json.dumps({"called": called, "driver": os.getpid(), **shown}), flush=True)
+    print("RESULT " + json.dumps({"called": called, "asked": asked, "driver": os.getpid(), **shown}), flush=True)
     ray.shutdown()
 
 

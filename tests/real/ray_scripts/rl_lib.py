@@ -34,3 +34,11 @@ class Later:
 
     async def awork(self, value):
         return value + 1, os.getpid()
+
+
+@ray.remote
+class Server:
+    """A server actor without start_profile."""
+
+    async def generate(self, value):
+        return value

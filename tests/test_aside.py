@@ -1,0 +1,58 @@
+"""autoprof stands aside for a target's own profiler."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from autoprof import capture, rundir
+from autoprof.behaviours import aside
+from autoprof.placement import Subject
+from autoprof.wrapping import CALL, Around, Call, Outcome
+
+SUBJECT = Subject(step=2, role="actor", stage="update_actor", rank=0)
+START = aside.Start(whose="the target's own profiler", active=["self.this_step", "self.impl.this_step"])
+
+
+def drive(around: Around) -> None:
+    assert next(around) is CALL
+    with pytest.raises(StopIteration):
+        around.send(Outcome(None, None))
+
+
+@pytest.mark.parametrize(
+    "profiler", [SimpleNamespace(this_step=True), SimpleNamespace(impl=SimpleNamespace(this_step=True))]
+)
+def test_no_stage_is_captured_while_the_targets_own_profiler_is_on(joined: Any, profiler: Any) -> None:
+    run = joined()
+    drive(START.around(Call("k", lambda self: None, (profiler,), {})))
+    assert capture.begin(run, SUBJECT) is None
+    drive(aside.Stop().around(Call("k", lambda self: None, (profiler,), {})))
+    recording = capture.begin(run, SUBJECT)
+    assert recording is not None
+    capture.end(recording)
+    (first,) = run.rundir.path.rglob(f"actor.update_actor.rank0.*{rundir.META}")
+    meta = json.loads(first.read_text())
+    assert meta["state"] == "failed"
+    assert meta["reason"] == "the target's own profiler is on in this step; autoprof stands aside"
+
+
+def test_a_profiler_that_is_off_for_this_rank_is_none(joined: Any) -> None:
+    run = joined()
+    drive(START.around(Call("k", lambda self: None, (SimpleNamespace(this_step=False, impl=None),), {})))
+    recording = capture.begin(run, SUBJECT)
+    assert recording is not None
+    capture.end(recording)
+
+
+def test_a_capture_that_is_going_on_ends(joined: Any) -> None:
+    run = joined()
+    recording = capture.begin(run, SUBJECT)
+    assert recording is not None
+    drive(START.around(Call("k", lambda self: None, (SimpleNamespace(this_step=True),), {})))
+    assert capture._active is None
+    capture.end(recording)
+    drive(aside.Stop().around(Call("k", lambda self: None, (None,), {})))
