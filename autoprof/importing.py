@@ -157,6 +157,13 @@ def _imported(hook: BoundHook, module: ModuleType) -> None:
         runtime.report(hook.key, error)
 
 
+def out_of_range(hook: BoundHook, version: str) -> str:
+    """Why the hook is not for this version of its target; empty if it is."""
+    if recipe.fits(version, hook.hook.versions):
+        return ""
+    return f"{hook.recipe.target} is {version}, the hook is for {hook.hook.versions}"
+
+
 def _apply(hook: BoundHook, root: Any, path: str) -> None:
     run = runtime.current()
     if run is None:
@@ -165,8 +172,8 @@ def _apply(hook: BoundHook, root: Any, path: str) -> None:
         run.hooks.skipped(hook, "AUTOPROF_DISABLE names it")
         return
     version = run.hooks.version(hook.recipe)
-    if not recipe.fits(version, hook.hook.versions):
-        run.hooks.skipped(hook, f"{hook.recipe.target} is {version}, the hook is for {hook.hook.versions}")
+    if reason := out_of_range(hook, version):
+        run.hooks.skipped(hook, reason)
         return
     try:
         _patch(hook, root, path)

@@ -23,13 +23,17 @@ def main(output: str) -> None:
     for target in _boot.recipe_files():
         importing.load(target)
     for hook in importing.known():
-        if installed_version(hook.recipe):
+        version = installed_version(hook.recipe)
+        if not version:
+            run.hooks.skipped(hook, f"{hook.recipe.target} is not installed")
+        elif reason := importing.out_of_range(hook, version):
+            # Without an import: the module may well be missing in this version, which says less.
+            run.hooks.skipped(hook, reason)
+        else:
             try:
                 importlib.import_module(hook.hook.module)
             except BaseException as error:
                 run.hooks.skipped(hook, f"importing {hook.hook.module} raised {type(error).__name__}: {error}")
-        else:
-            run.hooks.skipped(hook, f"{hook.recipe.target} is not installed")
     Path(output).write_text(
         json.dumps(run.hooks.content() | {"tool": tools.outlook(run.settings.tool)}), encoding="utf-8"
     )

@@ -58,7 +58,6 @@ reward_model.num_workers=1
 reward.custom_reward_function.path={examples}/reward.py
 custom_reward_function.path={examples}/reward.py
 transfer_queue.backend.SimpleStorage.num_data_storage_units=1
-trainer.use_v1=False
 trainer.device=cuda
 trainer.nnodes=1
 trainer.n_gpus_per_node=1

@@ -63,6 +63,21 @@ def _transformers(module):
     module._LazyModule.AutoModelForVision2Seq = type("AutoModelForVision2Seq", (), {"_model_mapping": {}})
 
 
+@when_imported("verl.workers.fsdp_workers")
+def _attention(module):
+    """verl 0.5 and 0.6.0 ask for flash attention by name, whatever the configuration says."""
+    from transformers import AutoConfig
+
+    original = AutoConfig.from_pretrained
+
+    def from_pretrained(*args, **kwargs):
+        if kwargs.get("attn_implementation") == "flash_attention_2":
+            kwargs["attn_implementation"] = "sdpa"
+        return original(*args, **kwargs)
+
+    AutoConfig.from_pretrained = from_pretrained
+
+
 # What releases of vLLM that verl 0.5 to 0.7.0 were made for had elsewhere.
 MOVED = {
     "vllm.lora.models": "vllm.lora.lora_model",
