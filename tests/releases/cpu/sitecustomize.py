@@ -3,6 +3,8 @@
 Nothing is imported that the process doesn't import itself: each correction waits for its module.
 """
 
+import concurrent.futures
+import functools
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -139,3 +141,68 @@ def _utils(module):
 def _platform(module):
     """verl 0.7.1 and 0.8 name a socket after the device."""
     module.CpuPlatform.get_device_uuid = classmethod(lambda cls, device_id=0: f"CPU-{device_id}")
+
+
+@when_imported("ray")
+def _resources(module):
+    """verl 0.5 gives Ray the number of CPUs only."""
+    original = module.init
+
+    @functools.wraps(original)
+    def init(*args, **kwargs):
+        if "num_cpus" in kwargs:
+            kwargs.setdefault("num_gpus", 1)
+        return original(*args, **kwargs)
+
+    module.init = init
+
+
+# verl up to 0.7.0 makes vLLM's worker itself, in the process of its trainer's worker, and drives it by ZeroMQ from an
+# executor of its own. What vLLM 0.27 expects of the two besides:
+
+
+@when_imported("vllm.v1.worker.worker_base")
+def _wrapper(module):
+    """The worker's wrapper: the configuration comes with init_worker, and methods are called by their names."""
+    original = module.WorkerWrapperBase.__init__
+
+    def __init__(self, vllm_config=None, rpc_rank=0, global_rank=None):
+        original(self, rpc_rank, global_rank)
+
+    def execute_method(self, method, *args, **kwargs):
+        from vllm.v1.outputs import AsyncModelRunnerOutput
+        from vllm.v1.serial_utils import run_method
+
+        result = run_method(self, method, args, kwargs)
+        return result.get_output() if isinstance(result, AsyncModelRunnerOutput) else result
+
+    module.WorkerWrapperBase.__init__ = __init__
+    module.WorkerWrapperBase.execute_method = execute_method
+
+
+@when_imported("verl.workers.rollout.vllm_rollout.vllm_async_server")
+def _executor(module):
+    """The executor: the size of blocks is known when the model is loaded, and an answer may be a future."""
+    executor = getattr(module, "ExternalZeroMQDistributedExecutor", None)
+    if executor is None:
+        return
+    original = executor.collective_rpc
+
+    def collective_rpc(self, method, timeout=None, args=(), kwargs=None, non_block=False, **others):
+        outputs = original(self, method, timeout, args, kwargs)
+        for output in outputs:
+            if isinstance(output, Exception):
+                raise output
+        if method == "load_model":
+            from vllm.platforms import current_platform
+
+            current_platform.update_block_size_for_backend(self.vllm_config)
+        return [_future(output) for output in outputs] if non_block else outputs
+
+    executor.collective_rpc = collective_rpc
+
+
+def _future(value):
+    future = concurrent.futures.Future()
+    future.set_result(value)
+    return future

@@ -54,9 +54,7 @@ actor_rollout_ref.rollout.update_weights_bucket_megabytes=16
 actor_rollout_ref.rollout.agent.num_workers=1
 critic.enable=False
 reward.num_workers=1
-reward_model.num_workers=1
 reward.custom_reward_function.path={examples}/reward.py
-custom_reward_function.path={examples}/reward.py
 transfer_queue.backend.SimpleStorage.num_data_storage_units=1
 trainer.device=cuda
 trainer.nnodes=1
@@ -71,6 +69,11 @@ trainer.logger=[console]
 trainer.default_local_dir={assets}/checkpoints
 ray_init.num_cpus=16
 ray_kwargs.ray_init.num_cpus=16
+"""
+
+# What `reward` holds from 0.7.1 on; later releases warn of the old keys or trip over them.
+BEFORE_REWARD = """
+custom_reward_function.path={examples}/reward.py
 """
 
 # Keys that are in no release's own configuration, but are read.
@@ -94,7 +97,8 @@ def overrides(package: Path, **places: Path) -> list[str]:
     known = yaml.safe_load(generated.read_text())
     classes = package / "verl" / "workers" / "config" / "rollout.py"
     fields = re.findall(r"^    (\w+):", classes.read_text(), re.MULTILINE) if classes.exists() else []
-    lines = [line for line in OVERRIDES.split() if _has(known, fields, line.partition("=")[0].split("."))]
+    offered = OVERRIDES if "reward" in known else OVERRIDES + BEFORE_REWARD
+    lines = [line for line in offered.split() if _has(known, fields, line.partition("=")[0].split("."))]
     added = [line if line.startswith("hydra") else f"++{line}" for line in ADDED.split()]
     return [line.format(**places) for line in lines + added]
 
