@@ -3,6 +3,9 @@
 A cluster starts thousands of interpreters, and nearly all of them never import a target. So the boot reads no recipe:
 a recipe's file name begins with the import name of its target (`verl.toml`, `verl.dapo.toml`), and the rest of
 autoprof is imported when that name is.
+
+Recipes may also come with other distributions, by entry point. Who starts a run looks for them, when it first imports
+something that is not in the standard library, and hands on what it found in the environment.
 """
 
 from __future__ import annotations
@@ -13,14 +16,16 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from importlib.machinery import ModuleSpec
-    from types import ModuleType
+    from types import FrameType, ModuleType
 
 ON = ("1", "true", "on", "yes")
 ENABLE = "AUTOPROF"
 RUN_ID = "AUTOPROF_RUN_ID"
 RUN_INFO = "AUTOPROF_RUN_INFO"
+# The `sys.prefix` for which somebody has looked, and the folders of recipes that distributions there declare.
+FOUND = "AUTOPROF_RECIPES_FOUND"
 
 # Scripts and modules that are no business of ours, by how their command line begins or what their path contains.
 # Ray starts each worker's interpreter twice in one pid; only the second start (default_worker.py) has the environment
@@ -96,12 +101,19 @@ def ray_worker(command: Sequence[str]) -> bool:
 
 
 def recipe_files() -> dict[str, list[str]]:
-    """The recipe files there are, by the import name of their target: autoprof's own, then `AUTOPROF_RECIPES`."""
+    """The recipe files there are, by the import name of their target: autoprof's own, those of distributions, then
+    `AUTOPROF_RECIPES`."""
     files: dict[str, list[str]] = {}
     for path in _recipe_paths():
         target = os.path.basename(path).split(".", 1)[0]
         files.setdefault(target, []).append(path)
     return files
+
+
+def found() -> list[str] | None:
+    """The folders of recipes that distributions declare, or None where nobody has looked in this environment yet."""
+    prefix, *folders = os.environ.get(FOUND, "").split(os.pathsep)
+    return folders if prefix == sys.prefix else None
 
 
 def own_recipes() -> str:
@@ -118,7 +130,9 @@ def new_run_id() -> str:
 
 def _recipe_paths() -> Iterator[str]:
     extra = os.environ.get("AUTOPROF_RECIPES", "").replace(",", os.pathsep)
-    for place in [own_recipes(), *filter(None, (part.strip() for part in extra.split(os.pathsep)))]:
+    # Folders that another node told of may be others here.
+    told = [place for place in found() or () if os.access(place, os.R_OK | os.X_OK)]
+    for place in [own_recipes(), *told, *filter(None, (part.strip() for part in extra.split(os.pathsep)))]:
         if os.path.isdir(place):
             yield from (os.path.join(place, name) for name in sorted(os.listdir(place)) if name.endswith(".toml"))
         elif os.path.isfile(place):  # a place that is not there is settings.py's to complain about
@@ -135,8 +149,20 @@ def _activate(command: Sequence[str]) -> None:
     finder = Finder(set(recipe_files()))
     sys.meta_path.insert(0, finder)
     # An entry point runs while its target is already being imported: those are too late for the finder.
-    for name in [name for name in finder.targets if name in sys.modules]:
+    if late := [name for name in finder.targets if name in sys.modules]:
+        finder.look()
+    for name in late:
         finder.load(name)
+
+
+def _starting() -> bool:
+    """Whether `site` is at work, which imports what `.pth` files name in every interpreter."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "site":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _say(text: str) -> None:
@@ -151,10 +177,14 @@ class Finder:
 
     def __init__(self, targets: set[str]) -> None:
         self.targets = targets
+        self._looks = found() is None
+        self._seen: set[str] = set()
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        if self._looks and "." not in fullname and fullname not in sys.stdlib_module_names and not _starting():
+            self.look()
         if fullname not in self.targets or not self.load(fullname):
             return None
         from autoprof import importing
@@ -173,3 +203,24 @@ class Finder:
             switch_off(f"could not load the recipes for {name} ({type(error).__name__}: {error})")
             return False
         return True
+
+    def look(self) -> None:
+        """Look for recipes of distributions where `sys.path` has grown since the last time. Never raises.
+
+        A process that was told what there is does not look.
+        """
+        places = [place for place in sys.path if place not in self._seen]
+        if not self._looks or not places:
+            return
+        self._seen.update(places)
+        try:
+            from autoprof import _entry_points
+
+            if _entry_points.look(places):
+                self.add(recipe_files())
+        except Exception as error:
+            _say(f"could not look for recipes of distributions ({type(error).__name__}: {error})")
+
+    def add(self, names: Iterable[str]) -> None:
+        """Have the recipes of these targets loaded too, but for those that are imported already."""
+        self.targets.update(name for name in names if name not in sys.modules)

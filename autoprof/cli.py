@@ -14,6 +14,7 @@ import msgspec
 
 from autoprof import __version__, control, doctor, listing, settings, tables
 from autoprof._boot import ENABLE, own_recipes
+from autoprof.authoring import command as authoring
 from autoprof.rundir import RunDir
 from autoprof.settings import PREFIX, WINDOW_FIELDS, SettingsError
 
@@ -84,6 +85,8 @@ def _parser() -> argparse.ArgumentParser:
     merge.add_argument("--role", metavar="PATTERNS", default="*", help="roles, as for AUTOPROF_ROLES (default: all)")
     merge.add_argument("-o", "--output", metavar="FILE", type=Path, help="(default: in the step's folder)")
     merge.set_defaults(run=_merge)
+
+    authoring.add(commands)
 
     for command in (ls, ask, merge, checkup):
         command.add_argument("--dir", help="parent of the run directories (default: AUTOPROF_DIR, ./autoprof_runs)")

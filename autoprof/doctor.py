@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import msgspec
 from rich.console import Console
 
 from autoprof import _boot, control, listing, recipe, tables, variables
+from autoprof.authoring import places
 from autoprof.hooklog import WAITING
 from autoprof.rundir import RunDir
 from autoprof.settings import Settings
@@ -58,11 +60,12 @@ def examine_environment(settings: Settings) -> Report:
     _check_activation(report)
     _check_folder(report, settings.dir)
     _check_variables(report)
+    _check_recipes(report, settings.recipes)
     found = _probe(report)
     report.facts["tool"] = found.get("tool", "unknown")
     for name, version in sorted(found.get("versions", {}).items()):
-        report.facts[name] = version or "not installed"
-    _check_versions(report, found.get("versions", {}))
+        report.facts[name] = version or "without a version"
+    _check_versions(report, found.get("versions", {}), settings.recipes)
     report.notes += variables.unread(os.environ, found.get("versions", {}).get("vllm", ""))
     _list_hooks(report, found)
     return report
@@ -86,7 +89,8 @@ def examine_run(run: listing.Run) -> Report:
         )
         for where, error in process["errors"].items():
             report.problems.append(f"{process['process']} ({process['pid']}): {where}: {error['last']}")
-    _check_versions(report, {name: version for process in processes for name, version in process["versions"].items()})
+    versions = {name: version for process in processes for name, version in process["versions"].items()}
+    _check_versions(report, versions, info.get("settings", {}).get("recipes", []))
     _list_hooks(report, {"hooks": _merged(processes)})
     _check_steps(report, run)
     _check_captures(report, run)
@@ -127,10 +131,19 @@ def _check_variables(report: Report) -> None:
         report.notes.append("KINETO_USE_DAEMON is set: dynolog may start its own captures")
 
 
-def _check_versions(report: Report, versions: dict[str, str]) -> None:
+def _check_recipes(report: Report, extra: Sequence[str]) -> None:
+    """Say which recipes there are besides autoprof's own, and what is wrong with entry points."""
+    for file in places.files(extra):
+        if file.origin != places.OWN:
+            report.facts[f"recipe {file.name}"] = f"{file.path}, from {file.origin}"
+    report.problems += places.problems()
+
+
+def _check_versions(report: Report, versions: dict[str, str], extra: Sequence[str]) -> None:
     """Say which targets are newer than their recipes."""
+    files = places.files(extra)
     for target, version in sorted(versions.items()):
-        for path in _boot.recipe_files().get(target, []):
+        for path in [file.path for file in files if file.target == target]:
             try:
                 found = recipe.load(path)[0].recipe
             except (recipe.RecipeError, IndexError):

@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+
+# What options of behaviours take that name a place in a call: `self.state.global_step` begins with a parameter, `app`
+# is one. `extra` tells them from other texts, for those who check a recipe.
+PARAMETER = "parameter"
+CallPath: TypeAlias = Annotated[
+    str, msgspec.Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[^.\s]+)*$", extra={"takes": "path", PARAMETER: True})
+]
+Parameter: TypeAlias = Annotated[
+    str, msgspec.Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", extra={"takes": "name", PARAMETER: True})
+]
 
 MISSING = object()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -11,6 +12,8 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from autoprof import behaviours
+
+HOOK_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
 
 
 class RecipeError(ValueError):
@@ -45,6 +48,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     Attributes:
         target: Its import name; the recipe's file name begins with it.
+        hook: Its hooks, each a `[[hook]]`.
         distributions: The names under which it is installed, where they differ from `target`.
         versions: The releases that the recipe was made for, a hint; empty for all.
         passive: True where importing the target alone does not make a process part of a run (Ray).
@@ -72,28 +76,72 @@ def load(path: str) -> list[BoundHook]:
     Raises:
         RecipeError: It can't be read, or something in it is wrong.
     """
-    try:
-        with open(path, "rb") as file:
-            document = msgspec.toml.decode(file.read())
-    except (OSError, ValueError) as error:
-        raise RecipeError(f"{path}: it can't be read as TOML ({_one_line(error)})") from None
+    document = read(path)
     try:
         recipe = msgspec.convert(document, Recipe)
     except msgspec.ValidationError as error:
         raise RecipeError(f"{path}: {_located(error, document)}") from None
     name = os.path.basename(path).removesuffix(".toml")
     if name.split(".", 1)[0] != recipe.target:
-        raise RecipeError(
-            f"{path}: target is {recipe.target!r}, but the file's name says {name.split('.', 1)[0]!r}; "
-            f"name the file {recipe.target}.toml or {recipe.target}.ANYTHING.toml"
-        )
-    _check_versions(path, "versions", recipe.versions)
+        raise RecipeError(f"{path}: target: {misnamed(path, recipe.target)}")
+    if problem := versions_problem(recipe.versions):
+        raise RecipeError(f"{path}: versions: {problem}")
     bound = [_bind(path, name, recipe, hook, index) for index, hook in enumerate(recipe.hook)]
     keys = [hook.key for hook in bound]
     for key in keys:
         if keys.count(key) > 1:
             raise RecipeError(f"{path}: two [[hook]] tables are named {key.split('/', 1)[1]!r}; give each its own name")
     return bound
+
+
+def read(path: str) -> dict[str, Any]:
+    """What a recipe file says, as TOML.
+
+    Raises:
+        RecipeError: It can't be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            document: dict[str, Any] = msgspec.toml.decode(file.read())
+    except (OSError, ValueError, RecursionError) as error:
+        raise RecipeError(f"{path}: it can't be read as TOML ({_one_line(error)})") from None
+    return document
+
+
+def misnamed(path: str, target: str) -> str:
+    """What to say of a file whose name does not begin with its target."""
+    said = os.path.basename(path).removesuffix(".toml").split(".", 1)[0]
+    return f"it is {target!r}, but the file's name says {said!r}; name the file {target}.toml or {target}.ANYTHING.toml"
+
+
+def versions_problem(versions: Any) -> str:
+    """What is wrong with a range of versions, or an empty text. What is no text is no range to look at."""
+    try:
+        SpecifierSet(versions if isinstance(versions, str) else "")
+    except InvalidSpecifier:
+        return f"got {versions!r}; it takes a range such as '>=0.7,<0.9'"
+    return ""
+
+
+def hook_problems(hook: Mapping[str, str], target: str | None) -> Iterator[tuple[str, str]]:
+    """What is wrong with the texts of a hook's table, as far as they and the target are there: key and problem."""
+    if not re.fullmatch(HOOK_NAME, hook.get("name", "x")):
+        yield "name", f"got {hook['name']!r}; it takes letters, digits, dots and dashes"
+    if target is not None and hook.get("module", target).split(".", 1)[0] != target:
+        yield "module", f"{hook['module']!r} is not in the target {target!r}"
+    for key in ("module", "attribute", "rewrap"):
+        if (value := hook.get(key)) and not all(part.isidentifier() for part in value.split(".")):
+            yield key, f"got {value!r}; it takes names divided by dots"
+    for key in ("module", "attribute"):
+        if hook.get(key) == "":
+            yield key, "got ''; it takes names divided by dots"
+    if problem := versions_problem(hook.get("versions", "")):
+        yield "versions", problem
+
+
+def table(name: str | int) -> str:
+    """How messages call the table of a hook: by its name, or by its place where it has none."""
+    return f"[[hook]] {name!r}" if isinstance(name, str) else f"[[hook]] number {name + 1}"
 
 
 def fits(version: str, versions: str) -> bool:
@@ -128,31 +176,18 @@ def _release(version: str) -> Version | None:
 
 
 def _bind(path: str, name: str, recipe: Recipe, hook: Hook, index: int) -> BoundHook:
-    table = _table(hook.name or index)
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", hook.name):
-        raise RecipeError(f"{path}: {table} name: got {hook.name!r}; it takes letters, digits, dots and dashes")
-    if hook.module.split(".", 1)[0] != recipe.target:
-        raise RecipeError(f"{path}: {table} module: {hook.module!r} is not in the target {recipe.target!r}")
-    for key, value in (("module", hook.module), ("attribute", hook.attribute)):
-        if not all(part.isidentifier() for part in value.split(".")):
-            raise RecipeError(f"{path}: {table} {key}: got {value!r}; it takes names divided by dots")
-    _check_versions(path, f"{table} versions", hook.versions)
+    where = table(hook.name or index)
+    for key, problem in hook_problems(msgspec.structs.asdict(hook), recipe.target):
+        raise RecipeError(f"{path}: {where} {key}: {problem}")
     kind = behaviours.find(hook.behaviour)
     if kind is None:
         known = ", ".join(sorted(behaviours.BEHAVIOURS))
-        raise RecipeError(f"{path}: {table} behaviour: there is no {hook.behaviour!r}; there are {known}")
+        raise RecipeError(f"{path}: {where} behaviour: there is no {hook.behaviour!r}; there are {known}")
     try:
         behaviour = msgspec.convert(hook.options, kind)
     except msgspec.ValidationError as error:
-        raise RecipeError(f"{path}: {table} options: {_one_line(error)}") from None
+        raise RecipeError(f"{path}: {where} options: {_one_line(error)}") from None
     return BoundHook(key=f"{name}/{hook.name}", recipe=recipe, hook=hook, behaviour=behaviour)
-
-
-def _check_versions(path: str, where: str, versions: str) -> None:
-    try:
-        SpecifierSet(versions)
-    except InvalidSpecifier:
-        raise RecipeError(f"{path}: {where}: got {versions!r}; it takes a range such as '>=0.7,<0.9'") from None
 
 
 def _located(error: msgspec.ValidationError, document: Any) -> str:
@@ -162,15 +197,11 @@ def _located(error: msgspec.ValidationError, document: Any) -> str:
     if match := re.match(r"hook\[([0-9]+)\]\.?(.*)", place):
         index = int(match[1])
         try:
-            table = _table(document["hook"][index]["name"])
+            found = table(document["hook"][index]["name"])
         except (KeyError, IndexError, TypeError):
-            table = _table(index)
-        place = f"{table} {match[2]}".strip()
+            found = table(index)
+        place = f"{found} {match[2]}".strip()
     return f"{place}: {message}" if place else message
-
-
-def _table(name: str | int) -> str:
-    return f"[[hook]] {name!r}" if isinstance(name, str) else f"[[hook]] number {name + 1}"
 
 
 def _one_line(error: Exception) -> str:

@@ -145,5 +145,5 @@ def _read_info() -> RunInfo:
         os.environ["AUTOPROF_RECIPES"] = os.pathsep.join(read.recipes)
         for finder in sys.meta_path:
             if isinstance(finder, _boot.Finder):
-                finder.targets.update(name for name in _boot.recipe_files() if name not in sys.modules)
+                finder.add(_boot.recipe_files())
     return info

@@ -3,7 +3,9 @@
     python bench/boot.py [RUNS]
 
 Whole processes, in turns, user and system time of the children; medians and ratios to an interpreter without autoprof
-in its environment. Peers: what a `.pth` would cost that imported wrapt, or logging, at every start.
+in its environment. Who starts a run looks for recipes of other distributions when it first imports something that is
+installed (here msgspec); its children are told. Peers: what a `.pth` would cost that imported wrapt, or logging, at
+every start.
 """
 
 from __future__ import annotations
@@ -14,10 +16,15 @@ import statistics
 import subprocess
 import sys
 
+from autoprof._boot import FOUND, RUN_ID
+
 CASES = {
     "no autoprof variable": ("pass", {}),
     "AUTOPROF=0": ("pass", {"AUTOPROF": "0"}),
     "AUTOPROF=1, no target imported": ("pass", {"AUTOPROF": "1"}),
+    "import msgspec": ("import msgspec", {}),
+    "AUTOPROF=1, the same, starts a run": ("import msgspec", {"AUTOPROF": "1"}),
+    "AUTOPROF=1, the same, child of one": ("import msgspec", {"AUTOPROF": "1", RUN_ID: "x", FOUND: sys.prefix}),
     "import logging": ("import logging", {}),
     "import wrapt": ("import wrapt", {}),
 }
@@ -40,10 +47,10 @@ def main(runs: int) -> None:
             if turn >= 2:  # the first two warm the caches
                 taken[name].append(seconds)
     base = statistics.median(taken["no autoprof variable"])
-    print(f"{'':34}{'median':>9}{'min':>9}{'ratio':>8}   ({runs} runs each, CPU time)")
+    print(f"{'':38}{'median':>9}{'min':>9}{'ratio':>8}   ({runs} runs each, CPU time)")
     for name, seconds in taken.items():
         middle = statistics.median(seconds)
-        print(f"{name:34}{middle * 1e3:7.1f}ms{min(seconds) * 1e3:7.1f}ms{middle / base:8.2f}")
+        print(f"{name:38}{middle * 1e3:7.1f}ms{min(seconds) * 1e3:7.1f}ms{middle / base:8.2f}")
 
 
 if __name__ == "__main__":

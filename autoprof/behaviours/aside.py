@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from autoprof import capture, runtime
 from autoprof.behaviours import Behaviour
+from autoprof.paths import CallPath
 from autoprof.wrapping import CALL, Around, Call
 
 
@@ -16,7 +17,7 @@ class Start(Behaviour):
     """
 
     whose: str
-    active: list[str]
+    active: list[CallPath]
 
     def around(self, call: Call) -> Around:
         yield CALL

@@ -9,6 +9,7 @@ import msgspec
 
 from autoprof import runtime
 from autoprof.behaviours import Behaviour
+from autoprof.paths import CallPath
 from autoprof.settings import Settings
 from autoprof.waits import Coroutine
 from autoprof.wrapping import CALL, Around, Call, Reply
@@ -41,8 +42,8 @@ class Server(Behaviour):
 
     default_engine: ClassVar[str]
 
-    engine: str = ""
-    node_rank: str = "self.node_rank"
+    engine: CallPath = ""
+    node_rank: CallPath = "self.node_rank"
 
     def around(self, call: Call) -> Around:
         asked = call.kwargs.get("autoprof")

@@ -10,6 +10,7 @@ from typing import Any
 
 from autoprof import _boot, importing, log
 from autoprof.behaviours import Behaviour
+from autoprof.paths import Parameter
 from autoprof.wrapping import CALL, Around, Call
 
 # What a job that was submitted brings along; ray.init refuses a variable that is in both (Ray 2.60,
@@ -46,7 +47,7 @@ class ActorClass(Behaviour):
         argument: The name of the parameter that takes the class.
     """
 
-    argument: str = "function_or_class"
+    argument: Parameter = "function_or_class"
 
     def around(self, call: Call) -> Around:
         cls = call.argument(self.argument)

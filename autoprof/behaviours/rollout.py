@@ -10,7 +10,7 @@ import msgspec
 from autoprof import log, runtime
 from autoprof.behaviours import Behaviour
 from autoprof.behaviours.stage import takes
-from autoprof.paths import follow
+from autoprof.paths import CallPath, follow
 from autoprof.placement import Placement, Subject
 from autoprof.settings import Settings
 from autoprof.timeline import Span
@@ -35,7 +35,7 @@ class Replicas(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             step; the others must be through before the trainer's first stage.
     """
 
-    path: str
+    path: CallPath
     servers: str = "replica.servers"
     method: str = "start_profile"
     rank: str = "replica.replica_rank"
@@ -163,7 +163,7 @@ class AroundGeneration(Behaviour):
             (validation), such as `prompts.meta_info.validate`.
     """
 
-    unless: str = ""
+    unless: CallPath = ""
 
     def around(self, call: Call) -> Around:
         run = runtime.current()

@@ -6,6 +6,7 @@ import os
 
 from autoprof import board, capture, runtime
 from autoprof.behaviours import Behaviour
+from autoprof.paths import CallPath
 from autoprof.placement import Subject
 from autoprof.settings import Settings
 from autoprof.timeline import Span as TimelineSpan
@@ -26,8 +27,8 @@ class Span(Behaviour):
 
     stage: str
     role: str
-    rank: str = ""
-    when: dict[str, str] = {}
+    rank: CallPath = ""
+    when: dict[CallPath, str] = {}
 
     def around(self, call: Call) -> Around:
         run = runtime.current()

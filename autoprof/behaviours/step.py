@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any
+from typing import Any, Literal
 
 from autoprof import board, control, ending, log, runtime
 from autoprof.behaviours import Behaviour, rollout
+from autoprof.paths import CallPath
 from autoprof.timeline import Span
 from autoprof.waits import InThread
 from autoprof.window import Steps
@@ -48,10 +49,10 @@ class StepBehaviour(Behaviour):
             does it.
     """
 
-    number: str = ""
+    number: CallPath = ""
     offset: int = 0
     replicas: list[rollout.Replicas] = []
-    engines: str = "step"
+    engines: Literal["step", "around"] = "step"
 
     def begin(self, call: Call) -> Generator[Wait, Any, None]:
         """Open the step, and the window if it is one of those asked for."""

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from autoprof import _boot, board, runtime
 from autoprof.behaviours import Behaviour, batches, serve, vllm
+from autoprof.paths import CallPath
 from autoprof.wrapping import CALL, Around, Call
 
 # Set on an LLMEngine.
@@ -48,7 +49,7 @@ class Whole(Behaviour):
         engine: Path from a parameter of the call to the `LLMEngine`.
     """
 
-    engine: str = "self.llm_engine"
+    engine: CallPath = "self.llm_engine"
 
     def around(self, call: Call) -> Around:
         offline = _offline(call.at(self.engine))

@@ -7,6 +7,7 @@ from typing import Any
 
 from autoprof import _boot, runtime
 from autoprof.behaviours import Behaviour, serve, serve_http, vllm
+from autoprof.paths import Parameter
 from autoprof.waits import Coroutine
 from autoprof.wrapping import CALL, Around, Call
 
@@ -25,7 +26,7 @@ class Routes(Behaviour):
         app: The parameter that takes the application; without it the function returns the application.
     """
 
-    app: str = ""
+    app: Parameter = ""
 
     def around(self, call: Call) -> Around:
         outcome = yield CALL

@@ -47,14 +47,11 @@ actor_rollout_ref.rollout.max_num_seqs=1
 actor_rollout_ref.rollout.max_num_batched_tokens=512
 actor_rollout_ref.rollout.enable_prefix_caching=False
 actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4
-actor_rollout_ref.rollout.free_cache_engine=False
 ++actor_rollout_ref.rollout.enable_sleep_mode=False
 actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=16
 actor_rollout_ref.rollout.update_weights_bucket_megabytes=16
 actor_rollout_ref.rollout.agent.num_workers=1
 critic.enable=False
-reward.num_workers=1
-reward.custom_reward_function.path={examples}/reward.py
 transfer_queue.backend.SimpleStorage.num_data_storage_units=1
 trainer.device=cuda
 trainer.nnodes=1
@@ -71,8 +68,16 @@ ray_init.num_cpus=16
 ray_kwargs.ray_init.num_cpus=16
 """
 
-# What `reward` holds from 0.7.1 on; later releases warn of the old keys or trip over them.
-BEFORE_REWARD = """
+# Where reward functions have a section of their own: in releases that send new weights to the engine's own processes.
+FROM_0_7_1 = """
+actor_rollout_ref.rollout.free_cache_engine=False
+reward.num_workers=1
+reward.custom_reward_function.path={examples}/reward.py
+"""
+
+# The others hand them over when they wake the engine up.
+UP_TO_0_7_0 = """
+actor_rollout_ref.rollout.free_cache_engine=True
 custom_reward_function.path={examples}/reward.py
 """
 
@@ -97,7 +102,7 @@ def overrides(package: Path, **places: Path) -> list[str]:
     known = yaml.safe_load(generated.read_text())
     classes = package / "verl" / "workers" / "config" / "rollout.py"
     fields = re.findall(r"^    (\w+):", classes.read_text(), re.MULTILINE) if classes.exists() else []
-    offered = OVERRIDES if "reward" in known else OVERRIDES + BEFORE_REWARD
+    offered = OVERRIDES + (FROM_0_7_1 if "reward" in known else UP_TO_0_7_0)
     lines = [line for line in offered.split() if _has(known, fields, line.partition("=")[0].split("."))]
     added = [line if line.startswith("hydra") else f"++{line}" for line in ADDED.split()]
     return [line.format(**places) for line in lines + added]

@@ -139,7 +139,9 @@ def _utils(module):
 
 @when_imported("vllm.platforms.cpu")
 def _platform(module):
-    """verl 0.7.1 and 0.8 name a socket after the device."""
+    """verl 0.7.1 and 0.8 name a socket after the device. Up to 0.7.0 weights go over when the engine is woken up, which it
+    must be put to sleep for: vLLM's worker for the CPU takes both calls, and does nothing."""
+    module.CpuPlatform.is_sleep_mode_available = lambda self: True
     module.CpuPlatform.get_device_uuid = classmethod(lambda cls, device_id=0: f"CPU-{device_id}")
 
 

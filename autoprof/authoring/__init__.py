@@ -1,0 +1,1 @@
+"""For who writes recipes: which there are, what is wrong with one, and the schema that editors use."""

@@ -1,0 +1,136 @@
+"""What recipes may say, read from the structs that recipes become: fields, types, and their docstrings."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import typing
+from collections.abc import Iterator
+from difflib import get_close_matches
+from typing import Any
+
+import msgspec
+
+from autoprof.paths import PARAMETER
+
+_NAMES = {str: "a text", int: "a whole number", float: "a number", bool: "true or false", dict: "a table"}
+_EXTRA = {
+    "path": "a path that begins with a parameter of the function, such as 'self.state.global_step'",
+    "name": "the name of a parameter",
+}
+
+
+def summary(kind: type) -> str:
+    """The first paragraph of a class's docstring, in one line; that of a base where it has none of its own."""
+    for base in kind.__mro__:
+        text = inspect.cleandoc(base.__dict__.get("__doc__") or "")
+        paragraph = text.partition("\n\n")[0]
+        if paragraph and not paragraph.startswith("Attributes:"):
+            return _one_line(paragraph)
+    return ""
+
+
+def described(kind: type) -> dict[str, str]:
+    """What the `Attributes:` of a class's docstring, and of its bases, say of each field."""
+    found: dict[str, str] = {}
+    for base in kind.__mro__:
+        _, _, section = inspect.cleandoc(base.__dict__.get("__doc__") or "").partition("Attributes:\n")
+        for match in re.finditer(r"^    (\w+): (.*(?:\n {8}.*)*)", section, re.MULTILINE):
+            found.setdefault(match[1], _one_line(match[2]))
+    return found
+
+
+def takes(kind: Any) -> str:
+    """A type in the words of who writes TOML."""
+    if meta := _meta(kind):
+        return _EXTRA[meta["takes"]]
+    origin = typing.get_origin(kind)
+    arguments = typing.get_args(kind)
+    if origin is typing.Literal:
+        return " or ".join(repr(value) for value in arguments)
+    if origin is list:
+        return f"an array, of each {takes(arguments[0])}"
+    if origin is dict and arguments[1] is not Any:
+        return f"a table, in it {takes(arguments[0])} = {takes(arguments[1])}"
+    if inspect.isclass(kind) and issubclass(kind, msgspec.Struct):
+        return f"a table with {', '.join(kind.__struct_encode_fields__)}"
+    return _NAMES.get(origin or kind, str(kind))
+
+
+def parameters(kind: Any, value: Any, where: str = "") -> Iterator[tuple[str, str]]:
+    """Where a valid `value` of a type names a parameter of the function: the key that does, and the path."""
+    if meta := _meta(kind):
+        if meta.get(PARAMETER):
+            yield where, value
+    elif typing.get_origin(kind) is list:
+        for place, item in enumerate(value):
+            yield from parameters(typing.get_args(kind)[0], item, f"{where}[{place}]")
+    elif typing.get_origin(kind) is dict:
+        for key in value:
+            yield from parameters(typing.get_args(kind)[0], key, where)
+    elif inspect.isclass(kind) and issubclass(kind, msgspec.Struct):
+        for field in msgspec.structs.fields(kind):
+            if field.encode_name in value:
+                inner = f"{where}.{field.encode_name}" if where else field.encode_name
+                yield from parameters(field.type, value[field.encode_name], inner)
+
+
+def wrong(kind: type[msgspec.Struct], table: Any, where: str = "") -> Iterator[tuple[str, str]]:
+    """All that is wrong with a table that should become a struct: the key, and what was found and what it takes."""
+    if not isinstance(table, dict):
+        yield where, f"got {_short(table)}; it takes a table"
+        return
+    prefix = f"{where}." if where else ""
+    fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
+    for key in table:
+        if key not in fields:
+            known = ", ".join(fields) or "none"
+            yield f"{prefix}{key}", f"there is no such key{did_you_mean(str(key), fields)}; there are: {known}"
+    texts = described(kind)
+    for name, field in fields.items():
+        if name in table:
+            yield from _wrong_value(field.type, table[name], f"{prefix}{name}")
+        elif field.required:
+            yield f"{prefix}{name}", f"it is missing; it takes {takes(field.type)}: {texts.get(name, '')}".rstrip(": ")
+
+
+def did_you_mean(name: str, known: typing.Iterable[str]) -> str:
+    """`; did you mean X?` where X is near, else an empty text."""
+    near = get_close_matches(name, list(known), 1, 0.6)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _wrong_value(kind: Any, value: Any, where: str) -> Iterator[tuple[str, str]]:
+    if inspect.isclass(kind) and issubclass(kind, msgspec.Struct):
+        yield from wrong(kind, value, where)
+        return
+    if typing.get_origin(kind) is list and isinstance(value, list):
+        for place, item in enumerate(value):
+            yield from _wrong_value(typing.get_args(kind)[0], item, f"{where}[{place}]")
+        return
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        near = did_you_mean(value, typing.get_args(kind)) if _is_choice(kind) and isinstance(value, str) else ""
+        yield where, f"got {_short(value)}; it takes {takes(kind)}{near}"
+
+
+def _is_choice(kind: Any) -> bool:
+    return typing.get_origin(kind) is typing.Literal
+
+
+def _meta(kind: Any) -> dict[str, Any]:
+    """What `paths.py` notes of a type beside it."""
+    for note in getattr(kind, "__metadata__", ()):
+        if isinstance(note, msgspec.Meta) and note.extra:
+            return note.extra
+    return {}
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _short(value: Any) -> str:
+    text = _one_line(repr(value))
+    return text if len(text) <= 80 else text[:77] + "..."

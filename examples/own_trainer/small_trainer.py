@@ -1,0 +1,61 @@
+"""A trainer of one's own: REINFORCE on a policy that learns to write even tokens."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+VOCABULARY, LENGTH, BATCH = 32, 12, 64
+
+
+class Policy(nn.Module):
+    """The next token's logits, from the tokens so far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, 64)
+        self.recurrent = nn.GRU(64, 128, batch_first=True)
+        self.head = nn.Linear(128, VOCABULARY)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden, _ = self.recurrent(self.embedding(tokens))
+        return self.head(hidden)
+
+
+class Trainer:
+    """Trains a policy; `global_step` is the number of the step that is going on, from 1."""
+
+    def __init__(self, seed: int = 0) -> None:
+        torch.manual_seed(seed)
+        self.policy = Policy()
+        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=3e-3)
+        self.global_step = 0
+
+    def fit(self, steps: int) -> None:
+        """Train for so many steps."""
+        for self.global_step in range(1, steps + 1):
+            print(f"step {self.global_step}: mean reward {self.train_step():.3f}", flush=True)
+
+    def train_step(self) -> float:
+        """One step; returns the mean reward."""
+        tokens = self.generate()
+        rewards = (tokens[:, 1:] % 2 == 0).float().mean(dim=1)
+        self.update(tokens, rewards)
+        return float(rewards.mean())
+
+    @torch.no_grad()
+    def generate(self) -> torch.Tensor:
+        """Sample a batch of sequences, token by token."""
+        tokens = torch.zeros(BATCH, 1, dtype=torch.long)
+        for _ in range(LENGTH):
+            probabilities = self.policy(tokens)[:, -1].softmax(-1)
+            tokens = torch.cat([tokens, torch.multinomial(probabilities, 1)], dim=1)
+        return tokens
+
+    def update(self, tokens: torch.Tensor, rewards: torch.Tensor) -> None:
+        """One step of the optimizer towards what was rewarded above the mean."""
+        log_probs = self.policy(tokens[:, :-1]).log_softmax(-1).gather(-1, tokens[:, 1:, None]).squeeze(-1)
+        loss = -(log_probs.sum(dim=1) * (rewards - rewards.mean())).mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()

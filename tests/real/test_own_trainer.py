@@ -1,0 +1,161 @@
+"""The worked example, as its README says: a trainer of one's own, real torch, and a recipe of a few lines."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers import ROOT, clean_environment
+
+EXAMPLE = ROOT / "examples" / "own_trainer"
+RECIPE = EXAMPLE / "small_trainer.toml"
+STAGES = {"actor.update_actor", "rollout.generate"}
+
+# What docs/recipes.md says a distribution needs.
+PYPROJECT = """
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "small-trainer-autoprof"
+version = "0.1.0"
+
+[project.entry-points."autoprof.recipes"]
+small_trainer = "small_trainer_autoprof"
+"""
+
+
+def train(folder: Path, **variables: str) -> Path:
+    """Run the example as a user would; returns the folder of the run that it left."""
+    environment = clean_environment(AUTOPROF="1", AUTOPROF_STEPS="2,4", **variables)
+    result = subprocess.run(
+        [sys.executable, str(EXAMPLE / "train.py")],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert [line.split(":")[0] for line in result.stdout.splitlines()] == [f"step {number}" for number in range(1, 5)]
+    assert "autoprof:" not in result.stderr
+    (run,) = (folder / "autoprof_runs").glob("2*")
+    return run
+
+
+@pytest.fixture(scope="module")
+def by_setting(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(tmp_path_factory.mktemp("setting"), AUTOPROF_RECIPES=str(RECIPE))
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where pip has installed a distribution that holds nothing but the recipe."""
+    project = tmp_path_factory.mktemp("project")
+    package = project / "small_trainer_autoprof"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise SystemExit('a package of recipes was imported')\n")
+    shutil.copy(RECIPE, package)
+    (project / "pyproject.toml").write_text(PYPROJECT)
+    target = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-index"]
+    command += ["--no-deps", "--no-build-isolation", "--target", str(target), str(project)]
+    subprocess.run(command, check=True, env=clean_environment(), timeout=120)
+    return target
+
+
+@pytest.fixture(scope="module")
+def by_entry_point(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(tmp_path_factory.mktemp("entry_point"), PYTHONPATH=str(site))
+
+
+@pytest.fixture(params=["by_setting", "by_entry_point"])
+def run(request: pytest.FixtureRequest) -> Path:
+    found: Path = request.getfixturevalue(request.param)
+    return found
+
+
+def test_the_steps_asked_for_have_a_trace_of_each_stage(run: Path) -> None:
+    for number in (2, 4):
+        folder = run / f"global_step_{number:06d}"
+        metas = [json.loads(path.read_text()) for path in folder.glob("*.meta.json")]
+        assert {(meta["role"], meta["stage"], meta["state"]) for meta in metas} == {
+            ("actor", "update_actor", "complete"),
+            ("rollout", "generate", "complete"),
+        }
+        assert {meta["step"] for meta in metas} == {number}
+    assert len(list(run.glob("global_step_*"))) == 2
+    assert not list(run.rglob("*.part"))
+
+
+def test_the_traces_hold_what_the_stage_did(run: Path) -> None:
+    def names(stage: str) -> set[str]:
+        (path,) = run.glob(f"global_step_000002/{stage}.rank0.*.pt.trace.json.gz")
+        with gzip.open(path) as file:
+            return {event.get("name", "") for event in json.load(file)["traceEvents"]}
+
+    generate, update = names("rollout.generate"), names("actor.update_actor")
+    assert "aten::multinomial" in generate - update
+    assert any(name.startswith("Optimizer.step#Adam") for name in update - generate)
+    assert any("Backward" in name for name in update - generate)
+
+
+def test_the_timeline_has_all_steps_and_their_stages(run: Path) -> None:
+    (path,) = (run / "timeline").glob("*.jsonl")
+    spans = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [span["step"] for span in spans if span["kind"] == "step"] == [1, 2, 3, 4]
+    assert [(span["name"], span["step"]) for span in spans if span["kind"] == "stage"] == [
+        (stage, number) for number in (1, 2, 3, 4) for stage in ("generate", "update_actor")
+    ]
+
+
+def test_the_run_says_which_recipe_it_used(run: Path) -> None:
+    described = json.loads((run / "run.json").read_text())
+    assert (described["recipes"], described["state"]) == (["small_trainer"], "ended")
+
+
+def autoprof(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "autoprof", *arguments],
+        cwd=cwd,
+        env=clean_environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def test_the_recipe_is_checked_where_the_trainer_lies() -> None:
+    result = autoprof("recipes", "--check", "small_trainer.toml", cwd=EXAMPLE)
+    assert result.stdout == "small_trainer.toml: good, 3 hooks; looked up in the source of small_trainer\n"
+    assert result.returncode == 0
+
+
+def test_recipes_and_doctor_see_what_is_installed(site: Path, by_entry_point: Path, tmp_path: Path) -> None:
+    listed = json.loads(autoprof("recipes", "small_trainer", "--json", cwd=tmp_path, PYTHONPATH=str(site)).stdout)
+    assert [(entry["origin"], entry["fits"]) for entry in listed] == [("small-trainer-autoprof", "not installed")]
+    # Only this recipe: the other targets take long to import.
+    only = {
+        "PYTHONPATH": f"{site}:{EXAMPLE}",
+        "AUTOPROF_DISABLE": "verl,vllm,sglang,ray",
+        "AUTOPROF_DIR": str(tmp_path),
+    }
+    report = json.loads(autoprof("doctor", "--json", cwd=tmp_path, **only).stdout)
+    states = {key: state for key, state, _ in report["hooks"] if key.startswith("small_trainer/")}
+    assert states == dict.fromkeys(["small_trainer/generate", "small_trainer/step", "small_trainer/update"], "applied")
+    assert report["facts"]["recipe small_trainer"].endswith("from small-trainer-autoprof")
+    assert report["facts"]["small_trainer"] == "without a version"
+    assert autoprof("doctor", by_entry_point.name, "--dir", str(by_entry_point.parent), cwd=tmp_path).returncode == 0
+
+
+def test_the_readme_shows_the_recipe_as_it_is() -> None:
+    for page in (EXAMPLE / "README.md", ROOT / "docs" / "recipes.md"):
+        assert RECIPE.read_text().partition("\n")[2] in page.read_text(), page

@@ -1,0 +1,71 @@
+"""The shapes in which a recipe finds a step, on a trainer without anything else, as docs/recipes.md says."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Python = Callable[..., "subprocess.CompletedProcess[str]"]
+
+TRAINER = """
+class State:
+    finished = 0
+
+class Trainer:
+    def __init__(self):
+        self.state = State()
+    def fit(self):
+        for number in (11, 12, 13):
+            self.step(number)
+    def step(self, number):
+        self.begin(number)
+        self.work()
+        self.state.finished = number
+        self.end()
+    def begin(self, number): ...
+    def work(self): ...
+    def end(self): ...
+"""
+HOOK = '[[hook]]\nname = "{}"\nmodule = "small"\nattribute = "Trainer.{}"\nbehaviour = "{}"\noptions = {{ {} }}\n'
+WORK = HOOK.format("work", "work", "span", 'stage = "work", role = "trainer"')
+
+
+def spans(python: Python, folder: Path, *hooks: tuple[str, str, str]) -> list[tuple[str, int | None]]:
+    """Run the trainer with a recipe; the spans of its timeline in order of their ends: name and step."""
+    (folder / "small.py").write_text(TRAINER)
+    recipe = 'target = "small"\n' + WORK + "".join(HOOK.format(f"h{hook[0]}", *hook) for hook in hooks)
+    (folder / "small.toml").write_text(recipe)
+    python("import small; small.Trainer().fit()", AUTOPROF="1", AUTOPROF_RECIPES="small.toml")
+    (timeline,) = (folder / "autoprof_runs").glob("2*/timeline/*.jsonl")
+    found = [json.loads(line) for line in timeline.read_text().splitlines()]
+    return [(span["name"], span["step"]) for span in found]
+
+
+@pytest.mark.parametrize(
+    ("hooks", "numbers"),
+    [
+        ([("step", "step.wrap", 'number = "number"')], [11, 12, 13]),
+        ([("step", "step.wrap", 'number = "self.state.finished", offset = 1')], [1, 12, 13]),
+        ([("step", "step.wrap", "")], [1, 2, 3]),
+        ([("begin", "step.begin", 'number = "number"'), ("end", "step.end", "")], [11, 12, 13]),
+        ([("begin", "step.begin", ""), ("end", "step.end", "")], [1, 2, 3]),
+        ([("step", "step.begin", 'number = "number"'), ("begin", "step.begin", 'number = "number"'),
+          ("end", "step.end", "")], [11, 12, 13]),
+    ],
+)  # fmt: skip
+def test_steps_that_end(python: Python, tmp_path: Path, hooks: list[tuple[str, str, str]], numbers: list[int]) -> None:
+    assert spans(python, tmp_path, *hooks) == [(name, number) for number in numbers for name in ("work", "step")]
+
+
+def test_a_tick_at_the_begin_of_a_step(python: Python, tmp_path: Path) -> None:
+    found = spans(python, tmp_path, ("begin", "step.tick", 'number = "number"'))
+    assert found == [("work", 11), ("step", 11), ("work", 12), ("step", 12), ("work", 13)]
+
+
+def test_a_tick_at_the_end_of_a_step(python: Python, tmp_path: Path) -> None:
+    found = spans(python, tmp_path, ("end", "step.tick", 'number = "self.state.finished", offset = 1'))
+    assert found == [("work", None), ("work", 12), ("step", 12), ("work", 13), ("step", 13)]
