@@ -1,4 +1,4 @@
-"""verl's command line for a tiny GRPO run of any release: one list of overrides, of which each release gets those it knows."""
+"""verl's command line for a tiny GRPO run of any release, from one list of which each release gets what it knows."""
 
 from __future__ import annotations
 

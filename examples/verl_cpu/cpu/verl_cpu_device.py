@@ -1,7 +1,8 @@
 """torch's CPU as verl's accelerator: the device module that verl asks, and four small corrections to torch.
 
-Importing this module applies the corrections; they are described at their functions. It refers to nothing of verl, so it
-serves releases with a registry of platforms (``verl_cpu_platform.py``) and without.
+Importing this module applies the corrections; they are described at their functions. It refers to
+nothing of verl, so it serves releases with a registry of platforms (``verl_cpu_platform.py``) and
+without.
 """
 
 from __future__ import annotations

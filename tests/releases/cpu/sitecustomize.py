@@ -117,7 +117,7 @@ class _Moved(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         pass
 
 
-sys.meta_path.append(_Moved())
+sys.meta_path.insert(0, _Moved())
 
 
 @when_imported("vllm.config")
@@ -139,8 +139,10 @@ def _utils(module):
 
 @when_imported("vllm.platforms.cpu")
 def _platform(module):
-    """verl 0.7.1 and 0.8 name a socket after the device. Up to 0.7.0 weights go over when the engine is woken up, which it
-    must be put to sleep for: vLLM's worker for the CPU takes both calls, and does nothing."""
+    """verl 0.7.1 and 0.8 name a socket after the device.
+
+    Up to 0.7.0 weights go over when the engine is woken up: vLLM on the CPU takes that call, and does nothing.
+    """
     module.CpuPlatform.is_sleep_mode_available = lambda self: True
     module.CpuPlatform.get_device_uuid = classmethod(lambda cls, device_id=0: f"CPU-{device_id}")
 
@@ -180,6 +182,34 @@ def _wrapper(module):
 
     module.WorkerWrapperBase.__init__ = __init__
     module.WorkerWrapperBase.execute_method = execute_method
+
+
+@when_imported("vllm.v1.engine.async_llm")
+def _engine(module):
+    """verl 0.6 passes an option that has another name now, which it reads from the engine's arguments."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    original = module.AsyncLLM.from_vllm_config
+
+    @functools.wraps(original)
+    def from_vllm_config(*args, disable_log_requests=True, **kwargs):
+        return original(*args, **kwargs)
+
+    module.AsyncLLM.from_vllm_config = from_vllm_config
+    AsyncEngineArgs.disable_log_requests = True
+
+
+@when_imported("vllm.entrypoints.openai.api_server")
+def _app(module):
+    """verl 0.6 passes the configuration as well."""
+    original = module.init_app_state
+
+    @functools.wraps(original)
+    async def init_app_state(engine, *args):
+        without = [argument for argument in args if type(argument).__name__ != "VllmConfig"]
+        return await original(engine, *without)
+
+    module.init_app_state = init_app_state
 
 
 @when_imported("verl.workers.rollout.vllm_rollout.vllm_async_server")
