@@ -219,9 +219,8 @@ def test_own_recipes_are_good(path: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_a_name_that_is_read_from_the_call_is_checked_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "other.toml"
     hook = '[[hook]]\nname = "s"\nmodule = "other.a"\nattribute = "A.f"\nbehaviour = "stage.begin"\n'
-    path.write_text(
-        f'target = "other"\n{hook}options = {{ role = {{ pth = "self.x", names = {{ a = 1 }} }}, stage = "x" }}\n'
-    )
+    options = '{ role = { pth = "self.x", names = { a = 1 } }, stage = "x" }'
+    path.write_text(f'target = "other"\n{hook}options = {options}\n')
     status, lines = check(capsys, path)
     assert status == 1
     found = [line.removeprefix(f"{path}: [[hook]] 's' options.role.") for line in lines[:-1]]
@@ -283,7 +282,7 @@ options = { number = "self.x" }
         ("[[hook]] number 2 attribute:", "it is missing"),
         ("[[hook]] number 2 versions:", "got 3; it takes a text"),
         ("[[hook]] number 2 options.rol:", "did you mean 'role'?; there are: "),
-        ("[[hook]] number 2 options.stage:", "got 1; it takes a text"),
+        ("[[hook]] number 2 options.stage:", "got 1; it takes a text, or a table with path, names"),
         ("[[hook]] number 2 options.role:", "it is missing"),
         ("[[hook]] number 2 options.rank:", "got 'self..x'; it takes a path that begins with a parameter"),
         ("[[hook]] number 2 options.when:", "got {'1': 'x'}; it takes a table, in it a path"),

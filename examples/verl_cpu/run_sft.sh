@@ -57,6 +57,6 @@ start=("$python" -m torch.distributed.run --standalone --nnodes=1 "--nproc_per_n
 if [[ $trainer == sft_trainer_ray ]]; then
   start=("$python")
   # Its ray.init() has no arguments from the configuration; this is Ray's own way to say what a machine has.
-  export RAY_OVERRIDE_RESOURCES='{"CPU": 8, "GPU": 1}'
+  export RAY_OVERRIDE_RESOURCES='{"CPU": 16, "GPU": 1}'
 fi
 exec "${start[@]}" -m "verl.trainer.$trainer" "${overrides[@]}" "$@"
