@@ -34,7 +34,7 @@ class Engine:
 
 
 @pytest.fixture
-def asked(mocker: MockerFixture, joined: Any) -> list[Any]:
+def asked(mocker: MockerFixture, joined: Any, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What engines are asked in this process, whose rank is 3."""
     joined(steps="1", ranks="3")
     log: list[Any] = []
@@ -48,7 +48,7 @@ def asked(mocker: MockerFixture, joined: Any) -> list[Any]:
         return {"problem": ""}
 
     mocker.patch.multiple(vllm, start=start, stop=stop)
-    mocker.patch.dict("os.environ", RANK="3")
+    monkeypatch.setenv("RANK", "3")
     mocker.patch.multiple(board, _own=None, _trainer_here=False)
     return log
 
