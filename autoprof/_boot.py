@@ -43,6 +43,9 @@ _FOREIGN_PATHS = (
     "/torch/_inductor/compile_worker/",
 )
 _FOREIGN_MODULES = ("pip", "ensurepip", "venv", "virtualenv", "build", "autoprof", "ray.scripts.scripts")
+# What starts the ranks of a run, each a process that runs the trainer, and waits for them. It imports no target.
+_LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
+_LAUNCHER_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 _FOREIGN_TEXTS = (
     "multiprocessing.resource_tracker",
     "multiprocessing.forkserver",
@@ -79,20 +82,31 @@ def switch_off(why: str) -> None:
 
 def foreign(command: Sequence[str]) -> bool:
     """Whether a process with this command line (`sys.orig_argv`) is none that could ever be profiled."""
+    kind, what = _runs(command)
+    if kind == "-m":
+        return what in _FOREIGN_MODULES or what in _FOREIGN_TEXTS
+    if kind == "-c":
+        return any(text in what for text in _FOREIGN_TEXTS)
+    return what.rpartition("/")[2] in _FOREIGN_PROGRAMS or any(part in what for part in _FOREIGN_PATHS)
+
+
+def launcher(command: Sequence[str]) -> bool:
+    """Whether a process with this command line starts the ranks of a run: the run is its own, and ends with it."""
+    kind, what = _runs(command)
+    return what in _LAUNCHER_MODULES if kind == "-m" else kind == "" and what.rpartition("/")[2] in _LAUNCHERS
+
+
+def _runs(command: Sequence[str]) -> tuple[str, str]:
+    """What an interpreter runs: `-m` and a module, `-c` and code, or an empty text and a script."""
     arguments = iter(command[1:])
     for argument in arguments:
-        if argument == "-m":
-            module = next(arguments, "")
-            return module in _FOREIGN_MODULES or module in _FOREIGN_TEXTS
-        if argument == "-c":
-            code = next(arguments, "")
-            return any(text in code for text in _FOREIGN_TEXTS)
+        if argument in ("-m", "-c"):
+            return argument, next(arguments, "")
         if not argument.startswith("-"):
-            path = argument.replace(os.sep, "/")
-            return path.rpartition("/")[2] in _FOREIGN_PROGRAMS or any(part in path for part in _FOREIGN_PATHS)
+            return "", argument.replace(os.sep, "/")
         if argument in ("-X", "-W"):
             next(arguments, "")
-    return False
+    return "", ""
 
 
 def ray_worker(command: Sequence[str]) -> bool:
@@ -148,6 +162,10 @@ def _activate(command: Sequence[str]) -> None:
         os.environ[RUN_ID] = new_run_id()
     finder = Finder(set(recipe_files()))
     sys.meta_path.insert(0, finder)
+    if launcher(command):
+        from autoprof import importing
+
+        importing.join()
     # An entry point runs while its target is already being imported: those are too late for the finder.
     if late := [name for name in finder.targets if name in sys.modules]:
         finder.look()

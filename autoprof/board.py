@@ -24,6 +24,7 @@ class Posting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _own: Posting | None = None
+_trainer_here = False
 
 
 def post(run_id: str, posting: Posting | None) -> None:
@@ -43,6 +44,17 @@ def read(run_id: str) -> Posting | None:
         if posted is not None:
             return msgspec.json.decode(posted, type=Posting | None)
     return None
+
+
+def trainer_here() -> None:
+    """Say that there is a trainer in this process, before its first step."""
+    global _trainer_here
+    _trainer_here = True
+
+
+def own() -> tuple[bool, Posting | None]:
+    """Whether the trainer is in this process, and the step that it is in, if any."""
+    return _trainer_here or _own is not None, _own
 
 
 def _key(run_id: str) -> bytes:

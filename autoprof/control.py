@@ -37,10 +37,15 @@ class Windows:
 
     def __init__(self) -> None:
         self._open: list[_Window] = []
+        self._read: set[str] = set()
 
-    def look(self, run: RunDir, executed: int) -> None:
-        """Take what was asked for since the last look. `executed` counts the steps before the one that is `+1`."""
-        self._open += [_Window(trigger, executed) for trigger in take(run)]
+    def look(self, run: RunDir, executed: int, take_it: bool = True) -> None:
+        """Take what was asked for since the last look. `executed` counts the steps before the one that is `+1`.
+
+        Without `take_it` another process takes it, and this one, a further rank of the same trainer, reads it as well.
+        """
+        asked = take(run) if take_it else _read_along(run, self._read)
+        self._open += [_Window(trigger, executed) for trigger in asked]
 
     def match(self, step: int, ordinal: int) -> dict[str, Any] | None:
         """The settings of its own that `step` is captured with, or None where nobody asked for it.
@@ -100,6 +105,28 @@ def take(run: RunDir) -> list[Trigger]:
                 os.replace(f"{path}{TAKEN}", f"{path}{REFUSED}")
             log.warning(f"{path} is refused: {error}")
     return taken
+
+
+def _read_along(run: RunDir, known: set[str]) -> list[Trigger]:
+    """The requests that are there, taken or not, less those in `known`, which they are added to."""
+    try:
+        names = sorted({name.removesuffix(TAKEN) for name in os.listdir(run.control)})
+    except OSError:  # nobody has asked for anything
+        return []
+    found = []
+    for name in names:
+        if name in known or not name.endswith(ENDING):
+            continue
+        known.add(name)
+        for path in (run.control / name, Path(f"{run.control / name}{TAKEN}")):
+            try:
+                found.append(_read(path))
+                break
+            except FileNotFoundError:  # it has been taken just now
+                continue
+            except (OSError, ValueError, msgspec.MsgspecError):  # whoever takes it says so
+                break
+    return found
 
 
 def waiting(run: RunDir) -> list[str]:

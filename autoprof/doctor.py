@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -43,7 +44,7 @@ def show(report: Report) -> None:
         print(f"  {name}: {value}")
     if report.hooks:
         print()
-        tables.show(["hook", "state", "reason"], [list(row) for row in report.hooks])
+        tables.show(["hook", "state", "reason"], _grouped(report.hooks))
     for title, lines in (("notes", report.notes), ("problems", report.problems)):
         if lines:
             print(f"\n{title}:")
@@ -51,6 +52,18 @@ def show(report: Report) -> None:
                 print(f"  - {line}")
     if not report.problems:
         print("\nno problems found")
+
+
+def _grouped(hooks: list[tuple[str, str, str]]) -> list[list[str]]:
+    """Rows for a person: hooks of one recipe that were skipped for one reason share a row."""
+    grouped: dict[tuple[str, str, str], list[str]] = {}
+    for key, state, reason in hooks:
+        name = key.partition("/")[0] if state == "skipped" else key
+        grouped.setdefault((name, state, reason), []).append(key)
+    return [
+        [keys[0] if len(keys) == 1 else f"{name}: {len(keys)} hooks", state, reason]
+        for (name, state, reason), keys in grouped.items()
+    ]
 
 
 def examine_environment(settings: Settings) -> Report:
@@ -143,16 +156,16 @@ def _check_versions(report: Report, versions: dict[str, str], extra: Sequence[st
     """Say which targets are newer than their recipes."""
     files = places.files(extra)
     for target, version in sorted(versions.items()):
+        ranges = []
         for path in [file.path for file in files if file.target == target]:
-            try:
-                found = recipe.load(path)[0].recipe
-            except (recipe.RecipeError, IndexError):
-                continue
-            if recipe.exceeds(version, found.versions):
-                report.notes.append(
-                    f"{target} {version} is newer than what its recipe was made for ({found.versions}); "
-                    "its hooks are tried all the same"
-                )
+            with contextlib.suppress(recipe.RecipeError, IndexError):
+                ranges.append(recipe.load(path)[0].recipe.versions)
+        # A target may have a recipe for old releases beside that for new ones.
+        if ranges and all(recipe.exceeds(version, found) for found in ranges):
+            report.notes.append(
+                f"{target} {version} is newer than what its recipe was made for ({', '.join(ranges)}); "
+                "its hooks are tried all the same"
+            )
 
 
 def _probe(report: Report) -> dict[str, Any]:

@@ -40,8 +40,12 @@ def end_run(run: Runtime) -> None:
 
 
 def window_passed(run: Runtime) -> None:
-    """In the trainer, after the last step that could be captured: what comes then need not wait for the run's end."""
-    if not run.settings.on_finish and not _merging(run):
+    """In the trainer, after the last step that could be captured: what comes then need not wait for the run's end.
+
+    It does where each of several ranks runs the trainer: another may not be through with the step.
+    """
+    one_of_several = int(os.environ.get("WORLD_SIZE") or 1) > 1 and not run.started_here
+    if one_of_several or not (run.settings.on_finish or _merging(run)):
         return
 
     def wait_and_go_on() -> None:

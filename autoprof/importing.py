@@ -33,11 +33,14 @@ def load(target: str) -> None:
 
     A recipe that is wrong is left out: it is said once, and the others go on.
     """
-    run = _join()
+    run = join()
     if run is None:
         return
     for hook in _read_recipes(target):
         run.hooks.add(hook)
+        if reason := left_out(run, hook):
+            run.hooks.skipped(hook, reason)
+            continue
         wrapt.register_post_import_hook(functools.partial(_imported, hook), hook.hook.module)
 
 
@@ -55,12 +58,22 @@ def known() -> list[BoundHook]:
     return list(_bound.values())
 
 
+def left_out(run: Runtime, hook: BoundHook) -> str:
+    """Why a hook is not even tried, or an empty text."""
+    if run.settings.disabled(hook.key.partition("/")[0], hook.hook.name):
+        return "AUTOPROF_DISABLE names it"
+    version = run.hooks.version(hook.recipe)
+    if not recipe.fits(version, hook.hook.versions):
+        return f"{hook.recipe.target} is {version}, the hook is for {hook.hook.versions}"
+    return ""
+
+
 def behaviour(key: str) -> Behaviour | None:
     """The behaviour of the hook `key`, or None where autoprof is off or the hook is left out.
 
     A wrapper that came by value may be of a recipe that this process has not read yet.
     """
-    run = _join()
+    run = join()
     if run is None:
         return None
     hook = _bound.get(key)
@@ -109,7 +122,7 @@ def patch_main() -> None:
             _imported(hook, main)
 
 
-def _join() -> Runtime | None:
+def join() -> Runtime | None:
     """Join the run, and the first time set up what lasts as long as the process."""
     global _joined
     if _joined:
@@ -161,13 +174,10 @@ def _apply(hook: BoundHook, root: Any, path: str) -> None:
     run = runtime.current()
     if run is None:
         return
-    if run.settings.disabled(hook.key.partition("/")[0], hook.hook.name):
-        run.hooks.skipped(hook, "AUTOPROF_DISABLE names it")
+    if reason := left_out(run, hook):
+        run.hooks.skipped(hook, reason)
         return
     version = run.hooks.version(hook.recipe)
-    if not recipe.fits(version, hook.hook.versions):
-        run.hooks.skipped(hook, f"{hook.recipe.target} is {version}, the hook is for {hook.hook.versions}")
-        return
     try:
         _patch(hook, root, path)
     except LookupError as error:

@@ -25,20 +25,25 @@ def main(output: str) -> None:
         importing.load(target)
     sources = Sources()
     for hook in importing.known():
-        if run.settings.disabled(hook.key.partition("/")[0], hook.hook.name):
-            run.hooks.skipped(hook, "AUTOPROF_DISABLE names it")
+        if importing.left_out(run, hook):
             continue
         # A trainer of the user's own may lie on the path without a distribution.
         if installed_version(hook.recipe) or sources.installed(hook.recipe.target):
             try:
                 importlib.import_module(hook.hook.module)
             except BaseException as error:
-                run.hooks.skipped(hook, f"importing {hook.hook.module} raised {type(error).__name__}: {error}")
+                run.hooks.skipped(hook, _reason(hook.hook.module, error))
         else:
             run.hooks.skipped(hook, f"{hook.recipe.target} is not installed")
     Path(output).write_text(
         json.dumps(run.hooks.content() | {"tool": tools.outlook(run.settings.tool)}), encoding="utf-8"
     )
+
+
+def _reason(module: str, error: BaseException) -> str:
+    if isinstance(error, ModuleNotFoundError) and error.name is not None and f"{module}.".startswith(f"{error.name}."):
+        return f"there is no module {error.name} in this release"
+    return f"importing {module} raised {type(error).__name__}: {error}"
 
 
 if __name__ == "__main__":

@@ -81,6 +81,34 @@ def test_processes_that_are_no_business_of_ours(command: str, foreign: bool) -> 
     assert _boot.foreign(command.split()) is foreign
 
 
+@pytest.mark.parametrize(
+    ("command", "launches"),
+    [
+        ("python /usr/bin/torchrun --nproc-per-node 2 train.py", True),
+        ("python -m torch.distributed.run train.py", True),
+        ("python -u /usr/bin/accelerate launch train.py", True),
+        ("python train.py torchrun", False),
+        ("python -m trl.scripts.grpo", False),
+        ("python -c torchrun", False),
+        ("python", False),
+    ],
+)
+def test_what_starts_the_ranks_of_a_run(command: str, launches: bool) -> None:
+    assert _boot.launcher(command.split()) is launches
+
+
+def test_ranks_belong_to_the_run_of_what_started_them(tmp_path: Path, python: Python) -> None:
+    show = (
+        "import os; info = json.loads(os.environ['AUTOPROF_RUN_INFO']); print(info['pid'], info['settings']['steps'])"
+    )
+    (tmp_path / "torchrun").write_text(f"import json, os; {show}; print(os.getpid())")
+    (mine, steps), (pid,) = (line.split() for line in python(["torchrun"], AUTOPROF="1").stdout.splitlines())
+    assert (mine, steps) == (pid, "+2")
+    wrong = python(["torchrun"], check=False, AUTOPROF="1", AUTOPROF_STEPS="x")
+    assert wrong.stderr.count("autoprof") >= 1
+    assert "AUTOPROF_RUN_INFO" in wrong.stderr  # the script's own KeyError: it was started, without autoprof
+
+
 def test_spawned_children_are_ours_and_the_resource_tracker_is_not() -> None:
     spawn = "from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=5, pipe_handle=7)"
     assert not _boot.foreign(["python", "-c", spawn, "--multiprocessing-fork"])

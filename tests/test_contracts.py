@@ -78,6 +78,15 @@ def test_attributes_that_options_name_are_there(target: str, version: str, hook:
     assert not missing, f"{contract.name}: nothing sets {', '.join(missing)} on {owner}"
 
 
+@pytest.mark.parametrize(("target", "version", "hook"), CASES)
+def test_paths_of_options_begin_with_a_parameter(target: str, version: str, hook: BoundHook) -> None:
+    if installs(hook) or supplied(target, version, hook):
+        return
+    found = stored.contract(target, version).find(hook.hook.module, hook.hook.attribute)
+    names = {path.partition(".")[0] for path in stored.option_paths(hook)}
+    assert names <= {*parameters(found), "self"}
+
+
 @pytest.mark.parametrize(("target", "version", "hook"), cases(".server"))
 def test_requests_travel_by_any_keyword(target: str, version: str, hook: BoundHook) -> None:
     if supplied(target, version, hook):

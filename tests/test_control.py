@@ -113,6 +113,24 @@ def test_the_ordinals_of_a_window_count_from_when_it_was_taken(tmp_path: Path) -
     assert not windows
 
 
+def test_a_further_rank_reads_what_rank_0_takes(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    first, further = Windows(), Windows()
+    further.look(run, 0, take_it=False)
+    control.ask(run, Trigger(steps="5"))
+    further.look(run, 3, take_it=False)  # before it is taken
+    first.look(run, 3)
+    control.ask(run, Trigger(steps="6"))
+    (tmp_path / "control" / "7.json").write_text("nothing of the kind")
+    first.look(run, 4)
+    further.look(run, 4, take_it=False)  # after
+    further.look(run, 4, take_it=False)
+    assert control.waiting(run) == []
+    assert len(control.refused(run)) == 1
+    for windows in (first, further):
+        assert [windows.match(step, step) for step in (5, 6, 7)] == [{}, {}, None]
+
+
 def test_what_a_window_overrides_goes_before_a_roles_own() -> None:
     settings = Settings(ranks="0", contents=("cpu",), role={"actor": {"ranks": "3", "max_trace_mb": 5.0}})
     changed = settings.overridden({"ranks": "all", "contents": ["cpu", "shapes"]}).for_role("actor")

@@ -270,7 +270,10 @@ options = { number = "self.x" }
         ("[[hook]] number 2 module:", "it is missing"),
         ("[[hook]] number 2 attribute:", "it is missing"),
         ("[[hook]] number 2 versions:", "got 3; it takes a text"),
-        ("[[hook]] number 2 options.rol:", "did you mean 'role'?; there are: stage, role, rank, outermost, when, unless"),
+        (
+            "[[hook]] number 2 options.rol:",
+            "did you mean 'role'?; there are: stage, role, rank, hold, passes, outermost, when, unless",
+        ),
         ("[[hook]] number 2 options.stage:", "got 1; it takes a text"),
         ("[[hook]] number 2 options.role:", "it is missing"),
         ("[[hook]] number 2 options.rank:", "got 'self..x'; it takes a path that begins with a parameter"),

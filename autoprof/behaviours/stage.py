@@ -3,93 +3,206 @@
 from __future__ import annotations
 
 import os
+from fnmatch import fnmatchcase
 
-from autoprof import board, capture, runtime
+import msgspec
+
+from autoprof import board, capture, runtime, tools
 from autoprof.behaviours import Behaviour
+from autoprof.board import Posting
+from autoprof.capture import Capture
 from autoprof.paths import CallPath
-from autoprof.placement import Subject
+from autoprof.placement import Placement, Subject
+from autoprof.runtime import Runtime
 from autoprof.settings import Settings
 from autoprof.timeline import Span as TimelineSpan
 from autoprof.waits import InThread
-from autoprof.window import Ranks
+from autoprof.window import Ranks, parse_iterations
 from autoprof.wrapping import CALL, Around, Call
+
+
+class Read(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A name that is read from the call.
+
+    Attributes:
+        path: Path from a parameter of the call to what the target calls it.
+        names: What that is called here, by patterns as in fnmatch for the target's name. The first that matches
+            decides; a call whose name none matches is none of the hook's. Without a table the target's names are taken.
+    """
+
+    path: CallPath
+    names: dict[str, str] = {}
+
+    def of(self, call: Call) -> str:
+        """The name for this call, or an empty text where it is none of the hook's."""
+        found = str(call.at(self.path, ""))
+        if not self.names:
+            return found
+        return next((name for pattern, name in self.names.items() if fnmatchcase(found, pattern)), "")
+
+
+# A running stage is known by its role and its name.
+Who = tuple[str, str]
 
 
 class Span(Behaviour):
     """One call is a span of the timeline, and is not captured.
 
     Attributes:
-        stage: The stage's name, the target's own.
-        role: Who does it.
+        stage: The stage's name, the target's own; or where it is read from the call.
+        role: Who does it; or where that is read from the call.
         rank: Path from a parameter of the call to the global rank; without it the variable RANK, else 0.
+        hold: Whether nothing inside of it is captured either: an evaluation is too long for a trace, and no part of
+            what is measured.
     """
 
-    stage: str
-    role: str
+    stage: str | Read
+    role: str | Read
     rank: CallPath = ""
+    hold: bool = False
 
     def around(self, call: Call) -> Around:
-        run = runtime.current()
-        if run is None:
+        run, who = runtime.current(), self.who(call)
+        if run is None or who is None:
             yield CALL
             return None
         posting = yield InThread(board.read, run.info.id)
-        step = posting.step if posting is not None else None
-        span = TimelineSpan(run, "stage", self.stage, step=step, role=self.role, rank=self.rank_of(call))
+        held = capture.hold() if self.hold and posting is not None and posting.captured else None
+        span = self.span(run, who, call, posting)
         outcome = yield CALL
         span.end(outcome.error)
+        if held is not None:
+            capture.release(held)
         return None
+
+    def who(self, call: Call) -> Who | None:
+        """The role and the name of the stage that the call is, or None where its name is none of the hook's."""
+        role = self.role if isinstance(self.role, str) else self.role.of(call)
+        stage = self.stage if isinstance(self.stage, str) else self.stage.of(call)
+        return (role, stage) if role and stage else None
 
     def rank_of(self, call: Call) -> int:
         """The global rank of this process."""
-        return int(call.at(self.rank) if self.rank else os.environ.get("RANK", 0))
+        return int(call.at(self.rank)) if self.rank else own_rank()
 
-
-_running: set[tuple[str, str]] = set()
+    def span(self, run: Runtime, who: Who, call: Call, posting: Posting | None) -> TimelineSpan:
+        """The span of the timeline, which begins now."""
+        return TimelineSpan(run, "stage", who[1], step=_step(posting), role=who[0], rank=self.rank_of(call))
 
 
 class Stage(Span):
     """One call is a stage of the step, captured when the window is open for its role and rank.
 
-    A call inside a call of the same stage is part of it.
+    A call inside a stage of the same role is part of it: the forward pass of an update computes log-probs, too.
 
     Attributes:
+        passes: Whether a `stage.pass` hook counts forward passes inside of it. Those of `AUTOPROF_ROLLOUT_ITERATIONS`
+            are recorded then, not the whole.
         outermost: Whether a call inside any other stage is part of that one, too.
     """
 
+    passes: bool = False
     outermost: bool = False
 
     def around(self, call: Call) -> Around:
-        run = runtime.current()
-        who = (self.role, self.stage)
-        if run is None or who in _running or (self.outermost and _running):
+        run, who = runtime.current(), self.who(call)
+        if run is None or who is None:
             yield CALL
             return None
-        _running.add(who)
-        try:
-            yield from self._run(run, call)
-        finally:
-            _running.discard(who)
+        posting = yield InThread(board.read, run.info.id)
+        part = inside(who, posting) or (self.outermost and bool(running))
+        stage = None if part else Running(self, run, who, call, posting)
+        outcome = yield CALL
+        if stage is not None:
+            stage.end(outcome.error)
         return None
 
-    def _run(self, run: runtime.Runtime, call: Call) -> Around:
-        posting = yield InThread(board.read, run.info.id)
-        step = posting.step if posting is not None else None
-        rank = self.rank_of(call)
-        recording = None
-        if posting is not None and posting.captured:
-            settings = run.settings.overridden(posting.overrides)
-            if takes(settings, self.role, range(rank, rank + 1)):
-                subject = Subject(step=posting.step, role=self.role, stage=self.stage, rank=rank)
-                recording = capture.begin(run, subject, settings.for_role(self.role))
-        span = TimelineSpan(run, "stage", self.stage, step=step, role=self.role, rank=rank)
-        outcome = yield CALL
-        span.end(outcome.error)
-        if recording is not None:
-            capture.end(recording, outcome.error)
+    def wanted(self, run: Runtime, who: Who, call: Call, posting: Posting | None) -> tuple[Subject, Settings] | None:
+        """What is to be captured, and how, if the window is open for this role and rank."""
+        if posting is None or not posting.captured:
+            return None
+        role, rank = who[0], self.rank_of(call)
+        settings = run.settings.overridden(posting.overrides)
+        if not takes(settings, role, range(rank, rank + 1)):
+            return None
+        return Subject(step=posting.step, role=role, stage=who[1], rank=rank), settings.for_role(role)
+
+
+class Pass(Behaviour):
+    """The call is made once in each forward pass of the stages that count them."""
+
+    def around(self, call: Call) -> Around:
+        yield CALL
+        for stage in list(running.values()):
+            stage.passed()
         return None
+
+
+class Running:
+    """A stage that is running in this process, its capture and its span of the timeline."""
+
+    def __init__(self, stage: Stage, run: Runtime, who: Who, call: Call, posting: Posting | None) -> None:
+        self.step = _step(posting)
+        self._run = run
+        self._who = who
+        self._passed = 0
+        self._recording: Capture | None = None
+        self._wanted = stage.wanted(run, who, call, posting)
+        self._first = 0
+        self._stop_before: int | None = None
+        if stage.passes and self._wanted is not None:
+            self._first, self._stop_before = parse_iterations(self._wanted[1].rollout_iterations)
+        if self._first == 0:
+            self._record()
+        self._span = stage.span(run, who, call, posting)
+        running[who] = self
+
+    def passed(self) -> None:
+        """A forward pass is through."""
+        self._passed += 1
+        if self._passed == self._first:
+            self._record()
+        if self._passed == self._stop_before and self._recording is not None:
+            capture.end(self._recording)
+
+    def end(self, error: BaseException | None = None, cut: str = "") -> None:
+        """The stage has ended, with the exception that it raised, or early: `cut` says why."""
+        if running.get(self._who) is self:
+            del running[self._who]
+        self._span.end(error)
+        if self._recording is not None and cut:
+            capture.finish(self._recording, "truncated", cut)
+        elif self._recording is not None:
+            capture.end(self._recording, error)
+        elif self._wanted is not None and self._passed < self._first:
+            subject, settings = self._wanted
+            Placement(self._run, subject, settings, tools.choose(settings.tool).name).fail(
+                f"there were {self._passed} forward passes; recording was to begin after {self._first}"
+            )
+
+    def _record(self) -> None:
+        if self._wanted is not None:
+            self._recording = capture.begin(self._run, *self._wanted)
+
+
+running: dict[Who, Running] = {}
+
+
+def inside(who: Who, posting: Posting | None) -> bool:
+    """Whether a stage that would begin now is part of one that is running: of itself, or of its role in this step."""
+    step = _step(posting)
+    return who in running or any(role == who[0] and stage.step == step for (role, _), stage in running.items())
+
+
+def _step(posting: Posting | None) -> int | None:
+    return posting.step if posting is not None else None
 
 
 def takes(settings: Settings, role: str, ranks: range) -> bool:
     """Whether the window is for this role, and for one of these global ranks."""
     return settings.takes_role(role) and Ranks.parse(settings.for_role(role).ranks).any_in(ranks)
+
+
+def own_rank() -> int:
+    """The global rank of this process, as torchrun and others like it say it; 0 where there is but one."""
+    return int(os.environ.get("RANK") or 0)

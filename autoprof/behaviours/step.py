@@ -6,7 +6,8 @@ from collections.abc import Generator
 from typing import Any, Literal
 
 from autoprof import board, control, ending, log, runtime
-from autoprof.behaviours import Behaviour, rollout
+from autoprof.behaviours import Behaviour, rollout, stage_pair
+from autoprof.behaviours.stage import own_rank
 from autoprof.paths import CallPath
 from autoprof.timeline import Span
 from autoprof.waits import InThread
@@ -22,11 +23,12 @@ class _Step:
         self.ordinal = ordinal
         self.captured = False
         self.overrides: dict[str, Any] = {}
-        self.span = Span(run, "step", "step", step=number, role="trainer", rank=0)
+        self.span = Span(run, "step", "step", step=number, role="trainer", rank=own_rank())
 
     def announce(self, run: runtime.Runtime) -> None:
         """Decide whether this step is captured, and tell the other processes."""
-        _asked.look(run.rundir, self.ordinal - 1)
+        # Where torchrun has started several trainers, rank 0 takes what is asked for.
+        _asked.look(run.rundir, self.ordinal - 1, take_it=own_rank() == 0 or run.started_here)
         asked = _asked.match(self.number, self.ordinal)
         self.captured = asked is not None or Steps.parse(run.settings.steps).match(self.number, self.ordinal)
         self.overrides = asked or {}
@@ -124,13 +126,23 @@ class End(Behaviour):
         return None
 
 
+class Trainer(Behaviour):
+    """The call makes a trainer in this process: engines beside it leave it to the trainer to say which step it is."""
+
+    def around(self, call: Call) -> Around:
+        board.trainer_here()
+        yield CALL
+        return None
+
+
 def finish(error: BaseException | None = None) -> Generator[Wait, Any, None]:
-    """Close the step that is going on, if any: engines first, then the board."""
+    """Close the step that is going on, if any: its open stages and its engines first, then the board."""
     global _current
     run, step = runtime.current(), _current
     if run is None or step is None:
         return
     _current = None
+    stage_pair.end_all()
     if step.captured:
         yield from rollout.stop(run)
         rollout.close_window()

@@ -3,6 +3,9 @@
 A batch lasts from the first request that an idle engine gets to the engine's step after which it has none left. That
 is one call of `generate`, `chat`, or whatever else generates; a beam search, which makes such a call for each token, is
 one batch too. The engine below `LLM` is driven as an `AsyncLLM` is.
+
+In the process of a trainer (TRL's colocated mode, where each rank has an `LLM`) nothing is counted: a batch is recorded
+where the trainer's step is.
 """
 
 from __future__ import annotations
@@ -12,9 +15,11 @@ import sys
 from collections.abc import Coroutine
 from typing import Any, Literal
 
-from autoprof import _boot, board, runtime
+from autoprof import _boot, board, capture, runtime
 from autoprof.behaviours import Behaviour, batches, serve, vllm
-from autoprof.paths import CallPath
+from autoprof.behaviours.engine import ROLE, Request
+from autoprof.behaviours.stage import own_rank, takes
+from autoprof.paths import CallPath, follow
 from autoprof.wrapping import CALL, Around, Call
 
 # Set on an LLMEngine.
@@ -114,19 +119,24 @@ class _Offline:
 
     def request(self) -> None:
         """A request reaches the engine."""
-        if self._batches.going_on and (self.inside or self._unfinished()):
+        if self._going_on and (self.inside or self._unfinished()):
             return
         run = runtime.current()
-        if run is None or _trainers(run):
+        if run is None:
             return
-        self._end()
-        self._batches.look(run)
-        if (asked := self._batches.begin(run)) is not None:
-            self._captured = not serve.said(_now(vllm.start(self.driven, asked)))
+        trainer_here, posting = board.own()
+        if trainer_here:
+            self.stop()
+            if posting is not None and posting.captured:
+                self._start(self._asked(run, posting))
+        elif not _trainers(run):
+            self._end()
+            self._batches.look(run)
+            self._start(self._batches.begin(run))
 
     def look(self) -> None:
         """See whether the batch has ended."""
-        if self._batches.going_on and not self.inside and not self._unfinished():
+        if self._going_on and not self.inside and not self._unfinished():
             self._end()
 
     def stop(self, cut: str = "") -> None:
@@ -134,6 +144,28 @@ class _Offline:
         captured, self._captured = self._captured, False
         if captured:
             serve.said(_now(vllm.stop(self.driven, cut)))
+
+    @property
+    def _going_on(self) -> bool:
+        return self._captured or self._batches.going_on
+
+    def _asked(self, run: runtime.Runtime, posting: board.Posting) -> Request | None:
+        """What is asked of the engine in a step of the trainer in this process, if its ranks are chosen.
+
+        Every rank of the trainer has an engine (vLLM's `external_launcher`): as many as it says are one replica.
+        """
+        if capture.taken():  # the stage that is running holds the rollout, or is none of what is measured
+            return None
+        size = int(follow(self._engine, "vllm_config.parallel_config.world_size", 1))
+        replica = own_rank() // size
+        request = Request(
+            action="start", step=posting.step, replica=replica, rank=replica * size, overrides=posting.overrides
+        )
+        return request if takes(request.settings(run), ROLE, range(own_rank(), own_rank() + 1)) else None
+
+    def _start(self, asked: Request | None) -> None:
+        if asked is not None:
+            self._captured = not serve.said(_now(vllm.start(self.driven, asked)))
 
     def _end(self) -> None:
         try:

@@ -210,7 +210,12 @@ def _release(worker: Any) -> dict[str, str]:
 
 
 def _rank_in_replica(worker: Any) -> int:
-    """The worker's rank among all of its replica: `rank` counts anew in each data-parallel engine (0.27.1, core.py)."""
+    """The worker's rank among all of its replica: `rank` counts anew in each data-parallel engine (0.27.1, core.py).
+
+    With an external launcher it is the global one, of as many replicas as there are (0.27.1, uniproc_executor.py).
+    """
+    if follow(worker, "parallel_config.distributed_executor_backend", None) == "external_launcher":
+        return int(worker.rank) % int(follow(worker, "parallel_config.world_size", 1))
     return _data_parallel_rank(worker) * int(follow(worker, "parallel_config.world_size", 1)) + int(worker.rank)
 
 

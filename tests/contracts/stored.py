@@ -145,9 +145,15 @@ def hooks(target: str) -> list[BoundHook]:
     return [hook for hook in found if hook.recipe.target == target]
 
 
+def option_paths(hook: BoundHook) -> list[str]:
+    """The paths in a hook's options, each of which begins with a parameter of the function."""
+    options: dict[str, Any] = hook.hook.options
+    plain = [options.get(name) for name in ("engine", "number", "of", "rank", "unless")]
+    read = [options.get(name) for name in ("role", "stage")]
+    paths = [*plain, *options.get("when", {}), *(name["path"] for name in read if isinstance(name, dict))]
+    return [path for path in paths if isinstance(path, str) and path]
+
+
 def attribute_options(hook: BoundHook) -> set[str]:
     """The attributes of the instance that a hook's options name, without which it would not work."""
-    options: dict[str, Any] = hook.hook.options
-    paths = [options[name] for name in ("number", "rank", "engine") if isinstance(options.get(name), str)]
-    paths += options.get("when", {})
-    return {path.split(".")[1] for path in paths if path.startswith("self.")}
+    return {path.split(".")[1] for path in option_paths(hook) if path.startswith("self.")}

@@ -1,0 +1,264 @@
+"""TRL's trainers and transformers' own, in real runs on the CPU with `AUTOPROF=1` in front of the command."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import json
+import subprocess
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import engines
+import processes
+import pytest
+from helpers import clean_environment
+
+SCRIPT = Path(__file__).parent / "trl_scripts" / "trainers.py"
+NAMES = [name for name in engines.NAMES if name.startswith("trl-")]
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a run printed and left."""
+
+    folder: Path
+    output: str
+
+    @property
+    def said(self) -> dict[str, Any]:
+        lines = [line for line in self.output.splitlines() if line.startswith("{") and '"global_step"' in line]
+        found: dict[str, Any] = json.loads(lines[-1])
+        return found
+
+    @property
+    def run(self) -> Path:
+        """The run directory; there is one."""
+        (path,) = self.folder.glob("autoprof_runs/[0-9]*")
+        return path
+
+    def steps(self) -> list[int]:
+        return sorted(int(path.name.rpartition("_")[2]) for path in self.run.glob("global_step_*"))
+
+    def captures(self, step: int) -> dict[str, str]:
+        """The state of each capture, by role, stage and rank."""
+        metas = [json.loads(path.read_text()) for path in self.run.glob(f"global_step_{step:06d}/*.meta.json")]
+        names = [path.name.partition(".rank")[0] for path in self.run.glob(f"global_step_{step:06d}/*.meta.json")]
+        return {f"{name}@{meta['rank']}": meta["state"] for name, meta in zip(names, metas, strict=True)}
+
+    def names(self, step: int) -> set[str]:
+        """What rank 0 captured, all of it complete."""
+        assert set(self.captures(step).values()) <= {"complete"}
+        return {name.removesuffix("@0") for name in self.captures(step) if name.endswith("@0")}
+
+    def operators(self, step: int, name: str) -> Counter[str]:
+        """The operators in a trace, and how often each was called."""
+        (path,) = self.run.glob(f"global_step_{step:06d}/{name}.rank0.*.pt.trace.json.gz")
+        events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+        return Counter(event["name"] for event in events if event.get("cat") == "cpu_op")
+
+    def spans(self, kind: str = "stage") -> list[dict[str, Any]]:
+        lines = [line for path in self.run.glob("timeline/*.jsonl") for line in path.read_text().splitlines()]
+        return [span for span in map(json.loads, lines) if span["kind"] == kind]
+
+    def processes(self) -> list[dict[str, Any]]:
+        return [json.loads(path.read_text()) for path in self.run.glob("hooks/*.json")]
+
+
+@pytest.fixture(scope="session", params=NAMES)
+def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Ran]:
+    """Runs trainers of the script, each kind of run once."""
+    python = engines.python_of(request.param)
+
+    @functools.cache
+    def run(*names: str, launcher: str = "", **variables: str) -> Ran:
+        folder = tmp_path_factory.mktemp("trl")
+        start = [python, *([f"{Path(python).parent}/torchrun", "--nproc-per-node", "2"] if launcher else [])]
+        environment = clean_environment(OMP_NUM_THREADS="1", **variables)
+        finished = processes.run([*start, str(SCRIPT), *names], cwd=folder, env=environment, timeout_s=240)
+        assert finished.status == 0, finished.output
+        assert finished.left_behind == []
+        return Ran(folder, finished.output)
+
+    return run
+
+
+@pytest.fixture
+def grpo(ran: Callable[..., Ran]) -> Ran:
+    return ran("grpo", AUTOPROF="1")
+
+
+@pytest.fixture
+def accumulated(ran: Callable[..., Ran]) -> Ran:
+    return ran("accumulated", AUTOPROF="1", AUTOPROF_STEPS="1:4")
+
+
+@pytest.fixture
+def scored(ran: Callable[..., Ran]) -> Ran:
+    return ran("scored", AUTOPROF="1", AUTOPROF_STEPS="::1")
+
+
+@pytest.fixture
+def several(ran: Callable[..., Ran]) -> Ran:
+    """Training that fails, and then others in the same process."""
+    return ran("failing", "sft", "rloo", AUTOPROF="1", AUTOPROF_STEPS="2", AUTOPROF_ROLLOUT_ITERATIONS="0:3")
+
+
+@pytest.fixture
+def plain(ran: Callable[..., Ran]) -> Ran:
+    return ran("plain", AUTOPROF="1", AUTOPROF_ON_FINISH="echo $AUTOPROF_RUN_DIR >> finished")
+
+
+@pytest.fixture
+def both_ranks(ran: Callable[..., Ran]) -> Ran:
+    return ran(
+        "plain",
+        launcher="torchrun",
+        AUTOPROF="1",
+        AUTOPROF_RANKS="all",
+        AUTOPROF_ON_FINISH="find $AUTOPROF_RUN_DIR -name '*.gz' >> finished",
+    )
+
+
+def test_a_grpo_step_holds_rollout_and_update_apart(grpo: Ran) -> None:
+    assert grpo.steps() == [2]
+    assert grpo.names(2) == {"rollout.generate", "reward.compute_reward", "actor.update_actor", "actor.optimizer_step"}
+    assert not any("Backward" in name for name in grpo.operators(2, "rollout.generate"))
+    assert any("multinomial" in name for name in grpo.operators(2, "rollout.generate"))
+    update = grpo.operators(2, "actor.update_actor")
+    assert any("Backward" in name for name in update)
+    assert not any("multinomial" in name for name in update)
+
+
+def test_steps_have_the_numbers_that_the_trainer_logs(grpo: Ran) -> None:
+    assert [span["step"] for span in grpo.spans("step")] == [1, 2, 3, 4]
+    assert grpo.said["global_step"] == 4
+    assert {span["step"] for span in grpo.spans()} == {1, 2, 3, 4}
+
+
+def test_training_is_the_same_without_autoprof(grpo: Ran, ran: Callable[..., Ran]) -> None:
+    without = ran("grpo")
+    assert without.said["autoprof"] == []
+    assert list(without.folder.glob("autoprof_runs")) == []
+    assert "autoprof" in grpo.said["autoprof"]
+    assert without.said["grpo"] == grpo.said["grpo"]
+    assert any(line.get("loss") for line in grpo.said["grpo"])
+
+
+def test_a_step_may_have_several_updates_and_no_rollout(accumulated: Ran) -> None:
+    updates = {"actor.update_actor", "actor.update_actor.2", "actor.optimizer_step"}
+    rollout = {"rollout.generate", "reward.compute_reward"}
+    assert accumulated.steps() == [1, 2, 3]
+    found = {step: accumulated.names(step) for step in accumulated.steps()}
+    scores = {name for names in found.values() for name in names} - updates - rollout
+    assert scores <= {"actor.compute_log_prob", "actor.compute_log_prob.2"}
+    assert {step: names - scores for step, names in found.items()} == {
+        1: updates | rollout,
+        2: updates,
+        3: updates | rollout,
+    }
+
+
+def test_scores_are_a_stage_and_the_loss_holds_its_own(scored: Ran) -> None:
+    assert "actor.compute_log_prob" in scored.names(1)
+    assert "actor.compute_log_prob" not in scored.names(2)
+    inside = [span["name"] for span in scored.spans() if span["step"] == 2]
+    assert "update_actor" in inside
+    assert "compute_log_prob" not in inside
+
+
+def test_an_evaluation_is_on_the_timeline_and_in_no_trace(scored: Ran) -> None:
+    evaluations = [span for span in scored.spans() if span["name"] == "evaluate"]
+    assert [span["step"] for span in evaluations] == [None, 2, 4]
+    assert "rollout.generate" not in scored.names(2)
+    assert scored.steps() == [1, 2, 3, 4]
+
+
+def test_a_training_that_fails_leaves_nothing_on(several: Ran) -> None:
+    assert several.said["raised"] == """KeyError("the user's own")"""
+    captures = several.captures(2)
+    assert captures.pop("actor.update_actor@0") == "truncated"
+    assert set(captures.values()) == {"complete"}
+    failed = [span for span in several.spans("step") if "error" in span]
+    assert [(span["step"], span["error"]) for span in failed] == [(2, "KeyError")]
+
+
+def test_sft_and_rloo_share_the_recipes(several: Ran) -> None:
+    names = {name.removesuffix("@0") for name in several.captures(2)}
+    # Of the training that failed, which came first; numbered alike, rloo's are its second.
+    of_grpo = {"rollout.generate", "reward.compute_reward", "actor.update_actor"}
+    of_sft = {"trainer.training_step", "trainer.optimizer_step"}
+    of_rloo = {"rollout.generate.2", "reward.compute_reward.2", "actor.update_actor.2", "actor.optimizer_step"}
+    assert names - {"actor.compute_log_prob"} == of_grpo | of_sft | of_rloo
+    assert len(several.spans("step")) == 2 + 4 + 4
+
+
+def test_as_many_forward_passes_of_a_rollout_as_asked_for(several: Ran, grpo: Ran) -> None:
+    # Each begins with the one embedding of the model.
+    assert several.operators(2, "rollout.generate")["aten::embedding"] == 3
+    assert grpo.operators(2, "rollout.generate")["aten::embedding"] > 3
+
+
+def test_a_plain_trainer(plain: Ran) -> None:
+    assert plain.steps() == [2]
+    assert plain.names(2) == {"trainer.training_step", "trainer.optimizer_step", "trainer.save_checkpoint"}
+    assert any("Backward" in name for name in plain.operators(2, "trainer.training_step"))
+    (step,) = [span for span in plain.spans("step") if span["step"] == 2]
+    late = [span for span in plain.spans() if span["step"] == 2 and span["name"] in ("evaluate", "save_checkpoint")]
+    assert len(late) == 2
+    assert all(step["start_ns"] < span["start_ns"] <= span["end_ns"] <= step["end_ns"] for span in late)
+    assert (plain.folder / "finished").read_text().split() == [str(plain.run)]
+
+
+def test_torchrun_leaves_a_file_of_each_rank_in_one_run(both_ranks: Ran) -> None:
+    captures = both_ranks.captures(2)
+    for name in ("trainer.training_step", "trainer.optimizer_step", "trainer.save_checkpoint"):
+        assert captures[f"{name}@0"] == captures[f"{name}@1"] == "complete"
+    assert len(both_ranks.processes()) == 2
+    assert {span["rank"] for span in both_ranks.spans("step")} == {0, 1}
+    # Once, and when the files of all ranks were there.
+    assert len((both_ranks.folder / "finished").read_text().split()) == len(captures)
+    run = json.loads((both_ranks.run / "run.json").read_text())
+    assert run["state"] == "ended"
+    assert "torchrun" in run["command"]
+
+
+def test_torchrun_captures_rank_0_unless_asked(ran: Callable[..., Ran]) -> None:
+    ranks = ran("plain", launcher="torchrun", AUTOPROF="1")
+    assert ranks.steps() == [2]
+    assert {name.rpartition("@")[2] for name in ranks.captures(2)} == {"0"}
+    assert {span["rank"] for span in ranks.spans("step")} == {0, 1}
+
+
+def test_a_wrong_setting_is_said_once_for_all_ranks(ran: Callable[..., Ran]) -> None:
+    wrong = ran("plain", launcher="torchrun", AUTOPROF="1", AUTOPROF_STEPS="x")
+    assert wrong.said["global_step"] == 4
+    assert wrong.said["autoprof"] == ["autoprof", "autoprof._boot"] or wrong.said["autoprof"] == []
+    assert len([line for line in wrong.output.splitlines() if "AUTOPROF_STEPS" in line]) == 1
+
+
+@pytest.mark.parametrize("name", ["grpo", "accumulated", "scored", "several", "plain", "both_ranks"])
+def test_no_hook_failed_and_no_error_is_ours(name: str, request: pytest.FixtureRequest) -> None:
+    run: Ran = request.getfixturevalue(name)
+    assert list(run.run.rglob("*.part")) == []
+    for process in run.processes():
+        assert process["errors"] == {}
+        assert [key for key, hook in process["hooks"].items() if hook["state"] == "failed"] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_doctor_says_of_every_hook_why(name: str, tmp_path: Path) -> None:
+    doctor = Path(engines.python_of(name)).with_name("autoprof")
+    command = [str(doctor), "doctor", "--json"]
+    result = subprocess.run(command, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    hooks = {key: (state, reason) for key, state, reason in json.loads(result.stdout)["hooks"]}
+    ours = {key: hook for key, hook in hooks.items() if key.partition("/")[0] in ("trl", "transformers")}
+    assert len(ours) > 15
+    version = name.partition("-")[2]
+    for key, (state, reason) in ours.items():
+        assert state == "applied" or reason.startswith(f"trl is {version}, the hook is for "), (key, state, reason)
+    assert ours["trl/profiling-enter"][0] == "applied" or version.startswith("0.2")

@@ -1,0 +1,172 @@
+"""Trainers of TRL and transformers on the CPU, as a user runs them: `trainers.py NAME...`, one after the other.
+
+Prints as JSON, in the last line, what each logged, and whether anything of autoprof was imported. The model has two
+layers and random weights, and is made here, as is its tokenizer of single bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, Trainer, TrainingArguments
+
+COMMON = {
+    "output_dir": "out",
+    "max_steps": 4,
+    "per_device_train_batch_size": 4,
+    "use_cpu": True,
+    "bf16": False,
+    "report_to": [],
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "disable_tqdm": True,
+    "seed": 0,
+    "learning_rate": 1e-3,
+}
+GENERATES = {"num_generations": 4, "max_completion_length": 8, "beta": 0.0}
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    vocabulary = {character: number for number, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    bytes_only = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    bytes_only.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bytes_only.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bytes_only, eos_token="<|end|>", pad_token="<|pad|>", padding_side="left"
+    )
+
+
+def model(tokens: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
+    torch.manual_seed(0)
+    made = Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=len(tokens),
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=512,
+            bos_token_id=None,
+            eos_token_id=tokens.eos_token_id,
+            pad_token_id=tokens.pad_token_id,
+        )
+    )
+    made.generation_config.pad_token_id = tokens.pad_token_id
+    return made
+
+
+def reward(completions: list[str], **_: Any) -> list[float]:
+    return [float(len(set(completion))) for completion in completions]
+
+
+def rows(column: str) -> Any:
+    from datasets import Dataset
+
+    return Dataset.from_list([{column: f"say {number}"} for number in range(64)])
+
+
+def grpo(kind: Any = None, **arguments: Any) -> Any:
+    from trl import GRPOConfig, GRPOTrainer
+
+    tokens = tokenizer()
+    return (kind or GRPOTrainer)(
+        model=model(tokens),
+        processing_class=tokens,
+        reward_funcs=reward,
+        args=GRPOConfig(**COMMON | GENERATES | arguments),
+        train_dataset=rows("prompt"),
+        eval_dataset=rows("prompt").select(range(4)),
+    )
+
+
+def accumulated() -> Any:
+    """Two micro batches a step, four to a generation: every other step generates nothing."""
+    return grpo(gradient_accumulation_steps=2, steps_per_generation=4)
+
+
+def scored() -> Any:
+    """Two steps for each generation, so the completions are scored before the first; evaluates, generating again."""
+    return grpo(steps_per_generation=2, num_iterations=2, eval_strategy="steps", eval_steps=2, eval_on_start=True)
+
+
+def failing() -> Any:
+    from trl import GRPOTrainer
+
+    class FailingTrainer(GRPOTrainer):
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            if self.state.global_step == 1:
+                raise KeyError("the user's own")
+            return super().compute_loss(*args, **kwargs)
+
+    return grpo(FailingTrainer)
+
+
+def rloo() -> Any:
+    from trl import RLOOConfig, RLOOTrainer
+
+    tokens = tokenizer()
+    return RLOOTrainer(
+        model=model(tokens),
+        processing_class=tokens,
+        reward_funcs=reward,
+        args=RLOOConfig(**COMMON | GENERATES),
+        train_dataset=rows("prompt"),
+    )
+
+
+def sft() -> Any:
+    from trl import SFTConfig, SFTTrainer
+
+    tokens = tokenizer()
+    return SFTTrainer(
+        model=model(tokens), processing_class=tokens, args=SFTConfig(**COMMON), train_dataset=rows("text")
+    )
+
+
+def plain() -> Any:
+    """transformers' own Trainer, which evaluates and saves in its second step."""
+    tokens = tokenizer()
+    examples = [{"input_ids": torch.arange(n, n + 16), "labels": torch.arange(n, n + 16)} for n in range(64)]
+    second = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
+    gloo = {"ddp_backend": "gloo"} if "RANK" in os.environ else {}
+    return Trainer(
+        model=model(tokens),
+        args=TrainingArguments(**COMMON | second | gloo),
+        train_dataset=examples,
+        eval_dataset=examples[:4],
+    )
+
+
+TRAINERS = {made.__name__: made for made in (grpo, accumulated, scored, failing, rloo, sft, plain)}
+
+
+def main() -> None:
+    said: dict[str, Any] = {}
+    for name in sys.argv[1:]:
+        trainer = TRAINERS[name]()
+        try:
+            trainer.train()
+        except KeyError as error:
+            said["raised"] = repr(error)
+        history = trainer.state.log_history
+        said[name] = [
+            {key: value for key, value in line.items() if key in ("loss", "grad_norm", "reward", "eval_loss")}
+            for line in history
+        ]
+        said["global_step"] = trainer.state.global_step
+    said["autoprof"] = sorted(module for module in sys.modules if module.partition(".")[0] == "autoprof")
+    if os.environ.get("RANK", "0") == "0":
+        print(json.dumps(said), flush=True)
+
+
+if __name__ == "__main__":
+    main()
