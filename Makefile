@@ -1,5 +1,6 @@
 # make demo: a real GRPO run of verl on this machine, profiled. make test: the tests. make test-engines: the same engine
-# in several releases, each in an environment of its own. make contracts: the stored signatures of the targets' releases,
+# in several releases, each in an environment of its own. make test-releases: real runs of older releases of verl, each its
+# own wheel in front of the same environment. make contracts: the stored signatures of the targets' releases,
 # from PyPI; CONTRACTS=--new looks for newer releases, CONTRACTS=vllm==0.33.0 refreshes one. All make what they need.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
@@ -11,16 +12,22 @@ unexport PYTHONDONTWRITEBYTECODE
 # Other releases of the engines, by the names of their requirement files.
 ENGINES := $(patsubst tests/engines/requirements/%.txt,%,$(wildcard tests/engines/requirements/*.txt))
 
-.PHONY: demo test test-engines contracts check clean
+# Older releases of verl, likewise.
+RELEASES := $(patsubst tests/releases/requirements/%.txt,%,$(wildcard tests/releases/requirements/*.txt))
+
+.PHONY: demo test test-engines test-releases contracts check clean
 
 demo: $(VENV)/.ready
 	@examples/demo.sh
 
 test: $(VENV)/.ready-for-tests
-	$(VENV)/bin/python -m pytest --ignore tests/engines $(PYTEST)
+	$(VENV)/bin/python -m pytest --ignore tests/engines --ignore tests/releases $(PYTEST)
 
 test-engines: $(VENV)/.ready-for-tests $(ENGINES:%=.venvs/%/.ready)
 	$(VENV)/bin/python -m pytest tests/engines $(PYTEST)
+
+test-releases: $(VENV)/.ready-for-tests $(RELEASES:%=.venvs/%/.ready)
+	$(VENV)/bin/python -m pytest tests/releases $(PYTEST)
 
 contracts: $(VENV)/.ready-for-tests
 	$(VENV)/bin/python tests/contracts/make.py $(CONTRACTS)
@@ -46,6 +53,11 @@ $(VENV)/.ready-for-tests: $(VENV)/.ready tests/requirements.txt
 	test -x .venvs/$*/bin/python || $(PYTHON) -m venv .venvs/$*
 	.venvs/$*/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r $<
 	$(VENV)/bin/python -m pip --disable-pip-version-check --python .venvs/$*/bin/python install --quiet --no-deps --editable .
+	@touch $@
+
+# Python alone: the wheel is put in front of the packages of $(VENV).
+.venvs/verl-%/.ready: tests/releases/requirements/verl-%.txt
+	$(PIP) install --quiet --no-deps --upgrade --target .venvs/verl-$* -r $<
 	@touch $@
 
 clean:

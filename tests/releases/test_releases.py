@@ -1,0 +1,184 @@
+"""Real GRPO runs of older releases of verl, with vLLM on the CPU: what autoprof leaves of them."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from release_runs import environment, package_of, version_of
+from verl_runs import VerlRun
+
+STEP = 2
+
+
+def stages(name: str) -> set[str]:
+    """The captures of a step, by the parts of their names that don't differ between runs."""
+    found = {
+        "trainer.compute_advantage",
+        "actor.compute_log_prob",
+        "ref.compute_ref_log_prob",
+        "actor.update_actor",
+        "rollout.replica0",
+        "rollout.replica0.frontend",
+    }
+    return found | {"actor.update_weights"} if version_of(name) >= (0, 7, 1) else found
+
+
+def metas(run: VerlRun) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted(run.step_folder(STEP).glob("*.meta.json"))]
+
+
+def names_in(trace: dict[str, Any]) -> list[str]:
+    return [event["name"] for event in trace["traceEvents"] if event.get("ph") == "X"]
+
+
+def hooks(run: VerlRun) -> dict[str, set[str]]:
+    """The states of each hook in the processes of the run."""
+    found: dict[str, set[str]] = {}
+    for process in run.processes:
+        for key, hook in process["hooks"].items():
+            found.setdefault(key, set()).add(hook["state"])
+    return found
+
+
+def test_it_is_this_release(name: str, run: VerlRun) -> None:
+    assert run.info["versions"]["verl"] == name.removeprefix("verl-")
+    assert run.info["versions"]["vllm"] == "0.27.1+cpu"
+
+
+def test_all_steps_were_seen_and_the_chosen_one_was_captured(run: VerlRun) -> None:
+    assert [span["step"] for span in run.spans if span["kind"] == "step"] == [1, 2, 3]
+    assert [path.name for path in run.directory.glob("global_step_*")] == ["global_step_000002"]
+
+
+def test_every_stage_and_the_rollout_are_captured_once(name: str, run: VerlRun) -> None:
+    names = [path.name for path in run.step_folder(STEP).glob("*.pt.trace.json.gz")]
+    kinds = sorted(re.sub(r"(\.rank0|(?<=\.frontend))\..*", "", name) for name in names)
+    assert kinds == sorted(stages(name))
+
+
+def test_every_capture_is_complete(name: str, run: VerlRun) -> None:
+    found = metas(run)
+    assert len(found) == len(stages(name))
+    for meta in found:
+        assert (meta["state"], meta["reason"]) == ("complete", ""), meta
+        assert (meta["step"], meta["rank"], meta["tool"]) == (STEP, 0, "torch")
+        assert meta["replica"] == (0 if meta["role"] == "rollout" else None)
+
+
+def test_nothing_is_left_half_written(run: VerlRun) -> None:
+    assert list(run.directory.rglob("*.part")) == []
+
+
+def test_the_actors_update_holds_the_backward_pass(run: VerlRun) -> None:
+    names = names_in(run.trace(STEP, "actor.update_actor"))
+    assert any(name.startswith("autograd::engine::evaluate_function") for name in names)
+
+
+def test_the_rollout_holds_the_models_forward_passes(name: str, run: VerlRun) -> None:
+    names = names_in(run.trace(STEP, "rollout.replica0.rank0"))
+    assert "aten::linear" in names or "aten::mm" in names
+    # 4 prompts, one after the other. Up to 0.6.1 an answer goes on to the end of the model's context.
+    passes = [name for name in names if name.startswith("execute_")]
+    prompts = [name for name in passes if "context_1(" in name]
+    assert 1 <= len(prompts) <= 4
+    assert len(prompts) < len(passes) <= 100
+    (rollout,) = [meta for meta in metas(run) if meta["part"] == "rank0"]
+    (update,) = [meta for meta in metas(run) if meta["stage"] == "update_actor"]
+    # Up to 0.7.0 the engine's worker lives in the process of the trainer's.
+    assert (rollout["pid"] == update["pid"]) == (version_of(name) <= (0, 7, 0))
+
+
+def test_the_engine_is_through_before_the_first_stage(run: VerlRun) -> None:
+    (rollout,) = [meta for meta in metas(run) if meta["part"] == "rank0"]
+    first = min(meta["clock"]["start"]["unix_ns"] for meta in metas(run) if meta["role"] in ("actor", "ref"))
+    assert rollout["clock"]["stop"]["unix_ns"] < first
+
+
+def test_new_weights_go_over_in_each_step(name: str, run: VerlRun) -> None:
+    spans = [span for span in run.spans if span["kind"] == "stage" and span["name"] == "update_weights"]
+    assert {1, 2, 3} <= {span["step"] for span in spans}
+
+
+def test_no_hook_failed_and_autoprof_made_no_error(run: VerlRun) -> None:
+    for process in run.processes:
+        assert process["errors"] == {}
+    assert [key for key, states in hooks(run).items() if "failed" in states] == []
+    assert "autoprof: " not in run.finished.output
+
+
+def test_nothing_is_left_running(run: VerlRun) -> None:
+    assert run.finished.left_behind == []
+
+
+def test_the_run_can_be_examined(run: VerlRun) -> None:
+    command = [sys.executable, "-m", "autoprof", "doctor", str(run.directory)]
+    examined = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert examined.returncode == 0, examined.stdout
+    assert "no problems found" in examined.stdout
+
+
+def test_training_is_the_same_without_autoprof(run: VerlRun, run_off: VerlRun) -> None:
+    assert not (run_off.folder / "autoprof_runs").exists()
+    assert sorted(run.metrics) == sorted(run_off.metrics) == [1, 2, 3]
+    for step, metrics in run.metrics.items():
+        assert len(metrics) > 30
+        assert metrics == run_off.metrics[step]
+
+
+@pytest.fixture(scope="session")
+def report(name: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What `autoprof doctor` says of the environment."""
+    command = [sys.executable, "-m", "autoprof", "doctor", "--json"]
+    found = subprocess.run(
+        command,
+        cwd=tmp_path_factory.mktemp("doctor"),
+        env=environment(name),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
+    answer: dict[str, Any] = json.loads(found.stdout)
+    return answer
+
+
+def test_doctor_finds_the_release_and_no_problem(name: str, report: dict[str, Any]) -> None:
+    assert Path(package_of(name)).is_dir()
+    assert report["facts"]["verl"] == name.removeprefix("verl-")
+    assert report["problems"] == []
+
+
+# Why a hook of a target that is installed may be left out.
+REASONS = re.compile(
+    r"verl is [\d.]+, the hook is for .*"
+    r"|vllm is [\d.]+\+cpu, the hook is for .*"
+    r"|importing .* raised ModuleNotFoundError: No module named '(sglang|megatron|torch_npu|nvtx)(\..*)?'"
+    r"|(sglang|vllm_ascend|trl) is not installed"
+)
+
+
+def test_doctor_says_why_a_hook_is_left_out(report: dict[str, Any]) -> None:
+    for key, state, reason in report["hooks"]:
+        assert state in ("applied", "skipped"), (key, reason)
+        if state == "skipped":
+            assert REASONS.fullmatch(reason), (key, reason)
+
+
+def test_doctor_finds_what_a_run_needs(name: str, report: dict[str, Any]) -> None:
+    states = {key: state for key, state, _ in report["hooks"]}
+    needed = ["verl/step-end", "verl/advantage", "verl/agent-loop", "vllm/worker"]
+    if version_of(name) < (0, 6):
+        needed += ["verl/step-begin-0.5", "verl/generate-0.5", "verl/vllm-server-0.5"]
+    else:
+        needed += ["verl/step-begin", "verl/vllm-server", "verl/own-profiler-start"]
+    workers = "verl" if version_of(name) >= (0, 8) else "verl.workers"
+    prefix = "" if version_of(name) >= (0, 8) else "fsdp-"
+    for stage in ("compute-log-prob", "compute-ref-log-prob", "update-actor", "update-critic", "compute-values"):
+        needed.append(f"{workers}/{prefix}{stage}")
+    assert {key: states.get(key) for key in needed} == dict.fromkeys(needed, "applied")
