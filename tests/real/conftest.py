@@ -81,8 +81,10 @@ def colocate_async(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
 
 @pytest.fixture(scope="session")
 def separate_async(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
-    """V1 with two updates a step, and an engine with devices of its own."""
-    return verl_run(tmp_path_factory.mktemp("separate-async"), TRAINER="separate_async", **ALL_PASSES)
+    """V1 with two updates a step, and an engine with devices of its own, the second replica."""
+    folder = tmp_path_factory.mktemp("separate-async")
+    (folder / "autoprof.toml").write_text('[role.rollout]\nranks = "1"\n')
+    return verl_run(folder, TRAINER="separate_async", **ALL_PASSES)
 
 
 @pytest.fixture(scope="session")
