@@ -83,7 +83,9 @@ def test_a_trainer_that_is_started_as_a_module(python: Python, tmp_path: Path) -
         ("small.trainer", "Trainer.work", "span", 'stage = "work", role = "trainer"'),
     ]
     tables = [
-        HOOK.replace('"small"', f'"{module}"').format(f"h{place}", attribute, behaviour, options)
+        HOOK.replace('"small"', f'"{module}"')
+        .replace("Trainer.{}", "{}")
+        .format(f"h{place}", attribute, behaviour, options)
         for place, (module, attribute, behaviour, options) in enumerate(hooks)
     ]
     (tmp_path / "small.toml").write_text('target = "small"\n' + "".join(tables))
