@@ -103,6 +103,14 @@ def sft(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
 
 
 @pytest.fixture(scope="session")
+def sft_off(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
+    """The same run without autoprof."""
+    folder = tmp_path_factory.mktemp("sft-off")
+    checkpoints = f"trainer.default_local_dir={folder}/checkpoints"
+    return verl_run(folder, checkpoints, "trainer.total_training_steps=3", script="run_sft.sh", RANKS="2")
+
+
+@pytest.fixture(scope="session")
 def sft_resumed(sft: VerlRun, tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
     """The run before, gone on with."""
     resume = [f"trainer.default_local_dir={sft.folder}/checkpoints", "trainer.resume_mode=auto"]
