@@ -195,6 +195,14 @@ def test_a_stage_inside_one_of_another_role_is_a_span_only(run: Runtime, task: A
     assert spans(run) == [("reward", "compute_reward"), ("rollout", "generate")]
 
 
+def test_an_outermost_stage_is_part_of_any_other(run: Runtime, hooked: Any) -> None:
+    batch = hooked(lambda: torch.ones(3).exp(), "stage", role="trainer", stage="train_batch", outermost=True)
+    hooked(batch, "stage", role="actor", stage="update_actor")()
+    assert spans(run) == [("actor", "update_actor")]
+    batch()
+    assert set(captures(run)) == {"actor.update_actor", "trainer.train_batch"}
+
+
 def test_an_end_in_another_thread_is_said(run: Runtime, task: Any) -> None:
     opened = task("T.generate")
     opened.__enter__()

@@ -69,3 +69,28 @@ def test_a_tick_at_the_begin_of_a_step(python: Python, tmp_path: Path) -> None:
 def test_a_tick_at_the_end_of_a_step(python: Python, tmp_path: Path) -> None:
     found = spans(python, tmp_path, ("end", "step.tick", 'number = "self.state.finished", offset = 1'))
     assert found == [("work", None), ("work", 12), ("step", 12), ("work", 13), ("step", 13)]
+
+
+def test_a_trainer_that_is_started_as_a_module(python: Python, tmp_path: Path) -> None:
+    package = tmp_path / "small"
+    package.mkdir()
+    (package / "__init__.py").write_text("def set_up(): ...\n")
+    main = 'if __name__ == "__main__":\n    from small import set_up\n    set_up()\n    Trainer().fit()\n'
+    (package / "trainer.py").write_text(TRAINER + main)
+    hooks = [
+        ("small", "set_up", "main", ""),
+        ("small.trainer", "Trainer.step", "step.wrap", 'number = "number"'),
+        ("small.trainer", "Trainer.work", "span", 'stage = "work", role = "trainer"'),
+    ]
+    tables = [
+        HOOK.replace('"small"', f'"{module}"')
+        .replace("Trainer.{}", "{}")
+        .format(f"h{place}", attribute, behaviour, options)
+        for place, (module, attribute, behaviour, options) in enumerate(hooks)
+    ]
+    (tmp_path / "small.toml").write_text('target = "small"\n' + "".join(tables))
+    python(["-m", "small.trainer"], AUTOPROF="1", AUTOPROF_RECIPES="small.toml")
+    (timeline,) = (tmp_path / "autoprof_runs").glob("2*/timeline/*.jsonl")
+    found = [json.loads(line) for line in timeline.read_text().splitlines()]
+    expected = [(name, number) for number in (11, 12, 13) for name in ("work", "step")]
+    assert [(span["name"], span["step"]) for span in found] == expected

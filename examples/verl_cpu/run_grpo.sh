@@ -148,13 +148,13 @@ case ${TRAINER:-main_ppo} in
   main_ppo) ;;
   colocate_async) overrides+=(trainer.v1.trainer_mode=colocate_async) ;;
   separate_async)
-    # Two updates between two transfers of weights; no engine beside the trainer's own workers.
+    # Two updates between two transfers of weights. An engine is on the trainer's own device as well: without one
+    # (hybrid_engine=False) verl 0.9.1 raises when it wants to log that there is none.
     overrides+=(
       "${separate[@]}"
       trainer.v1.trainer_mode=separate_async
       trainer.v1.separate_async.parameter_sync_step=2
       "${small[@]}"
-      actor_rollout_ref.hybrid_engine=False
       actor_rollout_ref.rollout.nnodes=1
       actor_rollout_ref.rollout.n_gpus_per_node=1
     )

@@ -40,7 +40,8 @@ def legacy_off(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
 
 @pytest.fixture(scope="session")
 def critic(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
-    """PPO with a critic, and other settings: one step, some roles, fewer passes of the engine, a command at the end.
+    """PPO with a critic and a reference, under FSDP1, and other settings: one step, some roles, fewer passes of the
+    engine, a command at the end.
 
     While it runs, somebody asks for step 3 as well.
     """
@@ -48,12 +49,13 @@ def critic(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
     settings = {
         "AUTOPROF": "1",
         "AUTOPROF_STEPS": "+2",
-        "AUTOPROF_ROLES": "critic,rollout",
+        "AUTOPROF_ROLES": "critic,ref,rollout",
         "AUTOPROF_ROLLOUT_ITERATIONS": "2:7",
         "AUTOPROF_CONTENTS": "cpu,shapes,cuda",
         "AUTOPROF_ON_FINISH": f'ls "$AUTOPROF_RUN_DIR"/global_step_000002 > {folder}/finished.txt',
     }
     overrides = ["algorithm.adv_estimator=gae", "trainer.total_training_steps=3"]
+    overrides += ["actor_rollout_ref.actor.strategy=fsdp", "critic.strategy=fsdp"]
     ask = ["--steps", "3", "--contents", "cpu", "--rollout-iterations", "0:3"]
     return verl_run(folder, *overrides, ask=ask, **settings)
 
@@ -79,8 +81,10 @@ def colocate_async(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
 
 @pytest.fixture(scope="session")
 def separate_async(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
-    """V1 with two updates a step, and an engine with devices of its own."""
-    return verl_run(tmp_path_factory.mktemp("separate-async"), TRAINER="separate_async", **ALL_PASSES)
+    """V1 with two updates a step, and an engine with devices of its own, the second replica."""
+    folder = tmp_path_factory.mktemp("separate-async")
+    (folder / "autoprof.toml").write_text('[role.rollout]\nranks = "1"\n')
+    return verl_run(folder, TRAINER="separate_async", **ALL_PASSES)
 
 
 @pytest.fixture(scope="session")
@@ -96,6 +100,14 @@ def sft(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
     settings = {"AUTOPROF": "1", "AUTOPROF_STEPS": "2", "AUTOPROF_RANKS": "1"}
     checkpoints = f"trainer.default_local_dir={folder}/checkpoints"
     return verl_run(folder, checkpoints, "trainer.total_training_steps=3", script="run_sft.sh", RANKS="2", **settings)
+
+
+@pytest.fixture(scope="session")
+def sft_off(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
+    """The same run without autoprof."""
+    folder = tmp_path_factory.mktemp("sft-off")
+    checkpoints = f"trainer.default_local_dir={folder}/checkpoints"
+    return verl_run(folder, checkpoints, "trainer.total_training_steps=3", script="run_sft.sh", RANKS="2")
 
 
 @pytest.fixture(scope="session")

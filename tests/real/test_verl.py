@@ -220,7 +220,8 @@ def test_files_are_the_users_own(profiled: VerlRun) -> None:
 
 def test_the_critic_is_captured_and_other_roles_are_not(critic: VerlRun) -> None:
     kinds = sorted({(meta["role"], meta["stage"]) for meta in metas(critic, 2)})
-    assert kinds == [("critic", "compute_values"), ("critic", "update_critic"), ("rollout", "rollout")]
+    critics = [("critic", "compute_values"), ("critic", "update_critic")]
+    assert kinds == [*critics, ("ref", "compute_ref_log_prob"), ("rollout", "rollout")]
     names = {event["name"] for event in operators(critic.trace(2, "critic.update_critic"))}
     assert any(name.startswith("autograd::engine::evaluate_function") for name in names)
 
@@ -230,7 +231,7 @@ def test_a_window_can_be_opened_while_the_run_is_going_on(critic: VerlRun) -> No
     folders = sorted(path.name for path in critic.directory.glob("global_step_*"))
     assert folders == ["global_step_000002", "global_step_000003"]
     found = metas(critic, 3)
-    assert {meta["role"] for meta in found} == {"critic", "rollout"}
+    assert {meta["role"] for meta in found} == {"critic", "ref", "rollout"}
     assert {(meta["state"], *meta["contents"], *meta["left_out"]) for meta in found} == {("complete", "cpu")}
     names = [event["name"] for event in operators(critic.trace(3, "rollout.replica0.rank0"))]
     assert len([name for name in names if name.startswith("execute_")]) == 3
@@ -256,7 +257,17 @@ def test_contents_are_recorded_or_named_as_left_out(critic: VerlRun) -> None:
 def test_the_command_at_the_end_finds_complete_files(critic: VerlRun) -> None:
     listed = (critic.folder / "finished.txt").read_text().split()
     assert listed == sorted(path.name for path in critic.step_folder(2).iterdir())
-    assert len(listed) == 8
+    assert len(listed) == 10
+
+
+def test_fsdp1_and_fsdp2_are_told_by_what_torch_annotates(critic: VerlRun, v1: VerlRun) -> None:
+    for run, stage, annotation in (
+        (critic, "critic.update_critic", "FullyShardedDataParallel"),
+        (critic, "ref.compute_ref_log_prob", "FullyShardedDataParallel"),
+        (v1, "actor.update_actor", "FSDP::"),
+    ):
+        names = {event["name"] for event in operators(run.trace(2, stage))}
+        assert [name for name in names if annotation in name], (stage, annotation)
 
 
 def test_verls_own_profiler_goes_before_autoprofs(verls_own: VerlRun) -> None:

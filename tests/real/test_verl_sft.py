@@ -29,6 +29,12 @@ def test_every_rank_counts_the_trainers_steps_and_the_chosen_one_is_captured(sft
     assert captures(sft, 2) == [("trainer", "train_batch", 1, "complete", "")]
 
 
+def test_training_is_the_same_with_autoprof(sft: VerlRun, sft_off: VerlRun) -> None:
+    assert sorted(sft.metrics) == sorted(sft_off.metrics) == [1, 2, 3]
+    assert {"train/loss", "train/grad_norm"} <= sft.metrics[1].keys()
+    assert sft.metrics == sft_off.metrics
+
+
 def test_a_resumed_run_goes_on_counting(sft_resumed: VerlRun) -> None:
     assert sorted(sft_resumed.metrics) == [4, 5]
     assert list(steps(sft_resumed).values()) == [[4, 5], [4, 5]]
