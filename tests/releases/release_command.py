@@ -78,6 +78,7 @@ reward.custom_reward_function.path={examples}/reward.py
 # The others hand them over when they wake the engine up.
 UP_TO_0_7_0 = """
 actor_rollout_ref.rollout.free_cache_engine=True
+reward_model.num_workers=1
 custom_reward_function.path={examples}/reward.py
 """
 
