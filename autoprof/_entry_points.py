@@ -35,11 +35,11 @@ class EntryPoint:
         self.value = value
 
     def folder(self) -> str:
-        """The folder of the package that `value` names; an empty text where there is none.
+        """The folder that `value` names, `package.folder` or `package:folder`; an empty text where there is none.
 
         Only the finders are asked, which run no code of the package.
         """
-        top, *inner = self.value.split(".")
+        top, *inner = self.value.replace(":", ".").split(".")
         for place in _places(top):
             folder = os.path.join(place, *inner)
             if os.path.isdir(folder):

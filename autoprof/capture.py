@@ -68,19 +68,6 @@ class Capture(Recording):
         self._place.fail(reason)
 
 
-class Hold(Recording):
-    """Nothing is recorded: it holds the profiler of this process, so that nothing else of autoprof's is."""
-
-    def __init__(self) -> None:
-        super().__init__(Subject(step=0, role="", stage="", rank=0))
-
-    def finish(self, state: str, reason: str) -> None:
-        pass
-
-    def abandon(self, reason: str) -> None:
-        pass
-
-
 _lock = threading.Lock()
 _active: Recording | None = None
 # Whose profiler the user has switched on in this process, in words; empty where nobody's.
@@ -129,18 +116,8 @@ def claim(recording: Recording, tool: Tool) -> bool:
         return True
 
 
-def hold() -> Hold | None:
-    """Keep this process from recording until `release`, unless it is recording already."""
-    global _active
-    with _lock:
-        if _active is not None:
-            return None
-        _active = held = Hold()
-        return held
-
-
 def taken() -> bool:
-    """Whether this process is recording, or is held from it."""
+    """Whether this process is recording."""
     return _active is not None
 
 
@@ -160,7 +137,7 @@ def interrupt(reason: str) -> None:
     One that another thread began is waited for, within `AUTOPROF_STOP_TIMEOUT_S`, and given up after that.
     """
     recording = _active
-    if recording is None or isinstance(recording, Hold):
+    if recording is None:
         return
     subject = recording.subject
     if recording.thread == threading.get_ident():

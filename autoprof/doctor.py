@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
@@ -156,16 +155,17 @@ def _check_versions(report: Report, versions: dict[str, str], extra: Sequence[st
     """Say which targets are newer than their recipes."""
     files = places.files(extra)
     for target, version in sorted(versions.items()):
-        ranges = []
         for path in [file.path for file in files if file.target == target]:
-            with contextlib.suppress(recipe.RecipeError, IndexError):
-                ranges.append(recipe.load(path)[0].recipe.versions)
-        # A target may have a recipe for old releases beside that for new ones.
-        if ranges and all(recipe.exceeds(version, found) for found in ranges):
-            report.notes.append(
-                f"{target} {version} is newer than what its recipe was made for ({', '.join(ranges)}); "
-                "its hooks are tried all the same"
-            )
+            try:
+                hooks = recipe.load(path)
+            except recipe.RecipeError:
+                continue
+            tried = [hook.recipe.versions for hook in hooks if recipe.fits(version, hook.hook.versions)]
+            if tried and recipe.exceeds(version, tried[0]):
+                report.notes.append(
+                    f"{target} {version} is newer than what its recipe was made for ({tried[0]}); "
+                    "its hooks are tried all the same"
+                )
 
 
 def _probe(report: Report) -> dict[str, Any]:

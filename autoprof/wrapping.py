@@ -221,7 +221,7 @@ class _Run:
             from autoprof import importing
 
             behaviour = importing.behaviour(call.key)
-            if behaviour is not None:
+            if behaviour is not None and behaviour.applies(call):
                 self._around = behaviour.around(call)
         except Exception as error:
             self._failed(error)

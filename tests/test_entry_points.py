@@ -60,6 +60,7 @@ def site(tmp_path: Path) -> Path:
 def test_what_distributions_declare(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(site))
     install(site, "inner", declare("inner.recipes.all"), package="inner/recipes/all")
+    install(site, "colon", declare("colon:recipes"), package="colon/recipes")
     install(site, "plain-file", declare("plain"))
     install(site, "gone", declare("nowhere.at.all"))
     install(site, "other-group", declare("thing_recipes", group="autoprof.recipes.old"))
@@ -72,6 +73,7 @@ def test_what_distributions_declare(site: Path, monkeypatch: pytest.MonkeyPatch)
     assert found == {
         "thing-recipes": str(site / "thing_recipes"),
         "inner": str(site / "inner" / "recipes" / "all"),
+        "colon": str(site / "colon" / "recipes"),
         "plain-file": "",
         "gone": "",
         "broken": "",
@@ -134,6 +136,14 @@ print([name for name in ("thing", "late") if name in _boot.recipe_files()])
 
 def test_a_hook_of_a_distribution_is_applied(python: Python, site: Path, tmp_path: Path) -> None:
     python("import thing; assert thing.work() == 3", AUTOPROF="1", PYTHONPATH=str(site))
+    (timeline,) = (tmp_path / "autoprof_runs").glob("2*/timeline/*.jsonl")
+    assert '"work"' in timeline.read_text()
+
+
+def test_a_target_may_bring_its_own_recipe(python: Python, site: Path, tmp_path: Path) -> None:
+    install(site, "self-made", declare("self_made.autoprof"), "self_made", package="self_made/autoprof")
+    (site / "self_made" / "__init__.py").write_text("def work():\n    return 4\n")
+    python("import self_made; assert self_made.work() == 4", AUTOPROF="1", PYTHONPATH=str(site))
     (timeline,) = (tmp_path / "autoprof_runs").glob("2*/timeline/*.jsonl")
     assert '"work"' in timeline.read_text()
 

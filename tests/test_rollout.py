@@ -118,11 +118,40 @@ def test_engines_start_with_the_step_and_stop_by_their_devices(run: Any, trainer
 def test_engines_around_generation(run: Any, trainer: Any, log: Any) -> None:
     drive(step.Begin(number="self.global_steps", replicas=[SHARED], engines="around").around(call(trainer)))
     assert log == []
-    around = AroundGeneration(unless="prompts.meta_info.validate")
-    for validate, expected in ((True, []), (False, [("start", 0), ("start", 1), ("stop", 0), ("stop", 1)])):
-        log.clear()
-        drive(around.around(call(trainer, prompts=SimpleNamespace(meta_info={"validate": validate}))))
-        assert log == expected
+    drive(AroundGeneration().around(call(trainer)))
+    assert log == [("start", 0), ("start", 1), ("stop", 0), ("stop", 1)]
+
+
+def test_generation_leaves_engines_alone_that_record_for_the_whole_step(run: Any, trainer: Any, log: Any) -> None:
+    drive(step.Begin(number="self.global_steps", replicas=[OWN]).around(call(trainer)))
+    log.clear()
+    drive(AroundGeneration().around(call(trainer)))
+    assert log == []
+
+
+def test_generation_that_outlasts_its_step_stops_no_engine_of_the_next(run: Any, trainer: Any, log: Any) -> None:
+    run.settings = Settings(steps="7:9", ranks="0")
+    begin = step.Begin(number="self.global_steps", replicas=[SHARED], engines="around")
+    drive(begin.around(call(trainer)))
+    generation = AroundGeneration().around(call(trainer))
+    wait = next(generation)
+    while wait is not CALL:
+        wait = generation.send(wait.block())
+    trainer.global_steps = 8
+    drive(step.Begin(number="self.global_steps", replicas=[SHARED]).around(call(trainer)))
+    assert log == [("start", 0), ("stop", 0), ("start", 0)]
+    with pytest.raises(StopIteration):
+        generation.send(Outcome(None, None))
+    assert len(log) == 3
+
+
+def test_steps_that_are_counted_go_on_where_a_run_was_resumed(run: Any) -> None:
+    numbers = []
+    for _ in range(2):
+        drive(step.Begin(resumed="self.resume_global_step").around(call(SimpleNamespace(resume_global_step=40))))
+        assert step._current is not None
+        numbers.append(step._current.number)
+    assert numbers == [41, 42]
 
 
 @pytest.mark.parametrize(

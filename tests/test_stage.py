@@ -1,4 +1,4 @@
-"""Stages that two calls give, names that are read from the call, and spans that keep the profiler off: with wrapped
+"""Stages that two calls give, names that are read from the call, and spans that are a whole: with wrapped
 functions and the real torch.profiler."""
 
 from __future__ import annotations
@@ -213,14 +213,14 @@ def test_a_span_may_begin_and_end_by_two_calls(run: Runtime, hooked: Any) -> Non
     assert captures(run) == {}
 
 
-def test_nothing_inside_a_span_that_holds_is_captured(run: Runtime, task: Any, hooked: Any) -> None:
+def test_nothing_inside_a_span_that_is_a_whole_is_a_stage(run: Runtime, task: Any, hooked: Any) -> None:
     def evaluate() -> None:
         with task("T.generate"):
             pass
 
-    hooked(evaluate, "span", role="trainer", stage="evaluate", hold=True)()
+    hooked(evaluate, "span", role="trainer", stage="evaluate", whole=True)()
     assert captures(run) == {}
-    assert spans(run) == [("rollout", "generate"), ("trainer", "evaluate")]
+    assert spans(run) == [("trainer", "evaluate")]
     with task("T.generate"):
         pass
     assert captures(run) == {"rollout.generate": "complete"}
@@ -257,14 +257,3 @@ def test_passes_that_never_came_are_said(joined: Any, hooked: Any) -> None:
     assert captures(run) == {"rollout.generate": "failed", "actor.update_actor": "complete"}
     metas = {meta["stage"]: meta["reason"] for meta, _ in finished(run).values()}
     assert metas["generate"] == "there were 1 forward passes; recording was to begin after 4"
-
-
-def test_a_users_profiler_starts_inside_a_span_that_holds(run: Runtime, hooked: Any) -> None:
-    def evaluate() -> Any:
-        with torch.profiler.profile() as profile:
-            torch.ones(3).exp()
-        return profile
-
-    profile = hooked(evaluate, "span", role="trainer", stage="evaluate", hold=True)()
-    assert any(event.key == "aten::exp" for event in profile.key_averages())
-    assert captures(run) == {}

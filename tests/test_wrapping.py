@@ -12,6 +12,7 @@ import pytest
 from pytest_mock import MockerFixture
 
 from autoprof import importing, runtime
+from autoprof.behaviours import Behaviour
 from autoprof.wrapping import CALL, Around, Call, Outcome, Reply, Wait, wrap, wrapped_by
 
 
@@ -29,12 +30,11 @@ class Now(Wait):
         return self.block()
 
 
-class Recorder:
-    """Stands for a behaviour: `script` is its generator function."""
+class Recorder(Behaviour):
+    """A behaviour that keeps what it sees: `script` is its generator function."""
 
-    def __init__(self, script: Callable[[Call, list[Any]], Around]) -> None:
-        self.script = script
-        self.seen: list[Any] = []
+    script: Callable[[Call, list[Any]], Around]
+    seen: list[Any] = []
 
     def around(self, call: Call) -> Around:
         return self.script(call, self.seen)
@@ -105,7 +105,7 @@ def hook(mocker: MockerFixture) -> Callable[[Any], Recorder]:
     """Have the hook `k` behave as a script says."""
 
     def use(script: Any) -> Recorder:
-        recorder = Recorder(script)
+        recorder = Recorder(script=script)
         mocker.patch.object(importing, "behaviour", side_effect=lambda key: recorder)
         return recorder
 
@@ -115,6 +115,26 @@ def hook(mocker: MockerFixture) -> Callable[[Any], Recorder]:
 def call(worker: Worker, name: str, *args: Any, **kwargs: Any) -> Any:
     result = wrap(getattr(Worker, name), "k")(worker, *args, **kwargs)
     return asyncio.run(result) if inspect.iscoroutine(result) else result
+
+
+@pytest.mark.parametrize(
+    ("when", "unless", "around"),
+    [
+        ({"a": "1"}, "", True),
+        ({"a": "2"}, "", False),
+        ({"a": "1", "self.calls": "0"}, "", True),
+        ({"self.nothing": "1"}, "", False),
+        ({}, "a", False),
+        ({}, "self.calls", True),
+        ({}, "self.nothing.at.all", True),
+        ({"a": "1"}, "b", False),
+    ],
+)
+def test_a_hook_is_for_some_calls_only(hook: Any, when: dict[str, str], unless: str, around: bool) -> None:
+    recorder = hook(usual)
+    recorder.when, recorder.unless = when, unless
+    assert call(Worker(), "work", 1, b=5) == 6
+    assert bool(recorder.seen) == around
 
 
 @pytest.mark.parametrize("name", ["work", "awork"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import types
 import typing
 from collections.abc import Iterator
 from difflib import get_close_matches
@@ -46,6 +47,8 @@ def takes(kind: Any) -> str:
         return _EXTRA[meta["takes"]]
     origin = typing.get_origin(kind)
     arguments = typing.get_args(kind)
+    if origin is types.UnionType:
+        return ", or ".join(takes(argument) for argument in arguments)
     if origin is typing.Literal:
         return " or ".join(repr(value) for value in arguments)
     if origin is list:
@@ -62,6 +65,8 @@ def parameters(kind: Any, value: Any, where: str = "") -> Iterator[tuple[str, st
     if meta := _meta(kind):
         if meta.get(PARAMETER):
             yield where, value
+    elif table := _table_of(kind, value):
+        yield from parameters(table, value, where)
     elif typing.get_origin(kind) is list:
         for place, item in enumerate(value):
             yield from parameters(typing.get_args(kind)[0], item, f"{where}[{place}]")
@@ -104,6 +109,9 @@ def _wrong_value(kind: Any, value: Any, where: str) -> Iterator[tuple[str, str]]
     if inspect.isclass(kind) and issubclass(kind, msgspec.Struct):
         yield from wrong(kind, value, where)
         return
+    if table := _table_of(kind, value):
+        yield from wrong(table, value, where)
+        return
     if typing.get_origin(kind) is list and isinstance(value, list):
         for place, item in enumerate(value):
             yield from _wrong_value(typing.get_args(kind)[0], item, f"{where}[{place}]")
@@ -113,6 +121,13 @@ def _wrong_value(kind: Any, value: Any, where: str) -> Iterator[tuple[str, str]]
     except msgspec.ValidationError:
         near = did_you_mean(value, typing.get_args(kind)) if _is_choice(kind) and isinstance(value, str) else ""
         yield where, f"got {_short(value)}; it takes {takes(kind)}{near}"
+
+
+def _table_of(kind: Any, value: Any) -> type[msgspec.Struct] | None:
+    """The struct that a table becomes where it is one of several things that an option takes."""
+    if typing.get_origin(kind) is types.UnionType and isinstance(value, dict):
+        return next((one for one in typing.get_args(kind) if issubclass(one, msgspec.Struct)), None)
+    return None
 
 
 def _is_choice(kind: Any) -> bool:

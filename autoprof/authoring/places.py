@@ -58,7 +58,11 @@ def problems() -> Iterator[str]:
 
 
 def toml_files(place: str) -> list[str]:
-    """The `*.toml` files in a folder, or the file itself; none where nothing is there."""
+    """The `*.toml` files in a folder, or the file itself; none where nothing is there, or can be read."""
     if os.path.isdir(place):
-        return [os.path.join(place, name) for name in sorted(os.listdir(place)) if name.endswith(".toml")]
+        try:
+            names = sorted(os.listdir(place))
+        except OSError:
+            return []
+        return [os.path.join(place, name) for name in names if name.endswith(".toml")]
     return [place] if os.path.isfile(place) else []

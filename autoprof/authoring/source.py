@@ -187,8 +187,8 @@ def _path(name: str) -> str:
                 return path
         if os.path.isdir(base):
             return base
-        if os.path.isdir(folder := os.path.dirname(base)):
-            known.update(entry.removesuffix(".py") for entry in os.listdir(folder) if not entry.startswith("__"))
+        names = _names(os.path.dirname(base))
+        known.update(entry.removesuffix(".py") for entry in names if not entry.startswith("__"))
     last = name.rpartition(".")[2]
     raise Missing(f"there is no module {name}{did_you_mean(last, known)}")
 
@@ -197,7 +197,7 @@ def _spec_places(top: str) -> list[str]:
     """Where a top-level package lies, or the file of a single module; the working directory counts too."""
     try:
         spec = find_spec(top) or PathFinder.find_spec(top, [os.getcwd()])
-    except (ImportError, ValueError, AttributeError):
+    except Exception:  # somebody else's finder
         spec = None
     if spec is None:
         return []
@@ -209,7 +209,13 @@ def _spec_places(top: str) -> list[str]:
 
 
 def _holds_python(folder: str) -> bool:
-    with os.scandir(folder) as entries:
-        return any(
-            entry.name.endswith(".py") or os.path.isfile(os.path.join(entry.path, "__init__.py")) for entry in entries
-        )
+    return any(
+        name.endswith(".py") or os.path.isfile(os.path.join(folder, name, "__init__.py")) for name in _names(folder)
+    )
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []

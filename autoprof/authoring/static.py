@@ -29,14 +29,16 @@ def check(path: str, hooks: list[BoundHook], sources: Sources) -> tuple[list[Fin
         return [], f"{made.target} is not installed here, so modules, attributes and parameters were not checked"
     version = installed_version(made)
     findings = []
+    others = [hook.hook.name for hook in hooks if not recipe.fits(version, hook.hook.versions)]
+    if others:
+        names = ", ".join(others)
+        text = f"not checked: {made.target} is {version} here, and these hooks are for other releases: {names}"
+        findings.append(Finding(file=path, table="", key="", text=text, error=False))
+    outside = not recipe.fits(version, made.versions)
     for hook in hooks:
-        if not recipe.fits(version, hook.hook.versions):
-            text = f"not checked: {made.target} is {version} here, and the hook is for {hook.hook.versions}"
-            said: list[_Said] = [("", text, False)]
-        else:
-            said = list(_said(hook, sources))
-        outside = not recipe.fits(version, made.versions)
-        for key, text, error in said:
+        if hook.hook.name in others:
+            continue
+        for key, text, error in _said(hook, sources):
             if outside and error:
                 text += f" ({made.target} is {version} here, and the recipe is for {made.versions})"
             table = recipe.table(hook.hook.name)

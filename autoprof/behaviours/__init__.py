@@ -7,15 +7,18 @@ from typing import Any
 
 import msgspec
 
+from autoprof.paths import CallPath
 from autoprof.wrapping import Around, Call
 
 BEHAVIOURS = {
     "aside.start": "autoprof.behaviours.aside:Start",
     "aside.stop": "autoprof.behaviours.aside:Stop",
-    "ray.init": "autoprof.behaviours.ray:Init",
+    "main": "autoprof.behaviours.main:Main",
     "ray.actor-class": "autoprof.behaviours.ray:ActorClass",
+    "ray.init": "autoprof.behaviours.ray:Init",
     "rollout.around": "autoprof.behaviours.rollout:AroundGeneration",
     "rollout.end": "autoprof.behaviours.rollout:EndOfSampling",
+    "rpc.server": "autoprof.behaviours.rpc:Server",
     "sglang.pass": "autoprof.behaviours.sglang_scheduler:Pass",
     "sglang.released": "autoprof.behaviours.sglang_serve:Released",
     "sglang.scheduler": "autoprof.behaviours.sglang_scheduler:Scheduler",
@@ -47,8 +50,22 @@ BEHAVIOURS = {
 }
 
 
-class Behaviour(msgspec.Struct, forbid_unknown_fields=True):
-    """Goes around the calls of one function. A behaviour that changes a class instead overrides `install`."""
+class Behaviour(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Goes around the calls of one function. A behaviour that changes a class instead overrides `install`.
+
+    Attributes:
+        when: Paths from a parameter of the call, with the values they must have; other calls are left alone.
+        unless: Path from a parameter of the call to a value that is true where the call is left alone.
+    """
+
+    when: dict[CallPath, str] = {}
+    unless: CallPath = ""
+
+    def applies(self, call: Call) -> bool:
+        """Whether the call is one that the hook is for."""
+        if self.unless and call.at(self.unless, None):
+            return False
+        return all(str(call.at(path, "")) == value for path, value in self.when.items())
 
     def around(self, call: Call) -> Around:
         """A generator: what comes before its `yield CALL` runs before the call, the rest after it."""

@@ -115,13 +115,14 @@ def close_window() -> None:
     _window = None
 
 
-def start(run: runtime.Runtime) -> Generator[Wait, Any, None]:
-    """Start the engines that own a rank of the window."""
+def start(run: runtime.Runtime) -> Generator[Wait, Any, list[_Engine]]:
+    """Start the engines that own a rank of the window and don't record yet; those are returned."""
     if _window is None:
-        return
+        return []
     settings = _window.settings(run)
     chosen = [engine for engine in _window.engines if not engine.recording and takes(settings, ROLE, engine.ranks)]
-    yield from _ask(run, "start", chosen)
+    yield from _ask(run, _window, "start", chosen)
+    return chosen
 
 
 def stop(run: runtime.Runtime, shared_only: bool = False) -> Generator[Wait, Any, None]:
@@ -129,17 +130,17 @@ def stop(run: runtime.Runtime, shared_only: bool = False) -> Generator[Wait, Any
     if _window is None:
         return
     chosen = [engine for engine in _window.engines if engine.recording and not (shared_only and engine.own_devices)]
-    yield from _ask(run, "stop", chosen)
+    yield from _ask(run, _window, "stop", chosen)
 
 
-def _ask(run: runtime.Runtime, action: str, engines: list[_Engine]) -> Generator[Wait, Any, None]:
-    if not engines or _window is None:
+def _ask(run: runtime.Runtime, window: _Window, action: str, engines: list[_Engine]) -> Generator[Wait, Any, None]:
+    if not engines:
         return
     # Set before the answer: an engine that answers too late has started all the same.
     for engine in engines:
         engine.recording = action == "start"
-    timeout_s = _window.settings(run).stop_timeout_s
-    answers = yield RayCalls([engine.request(action, _window) for engine in engines], timeout_s)
+    timeout_s = window.settings(run).stop_timeout_s
+    answers = yield RayCalls([engine.request(action, window) for engine in engines], timeout_s)
     for engine, answer in zip(engines, answers, strict=True):
         if isinstance(answer, Exception):
             problem = f"{type(answer).__name__}: {str(answer).splitlines()[-1] if str(answer) else ''}"
@@ -149,33 +150,27 @@ def _ask(run: runtime.Runtime, action: str, engines: list[_Engine]) -> Generator
             problem = (answer if isinstance(answer, dict) else without).get("problem", "")
         if problem:
             if action == "start":
-                engine.note(run, _window, f"the engine's start failed: {problem}")
+                engine.note(run, window, f"the engine's start failed: {problem}")
             else:
-                log.warning(f"step {_window.step}, rollout replica {engine.number}: stop failed: {problem}")
+                log.warning(f"step {window.step}, rollout replica {engine.number}: stop failed: {problem}")
             engine.recording = engine.recording and isinstance(answer, TimeoutError)
 
 
 class AroundGeneration(Behaviour):
-    """The call generates: engines are captured around it.
-
-    Attributes:
-        unless: Path from a parameter of the call to a value that is true where this is no rollout of the step
-            (validation), such as `prompts.meta_info.validate`.
-    """
-
-    unless: CallPath = ""
+    """The call generates: engines are captured around it, but for those that record already."""
 
     def around(self, call: Call) -> Around:
         run = runtime.current()
-        if run is None or (self.unless and call.at(self.unless, False)):
+        if run is None:
             yield CALL
             return None
-        step = _window.step if _window is not None else None
-        yield from start(run)
-        span = Span(run, "stage", "rollout", step=step, role=ROLE, rank=None)
+        window = _window
+        started = yield from start(run)
+        span = Span(run, "stage", "rollout", step=window.step if window is not None else None, role=ROLE, rank=None)
         outcome = yield CALL
         span.end(outcome.error)
-        yield from stop(run)
+        if window is not None:
+            yield from _ask(run, window, "stop", [engine for engine in started if engine.recording])
         return None
 
 

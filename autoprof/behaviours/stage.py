@@ -45,42 +45,21 @@ class Read(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 Who = tuple[str, str]
 
 
-class Span(Behaviour):
-    """One call is a span of the timeline, and is not captured.
+class Named(Behaviour):
+    """What is common to stages and spans.
 
     Attributes:
         stage: The stage's name, the target's own; or where it is read from the call.
         role: Who does it; or where that is read from the call.
         rank: Path from a parameter of the call to the global rank; without it the variable RANK, else 0.
-        when: Paths with the values they must have.
-        hold: Whether nothing inside of it is captured either: an evaluation is too long for a trace, and no part of
-            what is measured.
     """
 
     stage: str | Read
     role: str | Read
     rank: CallPath = ""
-    when: dict[CallPath, str] = {}
-    hold: bool = False
-
-    def around(self, call: Call) -> Around:
-        run, who = runtime.current(), self.who(call)
-        if run is None or who is None:
-            yield CALL
-            return None
-        posting = yield InThread(board.read, run.info.id)
-        held = capture.hold() if self.hold and posting is not None and posting.captured else None
-        span = self.span(run, who, call, posting)
-        outcome = yield CALL
-        span.end(outcome.error)
-        if held is not None:
-            capture.release(held)
-        return None
 
     def who(self, call: Call) -> Who | None:
         """The role and the name of the stage that the call is, or None where the hook is not for it."""
-        if not all(str(call.at(path, "")) == value for path, value in self.when.items()):
-            return None
         role = self.role if isinstance(self.role, str) else self.role.of(call)
         stage = self.stage if isinstance(self.stage, str) else self.stage.of(call)
         return (role, stage) if role and stage else None
@@ -94,7 +73,33 @@ class Span(Behaviour):
         return TimelineSpan(run, "stage", who[1], step=_step(posting), role=who[0], rank=self.rank_of(call))
 
 
-class Stage(Span):
+class Span(Named):
+    """One call is a span of the timeline, and is not captured.
+
+    Attributes:
+        whole: Whether nothing inside of it is a stage of the step: an evaluation generates and computes losses as
+            training does, for longer than a trace could hold.
+    """
+
+    whole: bool = False
+
+    def around(self, call: Call) -> Around:
+        run, who = runtime.current(), self.who(call)
+        if run is None or who is None:
+            yield CALL
+            return None
+        posting = yield InThread(board.read, run.info.id)
+        span = self.span(run, who, call, posting)
+        if self.whole:
+            _whole.append(span)
+        outcome = yield CALL
+        if self.whole:
+            _whole.remove(span)
+        span.end(outcome.error)
+        return None
+
+
+class Stage(Named):
     """One call is a stage of the step, captured when the window is open for its role and rank.
 
     A call inside a stage of the same role is part of it: the forward pass of an update computes log-probs, too.
@@ -102,13 +107,15 @@ class Stage(Span):
     Attributes:
         passes: Whether a `stage.pass` hook counts forward passes inside of it. Those of `AUTOPROF_ROLLOUT_ITERATIONS`
             are recorded then, not the whole.
+        outermost: Whether a call inside a stage of another role is part of that one, too.
     """
 
     passes: bool = False
+    outermost: bool = False
 
     def around(self, call: Call) -> Around:
         run, who = runtime.current(), self.who(call)
-        if run is None or who is None:
+        if run is None or who is None or (self.outermost and running):
             yield CALL
             return None
         posting = yield InThread(board.read, run.info.id)
@@ -187,12 +194,23 @@ class Running:
 
 
 running: dict[Who, Running] = {}
+_whole: list[TimelineSpan] = []
 
 
 def inside(who: Who, posting: Posting | None) -> bool:
-    """Whether a stage that would begin now is part of one that is running: of itself, or of its role in this step."""
+    """Whether a stage that would begin now is part of what is running: of itself, of its role in this step, or of a
+    span that is a whole."""
     step = _step(posting)
-    return who in running or any(role == who[0] and stage.step == step for (role, _), stage in running.items())
+    return (
+        bool(_whole)
+        or who in running
+        or any(role == who[0] and stage.step == step for (role, _), stage in running.items())
+    )
+
+
+def in_whole() -> bool:
+    """Whether a span is running inside of which there is no stage."""
+    return bool(_whole)
 
 
 def _step(posting: Posting | None) -> int | None:

@@ -49,7 +49,7 @@ class Begin(Stage):
 
 
 class SpanBegin(Begin):
-    """The same, for the timeline only."""
+    """The call opens a span of the timeline, which a `stage.end` closes; it is not captured."""
 
     def wanted(self, run: Runtime, who: Who, call: Call, posting: Posting | None) -> tuple[Subject, Settings] | None:
         return None

@@ -45,6 +45,7 @@ class StepBehaviour(Behaviour):
 
     Attributes:
         number: Path from a parameter of the call to the step's number; without it, steps are counted from 1.
+        resumed: Path to the number of the step that the run was resumed from, 0 for none; counted steps go on there.
         offset: Added to the number, where the counter is that of the finished step.
         replicas: Where the trainer keeps its rollout replicas.
         engines: `step` where engines are captured from the begin of the step, `around` where a `rollout.around` hook
@@ -52,9 +53,16 @@ class StepBehaviour(Behaviour):
     """
 
     number: CallPath = ""
+    resumed: CallPath = ""
     offset: int = 0
     replicas: list[rollout.Replicas] = []
     engines: Literal["step", "around"] = "step"
+
+    def number_of(self, call: Call) -> int:
+        """The number of the step that the call opens."""
+        if self.number:
+            return int(call.at(self.number)) + self.offset
+        return (int(call.at(self.resumed)) if self.resumed else 0) + _executed + 1
 
     def begin(self, call: Call) -> Generator[Wait, Any, None]:
         """Open the step, and the window if it is one of those asked for."""
@@ -62,7 +70,7 @@ class StepBehaviour(Behaviour):
         run = runtime.current()
         if run is None:
             return
-        number = int(call.at(self.number)) + self.offset if self.number else _executed + 1
+        number = self.number_of(call)
         if _current is not None:
             if _current.number == number:
                 return

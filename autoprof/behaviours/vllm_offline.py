@@ -18,7 +18,7 @@ from typing import Any, Literal
 from autoprof import _boot, board, capture, runtime
 from autoprof.behaviours import Behaviour, batches, serve, vllm
 from autoprof.behaviours.engine import ROLE, Request
-from autoprof.behaviours.stage import own_rank, takes
+from autoprof.behaviours.stage import in_whole, own_rank, takes
 from autoprof.paths import CallPath, follow
 from autoprof.wrapping import CALL, Around, Call
 
@@ -154,7 +154,7 @@ class _Offline:
 
         Every rank of the trainer has an engine (vLLM's `external_launcher`): as many as it says are one replica.
         """
-        if capture.taken():  # the stage that is running holds the rollout, or is none of what is measured
+        if capture.taken() or in_whole():  # the stage that is running holds the rollout, or it is none of the step's
             return None
         size = int(follow(self._engine, "vllm_config.parallel_config.world_size", 1))
         replica = own_rank() // size

@@ -1,11 +1,11 @@
-"""Make what a run needs besides code: a tiny Qwen2 model with its tokenizer, and two data files.
+"""Make what a run needs besides code: a tiny Qwen2 model with its tokenizer, and data.
 
     python make_assets.py OUTDIR
 
 Everything is made here from fixed seeds; nothing is downloaded. The files go to ``OUTDIR/data``:
-``model/``, ``train.parquet`` and ``test.parquet``. The folder is built under another name and
-renamed when it is complete, and it holds a stamp of this script, so that a second call returns at
-once and an interrupted one leaves nothing half made behind.
+``model/``, ``train.parquet``, ``test.parquet`` and ``conversations.parquet``. The folder is built
+under another name and renamed when it is complete, and it holds a stamp of this script, so that a
+second call returns at once and an interrupted one leaves nothing half made behind.
 """
 
 from __future__ import annotations
@@ -110,6 +110,19 @@ def make_data(path: Path, split: str, rows: int, rng: random.Random) -> None:
     pq.write_table(pa.Table.from_pylist(records), path)
 
 
+def make_conversations(path: Path, rows: int, rng: random.Random) -> None:
+    """Write what verl's SFT trainers read: a column of whole conversations."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    records = []
+    for _ in range(rows):
+        a, b = rng.randrange(MAX_NUMBER), rng.randrange(MAX_NUMBER)
+        answer = {"role": "assistant", "content": f"The answer is {a + b}."}
+        records.append({"messages": [{"role": "user", "content": question(a, b)}, answer]})
+    pq.write_table(pa.Table.from_pylist(records), path)
+
+
 def build(folder: Path) -> None:
     """Make all files in an existing, empty folder."""
     tokenizer = make_tokenizer(folder / "model")
@@ -117,6 +130,7 @@ def build(folder: Path) -> None:
     rng = random.Random(0)
     make_data(folder / "train.parquet", "train", TRAIN_ROWS, rng)
     make_data(folder / "test.parquet", "test", TEST_ROWS, rng)
+    make_conversations(folder / "conversations.parquet", TRAIN_ROWS, rng)
 
 
 def script_digest() -> str:

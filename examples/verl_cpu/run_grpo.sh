@@ -9,6 +9,8 @@
 #   PYTHON=...        the interpreter (default: .venv/bin/python of this checkout)
 #   ASSETS=...        model, data, checkpoints and hydra's files (default: .assets beside this script)
 #   DETERMINISTIC=1   make two runs report the same metrics, times and memory aside
+#   TRAINER=...       which of verl's trainers: main_ppo (default: V1, synchronous), colocate_async, separate_async,
+#                     one_step_off, fully_async
 #
 # The run keeps the caller's working directory and environment. README.md explains the workarounds.
 set -euo pipefail
@@ -128,6 +130,67 @@ overrides=(
   ++ray_kwargs.ray_init.object_store_memory=300000000
 )
 
+# --- the trainers whose engines have devices of their own: a second one on paper, and weights over a socket ---
+separate=(
+  ++ray_kwargs.ray_init.num_gpus=2
+  ray_kwargs.ray_init.num_cpus=48
+  actor_rollout_ref.rollout.checkpoint_engine.backend=socket
+  actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module=verl_cpu_weights
+)
+small=(
+  actor_rollout_ref.actor.ppo_mini_batch_size=2
+  actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2
+  actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=2
+  actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=2
+)
+module=verl.trainer.main_ppo
+case ${TRAINER:-main_ppo} in
+  main_ppo) ;;
+  colocate_async) overrides+=(trainer.v1.trainer_mode=colocate_async) ;;
+  separate_async)
+    # Two updates between two transfers of weights; no engine beside the trainer's own workers.
+    overrides+=(
+      "${separate[@]}"
+      trainer.v1.trainer_mode=separate_async
+      trainer.v1.separate_async.parameter_sync_step=2
+      "${small[@]}"
+      actor_rollout_ref.hybrid_engine=False
+      actor_rollout_ref.rollout.nnodes=1
+      actor_rollout_ref.rollout.n_gpus_per_node=1
+    )
+    ;;
+  one_step_off)
+    module=verl.experimental.one_step_off_policy.main_ppo
+    overrides+=(
+      "${separate[@]}"
+      # verl names its folder relative to a checkout.
+      'hydra.searchpath=[pkg://verl.trainer.config]'
+      actor_rollout_ref.hybrid_engine=False
+      rollout.nnodes=1
+      rollout.n_gpus_per_node=1
+    )
+    ;;
+  fully_async)
+    # Two updates of two prompts each between two transfers of weights: 4 versions from 16 prompts.
+    module=verl.experimental.fully_async_policy.fully_async_main
+    overrides+=(
+      "${separate[@]}"
+      data.train_batch_size=0
+      data.gen_batch_size=1
+      "${small[@]}"
+      actor_rollout_ref.hybrid_engine=False
+      rollout.nnodes=1
+      rollout.n_gpus_per_node=1
+      rollout.total_rollout_steps=16
+      async_training.trigger_parameter_sync_step=2
+    )
+    ;;
+  *)
+    echo "TRAINER=$TRAINER: there is main_ppo, colocate_async, separate_async, one_step_off, fully_async" >&2
+    exit 2
+    ;;
+esac
+
 if [[ ${DETERMINISTIC:-0} == 1 ]]; then
   overrides+=(
     # Always the likeliest token. Not temperature=0: verl divides the logits by it.
@@ -144,4 +207,4 @@ if [[ ${DETERMINISTIC:-0} == 1 ]]; then
   )
 fi
 
-exec "$python" -m verl.trainer.main_ppo "${overrides[@]}" "$@"
+exec "$python" -m "$module" "${overrides[@]}" "$@"

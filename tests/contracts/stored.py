@@ -155,5 +155,9 @@ def option_paths(hook: BoundHook) -> list[str]:
 
 
 def attribute_options(hook: BoundHook) -> set[str]:
-    """The attributes of the instance that a hook's options name, without which it would not work."""
-    return {path.split(".")[1] for path in option_paths(hook) if path.startswith("self.")}
+    """The attributes of the instance that a hook's options name, without which it would not work.
+
+    One of `unless` may be that of a subclass.
+    """
+    paths = [path for path in option_paths(hook) if path != hook.hook.options.get("unless")]
+    return {path.split(".")[1] for path in paths if path.startswith("self.")}

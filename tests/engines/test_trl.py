@@ -241,7 +241,7 @@ def test_a_wrong_setting_is_said_once_for_all_ranks(ran: Callable[..., Ran]) -> 
 
 
 @pytest.mark.parametrize("name", ["grpo", "accumulated", "scored", "several", "plain", "both_ranks"])
-def test_no_hook_failed_and_no_error_is_ours(name: str, request: pytest.FixtureRequest) -> None:
+def test_no_hook_failed_and_no_error_is_ours(ran: Any, name: str, request: pytest.FixtureRequest) -> None:
     run: Ran = request.getfixturevalue(name)
     assert list(run.run.rglob("*.part")) == []
     for process in run.processes():

@@ -8,6 +8,7 @@ import pytest
 from verl_runs import VerlRun, verl_run
 
 ON = {"AUTOPROF": "1", "AUTOPROF_STEPS": "2,4"}
+ALL_PASSES = ON | {"AUTOPROF_ROLLOUT_ITERATIONS": "all"}
 # Validation and a checkpoint, so that a step has all that a step may hold.
 WHOLE = ["trainer.test_freq=2", "trainer.save_freq=4", "trainer.default_local_dir=checkpoints"]
 
@@ -68,6 +69,49 @@ def verls_own(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
         overrides += [f"actor_rollout_ref.{role}.{profiler}.discrete=True"]
         overrides += [f"actor_rollout_ref.{role}.{profiler}.contents=[cpu]"]
     return verl_run(folder, *overrides, "trainer.total_training_steps=3", AUTOPROF="1", AUTOPROF_STEPS="2:4")
+
+
+@pytest.fixture(scope="session")
+def colocate_async(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
+    """V1 with answers that outlast a step, on the trainer's own devices."""
+    return verl_run(tmp_path_factory.mktemp("colocate-async"), TRAINER="colocate_async", **ON)
+
+
+@pytest.fixture(scope="session")
+def separate_async(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
+    """V1 with two updates a step, and an engine with devices of its own."""
+    return verl_run(tmp_path_factory.mktemp("separate-async"), TRAINER="separate_async", **ALL_PASSES)
+
+
+@pytest.fixture(scope="session")
+def fully_async(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
+    """Trainer and rollouter as actors, two updates a step, and an engine with devices of its own."""
+    return verl_run(tmp_path_factory.mktemp("fully-async"), TRAINER="fully_async", **ALL_PASSES)
+
+
+@pytest.fixture(scope="session")
+def sft(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
+    """SFT in two ranks of torchrun's, the second captured; it leaves a checkpoint."""
+    folder = tmp_path_factory.mktemp("sft")
+    settings = {"AUTOPROF": "1", "AUTOPROF_STEPS": "2", "AUTOPROF_RANKS": "1"}
+    checkpoints = f"trainer.default_local_dir={folder}/checkpoints"
+    return verl_run(folder, checkpoints, "trainer.total_training_steps=3", script="run_sft.sh", RANKS="2", **settings)
+
+
+@pytest.fixture(scope="session")
+def sft_resumed(sft: VerlRun, tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
+    """The run before, gone on with."""
+    resume = [f"trainer.default_local_dir={sft.folder}/checkpoints", "trainer.resume_mode=auto"]
+    folder = tmp_path_factory.mktemp("sft-resumed")
+    steps = "trainer.total_training_steps=5"
+    return verl_run(folder, *resume, steps, script="run_sft.sh", RANKS="2", AUTOPROF="1", AUTOPROF_STEPS="+2")
+
+
+@pytest.fixture(scope="session")
+def sft_ray(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
+    """SFT in a worker of Ray's."""
+    folder = tmp_path_factory.mktemp("sft-ray")
+    return verl_run(folder, script="run_sft.sh", TRAINER="sft_trainer_ray", AUTOPROF="1", AUTOPROF_STEPS="+2")
 
 
 @pytest.fixture(scope="session", params=["v1", "legacy"])

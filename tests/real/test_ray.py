@@ -16,6 +16,7 @@ from typing import Any
 import processes
 import pytest
 from helpers import clean_environment, wait_for
+from test_entry_points import declare, install
 from traces import kineto, process, save
 
 SCRIPTS = Path(__file__).parent / "ray_scripts"
@@ -108,7 +109,17 @@ def joined(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Driven:
     return drive(tmp_path_factory.mktemp("joined"), cluster, **ON)
 
 
-@pytest.mark.parametrize("where", ["local", "joined"])
+@pytest.fixture(scope="module")
+def declared(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Driven:
+    """The same with the recipes of a distribution, which only the driver has on its path."""
+    folder = tmp_path_factory.mktemp("declared")
+    package = install(folder / "site", "ray-recipes", declare("ray_recipes"))
+    for recipe in SCRIPTS.glob("*.toml"):
+        shutil.copy(recipe, package)
+    return drive(folder, cluster, AUTOPROF="1", PYTHONPATH=str(folder / "site"))
+
+
+@pytest.mark.parametrize("where", ["local", "joined", "declared"])
 def test_the_hook_fires_once_in_the_actors_process(where: str, request: pytest.FixtureRequest) -> None:
     driven: Driven = request.getfixturevalue(where)
     called = driven.result["called"]

@@ -1,4 +1,4 @@
-"""Runs verl's GRPO and reads what the run left."""
+"""Runs verl and reads what the run left."""
 
 from __future__ import annotations
 
@@ -48,8 +48,11 @@ class VerlRun:
 
     @cached_property
     def spans(self) -> list[dict[str, Any]]:
-        files = sorted(self.directory.glob("timeline/*.jsonl"))
-        return [json.loads(line) for path in files for line in path.read_text().splitlines()]
+        return [span for path in sorted(self.directory.glob("timeline/*.jsonl")) for span in self.spans_of(path)]
+
+    def spans_of(self, path: Path) -> list[dict[str, Any]]:
+        """What one process wrote."""
+        return [json.loads(line) for line in path.read_text().splitlines()]
 
     @cached_property
     def metrics(self) -> dict[int, dict[str, str]]:
@@ -88,8 +91,11 @@ class VerlRun:
         return starts
 
 
-def verl_run(folder: Path, *overrides: str, ask: Sequence[str] = (), **variables: str) -> VerlRun:
-    """Run verl's GRPO; `ask` are the options of an `autoprof trigger` once the run has begun."""
+def verl_run(
+    folder: Path, *overrides: str, ask: Sequence[str] = (), script: str = "run_grpo.sh", **variables: str
+) -> VerlRun:
+    """Run verl's GRPO, or another script of the example; `ask` are the options of an `autoprof trigger` once the run
+    has begun."""
     probe = folder / "probe"
     probe.mkdir()
     environment = clean_environment(
@@ -100,7 +106,7 @@ def verl_run(folder: Path, *overrides: str, ask: Sequence[str] = (), **variables
         **variables,
     )
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    command = [str(ROOT / "examples" / "verl_cpu" / "run_grpo.sh"), *overrides]
+    command = [str(ROOT / "examples" / "verl_cpu" / script), *overrides]
     asking = threading.Thread(target=_trigger, args=(folder, ask))
     if ask:
         asking.start()

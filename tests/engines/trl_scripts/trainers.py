@@ -49,8 +49,8 @@ def model(tokens: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
     made = Qwen2ForCausalLM(
         Qwen2Config(
             vocab_size=len(tokens),
-            hidden_size=32,
-            intermediate_size=64,
+            hidden_size=128,
+            intermediate_size=128,
             num_hidden_layers=2,
             num_attention_heads=4,
             num_key_value_heads=2,
@@ -96,6 +96,28 @@ def accumulated() -> Any:
 def scored() -> Any:
     """Two steps for each generation, so the completions are scored before the first; evaluates, generating again."""
     return grpo(steps_per_generation=2, num_iterations=2, eval_strategy="steps", eval_steps=2, eval_on_start=True)
+
+
+def colocated() -> Any:
+    """vLLM in the trainer's process; evaluates before the first step and after the second, generating as well."""
+    from trl import GRPOConfig, GRPOTrainer
+    from trl.generation.vllm_generation import VLLMGeneration
+
+    # vLLM on the CPU repacks its weights when it loads them, and takes no others.
+    VLLMGeneration.sync_weights = lambda self: None
+    tokens = tokenizer()
+    model(tokens).save_pretrained("model")
+    tokens.save_pretrained("model")
+    memory = {"vllm_gpu_memory_utilization": 0.2, "vllm_max_model_length": 64}
+    evaluation = {"eval_strategy": "steps", "eval_steps": 2, "eval_on_start": True}
+    arguments = COMMON | GENERATES | memory | evaluation | {"use_vllm": True, "vllm_mode": "colocate"}
+    return GRPOTrainer(
+        model="model",
+        reward_funcs=reward,
+        args=GRPOConfig(**arguments),
+        train_dataset=rows("prompt"),
+        eval_dataset=rows("prompt").select(range(4)),
+    )
 
 
 def failing() -> Any:
@@ -146,7 +168,7 @@ def plain() -> Any:
     )
 
 
-TRAINERS = {made.__name__: made for made in (grpo, accumulated, scored, failing, rloo, sft, plain)}
+TRAINERS = {made.__name__: made for made in (grpo, accumulated, scored, colocated, failing, rloo, sft, plain)}
 
 
 def main() -> None:
@@ -166,6 +188,8 @@ def main() -> None:
     said["autoprof"] = sorted(module for module in sys.modules if module.partition(".")[0] == "autoprof")
     if os.environ.get("RANK", "0") == "0":
         print(json.dumps(said), flush=True)
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,120 @@
+"""verl 0.9.1's asynchronous trainers: answers outlast a step, and engines may have devices of their own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from test_verl import metas, operators, window
+from verl_runs import VerlRun
+
+# How often each stage of a step runs, in each trainer. The fully asynchronous one trains with the log probs of the
+# rollout.
+UPDATES = {
+    "actor.compute_log_prob": 1,
+    "actor.update_actor": 1,
+    "actor.update_weights": 1,
+    "ref.compute_ref_log_prob": 1,
+    "trainer.compute_advantage": 1,
+    "rollout.rollout": 2,
+}
+TWICE = {name: 1 if name == "actor.update_weights" else 2 for name in UPDATES}
+EXPECTED = {
+    "colocate_async": UPDATES,
+    "separate_async": TWICE,
+    "fully_async": {name: count for name, count in TWICE.items() if name != "actor.compute_log_prob"},
+}
+STEPS = [2, 4]
+
+
+@pytest.fixture(params=list(EXPECTED))
+def trainer(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def asynchronous(trainer: str, request: pytest.FixtureRequest) -> VerlRun:
+    run: VerlRun = request.getfixturevalue(trainer)
+    return run
+
+
+def stages(run: VerlRun, step: int) -> list[dict[str, Any]]:
+    """The spans of the stages on the trainer's devices, in their order."""
+    found = [span for span in run.spans if span["kind"] == "stage" and span["step"] == step]
+    return sorted((span for span in found if span["role"] in ("actor", "ref")), key=lambda span: span["start_ns"])
+
+
+def test_steps_are_the_trainers_own(asynchronous: VerlRun, trainer: str) -> None:
+    # The fully asynchronous trainer begins a fifth version, for which no samples come.
+    expected = [1, 2, 3, 4, 5] if trainer == "fully_async" else [1, 2, 3, 4]
+    assert [span["step"] for span in asynchronous.spans if span["kind"] == "step"] == expected
+    folders = sorted(path.name for path in asynchronous.directory.glob("global_step_*"))
+    assert folders == ["global_step_000002", "global_step_000004"]
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_every_stage_and_both_parts_of_the_engine_are_captured(asynchronous: VerlRun, trainer: str, step: int) -> None:
+    found = metas(asynchronous, step)
+    assert Counter(f"{meta['role']}.{meta['stage']}" for meta in found) == EXPECTED[trainer]
+    assert {(meta["state"], meta["reason"], meta["step"]) for meta in found} == {("complete", "", step)}
+    assert {meta["replica"] for meta in found if meta["role"] == "rollout"} == {0}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_every_trace_lies_inside_its_step(asynchronous: VerlRun, step: int) -> None:
+    begin, end = asynchronous.step_window(step)
+    for path in asynchronous.step_folder(step).glob("*.pt.trace.json.gz"):
+        first, last = window(asynchronous.trace(step, path.name.removesuffix(".pt.trace.json.gz")))
+        assert begin <= first < last <= end, path.name
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_the_engines_worker_records_forward_passes(asynchronous: VerlRun, step: int) -> None:
+    names = [event["name"] for event in operators(asynchronous.trace(step, "rollout.replica0.rank0"))]
+    assert [name for name in names if name.startswith("execute_")]
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_an_engine_on_the_trainers_devices_is_through_before_its_first_stage(
+    colocate_async: VerlRun, step: int
+) -> None:
+    (rollout,) = [meta for meta in metas(colocate_async, step) if meta["part"] == "rank0"]
+    assert rollout["clock"]["stop"]["unix_ns"] < stages(colocate_async, step)[0]["start_ns"]
+
+
+@pytest.mark.parametrize("name", ["separate_async", "fully_async"])
+def test_an_engine_with_its_own_devices_is_not_stopped_for_the_trainer(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    run: VerlRun = request.getfixturevalue(name)
+    for step in STEPS:
+        parts = [meta["clock"] for meta in metas(run, step) if meta["role"] == "rollout"]
+        assert len(parts) == 2
+        for clock in parts:
+            assert clock["start"]["unix_ns"] < stages(run, step)[0]["start_ns"]
+            assert clock["stop"]["unix_ns"] > stages(run, step)[-1]["end_ns"]
+
+
+def test_the_fully_asynchronous_step_is_a_version_of_the_weights(fully_async: VerlRun) -> None:
+    for step in (1, 2, 3, 4):
+        names = [span["name"] for span in stages(fully_async, step)]
+        assert names.count("update_actor") == 2
+        assert names[-1] == "update_weights"
+
+
+def test_no_hook_failed_and_nothing_is_left_over(asynchronous: VerlRun) -> None:
+    for process in asynchronous.processes:
+        assert process["errors"] == {}
+        assert [key for key, hook in process["hooks"].items() if hook["state"] == "failed"] == []
+    assert list(asynchronous.directory.rglob("*.part")) == []
+    assert asynchronous.finished.left_behind == []
+    assert asynchronous.info["state"] == "ended"
+    assert "autoprof: " not in asynchronous.finished.output
+
+
+def test_both_updates_of_a_step_hold_a_backward_pass(separate_async: VerlRun, fully_async: VerlRun) -> None:
+    for run in (separate_async, fully_async):
+        for beginning in ("actor.update_actor.rank0", "actor.update_actor.2.rank0"):
+            names = {event["name"] for event in operators(run.trace(2, beginning))}
+            assert any(name.startswith("autograd::engine::evaluate_function") for name in names)

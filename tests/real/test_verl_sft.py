@@ -1,0 +1,57 @@
+"""verl 0.9.1's SFT trainers, under torchrun and under Ray."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from test_verl import metas, operators
+from verl_runs import VerlRun
+
+
+def steps(run: VerlRun) -> dict[int, list[int]]:
+    """The numbers of the steps that each process saw."""
+    seen: dict[int, list[int]] = {}
+    for path in sorted(run.directory.glob("timeline/*.jsonl")):
+        spans = [span for span in run.spans_of(path) if span["kind"] == "step"]
+        if spans:
+            seen[int(path.stem.rpartition("-")[2])] = [span["step"] for span in spans]
+    return seen
+
+
+def captures(run: VerlRun, step: int) -> list[tuple[Any, ...]]:
+    return [(meta["role"], meta["stage"], meta["rank"], meta["state"], meta["reason"]) for meta in metas(run, step)]
+
+
+def test_every_rank_counts_the_trainers_steps_and_the_chosen_one_is_captured(sft: VerlRun) -> None:
+    assert list(steps(sft).values()) == [[1, 2, 3], [1, 2, 3]]
+    assert [path.name for path in sft.directory.glob("global_step_*")] == ["global_step_000002"]
+    assert captures(sft, 2) == [("trainer", "train_batch", 1, "complete", "")]
+
+
+def test_a_resumed_run_goes_on_counting(sft_resumed: VerlRun) -> None:
+    assert sorted(sft_resumed.metrics) == [4, 5]
+    assert list(steps(sft_resumed).values()) == [[4, 5], [4, 5]]
+    assert captures(sft_resumed, 5) == [("trainer", "train_batch", 0, "complete", "")]
+
+
+def test_in_ray_the_driver_counts_and_the_worker_is_captured(sft_ray: VerlRun) -> None:
+    assert list(steps(sft_ray).values()) == [[1, 2, 3, 4]]
+    assert captures(sft_ray, 2) == [("trainer", "train_batch", 0, "complete", "")]
+    (driver,) = steps(sft_ray)
+    (worker,) = {meta["pid"] for meta in metas(sft_ray, 2)}
+    assert worker != driver
+
+
+@pytest.mark.parametrize("name", ["sft", "sft_ray"])
+def test_the_update_holds_the_backward_pass_and_nothing_is_left_over(name: str, request: pytest.FixtureRequest) -> None:
+    run: VerlRun = request.getfixturevalue(name)
+    names = {event["name"] for event in operators(run.trace(2, "trainer.train_batch"))}
+    assert any(event.startswith("autograd::engine::evaluate_function") for event in names)
+    for process in run.processes:
+        assert process["errors"] == {}
+        assert [key for key, hook in process["hooks"].items() if hook["state"] == "failed"] == []
+    assert list(run.directory.rglob("*.part")) == []
+    assert run.finished.left_behind == []
+    assert run.info["state"] == "ended"
+    assert "autoprof: " not in run.finished.output
