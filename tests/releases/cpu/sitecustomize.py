@@ -17,7 +17,7 @@ from wrapt import when_imported
 @when_imported("verl.utils.device")
 def _device(module):
     """Before any module of verl has taken these functions by name."""
-    if hasattr(module, "is_support_ipc") and not hasattr(module, "is_cuda_available"):
+    if hasattr(module, "get_platform"):
         return
     import verl_cpu_device as cpu
 
@@ -186,8 +186,16 @@ def _wrapper(module):
 
 @when_imported("vllm.v1.engine.async_llm")
 def _engine(module):
-    """verl 0.6 passes an option that has another name now, which it reads from the engine's arguments."""
+    """verl 0.6 passes an option that has another name now; 0.5 has no way to limit the memory of the KV cache."""
     from vllm.engine.arg_utils import AsyncEngineArgs
+
+    make = AsyncEngineArgs.__init__
+
+    @functools.wraps(make)
+    def __init__(self, *args, **kwargs):
+        make(self, *args, **{"kv_cache_memory_bytes": 1 << 25} | kwargs)
+
+    AsyncEngineArgs.__init__ = __init__
 
     original = module.AsyncLLM.from_vllm_config
 
