@@ -18,6 +18,7 @@ data.val_files={assets}/data/test.parquet
 data.train_batch_size=4
 data.max_prompt_length=64
 data.max_response_length=8
+data.return_raw_chat=True
 data.seed=1
 data.shuffle=False
 data.dataloader_num_workers=0

@@ -65,6 +65,18 @@ def _transformers(module):
     module._LazyModule.AutoModelForVision2Seq = type("AutoModelForVision2Seq", (), {"_model_mapping": {}})
 
 
+@when_imported("transformers.tokenization_utils_base")
+def _chat_template(module):
+    """Transformers 5 answers with a dictionary, where verl up to 0.7 expects a list of tokens."""
+    original = module.PreTrainedTokenizerBase.apply_chat_template
+
+    @functools.wraps(original)
+    def apply_chat_template(*args, **kwargs):
+        return original(*args, **{"return_dict": False} | kwargs)
+
+    module.PreTrainedTokenizerBase.apply_chat_template = apply_chat_template
+
+
 @when_imported("verl.workers.fsdp_workers")
 def _attention(module):
     """verl 0.5 and 0.6.0 ask for flash attention by name, whatever the configuration says."""
