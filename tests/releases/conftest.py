@@ -10,7 +10,7 @@ import pytest
 from release_runs import EXAMPLES, NAMES, RUNNING, release_run
 from verl_runs import VerlRun
 
-# Releases that differ most in how generation is driven: those of which a run without autoprof is made as well.
+# Those of which a run without autoprof is made as well.
 COMPARED = ["verl-0.8.0"]
 
 
