@@ -216,6 +216,17 @@ def test_own_recipes_are_good(path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert lines[-1].startswith(f"{path}: good, ")
 
 
+def test_a_name_that_is_read_from_the_call_is_checked_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "other.toml"
+    hook = '[[hook]]\nname = "s"\nmodule = "other.a"\nattribute = "A.f"\nbehaviour = "stage.begin"\n'
+    options = '{ role = { pth = "self.x", names = { a = 1 } }, stage = "x" }'
+    path.write_text(f'target = "other"\n{hook}options = {options}\n')
+    status, lines = check(capsys, path)
+    assert status == 1
+    found = [line.removeprefix(f"{path}: [[hook]] 's' options.role.") for line in lines[:-1]]
+    assert [line.partition(":")[0] for line in found] == ["pth", "path", "names"]
+
+
 def test_all_errors_of_a_file_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "thing.toml"
     path.write_text(

@@ -139,7 +139,7 @@ def test_run_json_is_complete(profiled: VerlRun) -> None:
     assert info["versions"]["verl"] == "0.9.1"
     assert info["versions"]["ray"] == "2.60.0"
     assert info["versions"]["vllm"].startswith("0.27.1")
-    assert info["recipes"] == ["ray", "verl", "vllm"]
+    assert {"ray", "verl", "vllm"} <= set(info["recipes"])
     assert len(info["hosts"]) == 1
 
 
