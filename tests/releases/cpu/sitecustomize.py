@@ -258,3 +258,9 @@ def _future(value):
     future = concurrent.futures.Future()
     future.set_result(value)
     return future
+
+
+@when_imported("verl.workers.rollout.vllm_rollout.vllm_rollout_spmd")
+def _logits(module):
+    """verl 0.5 masks tokens beyond the tokenizer, of which there are none, by a function of another signature."""
+    module._monkey_patch_compute_logits = lambda model, vocab_size: None
