@@ -160,6 +160,7 @@ REASONS = re.compile(
     r"|vllm is [\d.]+\+cpu, the hook is for .*"
     r"|importing .* raised ModuleNotFoundError: No module named '(sglang|megatron|torch_npu|nvtx)(\..*)?'"
     r"|(sglang|vllm_ascend|trl) is not installed"
+    r"|there is no module verl\.[\w.]+ in this release"
 )
 
 
