@@ -18,6 +18,7 @@ data.val_files={assets}/data/test.parquet
 data.train_batch_size=4
 data.max_prompt_length=64
 data.max_response_length=8
+data.return_raw_chat=True
 data.seed=1
 data.shuffle=False
 data.dataloader_num_workers=0
@@ -78,6 +79,7 @@ reward.custom_reward_function.path={examples}/reward.py
 # The others hand them over when they wake the engine up.
 UP_TO_0_7_0 = """
 actor_rollout_ref.rollout.free_cache_engine=True
+reward_model.num_workers=1
 custom_reward_function.path={examples}/reward.py
 """
 

@@ -17,7 +17,7 @@ from wrapt import when_imported
 @when_imported("verl.utils.device")
 def _device(module):
     """Before any module of verl has taken these functions by name."""
-    if hasattr(module, "is_support_ipc") and not hasattr(module, "is_cuda_available"):
+    if hasattr(module, "get_platform"):
         return
     import verl_cpu_device as cpu
 
@@ -27,6 +27,12 @@ def _device(module):
     module.get_nccl_backend = lambda: "gloo"
     module.get_resource_name = lambda: "GPU"
     module.get_visible_devices_keyword = lambda: "CUDA_VISIBLE_DEVICES"
+
+
+@when_imported("verl.utils.import_utils")
+def _trl(module):
+    """verl up to 0.9.0 imports a class that newer TRL has elsewhere, wherever TRL is installed."""
+    module.is_trl_available = lambda: False
 
 
 @when_imported("verl.workers.engine.base")
@@ -63,6 +69,18 @@ def _padding(module):
 def _transformers(module):
     """A name of transformers 4 that verl imports up to 0.7.0, to see whether a model is one of those. None here is."""
     module._LazyModule.AutoModelForVision2Seq = type("AutoModelForVision2Seq", (), {"_model_mapping": {}})
+
+
+@when_imported("transformers.tokenization_utils_base")
+def _chat_template(module):
+    """Transformers 5 answers with a dictionary, where verl up to 0.7 expects a list of tokens."""
+    original = module.PreTrainedTokenizerBase.apply_chat_template
+
+    @functools.wraps(original)
+    def apply_chat_template(*args, **kwargs):
+        return original(*args, **{"return_dict": False} | kwargs)
+
+    module.PreTrainedTokenizerBase.apply_chat_template = apply_chat_template
 
 
 @when_imported("verl.workers.fsdp_workers")
@@ -186,8 +204,16 @@ def _wrapper(module):
 
 @when_imported("vllm.v1.engine.async_llm")
 def _engine(module):
-    """verl 0.6 passes an option that has another name now, which it reads from the engine's arguments."""
+    """verl 0.6 passes an option that has another name now; 0.5 has no way to limit the memory of the KV cache."""
     from vllm.engine.arg_utils import AsyncEngineArgs
+
+    make = AsyncEngineArgs.__init__
+
+    @functools.wraps(make)
+    def __init__(self, *args, **kwargs):
+        make(self, *args, **{"kv_cache_memory_bytes": 1 << 25} | kwargs)
+
+    AsyncEngineArgs.__init__ = __init__
 
     original = module.AsyncLLM.from_vllm_config
 
@@ -238,3 +264,9 @@ def _future(value):
     future = concurrent.futures.Future()
     future.set_result(value)
     return future
+
+
+@when_imported("verl.workers.rollout.vllm_rollout.vllm_rollout_spmd")
+def _logits(module):
+    """verl 0.5 masks tokens beyond the tokenizer, of which there are none, by a function of another signature."""
+    module._monkey_patch_compute_logits = lambda model, vocab_size: None
