@@ -10,8 +10,15 @@ import pytest
 from release_runs import EXAMPLES, NAMES, RUNNING, release_run
 from verl_runs import VerlRun
 
-# Those of which a run without autoprof is made as well.
-COMPARED = ["verl-0.8.0"]
+# Those of which a run without autoprof is made as well, with `--every-release`.
+COMPARED = ["verl-0.5.0", "verl-0.7.1", "verl-0.8.0"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """How much is run."""
+    parser.addoption(
+        "--every-release", action="store_true", help="run every older release of verl, and some without autoprof"
+    )
 
 
 @pytest.fixture(scope="session")
@@ -30,16 +37,18 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
-def run(name: str, assets: Path, tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
+def run(name: str, assets: Path, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
     """Its run with autoprof."""
-    if name not in RUNNING:
-        pytest.skip("does not run whole here")
+    if name not in RUNNING and not request.config.getoption("every_release"):
+        pytest.skip("runs with --every-release")
     return release_run(name, tmp_path_factory.mktemp(name), assets, AUTOPROF="1", AUTOPROF_STEPS="2")
 
 
 @pytest.fixture(scope="session")
-def run_off(name: str, assets: Path, tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
+def run_off(
+    name: str, assets: Path, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> VerlRun:
     """Its run without autoprof, for some."""
-    if name not in COMPARED:
-        pytest.skip("compared for other releases")
+    if name not in COMPARED or not request.config.getoption("every_release"):
+        pytest.skip("compared with --every-release, for some releases")
     return release_run(name, tmp_path_factory.mktemp(f"{name}-off"), assets)

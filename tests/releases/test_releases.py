@@ -159,7 +159,7 @@ REASONS = re.compile(
     r"verl is [\d.]+, the hook is for .*"
     r"|vllm is [\d.]+\+cpu, the hook is for .*"
     r"|trl is [\d.]+, the hook is for .*"
-    r"|importing .* raised ModuleNotFoundError: No module named '(sglang|megatron|torch_npu|nvtx)(\..*)?'"
+    r"|importing .* raised ModuleNotFoundError: No module named '(sglang|megatron|torch_npu|nvtx|qwen_vl_utils)(\..*)?'"
     r"|(sglang|vllm_ascend) is not installed"
     r"|there is no module verl\.[\w.]+ in this release"
 )

@@ -162,7 +162,7 @@ def _platform(module):
     Up to 0.7.0 weights go over when the engine is woken up: vLLM on the CPU takes that call, and does nothing.
     """
     module.CpuPlatform.is_sleep_mode_available = lambda self: True
-    module.CpuPlatform.get_device_uuid = classmethod(lambda cls, device_id=0: f"CPU-{device_id}")
+    module.CpuPlatform.get_device_uuid = classmethod(lambda cls, device_id=None: "CPU")
 
 
 @when_imported("ray")
