@@ -61,3 +61,25 @@ assert not hasattr(copy, "global_steps")
         ("stage", 4002),
         ("step", 4002),
     ]
+
+
+def test_counting_beyond_the_last_step_ends_it(tmp_path: Path, python: Python) -> None:
+    (tmp_path / "trainer.py").write_text(TRAINER)
+    (tmp_path / "trainer.toml").write_text(RECIPE.replace('number = "value"', 'number = "value", last = "self.last"'))
+    code = """
+import json, time
+from trainer import Copy
+copy = Copy()
+copy.last = 4002
+copy.fit(4002)
+ended = time.time_ns()
+copy.global_steps += 1
+print(ended)
+"""
+    variables = {"AUTOPROF_RECIPES": str(tmp_path / "trainer.toml"), "PYTHONPATH": str(tmp_path)}
+    ended = int(python(code, AUTOPROF="1", **variables).stdout)
+    (timeline,) = tmp_path.glob("autoprof_runs/latest/timeline/*.jsonl")
+    spans = [json.loads(line) for line in timeline.read_text().splitlines()]
+    steps = {span["step"]: span["end_ns"] for span in spans if span["kind"] == "step"}
+    assert sorted(steps) == [4001, 4002]
+    assert steps[4002] <= ended

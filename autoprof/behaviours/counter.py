@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from autoprof.behaviours.step import StepBehaviour
+from autoprof.behaviours.step import StepBehaviour, finish
+from autoprof.paths import CallPath
 from autoprof.wrapping import CALL, Around, Call, wrap
 
 
@@ -13,14 +14,22 @@ class Counter(StepBehaviour):
 
     Setting it to anything else, such as 0 at first or the number of a checkpoint, begins no step. The hook's function
     is the assignment, whose parameters are `self` and `value`.
+
+    Attributes:
+        last: Path to the number of the last step, beyond which a trainer may count once more before it ends.
     """
+
+    last: CallPath = ""
 
     def around(self, call: Call) -> Around:
         name, instance, value = call.function.__name__, call.args[0], call.args[1]
         before = vars(instance).get(name)
         yield CALL
         if before is not None and value == before + 1:
-            yield from self.begin(call)
+            if self.last and self.number_of(call) > int(call.at(self.last)):
+                yield from finish()
+            else:
+                yield from self.begin(call)
         return None
 
     def supply(self, owner: type, name: str, key: str) -> bool:

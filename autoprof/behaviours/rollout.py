@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from autoprof import log, runtime
+from autoprof import board, log, runtime
 from autoprof.behaviours import Behaviour
 from autoprof.behaviours.stage import takes
 from autoprof.paths import CallPath, follow
@@ -166,7 +166,8 @@ class AroundGeneration(Behaviour):
             return None
         window = _window
         started = yield from start(run)
-        span = Span(run, "stage", "rollout", step=window.step if window is not None else None, role=ROLE, rank=None)
+        _, posting = board.own()
+        span = Span(run, "stage", ROLE, step=posting.step if posting else None, role=ROLE, rank=None)
         outcome = yield CALL
         span.end(outcome.error)
         if window is not None:

@@ -100,6 +100,11 @@ def test_the_engine_is_through_before_the_first_stage(run: VerlRun) -> None:
     assert rollout["clock"]["stop"]["unix_ns"] < first
 
 
+def test_each_step_generates_once(run: VerlRun) -> None:
+    spans = [span for span in run.spans if span["kind"] == "stage" and span["name"] == "rollout"]
+    assert [span["step"] for span in spans] == [1, 2, 3]
+
+
 def test_new_weights_go_over_in_each_step(name: str, run: VerlRun) -> None:
     spans = [span for span in run.spans if span["kind"] == "stage" and span["name"] == "update_weights"]
     assert {1, 2, 3} <= {span["step"] for span in spans}
