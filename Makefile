@@ -1,7 +1,8 @@
 # make demo: a real GRPO run of verl on this machine, profiled. make test: the tests. make test-engines: the same engine
 # in several releases, each in an environment of its own. make test-releases: real runs of older releases of verl, each its
-# own wheel in front of the same environment. make contracts: the stored signatures of the targets' releases,
-# from PyPI; CONTRACTS=--new looks for newer releases, CONTRACTS=vllm==0.33.0 refreshes one. All make what they need.
+# own wheel in front of the same environment; RELEASES=all for all of them. make contracts: the stored signatures of the
+# targets' releases, from PyPI; CONTRACTS=--new looks for newer releases, CONTRACTS=vllm==0.33.0 refreshes one. All make
+# what they need.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
@@ -12,8 +13,12 @@ unexport PYTHONDONTWRITEBYTECODE
 # Other releases of the engines, by the names of their requirement files.
 ENGINES := $(patsubst tests/engines/requirements/%.txt,%,$(wildcard tests/engines/requirements/*.txt))
 
-# Older releases of verl, likewise.
-RELEASES := $(patsubst tests/releases/requirements/%.txt,%,$(wildcard tests/releases/requirements/*.txt))
+# Older releases of verl, likewise; these, or RELEASES=all.
+RELEASES ?= verl-0.5.0 verl-0.7.1 verl-0.8.0
+VERLS := $(RELEASES)
+ifeq ($(RELEASES),all)
+VERLS := $(patsubst tests/releases/requirements/%.txt,%,$(wildcard tests/releases/requirements/*.txt))
+endif
 
 .PHONY: demo test test-engines test-releases contracts check clean
 
@@ -26,8 +31,8 @@ test: $(VENV)/.ready-for-tests
 test-engines: $(VENV)/.ready-for-tests $(ENGINES:%=.venvs/%/.ready)
 	$(VENV)/bin/python -m pytest tests/engines $(PYTEST)
 
-test-releases: $(VENV)/.ready-for-tests $(RELEASES:%=.venvs/%/.ready)
-	$(VENV)/bin/python -m pytest tests/releases $(PYTEST)
+test-releases: $(VENV)/.ready-for-tests $(VERLS:%=.venvs/%/.ready)
+	$(VENV)/bin/python -m pytest tests/releases --releases "$(VERLS)" $(PYTEST)
 
 contracts: $(VENV)/.ready-for-tests
 	$(VENV)/bin/python tests/contracts/make.py $(CONTRACTS)

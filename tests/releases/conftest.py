@@ -7,18 +7,25 @@ import sys
 from pathlib import Path
 
 import pytest
-from release_runs import EXAMPLES, NAMES, RUNNING, release_run
+from release_runs import CHOSEN, EXAMPLES, release_run
 from verl_runs import VerlRun
 
-# Those of which a run without autoprof is made as well, with `--every-release`.
-COMPARED = ["verl-0.5.0", "verl-0.7.1", "verl-0.8.0"]
+# Those whose metrics are the same in each run without autoprof.
+REPEATABLE = ["verl-0.7.1", "verl-0.8.0"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """How much is run."""
+    parser.addoption("--releases", default=CHOSEN, help="the releases of verl, such as 'verl-0.5.0 verl-0.7.1'")
     parser.addoption(
-        "--every-release", action="store_true", help="run every older release of verl, and some without autoprof"
+        "--compare", action="store_true", help="run some without autoprof as well, and compare the metrics"
     )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Each test for each release."""
+    if "name" in metafunc.fixturenames:
+        metafunc.parametrize("name", metafunc.config.getoption("releases").split(), scope="session", indirect=True)
 
 
 @pytest.fixture(scope="session")
@@ -29,7 +36,7 @@ def assets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session", params=NAMES)
+@pytest.fixture(scope="session")
 def name(request: pytest.FixtureRequest) -> str:
     """A release."""
     found: str = request.param
@@ -37,10 +44,8 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
-def run(name: str, assets: Path, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
+def run(name: str, assets: Path, tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
     """Its run with autoprof."""
-    if name not in RUNNING and not request.config.getoption("every_release"):
-        pytest.skip("runs with --every-release")
     return release_run(name, tmp_path_factory.mktemp(name), assets, AUTOPROF="1", AUTOPROF_STEPS="2")
 
 
@@ -48,7 +53,7 @@ def run(name: str, assets: Path, request: pytest.FixtureRequest, tmp_path_factor
 def run_off(
     name: str, assets: Path, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> VerlRun:
-    """Its run without autoprof, for some."""
-    if name not in COMPARED or not request.config.getoption("every_release"):
-        pytest.skip("compared with --every-release, for some releases")
+    """Its run without autoprof."""
+    if name not in REPEATABLE or not request.config.getoption("compare"):
+        pytest.skip("some releases are compared, with --compare")
     return release_run(name, tmp_path_factory.mktemp(f"{name}-off"), assets)
