@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -237,3 +238,29 @@ def test_wrong_bodies_are_named(body: bytes, said: str) -> None:
     with pytest.raises(ValueError, match=r"it takes") as caught:
         serve_http.window_of(body)
     assert str(caught.value) == said
+
+
+def test_batches_of_a_server_that_a_trainer_leads_are_not_chosen_by_their_numbers(run: Any) -> None:
+    async def drive(engine: Engine) -> None:
+        async def asked(**body: Any) -> tuple[int, dict[str, str]]:
+            return await serve_http.answer_trainer(engine.server, "/runs/server", json.dumps(body).encode())
+
+        assert await asked(action="stop") == (409, {"problem": "no window is open"})
+        assert await asked(action="lead") == (200, {"problem": "", "run": "/runs/server"})
+        await batch(engine, run)
+        await batch(engine, run)
+        assert await asked(action="start", global_step=40) == (200, {"problem": "", "run": "/runs/server"})
+        await batch(engine, run)
+        assert await asked(action="start", global_step=41) == (
+            409,
+            {"problem": "a window is open already", "run": "/runs/server"},
+        )
+        assert await asked(action="stop") == (200, {"problem": ""})
+        assert await asked(action="start", global_step=-1) == (
+            400,
+            {"problem": "global_step: got -1; it takes a whole number from 0", "run": "/runs/server"},
+        )
+        assert await asked(action="end") == (400, {"problem": "action: got 'end'; it takes 'lead', 'start' or 'stop'"})
+
+    asyncio.run(drive(engine := Engine()))
+    assert engine.log == [40, "stop"]

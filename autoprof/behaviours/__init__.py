@@ -18,6 +18,7 @@ BEHAVIOURS = {
     "ray.init": "autoprof.behaviours.ray:Init",
     "rollout.around": "autoprof.behaviours.rollout:AroundGeneration",
     "rollout.end": "autoprof.behaviours.rollout:EndOfSampling",
+    "rollout.http": "autoprof.behaviours.rollout_http:OverHttp",
     "rpc.server": "autoprof.behaviours.rpc:Server",
     "sglang.pass": "autoprof.behaviours.sglang_scheduler:Pass",
     "sglang.released": "autoprof.behaviours.sglang_serve:Released",

@@ -31,6 +31,8 @@ class Server:
         # The last request of the batch is done; what ends the batch is on its way.
         self._over = False
         self._captured = False
+        # A trainer says which step it is: batches are counted, but not chosen by their numbers.
+        self._led = False
         self._waiting = 0
         # What was asked for and is open. Each is an object of its own, so that a late timer closes no other.
         self._window: object | None = None
@@ -56,6 +58,10 @@ class Server:
         if self._busy and not self._waiting:
             self._over = True
             self._spawn(self._end_over())
+
+    def follow(self) -> None:
+        """From now on a trainer opens the windows of its steps here: a batch is recorded in one of those alone."""
+        self._led = True
 
     async def open_window(self, step: int | None = None, duration_s: float | None = None) -> str:
         """Record from now on, whether the engine is idle or not.
@@ -89,7 +95,7 @@ class Server:
                 await self._end_batch()
             await asyncio.to_thread(self._batches.look, run)
             chosen = self._batches.asked() if self._busy else self._batches.begin(run)
-            if chosen is not None and self._window is None and not self._captured:
+            if chosen is not None and not self._led and self._window is None and not self._captured:
                 self._captured = not await self._started(chosen)
         return ""
 

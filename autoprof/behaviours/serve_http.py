@@ -1,4 +1,4 @@
-"""`/start_profile` and `/stop_profile` of a server over HTTP: what their requests say, and what they are answered."""
+"""`/start_profile`, `/stop_profile` and `/autoprof` of a server: what requests say, and what they are answered."""
 
 from __future__ import annotations
 
@@ -23,6 +23,21 @@ async def answer_start(server: serve.Server, body: bytes) -> tuple[int, dict[str
 async def answer_stop(server: serve.Server) -> tuple[int, dict[str, str]]:
     """The HTTP status and the content that answer `/stop_profile`."""
     return _answer(await server.close_window())
+
+
+async def answer_trainer(server: serve.Server, directory: str, body: bytes) -> tuple[int, dict[str, str]]:
+    """The HTTP status and the content that answer `/autoprof`, by which a trainer drives the engine."""
+    asked = fields_of(body) or {}
+    match asked.get("action"):
+        case "lead":
+            server.follow()
+            return 200, {"problem": "", "run": directory}
+        case "start":
+            status, content = await answer_start(server, body)
+            return status, content | {"run": directory}
+        case "stop":
+            return await answer_stop(server)
+    return 400, {"problem": f"action: got {asked.get('action')!r}; it takes 'lead', 'start' or 'stop'"}
 
 
 def window_of(body: bytes) -> tuple[int | None, float | None]:

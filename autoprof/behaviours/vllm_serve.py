@@ -18,9 +18,10 @@ _serving = False
 
 
 class Routes(Behaviour):
-    """Builds the API server: `/start_profile` and `/stop_profile` are added, where vLLM has not attached its own.
+    """Builds the API server: `/start_profile` and `/stop_profile` are added, where vLLM has not attached its own, and
+    `/autoprof` for a trainer that autoprof is in.
 
-    vLLM attaches them only with a profiler configured, and then they stay the user's.
+    vLLM attaches its own only with a profiler configured, and then they stay the user's.
 
     Attributes:
         app: The parameter that takes the application; without it the function returns the application.
@@ -82,6 +83,17 @@ def _add_routes(app: Any) -> None:
     from fastapi.responses import JSONResponse
 
     _serving = True
+
+    async def trainer(raw_request: Request) -> JSONResponse:
+        run = runtime.current()
+        directory = str(run.rundir.path) if run is not None else ""
+        server = _server_of(raw_request.app.state.engine_client)
+        status, content = await serve_http.answer_trainer(server, directory, await raw_request.body())
+        return JSONResponse(content, status)
+
+    # FastAPI reads the annotations, which it can't find by name in a function's locals.
+    trainer.__annotations__ = {"raw_request": Request}
+    app.add_api_route("/autoprof", trainer, methods=["POST"], include_in_schema=False)
     if any(getattr(route, "path", "") == "/start_profile" for route in app.routes):
         return
 
@@ -94,7 +106,6 @@ def _add_routes(app: Any) -> None:
         status, content = await serve_http.answer_stop(_server_of(raw_request.app.state.engine_client))
         return JSONResponse(content, status)
 
-    # FastAPI reads the annotations, which it can't find by name in a function's locals.
     start_profile.__annotations__ = stop_profile.__annotations__ = {"raw_request": Request}
     app.add_api_route("/start_profile", start_profile, methods=["POST"])
     app.add_api_route("/stop_profile", stop_profile, methods=["POST"])

@@ -18,3 +18,15 @@ def python_of(name: str) -> str:
     folder = ROOT / ".venvs" / name
     assert (folder / ".ready").exists(), f"{folder} is not there; run make test-engines"
     return str(folder / "bin" / "python")
+
+
+def one_package(name: str, package: str, folder: Path) -> str:
+    """A folder for PYTHONPATH that has one package of the environment `name`, for another environment's interpreter.
+
+    TRL is not installed beside verl: verl 0.9.1 does not start with TRL from 1.13 on.
+    """
+    (packages,) = (ROOT / ".venvs" / name).glob("lib/python3*/site-packages")
+    folder.mkdir()
+    for path in [packages / package, *packages.glob(f"{package}-*.dist-info")]:
+        (folder / path.name).symlink_to(path)
+    return str(folder)

@@ -32,14 +32,14 @@ class Server:
         forward: How the event is named that each forward pass has once in a trace; a name's beginning.
         """
         self.folder = folder
-        self._url = f"http://127.0.0.1:{port}"
+        self.url = f"http://127.0.0.1:{port}"
         self._forward = forward
 
     def post(self, path: str, body: Any = None, method: str = "POST") -> tuple[int, Any]:
         """Status and content of the answer; bytes are sent as they are, all else as JSON."""
         data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json"}
-        request = urllib.request.Request(self._url + path, data=data or None, headers=headers, method=method)
+        request = urllib.request.Request(self.url + path, data=data or None, headers=headers, method=method)
         try:
             with urllib.request.urlopen(request, timeout=60) as response:
                 return response.status, _content(response.read())
@@ -50,14 +50,14 @@ class Server:
     def streaming(self, path: str, body: Any) -> Iterator[HTTPResponse]:
         """An answer that comes in pieces, whose first has come. Leaving closes the connection."""
         headers = {"Content-Type": "application/json"}
-        request = urllib.request.Request(self._url + path, data=json.dumps(body).encode(), headers=headers)
+        request = urllib.request.Request(self.url + path, data=json.dumps(body).encode(), headers=headers)
         with urllib.request.urlopen(request, timeout=60) as response:
             assert response.readline().startswith(b"data: ")
             yield response
 
     def healthy(self) -> bool:
         try:
-            with urllib.request.urlopen(self._url + "/health", timeout=5) as response:
+            with urllib.request.urlopen(self.url + "/health", timeout=5) as response:
                 return bool(response.status == 200)
         except OSError:
             return False

@@ -163,9 +163,8 @@ def test_doctor_finds_the_release_and_no_problem(name: str, report: dict[str, An
 REASONS = re.compile(
     r"verl is [\d.]+, the hook is for .*"
     r"|vllm is [\d.]+\+cpu, the hook is for .*"
-    r"|trl is [\d.]+, the hook is for .*"
     r"|importing .* raised ModuleNotFoundError: No module named '(sglang|megatron|torch_npu|nvtx|qwen_vl_utils)(\..*)?'"
-    r"|(sglang|vllm_ascend) is not installed"
+    r"|(sglang|vllm_ascend|trl) is not installed"
     r"|there is no module verl\.[\w.]+ in this release"
 )
 

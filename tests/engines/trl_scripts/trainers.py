@@ -120,6 +120,26 @@ def colocated() -> Any:
     )
 
 
+def served() -> Any:
+    """vLLM in a server, at SERVER, that serves the model in MODEL; evaluates as `colocated` does."""
+    from trl import GRPOConfig, GRPOTrainer
+    from trl.generation.vllm_client import VLLMClient
+    from trl.generation.vllm_generation import VLLMGeneration
+
+    # New weights go over NCCL.
+    VLLMClient.init_communicator = lambda self, device: None
+    VLLMGeneration.sync_weights = lambda self: None
+    server = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": os.environ["SERVER"]}
+    evaluation = {"eval_strategy": "steps", "eval_steps": 2, "eval_on_start": True}
+    return GRPOTrainer(
+        model=os.environ["MODEL"],
+        reward_funcs=reward,
+        args=GRPOConfig(**COMMON | GENERATES | evaluation | server),
+        train_dataset=rows("prompt"),
+        eval_dataset=rows("prompt").select(range(4)),
+    )
+
+
 def failing() -> Any:
     from trl import GRPOTrainer
 
@@ -168,7 +188,7 @@ def plain() -> Any:
     )
 
 
-TRAINERS = {made.__name__: made for made in (grpo, accumulated, scored, colocated, failing, rloo, sft, plain)}
+TRAINERS = {made.__name__: made for made in (grpo, accumulated, scored, colocated, served, failing, rloo, sft, plain)}
 
 
 def main() -> None:

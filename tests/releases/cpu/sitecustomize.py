@@ -29,12 +29,6 @@ def _device(module):
     module.get_visible_devices_keyword = lambda: "CUDA_VISIBLE_DEVICES"
 
 
-@when_imported("verl.utils.import_utils")
-def _trl(module):
-    """verl up to 0.9.0 imports a class that newer TRL has elsewhere, wherever TRL is installed."""
-    module.is_trl_available = lambda: False
-
-
 @when_imported("verl.workers.engine.base")
 def _engines(module):
     """Engines are registered for accelerators only."""

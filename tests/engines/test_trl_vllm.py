@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import engines
 import processes
 import pytest
 from helpers import ROOT, clean_environment
@@ -21,7 +22,13 @@ SCRIPT = ROOT / "tests" / "engines" / "trl_scripts" / "trainers.py"
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run directory of a training of four steps, the second captured, of each rollout three passes."""
     folder = tmp_path_factory.mktemp("colocated")
-    variables = {"AUTOPROF": "1", "AUTOPROF_ROLLOUT_ITERATIONS": "0:3", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    path = engines.one_package("trl-1.16.0", "trl", folder / "path")
+    variables = {
+        "PYTHONPATH": path,
+        "AUTOPROF": "1",
+        "AUTOPROF_ROLLOUT_ITERATIONS": "0:3",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+    }
     command = [sys.executable, str(SCRIPT), "colocated"]
     finished = processes.run(command, cwd=folder, env=clean_environment(**variables), timeout_s=300)
     assert finished.status == 0, finished.output[-8000:]

@@ -1,0 +1,78 @@
+"""TRL's GRPO with vLLM in a server: both run with autoprof, and the trainer says in which step the server records."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import engines
+import processes
+import pytest
+import servers
+from helpers import ROOT, clean_environment
+from test_vllm_serve import serve
+
+pytestmark = pytest.mark.real
+
+SCRIPT = ROOT / "tests" / "engines" / "trl_scripts" / "trainers.py"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
+    """`vllm serve` as TRL wants it, which by itself would record its second batch."""
+    folder = tmp_path_factory.mktemp("server")
+    yield from serve(folder, AUTOPROF="1", AUTOPROF_STEPS="2", VLLM_SERVER_DEV_MODE="1")
+
+
+@pytest.fixture(scope="module")
+def run(server: servers.Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The trainer's run directory: four steps, the third captured, an evaluation before the first and two later on."""
+    folder = tmp_path_factory.mktemp("trainer")
+    places = {"SERVER": server.url, "MODEL": str(server.folder / "data" / "model")}
+    path = engines.one_package("trl-1.16.0", "trl", folder / "path")
+    environment = clean_environment(PYTHONPATH=path, AUTOPROF="1", AUTOPROF_STEPS="3", AUTOPROF_LOG="info", **places)
+    finished = processes.run([sys.executable, str(SCRIPT), "served"], cwd=folder, env=environment, timeout_s=300)
+    assert finished.status == 0, finished.output[-8000:]
+    assert f"step 3: its rollout is in the run of {server.url}, " in finished.output
+    (path,) = folder.glob("autoprof_runs/[0-9]*")
+    return path
+
+
+def spans(run: Path, name: str) -> list[dict[str, Any]]:
+    lines = [line for path in run.glob("timeline/*.jsonl") for line in path.read_text().splitlines()]
+    return [span for span in map(json.loads, lines) if span["name"] == name]
+
+
+def test_the_server_records_the_trainers_step_and_no_batch_by_its_number(run: Path, server: servers.Server) -> None:
+    assert server.steps() == [3]
+    # Eight tokens for each of four answers, together or, on a slow machine, not quite.
+    assert server.passes(3) in range(8, 33)
+    clock = server.meta(3)["clock"]
+    (generation,) = [span for span in spans(run, "generate") if span["step"] == 3]
+    assert generation["start_ns"] < clock["start"]["unix_ns"] < clock["stop"]["unix_ns"] < generation["end_ns"]
+
+
+def test_batches_of_the_server_are_counted(run: Path, server: servers.Server) -> None:
+    # Four steps, and three evaluations of two batches.
+    assert [span["step"] for span in server.spans()] == list(range(1, 11))
+
+
+def test_the_trainers_own_stages_are_captured(run: Path) -> None:
+    assert [path.name for path in run.glob("global_step_*")] == ["global_step_000003"]
+    metas = [json.loads(path.read_text()) for path in run.glob("global_step_000003/*.meta.json")]
+    assert {meta["state"] for meta in metas} == {"complete"}
+    stages = {meta["stage"] for meta in metas}
+    assert stages >= {"compute_reward", "update_actor", "optimizer_step"}
+    assert "rollout" not in {meta["role"] for meta in metas}
+    examined = subprocess.run([sys.executable, "-m", "autoprof", "doctor", str(run)], capture_output=True, text=True)
+    assert "no problems found" in examined.stdout
+
+
+def test_no_error_is_ours(run: Path, server: servers.Server) -> None:
+    assert server.errors() == []
+    for path in run.glob("hooks/*.json"):
+        assert json.loads(path.read_text())["errors"] == {}

@@ -1,0 +1,164 @@
+"""A trainer whose rollout engine is in a server of somebody else's: what the server is asked, and when it can't be."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Python = Callable[..., "subprocess.CompletedProcess[str]"]
+
+TRAINER = """
+class Client:
+    base_url = "http://127.0.0.1:9"
+    def generate(self, prompt):
+        if prompt is None:
+            raise KeyError("the user's own")
+        asked.append("generate")
+        return prompt
+
+class Trainer:
+    client = Client()
+    def step(self, number):
+        return self.client.generate(number)
+    def evaluate(self):
+        return self.client.generate(0)
+
+asked = []
+"""
+RECIPE = """
+target = "trainer"
+[[hook]]
+name = "step"
+module = "trainer"
+attribute = "Trainer.step"
+behaviour = "step.wrap"
+options = { number = "number" }
+[[hook]]
+name = "evaluate"
+module = "trainer"
+attribute = "Trainer.evaluate"
+behaviour = "span"
+options = { stage = "evaluate", role = "trainer", whole = true }
+[[hook]]
+name = "generate"
+module = "trainer"
+attribute = "Client.generate"
+behaviour = "rollout.http"
+options = { url = "self.base_url" }
+"""
+SERVER = """
+import json, threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+import trainer
+
+class Handler(BaseHTTPRequestHandler):
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        trainer.asked.append([self.path, body])
+        status, content = answer(body)
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(content)
+    def log_message(self, *args): pass
+
+def answer(body):
+    return 200, json.dumps({"problem": "", "run": "/runs/server"}).encode()
+
+server = HTTPServer(("127.0.0.1", 0), Handler)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+trainer.Client.base_url = f"http://127.0.0.1:{server.server_port}/"
+"""
+STEPS = """
+one = trainer.Trainer()
+one.evaluate()
+assert [one.step(number) for number in (1, 2, 3)] == [1, 2, 3]
+one.evaluate()
+print(json.dumps(trainer.asked))
+"""
+
+
+@pytest.fixture
+def drive(tmp_path: Path, python: Python) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run code with the trainer and its recipe, step 2 captured."""
+    (tmp_path / "trainer.py").write_text(TRAINER)
+    (tmp_path / "trainer.toml").write_text(RECIPE)
+    variables = {"AUTOPROF": "1", "AUTOPROF_STEPS": "2", "AUTOPROF_RECIPES": str(tmp_path / "trainer.toml")}
+    return lambda code, **others: python(code, **variables | others, PYTHONPATH=str(tmp_path))
+
+
+def metas(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in folder.glob("autoprof_runs/latest/global_step_*/*.meta.json")]
+
+
+def test_the_server_is_told_once_who_leads_and_then_asked_around_the_captured_step(tmp_path: Path, drive: Any) -> None:
+    finished = drive(SERVER + STEPS, AUTOPROF_LOG="info")
+    lead, start, stop = [["/autoprof", {"action": action}] for action in ("lead", "start", "stop")]
+    start[1]["global_step"] = 2
+    one = "generate"
+    assert json.loads(finished.stdout) == [lead, one, one, start, one, stop, one, one]
+    assert "step 2: its rollout is in the run of http://127.0.0.1:" in finished.stderr
+    assert "/runs/server" in finished.stderr
+    assert metas(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        ("404, b''", "the server runs without autoprof; put AUTOPROF=1 in front of its command as well"),
+        ("500, b'some trouble'", "it answered HTTP 500: some trouble"),
+        ("200, b'[1'", "JSONDecodeError"),
+        ("200, b'[]'", "it answered []"),
+        ("200, b'{}'", "it answered {}"),
+        ("409, json.dumps({'problem': 'a window is open already'}).encode()", "a window is open already"),
+    ],
+)
+def test_a_server_that_cant_be_asked_is_said_in_the_meta_file(
+    tmp_path: Path, drive: Any, answer: str, problem: str
+) -> None:
+    finished = drive(SERVER + f"def answer(body):\n    return {answer}\n" + STEPS)
+    asked = json.loads(finished.stdout)
+    assert [line for line in asked if line == "generate"] == ["generate"] * 5
+    assert len(asked) == 6
+    (meta,) = metas(tmp_path)
+    assert (meta["state"], meta["step"], meta["role"], meta["part"]) == ("failed", 2, "rollout", "engine")
+    assert problem in meta["reason"]
+
+
+def test_a_server_that_is_not_there_costs_the_capture_alone(tmp_path: Path, drive: Any) -> None:
+    finished = drive("import json, trainer" + STEPS)
+    assert json.loads(finished.stdout) == ["generate"] * 5
+    (meta,) = metas(tmp_path)
+    assert "http://127.0.0.1:9: URLError" in meta["reason"]
+
+
+def test_a_stop_that_fails_is_said_too(tmp_path: Path, drive: Any) -> None:
+    code = "def answer(body):\n    return 200, json.dumps({'problem': 'late' * (body['action'] == 'stop')}).encode()\n"
+    drive(SERVER + code + STEPS)
+    (meta,) = metas(tmp_path)
+    assert meta["reason"].endswith(": late")
+
+
+def test_an_exception_of_the_users_passes_and_the_server_is_stopped(tmp_path: Path, drive: Any) -> None:
+    code = """
+class Failing(trainer.Client):
+    def generate(self, prompt):
+        return super().generate(None)
+trainer.Trainer.client = Failing()
+try:
+    trainer.Trainer().step(2)
+except KeyError as error:
+    assert error.args == ("the user's own",)
+    print(json.dumps(trainer.asked))
+"""
+    finished = drive(SERVER + code)
+    assert [line[1]["action"] for line in json.loads(finished.stdout)] == ["lead", "start", "stop"]
+
+
+def test_a_role_that_is_not_chosen_is_not_asked_for(drive: Any) -> None:
+    finished = drive(SERVER + STEPS, AUTOPROF_ROLES="actor")
+    assert [line[1]["action"] for line in json.loads(finished.stdout) if line != "generate"] == ["lead"]
