@@ -25,9 +25,9 @@ class Hook(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     Attributes:
         name: Unique in the recipe; `hooks/*.json` and `AUTOPROF_DISABLE` use it.
-        module: The module to wait for.
         attribute: A function, `Class.method`, or a class, as the behaviour needs it.
         behaviour: A name in `autoprof.behaviours.BEHAVIOURS`.
+        module: The module to wait for; without it the target itself.
         versions: For which releases of the target, as in PEP 440; empty for all.
         rewrap: A decorator (`package.module.function`) whose inner function is wrapped and which is applied again,
             for decorators that look at their caller (verl's `auto_await`).
@@ -35,9 +35,9 @@ class Hook(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """
 
     name: str
-    module: str
     attribute: str
     behaviour: str
+    module: str = ""
     versions: str = ""
     rewrap: str = ""
     options: dict[str, Any] = {}
@@ -127,14 +127,13 @@ def hook_problems(hook: Mapping[str, str], target: str | None) -> Iterator[tuple
     """What is wrong with the texts of a hook's table, as far as they and the target are there: key and problem."""
     if not re.fullmatch(HOOK_NAME, hook.get("name", "x")):
         yield "name", f"got {hook['name']!r}; it takes letters, digits, dots and dashes"
-    if target is not None and hook.get("module", target).split(".", 1)[0] != target:
+    if target is not None and (hook.get("module") or target).split(".", 1)[0] != target:
         yield "module", f"{hook['module']!r} is not in the target {target!r}"
     for key in ("module", "attribute", "rewrap"):
         if (value := hook.get(key)) and not all(part.isidentifier() for part in value.split(".")):
             yield key, f"got {value!r}; it takes names divided by dots"
-    for key in ("module", "attribute"):
-        if hook.get(key) == "":
-            yield key, "got ''; it takes names divided by dots"
+    if hook.get("attribute") == "":
+        yield "attribute", "got ''; it takes names divided by dots"
     if problem := versions_problem(hook.get("versions", "")):
         yield "versions", problem
 
@@ -179,6 +178,7 @@ def _bind(path: str, name: str, recipe: Recipe, hook: Hook, index: int) -> Bound
     where = table(hook.name or index)
     for key, problem in hook_problems(msgspec.structs.asdict(hook), recipe.target):
         raise RecipeError(f"{path}: {where} {key}: {problem}")
+    hook = msgspec.structs.replace(hook, module=hook.module or recipe.target)
     kind = behaviours.find(hook.behaviour)
     if kind is None:
         known = ", ".join(sorted(behaviours.BEHAVIOURS))

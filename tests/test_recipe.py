@@ -34,6 +34,14 @@ def test_a_good_recipe(tmp_path: Path) -> None:
     assert hook.key == "thing.mine/work"
     assert isinstance(hook.behaviour, Stage)
     assert hook.behaviour.stage == "update_actor"
+    assert hook.hook.module == "thing.work"
+
+
+def test_without_a_module_a_hook_is_on_the_target_itself(tmp_path: Path) -> None:
+    path = tmp_path / "thing.toml"
+    path.write_text(GOOD.replace('module = "thing.work"\n', ""))
+    (hook,) = recipe.load(str(path))
+    assert hook.hook.module == "thing"
 
 
 @pytest.mark.parametrize(

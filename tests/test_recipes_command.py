@@ -278,7 +278,6 @@ options = { number = "self.x" }
         ("[[hook]] 'a b' behaviour:", "did you mean 'stage'?; there are"),
         ("[[hook]] number 2 nam:", "did you mean 'name'?"),
         ("[[hook]] number 2 name:", "it is missing; it takes a text: Unique in the recipe"),
-        ("[[hook]] number 2 module:", "it is missing"),
         ("[[hook]] number 2 attribute:", "it is missing"),
         ("[[hook]] number 2 versions:", "got 3; it takes a text"),
         ("[[hook]] number 2 options.rol:", "did you mean 'role'?; there are: "),
