@@ -1,8 +1,8 @@
 # make demo: a real GRPO run of verl on this machine, profiled. make test: the tests. make test-engines: the same engine
 # in several releases, each in an environment of its own. make test-releases: real runs of older releases of verl, each its
-# own wheel in front of the same environment; RELEASES=all for all of them. make contracts: the stored signatures of the
-# targets' releases, from PyPI; CONTRACTS=--new looks for newer releases, CONTRACTS=vllm==0.33.0 refreshes one. All make
-# what they need.
+# own wheel in front of the same environment; RELEASES=all for all of them. PYTEST=--thorough makes the real runs too for
+# which CI has no time. make contracts: the stored signatures of the targets' releases, from PyPI; CONTRACTS=--new looks
+# for newer releases, CONTRACTS=vllm==0.33.0 refreshes one. All make what they need.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check

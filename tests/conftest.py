@@ -24,6 +24,18 @@ settings.register_profile(
 settings.load_profile("autoprof")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """How much is run."""
+    parser.addoption("--thorough", action="store_true", help="make the real runs too for which CI has no time")
+
+
+@pytest.fixture(scope="session")
+def thorough(request: pytest.FixtureRequest) -> None:
+    """What takes long and is much like something else: not without `--thorough`."""
+    if not request.config.getoption("thorough"):
+        pytest.skip("runs with --thorough")
+
+
 @pytest.fixture(autouse=True)
 def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("AUTOPROF")]:

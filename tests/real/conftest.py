@@ -32,7 +32,7 @@ def legacy(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
 
 
 @pytest.fixture(scope="session")
-def legacy_off(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
+def legacy_off(thorough: None, tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
     """The legacy trainer with AUTOPROF=0."""
     folder = tmp_path_factory.mktemp("legacy-off")
     return verl_run(folder, "trainer.use_v1=False", *WHOLE, AUTOPROF="0", AUTOPROF_STEPS="2,4")
@@ -80,7 +80,7 @@ def colocate_async(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
 
 
 @pytest.fixture(scope="session")
-def separate_async(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
+def separate_async(thorough: None, tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
     """V1 with two updates a step, and an engine with devices of its own, the second replica."""
     folder = tmp_path_factory.mktemp("separate-async")
     (folder / "autoprof.toml").write_text('[role.rollout]\nranks = "1"\n')
@@ -88,7 +88,7 @@ def separate_async(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
 
 
 @pytest.fixture(scope="session")
-def fully_async(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
+def fully_async(thorough: None, tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
     """Trainer and rollouter as actors, two updates a step, and an engine with devices of its own."""
     return verl_run(tmp_path_factory.mktemp("fully-async"), TRAINER="fully_async", **ALL_PASSES)
 
@@ -103,7 +103,7 @@ def sft(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
 
 
 @pytest.fixture(scope="session")
-def sft_off(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
+def sft_off(thorough: None, tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
     """The same run without autoprof."""
     folder = tmp_path_factory.mktemp("sft-off")
     checkpoints = f"trainer.default_local_dir={folder}/checkpoints"

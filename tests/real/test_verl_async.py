@@ -115,8 +115,9 @@ def test_no_hook_failed_and_nothing_is_left_over(asynchronous: VerlRun) -> None:
     assert "autoprof: " not in asynchronous.finished.output
 
 
-def test_both_updates_of_a_step_hold_a_backward_pass(separate_async: VerlRun, fully_async: VerlRun) -> None:
-    for run in (separate_async, fully_async):
-        for beginning in ("actor.update_actor.rank0", "actor.update_actor.2.rank0"):
-            names = {event["name"] for event in operators(run.trace(2, beginning))}
-            assert any(name.startswith("autograd::engine::evaluate_function") for name in names)
+@pytest.mark.parametrize("name", ["separate_async", "fully_async"])
+def test_both_updates_of_a_step_hold_a_backward_pass(name: str, request: pytest.FixtureRequest) -> None:
+    run: VerlRun = request.getfixturevalue(name)
+    for beginning in ("actor.update_actor.rank0", "actor.update_actor.2.rank0"):
+        names = {event["name"] for event in operators(run.trace(2, beginning))}
+        assert any(name.startswith("autograd::engine::evaluate_function") for name in names)

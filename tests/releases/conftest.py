@@ -50,10 +50,8 @@ def run(name: str, assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Ve
 
 
 @pytest.fixture(scope="session")
-def run_off(
-    name: str, assets: Path, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> VerlRun:
+def run_off(thorough: None, name: str, assets: Path, tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
     """Its run without autoprof."""
-    if name not in REPEATABLE or not request.config.getoption("compare"):
-        pytest.skip("some releases are compared, with --compare")
+    if name not in REPEATABLE:
+        pytest.skip("no two runs of it are the same")
     return release_run(name, tmp_path_factory.mktemp(f"{name}-off"), assets)
