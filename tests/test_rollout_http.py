@@ -53,7 +53,7 @@ options = { url = "self.base_url" }
 """
 SERVER = """
 import json, threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import trainer
 
 class Handler(BaseHTTPRequestHandler):
@@ -69,7 +69,7 @@ class Handler(BaseHTTPRequestHandler):
 def answer(body):
     return 200, json.dumps({"problem": "", "run": "/runs/server"}).encode()
 
-server = HTTPServer(("127.0.0.1", 0), Handler)
+server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
 threading.Thread(target=server.serve_forever, daemon=True).start()
 trainer.Client.base_url = f"http://127.0.0.1:{server.server_port}/"
 """
@@ -123,7 +123,9 @@ def test_a_server_that_cant_be_asked_is_said_in_the_meta_file(
     finished = drive(SERVER + f"def answer(body):\n    return {answer}\n" + STEPS)
     asked = json.loads(finished.stdout)
     assert [line for line in asked if line == "generate"] == ["generate"] * 5
-    assert len(asked) == 6
+    # What is no answer at all may hide that a recording was begun.
+    actions = ["lead", "start", "stop"] if problem == "JSONDecodeError" else ["lead", "start"]
+    assert [line[1]["action"] for line in asked if line != "generate"] == actions
     (meta,) = metas(tmp_path)
     assert (meta["state"], meta["step"], meta["role"], meta["part"]) == ("failed", 2, "rollout", "engine")
     assert problem in meta["reason"]
@@ -134,6 +136,21 @@ def test_a_server_that_is_not_there_costs_the_capture_alone(tmp_path: Path, driv
     assert json.loads(finished.stdout) == ["generate"] * 5
     (meta,) = metas(tmp_path)
     assert "http://127.0.0.1:9: URLError" in meta["reason"]
+
+
+def test_a_start_that_is_answered_too_late_is_stopped_all_the_same(tmp_path: Path, drive: Any) -> None:
+    code = """
+def answer(body):
+    if body["action"] == "start":
+        late.wait()
+    return 200, b'{"problem": ""}'
+late = threading.Event()
+"""
+    finished = drive(SERVER + code + STEPS + "late.set()", AUTOPROF_STOP_TIMEOUT_S="0.5")
+    actions = [line[1]["action"] for line in json.loads(finished.stdout) if line != "generate"]
+    assert actions == ["lead", "start", "stop"]
+    (meta,) = metas(tmp_path)
+    assert "TimeoutError" in meta["reason"]
 
 
 def test_a_stop_that_fails_is_said_too(tmp_path: Path, drive: Any) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
-from typing import Any
+from http.client import HTTPException
+from typing import Any, NamedTuple
 
 from autoprof import board, log, runtime
 from autoprof.behaviours import Behaviour
@@ -22,10 +23,18 @@ from autoprof.tools.torch import TorchTool
 from autoprof.waits import InThread
 from autoprof.wrapping import CALL, Around, Call
 
-# What each server answered when it was first asked: what speaks against captures there, or an empty text.
-_servers: dict[str, str] = {}
+# The servers that know that this trainer leads, or could not be told.
+_told: set[str] = set()
 # An answer is a line or two.
 _MOST_BYTES = 1 << 16
+
+
+class _Answer(NamedTuple):
+    """What speaks against it, or an empty text; the server's run directory; whether it surely did not do it."""
+
+    problem: str
+    directory: str = ""
+    refused: bool = False
 
 
 class OverHttp(Behaviour):
@@ -43,9 +52,9 @@ class OverHttp(Behaviour):
             yield CALL
             return None
         url = str(call.at(self.url)).rstrip("/")
-        if url not in _servers:
-            _servers[url] = ""
-            _servers[url], _ = yield InThread(_ask, url, {"action": "lead"}, run.settings)
+        if url not in _told:
+            _told.add(url)
+            yield InThread(_ask, url, {"action": "lead"}, run.settings)
         _, posting = board.own()
         if posting is None or not posting.captured or in_whole():
             yield CALL
@@ -54,23 +63,22 @@ class OverHttp(Behaviour):
         if not settings.takes_role(ROLE):
             yield CALL
             return None
-        problem, directory = _servers[url], ""
-        if not problem:
-            problem, directory = yield InThread(_ask, url, {"action": "start", "global_step": posting.step}, settings)
-        started = not problem
+        start = yield InThread(_ask, url, {"action": "start", "global_step": posting.step}, settings)
         yield CALL
-        if started:
-            problem, _ = yield InThread(_ask, url, {"action": "stop"}, settings)
+        problem = start.problem
+        # A start that was not answered in time may come to pass all the same.
+        if not start.refused:
+            stop = yield InThread(_ask, url, {"action": "stop"}, settings)
+            problem = problem or stop.problem
         if problem:
             subject = Subject(step=posting.step, role=ROLE, stage=ROLE, rank=0, replica=0, part="engine")
             Placement(run, subject, settings.for_role(ROLE), TorchTool.name).fail(f"{url}: {problem}")
         else:
-            log.info(f"step {posting.step}: its rollout is in the run of {url}, {directory}")
+            log.info(f"step {posting.step}: its rollout is in the run of {url}, {start.directory}")
         return None
 
 
-def _ask(url: str, content: dict[str, Any], settings: Settings) -> tuple[str, str]:
-    """What speaks against it, or an empty text; and the server's run directory where it was told."""
+def _ask(url: str, content: dict[str, Any], settings: Settings) -> _Answer:
     request = urllib.request.Request(
         f"{url}/autoprof", json.dumps(content).encode(), {"Content-Type": "application/json"}
     )
@@ -79,10 +87,12 @@ def _ask(url: str, content: dict[str, Any], settings: Settings) -> tuple[str, st
             answer = json.loads(response.read(_MOST_BYTES))
     except urllib.error.HTTPError as error:
         if error.code in (404, 405):
-            return "the server runs without autoprof; put AUTOPROF=1 in front of its command as well", ""
-        return f"it answered HTTP {error.code}: {error.read(500).decode(errors='replace')}", ""
-    except (OSError, ValueError) as error:
-        return f"{type(error).__name__}: {error}", ""
+            without = "the server runs without autoprof; put AUTOPROF=1 in front of its command as well"
+            return _Answer(without, refused=True)
+        said = error.read(500).decode(errors="replace")
+        return _Answer(f"it answered HTTP {error.code}: {said}", refused=True)
+    except (OSError, ValueError, HTTPException) as error:
+        return _Answer(f"{type(error).__name__}: {error}")
     if not isinstance(answer, dict) or "problem" not in answer:
-        return f"it answered {str(answer)[:100]}, which is no answer of autoprof's", ""
-    return str(answer["problem"]), str(answer.get("run", ""))
+        return _Answer(f"it answered {str(answer)[:100]}, which is no answer of autoprof's", refused=True)
+    return _Answer(str(answer["problem"]), str(answer.get("run", "")))
