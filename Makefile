@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 ENGINES := $(patsubst tests/engines/requirements/%.txt,%,$(wildcard tests/engines/requirements/*.txt))
 
 # Older releases of verl, likewise; these, or RELEASES=all.
-RELEASES ?= verl-0.5.0 verl-0.7.1 verl-0.8.0
+RELEASES ?= verl-0.5.0 verl-0.7.1
 VERLS := $(RELEASES)
 ifeq ($(RELEASES),all)
 VERLS := $(patsubst tests/releases/requirements/%.txt,%,$(wildcard tests/releases/requirements/*.txt))

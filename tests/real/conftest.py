@@ -74,7 +74,7 @@ def verls_own(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
 
 
 @pytest.fixture(scope="session")
-def colocate_async(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
+def colocate_async(thorough: None, tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
     """V1 with answers that outlast a step, on the trainer's own devices."""
     return verl_run(tmp_path_factory.mktemp("colocate-async"), TRAINER="colocate_async", **ON)
 
