@@ -17,9 +17,6 @@ REPEATABLE = ["verl-0.7.1", "verl-0.8.0"]
 def pytest_addoption(parser: pytest.Parser) -> None:
     """How much is run."""
     parser.addoption("--releases", default=CHOSEN, help="the releases of verl, such as 'verl-0.5.0 verl-0.7.1'")
-    parser.addoption(
-        "--compare", action="store_true", help="run some without autoprof as well, and compare the metrics"
-    )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
