@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -45,6 +46,24 @@ def run(command: Sequence[str], *, cwd: Path, env: dict[str, str], timeout_s: fl
         left_behind = end_all(tag, process.pid, grace_s=10.0)
         process.wait()
     return Finished(status, log.read_text(errors="replace"), left_behind)
+
+
+def run_framework(command: Sequence[str], *, cwd: Path, env: dict[str, str], timeout_s: float) -> Finished:
+    """`run`, once more in an emptied folder where the framework lost a port that it had found free.
+
+    verl and vLLM look for a free port long before they listen on it, and any socket of the machine may get it meanwhile
+    (verl 0.9.1, single_controller/ray/base.py, get_master_addr_port: seen once in some 100 runs).
+    """
+    before = set(cwd.rglob("*"))
+    finished = run(command, cwd=cwd, env=env, timeout_s=timeout_s)
+    if finished.status and "EADDRINUSE" in finished.output:
+        for path in sorted(set(cwd.rglob("*")) - before):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        finished = run(command, cwd=cwd, env=env, timeout_s=timeout_s)
+    return finished
 
 
 def end_all(tag: str, session: int, grace_s: float) -> list[str]:

@@ -110,7 +110,7 @@ def verl_run(
     asking = threading.Thread(target=_trigger, args=(folder, ask))
     if ask:
         asking.start()
-    finished = processes.run(command, cwd=folder, env=environment, timeout_s=TIMEOUT_S)
+    finished = processes.run_framework(command, cwd=folder, env=environment, timeout_s=TIMEOUT_S)
     if ask:
         asking.join()
     assert finished.status == 0, "\n".join(finished.output.splitlines()[-60:])

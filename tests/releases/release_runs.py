@@ -68,6 +68,6 @@ def release_run(name: str, folder: Path, assets: Path, **variables: str) -> Verl
     if version_of(name) >= (0, 9):
         options.append("trainer.device=cpu")
     command = [sys.executable, "-m", "verl.trainer.main_ppo", *options, f"trainer.total_training_steps={STEPS}"]
-    finished = processes.run(command, cwd=folder, env=environment(name, **variables), timeout_s=TIMEOUT_S)
+    finished = processes.run_framework(command, cwd=folder, env=environment(name, **variables), timeout_s=TIMEOUT_S)
     assert finished.status == 0, "\n".join(finished.output.splitlines()[-60:])
     return VerlRun(folder, finished, folder)
