@@ -54,17 +54,17 @@ class Capture(Recording):
         self._place = Placement(self._run, self.subject, self._settings, self.tool.name)
         self._place.left_out = self.left_out
         try:
-            self._place.contents = self.tool.start(self._settings.contents, self._place.raw(self.tool))
+            self._place.start(self.tool)
         except Exception as error:
             self._place.fail(f"the profiler did not start: {type(error).__name__}: {error}")
             raise
 
     def finish(self, state: str, reason: str) -> None:
-        self.tool.stop()
+        self._place.stop(self.tool)
         self._place.keep(self.tool, state, reason)
 
     def abandon(self, reason: str) -> None:
-        self.tool.stop()
+        self._place.stop(self.tool)
         self._place.fail(reason)
 
 
@@ -80,7 +80,7 @@ def begin(run: Runtime, subject: Subject, settings: Settings | None = None) -> C
     `settings` are those of the role in this window, where it has some of its own.
     """
     settings = settings or run.settings.for_role(subject.role)
-    capture = Capture(run, subject, settings, tools.choose(settings.tool))
+    capture = Capture(run, subject, settings, tools.choose(settings))
     if _aside:
         Placement(run, subject, settings, capture.tool.name).fail(f"{_aside} is on in this step; autoprof stands aside")
         return None

@@ -28,6 +28,7 @@ _OPTIONS = {
     "ranks": "global ranks to capture: 0,8 or 0:4 or all",
     "contents": "what to record: cpu,cuda,memory,shapes,stack,...",
     "rollout-iterations": "forward passes of the engine to record: start:stop or all",
+    "mini-batches": "mini-batches of a stage to record: start:stop or all",
     "config": "a TOML file with settings",
     "recipes": "further recipe files or folders",
     "disable": "recipes or hooks to leave out, as patterns",

@@ -8,12 +8,13 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from autoprof import _finish, log, rundir, tools
+from autoprof import __version__, _finish, log, rundir, tools
 from autoprof.runtime import Runtime
 from autoprof.settings import MERGE, Settings
 from autoprof.tools import Tool
@@ -45,13 +46,22 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
         return ".".join([*words, rundir.HOST, f"pid{os.getpid()}"])
 
 
-_repeats: Counter[Subject] = Counter()
+_repeats: Counter[tuple[Subject, str]] = Counter()
 
 
 class Placement:
-    """The files of one capture, and how they come to be."""
+    """The files of one capture with one tool, and how they come to be.
 
-    def __init__(self, run: Runtime, subject: Subject, settings: Settings, tool: str) -> None:
+    What records beside the profiler (`tools.beside`) starts and stops with it, and has files of its own, which hold the
+    tool's name.
+    """
+
+    def __init__(self, run: Runtime, subject: Subject, settings: Settings, tool: str, name: str = "") -> None:
+        """Make the step's folder. `name` goes into the names of the files.
+
+        Raises:
+            OSError: It can't be made.
+        """
         self.started = clock()
         self.contents: list[str] = []
         # Words of the settings' contents that were not even asked of the tool.
@@ -62,16 +72,47 @@ class Placement:
         self._tool = tool
         folder = run.rundir.step(subject.step)
         folder.mkdir(parents=True, exist_ok=True)
-        _repeats[subject] += 1
+        _repeats[subject, name] += 1
         self.folder = folder
-        self._base = folder / subject.file_name(_repeats[subject])
+        self._base = folder / ".".join(filter(None, (subject.file_name(_repeats[subject, name]), name)))
+        self._beside: list[tuple[Placement, Tool]] = []
+        self._end_range: Callable[[], None] = _nothing
 
     def raw(self, tool: Tool) -> Path:
         """Where `tool` writes."""
         return self._base.with_name(f"{self._base.name}{tool.ending}{rundir.PART}")
 
+    def start(self, tool: Tool) -> None:
+        """Have `tool` record, and what is wanted beside it.
+
+        Raises:
+            Exception: `tool` does not record.
+        """
+        self.started = clock()
+        self.contents = tool.start(self._settings, self.raw(tool))
+        tool.stamp(self._stamp())
+        self._end_range = tool.mark(f"{self._subject.role}.{self._subject.stage}")
+        for other in tools.beside(self._settings, tool):
+            place = Placement(self._run, self._subject, self._settings, other.name, other.name)
+            try:
+                place.start(other)
+            except Exception as error:
+                place.fail(f"the recording did not start: {type(error).__name__}: {error}")
+            else:
+                self._beside.append((place, other))
+
+    def stop(self, tool: Tool) -> None:
+        """End what `start` began."""
+        end_range, self._end_range = self._end_range, _nothing
+        end_range()
+        for place, other in self._beside:
+            place.stop(other)
+        tool.stop()
+
     def keep(self, tool: Tool, state: str, reason: str = "") -> None:
         """Let another process finish what `tool` recorded, and write the meta file."""
+        for place, other in self._beside:
+            place.keep(other, state, reason)
         raw = self.raw(tool)
         meta = self._meta(state, reason)
         try:
@@ -93,10 +134,29 @@ class Placement:
 
     def fail(self, reason: str) -> None:
         """Leave a meta file that says why there is no trace."""
+        for place, _ in self._beside:
+            place.fail(reason)
         log.warning(f"{self.folder.name}/{self._base.name}: {reason}")
         for raw in (f"{self._base}{ending}{rundir.PART}" for ending in rundir.RAW_ENDINGS):
             _finish.remove(raw, f"{raw}.tmp")
         rundir.write_json(Path(str(self._base) + rundir.META), self._meta("failed", reason))
+
+    def _stamp(self) -> dict[str, Any]:
+        """What is written into the trace itself."""
+        subject = self._subject
+        where = {"global_step": subject.step, "role": subject.role, "stage": subject.stage, "rank": subject.rank}
+        if subject.replica is not None:
+            where |= {"replica": subject.replica, "part": subject.part}
+        return {
+            **where,
+            "host": rundir.HOST,
+            "pid": os.getpid(),
+            "run": self._run.info.id,
+            "versions": self._versions(),
+        }
+
+    def _versions(self) -> dict[str, str]:
+        return {"autoprof": __version__} | self._run.hooks.versions() | tools.versions()
 
     def _meta(self, state: str, reason: str) -> dict[str, Any]:
         asked = dict.fromkeys((*self._settings.contents, *self.left_out))
@@ -111,11 +171,15 @@ class Placement:
             "host": rundir.HOST,
             "pid": os.getpid(),
             "clock": {"start": self.started, "stop": clock()},
-            "versions": self._run.hooks.versions() | tools.versions(),
+            "versions": self._versions(),
             "bytes": 0,
             "state": state,
             "reason": reason,
         }
+
+
+def _nothing() -> None:
+    """There is no range to end."""
 
 
 def clock() -> dict[str, int]:

@@ -15,8 +15,11 @@ TRACE = ".pt.trace.json.gz"
 META = ".meta.json"
 # torch_npu's folder: <name>_<pid>_<time>_ascend_pt, which tools that read it go by.
 NPU_FOLDER = "_ascend_pt"
+# What torch.cuda.memory writes, which its viewer takes (pytorch.org/memory_viz), and what nsys writes.
+SNAPSHOT = ".pickle"
+NSYS_REPORT = ".nsys-rep"
 # How what a tool writes ends, before .part.
-RAW_ENDINGS = (TRACE.removesuffix(".gz"), NPU_FOLDER)
+RAW_ENDINGS = (TRACE.removesuffix(".gz"), NPU_FOLDER, SNAPSHOT, NSYS_REPORT)
 # What traces merged from others are called.
 MERGED = "merged"
 # How folders begin in which a merge is going on.

@@ -6,17 +6,20 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from autoprof.window import ITERATIONS_TAKE, RANKS_TAKE, STEPS_TAKE, Ranks, Steps, parse_iterations
+from autoprof.options import KINDS, MemoryOptions, NpuOptions, NsysOptions, parse, takes
+from autoprof.window import ITERATIONS_TAKE, MINI_BATCHES_TAKE, RANKS_TAKE, STEPS_TAKE, Ranks, Steps, parse_iterations
 
 PREFIX = "AUTOPROF_"
 CONFIG_FILE = "autoprof.toml"
-TOOLS = ("torch", "npu")
-MODES = ("discrete",)
+TOOLS = ("torch", "npu", "nsys", "memory")
+MODES = ("discrete", "continuous")
+CONSECUTIVE = ("apart", "together")
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 # What autoprof does itself, after the recording.
 MERGE = "merge-profiles"
@@ -36,16 +39,22 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     # Empty: each process chooses (tools.choose).
     tool: tuple[str, ...] = ()
     mode: str = "discrete"
+    # Whether consecutive steps of a window share a capture, in continuous mode.
+    consecutive: str = "apart"
     roles: tuple[str, ...] = ("*",)
     ranks: str = "0"
     contents: tuple[str, ...] = ()
     rollout_iterations: str = "0:100"
+    mini_batches: str = "all"
     recipes: tuple[str, ...] = ()
     disable: tuple[str, ...] = ()
     max_trace_mb: float = 2048.0
     stop_timeout_s: float = 60.0
     on_finish: str = ""
     log: str = "warning"
+    npu: NpuOptions = NpuOptions()
+    nsys: NsysOptions = NsysOptions()
+    memory: MemoryOptions = MemoryOptions()
     role: dict[str, dict[str, Any]] = {}
 
     def for_role(self, role: str) -> Settings:
@@ -242,19 +251,21 @@ _WORDS = "names, divided by commas"
 _PARSERS: dict[str, tuple[Callable[[object], Any], str]] = {
     "steps": (_grammar(Steps.parse), STEPS_TAKE + ", and mixtures"),
     "dir": (_text, "a folder"),
-    "tool": (_several_of(TOOLS), "torch, npu or both (nsys and memory are not in this version)"),
-    "mode": (_one_of(MODES), "discrete (continuous is not in this version)"),
+    "tool": (_several_of(TOOLS), f"some of {', '.join(TOOLS)}"),
+    "mode": (_one_of(MODES), " or ".join(MODES)),
+    "consecutive": (_one_of(CONSECUTIVE), " or ".join(CONSECUTIVE)),
     "roles": (_words, "patterns for roles such as actor,rollout or *,!ref"),
     "ranks": (_grammar(Ranks.parse), RANKS_TAKE),
     "contents": (_several_of(CONTENTS), f"some of {', '.join(CONTENTS)}"),
     "rollout_iterations": (_grammar(parse_iterations), ITERATIONS_TAKE),
+    "mini_batches": (_grammar(parse_iterations), MINI_BATCHES_TAKE),
     "recipes": (_paths, "recipe files or folders that are there"),
     "disable": (_words, "patterns for recipes and hooks such as vllm,verl/update-weights or *"),
     "max_trace_mb": (_positive, "a number of megabytes above 0"),
     "stop_timeout_s": (_positive, "a number of seconds above 0"),
     "on_finish": (_text, "a command"),
     "log": (_one_of(LOG_LEVELS), f"one of {', '.join(LOG_LEVELS)}"),
-}
+} | {name: (partial(parse, kind), takes(kind)) for name, kind in KINDS.items()}
 _FIELDS = tuple(_PARSERS)
-WINDOW_FIELDS = ("ranks", "contents", "rollout_iterations")
-_ROLE_FIELDS = ("ranks", "contents", "rollout_iterations", "max_trace_mb", "stop_timeout_s")
+WINDOW_FIELDS = ("ranks", "contents", "rollout_iterations", "mini_batches")
+_ROLE_FIELDS = ("ranks", "contents", "rollout_iterations", "mini_batches", "max_trace_mb", "stop_timeout_s")

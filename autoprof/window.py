@@ -11,6 +11,7 @@ _RANGE = re.compile(r"([0-9]{0,12}):([0-9]{0,12})(?::([0-9]{0,12}))?")
 
 STEPS_TAKE = "a step (2), steps (2,5), a half-open range (10:13), every 50th (::50), the second step of this run (+2)"
 RANKS_TAKE = "a rank (0), ranks (0,8), a half-open range (0:4), or all"
+MINI_BATCHES_TAKE = "start:stop in mini-batches of a stage with start < stop (0:2), or all"
 ITERATIONS_TAKE = "start:stop in forward passes of the engine with start < stop (0:100), or all"
 
 
@@ -94,10 +95,11 @@ class Ranks:
 
 
 def parse_iterations(text: str) -> tuple[int, int | None]:
-    """Read `AUTOPROF_ROLLOUT_ITERATIONS`: the first forward pass to record (from 0), and the one to stop before.
+    """Read `AUTOPROF_ROLLOUT_ITERATIONS` or `AUTOPROF_MINI_BATCHES`: the first forward pass or mini-batch to record,
+    from 0, and the one to stop before.
 
     Raises:
-        ValueError: `text` is not in the grammar, or holds no forward pass.
+        ValueError: `text` is not in the grammar, or holds none.
     """
     if text.strip().lower() == "all":
         return 0, None
@@ -106,7 +108,7 @@ def parse_iterations(text: str) -> tuple[int, int | None]:
         raise ValueError(f"{text.strip()!r} is no range")
     start, stop = int(match[1] or 0), int(match[2])
     if start >= stop:
-        raise ValueError(f"{text.strip()} holds no forward pass")
+        raise ValueError(f"{text.strip()} holds nothing")
     return start, stop
 
 

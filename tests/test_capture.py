@@ -18,6 +18,7 @@ import torch
 from autoprof import _finish, capture, ending, rundir
 from autoprof.placement import Subject
 from autoprof.runtime import Runtime
+from autoprof.settings import Settings
 from autoprof.tools import torch as torch_tool
 
 SUBJECT = Subject(step=2, role="actor", stage="update_actor", rank=3)
@@ -268,12 +269,13 @@ def test_a_disk_that_is_full_for_the_last_bytes_only_is_noticed(python: Any) -> 
     code = """
 import json, os, resource
 from pathlib import Path
+from autoprof.settings import Settings
 from autoprof.tools.torch import TorchTool
 import torch
 
 def export(path):
     tool = TorchTool()
-    tool.start(("cpu",), Path(path))
+    tool.start(Settings(contents=("cpu",)), Path(path))
     for _ in range(100):
         torch.ones(3) + 1
     tool.stop()
@@ -388,7 +390,7 @@ def test_names_are_tidy() -> None:
 
 def test_a_recording_is_freed_when_it_is_written(tmp_path: Path) -> None:
     tool = torch_tool.TorchTool()
-    tool.start(("cpu",), tmp_path)
+    tool.start(Settings(contents=("cpu",)), tmp_path)
     result = weakref.ref(tool._profile.profiler)
     tool.stop()
     # A collection during a later recording would free what is in a cycle, and crash.
@@ -402,7 +404,7 @@ def test_a_recording_is_freed_when_it_is_written(tmp_path: Path) -> None:
 
 def test_a_recording_that_is_given_up_is_kept_from_the_garbage_collection() -> None:
     tool = torch_tool.TorchTool()
-    tool.start(("cpu",), Path())
+    tool.start(Settings(contents=("cpu",)), Path())
     result = weakref.ref(tool._profile.profiler)
     tool.stop()
     del tool

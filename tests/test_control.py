@@ -59,7 +59,7 @@ def test_latest_is_the_run_that_is_meant(
         (["--steps", "5:2"], "steps: got '5:2' (5:2 is an empty range); it takes a step (2),"),
         (["--ranks", "one"], "ranks: got 'one'"),
         (["--contents", "gpu"], "contents: got 'gpu' ('gpu' is unknown)"),
-        (["--rollout-iterations", "3:3"], "rollout_iterations: got '3:3' (3:3 holds no forward pass)"),
+        (["--rollout-iterations", "3:3"], "rollout_iterations: got '3:3' (3:3 holds nothing)"),
     ],
 )
 def test_a_wrong_value_is_refused_and_nothing_is_asked(

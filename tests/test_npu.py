@@ -19,6 +19,7 @@ from npu_stand_in import RELEASES
 from autoprof import _finish, capture, ending, listing, placement, rundir, tools
 from autoprof.placement import Subject
 from autoprof.runtime import Runtime
+from autoprof.settings import Settings
 from autoprof.tools.npu import NpuTool
 from autoprof.tools.torch import TorchTool, profile_arguments
 
@@ -264,20 +265,20 @@ def test_nothing_is_recorded_where_torch_npu_profiles_by_itself(
 
 @pytest.mark.parametrize("asked", [(), ("npu",), ("npu", "torch"), ("torch",), ("torch", "npu")])
 def test_the_tool_where_npus_are_used(torch_npu: Any, asked: tuple[str, ...]) -> None:
-    assert isinstance(tools.choose(asked), NpuTool if asked[:1] != ("torch",) else TorchTool)
+    assert isinstance(tools.choose(Settings(tool=asked)), NpuTool if asked[:1] != ("torch",) else TorchTool)
 
 
 def test_a_process_that_uses_no_npu_takes_torchs(
     torch_npu: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("TORCH_NPU_STAND_IN_IDLE", "1")
-    assert isinstance(tools.choose(()), TorchTool)
-    assert isinstance(tools.choose(("npu", "torch")), TorchTool)
+    assert isinstance(tools.choose(Settings(tool=())), TorchTool)
+    assert isinstance(tools.choose(Settings(tool=("npu", "torch"))), TorchTool)
     assert caplog.text == ""
     monkeypatch.setattr("autoprof.log._said", set())
     monkeypatch.setattr("autoprof.log._logger.propagate", True)
-    assert isinstance(tools.choose(("npu",)), TorchTool)
-    tools.choose(("npu",))
+    assert isinstance(tools.choose(Settings(tool=("npu",))), TorchTool)
+    tools.choose(Settings(tool=("npu",)))
     assert caplog.text.count("AUTOPROF_TOOL=npu: this process uses no NPU; torch.profiler records instead") == 1
 
 
@@ -290,7 +291,7 @@ def test_torchs_profiler_leaves_the_npu_alone(torch_npu: Any, mocker: Any) -> No
 
 
 def test_without_torch_npu_nothing_of_it_is_imported(make: Any) -> None:
-    assert isinstance(tools.choose(()), TorchTool)
+    assert isinstance(tools.choose(Settings(tool=())), TorchTool)
     assert tools.outlook(()) == "torch (no AUTOPROF_TOOL; torch_npu is not installed)"
     assert tools.outlook(("torch",)) == "torch (AUTOPROF_TOOL)"
 

@@ -15,7 +15,7 @@ import msgspec
 
 from autoprof import capture, tools
 from autoprof.capture import Recording
-from autoprof.placement import Placement, Subject, clock
+from autoprof.placement import Placement, Subject
 from autoprof.runtime import Runtime
 from autoprof.settings import Settings
 from autoprof.window import parse_iterations
@@ -100,7 +100,7 @@ class Trace(Recording):
         self._passed = 0
         self._first, self._stop_before = parse_iterations(settings.rollout_iterations)
         self._settings = settings
-        self._tool = tools.choose(settings.tool)
+        self._tool = tools.choose(settings)
         self._placement = Placement(run, self.subject, settings, self._tool.name)
 
     def before_pass(self, wanted: bool) -> None:
@@ -119,7 +119,7 @@ class Trace(Recording):
     def finish(self, state: str, reason: str) -> None:
         try:
             self.recording = False
-            self._tool.stop()
+            self._placement.stop(self._tool)
             self.told = True
             self._placement.keep(self._tool, state, reason)
         finally:
@@ -128,7 +128,7 @@ class Trace(Recording):
     def abandon(self, reason: str) -> None:
         try:
             self.recording = False
-            self._tool.stop()
+            self._placement.stop(self._tool)
             self.fail(reason)
         finally:
             self.ended.set()
@@ -148,9 +148,8 @@ class Trace(Recording):
             self.fail("another profiler is recording in the scheduler's process")
             return
         try:
-            self._placement.started = clock()
-            recorded = self._tool.start(self._settings.contents, self._placement.raw(self._tool))
-            self._placement.contents = recorded + [BY_STAGE] * bool(self.stage)
+            self._placement.start(self._tool)
+            self._placement.contents += [BY_STAGE] * bool(self.stage)
         except Exception as error:
             capture.release(self)
             self.fail(f"the profiler did not start: {type(error).__name__}: {error}")

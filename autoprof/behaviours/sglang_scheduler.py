@@ -96,7 +96,7 @@ def _obey(holder: Any, order: Order) -> str:
     )
     if rank not in Ranks.parse(order.ranks) or not settings.takes_role(ROLE):
         return ""
-    if why := tools.choose(settings.tool).busy():
+    if why := tools.choose(settings).busy():
         return why
     subject = Subject(step=order.step, role=ROLE, stage="rollout", rank=rank, replica=order.replica, part=part)
     _session = Session(run, settings, subject)

@@ -184,7 +184,7 @@ class Running:
             capture.end(self._recording, error)
         elif self._wanted is not None and self._passed < self._first:
             subject, settings = self._wanted
-            Placement(self._run, subject, settings, tools.choose(settings.tool).name).fail(
+            Placement(self._run, subject, settings, tools.choose(settings).name).fail(
                 f"there were {self._passed} forward passes; recording was to begin after {self._first}"
             )
 

@@ -20,7 +20,7 @@ from autoprof.behaviours.vllm_passes import Passes
 from autoprof.behaviours.vllm_profiler import Place, Recorder
 from autoprof.capture import Recording
 from autoprof.paths import follow
-from autoprof.placement import Placement, Subject, clock
+from autoprof.placement import Placement, Subject
 from autoprof.window import parse_iterations
 
 # On a worker: the session, and the place that is to be given back.
@@ -61,7 +61,7 @@ class _Session(Recording, Recorder):
         self._run = run
         self._settings = request.settings(run)
         self._first, self._stop_before = parse_iterations(self._settings.rollout_iterations)
-        self.tool = tools.choose(self._settings.tool)
+        self.tool = tools.choose(self._settings)
         self._armed = False
         self._passed = 0
 
@@ -112,7 +112,7 @@ class _Session(Recording, Recorder):
                 self._fail(f"{reason}, before the first forward pass that was to be recorded")
                 return
             self.recording = False
-            self.tool.stop()
+            self.placement.stop(self.tool)
             self.told = True
             if not reason and self._passed == 0:
                 reason = "the engine ran no forward pass"
@@ -126,7 +126,7 @@ class _Session(Recording, Recorder):
     def abandon(self, reason: str) -> None:
         if self.recording:
             self.recording = False
-            self.tool.stop()
+            self.placement.stop(self.tool)
         self._fail(reason)
         self.ended.set()
 
@@ -144,8 +144,7 @@ class _Session(Recording, Recorder):
     def _record(self) -> None:
         self.thread = threading.get_ident()
         try:
-            self.placement.started = clock()
-            self.placement.contents = self.tool.start(self._settings.contents, self.placement.raw(self.tool))
+            self.placement.start(self.tool)
         except Exception as error:
             capture.release(self)
             self._fail(f"the profiler did not start: {type(error).__name__}: {error}")

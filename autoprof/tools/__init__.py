@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from autoprof import log
+from autoprof.settings import Settings
 
 # Where nothing is asked for.
 AUTOMATIC = ("npu", "torch")
@@ -25,14 +27,20 @@ class Tool(Protocol):
     name: str
     ending: str
 
-    def start(self, contents: tuple[str, ...], raw: Path) -> list[str]:
-        """Begin to record `contents`, or what is usual where they are empty, and return what is recorded.
+    def start(self, settings: Settings, raw: Path) -> list[str]:
+        """Begin to record the contents of `settings`, or what is usual where they are empty; returns what is recorded.
 
         A tool that writes while it records makes `raw` a folder and writes there.
 
         Raises:
             Exception: It does not record.
         """
+
+    def stamp(self, subject: dict[str, Any]) -> None:
+        """Write into what is being recorded what it is of. Raises nothing."""
+
+    def mark(self, name: str) -> Callable[[], None]:
+        """Begin a range of this name in what is being recorded; what is returned ends it, in the same thread."""
 
     def stop(self) -> None:
         """End recording."""
@@ -48,26 +56,39 @@ class Tool(Protocol):
         """Why this process can't record now, or an empty text."""
 
 
-def choose(asked: tuple[str, ...]) -> Tool:
-    """The first tool of `asked` (`AUTOPROF_TOOL`) that can record in this process, else torch's.
+def choose(settings: Settings) -> Tool:
+    """The profiler of this process: the first that `AUTOPROF_TOOL` asks for and that can record here, else torch's.
 
-    The tool is chosen in each process: one run has processes that use NPUs, and a trainer that uses none.
+    The tool is chosen in each process: one run has processes that use NPUs, and a trainer that uses none. The memory
+    history goes beside a profiler (`beside`), unless nothing else is asked for.
     """
-    from autoprof.tools.npu import NpuTool, unavailable
+    from autoprof.tools.memory import MemoryTool
+    from autoprof.tools.npu import NpuTool
+    from autoprof.tools.nsys import NsysTool
     from autoprof.tools.torch import TorchTool
 
-    for name in asked or AUTOMATIC:
-        why = unavailable() if name == "npu" else ""
-        if not why:
-            return NpuTool() if name == "npu" else TorchTool()
-    log.warning_once(f"AUTOPROF_TOOL={','.join(asked)}: {why}; torch.profiler records instead")
+    kinds: dict[str, type[Any]] = {"torch": TorchTool, "npu": NpuTool, "nsys": NsysTool, "memory": MemoryTool}
+    asked = [name for name in settings.tool if name != "memory"] or settings.tool or AUTOMATIC
+    for name in asked:
+        if not (why := kinds[name].unavailable()):
+            tool: Tool = kinds[name]()
+            return tool
+    log.warning_once(f"AUTOPROF_TOOL={','.join(settings.tool)}: {why}; torch.profiler records instead")
     return TorchTool()
+
+
+def beside(settings: Settings, profiler: Tool) -> list[Tool]:
+    """What records beside a profiler in this process."""
+    from autoprof.tools.memory import MemoryTool
+
+    wanted = "memory" in settings.tool and not isinstance(profiler, MemoryTool) and not MemoryTool.unavailable()
+    return [MemoryTool()] if wanted else []
 
 
 def outlook(asked: tuple[str, ...]) -> str:
     """Which tool processes of this environment would take, and why. Imports torch_npu if it is there."""
     if "npu" not in (asked or AUTOMATIC):
-        return "torch (AUTOPROF_TOOL)"
+        return f"{','.join(asked)} (AUTOPROF_TOOL)"
     said = "AUTOPROF_TOOL" if asked else "no AUTOPROF_TOOL"
     found = find_spec("torch_npu")
     if found is None or found.origin is None:  # a mere folder of that name

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from autoprof import log, rundir
-from autoprof.tools.torch import DEVICES, FLAGS, foreign, mark_own
+from autoprof.settings import Settings
+from autoprof.tools.torch import DEVICES, FLAGS, foreign, mark, mark_own, stamp
 
 # With either of them torch_npu profiles by itself when it is told to, and two of its profilers are in each other's way
 # (profiler/_non_intrusive_profile.py).
@@ -34,9 +35,23 @@ class NpuTool:
     def __init__(self) -> None:
         self._profile: Any = None
 
-    def start(self, contents: tuple[str, ...], raw: Path) -> list[str]:
+    @staticmethod
+    def unavailable() -> str:
+        """Why this process can't record with torch_npu, or an empty text.
+
+        A profiler of torch_npu makes the process take an NPU (profiler_interface.py), which one that uses none must
+        not, such as a trainer that only drives others. So nothing is imported here either: torch does that from 2.5
+        on.
+        """
+        npu = getattr(sys.modules.get("torch_npu"), "npu", None)
+        try:
+            return "" if npu is not None and npu.is_initialized() else "this process uses no NPU"
+        except Exception as error:
+            return f"torch_npu: {type(error).__name__}: {error}"
+
+    def start(self, settings: Settings, raw: Path) -> list[str]:
         profiler = importlib.import_module("torch_npu.profiler")
-        arguments, used = profile_arguments(profiler, contents)
+        arguments, used = profile_arguments(profiler, settings.contents)
         raw.mkdir()
         with _own_folder():
             # The handler sets the folder of the whole process, whatever profiler it is handed to.
@@ -54,6 +69,12 @@ class NpuTool:
             raise RuntimeError("torch_npu's profiler did not start; what it printed says why")
         return used
 
+    def stamp(self, subject: dict[str, Any]) -> None:
+        stamp(self._profile, subject)
+
+    def mark(self, name: str) -> Callable[[], None]:
+        return mark(name)
+
     def stop(self) -> None:
         self._profile.stop()
         self._profile = None
@@ -67,19 +88,6 @@ class NpuTool:
         return foreign() or "".join(
             f"{name} is set, with which torch_npu profiles by itself" for name in by_itself()[:1]
         )
-
-
-def unavailable() -> str:
-    """Why this process can't record with torch_npu, or an empty text.
-
-    A profiler of torch_npu makes the process take an NPU (profiler_interface.py), which one that uses none must not,
-    such as a trainer that only drives others. So nothing is imported here either: torch does that from 2.5 on.
-    """
-    npu = getattr(sys.modules.get("torch_npu"), "npu", None)
-    try:
-        return "" if npu is not None and npu.is_initialized() else "this process uses no NPU"
-    except Exception as error:
-        return f"torch_npu: {type(error).__name__}: {error}"
 
 
 def profile_arguments(profiler: Any, contents: tuple[str, ...]) -> tuple[dict[str, Any], list[str]]:

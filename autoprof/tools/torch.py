@@ -6,6 +6,7 @@ torch has one profiler a process: a second one starts without an error and empti
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import weakref
@@ -16,6 +17,7 @@ from typing import Any
 import wrapt
 
 from autoprof import log
+from autoprof.settings import Settings
 
 # Words of AUTOPROF_CONTENTS, and what torch calls them.
 DEVICES = {"cpu": "cpu", "cuda": "cuda", "npu": "privateuse1"}
@@ -45,8 +47,13 @@ class TorchTool:
     def __init__(self) -> None:
         self._profile: Any = None
 
-    def start(self, contents: tuple[str, ...], raw: Path | None = None) -> list[str]:
-        arguments, used = profile_arguments(contents)
+    @staticmethod
+    def unavailable() -> str:
+        """Nothing: torch records wherever there is something to record."""
+        return ""
+
+    def start(self, settings: Settings, raw: Path) -> list[str]:
+        arguments, used = profile_arguments(settings.contents)
         # SGLang puts torch_npu's in the place of torch.profiler.profile (0.5.8, scheduler_profiler_mixin.py).
         from torch.profiler.profiler import profile
 
@@ -54,6 +61,12 @@ class TorchTool:
         mark_own(self._profile)
         self._profile.start()
         return used
+
+    def stamp(self, subject: dict[str, Any]) -> None:
+        stamp(self._profile, subject)
+
+    def mark(self, name: str) -> Callable[[], None]:
+        return mark(name)
 
     def stop(self) -> None:
         _unwritten.append(self._profile)
@@ -106,6 +119,23 @@ def profile_arguments(contents: tuple[str, ...]) -> tuple[dict[str, Any], list[s
     flags = [word for word in contents if word in FLAGS]
     chosen = [activities[DEVICES[name]] for name in devices]
     return {"activities": chosen} | {FLAGS[word]: True for word in flags}, devices + flags
+
+
+def stamp(profile: Any, subject: dict[str, Any]) -> None:
+    """Make `subject` the key `autoprof` of a trace that is being recorded. After the stop it would be dropped."""
+    try:
+        profile.add_metadata_json("autoprof", json.dumps(subject))
+    except Exception as error:
+        log.warning_once(f"the trace can't be told what it is of: {type(error).__name__}: {error}")
+
+
+def mark(name: str) -> Callable[[], None]:
+    """Begin a range that torch's profilers record; what is returned ends it."""
+    import torch.profiler
+
+    annotation = torch.profiler.record_function(name)
+    annotation.__enter__()
+    return lambda: annotation.__exit__(None, None, None)
 
 
 def mark_own(profile: Any, own: bool = True) -> None:
