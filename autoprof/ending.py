@@ -55,19 +55,30 @@ def window_passed(run: Runtime) -> None:
     threading.Thread(target=wait_and_go_on, name="autoprof-after", daemon=True).start()
 
 
-def wait_for_files(run: Runtime) -> None:
-    """Wait, within `AUTOPROF_STOP_TIMEOUT_S`, for the files that other processes are still writing."""
+def wait_for_files(run: Runtime, folders: bool = True) -> None:
+    """Wait, within `AUTOPROF_STOP_TIMEOUT_S`, for the files that other processes are still writing.
+
+    Folders are torch_npu's: what is still done to them is done by processes that outlive the run.
+    """
     deadline = time.monotonic() + run.settings.stop_timeout_s
     while time.monotonic() < deadline:
         fresh = False
         for part in run.rundir.parts():
             try:
-                fresh |= time.time() - part.stat().st_mtime < _STALE_S
+                if not folders and part.is_dir():
+                    continue
+                fresh |= time.time() - _changed(part) < _STALE_S
             except FileNotFoundError:
                 fresh = True
         if not fresh:
             return
         time.sleep(_PAUSE_S)
+
+
+def _changed(part: Path) -> float:
+    """When a file was written to; Kineto writes beside it and renames (torch 2.13)."""
+    beside = part.with_name(f"{part.name}.tmp")
+    return max(path.stat().st_mtime for path in (part, beside) if path is part or path.exists())
 
 
 def _merging(run: Runtime) -> bool:

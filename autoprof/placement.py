@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from autoprof import __version__, _finish, log, rundir, tools
+from autoprof import __version__, _finish, log, rundir, tools, writing
 from autoprof.runtime import Runtime
 from autoprof.settings import MERGE, Settings
 from autoprof.tools import Tool
@@ -77,6 +77,7 @@ class Placement:
         self._base = folder / ".".join(filter(None, (subject.file_name(_repeats[subject, name]), name)))
         self._beside: list[tuple[Placement, Tool]] = []
         self._end_range: Callable[[], None] = _nothing
+        self._wait: Callable[[float], None] = _nothing
 
     def raw(self, tool: Tool) -> Path:
         """Where `tool` writes."""
@@ -110,15 +111,26 @@ class Placement:
         tool.stop()
 
     def keep(self, tool: Tool, state: str, reason: str = "") -> None:
-        """Let another process finish what `tool` recorded, and write the meta file."""
+        """Have a thread write what `tool` recorded, and another process finish it and write the meta file."""
         for place, other in self._beside:
             place.keep(other, state, reason)
         raw = self.raw(tool)
         meta = self._meta(state, reason)
+        if not raw.exists():  # whoever waits for the files of the run has something to wait for
+            os.close(os.open(raw, os.O_CREAT | os.O_WRONLY, 0o600))
+        self._wait = writing.later(lambda: self._write(tool, raw, meta), self._settings.stop_timeout_s)
+
+    def wait(self) -> None:
+        """Wait, within `AUTOPROF_STOP_TIMEOUT_S`, until no more than other processes' work is left of what was kept."""
+        for place, _ in self._beside:
+            place.wait()
+        self._wait(self._settings.stop_timeout_s)
+
+    def _write(self, tool: Tool, raw: Path, meta: dict[str, Any]) -> None:
         try:
             tool.export(str(raw))
         except Exception as error:
-            self.fail(f"the trace could not be exported: {error}")
+            self._give_up(f"the trace could not be exported: {error}")
             return
         _in_another_process(
             {
@@ -136,6 +148,9 @@ class Placement:
         """Leave a meta file that says why there is no trace."""
         for place, _ in self._beside:
             place.fail(reason)
+        self._give_up(reason)
+
+    def _give_up(self, reason: str) -> None:
         log.warning(f"{self.folder.name}/{self._base.name}: {reason}")
         for raw in (f"{self._base}{ending}{rundir.PART}" for ending in rundir.RAW_ENDINGS):
             _finish.remove(raw, f"{raw}.tmp")
@@ -178,8 +193,8 @@ class Placement:
         }
 
 
-def _nothing() -> None:
-    """There is no range to end."""
+def _nothing(*_: object) -> None:
+    """There is no range to end, and nothing to wait for."""
 
 
 def clock() -> dict[str, int]:

@@ -309,9 +309,9 @@ def test_what_is_left_of_an_export_takes_no_room_though_it_is_open(made: Any, mo
 
     mocker.patch.object(torch_tool.TorchTool, "export", export)
     capture.end(capture.begin(run, SUBJECT))
+    assert [meta["state"] for meta, _ in finished(run).values()] == ["failed"]
     with opened[0] as leftover:
         assert os.fstat(leftover.fileno()).st_size == 0
-    assert [meta["state"] for meta, _ in finished(run).values()] == ["failed"]
 
 
 def test_a_tool_that_does_not_start_leaves_the_process_free(made: Any, mocker: Any) -> None:

@@ -16,6 +16,7 @@ BEHAVIOURS = {
     "main": "autoprof.behaviours.main:Main",
     "ray.actor-class": "autoprof.behaviours.ray:ActorClass",
     "ray.init": "autoprof.behaviours.ray:Init",
+    "ray.shutdown": "autoprof.behaviours.ray:Shutdown",
     "rollout.around": "autoprof.behaviours.rollout:AroundGeneration",
     "rollout.end": "autoprof.behaviours.rollout:EndOfSampling",
     "rollout.http": "autoprof.behaviours.rollout_http:OverHttp",

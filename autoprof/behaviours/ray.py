@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import sys
 from collections.abc import Mapping
 from typing import Any
 
-from autoprof import _boot, importing, log
+from autoprof import _boot, ending, importing, log, runtime
 from autoprof.behaviours import Behaviour
 from autoprof.paths import Parameter
 from autoprof.wrapping import CALL, Around, Call
@@ -25,6 +26,9 @@ class Init(Behaviour):
         importing.patch_main()
         call.kwargs["runtime_env"] = merged(call.kwargs.get("runtime_env"), os.environ)
         yield CALL
+        # Ray's own end of the driver, which kills the workers, was registered when it was imported, so comes after it.
+        atexit.unregister(_let_workers_write)
+        atexit.register(_let_workers_write)
         return None
 
     def install(self, owner: Any) -> bool:
@@ -38,6 +42,15 @@ class Init(Behaviour):
                     "set AUTOPROF=1 in the environment of the command that starts the run"
                 )
         return False
+
+
+class Shutdown(Behaviour):
+    """`ray.shutdown` kills the workers: what they are writing is waited for."""
+
+    def around(self, call: Call) -> Around:
+        _let_workers_write()
+        yield CALL
+        return None
 
 
 class ActorClass(Behaviour):
@@ -74,6 +87,18 @@ def merged(runtime_env: Any, environ: Mapping[str, str]) -> Any:
     result = type(runtime_env)(**runtime_env) if runtime_env else {}
     result["env_vars"] = {**ours, **given}
     return result
+
+
+def _let_workers_write() -> None:
+    """Wait for the files that processes of this run are writing, as far as they are seen from this host."""
+    run = runtime.current()
+    ray = sys.modules.get("ray")
+    if run is None or ray is None or not ray.is_initialized():
+        return
+    try:
+        ending.wait_for_files(run, folders=False)
+    except Exception as error:
+        runtime.report("ray/shutdown", error)
 
 
 def _site_folders(environ: Mapping[str, str]) -> list[str]:

@@ -70,6 +70,8 @@ class Session:
         self._let_run()
         for trace in self._traces:
             trace.end("truncated" if cut else "complete", cut)
+        for trace in self._traces:  # whoever stopped the engine may end it now
+            trace.wait()
         if any(trace.told for trace in self._traces):
             return next((trace.problem for trace in self._traces if trace.problem), "")
         first = self._traces[0]
@@ -132,6 +134,10 @@ class Trace(Recording):
             self.fail(reason)
         finally:
             self.ended.set()
+
+    def wait(self) -> None:
+        """Wait until the trace is written."""
+        self._placement.wait()
 
     def fail(self, reason: str) -> None:
         """Leave a meta file that says why there is no trace."""

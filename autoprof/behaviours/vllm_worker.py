@@ -97,6 +97,8 @@ class _Session(Recording, Recorder):
         self._armed = False
         self.end("truncated", "the engine's own stop did not reach the worker")
         capture.release(self)
+        # Whoever stopped the engine may end it now.
+        self.placement.wait()
         if self.told:
             return self.problem
         if self._first and self._passed <= self._first:
