@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from autoprof import log, runtime, tools
 from autoprof.placement import Placement, Subject
@@ -36,6 +37,9 @@ class Recording:
 class Capture(Recording):
     """A capture of a stage in this process."""
 
+    # Whether the whole is a range of the stage's name.
+    ranged = True
+
     def __init__(self, run: Runtime, subject: Subject, settings: Settings, tool: Tool) -> None:
         super().__init__(subject)
         self.tool = tool
@@ -54,14 +58,30 @@ class Capture(Recording):
         self._place = Placement(self._run, self.subject, self._settings, self.tool.name)
         self._place.left_out = self.left_out
         try:
-            self._place.start(self.tool)
+            self._place.start(self.tool, self.ranged)
         except Exception as error:
             self._place.fail(f"the profiler did not start: {type(error).__name__}: {error}")
             raise
 
+    def mark(self, name: str) -> Callable[[], None]:
+        """Begin a range of this name, if this thread is recorded; what is returned ends it, while it still is."""
+        if self.thread != threading.get_ident() or self.ended.is_set():
+            return _nothing
+        end_range = self.tool.mark(name)
+
+        def end_if_recorded() -> None:
+            if self.thread == threading.get_ident() and not self.ended.is_set():
+                end_range()
+
+        return end_if_recorded
+
     def finish(self, state: str, reason: str) -> None:
         self._place.stop(self.tool)
         self._place.keep(self.tool, state, reason)
+
+    def wait(self) -> None:
+        """Wait, within `AUTOPROF_STOP_TIMEOUT_S`, until the trace is written."""
+        self._place.wait()
 
     def abandon(self, reason: str) -> None:
         self._place.stop(self.tool)
@@ -74,13 +94,15 @@ _active: Recording | None = None
 _aside = ""
 
 
-def begin(run: Runtime, subject: Subject, settings: Settings | None = None) -> Capture | None:
+def begin(
+    run: Runtime, subject: Subject, settings: Settings | None = None, kind: type[Capture] = Capture
+) -> Capture | None:
     """Start a capture, unless this process is recording already: the outer stage's capture holds the inner one.
 
     `settings` are those of the role in this window, where it has some of its own.
     """
     settings = settings or run.settings.for_role(subject.role)
-    capture = Capture(run, subject, settings, tools.choose(settings))
+    capture = kind(run, subject, settings, tools.choose(settings))
     if _aside:
         Placement(run, subject, settings, capture.tool.name).fail(f"{_aside} is on in this step; autoprof stands aside")
         return None
@@ -174,6 +196,10 @@ def come_back() -> None:
     """Capture again."""
     global _aside
     _aside = ""
+
+
+def _nothing() -> None:
+    """There is no range to end."""
 
 
 def watch_others() -> None:

@@ -238,6 +238,7 @@ def _check_steps(report: Report, run: listing.Run) -> None:
         return
     wanted = [number for place, number in enumerate(executed, 1) if steps.match(number, place)]
     there = {step.number for step in run.steps}
+    there |= {number for capture in run.captures for number in capture.meta.get("steps", ())}
     for number in wanted:
         if number not in there:
             report.problems.append(f"step {number} was asked for and executed, but has no folder")

@@ -74,17 +74,28 @@ class Placement:
         folder.mkdir(parents=True, exist_ok=True)
         _repeats[subject, name] += 1
         self.folder = folder
-        self._base = folder / ".".join(filter(None, (subject.file_name(_repeats[subject, name]), name)))
+        self._repeat = _repeats[subject, name]
+        self._suffix = name
+        self._more: dict[str, Any] = {}
+        self._base = self._raw_base = folder / self._name()
         self._beside: list[tuple[Placement, Tool]] = []
         self._end_range: Callable[[], None] = _nothing
         self._wait: Callable[[float], None] = _nothing
 
+    def describe(self, role: str, more: dict[str, Any]) -> None:
+        """Say before `keep` what is known only at the end: whose capture it is, and `more` for the meta file."""
+        self._subject = msgspec.structs.replace(self._subject, role=role)
+        self._base = self.folder / self._name()
+        self._more = more
+        for place, _ in self._beside:
+            place.describe(role, more)
+
     def raw(self, tool: Tool) -> Path:
         """Where `tool` writes."""
-        return self._base.with_name(f"{self._base.name}{tool.ending}{rundir.PART}")
+        return self._raw_base.with_name(f"{self._raw_base.name}{tool.ending}{rundir.PART}")
 
-    def start(self, tool: Tool) -> None:
-        """Have `tool` record, and what is wanted beside it.
+    def start(self, tool: Tool, ranged: bool = True) -> None:
+        """Have `tool` record, and what is wanted beside it. `ranged`: the whole is a range of the stage's name.
 
         Raises:
             Exception: `tool` does not record.
@@ -92,11 +103,12 @@ class Placement:
         self.started = clock()
         self.contents = tool.start(self._settings, self.raw(tool))
         tool.stamp(self._stamp())
-        self._end_range = tool.mark(f"{self._subject.role}.{self._subject.stage}")
+        if ranged:
+            self._end_range = tool.mark(f"{self._subject.role}.{self._subject.stage}")
         for other in tools.beside(self._settings, tool):
             place = Placement(self._run, self._subject, self._settings, other.name, other.name)
             try:
-                place.start(other)
+                place.start(other, ranged)
             except Exception as error:
                 place.fail(f"the recording did not start: {type(error).__name__}: {error}")
             else:
@@ -106,6 +118,8 @@ class Placement:
         """End what `start` began."""
         end_range, self._end_range = self._end_range, _nothing
         end_range()
+        if self._more:
+            tool.stamp(self._stamp())
         for place, other in self._beside:
             place.stop(other)
         tool.stop()
@@ -152,9 +166,12 @@ class Placement:
 
     def _give_up(self, reason: str) -> None:
         log.warning(f"{self.folder.name}/{self._base.name}: {reason}")
-        for raw in (f"{self._base}{ending}{rundir.PART}" for ending in rundir.RAW_ENDINGS):
+        for raw in (f"{self._raw_base}{ending}{rundir.PART}" for ending in rundir.RAW_ENDINGS):
             _finish.remove(raw, f"{raw}.tmp")
         rundir.write_json(Path(str(self._base) + rundir.META), self._meta("failed", reason))
+
+    def _name(self) -> str:
+        return ".".join(filter(None, (self._subject.file_name(self._repeat), self._suffix)))
 
     def _stamp(self) -> dict[str, Any]:
         """What is written into the trace itself."""
@@ -162,6 +179,8 @@ class Placement:
         where = {"global_step": subject.step, "role": subject.role, "stage": subject.stage, "rank": subject.rank}
         if subject.replica is not None:
             where |= {"replica": subject.replica, "part": subject.part}
+        if "steps" in self._more:
+            where |= {"global_steps": self._more["steps"]}
         return {
             **where,
             "host": rundir.HOST,
@@ -190,6 +209,7 @@ class Placement:
             "bytes": 0,
             "state": state,
             "reason": reason,
+            **self._more,
         }
 
 

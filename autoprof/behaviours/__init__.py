@@ -32,6 +32,7 @@ BEHAVIOURS = {
     "stage": "autoprof.behaviours.stage:Stage",
     "stage.begin": "autoprof.behaviours.stage_pair:Begin",
     "stage.end": "autoprof.behaviours.stage_pair:End",
+    "stage.mini-batch": "autoprof.behaviours.stage:MiniBatch",
     "stage.pass": "autoprof.behaviours.stage:Pass",
     "step.begin": "autoprof.behaviours.step:Begin",
     "step.counter": "autoprof.behaviours.counter:Counter",

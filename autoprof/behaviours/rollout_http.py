@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from autoprof import board, log, runtime
 from autoprof.behaviours import Behaviour
 from autoprof.behaviours.rollout import ROLE
-from autoprof.behaviours.stage import in_whole
+from autoprof.behaviours.running import in_whole
 from autoprof.paths import CallPath
 from autoprof.placement import Placement, Subject
 from autoprof.settings import Settings

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import os
 from fnmatch import fnmatchcase
+from typing import Literal
 
 import msgspec
 
-from autoprof import board, capture, runtime, tools
+from autoprof import board, runtime
 from autoprof.behaviours import Behaviour
+from autoprof.behaviours.running import Counted, Running, Who, inside, running, step_of, wholes
 from autoprof.board import Posting
-from autoprof.capture import Capture
 from autoprof.paths import CallPath
-from autoprof.placement import Placement, Subject
+from autoprof.placement import Subject
 from autoprof.runtime import Runtime
 from autoprof.settings import Settings
 from autoprof.timeline import Span as TimelineSpan
 from autoprof.waits import InThread
-from autoprof.window import Ranks, parse_iterations
+from autoprof.window import Ranks
 from autoprof.wrapping import CALL, Around, Call
 
 
@@ -39,10 +40,6 @@ class Read(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         if not self.names:
             return found
         return next((name for pattern, name in self.names.items() if fnmatchcase(found, pattern)), "")
-
-
-# A running stage is known by its role and its name.
-Who = tuple[str, str]
 
 
 class Named(Behaviour):
@@ -70,7 +67,7 @@ class Named(Behaviour):
 
     def span(self, run: Runtime, who: Who, call: Call, posting: Posting | None) -> TimelineSpan:
         """The span of the timeline, which begins now."""
-        return TimelineSpan(run, "stage", who[1], step=_step(posting), role=who[0], rank=self.rank_of(call))
+        return TimelineSpan(run, "stage", who[1], step=step_of(posting), role=who[0], rank=self.rank_of(call))
 
 
 class Span(Named):
@@ -91,10 +88,10 @@ class Span(Named):
         posting = yield InThread(board.read, run.info.id)
         span = self.span(run, who, call, posting)
         if self.whole:
-            _whole.append(span)
+            wholes.append(span)
         outcome = yield CALL
         if self.whole:
-            _whole.remove(span)
+            wholes.remove(span)
         span.end(outcome.error)
         return None
 
@@ -107,10 +104,13 @@ class Stage(Named):
     Attributes:
         passes: Whether a `stage.pass` hook counts forward passes inside of it. Those of `AUTOPROF_ROLLOUT_ITERATIONS`
             are recorded then, not the whole.
+        mini_batches: Whether `stage.mini-batch` hooks count mini-batches inside of it, of which `AUTOPROF_MINI_BATCHES`
+            may ask for a part.
         outermost: Whether a call inside a stage of another role is part of that one, too.
     """
 
     passes: bool = False
+    mini_batches: bool = False
     outermost: bool = False
 
     def around(self, call: Call) -> Around:
@@ -119,11 +119,19 @@ class Stage(Named):
             yield CALL
             return None
         posting = yield InThread(board.read, run.info.id)
-        stage = None if inside(who, posting) else Running(self, run, who, call, posting)
+        stage = None if inside(who, posting) else self.run(run, who, call, posting)
         outcome = yield CALL
         if stage is not None:
             stage.end(outcome.error)
         return None
+
+    def run(
+        self, run: Runtime, who: Who, call: Call, posting: Posting | None, kind: type[Running] = Running
+    ) -> Running:
+        """The stage begins."""
+        counts: Counted = "passes" if self.passes else "mini_batches" if self.mini_batches else ""
+        wanted = self.wanted(run, who, call, posting)
+        return kind(run, who, posting, wanted, counts, lambda: self.span(run, who, call, posting))
 
     def wanted(self, run: Runtime, who: Who, call: Call, posting: Posting | None) -> tuple[Subject, Settings] | None:
         """What is to be captured, and how, if the window is open for this role and rank."""
@@ -137,84 +145,33 @@ class Stage(Named):
 
 
 class Pass(Behaviour):
-    """The call is made once in each forward pass of the stages that count them."""
+    """The call is made once in each forward pass of the stages that count them, or as the last of each mini-batch.
+
+    Attributes:
+        counted: What it counts.
+    """
+
+    counted: Literal["passes", "mini_batches"] = "passes"
 
     def around(self, call: Call) -> Around:
         yield CALL
         for stage in list(running.values()):
-            stage.passed()
+            if stage.counts == self.counted:
+                stage.passed()
         return None
 
 
-class Running:
-    """A stage that is running in this process, its capture and its span of the timeline."""
+class MiniBatch(Behaviour):
+    """The call is one mini-batch of the stages that count them, and a range of their traces. What comes between two of
+    them belongs to the first.
+    """
 
-    def __init__(self, stage: Stage, run: Runtime, who: Who, call: Call, posting: Posting | None) -> None:
-        self.step = _step(posting)
-        self._run = run
-        self._who = who
-        self._passed = 0
-        self._recording: Capture | None = None
-        self._wanted = stage.wanted(run, who, call, posting)
-        self._first = 0
-        self._stop_before: int | None = None
-        if stage.passes and self._wanted is not None:
-            self._first, self._stop_before = parse_iterations(self._wanted[1].rollout_iterations)
-        if self._first == 0:
-            self._record()
-        self._span = stage.span(run, who, call, posting)
-        running[who] = self
-
-    def passed(self) -> None:
-        """A forward pass is through."""
-        self._passed += 1
-        if self._passed == self._first:
-            self._record()
-        if self._passed == self._stop_before and self._recording is not None:
-            capture.end(self._recording)
-
-    def end(self, error: BaseException | None = None, cut: str = "") -> None:
-        """The stage has ended, with the exception that it raised, or early: `cut` says why."""
-        if running.get(self._who) is self:
-            del running[self._who]
-        self._span.end(error)
-        if self._recording is not None and cut:
-            capture.finish(self._recording, "truncated", cut)
-        elif self._recording is not None:
-            capture.end(self._recording, error)
-        elif self._wanted is not None and self._passed < self._first:
-            subject, settings = self._wanted
-            Placement(self._run, subject, settings, tools.choose(settings).name).fail(
-                f"there were {self._passed} forward passes; recording was to begin after {self._first}"
-            )
-
-    def _record(self) -> None:
-        if self._wanted is not None:
-            self._recording = capture.begin(self._run, *self._wanted)
-
-
-running: dict[Who, Running] = {}
-_whole: list[TimelineSpan] = []
-
-
-def inside(who: Who, posting: Posting | None) -> bool:
-    """Whether a stage that would begin now is part of what is running: of itself, of its role in this step, or of a
-    span that is a whole."""
-    step = _step(posting)
-    return (
-        bool(_whole)
-        or who in running
-        or any(role == who[0] and stage.step == step for (role, _), stage in running.items())
-    )
-
-
-def in_whole() -> bool:
-    """Whether a span is running inside of which there is no stage."""
-    return bool(_whole)
-
-
-def _step(posting: Posting | None) -> int | None:
-    return posting.step if posting is not None else None
+    def around(self, call: Call) -> Around:
+        ends = [stage.mini_batch() for stage in list(running.values()) if stage.counts == "mini_batches"]
+        yield CALL
+        for end in filter(None, ends):
+            end()
+        return None
 
 
 def takes(settings: Settings, role: str, ranks: range) -> bool:

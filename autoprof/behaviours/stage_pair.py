@@ -6,7 +6,8 @@ from typing import Any
 
 from autoprof import board, runtime
 from autoprof.behaviours import Behaviour
-from autoprof.behaviours.stage import Running, Stage, Who, inside, running
+from autoprof.behaviours.running import Running, Who, inside, running
+from autoprof.behaviours.stage import Stage
 from autoprof.board import Posting
 from autoprof.paths import CallPath
 from autoprof.placement import Subject
@@ -45,7 +46,12 @@ class Begin(Stage):
         before = running.get(who)
         if isinstance(before, _Opened) and before.step != (posting.step if posting is not None else None):
             before.end(cut="its end never came")
-        return None if inside(who, posting) else _Opened(self, run, who, call, posting)
+        if inside(who, posting):
+            return None
+        opened = self.run(run, who, call, posting, _Opened)
+        assert isinstance(opened, _Opened)
+        opened.owner = _owner(self.of, call)
+        return opened
 
 
 class SpanBegin(Begin):
@@ -82,9 +88,7 @@ class End(Behaviour):
 class _Opened(Running):
     """A running stage that a call of its own has to end."""
 
-    def __init__(self, stage: Begin, run: Runtime, who: Who, call: Call, posting: Posting | None) -> None:
-        super().__init__(stage, run, who, call, posting)
-        self.owner = _owner(stage.of, call)
+    owner: Any = None
 
 
 def end_all() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any, Literal
 
-from autoprof import board, control, ending, log, runtime
-from autoprof.behaviours import Behaviour, rollout, stage_pair
+from autoprof import board, continuous, control, ending, log, runtime
+from autoprof.behaviours import Behaviour, rollout, stage_pair, step_workers
 from autoprof.behaviours.stage import own_rank
 from autoprof.paths import CallPath
 from autoprof.timeline import Span
@@ -48,6 +48,8 @@ class StepBehaviour(Behaviour):
         resumed: Path to the number of the step that the run was resumed from, 0 for none; counted steps go on there.
         offset: Added to the number, where the counter is that of the finished step.
         replicas: Where the trainer keeps its rollout replicas.
+        workers: Paths to lists of the Ray actors that work on the step. The captures of whole steps in them are ended
+            with the step (`AUTOPROF_MODE=continuous`). A list that is not there has none.
         engines: `step` where engines are captured from the begin of the step, `around` where a `rollout.around` hook
             does it.
     """
@@ -56,6 +58,7 @@ class StepBehaviour(Behaviour):
     resumed: CallPath = ""
     offset: int = 0
     replicas: list[rollout.Replicas] = []
+    workers: list[CallPath] = []
     engines: Literal["step", "around"] = "step"
 
     def number_of(self, call: Call) -> int:
@@ -81,7 +84,8 @@ class StepBehaviour(Behaviour):
         if step.captured:
             log.info(f"step {number} is captured")
             rollout.open_window(number, step.overrides, call, self.replicas)
-            if self.engines == "step":
+            step_workers.note(run, step.overrides, call, self.workers)
+            if self.engines == "step" or run.settings.mode == "continuous":
                 yield from rollout.start(run)
 
 
@@ -139,15 +143,27 @@ def finish(error: BaseException | None = None) -> Generator[Wait, Any, None]:
     """Close the step that is going on, if any: its open stages and its engines first, then the board."""
     global _current
     run, step = runtime.current(), _current
-    if run is None or step is None:
+    if run is None:
+        return
+    if step is None:
+        step_workers.step_ended(together=False)
         return
     _current = None
     stage_pair.end_all()
     if step.captured:
         yield from rollout.stop(run)
         rollout.close_window()
+    step_workers.step_ended(together=_next_belongs_to_it(run, step))
     step.span.end(error)
     yield InThread(board.post, run.info.id, None)
     last = not _asked and not Steps.parse(run.settings.steps).any_after(step.number, step.ordinal)
     if step.captured and last:
         ending.window_passed(run)
+
+
+def _next_belongs_to_it(run: runtime.Runtime, step: _Step) -> bool:
+    """Whether the next step is captured too, and in one capture with this one."""
+    if not step.captured or run.settings.consecutive != continuous.TOGETHER:
+        return False
+    number, ordinal = step.number + 1, step.ordinal + 1
+    return _asked.match(number, ordinal) is not None or Steps.parse(run.settings.steps).match(number, ordinal)

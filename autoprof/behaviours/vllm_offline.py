@@ -18,7 +18,8 @@ from typing import Any, Literal
 from autoprof import _boot, board, capture, runtime
 from autoprof.behaviours import Behaviour, batches, serve, vllm
 from autoprof.behaviours.engine import ROLE, Request
-from autoprof.behaviours.stage import in_whole, own_rank, takes
+from autoprof.behaviours.running import in_whole
+from autoprof.behaviours.stage import own_rank, takes
 from autoprof.paths import CallPath, follow
 from autoprof.wrapping import CALL, Around, Call
 

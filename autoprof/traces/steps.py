@@ -40,7 +40,7 @@ def merge_step(run: Run, step: Step, roles: str = "*", output: Path | None = Non
     """
     folder = RunDir(Path(run.path)).step(step.number)
     wanted = Settings(roles=tuple(word.strip() for word in roles.split(",")))
-    taken = inputs(folder, [capture for capture in step.captures if wanted.takes_role(role(capture))])
+    taken = inputs(folder, [capture for capture in step.captures if any(map(wanted.takes_role, _roles(capture)))])
     if not taken:
         there = ", ".join(dict.fromkeys(map(role, step.captures))) or "none"
         raise NotFound(f"{run.id} has no trace of {roles} in step {step.number}; there are roles {there}")
@@ -114,6 +114,11 @@ def role(capture: CaptureFile) -> str:
     return capture.name.split(".", 1)[0]
 
 
+def _roles(capture: CaptureFile) -> list[str]:
+    """The roles of a capture: one of a whole step holds all that its process has."""
+    return role(capture).split("+")
+
+
 def _input(folder: Path, capture: CaptureFile, with_host: bool) -> Input:
     label = _label(capture.name)
     host = str(capture.meta.get("host", ""))
@@ -136,7 +141,7 @@ def _label(name: str) -> str:
 
 
 def _order(capture: CaptureFile) -> tuple[int, str, int, int, int, str]:
-    name, meta = role(capture), capture.meta
+    name, meta = _roles(capture)[0], capture.meta
     place = _ROLES.index(name) if name in _ROLES else len(_ROLES)
     return place, name, _number(meta, "replica"), _number(meta, "rank"), _started(meta), capture.name
 

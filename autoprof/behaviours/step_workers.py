@@ -1,0 +1,42 @@
+"""Captures of whole steps, ended with the step in the processes that work on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from autoprof import continuous, log, runtime
+from autoprof.settings import Settings
+from autoprof.window import Ranks
+from autoprof.wrapping import Call
+
+_workers: list[Any] = []
+
+
+def note(run: runtime.Runtime, overrides: Mapping[str, Any], call: Call, paths: list[str]) -> None:
+    """Note the Ray actors that a step's window is for. In a list of them the place is the global rank."""
+    settings = run.settings.overridden(overrides)
+    if settings.mode != "continuous":
+        return
+    ranks = [Ranks.parse(text) for text in _ranks(settings)]
+    for path in paths:
+        for rank, worker in enumerate(call.at(path, None) or ()):
+            if any(rank in taken for taken in ranks) and worker not in _workers:
+                _workers.append(worker)
+
+
+def step_ended(together: bool) -> None:
+    """End the captures of the step, here and in the workers. `together`: the next step may belong to the same."""
+    continuous.step_ended(together)
+    for worker in _workers:
+        try:
+            # Nobody waits for the answer: the call comes before the trainer's next one in the actor's queue.
+            worker.__ray_call__.remote(continuous.end_in_worker, together)
+        except Exception as error:
+            log.warning_once(f"a worker could not be told that the step has ended: {type(error).__name__}: {error}")
+    if not together:
+        _workers.clear()
+
+
+def _ranks(settings: Settings) -> set[str]:
+    return {settings.ranks, *(settings.for_role(role).ranks for role in settings.role)}

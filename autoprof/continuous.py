@@ -1,0 +1,127 @@
+"""Captures of whole steps (`AUTOPROF_MODE=continuous`): one a process, from its first stage in the window to the end.
+
+Stages are ranges in it. Consecutive steps share one where that is asked for.
+"""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from autoprof import capture, log, runtime
+from autoprof.capture import Capture
+from autoprof.placement import Subject, clock
+from autoprof.runtime import Runtime
+from autoprof.settings import Settings
+from autoprof.tools import Tool
+
+STAGE = "step"
+TOGETHER = "together"
+
+
+class StepCapture(Capture):
+    """A capture of a step, or of consecutive steps, in this process."""
+
+    ranged = False
+
+    def __init__(self, run: Runtime, subject: Subject, settings: Settings, tool: Tool) -> None:
+        super().__init__(run, subject, settings, tool)
+        self.steps: list[int] = []
+        self.ends_with_step = settings.consecutive != TOGETHER
+        self._stages: list[dict[str, Any]] = []
+        self._end_range: Callable[[], None] | None = None
+
+    def takes(self, step: int) -> bool:
+        """Whether a stage of this step belongs to the capture."""
+        last = self.steps[-1]
+        return step == last or (not self.ends_with_step and step == last + 1)
+
+    def enter(self, subject: Subject) -> Callable[[], None]:
+        """A stage begins; what is returned ends it."""
+        if subject.step not in self.steps:
+            self.end_step()
+            self.steps.append(subject.step)
+            self._end_range = self.mark(f"global_step {subject.step}")
+        stage = {"step": subject.step, "role": subject.role, "stage": subject.stage, "start": clock()["unix_ns"]}
+        self._stages.append(stage)
+        end_range = self.mark(f"{subject.role}.{subject.stage}")
+
+        def leave() -> None:
+            stage["stop"] = clock()["unix_ns"]
+            end_range()
+
+        return leave
+
+    def end_step(self) -> None:
+        """The range of the step that was entered last ends."""
+        end_range, self._end_range = self._end_range, None
+        if end_range is not None:
+            end_range()
+
+    def finish(self, state: str, reason: str) -> None:
+        self.end_step()
+        roles = dict.fromkeys(stage["role"] for stage in self._stages)
+        self._place.describe("+".join(roles), {"steps": self.steps, "stages": self._stages})
+        super().finish(state, reason)
+
+
+_open: StepCapture | None = None
+
+
+def enter(run: Runtime, subject: Subject, settings: Settings) -> Callable[[], None] | None:
+    """A stage of a step in the window begins: it is part of the step's capture, which begins with the first of them.
+
+    Returns:
+        Ends the stage; None where this process records something else.
+    """
+    global _open
+    if _open is not None and not _open.ended.is_set() and not _open.takes(subject.step):
+        end("the step's end was not told; it is that of the next step's first stage")
+    if _open is None or _open.ended.is_set():
+        whole = msgspec.structs.replace(subject, stage=STAGE)
+        begun = capture.begin(run, whole, settings, StepCapture)
+        _open = begun if isinstance(begun, StepCapture) else None
+        if _open is not None:
+            atexit.unregister(_at_exit)
+            atexit.register(_at_exit)
+    return _open.enter(subject) if _open is not None else None
+
+
+def end(reason: str = "") -> None:
+    """End the capture that is open, if any."""
+    global _open
+    recording, _open = _open, None
+    if recording is not None:
+        capture.finish(recording, "complete", reason)
+
+
+def end_in_worker(actor: object, together: bool) -> None:
+    """Run in a Ray actor by the trainer, when its step has ended. Raises nothing.
+
+    Args:
+        actor: The actor, which Ray gives.
+        together: Whether the next step may belong to the same capture.
+    """
+    try:
+        step_ended(together)
+    except Exception as error:
+        runtime.report("continuous", error)
+
+
+def step_ended(together: bool) -> None:
+    """The trainer's step has ended. `together`: the next step may belong to the same capture."""
+    if _open is not None and (_open.ends_with_step or not together):
+        end()
+
+
+def _at_exit() -> None:
+    recording = _open
+    try:
+        end("the process ended before the step")
+        if recording is not None:  # the interpreter does not wait for a thread that starts now
+            recording.wait()
+    except Exception as error:
+        log.warning(f"the capture of a step could not be ended: {error}")
