@@ -22,8 +22,9 @@ from autoprof.settings import PREFIX, WINDOW_FIELDS, SettingsError
 _OPTIONS = {
     "steps": "steps to capture: 2,5 or 10:13 or ::50 or +2",
     "dir": "parent of the run directory",
-    "tool": "what records",
-    "mode": "a trace per stage or per step",
+    "tool": "what records: torch, npu, nsys, memory",
+    "mode": "a trace per stage (discrete) or per step (continuous)",
+    "consecutive": "steps that follow one another, in continuous mode: apart or together",
     "roles": "roles to capture, as patterns",
     "ranks": "global ranks to capture: 0,8 or 0:4 or all",
     "contents": "what to record: cpu,cuda,memory,shapes,stack,...",

@@ -25,7 +25,7 @@ class Trigger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     Attributes:
         steps: As in `AUTOPROF_STEPS`; `+1` is the step that begins next.
-        overrides: Settings of that window: `contents`, `ranks`, `rollout_iterations`.
+        overrides: Settings of that window: those of `settings.WINDOW_FIELDS`.
     """
 
     steps: str = "+1"

@@ -55,6 +55,16 @@ def window_passed(run: Runtime) -> None:
     threading.Thread(target=wait_and_go_on, name="autoprof-after", daemon=True).start()
 
 
+def let_workers_write(run: Runtime) -> None:
+    """Wait, where Ray is up, for what its workers are writing, as far as that is seen from this host.
+
+    Ray ends them without a word, with the actors' last handle or with the driver.
+    """
+    ray = sys.modules.get("ray")
+    if ray is not None and getattr(ray, "is_initialized", bool)():
+        wait_for_files(run, folders=False)
+
+
 def wait_for_files(run: Runtime, folders: bool = True) -> None:
     """Wait, within `AUTOPROF_STOP_TIMEOUT_S`, for the files that other processes are still writing.
 

@@ -267,5 +267,5 @@ _PARSERS: dict[str, tuple[Callable[[object], Any], str]] = {
     "log": (_one_of(LOG_LEVELS), f"one of {', '.join(LOG_LEVELS)}"),
 } | {name: (partial(parse, kind), takes(kind)) for name, kind in KINDS.items()}
 _FIELDS = tuple(_PARSERS)
-WINDOW_FIELDS = ("ranks", "contents", "rollout_iterations", "mini_batches")
+WINDOW_FIELDS = ("roles", "ranks", "tool", "contents", "rollout_iterations", "mini_batches")
 _ROLE_FIELDS = ("ranks", "contents", "rollout_iterations", "mini_batches", "max_trace_mb", "stop_timeout_s")

@@ -35,7 +35,7 @@ class Trainer:
         self.ref = hooked(lambda: torch.ones(3).cos(), "stage", role="ref", stage="compute_ref_log_prob")
         self.batch = hooked(lambda: torch.ones(3).exp(), "stage.mini-batch")
         self.update = hooked(self._update, "stage", role="actor", stage="update_actor", mini_batches=True)
-        self.fit = hooked(self._fit, "step.end")
+        self.fit = hooked(self._fit, "step.loop")
 
     def _step(self, number: int) -> None:
         torch.ones(3).atan()

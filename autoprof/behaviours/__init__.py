@@ -37,6 +37,7 @@ BEHAVIOURS = {
     "step.begin": "autoprof.behaviours.step:Begin",
     "step.counter": "autoprof.behaviours.counter:Counter",
     "step.end": "autoprof.behaviours.step:End",
+    "step.loop": "autoprof.behaviours.step:Loop",
     "step.tick": "autoprof.behaviours.step:Tick",
     "step.trainer": "autoprof.behaviours.step:Trainer",
     "step.wrap": "autoprof.behaviours.step:Wrap",

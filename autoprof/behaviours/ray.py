@@ -90,13 +90,11 @@ def merged(runtime_env: Any, environ: Mapping[str, str]) -> Any:
 
 
 def _let_workers_write() -> None:
-    """Wait for the files that processes of this run are writing, as far as they are seen from this host."""
     run = runtime.current()
-    ray = sys.modules.get("ray")
-    if run is None or ray is None or not ray.is_initialized():
+    if run is None:
         return
     try:
-        ending.wait_for_files(run, folders=False)
+        ending.let_workers_write(run)
     except Exception as error:
         runtime.report("ray/shutdown", error)
 

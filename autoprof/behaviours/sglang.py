@@ -107,6 +107,8 @@ async def start(engine: Any, request: Request) -> dict[str, Any]:
         contents=settings.contents,
         iterations=settings.rollout_iterations,
         ranks=settings.ranks,
+        roles=settings.roles,
+        tool=settings.tool,
     )
     session = _Session(engine, settings.stop_timeout_s)
     setattr(engine, OPEN, session)

@@ -33,6 +33,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
         contents: `AUTOPROF_CONTENTS`.
         iterations: `AUTOPROF_ROLLOUT_ITERATIONS`.
         ranks: `AUTOPROF_RANKS`.
+        roles: `AUTOPROF_ROLES`.
+        tool: `AUTOPROF_TOOL`.
     """
 
     action: Literal["start", "stop"]
@@ -44,6 +46,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     contents: tuple[str, ...] = ()
     iterations: str = "all"
     ranks: str = "all"
+    roles: tuple[str, ...] = ("*",)
+    tool: tuple[str, ...] = ()
 
 
 _session: Session | None = None
@@ -92,7 +96,11 @@ def _obey(holder: Any, order: Order) -> str:
         return "autoprof is off in the scheduler's process"
     rank, part = _place(holder, order)
     settings = msgspec.structs.replace(
-        run.settings.for_role(ROLE), contents=order.contents, rollout_iterations=order.iterations
+        run.settings.for_role(ROLE),
+        contents=order.contents,
+        rollout_iterations=order.iterations,
+        roles=order.roles,
+        tool=order.tool,
     )
     if rank not in Ranks.parse(order.ranks) or not settings.takes_role(ROLE):
         return ""

@@ -130,6 +130,22 @@ class End(Behaviour):
         return None
 
 
+class Loop(Behaviour):
+    """The call makes all steps: when it has returned, the last one ends, and no step follows.
+
+    Under Ray the workers may be ended right after, so what they are writing is waited for.
+    """
+
+    def around(self, call: Call) -> Around:
+        outcome = yield CALL
+        yield from finish(outcome.error)
+        run = runtime.current()
+        if run is not None:
+            step_workers.step_ended(together=False)
+            yield InThread(ending.let_workers_write, run)
+        return None
+
+
 class Trainer(Behaviour):
     """The call makes a trainer in this process: engines beside it leave it to the trainer to say which step it is."""
 
@@ -143,10 +159,7 @@ def finish(error: BaseException | None = None) -> Generator[Wait, Any, None]:
     """Close the step that is going on, if any: its open stages and its engines first, then the board."""
     global _current
     run, step = runtime.current(), _current
-    if run is None:
-        return
-    if step is None:
-        step_workers.step_ended(together=False)
+    if run is None or step is None:
         return
     _current = None
     stage_pair.end_all()

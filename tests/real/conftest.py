@@ -5,12 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from npu_stand_in import RELEASES, STAND_INS
 from verl_runs import VerlRun, verl_run
 
 ON = {"AUTOPROF": "1", "AUTOPROF_STEPS": "2,4"}
 ALL_PASSES = ON | {"AUTOPROF_ROLLOUT_ITERATIONS": "all"}
 # Validation and a checkpoint, so that a step has all that a step may hold.
 WHOLE = ["trainer.test_freq=2", "trainer.save_freq=4", "trainer.default_local_dir=checkpoints"]
+
+
+# PPO with a critic and a reference on two workers, which see two mini-batches a step, and have an engine each.
+TWO_WORKERS = [
+    "algorithm.adv_estimator=gae",
+    "trainer.n_gpus_per_node=2",
+    "++ray_kwargs.ray_init.num_gpus=2",
+    "ray_kwargs.ray_init.num_cpus=32",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1",
+    "critic.ppo_micro_batch_size_per_gpu=1",
+]
+EVERYTHING = "cpu,stack,shapes,memory,module"
 
 
 @pytest.fixture(scope="session")
@@ -40,10 +54,10 @@ def legacy_off(thorough: None, tmp_path_factory: pytest.TempPathFactory) -> Verl
 
 @pytest.fixture(scope="session")
 def critic(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
-    """PPO with a critic and a reference, under FSDP1, and other settings: one step, some roles, fewer passes of the
-    engine, a command at the end.
+    """PPO with a critic and a reference, under FSDP1, two workers, each with an engine, and other settings: one step,
+    some roles, fewer passes of the engine, a command at the end.
 
-    While it runs, somebody asks for step 3 as well.
+    While it runs, somebody asks for steps 3 to 6 as well, each with settings of its own.
     """
     folder = tmp_path_factory.mktemp("critic")
     settings = {
@@ -54,10 +68,34 @@ def critic(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
         "AUTOPROF_CONTENTS": "cpu,shapes,cuda",
         "AUTOPROF_ON_FINISH": f'ls "$AUTOPROF_RUN_DIR"/global_step_000002 > {folder}/finished.txt',
     }
-    overrides = ["algorithm.adv_estimator=gae", "trainer.total_training_steps=3"]
+    overrides = [*TWO_WORKERS, "trainer.total_training_steps=6"]
     overrides += ["actor_rollout_ref.actor.strategy=fsdp", "critic.strategy=fsdp"]
-    ask = ["--steps", "3", "--contents", "cpu", "--rollout-iterations", "0:3"]
-    return verl_run(folder, *overrides, ask=ask, **settings)
+    asks = [
+        "--steps 3 --contents cpu --rollout-iterations 0:3",
+        f"--steps 4 --roles * --ranks all --contents {EVERYTHING} --rollout-iterations 0:3",
+        "--steps 5 --roles * --ranks 1 --contents cpu --mini-batches 1:2 --rollout-iterations 0:3",
+        "--steps 6 --roles actor,rollout --tool npu --contents cpu,npu,shapes --rollout-iterations 0:3",
+    ]
+    settings |= {"AUTOPROF_TOOL": "torch", "TORCH_NPU_STAND_IN": RELEASES[-1]}
+    return verl_run(folder, *overrides, asks=asks, packages=[STAND_INS], **settings)
+
+
+@pytest.fixture(scope="session")
+def continuous(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
+    """The same with V1's trainer and FSDP2, a capture for whole steps: of 2, of 4 and 5 together, and of 7 with other
+    settings."""
+    settings = {
+        "AUTOPROF": "1",
+        "AUTOPROF_MODE": "continuous",
+        "AUTOPROF_CONSECUTIVE": "together",
+        "AUTOPROF_STEPS": "2,4:6",
+        "AUTOPROF_RANKS": "all",
+        "AUTOPROF_CONTENTS": EVERYTHING,
+        "AUTOPROF_ROLLOUT_ITERATIONS": "0:3",
+    }
+    asks = ["--steps 7 --ranks 1 --contents cpu"]
+    folder = tmp_path_factory.mktemp("continuous")
+    return verl_run(folder, *TWO_WORKERS, "trainer.total_training_steps=7", asks=asks, **settings)
 
 
 @pytest.fixture(scope="session")

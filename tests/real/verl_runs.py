@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 import subprocess
 import sys
@@ -92,36 +93,42 @@ class VerlRun:
 
 
 def verl_run(
-    folder: Path, *overrides: str, ask: Sequence[str] = (), script: str = "run_grpo.sh", **variables: str
+    folder: Path,
+    *overrides: str,
+    asks: Sequence[str] = (),
+    script: str = "run_grpo.sh",
+    packages: Sequence[Path] = (),
+    **variables: str,
 ) -> VerlRun:
-    """Run verl's GRPO, or another script of the example; `ask` are the options of an `autoprof trigger` once the run
-    has begun."""
+    """Run verl's GRPO, or another script of the example, with further folders of packages; `asks` are the options of
+    calls of `autoprof trigger` once the run has begun."""
     probe = folder / "probe"
     probe.mkdir()
     environment = clean_environment(
         PYTHON=sys.executable,
-        PYTHONPATH=str(ROOT / "tests" / "real" / "import_probe"),
+        PYTHONPATH=os.pathsep.join(map(str, [ROOT / "tests" / "real" / "import_probe", *packages])),
         IMPORT_PROBE=str(probe),
         DETERMINISTIC="1",
         **variables,
     )
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     command = [str(ROOT / "examples" / "verl_cpu" / script), *overrides]
-    asking = threading.Thread(target=_trigger, args=(folder, ask))
-    if ask:
+    asking = threading.Thread(target=_trigger, args=(folder, asks))
+    if asks:
         asking.start()
     finished = processes.run_framework(command, cwd=folder, env=environment, timeout_s=TIMEOUT_S)
-    if ask:
+    if asks:
         asking.join()
     assert finished.status == 0, "\n".join(finished.output.splitlines()[-60:])
     return VerlRun(folder, finished, probe)
 
 
-def _trigger(folder: Path, options: Sequence[str]) -> None:
+def _trigger(folder: Path, asks: Sequence[str]) -> None:
     """Ask as soon as the run is there, which is long before its first step."""
     deadline = time.monotonic() + TIMEOUT_S
     while not (folder / "autoprof_runs" / "latest" / "run.json").exists() and time.monotonic() < deadline:
         time.sleep(0.2)
-    command = [sys.executable, "-m", "autoprof", "trigger", *options]
     with (folder / "trigger.txt").open("w") as output:
-        subprocess.run(command, cwd=folder, env=clean_environment(), stdout=output, stderr=output, check=False)
+        for options in asks:
+            command = [sys.executable, "-m", "autoprof", "trigger", *options.split()]
+            subprocess.run(command, cwd=folder, env=clean_environment(), stdout=output, stderr=output, check=False)
