@@ -5,7 +5,9 @@ Stages are ranges in it. Consecutive steps share one where that is asked for.
 
 from __future__ import annotations
 
+import asyncio
 import atexit
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -33,11 +35,23 @@ class StepCapture(Capture):
         self.ends_with_step = settings.consecutive != TOGETHER
         self._stages: list[dict[str, Any]] = []
         self._end_range: Callable[[], None] | None = None
+        self._loop = _running_loop()
 
     def takes(self, step: int) -> bool:
         """Whether a stage of this step belongs to the capture."""
         last = self.steps[-1]
         return step == last or (not self.ends_with_step and step == last + 1)
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Call a function in the capture's own thread, if that runs an event loop, or else here.
+
+        Ray runs the methods of an actor with a coroutine function in its event loop, but `__ray_call__` in a thread beside it
+        (Ray 2.60).
+        """
+        if self._loop is None or self.thread == threading.get_ident():
+            function()
+        else:
+            self._loop.call_soon_threadsafe(function)
 
     def enter(self, subject: Subject) -> Callable[[], None]:
         """A stage begins; what is returned ends it."""
@@ -113,8 +127,24 @@ def end_in_worker(actor: object, together: bool) -> None:
 
 def step_ended(together: bool) -> None:
     """The trainer's step has ended. `together`: the next step may belong to the same capture."""
-    if _open is not None and (_open.ends_with_step or not together):
-        end()
+    recording = _open
+    if recording is not None and (recording.ends_with_step or not together):
+        recording.call(lambda: _end_quietly(recording))
+
+
+def _end_quietly(recording: StepCapture) -> None:
+    try:
+        if recording is _open:
+            end()
+    except Exception as error:
+        runtime.report("continuous", error)
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 def _at_exit() -> None:

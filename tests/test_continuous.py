@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import subprocess
@@ -237,6 +238,21 @@ def test_an_end_in_another_thread_says_so(joined: Any, trainer: Trainer) -> None
     ((meta, trace),) = finished(run).values()
     assert (meta["state"], trace) == ("failed", None)
     assert "another thread" in meta["reason"]
+
+
+def test_an_actor_with_an_event_loop_is_told_in_another_thread(joined: Any, trainer: Trainer) -> None:
+    # As Ray does: methods in the loop's thread, calls of functions beside it.
+    run = joined(steps="1", mode="continuous")
+    board.post("run", board.Posting(step=1, captured=True))
+
+    async def worker() -> None:
+        trainer.log_prob()
+        await asyncio.to_thread(continuous.end_in_worker, None, False)
+        await asyncio.sleep(0.01)
+
+    asyncio.run(worker())
+    ((meta, _),) = captures(run).values()
+    assert (meta["state"], meta["reason"]) == ("complete", "")
 
 
 def test_a_worker_that_is_not_told_ends_with_the_next_steps_first_stage(joined: Any, trainer: Trainer) -> None:

@@ -22,7 +22,11 @@ TWO_WORKERS = [
     "ray_kwargs.ray_init.num_cpus=32",
     "actor_rollout_ref.actor.ppo_mini_batch_size=2",
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1",
+    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=1",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=1",
+    "critic.ppo_mini_batch_size=2",
     "critic.ppo_micro_batch_size_per_gpu=1",
+    "critic.forward_micro_batch_size_per_gpu=1",
 ]
 EVERYTHING = "cpu,stack,shapes,memory,module"
 

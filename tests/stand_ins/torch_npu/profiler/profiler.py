@@ -44,6 +44,12 @@ class profile:
         self.arguments["on_trace_ready"](self)
 
     @swallows
+    def add_metadata_json(self, key: str, value: str) -> None:
+        if self.folder is None:
+            raise RuntimeError("it was not started")
+        (self.folder / "profiler_metadata.json").write_text(json.dumps({key: json.loads(value)}))
+
+    @swallows
     def step(self) -> None:
         """Without a schedule it does nothing."""
 
