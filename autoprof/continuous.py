@@ -45,8 +45,8 @@ class StepCapture(Capture):
     def call(self, function: Callable[[], None]) -> None:
         """Call a function in the capture's own thread, if that runs an event loop, or else here.
 
-        Ray runs the methods of an actor with a coroutine function in its event loop, but `__ray_call__` in a thread beside it
-        (Ray 2.60).
+        Ray runs the methods of an actor with a coroutine function in its event loop, but `__ray_call__` in a thread
+        beside it (Ray 2.60).
         """
         if self._loop is None or self.thread == threading.get_ident():
             function()
@@ -104,12 +104,17 @@ def enter(run: Runtime, subject: Subject, settings: Settings) -> Callable[[], No
     return _open.enter(subject) if _open is not None else None
 
 
+def recording() -> Capture | None:
+    """The capture of a step that is open in this process."""
+    return _open
+
+
 def end(reason: str = "") -> None:
     """End the capture that is open, if any."""
     global _open
-    recording, _open = _open, None
-    if recording is not None:
-        capture.finish(recording, "complete", reason)
+    ending, _open = _open, None
+    if ending is not None:
+        capture.finish(ending, "complete", reason)
 
 
 def end_in_worker(actor: object, together: bool) -> None:
@@ -127,14 +132,14 @@ def end_in_worker(actor: object, together: bool) -> None:
 
 def step_ended(together: bool) -> None:
     """The trainer's step has ended. `together`: the next step may belong to the same capture."""
-    recording = _open
-    if recording is not None and (recording.ends_with_step or not together):
-        recording.call(lambda: _end_quietly(recording))
+    open_now = _open
+    if open_now is not None and (open_now.ends_with_step or not together):
+        open_now.call(lambda: _end_quietly(open_now))
 
 
-def _end_quietly(recording: StepCapture) -> None:
+def _end_quietly(told: StepCapture) -> None:
     try:
-        if recording is _open:
+        if told is _open:
             end()
     except Exception as error:
         runtime.report("continuous", error)
@@ -148,10 +153,10 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def _at_exit() -> None:
-    recording = _open
+    last = _open
     try:
         end("the process ended before the step")
-        if recording is not None:  # the interpreter does not wait for a thread that starts now
-            recording.wait()
+        if last is not None:  # the interpreter does not wait for a thread that starts now
+            last.wait()
     except Exception as error:
         log.warning(f"the capture of a step could not be ended: {error}")

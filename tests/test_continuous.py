@@ -98,7 +98,7 @@ def test_a_step_is_one_capture_that_names_all_its_roles(joined: Any, trainer: Tr
     assert (meta["state"], meta["reason"], meta["steps"]) == ("complete", "", [2])
     assert [f"{stage['role']}.{stage['stage']}" for stage in meta["stages"]] == STAGES
     assert all(stage["start"] <= stage["stop"] for stage in meta["stages"])
-    assert ranges(trace) == ["global_step 2", *STAGES]
+    assert ranges(trace) == ["global_step 2", *STAGES, *BATCHES]
     # From the first stage on, and what comes between two of them.
     assert {"aten::sin", "aten::log", "aten::cos", "aten::exp"} <= operators(trace)
     assert "aten::atan" not in operators(trace)
@@ -123,7 +123,7 @@ def test_consecutive_steps_together(joined: Any, trainer: Trainer, executed: lis
     ((name, (meta, trace)),) = captures(run).items()
     assert name == "2/actor+ref.step"
     assert meta["steps"] == trace["autoprof"]["global_steps"] == [2, 3]
-    assert ranges(trace) == ["global_step 2", *STAGES, "global_step 3", *STAGES]
+    assert ranges(trace) == ["global_step 2", *STAGES, *BATCHES, "global_step 3", *STAGES, *BATCHES]
 
 
 def test_doctor_knows_where_a_step_is_that_shares_a_capture(joined: Any, trainer: Trainer) -> None:

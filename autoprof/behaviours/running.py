@@ -66,7 +66,8 @@ class Running:
         number, self._counted = self._counted, self._counted + 1
         if number == self._first and not self._begun:
             self._record()
-        return self._recording.mark(f"mini_batch {number}") if self._recording is not None else None
+        recording = self._recording if self._leave is None else continuous.recording()
+        return recording.mark(f"mini_batch {number}") if recording is not None else None
 
     def end(self, error: BaseException | None = None, cut: str = "") -> None:
         """The stage has ended, with the exception that it raised, or early: `cut` says why."""

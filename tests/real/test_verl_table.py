@@ -1,100 +1,178 @@
 """What the settings ask for is what the traces hold: real PPO runs of verl 0.9.1 with a critic and a reference on two
-workers, discrete and continuous."""
+workers, whose fixtures say what was asked for in which step."""
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import pytest
 from verl_runs import VerlRun
 
-# What each worker does in a step, in this order in V1.
-WORK = {
+# What each worker does in a step, in V1's order.
+WORK = [
     "actor.compute_log_prob",
     "ref.compute_ref_log_prob",
     "critic.compute_values",
     "critic.update_critic",
     "actor.update_actor",
     "actor.update_weights",
-}
+]
+UPDATES = ("critic.update_critic", "actor.update_actor")
+BATCHES = ["mini_batch 0", "mini_batch 1"]
+ENGINE = ["rollout.frontend", "rollout.rank0"]
+EVERYTHING = {"cpu", "stack", "shapes", "memory", "module"}
+ROLES = ("trainer", "actor", "critic", "ref", "rollout")
 
 
 def metas(run: VerlRun, step: int) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(run.step_folder(step).glob("*.meta.json"))]
 
 
+def name(meta: dict[str, Any]) -> str:
+    return f"{meta['role']}.{meta['part'] or meta['stage']}"
+
+
 def ranks(run: VerlRun, step: int) -> dict[str, list[int]]:
     """The ranks of each role's stages, and of each part of the rollout."""
     found: dict[str, list[int]] = defaultdict(list)
     for meta in metas(run, step):
-        if meta["role"] == "rollout":
-            found[f"rollout {meta['part']}"].append(meta["rank"])
-        else:
-            found[f"{meta['role']}.{meta['stage']}"].append(meta["rank"])
-    return {name: sorted(found[name]) for name in sorted(found)}
+        found[name(meta)].append(meta["rank"])
+    return {key: sorted(value) for key, value in found.items()}
 
 
-def events(trace: dict[str, Any], category: str) -> list[dict[str, Any]]:
-    return [event for event in trace["traceEvents"] if event.get("cat") == category]
+def traces(run: VerlRun, step: int) -> dict[tuple[str, int], dict[str, Any]]:
+    """Each trace of a step, by name and rank."""
+    found = {}
+    for path in run.step_folder(step).glob("*.meta.json"):
+        meta = json.loads(path.read_text())
+        found[name(meta), meta["rank"]] = run.trace(step, path.name.removesuffix(".meta.json"))
+    return found
+
+
+def operators(trace: dict[str, Any]) -> list[dict[str, Any]]:
+    return [event for event in trace["traceEvents"] if event.get("cat") == "cpu_op"]
 
 
 def holds(trace: dict[str, Any]) -> set[str]:
-    """Which of the contents show in a trace."""
-    operators = events(trace, "cpu_op")
-    found = {"cpu"} if operators else set()
-    if events(trace, "python_function"):
+    """Which of the contents show in a trace of a worker's."""
+    found = {"cpu"} if operators(trace) else set()
+    if any(event.get("cat") == "python_function" for event in trace["traceEvents"]):
         found.add("stack")
-    if any("Input Dims" in event.get("args", {}) for event in operators):
+    if any("Input Dims" in event.get("args", {}) for event in operators(trace)):
         found.add("shapes")
     if any(event["name"] == "[memory]" for event in trace["traceEvents"]):
         found.add("memory")
-    if any(event["name"].startswith("nn.Module: ") for event in trace["traceEvents"]):
+    if trace.get("with_modules"):
         found.add("module")
     return found
 
 
 def ranges(trace: dict[str, Any]) -> list[str]:
     """autoprof's ranges in a trace, from outer to inner and first to last."""
-    found = [event for event in events(trace, "user_annotation") if event["name"].startswith(("global_step", *ROLES))]
+    ours = ("global_step ", "mini_batch ", *(f"{role}." for role in ROLES))
+    found = [
+        event
+        for event in trace["traceEvents"]
+        if event.get("cat") == "user_annotation" and event["name"].startswith(ours)
+    ]
     return [event["name"] for event in sorted(found, key=lambda event: (event["ts"], -event["dur"]))]
 
 
-ROLES = ("trainer.", "actor.", "critic.", "ref.", "mini_batch ")
+@pytest.mark.parametrize(
+    ("step", "stages", "workers", "contents"),
+    [
+        (2, ["ref.compute_ref_log_prob", "critic.compute_values", "critic.update_critic"], [0], {"cpu", "shapes"}),
+        (3, ["ref.compute_ref_log_prob", "critic.compute_values", "critic.update_critic"], [0], {"cpu"}),
+        (4, WORK, [0, 1], EVERYTHING),
+        (5, WORK, [1], {"cpu"}),
+    ],
+)
+def test_discrete(critic: VerlRun, step: int, stages: list[str], workers: list[int], contents: set[str]) -> None:
+    captured = dict.fromkeys([*stages, *ENGINE], workers)
+    if step == 4:
+        captured["trainer.compute_advantage"] = [0]
+    assert ranks(critic, step) == captured
+    for (what, rank), trace in traces(critic, step).items():
+        if not what.endswith("frontend"):  # it computes nothing
+            assert holds(trace) == contents, (what, rank)
+        if what in WORK:
+            batches = (BATCHES[1:] if step == 5 else BATCHES) if what in UPDATES else []
+            assert ranges(trace) == [what, *batches]
+            assert trace["distributedInfo"]["rank"] == rank
 
 
-@pytest.mark.parametrize("name", ["critic", "continuous"])
-def test_print(name, request) -> None:
-    run = request.getfixturevalue(name)
-    if 1:
-        for step in range(2, 8):
-            if not run.step_folder(step).exists():
-                print(step, "NONE")
-                continue
-            print("STEP", step, ranks(run, step) if run.step_folder(step).exists() else None)
-            for meta in metas(run, step):
-                print(
-                    "   ",
-                    meta["role"],
-                    meta["stage"],
-                    meta["rank"],
-                    meta["part"],
-                    meta["tool"],
-                    meta["contents"],
-                    meta["state"],
-                    meta["reason"],
-                    meta["bytes"],
-                    meta.get("steps"),
-                )
-            for path in sorted(run.step_folder(step).glob("*.gz")):
-                trace = run.trace(step, path.name.removesuffix(".pt.trace.json.gz"))
-                print(
-                    "   ",
-                    path.name[:50],
-                    holds(trace),
-                    ranges(trace),
-                    trace.get("with_modules"),
-                    trace.get("distributedInfo", {}).get("rank"),
-                )
-    assert 0
+@pytest.mark.parametrize("step", [2, 3, 4, 5])
+def test_each_trace_says_itself_what_it_is_of(critic: VerlRun, step: int) -> None:
+    for (what, rank), trace in traces(critic, step).items():
+        stamp = trace["autoprof"]
+        assert (stamp["global_step"], stamp["rank"], stamp["run"]) == (step, rank, critic.directory.name)
+        assert what == f"{stamp['role']}.{stamp.get('part') or stamp['stage']}"
+        assert stamp["versions"]["torch"].startswith("2.13.0")
+
+
+def test_roles_that_share_a_process_have_their_own_names(critic: VerlRun) -> None:
+    pids = defaultdict(set)
+    for meta in metas(critic, 4):
+        pids[meta["pid"]].add(meta["role"])
+    assert sorted(map(sorted, pids.values()))[:2] == [["actor", "critic", "ref"]] * 2
+
+
+def test_a_window_may_have_another_tool(critic: VerlRun) -> None:
+    actor = {stage: [0] for stage in WORK if stage.startswith("actor.")}
+    assert ranks(critic, 6) == actor | {part: [0] for part in ENGINE}
+    for meta in metas(critic, 6):
+        # The front end uses no NPU.
+        assert meta["tool"] == ("torch" if meta["part"] == "frontend" else "npu")
+        assert (meta["state"], meta["reason"]) == ("complete", "")
+    folders = sorted(path.name.split(".rank0")[0] for path in critic.step_folder(6).glob("*_ascend_pt"))
+    assert folders == sorted([*actor, "rollout.replica0"])
+    for folder in critic.step_folder(6).glob("*_ascend_pt"):
+        assert (folder / "ASCEND_PROFILER_OUTPUT" / "trace_view.json").exists()
+        assert json.loads((folder / "profiler_metadata.json").read_text())["autoprof"]["global_step"] == 6
+
+
+@pytest.mark.parametrize(
+    ("step", "steps", "workers", "contents"),
+    [(2, [2], [0, 1], EVERYTHING), (4, [4, 5], [0, 1], EVERYTHING), (7, [7], [1], {"cpu"})],
+)
+def test_continuous(continuous: VerlRun, step: int, steps: list[int], workers: list[int], contents: set[str]) -> None:
+    whole = "actor+ref+critic.step"
+    captured = dict.fromkeys([whole, *ENGINE], workers)
+    if 0 in workers:
+        captured["trainer.step"] = [0]
+    assert ranks(continuous, step) == captured
+    found = traces(continuous, step)
+    for rank in workers:
+        trace = found[whole, rank]
+        assert holds(trace) == contents
+        work = [*WORK[:4], *BATCHES, WORK[4], *BATCHES, WORK[5]]
+        assert ranges(trace) == [entry for number in steps for entry in (f"global_step {number}", *work)]
+        assert trace["autoprof"]["global_steps"] == steps
+        assert trace["distributedInfo"]["rank"] == rank
+    for meta in metas(continuous, step):
+        assert (meta["state"], meta["reason"]) == ("complete", ""), meta
+
+
+def test_the_second_of_two_steps_has_its_engines_traces_only(continuous: VerlRun) -> None:
+    assert ranks(continuous, 5) == {part: [0, 1] for part in ENGINE}
+
+
+def test_engines_end_before_the_step_capture_of_their_device_begins(continuous: VerlRun) -> None:
+    for step in (2, 4, 7):
+        engines = [meta["clock"]["stop"]["unix_ns"] for meta in metas(continuous, step) if name(meta) == ENGINE[1]]
+        workers = [meta["clock"]["start"]["unix_ns"] for meta in metas(continuous, step) if "+" in meta["role"]]
+        assert max(engines) < min(workers)
+
+
+def test_a_continuous_run_is_without_problems(continuous: VerlRun, python: Any) -> None:
+    assert list(continuous.directory.rglob("*.part")) == []
+    assert "autoprof: " not in continuous.finished.output
+    assert "no problems found" in python(["-m", "autoprof", "doctor", str(continuous.directory)]).stdout
+
+
+def test_what_was_asked_for_while_it_ran_was_all_taken(critic: VerlRun, continuous: VerlRun) -> None:
+    for run, asked in ((critic, 4), (continuous, 1)):
+        assert len(list(Path(run.directory, "control").glob("*.taken"))) == asked
