@@ -1,0 +1,182 @@
+"""What is written after a stop, while the next capture is recorded."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_capture import SUBJECT, finished
+
+from autoprof import _finish, capture, ending, writing
+from autoprof.behaviours import step
+from autoprof.behaviours.ray import Shutdown
+from autoprof.tools import torch as torch_tool
+from autoprof.wrapping import Call
+
+
+@pytest.fixture
+def held(mocker: Any) -> threading.Event:
+    """Exports wait for this."""
+    event = threading.Event()
+    export = torch_tool.TorchTool.export
+
+    def wait_and_export(tool: Any, path: str) -> None:
+        assert event.wait(20)
+        export(tool, path)
+
+    mocker.patch.object(torch_tool.TorchTool, "export", wait_and_export)
+    return event
+
+
+def record(run: Any, size: int = 100) -> None:
+    recording = capture.begin(run, SUBJECT)
+    assert recording is not None
+    for _ in range(size):
+        torch.ones(3) + 1
+    capture.end(recording)
+
+
+def test_the_thread_that_recorded_goes_on(made: Any, held: threading.Event) -> None:
+    run = made()
+    record(run)
+    record(run)
+    assert len(list(run.rundir.parts())) == 2
+    held.set()
+    assert sorted(meta["state"] for meta, _ in finished(run).values()) == ["complete"] * 2
+
+
+def test_only_so_many_are_written_at_once(made: Any, held: threading.Event) -> None:
+    run = made(stop_timeout_s=0.2)
+    record(run)
+    record(run)
+    threading.Timer(0.5, held.set).start()
+    # There is no thread for the third: it waits for the time-out, then for its own file.
+    record(run)
+    assert held.is_set()
+    assert len(finished(made())) == 3
+
+
+def test_without_a_thread_it_is_written_here(mocker: Any) -> None:
+    mocker.patch("threading.Thread.start", side_effect=RuntimeError("can't start new thread"))
+    done: list[int] = []
+    writing.later(lambda: done.append(threading.get_ident()), 1.0)(1.0)
+    assert done == [threading.get_ident()]
+
+
+def test_a_recording_is_not_freed_while_another_goes_on(made: Any, held: threading.Event) -> None:
+    run = made()
+    record(run)
+    (first,) = torch_tool._unwritten
+    recording = capture.begin(run, SUBJECT)
+    held.set()
+    deadline = time.monotonic() + 20
+    while not torch_tool._written and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert first.profiler is not None
+    capture.end(recording)
+    finished(run)
+    assert first.profiler is None
+    assert torch_tool._written == []
+
+
+def test_many_captures_one_after_the_other(python: Any) -> None:
+    # Each is written while the next is recorded, in a process of its own: what torch makes of it may be a crash.
+    code = """
+import os
+os.environ["AUTOPROF_RUN_ID"] = "made"
+from autoprof import capture, runtime
+from autoprof.placement import Subject
+import torch
+run = runtime.start()
+for number in range(60):
+    recording = capture.begin(run, Subject(step=number, role="actor", stage="update_actor", rank=0))
+    x = torch.ones(30, 30, requires_grad=True)
+    for _ in range(200):
+        (x @ x).sum().backward()
+    capture.end(recording)
+"""
+    python(code, AUTOPROF="1")
+
+
+def test_one_process_compresses_at_a_time(tmp_path: Path, mocker: Any) -> None:
+    mocker.patch("os.cpu_count", return_value=2)
+    mocker.patch.object(tempfile, "gettempdir", return_value=str(tmp_path))
+    raw = tmp_path / "raw.part"
+    raw.touch()
+    os.utime(raw, (0, 0))
+    lock = tmp_path / f"autoprof-{os.getuid()}-finish0.lock"
+    with lock.open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        waiting = threading.Thread(target=_finish.wait_for_turn, args=(str(raw),))
+        waiting.start()
+        waiting.join(0.5)
+        assert waiting.is_alive()
+        assert raw.stat().st_mtime > 0
+    waiting.join(10)
+    assert not waiting.is_alive()
+
+
+def test_a_planted_link_is_not_followed_and_costs_the_turn_only(tmp_path: Path, mocker: Any) -> None:
+    mocker.patch.object(tempfile, "gettempdir", return_value=str(tmp_path))
+    (tmp_path / f"autoprof-{os.getuid()}-finish0.lock").symlink_to(tmp_path / "theirs")
+    _finish.wait_for_turn(str(tmp_path))
+    assert not (tmp_path / "theirs").exists()
+
+
+def test_the_end_of_ray_waits_for_what_workers_are_writing(joined: Any, mocker: Any) -> None:
+    run = joined()
+    part = run.rundir.step(1) / "actor.update_actor.rank0.pt.trace.json.part"
+    part.parent.mkdir(parents=True)
+    part.touch()
+    # An NPU's folder is another process's by now.
+    (part.parent / "x_ascend_pt.part").mkdir()
+    mocker.patch.dict("sys.modules", ray=mocker.Mock(is_initialized=lambda: True))
+    threading.Timer(0.5, part.unlink).start()
+    around = Shutdown().around(Call("ray/shutdown", lambda: None, (), {}))
+    next(around)
+    assert not part.exists()
+
+
+def test_the_end_of_all_steps_waits_under_ray_only(joined: Any, mocker: Any) -> None:
+    run = joined(stop_timeout_s=0.3)
+    part = run.rundir.step(1) / "actor.update_actor.rank0.pt.trace.json.part"
+    part.parent.mkdir(parents=True)
+    part.touch()
+    waited = mocker.spy(ending, "wait_for_files")
+    for there in (False, True):
+        mocker.patch.dict("sys.modules", ray=mocker.Mock(is_initialized=lambda there=there: there))
+        around = step.Loop().around(Call("verl/fit", lambda: None, (), {}))
+        next(around)
+        around.send(mocker.Mock(error=None)).block()
+        assert waited.call_count == int(there)
+
+
+def test_a_trace_that_is_still_written_beside_its_place_is_waited_for(made: Any) -> None:
+    run = made(stop_timeout_s=0.5)
+    part = run.rundir.step(1) / "actor.update_actor.rank0.pt.trace.json.part"
+    part.parent.mkdir(parents=True)
+    part.touch()
+    os.utime(part, (0, 0))
+    begun = time.monotonic()
+    ending.wait_for_files(run)
+    without = time.monotonic() - begun
+    part.with_name(f"{part.name}.tmp").touch()
+    ending.wait_for_files(run)
+    assert time.monotonic() - begun - without > without
+
+
+def test_a_process_that_ends_while_it_writes_waits_for_it(tmp_path: Path) -> None:
+    code = (
+        "import time\nfrom autoprof import writing\nwriting.later(lambda: (time.sleep(0.3), open('there', 'w')), 1.0)"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=60)
+    assert (tmp_path / "there").exists()
