@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 PART = ".part"
@@ -69,8 +70,35 @@ def finish(job: dict[str, Any]) -> None:
     """Make a trace with its final name and `job["meta_path"]` from `job["raw"]`, which is removed.
 
     The meta file comes after it and says `complete` or `truncated` of a trace that has its final name; where the trace
-    can't be written it says `failed`.
+    can't be written it says `failed`. Nothing is done where another process is at it or was.
     """
+    with _claimed(job["raw"]) as mine:
+        if mine:
+            _finish(job)
+
+
+@contextlib.contextmanager
+def _claimed(raw: str) -> Iterator[bool]:
+    """Whether what was recorded is this process's to finish: whoever hands it over may not know that it got there."""
+    try:
+        descriptor = os.open(raw, os.O_RDONLY)
+    except FileNotFoundError:
+        yield False
+        return
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        except OSError:  # a file system without locks
+            pass
+        yield os.path.exists(raw)
+    finally:
+        os.close(descriptor)
+
+
+def _finish(job: dict[str, Any]) -> None:
     meta = job["meta"]
     try:
         meta |= _name_folder(job) if os.path.isdir(job["raw"]) else _compress(job)

@@ -19,8 +19,8 @@ from autoprof.runtime import Runtime
 from autoprof.settings import MERGE, Settings
 from autoprof.tools import Tool
 
-# How long the process that compresses may take to start, which is some 10 ms.
-_HAND_OVER_S = 10.0
+# How long the process that compresses may take to start: some 10 ms, and more on a machine that is busy.
+_HAND_OVER_S = 60.0
 
 
 class Subject(msgspec.Struct, frozen=True, kw_only=True):

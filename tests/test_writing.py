@@ -125,6 +125,21 @@ def test_one_process_compresses_at_a_time(tmp_path: Path, mocker: Any) -> None:
     assert not waiting.is_alive()
 
 
+def test_what_another_process_finishes_is_left_to_it(made: Any, tmp_path: Path) -> None:
+    raw, trace = tmp_path / "x.pt.trace.json.part", tmp_path / "x.pt.trace.json.gz"
+    raw.write_text("{}")
+    job = {"raw": str(raw), "trace": str(trace), "meta": {}, "meta_path": str(tmp_path / "x.meta.json"), "max_bytes": 9}
+    with raw.open() as theirs:
+        fcntl.flock(theirs, fcntl.LOCK_EX)
+        _finish.finish(job)
+    assert not trace.exists()
+    _finish.finish(job)
+    assert trace.exists()
+    before = trace.stat()
+    _finish.finish(job)
+    assert trace.stat() == before
+
+
 def test_a_planted_link_is_not_followed_and_costs_the_turn_only(tmp_path: Path, mocker: Any) -> None:
     mocker.patch.object(tempfile, "gettempdir", return_value=str(tmp_path))
     (tmp_path / f"autoprof-{os.getuid()}-finish0.lock").symlink_to(tmp_path / "theirs")
