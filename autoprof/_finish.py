@@ -1,5 +1,5 @@
-"""Finishes a capture in a process of its own: compresses the raw trace, or has torch_npu analyse its folder, names it,
-and writes its meta file.
+"""Finishes a capture in a process of its own: compresses a Chrome trace, has torch_npu analyse its folder, gives what was
+recorded its name, and writes its meta file.
 
 Run as a script with one JSON job on stdin, isolated and without site, so that it starts in milliseconds. Stdlib only.
 """
@@ -21,6 +21,7 @@ import time
 from typing import Any, BinaryIO
 
 PART = ".part"
+COMPRESSED = ".gz"
 # torch's own export compresses at level 9, in the training thread: bench/stop.py compares the two.
 LEVEL = 4
 # How a folder of torch_npu's ends (profiler/_profiler_path_creator.py).
@@ -73,7 +74,10 @@ def finish(job: dict[str, Any]) -> None:
     """
     meta = job["meta"]
     try:
-        meta |= _name_folder(job) if os.path.isdir(job["raw"]) else _compress(job)
+        if os.path.isdir(job["raw"]):
+            meta |= _name_folder(job)
+        else:
+            meta |= _compress(job) if job["trace"].endswith(COMPRESSED) else _rename(job)
     except OSError as error:
         meta |= {"state": "failed", "reason": f"the trace could not be written: {error}"}
         remove(job["trace"] + PART)
@@ -122,6 +126,14 @@ def _compress(job: dict[str, Any]) -> dict[str, Any]:
             said = {"state": "truncated", "reason": f"the trace was over {job['max_bytes']} bytes"}
     os.replace(trace + PART, trace)
     return said | {"bytes": os.path.getsize(trace)}
+
+
+def _rename(job: dict[str, Any]) -> dict[str, Any]:
+    """Give a file that viewers take as it is its name; returns what the meta file says of it."""
+    # There is a .part until all is there.
+    with open(job["meta_path"] + PART, "w", encoding="utf-8"):
+        os.replace(job["raw"], job["trace"])
+    return {"bytes": os.path.getsize(job["trace"])}
 
 
 def _name_folder(job: dict[str, Any]) -> dict[str, Any]:

@@ -131,6 +131,10 @@ def join() -> Runtime | None:
     with _lock:
         if run is not None and not _joined:
             capture.watch_others()
+            if run.settings.memory.oom:
+                from autoprof.tools import oom
+
+                oom.watch(run, capture.subject)
             if run.started_here:
                 atexit.register(ending.end_run, run)
         _joined = True

@@ -18,6 +18,7 @@ from autoprof import __version__, _finish, log, rundir, tools, writing
 from autoprof.runtime import Runtime
 from autoprof.settings import MERGE, Settings
 from autoprof.tools import Tool
+from autoprof.tools.memory import MemoryTool
 
 # How long the process that compresses may take to start, which is some 10 ms.
 _HAND_OVER_S = 10.0
@@ -72,6 +73,8 @@ class Placement:
         self._tool = tool
         folder = run.rundir.step(subject.step)
         folder.mkdir(parents=True, exist_ok=True)
+        # A snapshot is called the same whether it was taken beside a profiler or alone.
+        name = name or (tool if tool == MemoryTool.name else "")
         _repeats[subject, name] += 1
         self.folder = folder
         self._repeat = _repeats[subject, name]
@@ -106,7 +109,7 @@ class Placement:
         if ranged:
             self._end_range = tool.mark(f"{self._subject.role}.{self._subject.stage}")
         for other in tools.beside(self._settings, tool):
-            place = Placement(self._run, self._subject, self._settings, other.name, other.name)
+            place = Placement(self._run, self._subject, _without_contents(self._settings), other.name, other.name)
             try:
                 place.start(other, ranged)
             except Exception as error:
@@ -120,9 +123,11 @@ class Placement:
         end_range()
         if self._more:
             tool.stamp(self._stamp())
-        for place, other in self._beside:
-            place.stop(other)
-        tool.stop()
+        try:
+            tool.stop()
+        finally:
+            for place, other in self._beside:
+                place.stop(other)
 
     def keep(self, tool: Tool, state: str, reason: str = "") -> None:
         """Have a thread write what `tool` recorded, and another process finish it and write the meta file."""
@@ -150,7 +155,7 @@ class Placement:
             {
                 "raw": str(raw),
                 "base": str(self._base),
-                "trace": str(self._base) + rundir.TRACE,
+                "trace": str(self._base) + (rundir.TRACE if rundir.TRACE.startswith(tool.ending) else tool.ending),
                 "meta_path": str(self._base) + rundir.META,
                 "meta": meta,
                 "max_bytes": int(self._settings.max_trace_mb * 1e6),
@@ -211,6 +216,11 @@ class Placement:
             "reason": reason,
             **self._more,
         }
+
+
+def _without_contents(settings: Settings) -> Settings:
+    """The settings of what goes beside a profiler: the contents were asked of that."""
+    return msgspec.structs.replace(settings, contents=())
 
 
 def _nothing(*_: object) -> None:
