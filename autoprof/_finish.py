@@ -1,5 +1,5 @@
-"""Finishes a capture in a process of its own: compresses a Chrome trace, has torch_npu analyse its folder, gives what was
-recorded its name, and writes its meta file.
+"""Finishes a capture in a process of its own: compresses a Chrome trace, or has torch_npu analyse its folder, gives it
+its name, and writes its meta file.
 
 Run as a script with one JSON job on stdin, isolated and without site, so that it starts in milliseconds. Stdlib only.
 """

@@ -18,7 +18,7 @@ from rich.console import Console
 from autoprof import _boot, control, listing, recipe, tables, variables
 from autoprof.authoring import places
 from autoprof.hooklog import WAITING
-from autoprof.rundir import RunDir
+from autoprof.rundir import META, SNAPSHOT, RunDir
 from autoprof.settings import Settings
 from autoprof.tools import npu
 from autoprof.window import Steps
@@ -106,6 +106,7 @@ def examine_run(run: listing.Run) -> Report:
     _list_hooks(report, {"hooks": _merged(processes)})
     _check_steps(report, run)
     _check_captures(report, run)
+    _check_memory(report, RunDir(Path(run.path)))
     _check_control(report, RunDir(Path(run.path)))
     return report
 
@@ -264,6 +265,15 @@ def _check_control(report: Report, directory: RunDir) -> None:
         report.notes.append(f"control/{name}: no step has begun since it was asked for, or no trainer looks here")
     for name in control.refused(directory):
         report.problems.append(f"control/{name}: it was refused; the log of the trainer's process says why")
+
+
+def _check_memory(report: Report, directory: RunDir) -> None:
+    for path in sorted(directory.oom.glob(f"*{META}")):
+        meta = listing.load_json(path)
+        where = f"in step {meta['step']}, {meta['role']} {meta['stage']}, " if "step" in meta else ""
+        asked, free = tables.size(meta.get("asked_bytes", 0)), tables.size(meta.get("free_bytes", 0))
+        name = f"oom/{path.name.removesuffix(META)}{SNAPSHOT}"
+        report.notes.append(f"{name}: CUDA ran out of memory {where}with {asked} asked for, {free} free")
 
 
 def _check_captures(report: Report, run: listing.Run) -> None:
