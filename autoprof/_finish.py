@@ -29,6 +29,7 @@ FOLDER = re.compile(r"_\d+_\d+_ascend_pt$")
 # What torch_npu's analysis makes in it, the first thing and the one that Perfetto opens.
 ANALYSED = "ASCEND_PROFILER_OUTPUT"
 TIMELINE = "trace_view.json"
+NOT_ANALYSED = "torch_npu has not analysed it"
 _PIECE = 1 << 20
 _ANALYSE = "import sys; from torch_npu.profiler.profiler import analyse; analyse(sys.argv[1], max_process_number=1)"
 _ANALYSE_TIMEOUT_S = 3600.0
@@ -142,19 +143,30 @@ def _name_folder(job: dict[str, Any]) -> dict[str, Any]:
     if not folders:
         raise OSError("there is no folder of torch_npu's")
     folder = os.path.join(job["raw"], folders[-1])
-    said = {} if _analyse(folder, job) else {"reason": job["meta"]["reason"] or "torch_npu has not analysed it"}
+    done = job["python"] and analyse(folder, job["python"], job["raw"])
+    said = {} if done else {"reason": job["meta"]["reason"] or NOT_ANALYSED}
     ending = FOLDER.search(folder)
     final = job["base"] + (ending.group() if ending else "")
     os.rename(folder, final)
     return said | {"bytes": size(final)}
 
 
-def _analyse(folder: str, job: dict[str, Any]) -> bool:
-    """Whether a Python with torch_npu, `job["python"]`, has made of the raw data what viewers open."""
-    if not job["python"]:
-        return False
+def analysed(folder: str) -> bool:
+    """Whether torch_npu has made of a folder of its what viewers open: a timeline, or a database."""
+    output = os.path.join(folder, ANALYSED)
+    return os.path.isdir(output) and any(name == TIMELINE or name.endswith(".db") for name in os.listdir(output))
+
+
+def analyse(folder: str, python: str, alive: str) -> bool:
+    """Have a Python with torch_npu analyse a folder; returns whether it did.
+
+    Args:
+        folder: The folder of torch_npu's.
+        python: The interpreter.
+        alive: What is touched meanwhile: what is not for long is taken for left behind.
+    """
     child = subprocess.Popen(
-        [job["python"], "-c", _ANALYSE, folder],
+        [python, "-c", _ANALYSE, folder],
         env=os.environ | {"AUTOPROF": "0"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -165,11 +177,10 @@ def _analyse(folder: str, job: dict[str, Any]) -> bool:
     while waited < _ANALYSE_TIMEOUT_S:
         try:
             child.wait(_SIGN_OF_LIFE_S)
-            return os.path.exists(os.path.join(folder, ANALYSED, TIMELINE))
+            return analysed(folder)
         except subprocess.TimeoutExpired:
             waited += _SIGN_OF_LIFE_S
-            # What is not touched for long is taken for left behind.
-            os.utime(job["raw"])
+            os.utime(alive)
     # It has processes of its own.
     os.killpg(child.pid, signal.SIGKILL)
     child.wait()

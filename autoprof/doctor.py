@@ -16,6 +16,7 @@ import msgspec
 from rich.console import Console
 
 from autoprof import _boot, control, listing, recipe, tables, variables
+from autoprof._finish import NOT_ANALYSED
 from autoprof.authoring import places
 from autoprof.hooklog import WAITING
 from autoprof.rundir import META, SNAPSHOT, RunDir
@@ -285,5 +286,9 @@ def _check_captures(report: Report, run: listing.Run) -> None:
             if capture.state != "complete":
                 reason = capture.meta.get("reason") or "its process was ended while it was written"
                 report.problems.append(f"step {step.number}, {capture.name}: {capture.state}, {reason}")
+            elif capture.meta.get("reason") == NOT_ANALYSED:
+                report.notes.append(
+                    f"step {step.number}, {capture.name}: {NOT_ANALYSED}; autoprof analyse has it do so"
+                )
     if run.state == listing.UNFINISHED:
         report.notes.append("the process that started the run ended without a word; run.json is as it was at the start")

@@ -67,6 +67,7 @@ class Placement:
         self.contents: list[str] = []
         # Words of the settings' contents that were not even asked of the tool.
         self.left_out: list[str] = []
+        self._lacking: list[str] = []
         self._run = run
         self._settings = settings
         self._subject = subject
@@ -105,6 +106,9 @@ class Placement:
         """
         self.started = clock()
         self.contents = tool.start(self._settings, self.raw(tool))
+        self._lacking = [f"{tool.name}.{option}" for option in getattr(tool, "lacking", ())]
+        if self._lacking:
+            log.warning_once(f"options left out, which {tool.name} does not know here: {', '.join(self._lacking)}")
         tool.stamp(self._stamp())
         if ranged:
             self._end_range = tool.mark(f"{self._subject.role}.{self._subject.stage}")
@@ -159,7 +163,7 @@ class Placement:
                 "meta_path": str(self._base) + rundir.META,
                 "meta": meta,
                 "max_bytes": int(self._settings.max_trace_mb * 1e6),
-                "python": sys.executable,
+                "python": sys.executable if self._settings.npu.analyse else "",
             }
         )
 
@@ -206,7 +210,7 @@ class Placement:
             **msgspec.to_builtins(self._subject),
             "tool": self._tool,
             "contents": self.contents,
-            "left_out": left_out,
+            "left_out": [*left_out, *self._lacking],
             "host": rundir.HOST,
             "pid": os.getpid(),
             "clock": {"start": self.started, "stop": clock()},
