@@ -31,6 +31,7 @@ ANALYSED = "ASCEND_PROFILER_OUTPUT"
 TIMELINE = "trace_view.json"
 NOT_ANALYSED = "torch_npu has not analysed it"
 _PIECE = 1 << 20
+_DEVICE_EVENTS = (b'"cat": "kernel"', b'"cat": "gpu_memcpy"', b'"cat": "gpu_memset"')
 _ANALYSE = "import sys; from torch_npu.profiler.profiler import analyse; analyse(sys.argv[1], max_process_number=1)"
 _ANALYSE_TIMEOUT_S = 3600.0
 _SIGN_OF_LIFE_S = 2.0
@@ -126,7 +127,22 @@ def _compress(job: dict[str, Any]) -> dict[str, Any]:
             _copy_cut(source, target, job["max_bytes"])
             said = {"state": "truncated", "reason": f"the trace was over {job['max_bytes']} bytes"}
     os.replace(trace + PART, trace)
+    if job.get("suspicion"):
+        found = device_events(raw)
+        said |= {"device_events": found} if found else {"device_events": found, "device_reason": job["suspicion"]}
     return said | {"bytes": os.path.getsize(trace)}
+
+
+def device_events(path: str) -> bool:
+    """Whether a GPU's work is in a Chrome trace of Kineto's: events of these categories (torch 2.13)."""
+    end = b""
+    with open(path, "rb") as source:
+        while piece := source.read(_PIECE):
+            if any(text in end + piece for text in _DEVICE_EVENTS):
+                return True
+            # The text may lie across two pieces.
+            end = (end + piece)[-max(map(len, _DEVICE_EVENTS)) :]
+    return False
 
 
 def _rename(job: dict[str, Any]) -> dict[str, Any]:

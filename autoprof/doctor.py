@@ -15,11 +15,11 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from autoprof import _boot, control, listing, recipe, tables, variables
+from autoprof import _boot, aftermath, control, cupti, listing, recipe, tables, variables
 from autoprof._finish import NOT_ANALYSED
 from autoprof.authoring import places
 from autoprof.hooklog import WAITING
-from autoprof.rundir import META, SNAPSHOT, RunDir
+from autoprof.rundir import RunDir
 from autoprof.settings import Settings
 from autoprof.tools import npu
 from autoprof.window import Steps
@@ -107,7 +107,9 @@ def examine_run(run: listing.Run) -> Report:
     _list_hooks(report, {"hooks": _merged(processes)})
     _check_steps(report, run)
     _check_captures(report, run)
-    _check_memory(report, RunDir(Path(run.path)))
+    notes, problems = aftermath.devices(run)
+    report.notes += notes + aftermath.out_of_memory(RunDir(Path(run.path)))
+    report.problems += problems
     _check_control(report, RunDir(Path(run.path)))
     return report
 
@@ -132,11 +134,12 @@ def _check_folder(report: Report, folder: str) -> None:
 
 
 def _check_variables(report: Report) -> None:
-    if "cupti" in os.environ.get("NVTX_INJECTION64_PATH", ""):
-        report.problems.append(
-            "NVTX_INJECTION64_PATH names libcupti, which takes the only CUPTI subscription: torch.profiler would "
-            "record no GPU activity; unset it"
-        )
+    if cupti.names_cupti(os.environ):
+        text = f"{cupti.INJECTION} names libcupti, with which torch.profiler records no GPU activity"
+        if cupti.kept(os.environ):
+            report.problems.append(f"{text}; unset it, or {cupti.KEEP}")
+        else:
+            report.notes.append(f"{text}; autoprof's runs go without it")
     for name in npu.by_itself():
         report.problems.append(
             f"{name} is set: torch_npu profiles by itself then, and autoprof records no NPU; unset it"
@@ -266,15 +269,6 @@ def _check_control(report: Report, directory: RunDir) -> None:
         report.notes.append(f"control/{name}: no step has begun since it was asked for, or no trainer looks here")
     for name in control.refused(directory):
         report.problems.append(f"control/{name}: it was refused; the log of the trainer's process says why")
-
-
-def _check_memory(report: Report, directory: RunDir) -> None:
-    for path in sorted(directory.oom.glob(f"*{META}")):
-        meta = listing.load_json(path)
-        where = f"in step {meta['step']}, {meta['role']} {meta['stage']}, " if "step" in meta else ""
-        asked, free = tables.size(meta.get("asked_bytes", 0)), tables.size(meta.get("free_bytes", 0))
-        name = f"oom/{path.name.removesuffix(META)}{SNAPSHOT}"
-        report.notes.append(f"{name}: CUDA ran out of memory {where}with {asked} asked for, {free} free")
 
 
 def _check_captures(report: Report, run: listing.Run) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from autoprof import __version__, _finish, log, rundir, tools, writing
+from autoprof import __version__, _finish, cupti, log, rundir, tools, writing
 from autoprof.runtime import Runtime
 from autoprof.settings import MERGE, Settings
 from autoprof.tools import Tool
@@ -139,9 +139,11 @@ class Placement:
             place.keep(other, state, reason)
         raw = self.raw(tool)
         meta = self._meta(state, reason)
+        # What speaks against the GPU being in it, if the process that finishes it finds nothing of it there.
+        suspicion = cupti.suspicion(os.environ) if tool.name == "torch" and cupti.watched(self.contents) else ""
         if not raw.exists():  # whoever waits for the files of the run has something to wait for
             os.close(os.open(raw, os.O_CREAT | os.O_WRONLY, 0o600))
-        self._wait = writing.later(lambda: self._write(tool, raw, meta), self._settings.stop_timeout_s)
+        self._wait = writing.later(lambda: self._write(tool, raw, meta, suspicion), self._settings.stop_timeout_s)
 
     def wait(self) -> None:
         """Wait, within `AUTOPROF_STOP_TIMEOUT_S`, until no more than other processes' work is left of what was kept."""
@@ -149,7 +151,7 @@ class Placement:
             place.wait()
         self._wait(self._settings.stop_timeout_s)
 
-    def _write(self, tool: Tool, raw: Path, meta: dict[str, Any]) -> None:
+    def _write(self, tool: Tool, raw: Path, meta: dict[str, Any], suspicion: str) -> None:
         try:
             tool.export(str(raw))
         except Exception as error:
@@ -162,6 +164,7 @@ class Placement:
                 "trace": str(self._base) + (rundir.TRACE if rundir.TRACE.startswith(tool.ending) else tool.ending),
                 "meta_path": str(self._base) + rundir.META,
                 "meta": meta,
+                "suspicion": suspicion,
                 "max_bytes": int(self._settings.max_trace_mb * 1e6),
                 "python": sys.executable if self._settings.npu.analyse else "",
             }
