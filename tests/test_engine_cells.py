@@ -54,7 +54,7 @@ def sglang_generates(run: Runtime, device: str, step: int, captured: bool) -> No
     for rank in range(RANKS):
         scheduler = Scheduler(tp_rank=rank)
         order = {"step": step, "replica": 0, "rank": 0}
-        order |= {"contents": run.settings.contents, "ranks": run.settings.ranks}
+        order |= {"contents": run.settings.contents, "ranks": run.settings.ranks, "tool": run.settings.tool}
         if captured:
             assert send(scheduler, "start", **order) == ""
         schedule(scheduler, "EXTEND", "DECODE")
