@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -178,9 +179,16 @@ class Placement:
 
     def _give_up(self, reason: str) -> None:
         log.warning(f"{self.folder.name}/{self._base.name}: {reason}")
-        for raw in (f"{self._raw_base}{ending}{rundir.PART}" for ending in rundir.RAW_ENDINGS):
-            _finish.remove(raw, f"{raw}.tmp")
-        rundir.write_json(Path(str(self._base) + rundir.META), self._meta("failed", reason))
+        raws = [f"{self._raw_base}{ending}{rundir.PART}" for ending in rundir.RAW_ENDINGS]
+        _finish.remove(*(f"{raw}.tmp" for raw in raws))
+        for raw in raws:  # The disk may be full, and the meta file needs room.
+            with contextlib.suppress(OSError):
+                os.truncate(raw, 0)
+        try:
+            rundir.write_json(Path(str(self._base) + rundir.META), self._meta("failed", reason))
+        finally:
+            # Last: whoever waits for the capture waits while there is a .part of it.
+            _finish.remove(*raws)
 
     def _name(self) -> str:
         return ".".join(filter(None, (self._subject.file_name(self._repeat), self._suffix)))
