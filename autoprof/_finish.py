@@ -1,5 +1,5 @@
-"""Finishes a capture in a process of its own: compresses the raw trace, or has torch_npu analyse its folder, names it,
-and writes its meta file.
+"""Finishes a capture in a process of its own: compresses a Chrome trace, or has torch_npu analyse its folder, gives it
+its name, and writes its meta file.
 
 Run as a script with one JSON job on stdin, isolated and without site, so that it starts in milliseconds. Stdlib only.
 """
@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 PART = ".part"
+COMPRESSED = ".gz"
 # torch's own export compresses at level 9, in the training thread: bench/stop.py compares the two.
 LEVEL = 4
 # How a folder of torch_npu's ends (profiler/_profiler_path_creator.py).
@@ -29,7 +30,9 @@ FOLDER = re.compile(r"_\d+_\d+_ascend_pt$")
 # What torch_npu's analysis makes in it, the first thing and the one that Perfetto opens.
 ANALYSED = "ASCEND_PROFILER_OUTPUT"
 TIMELINE = "trace_view.json"
+NOT_ANALYSED = "torch_npu has not analysed it"
 _PIECE = 1 << 20
+_DEVICE_EVENTS = (b'"cat": "kernel"', b'"cat": "gpu_memcpy"', b'"cat": "gpu_memset"')
 _ANALYSE = "import sys; from torch_npu.profiler.profiler import analyse; analyse(sys.argv[1], max_process_number=1)"
 _ANALYSE_TIMEOUT_S = 3600.0
 _SIGN_OF_LIFE_S = 2.0
@@ -101,7 +104,10 @@ def _claimed(raw: str) -> Iterator[bool]:
 def _finish(job: dict[str, Any]) -> None:
     meta = job["meta"]
     try:
-        meta |= _name_folder(job) if os.path.isdir(job["raw"]) else _compress(job)
+        if os.path.isdir(job["raw"]):
+            meta |= _name_folder(job)
+        else:
+            meta |= _compress(job) if job["trace"].endswith(COMPRESSED) else _rename(job)
     except OSError as error:
         meta |= {"state": "failed", "reason": f"the trace could not be written: {error}"}
         remove(job["trace"] + PART)
@@ -149,7 +155,30 @@ def _compress(job: dict[str, Any]) -> dict[str, Any]:
             _copy_cut(source, target, job["max_bytes"])
             said = {"state": "truncated", "reason": f"the trace was over {job['max_bytes']} bytes"}
     os.replace(trace + PART, trace)
+    if job.get("suspicion"):
+        found = device_events(raw)
+        said |= {"device_events": found} if found else {"device_events": found, "device_reason": job["suspicion"]}
     return said | {"bytes": os.path.getsize(trace)}
+
+
+def device_events(path: str) -> bool:
+    """Whether a GPU's work is in a Chrome trace of Kineto's: events of these categories (torch 2.13)."""
+    end = b""
+    with open(path, "rb") as source:
+        while piece := source.read(_PIECE):
+            if any(text in end + piece for text in _DEVICE_EVENTS):
+                return True
+            # The text may lie across two pieces.
+            end = (end + piece)[-max(map(len, _DEVICE_EVENTS)) :]
+    return False
+
+
+def _rename(job: dict[str, Any]) -> dict[str, Any]:
+    """Give a file that viewers take as it is its name; returns what the meta file says of it."""
+    # There is a .part until all is there.
+    with open(job["meta_path"] + PART, "w", encoding="utf-8"):
+        os.replace(job["raw"], job["trace"])
+    return {"bytes": os.path.getsize(job["trace"])}
 
 
 def _name_folder(job: dict[str, Any]) -> dict[str, Any]:
@@ -158,19 +187,30 @@ def _name_folder(job: dict[str, Any]) -> dict[str, Any]:
     if not folders:
         raise OSError("there is no folder of torch_npu's")
     folder = os.path.join(job["raw"], folders[-1])
-    said = {} if _analyse(folder, job) else {"reason": job["meta"]["reason"] or "torch_npu has not analysed it"}
+    done = job["python"] and analyse(folder, job["python"], job["raw"])
+    said = {} if done else {"reason": job["meta"]["reason"] or NOT_ANALYSED}
     ending = FOLDER.search(folder)
     final = job["base"] + (ending.group() if ending else "")
     os.rename(folder, final)
     return said | {"bytes": size(final)}
 
 
-def _analyse(folder: str, job: dict[str, Any]) -> bool:
-    """Whether a Python with torch_npu, `job["python"]`, has made of the raw data what viewers open."""
-    if not job["python"]:
-        return False
+def analysed(folder: str) -> bool:
+    """Whether torch_npu has made of a folder of its what viewers open: a timeline, or a database."""
+    output = os.path.join(folder, ANALYSED)
+    return os.path.isdir(output) and any(name == TIMELINE or name.endswith(".db") for name in os.listdir(output))
+
+
+def analyse(folder: str, python: str, alive: str) -> bool:
+    """Have a Python with torch_npu analyse a folder; returns whether it did.
+
+    Args:
+        folder: The folder of torch_npu's.
+        python: The interpreter.
+        alive: What is touched meanwhile: what is not for long is taken for left behind.
+    """
     child = subprocess.Popen(
-        [job["python"], "-c", _ANALYSE, folder],
+        [python, "-c", _ANALYSE, folder],
         env=os.environ | {"AUTOPROF": "0"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -181,11 +221,10 @@ def _analyse(folder: str, job: dict[str, Any]) -> bool:
     while waited < _ANALYSE_TIMEOUT_S:
         try:
             child.wait(_SIGN_OF_LIFE_S)
-            return os.path.exists(os.path.join(folder, ANALYSED, TIMELINE))
+            return analysed(folder)
         except subprocess.TimeoutExpired:
             waited += _SIGN_OF_LIFE_S
-            # What is not touched for long is taken for left behind.
-            os.utime(job["raw"])
+            os.utime(alive)
     # It has processes of its own.
     os.killpg(child.pid, signal.SIGKILL)
     child.wait()

@@ -143,6 +143,12 @@ def taken() -> bool:
     return _active is not None
 
 
+def subject() -> Subject | None:
+    """What this process is recording, if anything."""
+    recording = _active
+    return recording.subject if recording is not None else None
+
+
 def release(recording: Recording) -> bool:
     """Give this process's profiler back; False where `recording` does not hold it."""
     global _active

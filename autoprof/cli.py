@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from autoprof import __version__, control, doctor, listing, settings, tables
+from autoprof import __version__, analysing, control, doctor, listing, settings, tables
 from autoprof._boot import ENABLE, own_recipes
 from autoprof.authoring import command as authoring
 from autoprof.rundir import RunDir
@@ -88,9 +88,14 @@ def _parser() -> argparse.ArgumentParser:
     merge.add_argument("-o", "--output", metavar="FILE", type=Path, help="(default: in the step's folder)")
     merge.set_defaults(run=_merge)
 
+    analysis = commands.add_parser("analyse", help="have torch_npu analyse what it recorded and has not analysed yet")
+    analysis.add_argument("name", nargs="?", metavar="RUN", default="latest", help="a run, as for ls (default: latest)")
+    analysis.add_argument("--step", type=int, metavar="N", help="a step (default: all)")
+    analysis.set_defaults(run=_analyse)
+
     authoring.add(commands)
 
-    for command in (ls, ask, merge, checkup):
+    for command in (ls, ask, merge, checkup, analysis):
         command.add_argument("--dir", help="parent of the run directories (default: AUTOPROF_DIR, ./autoprof_runs)")
     for command in (ls, checkup):
         command.add_argument("--json", action="store_true", help="print JSON")
@@ -180,6 +185,20 @@ def _merge(parsed: argparse.Namespace) -> int:
     except (TraceError, OSError) as error:
         return _complain(f"merge: {error}", 1)
     return 0
+
+
+def _analyse(parsed: argparse.Namespace) -> int:
+    failed = count = 0
+    try:
+        for name, done in analysing.analyse(listing.find(_parent(parsed), parsed.name), parsed.step):
+            print(f"{name}: {'analysed' if done else 'torch_npu could not analyse it'}", flush=True)
+            count += 1
+            failed += not done
+    except (analysing.NoTorchNpu, OSError) as error:
+        return _complain(f"analyse: {error}", 1)
+    if not count:
+        print("all is analysed")
+    return 1 if failed else 0
 
 
 def _doctor(parsed: argparse.Namespace) -> int:

@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from autoprof import _boot, control, listing, recipe, tables, variables
+from autoprof import _boot, aftermath, control, cupti, listing, recipe, tables, variables
+from autoprof._finish import NOT_ANALYSED
 from autoprof.authoring import places
 from autoprof.hooklog import WAITING
 from autoprof.rundir import RunDir
@@ -106,6 +107,9 @@ def examine_run(run: listing.Run) -> Report:
     _list_hooks(report, {"hooks": _merged(processes)})
     _check_steps(report, run)
     _check_captures(report, run)
+    notes, problems = aftermath.devices(run)
+    report.notes += notes + aftermath.out_of_memory(RunDir(Path(run.path)))
+    report.problems += problems
     _check_control(report, RunDir(Path(run.path)))
     return report
 
@@ -130,11 +134,12 @@ def _check_folder(report: Report, folder: str) -> None:
 
 
 def _check_variables(report: Report) -> None:
-    if "cupti" in os.environ.get("NVTX_INJECTION64_PATH", ""):
-        report.problems.append(
-            "NVTX_INJECTION64_PATH names libcupti, which takes the only CUPTI subscription: torch.profiler would "
-            "record no GPU activity; unset it"
-        )
+    if cupti.names_cupti(os.environ):
+        text = f"{cupti.INJECTION} names libcupti, with which torch.profiler records no GPU activity"
+        if cupti.kept(os.environ):
+            report.problems.append(f"{text}; unset it, or {cupti.KEEP}")
+        else:
+            report.notes.append(f"{text}; autoprof's runs go without it")
     for name in npu.by_itself():
         report.problems.append(
             f"{name} is set: torch_npu profiles by itself then, and autoprof records no NPU; unset it"
@@ -275,5 +280,9 @@ def _check_captures(report: Report, run: listing.Run) -> None:
             if capture.state != "complete":
                 reason = capture.meta.get("reason") or "its process was ended while it was written"
                 report.problems.append(f"step {step.number}, {capture.name}: {capture.state}, {reason}")
+            elif capture.meta.get("reason") == NOT_ANALYSED:
+                report.notes.append(
+                    f"step {step.number}, {capture.name}: {NOT_ANALYSED}; autoprof analyse has it do so"
+                )
     if run.state == listing.UNFINISHED:
         report.notes.append("the process that started the run ended without a word; run.json is as it was at the start")

@@ -16,7 +16,7 @@ from typing import Any
 import wrapt
 import wrapt.importer
 
-from autoprof import _boot, capture, ending, recipe, runtime
+from autoprof import _boot, capture, cupti, ending, log, recipe, runtime
 from autoprof.behaviours import Behaviour
 from autoprof.recipe import BoundHook, RecipeError
 from autoprof.runtime import Runtime
@@ -131,6 +131,15 @@ def join() -> Runtime | None:
     with _lock:
         if run is not None and not _joined:
             capture.watch_others()
+            if cupti.guard(run.settings.tool, os.environ) and run.started_here:
+                log.warning(
+                    f"{cupti.INJECTION} named libcupti, with which torch.profiler records no GPU activity; "
+                    f"this run goes without it ({cupti.KEEP}=1 keeps it)"
+                )
+            if run.settings.memory.oom:
+                from autoprof.tools import oom
+
+                oom.watch(run, capture.subject)
             if run.started_here:
                 atexit.register(ending.end_run, run)
         _joined = True

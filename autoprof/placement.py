@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -14,10 +15,11 @@ from typing import Any
 
 import msgspec
 
-from autoprof import __version__, _finish, log, rundir, tools, writing
+from autoprof import __version__, _finish, cupti, log, rundir, tools, writing
 from autoprof.runtime import Runtime
 from autoprof.settings import MERGE, Settings
 from autoprof.tools import Tool
+from autoprof.tools.memory import MemoryTool
 
 # How long the process that compresses may take to start: some 10 ms, and more on a machine that is busy.
 _HAND_OVER_S = 60.0
@@ -66,12 +68,15 @@ class Placement:
         self.contents: list[str] = []
         # Words of the settings' contents that were not even asked of the tool.
         self.left_out: list[str] = []
+        self._lacking: list[str] = []
         self._run = run
         self._settings = settings
         self._subject = subject
         self._tool = tool
         folder = run.rundir.step(subject.step)
         folder.mkdir(parents=True, exist_ok=True)
+        # A snapshot is called the same whether it was taken beside a profiler or alone.
+        name = name or (tool if tool == MemoryTool.name else "")
         _repeats[subject, name] += 1
         self.folder = folder
         self._repeat = _repeats[subject, name]
@@ -102,11 +107,14 @@ class Placement:
         """
         self.started = clock()
         self.contents = tool.start(self._settings, self.raw(tool))
+        self._lacking = [f"{tool.name}.{option}" for option in getattr(tool, "lacking", ())]
+        if self._lacking:
+            log.warning_once(f"options left out, which {tool.name} does not know here: {', '.join(self._lacking)}")
         tool.stamp(self._stamp())
         if ranged:
             self._end_range = tool.mark(f"{self._subject.role}.{self._subject.stage}")
         for other in tools.beside(self._settings, tool):
-            place = Placement(self._run, self._subject, self._settings, other.name, other.name)
+            place = Placement(self._run, self._subject, _without_contents(self._settings), other.name, other.name)
             try:
                 place.start(other, ranged)
             except Exception as error:
@@ -120,9 +128,11 @@ class Placement:
         end_range()
         if self._more:
             tool.stamp(self._stamp())
-        for place, other in self._beside:
-            place.stop(other)
-        tool.stop()
+        try:
+            tool.stop()
+        finally:
+            for place, other in self._beside:
+                place.stop(other)
 
     def keep(self, tool: Tool, state: str, reason: str = "") -> None:
         """Have a thread write what `tool` recorded, and another process finish it and write the meta file."""
@@ -130,9 +140,11 @@ class Placement:
             place.keep(other, state, reason)
         raw = self.raw(tool)
         meta = self._meta(state, reason)
+        # What speaks against the GPU being in it, if the process that finishes it finds nothing of it there.
+        suspicion = cupti.suspicion(os.environ) if tool.name == "torch" and cupti.watched(self.contents) else ""
         if not raw.exists():  # whoever waits for the files of the run has something to wait for
             os.close(os.open(raw, os.O_CREAT | os.O_WRONLY, 0o600))
-        self._wait = writing.later(lambda: self._write(tool, raw, meta), self._settings.stop_timeout_s)
+        self._wait = writing.later(lambda: self._write(tool, raw, meta, suspicion), self._settings.stop_timeout_s)
 
     def wait(self) -> None:
         """Wait, within `AUTOPROF_STOP_TIMEOUT_S`, until no more than other processes' work is left of what was kept."""
@@ -140,7 +152,7 @@ class Placement:
             place.wait()
         self._wait(self._settings.stop_timeout_s)
 
-    def _write(self, tool: Tool, raw: Path, meta: dict[str, Any]) -> None:
+    def _write(self, tool: Tool, raw: Path, meta: dict[str, Any], suspicion: str) -> None:
         try:
             tool.export(str(raw))
         except Exception as error:
@@ -150,11 +162,12 @@ class Placement:
             {
                 "raw": str(raw),
                 "base": str(self._base),
-                "trace": str(self._base) + rundir.TRACE,
+                "trace": str(self._base) + (rundir.TRACE if rundir.TRACE.startswith(tool.ending) else tool.ending),
                 "meta_path": str(self._base) + rundir.META,
                 "meta": meta,
+                "suspicion": suspicion,
                 "max_bytes": int(self._settings.max_trace_mb * 1e6),
-                "python": sys.executable,
+                "python": sys.executable if self._settings.npu.analyse else "",
             }
         )
 
@@ -166,9 +179,16 @@ class Placement:
 
     def _give_up(self, reason: str) -> None:
         log.warning(f"{self.folder.name}/{self._base.name}: {reason}")
-        for raw in (f"{self._raw_base}{ending}{rundir.PART}" for ending in rundir.RAW_ENDINGS):
-            _finish.remove(raw, f"{raw}.tmp")
-        rundir.write_json(Path(str(self._base) + rundir.META), self._meta("failed", reason))
+        raws = [f"{self._raw_base}{ending}{rundir.PART}" for ending in rundir.RAW_ENDINGS]
+        _finish.remove(*(f"{raw}.tmp" for raw in raws))
+        for raw in raws:  # The disk may be full, and the meta file needs room.
+            with contextlib.suppress(OSError):
+                os.truncate(raw, 0)
+        try:
+            rundir.write_json(Path(str(self._base) + rundir.META), self._meta("failed", reason))
+        finally:
+            # Last: whoever waits for the capture waits while there is a .part of it.
+            _finish.remove(*raws)
 
     def _name(self) -> str:
         return ".".join(filter(None, (self._subject.file_name(self._repeat), self._suffix)))
@@ -201,7 +221,7 @@ class Placement:
             **msgspec.to_builtins(self._subject),
             "tool": self._tool,
             "contents": self.contents,
-            "left_out": left_out,
+            "left_out": [*left_out, *self._lacking],
             "host": rundir.HOST,
             "pid": os.getpid(),
             "clock": {"start": self.started, "stop": clock()},
@@ -211,6 +231,11 @@ class Placement:
             "reason": reason,
             **self._more,
         }
+
+
+def _without_contents(settings: Settings) -> Settings:
+    """The settings of what goes beside a profiler: the contents were asked of that."""
+    return msgspec.structs.replace(settings, contents=())
 
 
 def _nothing(*_: object) -> None:

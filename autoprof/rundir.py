@@ -75,6 +75,11 @@ class RunDir:
     def control(self) -> Path:
         return self.path / "control"
 
+    @property
+    def oom(self) -> Path:
+        """Where it is kept what CUDA's allocator held when it ran out of memory."""
+        return self.path / "oom"
+
     def process_file(self, folder: str, ending: str) -> Path:
         """This process's file in `hooks` or `timeline`."""
         return self.path / folder / f"{HOST}-{os.getpid()}{ending}"

@@ -179,6 +179,7 @@ def made_up_target(tmp_path: Path) -> dict[str, str]:
 
 def test_doctor_of_the_environment(autoprof: Autoprof, made_up_target: dict[str, str], tmp_path: Path) -> None:
     variables: dict[str, Any] = made_up_target | {"NVTX_INJECTION64_PATH": "/usr/lib/libcupti.so"}
+    variables["AUTOPROF_KEEP_NVTX_INJECTION"] = "1"
     result = autoprof("doctor", "--json", AUTOPROF_DISABLE="verl,vllm,ray", **variables)
     report = json.loads(result.stdout)
     hooks = {hook: (state, reason) for hook, state, reason in report["hooks"]}

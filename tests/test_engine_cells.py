@@ -15,6 +15,7 @@ from typing import Any
 
 import npu_stand_in
 import pytest
+import test_memory
 import torch
 from test_sglang_scheduler import Scheduler, send
 from test_sglang_scheduler import passes as schedule
@@ -53,7 +54,7 @@ def sglang_generates(run: Runtime, device: str, step: int, captured: bool) -> No
     for rank in range(RANKS):
         scheduler = Scheduler(tp_rank=rank)
         order = {"step": step, "replica": 0, "rank": 0}
-        order |= {"contents": run.settings.contents, "ranks": run.settings.ranks}
+        order |= {"contents": run.settings.contents, "ranks": run.settings.ranks, "tool": run.settings.tool}
         if captured:
             assert send(scheduler, "start", **order) == ""
         schedule(scheduler, "EXTEND", "DECODE")
@@ -108,6 +109,25 @@ def test_each_cell(start: Any, engine: str, device: str, contents: tuple[str, ..
         assert meta["contents"] == ["cpu", "cuda" if device == "gpu" else "npu", *contents]
         assert meta["bytes"] > 0
         assert recorded(path, device) == set(contents)
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_snapshot_of_the_memory_lies_beside_each_workers_trace(
+    start: Any, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    run = start("gpu", steps="2", tool=("torch", "memory"), ranks="all")
+    allocator = test_memory.install(monkeypatch, test_memory.Allocator())
+    ENGINES[engine](run, "gpu", 2, True)
+    ending.wait_for_files(run)
+    assert sorted((meta["rank"], meta["tool"], meta["state"]) for _, meta in metas(run)) == [
+        (0, "memory", "complete"),
+        (0, "torch", "complete"),
+        (1, "memory", "complete"),
+        (1, "torch", "complete"),
+    ]
+    assert len(list(run.rundir.step(2).glob("*.memory.pickle"))) == RANKS
+    assert not allocator.enabled
 
 
 def metas(run: Runtime) -> Iterator[tuple[Path, dict[str, Any]]]:

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import npu_stand_in
 import pytest
@@ -16,11 +16,13 @@ import stored
 import torch
 from npu_stand_in import RELEASES
 
-from autoprof import _finish, capture, ending, listing, placement, rundir, tools
+from autoprof import _finish, capture, cli, doctor, ending, listing, placement, rundir, tools
+from autoprof.options import NpuOptions
 from autoprof.placement import Subject
 from autoprof.runtime import Runtime
 from autoprof.settings import Settings
 from autoprof.tools.npu import NpuTool
+from autoprof.tools.npu_config import experimental_config
 from autoprof.tools.torch import TorchTool, profile_arguments
 
 SUBJECT = Subject(step=2, role="actor", stage="update_actor", rank=3)
@@ -83,6 +85,74 @@ def test_each_release_is_asked_for_what_it_takes(make: Any, monkeypatch: pytest.
     ranges = {name for name in ("mstx", "msprof_tx") if experimental.get(name)}
     assert ranges == ({"msprof_tx"} if release == "2.5.1" else {"mstx"})
     assert ("mstx_domain_exclude" in experimental) == (release != "2.5.1")
+
+
+@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize(
+    ("options", "asked"),
+    [
+        ({}, {"profiler_level": "Level1", "aic_metrics": "PipeUtilization", "export_type": "Text"}),
+        ({"level": "level2", "aic_metrics": "memory_ub"}, {"profiler_level": "Level2", "aic_metrics": "MemoryUB"}),
+        ({"level": "level0"}, {"profiler_level": "Level0", "aic_metrics": "AiCoreNone"}),
+        ({"level": "level_none"}, {"profiler_level": "Level_none", "aic_metrics": "AiCoreNone"}),
+        ({"aic_metrics": "none"}, {"profiler_level": "Level1", "aic_metrics": "AiCoreNone"}),
+        ({"export": "db", "op_attr": True}, {"export_type": "Db", "op_attr": True}),
+        ({"export": "both", "l2_cache": True}, {"export_type": ["Text", "Db"], "l2_cache": True}),
+    ],
+)
+def test_options(
+    make: Any, monkeypatch: pytest.MonkeyPatch, release: str, options: dict[str, Any], asked: dict[str, Any]
+) -> None:
+    profiler = npu_stand_in.install(monkeypatch, release).profiler
+    config, lacking = experimental_config(profiler, NpuOptions(**options))
+    assert {name: config.arguments[name] for name in asked} == asked
+    assert lacking == []
+
+
+@pytest.mark.parametrize("metrics", sorted(get_args(get_type_hints(NpuOptions)["aic_metrics"])))
+@pytest.mark.parametrize("release", RELEASES)
+def test_each_metric_is_one_of_the_releases(monkeypatch: pytest.MonkeyPatch, release: str, metrics: str) -> None:
+    profiler = npu_stand_in.install(monkeypatch, release).profiler
+    config, lacking = experimental_config(profiler, NpuOptions(aic_metrics=metrics))
+    assert config.arguments["aic_metrics"] in vars(profiler.AiCMetrics)
+    assert lacking == []
+
+
+def test_ranges_that_frameworks_mark_can_be_left_out(torch_npu: Any) -> None:
+    config, _ = experimental_config(torch_npu.profiler, NpuOptions(mstx=False))
+    assert not {"mstx", "msprof_tx", "mstx_domain_exclude"} & set(config.arguments)
+
+
+def test_what_this_torch_npu_has_not_is_left_out_and_named(
+    make: Any, torch_npu: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("autoprof.log._said", set())
+    monkeypatch.setattr("autoprof.log._logger.propagate", True)
+    # As the parameters were before lists, and without the cache (experimental_config.py before 2.5).
+    kind = torch_npu.profiler._ExperimentalConfig
+    kept = [
+        parameter.replace(annotation="str" if name == "export_type" else parameter.annotation)
+        for name, parameter in inspect.signature(kind).parameters.items()
+        if name != "l2_cache"
+    ]
+    monkeypatch.setattr(kind, "__signature__", inspect.Signature(kept), raising=False)
+    monkeypatch.delattr(torch_npu.profiler.AiCMetrics, "MemoryAccess")
+    run = make(npu=NpuOptions(export="both", l2_cache=True, aic_metrics="memory_access"))
+    meta = record(run)
+    assert meta["left_out"] == ["npu.aic_metrics", "npu.export", "npu.l2_cache"]
+    assert meta["state"] == "complete"
+    assert recorded(folder_of(run))[1]["export_type"] == "Text"
+    said = "options left out, which npu does not know here: npu.aic_metrics, npu.export, npu.l2_cache"
+    assert caplog.text.count(said) == 1
+
+
+@pytest.mark.usefixtures("torch_npu")
+@pytest.mark.parametrize(
+    ("options", "left_out"),
+    [({"op_attr": True}, ["npu.op_attr"]), ({"level": "level0", "aic_metrics": "memory"}, ["npu.aic_metrics"])],
+)
+def test_what_torch_npu_would_drop_is_named(make: Any, options: dict[str, Any], left_out: list[str]) -> None:
+    assert record(make(npu=NpuOptions(**options)))["left_out"] == left_out
 
 
 @pytest.mark.usefixtures("torch_npu")
@@ -184,6 +254,74 @@ def test_a_recording_that_is_not_analysed_is_kept(make: Any, torch_npu: Any, mon
     meta = record(run)
     assert (meta["state"], meta["reason"]) == ("complete", "torch_npu has not analysed it")
     assert recorded(folder_of(run))
+
+
+# The analysis, later.
+
+
+def unanalysed(made: Any, *steps: int) -> Runtime:
+    """A run with a recording in each of these steps, which nobody has analysed."""
+    run: Runtime = made(npu=NpuOptions(analyse=False, export="db"))
+    rundir.write_json(run.rundir.run_json, run.describe())
+    for step in steps:
+        recording = capture.begin(run, Subject(step=step, role="actor", stage="update_actor", rank=3))
+        assert recording is not None
+        capture.end(recording)
+    ending.wait_for_files(run)
+    return run
+
+
+@pytest.mark.usefixtures("torch_npu")
+def test_without_analyse_the_folder_is_named_and_left_as_it_is(make: Any) -> None:
+    run = unanalysed(make, 2)
+    meta = meta_file(run)
+    assert (meta["state"], meta["reason"]) == ("complete", "torch_npu has not analysed it")
+    assert not (folder_of(run) / "ASCEND_PROFILER_OUTPUT").exists()
+    (note,) = [note for note in doctor.examine_run(listing.read(run.rundir.path)).notes if "analyse" in note]
+    assert note.endswith("torch_npu has not analysed it; autoprof analyse has it do so")
+
+
+@pytest.mark.usefixtures("torch_npu")
+def test_autoprof_analyse(make: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    run = unanalysed(make, 2, 3)
+    path = str(run.rundir.path)
+    # What an analysis that was ended has left.
+    for folder in run.rundir.step(2).glob("*_ascend_pt"):
+        (folder / "ASCEND_PROFILER_OUTPUT").mkdir()
+    assert cli.main(["analyse", path, "--step", "2"]) == 0
+    assert capsys.readouterr().out.startswith("global_step_000002/actor.update_actor.rank3.")
+    states = {folder.parent.name: _finish.analysed(str(folder)) for folder in run.rundir.path.rglob("*_ascend_pt")}
+    assert states == {"global_step_000002": True, "global_step_000003": False}
+    (meta,) = run.rundir.step(2).glob("*.meta.json")
+    content = json.loads(meta.read_text())
+    (folder,) = run.rundir.step(2).glob("*_ascend_pt")
+    assert (content["reason"], content["bytes"]) == ("", _finish.size(str(folder)))
+    assert cli.main(["analyse", path]) == 0
+    assert capsys.readouterr().out.count("analysed") == 1
+    assert cli.main(["analyse", path]) == 0
+    assert capsys.readouterr().out == "all is analysed\n"
+
+
+def test_autoprof_analyse_says_what_is_wrong(
+    make: Any, torch_npu: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = unanalysed(make, 2)
+    path = str(run.rundir.path)
+    monkeypatch.setenv("TORCH_NPU_STAND_IN_FAULT", "analyse")
+    assert cli.main(["analyse", path]) == 1
+    assert "torch_npu could not analyse it" in capsys.readouterr().out
+    monkeypatch.delenv("PYTHONPATH")
+    assert cli.main(["analyse", path]) == 1
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1
+    assert said[0].endswith("ModuleNotFoundError: No module named 'torch_npu'")
+    assert cli.main(["analyse", path, "--step", "9"]) == 1
+    folder_of(run).rename(run.rundir.path / "elsewhere")
+    assert cli.main(["analyse", path]) == 1
+    assert "no folders of torch_npu's" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["analyse", path, "--step", "x"])
+    assert stopped.value.code == 2
 
 
 def test_an_analysis_that_hangs_is_ended(

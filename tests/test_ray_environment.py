@@ -9,6 +9,7 @@ import pytest
 from ray.runtime_env import RuntimeEnv
 from ray.runtime_env.runtime_env import _merge_runtime_env
 
+from autoprof import cupti
 from autoprof.behaviours.ray import merged
 
 ENVIRON = {"AUTOPROF": "1", "AUTOPROF_STEPS": "3", "AUTOPROF_RUN_ID": "x", "HOME": "/root"}
@@ -49,3 +50,37 @@ def test_the_site_folder_goes_in_front_of_the_users_pythonpath() -> None:
     environ = ENVIRON | {"AUTOPROF_SITE": "/site"}
     assert merged(None, environ)["env_vars"]["PYTHONPATH"] == "/site:${PYTHONPATH}"
     assert merged({"env_vars": {"PYTHONPATH": "/mine"}}, environ)["env_vars"]["PYTHONPATH"] == "/site:/mine"
+
+
+# What NVTX loads.
+
+
+def test_workers_are_kept_from_what_takes_cupti() -> None:
+    environ = ENVIRON | {"NVTX_INJECTION64_PATH": "/cuda/libcupti.so"}
+    assert cupti.guard((), environ)
+    ours = merged(None, environ)["env_vars"]
+    assert ours == OURS | {"NVTX_INJECTION64_PATH": cupti.NOTHING}
+    # A worker on a node whose image names it looks for itself.
+    elsewhere = ours | {"NVTX_INJECTION64_PATH": "/other/libcupti.so.12"}
+    assert cupti.guard((), elsewhere)
+    assert elsewhere["NVTX_INJECTION64_PATH"] == cupti.NOTHING
+
+
+def test_what_the_user_gives_the_workers_stays() -> None:
+    environ = ENVIRON | {"NVTX_INJECTION64_PATH": cupti.NOTHING}
+    theirs = {"NVTX_INJECTION64_PATH": "/cuda/libcupti.so"}
+    worker = merged({"env_vars": theirs}, environ)["env_vars"]
+    assert worker["NVTX_INJECTION64_PATH"] == "/cuda/libcupti.so"
+    assert not cupti.guard((), worker)
+    job = {"env_vars": theirs}
+    ours = merged(None, environ | {"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps({"runtime_env": job})})
+    together = _merge_runtime_env(RuntimeEnv(**job), RuntimeEnv(**ours))
+    assert together is not None
+    assert together["env_vars"]["NVTX_INJECTION64_PATH"] == "/cuda/libcupti.so"
+    assert not cupti.guard((), together["env_vars"])
+
+
+def test_verls_own_guard_stays() -> None:
+    theirs = {"NVTX_INJECTION64_PATH": "/nonexistent/verl-disabled-nvtx-injection.so"}
+    environ = ENVIRON | {"NVTX_INJECTION64_PATH": cupti.NOTHING}
+    assert merged({"env_vars": theirs}, environ)["env_vars"]["NVTX_INJECTION64_PATH"] == theirs["NVTX_INJECTION64_PATH"]

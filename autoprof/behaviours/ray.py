@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from autoprof import _boot, ending, importing, log, runtime
+from autoprof import _boot, cupti, ending, importing, log, runtime
 from autoprof.behaviours import Behaviour
 from autoprof.paths import Parameter
 from autoprof.wrapping import CALL, Around, Call
@@ -80,6 +80,11 @@ def merged(runtime_env: Any, environ: Mapping[str, str]) -> Any:
     given = runtime_env.get("env_vars") or {} if runtime_env else {}
     job = json.loads(environ.get(_JOB_CONFIG) or "{}").get("runtime_env", {}).get("env_vars") or {}
     ours = {name: value for name, value in environ.items() if name.startswith(_boot.ENABLE) and name not in job}
+    if cupti.INJECTION in given or cupti.INJECTION in job:
+        # What the user gives the workers stays: they look for themselves (`cupti.guard`).
+        ours |= {cupti.KEEP: "1"} if cupti.KEEP not in job else {}
+    elif environ.get(cupti.INJECTION) == cupti.NOTHING:
+        ours[cupti.INJECTION] = cupti.NOTHING
     if site := _site_folders(environ):
         # Ray replaces ${PYTHONPATH} by the worker's own (Ray 2.60, ray/_private/runtime_env/context.py).
         theirs = given.get("PYTHONPATH", "${PYTHONPATH}")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from autoprof import rundir
 from autoprof.settings import Settings
+from autoprof.tools import history
 
 
 class MemoryTool:
@@ -16,25 +19,73 @@ class MemoryTool:
     name = "memory"
     ending = rundir.SNAPSHOT
 
+    def __init__(self) -> None:
+        self._subject: dict[str, Any] = {}
+        self._snapshot: dict[str, Any] = {}
+        self._problem = ""
+        self._changes = 0
+
     @staticmethod
     def unavailable() -> str:
-        """Why this process can't record the allocator's history, or an empty text."""
-        return "the memory history is not in this version"
+        """Why this process can't record the allocator's history, or an empty text.
+
+        Asking for it would make the process take a GPU (`_cuda_record_memory_history` initialises CUDA), which one
+        that only drives others must not.
+        """
+        cuda = getattr(sys.modules.get("torch"), "cuda", None)
+        try:
+            return "" if cuda is not None and cuda.is_initialized() else "this process uses no CUDA"
+        except Exception as error:
+            return f"torch.cuda: {type(error).__name__}: {error}"
 
     def start(self, settings: Settings, raw: Path) -> list[str]:
-        raise NotImplementedError
+        if why := self.busy():
+            raise RuntimeError(why)
+        self._changes = history.changes()
+        history.begin(settings.memory)
+        return ["memory"]
 
     def stamp(self, subject: dict[str, Any]) -> None:
-        raise NotImplementedError
+        self._subject = {name: value for name, value in subject.items() if isinstance(value, (str, int))}
 
     def mark(self, name: str) -> Callable[[], None]:
-        raise NotImplementedError
+        return _nothing
 
     def stop(self) -> None:
-        raise NotImplementedError
+        """Take the snapshot and switch the history off, which empties it. Raises nothing: a profiler stops as well."""
+        try:
+            if history.changes() != self._changes:
+                self._problem = "something else in this process switched the memory history meanwhile"
+            else:
+                self._snapshot = history.snapshot()
+        except Exception as error:
+            self._problem = f"{type(error).__name__}: {error}"
+        try:
+            history.end()
+        except Exception as error:
+            self._problem = self._problem or f"{type(error).__name__}: {error}"
 
     def export(self, path: str) -> None:
-        raise NotImplementedError
+        snapshot, self._snapshot = self._snapshot, {}
+        if self._problem:
+            raise OSError(self._problem)
+        write(snapshot, self._subject, path)
 
     def busy(self) -> str:
-        return ""
+        return history.foreign()
+
+
+def write(snapshot: dict[str, Any], subject: dict[str, Any], path: str) -> None:
+    """Write a snapshot as `torch.cuda.memory._dump_snapshot` does, and in it, under `autoprof`, what it is of.
+
+    Viewers look into it by key.
+
+    Raises:
+        OSError: It can't be written.
+    """
+    with open(path, "wb") as file:
+        pickle.dump(snapshot | {"autoprof": subject}, file)
+
+
+def _nothing() -> None:
+    """The history has no ranges."""

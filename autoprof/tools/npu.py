@@ -17,6 +17,7 @@ from typing import Any
 
 from autoprof import log, rundir
 from autoprof.settings import Settings
+from autoprof.tools.npu_config import experimental_config
 from autoprof.tools.torch import DEVICES, FLAGS, foreign, mark, mark_own, stamp
 
 # With either of them torch_npu profiles by itself when it is told to, and two of its profilers are in each other's way
@@ -27,13 +28,18 @@ _LONGEST_NAME = 225
 
 
 class NpuTool:
-    """Records with `torch_npu.profiler.profile` into a folder, without analysing what it recorded."""
+    """Records with `torch_npu.profiler.profile` into a folder, without analysing what it recorded.
+
+    Attributes:
+        lacking: Options of `AUTOPROF_NPU` that this torch_npu has not, known from the start on.
+    """
 
     name = "npu"
     ending = rundir.NPU_FOLDER
 
     def __init__(self) -> None:
         self._profile: Any = None
+        self.lacking: list[str] = []
 
     @staticmethod
     def unavailable() -> str:
@@ -52,6 +58,8 @@ class NpuTool:
     def start(self, settings: Settings, raw: Path) -> list[str]:
         profiler = importlib.import_module("torch_npu.profiler")
         arguments, used = profile_arguments(profiler, settings.contents)
+        if "npu" in used:
+            arguments["experimental_config"], self.lacking = experimental_config(profiler, settings.npu)
         raw.mkdir()
         with _own_folder():
             # The handler sets the folder of the whole process, whatever profiler it is handed to.
@@ -100,26 +108,7 @@ def profile_arguments(profiler: Any, contents: tuple[str, ...]) -> tuple[dict[st
         devices = [word for word in devices if word in contents] or ["cpu"]
     flags = taken(profiler.profile, {FLAGS[word]: True for word in contents if word in FLAGS})
     arguments = {"activities": [getattr(profiler.ProfilerActivity, word.upper()) for word in devices]} | flags
-    if "npu" in devices:
-        arguments["experimental_config"] = _experimental_config(profiler)
     return arguments, devices + [word for word in contents if FLAGS.get(word) in flags]
-
-
-def _experimental_config(profiler: Any) -> Any:
-    """What vllm-ascend and SGLang record on NPUs, and the ranges that frameworks mark, but for those of communication.
-
-    All is said: the defaults changed in 2.13. Text is what Perfetto opens. `mstx` is there from 2.7 on, and with it the
-    older `msprof_tx` only warns.
-    """
-    kind = profiler._ExperimentalConfig
-    arguments = {
-        "profiler_level": profiler.ProfilerLevel.Level1,
-        "aic_metrics": profiler.AiCMetrics.PipeUtilization,
-        "export_type": profiler.ExportType.Text,
-        "mstx_domain_exclude": ["communication"],
-    }
-    ranges = "mstx" if "mstx" in inspect.signature(kind).parameters else "msprof_tx"
-    return kind(**taken(kind, arguments | {ranges: True}))
 
 
 def taken(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,14 +26,18 @@ def constants(module: str, name: str) -> type:
 
 
 def signature(module: str, name: str) -> inspect.Signature:
-    """The stored signature of a function or a method; each default is None."""
+    """The stored signature of a function or a method; each default is None, each annotation a text."""
     owner, _, method = name.rpartition(".")
     facts = _MODULES[module]
     stored = (facts["classes"][owner]["methods"][method] if owner else facts["functions"][name])["parameters"]
     bare = [text.partition("=")[0].partition(":")[0].strip() + ("=None" if "=" in text else "") for text in stored]
     scope: dict[str, Any] = {}
     exec(f"def function({', '.join(bare)}): ...", scope)
-    return inspect.signature(scope["function"])
+    parameters = inspect.signature(scope["function"]).parameters.values()
+    heads = [text.partition("=")[0].partition(":") for text in stored]
+    annotations = {name.strip(): kind.strip() for name, colon, kind in heads if colon}
+    empty = inspect.Parameter.empty
+    return inspect.Signature([each.replace(annotation=annotations.get(each.name, empty)) for each in parameters])
 
 
 def as_released(module: str, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -84,4 +84,10 @@ def analyse(profiler_path: str, max_process_number: int = 1, export_type: str | 
         raise RuntimeError("msprof was not found")
     output = Path(profiler_path, "ASCEND_PROFILER_OUTPUT")
     output.mkdir()
-    (output / "trace_view.json").write_text("[]")
+    (info,) = Path(profiler_path).glob("profiler_info*.json")
+    config = json.loads(info.read_text())["config"]["experimental_config"] or {}
+    # Text makes a database as well, in newer releases.
+    if "Text" in config.get("export_type", "Text"):
+        (output / "trace_view.json").write_text("[]")
+    else:
+        (output / "ascend_pytorch_profiler_0.db").write_bytes(b"SQLite format 3")

@@ -1,0 +1,88 @@
+"""A snapshot of CUDA's caching allocator when it runs out of memory, in any step: in `oom/` of the run directory.
+
+In one place, since most such steps are in no window and have no folder.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import wrapt
+
+from autoprof import log, rundir, runtime, tools
+from autoprof.runtime import Runtime
+from autoprof.tools import history
+from autoprof.tools.memory import write
+
+# Of one process: an allocation that fails may be tried again in a smaller form, any number of times.
+MOST = 3
+_lock = threading.Lock()
+_seen = 0
+
+
+def watch(run: Runtime, doing: Callable[[], Any]) -> None:
+    """Keep the history and wait for the allocator to run out of memory, from when CUDA is initialised in this process.
+
+    Args:
+        run: The run.
+        doing: Gives what this process is recording, or None.
+    """
+    wrapt.register_post_import_hook(lambda cuda: _await_cuda(cuda, run, doing), "torch.cuda")
+
+
+def _await_cuda(cuda: Any, run: Runtime, doing: Callable[[], Any]) -> None:
+    try:
+        # What is queued so is called when CUDA is initialised, or at once where it is (torch 2.13, cuda/__init__.py).
+        cuda._lazy_call(lambda: _attach(run, doing))
+    except Exception as error:
+        runtime.report("memory/oom", error)
+
+
+def _attach(run: Runtime, doing: Callable[[], Any]) -> None:
+    """Raises nothing: torch would refuse CUDA then."""
+    try:
+        import torch
+
+        def ran_out(device: int, asked: int, total: int, free: int) -> None:
+            memory = {"device": device, "asked_bytes": asked, "total_bytes": total, "free_bytes": free}
+            _ran_out(run, memory, doing)
+
+        torch._C._cuda_attach_out_of_memory_observer(ran_out)
+        history.keep(run.settings.memory)
+    except Exception as error:
+        runtime.report("memory/oom", error)
+
+
+def _ran_out(run: Runtime, memory: dict[str, int], doing: Callable[[], Any]) -> None:
+    """What torch calls, without the allocator's lock, before it raises; an exception from here would take the place of
+    the one that it raises (torch 2.13, csrc/cuda/Module.cpp)."""
+    global _seen
+    try:
+        with _lock:
+            if _seen >= MOST:
+                return
+            _seen += 1
+            number = _seen
+        again = f".{number}" if number > 1 else ""
+        base = run.rundir.oom / f"{rundir.HOST}.pid{os.getpid()}{again}"
+        path = base.with_name(f"{base.name}{rundir.SNAPSHOT}")
+        part = path.with_name(f"{path.name}{rundir.PART}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            write(history.snapshot(), {"host": rundir.HOST, "pid": os.getpid(), "run": run.info.id}, str(part))
+            os.replace(part, path)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+        meta = {"tool": "memory", "host": rundir.HOST, "pid": os.getpid(), "unix_ns": time.time_ns(), **memory}
+        meta |= msgspec.to_builtins(doing()) or {}
+        meta |= {"versions": tools.versions(), "bytes": path.stat().st_size, "state": "complete", "reason": ""}
+        rundir.write_json(base.with_name(f"{base.name}{rundir.META}"), meta)
+        log.warning(f"CUDA is out of memory, asked for {memory['asked_bytes']} bytes; its state is in {path}")
+    except Exception as error:
+        runtime.report("memory/oom", error)
