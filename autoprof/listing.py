@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from autoprof import _finish
-from autoprof.rundir import META, PART, RAW_ENDINGS, TRACE, RunDir, is_merged
+from autoprof.rundir import META, NSYS_REPORT, PART, RAW_ENDINGS, TRACE, RunDir, is_merged
 
 UNFINISHED = "unfinished"
 
@@ -139,10 +139,10 @@ def _captures(folder: Path) -> list[CaptureFile]:
         if npu := _finish.FOLDER.search(path.name):
             names[path.name.removesuffix(npu.group())] = path
             continue
-        for ending in (*halves, TRACE, META):
+        for ending in (*halves, TRACE, NSYS_REPORT, META):
             if path.name.endswith(ending):
                 name = path.name.removesuffix(ending)
-                names[name] = path if ending == TRACE else names.get(name)
+                names[name] = path if ending in (TRACE, NSYS_REPORT) else names.get(name)
                 break
     return [_capture(folder, name, trace) for name, trace in sorted(names.items())]
 
