@@ -70,10 +70,11 @@ def choose(settings: Settings) -> Tool:
 
     kinds: dict[str, type[Any]] = {"torch": TorchTool, "npu": NpuTool, "nsys": NsysTool, "memory": MemoryTool}
     asked = [name for name in settings.tool if name != "memory"] or settings.tool or AUTOMATIC
-    if not NsysTool.unavailable() and not {"nsys", "memory"}.intersection(asked):
-        log.warning_once(
-            "this process runs under nsys, which has CUPTI: windows are nsys's, torch.profiler is not used"
-        )
+    if not NsysTool.unavailable() and "memory" not in asked:
+        if "nsys" not in asked:
+            log.warning_once(
+                "this process runs under nsys, which has CUPTI: nsys records its windows, and nothing else"
+            )
         return NsysTool()
     for name in asked:
         if not (why := kinds[name].unavailable()):
@@ -94,7 +95,7 @@ def beside(settings: Settings, profiler: Tool) -> list[Tool]:
 def outlook(asked: tuple[str, ...]) -> str:
     """Which tool processes of this environment would take, and why. Imports torch_npu if it is there."""
     if "nsys" in asked:
-        others = ",".join(name for name in asked if name != "nsys") or "torch"
+        others = ",".join(name for name in asked if name not in ("nsys", "memory")) or "torch"
         return f"nsys in processes that run under it, {others} in others (AUTOPROF_TOOL)"
     if "npu" not in (asked or AUTOMATIC):
         return f"{','.join(asked)} (AUTOPROF_TOOL)"
