@@ -1,6 +1,7 @@
 """Takes the report of one window from where `nsys` writes it. Part of `_finish.py`, which loads it: stdlib only.
 
-nsys writes a report of its own for each window that is closed, in a process of its own, and some time after the window:
+nsys writes a report of its own for each window, in a process of its own: some time after the window was closed, or, one
+that does not know `--capture-range-end=repeat:async`, when the process that it records has ended. It is called
 `<-o>.<number>.nsys-rep`, or without a number (verl 0.9.1, utils/profiler/nvtx_profile.py, relocate_results).
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import time
@@ -17,9 +19,9 @@ ENDING = ".nsys-rep"
 # What nsys makes a report of.
 _UNFINISHED = ".qdstrm"
 OWN_COMMAND = "the report is where the user's own nsys command has it written"
-_LONGEST_S = 1800.0
 _STILL_S = 2.0
 _PAUSE_S = 0.2
+_LONG_PAUSE_S = 2.0
 
 
 def take(job: dict[str, Any]) -> dict[str, Any]:
@@ -32,36 +34,41 @@ def take(job: dict[str, Any]) -> dict[str, Any]:
         known = json.load(file)
     if not known["report"]:
         return {"reason": job["meta"]["reason"] or OWN_COMMAND}
-    # Without another process the wait is at the user's cost.
-    path = _wait(known, job["raw"], _LONGEST_S if job["python"] else known["patience_s"])
+    path = _wait(known, job["raw"], at_users_cost=not job["python"])
     final = job["base"] + ENDING
     _move(path, job["raw"])
     os.replace(job["raw"], final)
     return {"bytes": os.path.getsize(final)}
 
 
-def _wait(known: dict[str, Any], raw: str, longest_s: float) -> str:
+def _wait(known: dict[str, Any], raw: str, at_users_cost: bool) -> str:
     """The path of the report, when nsys is through with it.
 
-    `raw` is touched meanwhile, since what is not for long is taken for left behind.
+    It is waited for as long as the process that is recorded runs, and a while longer. `raw` is touched where it may come
+    soon: what is not for long is waited for by nobody else.
     """
-    began = time.monotonic()
-    deadline = began + longest_s
-    seen, since = (0, 0.0), began
+    patience_s = known["patience_s"]
+    soon_until = time.monotonic() + patience_s
+    deadline = soon_until if at_users_cost else math.inf
+    seen, since = (0, 0.0), 0.0
     alone = False
-    while time.monotonic() < deadline:
-        os.utime(raw)
+    while (now := time.monotonic()) < deadline:
+        if now < soon_until:
+            os.utime(raw)
         path = _there(known)
-        now = (os.path.getsize(path), os.path.getmtime(path)) if path else (0, 0.0)
-        if now != seen:
-            seen, since = now, time.monotonic()
-        elif path and time.monotonic() - since >= _STILL_S:
+        shape = (os.path.getsize(path), os.path.getmtime(path)) if path else (0, 0.0)
+        if shape != seen:
+            seen, since = shape, now
+        elif path and now - since >= _STILL_S:
             return path
         if not alone and not os.path.exists(f"/proc/{known['pid']}"):
-            # nsys has ended with it, or will when this is written.
-            alone, deadline = True, min(deadline, time.monotonic() + known["patience_s"])
-        time.sleep(_PAUSE_S)
-    raise OSError(f"nsys left no report {known['report']}.{known['number']}{ENDING} within {deadline - began:.0f} s")
+            alone, soon_until = True, now + patience_s
+            deadline = min(deadline, soon_until)
+        time.sleep(_PAUSE_S if path or now < soon_until else _LONG_PAUSE_S)
+    after = "the end of its process" if alone else "the window"
+    raise OSError(
+        f"nsys left no report {known['report']}.{known['number']}{ENDING} within {patience_s:g} s after {after}"
+    )
 
 
 def _there(known: dict[str, Any]) -> str:

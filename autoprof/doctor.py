@@ -149,6 +149,8 @@ def _check_nsys(report: Report, settings: Settings) -> None:
         executable = settings.nsys.executable
         if found := nsys_launch.find(settings.nsys):
             report.facts["nsys"] = f"{nsys_launch.version(found)} ({found})"
+            if not nsys_launch.writes_at_once(found):
+                report.notes.append(nsys_launch.AT_THE_END)
         else:
             report.problems.append(
                 f"AUTOPROF_TOOL asks for nsys, but there is no {executable} on the path: torch.profiler would record "

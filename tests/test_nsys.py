@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -78,7 +79,8 @@ def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """There is an nsys on the path, and nothing else."""
     path = tmp_path / "bin" / "nsys"
     path.parent.mkdir()
-    path.write_text("#!/bin/sh\necho NVIDIA Nsight Systems version 2026.1.1.0-stand-in\n")
+    version = "NVIDIA Nsight Systems version 2026.1.1-stand-in"
+    path.write_text(f'#!/bin/sh\n[ "$1" = profile ] && echo "repeat[:N][:mode]" || echo {version}\n')
     path.chmod(0o755)
     monkeypatch.setenv("PATH", str(path.parent))
     return path
@@ -102,7 +104,7 @@ def record(run: runtime.Runtime, subject: Subject = SUBJECT) -> None:
 # What nsys is told.
 
 
-def test_the_command_that_ray_makes_of_our_options() -> None:
+def test_the_command_that_ray_makes_of_our_options(installed: Path) -> None:
     command = parse_nsight_config(nsys_launch.profile_options(NsysOptions()))
     assert command == [
         "nsys",
@@ -111,12 +113,26 @@ def test_the_command_that_ray_makes_of_our_options() -> None:
         "--sample=none",
         "--cpuctxsw=none",
         "--capture-range=cudaProfilerApi",
-        "--capture-range-end=repeat",
+        "--capture-range-end=repeat:async",
         "--kill=none",
         "--wait=primary",
         "--stop-on-exit=true",
         "--force-overwrite=true",
     ]
+
+
+def test_an_older_nsys_is_asked_for_what_it_knows(installed: Path, mocker: Any) -> None:
+    older(installed)
+    assert nsys_launch.profile_options(NsysOptions())["capture-range-end"] == "repeat"
+    warning = mocker.patch("autoprof.log.warning_once")
+    assert ray_nsys.wanted({}, {}, NSYS)
+    assert warning.call_args.args[0] == nsys_launch.AT_THE_END
+    assert doctored(lambda report: doctor._check_nsys(report, NSYS)).notes == [nsys_launch.AT_THE_END]
+
+
+def older(path: Path) -> None:
+    path.write_text("#!/bin/sh\necho repeat[:N]\n")
+    nsys_launch.writes_at_once.cache_clear()
 
 
 def test_options_of_the_user() -> None:
@@ -438,6 +454,29 @@ def test_a_report_that_never_comes(reports: None, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["x.meta.json"]
 
 
+def test_a_report_that_comes_with_the_end_of_the_process(reports: None, tmp_path: Path, mocker: Any) -> None:
+    """Nobody waits for it meanwhile."""
+    mocker.patch.object(_reports, "_LONG_PAUSE_S", 0.05)
+    with subprocess.Popen(["sleep", "60"]) as process:
+        given = job(tmp_path, tmp_path / "r", pid=process.pid, patience_s=0.2)
+        thread = threading.Thread(target=_finish.finish, args=(given,))
+        thread.start()
+        time.sleep(0.5)
+        os.utime(given["raw"], (0, 0))
+        time.sleep(0.3)
+        assert os.stat(given["raw"]).st_mtime == 0
+        (tmp_path / "r.1.nsys-rep").write_text("late")
+        process.kill()
+    thread.join()
+    assert (tmp_path / "x.nsys-rep").read_text() == "late"
+    assert meta_of(tmp_path)["state"] == "complete"
+
+
+def test_without_another_process_the_wait_is_short(reports: None, tmp_path: Path) -> None:
+    _finish.finish(job(tmp_path, tmp_path / "r") | {"python": ""})
+    assert "within 0.3 s after the window" in meta_of(tmp_path)["reason"]
+
+
 def test_a_report_on_another_file_system(reports: None, tmp_path: Path, mocker: Any) -> None:
     report = tmp_path / "r.1.nsys-rep"
     report.write_text("across")
@@ -474,7 +513,7 @@ def test_doctor_says_when_nsys_is_missing(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_doctor_says_which_nsys_it_is(installed: Path) -> None:
     report = doctored(lambda report: doctor._check_nsys(report, NSYS))
-    assert report.facts["nsys"] == f"2026.1.1.0-stand-in ({installed})"
+    assert report.facts["nsys"] == f"2026.1.1-stand-in ({installed})"
     assert report.problems == []
 
 
@@ -489,7 +528,8 @@ def test_an_nsys_that_does_not_run(tmp_path: Path) -> None:
     path = tmp_path / "nsys"
     path.write_text("#!/bin/sh\nexit 3\n")
     path.chmod(0o755)
-    assert "does not say its version: CalledProcessError" in nsys_launch.version(str(path))
+    assert nsys_launch.version(str(path)) == "of unknown version"
+    assert not nsys_launch.writes_at_once(str(path))
 
 
 def test_what_processes_would_take() -> None:

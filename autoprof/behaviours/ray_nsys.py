@@ -50,6 +50,8 @@ def wanted(given: Mapping[str, Any], inherited: Mapping[str, Any], settings: Set
     if why := _unable(given, inherited, settings):
         log.warning_once(f"AUTOPROF_TOOL=nsys: {why}; actors are not started under nsys")
         return False
+    if not nsys_launch.writes_at_once(nsys_launch.find(settings.nsys)):
+        log.warning_once(nsys_launch.AT_THE_END)
     return True
 
 

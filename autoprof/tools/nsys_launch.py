@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
@@ -13,21 +14,26 @@ OUTPUT = "autoprof_%p"
 # Ray's plug-in knows it by no other name (Ray 2.60, runtime_env/nsight.py, parse_nsight_config).
 EXECUTABLE = "nsys"
 _TIMEOUT_S = 30
+AT_THE_END = (
+    "this nsys writes reports only when the process that it records ends, and Ray may kill it before it is through; "
+    "take one whose `nsys profile --help` names repeat[:N][:mode]"
+)
 
 
 def profile_options(options: NsysOptions) -> dict[str, str]:
     """The options of `nsys profile`, by their long names.
 
     `repeat` without a number: a run may have more windows than it begins with (`autoprof trigger`), and nsys stops to
-    record after the last that it was promised. nsys neither ends the process with a window (`kill`), nor waits for what
-    the process leaves behind, which waits for nsys itself.
+    record after the last that it was promised. Left to itself nsys writes all reports when the process ends, which is
+    when Ray kills it (ray#66129); with `async` each after its window. nsys neither ends the process with a window
+    (`kill`), nor waits for what the process leaves behind, which waits for nsys itself.
     """
     chosen = {
         "trace": options.trace.replace("+", ","),
         "sample": options.sample,
         "cpuctxsw": options.sample,
         "capture-range": "cudaProfilerApi",
-        "capture-range-end": "repeat",
+        "capture-range-end": "repeat:async" if writes_at_once(find(options)) else "repeat",
         "kill": "none",
         "wait": "primary",
         "stop-on-exit": "true",
@@ -45,6 +51,12 @@ def find(options: NsysOptions) -> str:
     return shutil.which(options.executable) or ""
 
 
+@functools.cache
+def writes_at_once(executable: str) -> bool:
+    """Whether an `nsys` can write the report of a window while the process goes on: its help names modes of `repeat`."""
+    return "[:mode]" in _said(executable, "profile", "--help")
+
+
 def folder(options: NsysOptions) -> list[str]:
     """The folder of an `nsys` that is not the first on the path, as Ray's plug-in needs it."""
     found = find(options)
@@ -57,9 +69,14 @@ def put_on_path(options: NsysOptions) -> None:
 
 
 def version(executable: str) -> str:
-    """What an `nsys` says of its version, or of why it can't."""
+    """What an `nsys` says of its version."""
+    return _said(executable, "--version").strip().removeprefix("NVIDIA Nsight Systems version ") or "of unknown version"
+
+
+def _said(executable: str, *arguments: str) -> str:
+    """What an `nsys` prints, or an empty text where it does not run."""
     try:
-        said = subprocess.run([executable, "--version"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
-    except (OSError, subprocess.SubprocessError) as error:
-        return f"which does not say its version: {type(error).__name__}: {error}"
-    return said.stdout.strip().removeprefix("NVIDIA Nsight Systems version ") or "which does not say its version"
+        said = subprocess.run([executable, *arguments], capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return said.stdout

@@ -70,7 +70,8 @@ def test_the_actor_whose_rank_is_captured_runs_under_nsys(driven: Driven) -> Non
     assert under == [True, False, False]
     first = driven.actors[0]
     told = json.loads((driven.folder / f"{first['pid']}.json").read_text())
-    expected = nsys_launch.profile_options(NsysOptions())
+    expected = nsys_launch.profile_options(NsysOptions(executable=str(STAND_IN / "nsys")))
+    assert expected["capture-range-end"] == "repeat:async"
     assert {name: told["options"][name] for name in expected} == expected
     assert told["output"].endswith(f"/logs/nsight/autoprof_{first['pid']}")
     assert told["command"][0] == "python"
@@ -80,7 +81,8 @@ def test_actors_keep_the_interpreter_of_the_driver(driven: Driven) -> None:
     assert {actor["executable"] for actor in driven.actors} == {sys.executable}
 
 
-def test_reports_are_in_the_step_folders_when_the_run_has_ended(driven: Driven) -> None:
+def test_reports_are_in_the_step_folders_when_ray_has_ended(driven: Driven) -> None:
+    assert "REPORTS 4" in driven.output
     captures = driven.captures()
     names = [f"{step} actor.{stage}" for step in (2, 4) for stage in ("compute_log_prob", "update_actor")]
     assert sorted(captures) == names

@@ -16,6 +16,9 @@ def main():
     if sys.argv[1:] == ["--version"]:
         print("NVIDIA Nsight Systems version 2026.1.1.0-stand-in")
         return 0
+    if sys.argv[1:] == ["profile", "--help"]:
+        print("--capture-range-end=none|stop|stop-shutdown|repeat[:N][:mode]|repeat-shutdown:N[:mode]")
+        return 0
     options, command = split(sys.argv[2:])
     log = os.environ.get("NSYS_STAND_IN_LOG", "/nowhere")
     windows = os.path.join(log, f"windows-{os.getpid()}")
@@ -25,10 +28,11 @@ def main():
     output = (options.get("output") or options["o"]).replace("%p", str(child.pid))
     with open(os.path.join(log, f"{child.pid}.json"), "w") as file:
         json.dump({"options": options, "command": command, "output": output}, file)
+    at_once = options.get("capture-range-end", "").endswith(":async")
     written = 0
     while True:
         ended = child.poll() is not None
-        while written < closed(windows):
+        while (at_once or ended) and written < closed(windows):
             written += 1
             write(f"{output}.{written}", f"window {written} of {child.pid}")
         if ended:
