@@ -44,8 +44,8 @@ def take(job: dict[str, Any]) -> dict[str, Any]:
 def _wait(known: dict[str, Any], raw: str, at_users_cost: bool) -> str:
     """The path of the report, when nsys is through with it.
 
-    It is waited for as long as the process that is recorded runs, and a while longer. `raw` is touched where it may come
-    soon: what is not for long is waited for by nobody else.
+    It is waited for as long as the process that is recorded runs, and a while longer. `raw` is touched while it may be
+    there soon: for what is not touched for long nobody else waits.
     """
     patience_s = known["patience_s"]
     soon_until = time.monotonic() + patience_s

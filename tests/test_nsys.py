@@ -17,7 +17,7 @@ import pytest
 from ray._private.runtime_env.nsight import parse_nsight_config
 from ray.runtime_env import RuntimeEnv
 
-from autoprof import _finish, _reports, capture, doctor, ending, listing, runtime, tools
+from autoprof import _finish, _reports, capture, continuous, doctor, ending, listing, runtime, tools
 from autoprof.behaviours import ray_nsys
 from autoprof.options import NsysOptions
 from autoprof.placement import Subject
@@ -291,6 +291,29 @@ def test_a_window_in_calls(made: Any, cuda: list[str], under_nsys: None) -> None
     ]
     stamp = json.loads(mark.removeprefix("mark "))["autoprof"]
     assert (stamp["global_step"], stamp["role"], stamp["stage"], stamp["rank"]) == (2, "actor", "update_actor", 3)
+
+
+def test_ranges_in_the_window_of_a_whole_step(made: Any, cuda: list[str], under_nsys: None) -> None:
+    run = made(tool=("nsys",), mode="continuous")
+    for stage in ("compute_log_prob", "update_actor"):
+        leave = continuous.enter(run, Subject(step=2, role="actor", stage=stage, rank=3), run.settings)
+        assert leave is not None
+        leave()
+    continuous.end()
+    ranges = [call for call in cuda if call.startswith("range")]
+    assert ranges == ["range global_step 2", "range actor.compute_log_prob", "range actor.update_actor"]
+    assert (cuda[0], cuda[-1], cuda.count("start")) == ("start", "stop", 1)
+
+
+def test_ranges_inside_of_a_stage_have_their_own_names(made: Any, cuda: list[str], under_nsys: None) -> None:
+    recording = capture.begin(made(tool=("nsys",)), SUBJECT)
+    assert recording is not None
+    recording.mark("mini_batch 0")()
+    capture.end(recording)
+    assert [call for call in cuda if call.startswith("range")] == [
+        "range step 2 actor.update_actor",
+        "range mini_batch 0",
+    ]
 
 
 def test_the_report_of_the_users_own_command_stays_where_it_is(made: Any, cuda: list[str], under_nsys: None) -> None:

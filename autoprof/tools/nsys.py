@@ -50,7 +50,9 @@ class NsysTool:
     ending = rundir.NSYS_REPORT
 
     def __init__(self) -> None:
-        self._step = ""
+        # What the range of the stage is called besides; in captures of whole steps the step has a range of its own.
+        self._prefix = ""
+        self._whole_steps = False
         self._number = 0
         self._patience_s = 0.0
 
@@ -75,10 +77,11 @@ class NsysTool:
         _windows += 1
         self._number = _windows
         self._patience_s = settings.stop_timeout_s
+        self._whole_steps = settings.mode == "continuous"
         return ["cpu", "cuda", *(["stack"] if settings.nsys.python_backtrace else [])]
 
     def stamp(self, subject: dict[str, Any]) -> None:
-        self._step = f"step {subject.get('global_step', '?')} "
+        self._prefix = "" if self._whole_steps else f"step {subject['global_step']} "
         try:
             import torch.cuda.nvtx
 
@@ -91,10 +94,11 @@ class NsysTool:
         try:
             from torch.cuda import nvtx
 
-            begun = nvtx.range_start(f"{self._step}{name}")
+            begun = nvtx.range_start(f"{self._prefix}{name}")
         except Exception as error:
             log.warning_once(f"ranges can't be marked for nsys: {type(error).__name__}: {error}")
             return _nothing
+        self._prefix = ""
         return lambda: nvtx.range_end(begun)
 
     def stop(self) -> None:

@@ -53,7 +53,7 @@ def find(options: NsysOptions) -> str:
 
 @functools.cache
 def writes_at_once(executable: str) -> bool:
-    """Whether an `nsys` can write the report of a window while the process goes on: its help names modes of `repeat`."""
+    """Whether an `nsys` can write reports while the process goes on: its help names modes of `repeat`."""
     return "[:mode]" in _said(executable, "profile", "--help")
 
 
