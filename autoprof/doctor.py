@@ -160,8 +160,8 @@ def _check_nsys(report: Report, settings: Settings) -> None:
             report.problems.append("KINETO_USE_DAEMON is set: dynolog may take CUPTI from nsys; unset it")
     elif nsys.here():
         report.notes.append(
-            "this runs under nsys, which takes the only CUPTI subscription: processes started here leave the recording "
-            "to nsys, and torch.profiler is not used"
+            "this runs under nsys, which takes the only CUPTI subscription: nothing is captured in processes started "
+            "here, unless by AUTOPROF_TOOL=nsys"
         )
 
 

@@ -250,6 +250,14 @@ def test_a_process_under_nsys_uses_nothing_else(under_nsys: None) -> None:
         assert isinstance(tools.choose(Settings(tool=asked)), NsysTool), asked
 
 
+def test_nobodys_session_is_disturbed(made: Any, cuda: list[str], under_nsys: None, mocker: Any) -> None:
+    """Somebody else runs this under nsys, and autoprof was not asked to take part."""
+    warning = mocker.patch("autoprof.log.warning_once")
+    assert capture.begin(made(tool=("torch",)), SUBJECT) is None
+    assert cuda == []
+    assert "this process runs under nsys, which has CUPTI" in warning.call_args.args[0]
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

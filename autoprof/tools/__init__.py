@@ -61,7 +61,8 @@ def choose(settings: Settings) -> Tool:
 
     The tool is chosen in each process: one run has processes that use NPUs, and a trainer that uses none. The memory
     history goes beside a profiler (`beside`), unless nothing else is asked for. In a process that runs under nsys no
-    other profiler gets anything of the device, or takes it from nsys: CUPTI serves one.
+    other profiler gets anything of the device, or takes it from nsys: CUPTI serves one. And whoever did not ask for
+    nsys here may count the windows of its session.
     """
     from autoprof.tools.memory import MemoryTool
     from autoprof.tools.npu import NpuTool
@@ -71,11 +72,7 @@ def choose(settings: Settings) -> Tool:
     kinds: dict[str, type[Any]] = {"torch": TorchTool, "npu": NpuTool, "nsys": NsysTool, "memory": MemoryTool}
     asked = [name for name in settings.tool if name != "memory"] or settings.tool or AUTOMATIC
     if not NsysTool.unavailable() and "memory" not in asked:
-        if "nsys" not in asked:
-            log.warning_once(
-                "this process runs under nsys, which has CUPTI: nsys records its windows, and nothing else"
-            )
-        return NsysTool()
+        return NsysTool("nsys" in asked)
     for name in asked:
         if not (why := kinds[name].unavailable()):
             tool: Tool = kinds[name]()

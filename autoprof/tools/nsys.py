@@ -49,7 +49,9 @@ class NsysTool:
     name = "nsys"
     ending = rundir.NSYS_REPORT
 
-    def __init__(self) -> None:
+    def __init__(self, asked: bool = True) -> None:
+        """`asked`: whether the user wants autoprof to open windows in this session of nsys."""
+        self._asked = asked
         # What the range of the stage is called besides; in captures of whole steps the step has a range of its own.
         self._prefix = ""
         self._whole_steps = False
@@ -117,6 +119,8 @@ class NsysTool:
 
     def busy(self) -> str:
         """A child of an actor that was started under nsys is in that one's report, if at all."""
+        if not self._asked:
+            return "this process runs under nsys, which has CUPTI; AUTOPROF_TOOL=nsys opens windows for it"
         if os.environ.get(REPORT) and not report():
             return "nsys records the process that started this one, and its children with it"
         return ""
