@@ -1,5 +1,5 @@
-"""Finishes a capture in a process of its own: compresses a Chrome trace, or has torch_npu analyse its folder, gives it
-its name, and writes its meta file.
+"""Finishes a capture in a process of its own: compresses a Chrome trace, has torch_npu analyse its folder, or waits for
+nsys, gives it its name, and writes its meta file.
 
 Run as a script with one JSON job on stdin, isolated and without site, so that it starts in milliseconds. Stdlib only.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import gzip
+import importlib.util
 import json
 import os
 import re
@@ -23,6 +24,7 @@ from typing import Any, BinaryIO
 
 PART = ".part"
 COMPRESSED = ".gz"
+REPORT = ".nsys-rep"
 # torch's own export compresses at level 9, in the training thread: bench/stop.py compares the two.
 LEVEL = 4
 # How a folder of torch_npu's ends (profiler/_profiler_path_creator.py).
@@ -104,10 +106,7 @@ def _claimed(raw: str) -> Iterator[bool]:
 def _finish(job: dict[str, Any]) -> None:
     meta = job["meta"]
     try:
-        if os.path.isdir(job["raw"]):
-            meta |= _name_folder(job)
-        else:
-            meta |= _compress(job) if job["trace"].endswith(COMPRESSED) else _rename(job)
+        meta |= _make(job)
     except OSError as error:
         meta |= {"state": "failed", "reason": f"the trace could not be written: {error}"}
         remove(job["trace"] + PART)
@@ -142,6 +141,27 @@ def remove(*paths: str) -> None:
             with contextlib.suppress(OSError):
                 os.truncate(path, 0)
             os.unlink(path)
+
+
+def _make(job: dict[str, Any]) -> dict[str, Any]:
+    """Make of `job["raw"]` what has the final name; returns what the meta file says of it."""
+    if os.path.isdir(job["raw"]):
+        return _name_folder(job)
+    if job["raw"].endswith(REPORT + PART):
+        said: dict[str, Any] = _beside("_reports").take(job)
+        return said
+    return _compress(job) if job["trace"].endswith(COMPRESSED) else _rename(job)
+
+
+def _beside(name: str) -> Any:
+    """A module of the folder that this one is in, which is on no path when this is a script."""
+    place = os.path.join(os.path.dirname(os.path.abspath(__file__)), f"{name}.py")
+    spec = importlib.util.spec_from_file_location(name, place)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _compress(job: dict[str, Any]) -> dict[str, Any]:
@@ -271,5 +291,6 @@ if __name__ == "__main__":
     if os.fork():
         os._exit(0)
     os.nice(10)
-    wait_for_turn(received["raw"])
+    if not received["raw"].endswith(REPORT + PART):  # nsys does the work
+        wait_for_turn(received["raw"])
     finish(received)

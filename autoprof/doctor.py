@@ -21,7 +21,7 @@ from autoprof.authoring import places
 from autoprof.hooklog import WAITING
 from autoprof.rundir import RunDir
 from autoprof.settings import Settings
-from autoprof.tools import npu
+from autoprof.tools import npu, nsys, nsys_launch
 from autoprof.window import Steps
 
 _PROBE_TIMEOUT_S = 300
@@ -73,6 +73,7 @@ def examine_environment(settings: Settings) -> Report:
     _check_activation(report)
     _check_folder(report, settings.dir)
     _check_variables(report)
+    _check_nsys(report, settings)
     _check_recipes(report, settings.recipes)
     found = _probe(report)
     report.facts["tool"] = found.get("tool", "unknown")
@@ -146,6 +147,27 @@ def _check_variables(report: Report) -> None:
         )
     if os.environ.get("KINETO_USE_DAEMON"):
         report.notes.append("KINETO_USE_DAEMON is set: dynolog may start its own captures")
+
+
+def _check_nsys(report: Report, settings: Settings) -> None:
+    if "nsys" in settings.tool:
+        executable = settings.nsys.executable
+        if found := nsys_launch.find(settings.nsys):
+            report.facts["nsys"] = f"{nsys_launch.version(found)} ({found})"
+            if not nsys_launch.writes_at_once(found):
+                report.notes.append(nsys_launch.AT_THE_END)
+        else:
+            report.problems.append(
+                f"AUTOPROF_TOOL asks for nsys, but there is no {executable} on the path: torch.profiler would record "
+                "instead; install Nsight Systems on every node, or say where it is: AUTOPROF_NSYS=executable=/.../nsys"
+            )
+        if os.environ.get("KINETO_USE_DAEMON"):
+            report.problems.append("KINETO_USE_DAEMON is set: dynolog may take CUPTI from nsys; unset it")
+    elif nsys.here():
+        report.notes.append(
+            "this runs under nsys, which takes the only CUPTI subscription: nothing is captured in processes started "
+            "here, unless by AUTOPROF_TOOL=nsys"
+        )
 
 
 def _check_recipes(report: Report, extra: Sequence[str]) -> None:
@@ -284,5 +306,8 @@ def _check_captures(report: Report, run: listing.Run) -> None:
                 report.notes.append(
                     f"step {step.number}, {capture.name}: {NOT_ANALYSED}; autoprof analyse has it do so"
                 )
+    asked = "nsys" in run.info.get("settings", {}).get("tool", [])
+    if asked and run.captures and all(capture.meta.get("tool") != "nsys" for capture in run.captures):
+        report.problems.append("AUTOPROF_TOOL asked for nsys, but no process that was captured ran under it")
     if run.state == listing.UNFINISHED:
         report.notes.append("the process that started the run ended without a word; run.json is as it was at the start")

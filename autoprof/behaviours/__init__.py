@@ -14,6 +14,7 @@ BEHAVIOURS = {
     "aside.start": "autoprof.behaviours.aside:Start",
     "aside.stop": "autoprof.behaviours.aside:Stop",
     "main": "autoprof.behaviours.main:Main",
+    "ray.actor": "autoprof.behaviours.ray_nsys:Actor",
     "ray.actor-class": "autoprof.behaviours.ray:ActorClass",
     "ray.init": "autoprof.behaviours.ray:Init",
     "ray.shutdown": "autoprof.behaviours.ray:Shutdown",

@@ -12,6 +12,7 @@ from typing import Any
 from autoprof import _boot, cupti, ending, importing, log, runtime
 from autoprof.behaviours import Behaviour
 from autoprof.paths import Parameter
+from autoprof.tools import nsys_launch
 from autoprof.wrapping import CALL, Around, Call
 
 # What a job that was submitted brings along; ray.init refuses a variable that is in both (Ray 2.60,
@@ -24,6 +25,9 @@ class Init(Behaviour):
 
     def around(self, call: Call) -> Around:
         importing.patch_main()
+        run = runtime.current()
+        if run is not None and "nsys" in run.settings.tool:
+            nsys_launch.put_on_path(run.settings.nsys)
         call.kwargs["runtime_env"] = merged(call.kwargs.get("runtime_env"), os.environ)
         yield CALL
         # Ray's own end of the driver, which kills the workers, was registered when it was imported, so comes after it.

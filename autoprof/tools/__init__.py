@@ -60,7 +60,9 @@ def choose(settings: Settings) -> Tool:
     """The profiler of this process: the first that `AUTOPROF_TOOL` asks for and that can record here, else torch's.
 
     The tool is chosen in each process: one run has processes that use NPUs, and a trainer that uses none. The memory
-    history goes beside a profiler (`beside`), unless nothing else is asked for.
+    history goes beside a profiler (`beside`), unless nothing else is asked for. In a process that runs under nsys no
+    other profiler gets anything of the device, or takes it from nsys: CUPTI serves one. And whoever did not ask for
+    nsys here may count the windows of its session.
     """
     from autoprof.tools.memory import MemoryTool
     from autoprof.tools.npu import NpuTool
@@ -69,6 +71,8 @@ def choose(settings: Settings) -> Tool:
 
     kinds: dict[str, type[Any]] = {"torch": TorchTool, "npu": NpuTool, "nsys": NsysTool, "memory": MemoryTool}
     asked = [name for name in settings.tool if name != "memory"] or settings.tool or AUTOMATIC
+    if not NsysTool.unavailable() and "memory" not in asked:
+        return NsysTool("nsys" in asked)
     for name in asked:
         if not (why := kinds[name].unavailable()):
             tool: Tool = kinds[name]()
@@ -87,6 +91,9 @@ def beside(settings: Settings, profiler: Tool) -> list[Tool]:
 
 def outlook(asked: tuple[str, ...]) -> str:
     """Which tool processes of this environment would take, and why. Imports torch_npu if it is there."""
+    if "nsys" in asked:
+        others = ",".join(name for name in asked if name not in ("nsys", "memory")) or "torch"
+        return f"nsys in processes that run under it, {others} in others (AUTOPROF_TOOL)"
     if "npu" not in (asked or AUTOMATIC):
         return f"{','.join(asked)} (AUTOPROF_TOOL)"
     said = "AUTOPROF_TOOL" if asked else "no AUTOPROF_TOOL"

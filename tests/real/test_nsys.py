@@ -1,0 +1,125 @@
+"""Real Ray actors under a stand-in for `nsys`: who runs under it, with which interpreter, and where reports go."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import processes
+import pytest
+from helpers import ROOT, clean_environment
+
+from autoprof.options import NsysOptions
+from autoprof.tools import nsys_launch
+
+SCRIPTS = Path(__file__).parent / "nsys_scripts"
+STAND_IN = ROOT / "tests" / "stand_ins" / "nsys"
+# Longer than a driver takes to end: a run that does not wait loses the last reports.
+WRITES_S = 3.0
+ON = {"AUTOPROF": "1", "AUTOPROF_TOOL": "nsys", "AUTOPROF_STEPS": "2,4", "AUTOPROF_RECIPES": str(SCRIPTS)}
+
+
+@dataclass(frozen=True)
+class Driven:
+    folder: Path
+    output: str
+    actors: list[dict[str, Any]]
+
+    def captures(self) -> dict[str, dict[str, Any]]:
+        """The meta file of each capture by step, role and stage."""
+        found = {}
+        for path in self.folder.glob("autoprof_runs/latest/global_step_*/*.meta.json"):
+            found[f"{path.parent.name[-1]} {path.name.split('.rank')[0]}"] = json.loads(path.read_text())
+        return found
+
+
+def environment(path: Path, folder: Path) -> dict[str, str]:
+    """Without a `python` on the path, as where a virtual environment is not activated."""
+    bare = folder / "bin"
+    bare.mkdir()
+    for name in ("sh", "bash", "dirname", "rm"):
+        (bare / name).symlink_to(str(shutil.which(name)))
+    (bare / "python3").symlink_to(os.path.realpath(sys.executable))
+    variables = clean_environment(RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="disabled", NSYS_STAND_IN_LOG=str(folder))
+    return variables | {"PATH": f"{path}:{bare}", "NSYS_STAND_IN_WRITES_S": str(WRITES_S)}
+
+
+def drive(folder: Path, path: Path, **variables: str) -> Driven:
+    command = [sys.executable, str(SCRIPTS / "driver.py")]
+    finished = processes.run(command, cwd=folder, env=environment(path, folder) | variables, timeout_s=180)
+    assert finished.status == 0, finished.output[-4000:]
+    assert finished.left_behind == []
+    (line,) = re.findall(r"^RESULT (.*)$", finished.output, re.MULTILINE)
+    return Driven(folder, finished.output, json.loads(line))
+
+
+@pytest.fixture(scope="module")
+def driven(tmp_path_factory: pytest.TempPathFactory) -> Driven:
+    return drive(tmp_path_factory.mktemp("nsys"), STAND_IN, **ON)
+
+
+def test_the_actor_whose_rank_is_captured_runs_under_nsys(driven: Driven) -> None:
+    under = [bool(actor["NSYS_PROFILING_SESSION_ID"]) for actor in driven.actors]
+    assert under == [True, False, False]
+    first = driven.actors[0]
+    told = json.loads((driven.folder / f"{first['pid']}.json").read_text())
+    expected = nsys_launch.profile_options(NsysOptions(executable=str(STAND_IN / "nsys")))
+    assert expected["capture-range-end"] == "repeat:async"
+    assert {name: told["options"][name] for name in expected} == expected
+    assert told["output"].endswith(f"/logs/nsight/autoprof_{first['pid']}")
+    assert told["command"][0] == "python"
+
+
+def test_actors_keep_the_interpreter_of_the_driver(driven: Driven) -> None:
+    assert {actor["executable"] for actor in driven.actors} == {sys.executable}
+
+
+def test_reports_are_in_the_step_folders_when_ray_has_ended(driven: Driven) -> None:
+    assert "REPORTS 4" in driven.output
+    captures = driven.captures()
+    names = [f"{step} actor.{stage}" for step in (2, 4) for stage in ("compute_log_prob", "update_actor")]
+    assert sorted(captures) == names
+    pid = driven.actors[0]["pid"]
+    for number, name in enumerate(names, 1):
+        meta = captures[name]
+        assert (meta["tool"], meta["state"], meta["rank"]) == ("nsys", "complete", 0), (name, meta)
+        step = driven.folder / "autoprof_runs" / "latest" / f"global_step_00000{name[0]}"
+        (report,) = step.glob(f"{name[2:]}.rank0.*.nsys-rep")
+        assert report.read_text() == f"window {number} of {pid}"
+    assert list(driven.folder.rglob("*.part")) == []
+
+
+def test_ranges_name_step_role_and_stage(driven: Driven) -> None:
+    assert driven.actors[0]["nvtx"] == [
+        f"step {step} actor.{stage}" for step in (2, 4) for stage in ("compute_log_prob", "update_actor")
+    ]
+
+
+def test_without_nsys_the_run_goes_on_with_torch_and_says_so(tmp_path: Path) -> None:
+    driven = drive(tmp_path, tmp_path / "nowhere", **ON)
+    assert [actor["NSYS_PROFILING_SESSION_ID"] for actor in driven.actors] == ["", "", ""]
+    assert driven.output.count("there is no nsys on the path; actors are not started under nsys") == 1
+    assert {(meta["tool"], meta["state"]) for meta in driven.captures().values()} == {("torch", "complete")}
+    doctor = [sys.executable, "-m", "autoprof", "doctor", "latest"]
+    said = subprocess.run(doctor, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, check=False)
+    assert "no process that was captured ran under it" in said.stdout
+    assert said.returncode == 1
+
+
+def test_doctor_on_the_environment(tmp_path: Path) -> None:
+    doctor = [sys.executable, "-m", "autoprof", "doctor", "--json"]
+    variables = clean_environment(AUTOPROF_TOOL="nsys", AUTOPROF_DISABLE="verl,vllm,sglang,trl,transformers")
+    for path, missing in ((f"{STAND_IN}:{os.environ['PATH']}", False), ("/usr/bin:/bin", True)):
+        said = subprocess.run(
+            doctor, cwd=tmp_path, env=variables | {"PATH": path}, capture_output=True, text=True, check=False
+        )
+        found = json.loads(said.stdout)
+        assert any("there is no nsys on the path" in problem for problem in found["problems"]) == missing
+        assert found["facts"].get("nsys", "").startswith("2026.1.1.0-stand-in") != missing
