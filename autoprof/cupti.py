@@ -16,9 +16,6 @@ NOTHING = "/nonexistent/autoprof-no-nvtx-injection.so"
 KEEP = "AUTOPROF_KEEP_NVTX_INJECTION"
 # verl's own word for the same wish.
 _KEEPING = (KEEP, "VERL_KEEP_NVTX_INJECTION")
-# What Nsight Systems sets in the processes that it watches, and what it loads into them.
-_NSYS_SESSION = "NSYS_PROFILING_SESSION_ID"
-_NSYS_LIBRARY = "ToolsInjection"
 _CUDA_INJECTION = "CUDA_INJECTION64_PATH"
 _DYNOLOG = "KINETO_USE_DAEMON"
 
@@ -52,12 +49,13 @@ def watched(contents: Sequence[str]) -> bool:
 
 
 def suspicion(environ: Mapping[str, str]) -> str:
-    """Why a recording of this process may hold nothing of the GPU, as far as that can be seen from here."""
+    """Why a recording of this process may hold nothing of the GPU, as far as that can be seen from here.
+
+    It is none of a process under Nsight Systems, where torch does not record (`tools.choose`).
+    """
     if names_cupti(environ):
         return f"{INJECTION} names libcupti, which takes the only CUPTI subscription of the process; unset it"
     injected = os.path.basename(environ.get(_CUDA_INJECTION, ""))
-    if environ.get(_NSYS_SESSION) or _NSYS_LIBRARY in injected:
-        return "the process runs under Nsight Systems, which has the only CUPTI subscription"
     if injected:
         return f"{_CUDA_INJECTION} loads {injected}, which may have taken the only CUPTI subscription"
     if _DYNOLOG in environ:  # even as 0 it counts (pytorch/pytorch #112389)

@@ -12,7 +12,7 @@ from stored import Contract, NotFound, parameters
 from autoprof.behaviours import Behaviour
 from autoprof.recipe import BoundHook, fits
 
-_LARGEST_FILE = 20_000
+_LARGEST_FILE = 25_000
 RELEASES = [(target, version) for target in stored.releases() for version in stored.versions(target)]
 
 

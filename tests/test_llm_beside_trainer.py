@@ -9,7 +9,7 @@ import pytest
 from pytest_mock import MockerFixture
 
 from autoprof import board, capture
-from autoprof.behaviours import stage, vllm, vllm_offline
+from autoprof.behaviours import running, vllm, vllm_offline
 from autoprof.behaviours.engine import Request
 from autoprof.board import Posting
 
@@ -88,6 +88,6 @@ def test_a_stage_that_records_holds_the_rollout(asked: list[Any], mocker: Mocker
 
 def test_an_evaluation_is_no_rollout(asked: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     board.post("run", Posting(step=7, captured=True))
-    monkeypatch.setattr(stage, "_whole", [object()])
+    monkeypatch.setattr(running, "wholes", [object()])
     Engine().generate()
     assert asked == []
