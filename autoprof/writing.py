@@ -6,16 +6,24 @@ it takes of the host's cores.
 
 from __future__ import annotations
 
+import atexit
+import os
 import threading
+import time
 from collections.abc import Callable
 
 # Each keeps a whole recording in memory until it is written.
 _AT_ONCE = 2
 _free = threading.BoundedSemaphore(_AT_ONCE)
+# The threads that write, and how long the end of the interpreter may wait for each.
+_writing: dict[threading.Thread, float] = {}
 
 
 def later(write: Callable[[], None], patience_s: float) -> Callable[[float], None]:
-    """Run `write` in a thread, which the interpreter waits for at its end; or here, if so many are busy for so long.
+    """Run `write` in a thread, or here, where `_AT_ONCE` of them are busy for `patience_s`.
+
+    The interpreter's end waits for it as long. A thread that is not a daemon would be waited for without an end, on a
+    network disk that has gone away.
 
     Returns:
         Waits until `write` is through, but no longer than its argument, in seconds.
@@ -24,19 +32,41 @@ def later(write: Callable[[], None], patience_s: float) -> Callable[[float], Non
         write()
         return _nothing
 
+    slot = _free
+
     def run() -> None:
         try:
             write()
         finally:
-            _free.release()
+            _writing.pop(thread, None)
+            slot.release()
 
-    thread = threading.Thread(target=run, name="autoprof-writing")
+    thread = threading.Thread(target=run, name="autoprof-writing", daemon=True)
+    _writing[thread] = patience_s
     try:
         thread.start()
     except RuntimeError:  # the interpreter ends, or the system gives no more threads
         run()
         return _nothing
+    atexit.unregister(_flush)
+    atexit.register(_flush)
     return thread.join
+
+
+def _in_child() -> None:
+    """A forked child has none of the threads, and what they held it would wait for in vain."""
+    global _free
+    _free = threading.BoundedSemaphore(_AT_ONCE)
+    _writing.clear()
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+
+def _flush() -> None:
+    begun = time.monotonic()
+    for thread, patience_s in list(_writing.items()):
+        thread.join(max(0.0, begun + patience_s - time.monotonic()))
 
 
 def _nothing(_: float) -> None:

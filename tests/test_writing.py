@@ -195,3 +195,33 @@ def test_a_process_that_ends_while_it_writes_waits_for_it(tmp_path: Path) -> Non
     )
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=60)
     assert (tmp_path / "there").exists()
+
+
+def test_a_process_that_ends_waits_no_longer_than_a_stop_may_take(tmp_path: Path) -> None:
+    code = """
+import time
+from autoprof import writing
+writing.later(lambda: time.sleep(600), 0.2)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False, timeout=60)
+    assert done.returncode == 0
+
+
+def test_a_forked_child_waits_for_none_of_its_parents_threads(tmp_path: Path) -> None:
+    code = """
+import os, time
+from autoprof import writing
+from autoprof.tools import torch as tool
+for _ in range(2):
+    writing.later(lambda: time.sleep(3), 30.0)
+tool._gate.acquire()
+child = os.fork()
+if not child:
+    begun = time.monotonic()
+    writing.later(lambda: open("there", "w").close(), 30.0)(1.0)
+    with tool._gate:
+        os._exit(int(time.monotonic() - begun > 2))
+assert os.waitpid(child, 0)[1] == 0
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=60)
+    assert (tmp_path / "there").exists()

@@ -43,6 +43,15 @@ _foreign: weakref.WeakSet[Any] = weakref.WeakSet()
 _interrupt: Callable[[str], None] | None = None
 
 
+def _in_child() -> None:
+    """In a forked child no thread is there to let go of the gate."""
+    global _gate
+    _gate = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+
 class TorchTool:
     """Records with `torch.profiler.profile` and writes a Chrome trace."""
 
