@@ -122,6 +122,28 @@ def test_engines_around_generation(run: Any, trainer: Any, log: Any) -> None:
     assert log == [("start", 0), ("start", 1), ("stop", 0), ("stop", 1)]
 
 
+def test_in_continuous_mode_engines_record_from_the_begin_of_the_step(run: Any, trainer: Any, log: Any) -> None:
+    run.settings = Settings(steps="7:9", ranks="all", mode="continuous")
+    begin = step.Begin(number="self.global_steps", replicas=[SHARED, OWN], engines="around")
+    drive(begin.around(call(trainer)))
+    assert log == [("start", number) for number in range(4)]
+    log.clear()
+    drive(AroundGeneration().around(call(trainer)))
+    assert log == [("stop", 0), ("stop", 1)]
+    log.clear()
+    # A generation that outlasts its step stops no engine of the next.
+    generation = AroundGeneration().around(call(trainer))
+    wait = next(generation)
+    while wait is not CALL:
+        wait = generation.send(wait.block())
+    trainer.global_steps = 8
+    drive(begin.around(call(trainer)))
+    log.clear()
+    with pytest.raises(StopIteration):
+        generation.send(Outcome(None, None))
+    assert log == []
+
+
 def test_generation_leaves_engines_alone_that_record_for_the_whole_step(run: Any, trainer: Any, log: Any) -> None:
     drive(step.Begin(number="self.global_steps", replicas=[OWN]).around(call(trainer)))
     log.clear()

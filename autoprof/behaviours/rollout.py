@@ -170,7 +170,7 @@ class AroundGeneration(Behaviour):
         span = Span(run, "stage", ROLE, step=posting.step if posting else None, role=ROLE, rank=None)
         outcome = yield CALL
         span.end(outcome.error)
-        if run.settings.mode == "continuous":
+        if run.settings.mode == "continuous" and window is _window:
             yield from stop(run, shared_only=True)
         if window is not None:
             yield from _ask(run, window, "stop", [engine for engine in started if engine.recording])
