@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from typing import Any, BinaryIO
+from typing import Any
 
 PART = ".part"
 COMPRESSED = ".gz"
@@ -34,7 +34,6 @@ ANALYSED = "ASCEND_PROFILER_OUTPUT"
 TIMELINE = "trace_view.json"
 NOT_ANALYSED = "torch_npu has not analysed it"
 _PIECE = 1 << 20
-_DEVICE_EVENTS = (b'"cat": "kernel"', b'"cat": "gpu_memcpy"', b'"cat": "gpu_memset"')
 _ANALYSE = "import sys; from torch_npu.profiler.profiler import analyse; analyse(sys.argv[1], max_process_number=1)"
 _ANALYSE_TIMEOUT_S = 3600.0
 _SIGN_OF_LIFE_S = 2.0
@@ -166,31 +165,19 @@ def _beside(name: str) -> Any:
 
 def _compress(job: dict[str, Any]) -> dict[str, Any]:
     """Compress a Chrome trace; returns what the meta file says of it."""
-    raw, trace = job["raw"], job["trace"]
+    raw, trace, chrome = job["raw"], job["trace"], _beside("_chrome")
     said: dict[str, Any] = {}
     with open(raw, "rb") as source, gzip.open(trace + PART, "wb", compresslevel=LEVEL) as target:
         if os.path.getsize(raw) <= job["max_bytes"]:
             shutil.copyfileobj(source, target, _PIECE)
         else:
-            _copy_cut(source, target, job["max_bytes"])
+            chrome.copy_cut(source, target, job["max_bytes"])
             said = {"state": "truncated", "reason": f"the trace was over {job['max_bytes']} bytes"}
     os.replace(trace + PART, trace)
     if job.get("suspicion"):
-        found = device_events(raw)
+        found = chrome.device_events(raw)
         said |= {"device_events": found} if found else {"device_events": found, "device_reason": job["suspicion"]}
     return said | {"bytes": os.path.getsize(trace)}
-
-
-def device_events(path: str) -> bool:
-    """Whether a GPU's work is in a Chrome trace of Kineto's: events of these categories (torch 2.13)."""
-    end = b""
-    with open(path, "rb") as source:
-        while piece := source.read(_PIECE):
-            if any(text in end + piece for text in _DEVICE_EVENTS):
-                return True
-            # The text may lie across two pieces.
-            end = (end + piece)[-max(map(len, _DEVICE_EVENTS)) :]
-    return False
 
 
 def _rename(job: dict[str, Any]) -> dict[str, Any]:
@@ -250,38 +237,6 @@ def analyse(folder: str, python: str, alive: str) -> bool:
     child.wait()
     remove(os.path.join(folder, ANALYSED))
     return False
-
-
-def _copy_cut(source: BinaryIO, target: Any, limit: int) -> None:
-    """Copy the head of a Chrome trace up to the last whole event within `limit` bytes, and what follows the events.
-
-    Kineto writes an event as `  {...\\n  },` and the clock's base after the last one (torch 2.13).
-
-    Raises:
-        OSError: The trace is not written so.
-    """
-    length = source.seek(0, os.SEEK_END)
-    footer_at, _ = _last(source, b"\n  ]", length)
-    _, cut = _last(source, b"\n  }", limit)
-    source.seek(0)
-    while left := cut - source.tell():
-        target.write(source.read(min(left, _PIECE)))
-    source.seek(footer_at)
-    shutil.copyfileobj(source, target, _PIECE)
-
-
-def _last(source: BinaryIO, text: bytes, before: int) -> tuple[int, int]:
-    """Where the last `text` before a place begins and ends, looked for from behind."""
-    end = before
-    while end > 0:
-        start = max(0, end - _PIECE)
-        source.seek(start)
-        found = source.read(end - start).rfind(text)
-        if found >= 0:
-            return start + found, start + found + len(text)
-        # The text may lie across two pieces.
-        end = start + len(text) - 1 if start else 0
-    raise OSError("it is not written as torch writes traces")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from autoprof import __version__, analysing, control, doctor, listing, settings, tables
+from autoprof import __version__, analysing, control, doctor, doctor_run, listing, settings, tables
 from autoprof._boot import ENABLE, own_recipes
 from autoprof.authoring import command as authoring
 from autoprof.rundir import RunDir
@@ -203,7 +203,7 @@ def _analyse(parsed: argparse.Namespace) -> int:
 
 def _doctor(parsed: argparse.Namespace) -> int:
     if parsed.name:
-        report = doctor.examine_run(listing.find(_parent(parsed), parsed.name))
+        report = doctor_run.examine_run(listing.find(_parent(parsed), parsed.name))
     else:
         report = doctor.examine_environment(settings.load(os.environ, Path.cwd()))
     if parsed.json:

@@ -18,7 +18,7 @@ from helpers import ROOT
 from test_capture import finished
 from test_stage import hooked  # noqa: F401
 
-from autoprof import board, continuous, doctor, listing, rundir
+from autoprof import board, continuous, doctor_run, listing, rundir
 from autoprof.behaviours import running, step, step_workers
 from autoprof.runtime import Runtime
 
@@ -131,7 +131,7 @@ def test_doctor_knows_where_a_step_is_that_shares_a_capture(joined: Any, trainer
     trainer.fit([1, 2, 3])
     finished(run)
     run._join()
-    assert doctor.examine_run(listing.read(run.rundir.path)).problems == []
+    assert doctor_run.examine_run(listing.read(run.rundir.path)).problems == []
 
 
 def test_only_stages_of_the_windows_roles_are_ranges(joined: Any, trainer: Trainer) -> None:

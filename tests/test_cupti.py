@@ -10,7 +10,7 @@ import pytest
 import torch
 from test_capture import SUBJECT, finished, work
 
-from autoprof import _finish, aftermath, capture, cupti, listing, rundir
+from autoprof import _chrome, _finish, aftermath, capture, cupti, listing, rundir
 from autoprof.runtime import Runtime
 
 KERNEL = '{\n    "ph": "X", "cat": "kernel", "name": "gemm"\n  }'
@@ -78,10 +78,10 @@ def test_a_process_that_uses_no_gpu_says_nothing(made: Any) -> None:
 def test_they_are_found_wherever_the_pieces_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int, events: list[str], there: bool
 ) -> None:
-    monkeypatch.setattr(_finish, "_PIECE", piece)
+    monkeypatch.setattr(_chrome, "_PIECE", piece)
     raw = tmp_path / "raw"
     raw.write_text('{"traceEvents": [\n  ' + ",\n  ".join(events) + "\n  ]}")
-    assert _finish.device_events(str(raw)) == there
+    assert _chrome.device_events(str(raw)) == there
 
 
 def test_a_trace_that_is_cut_is_looked_at_whole(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import torch
 import torch.cuda.memory
 from test_capture import SUBJECT, finished, work
 
-from autoprof import capture, doctor, listing, rundir, tools
+from autoprof import capture, doctor_run, listing, rundir, tools
 from autoprof.options import MemoryOptions
 from autoprof.placement import Subject
 from autoprof.runtime import Runtime
@@ -313,7 +313,7 @@ def test_running_out_of_memory_leaves_a_snapshot(made: Any, allocator: Allocator
     assert (meta["device"], meta["asked_bytes"], meta["free_bytes"]) == (0, 1 << 30, 5)
     assert meta["state"] == "complete"
     assert "step" not in meta
-    report = doctor.examine_run(listing.read(run.rundir.path))
+    report = doctor_run.examine_run(listing.read(run.rundir.path))
     assert f"oom/{base}.pickle: CUDA ran out of memory with 1.07 GB asked for, 5 B free" in report.notes
 
 

@@ -16,7 +16,7 @@ import stored
 import torch
 from npu_stand_in import RELEASES
 
-from autoprof import _finish, capture, cli, doctor, ending, listing, placement, rundir, tools
+from autoprof import _finish, capture, cli, doctor_run, ending, listing, placement, rundir, tools
 from autoprof.options import NpuOptions
 from autoprof.placement import Subject
 from autoprof.runtime import Runtime
@@ -277,7 +277,7 @@ def test_without_analyse_the_folder_is_named_and_left_as_it_is(make: Any) -> Non
     meta = meta_file(run)
     assert (meta["state"], meta["reason"]) == ("complete", "torch_npu has not analysed it")
     assert not (folder_of(run) / "ASCEND_PROFILER_OUTPUT").exists()
-    (note,) = [note for note in doctor.examine_run(listing.read(run.rundir.path)).notes if "analyse" in note]
+    (note,) = [note for note in doctor_run.examine_run(listing.read(run.rundir.path)).notes if "analyse" in note]
     assert note.endswith("torch_npu has not analysed it; autoprof analyse has it do so")
 
 
