@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from autoprof import log, runtime, tools
+from autoprof import log, runtime, tools, writing
 from autoprof.placement import Placement, Subject
 from autoprof.runtime import Runtime
 from autoprof.settings import Settings
@@ -160,10 +160,18 @@ def release(recording: Recording) -> bool:
 
 
 def interrupt(reason: str) -> None:
-    """End the recording that is going on, if any: somebody else needs the profiler.
+    """End the recording that is going on, if any, and have it written: somebody else needs the profiler.
 
     One that another thread began is waited for, within `AUTOPROF_STOP_TIMEOUT_S`, and given up after that.
     """
+    try:
+        _end_early(reason)
+    finally:
+        run = runtime.current()
+        writing.wait(run.settings.stop_timeout_s if run is not None else Settings().stop_timeout_s)
+
+
+def _end_early(reason: str) -> None:
     recording = _active
     if recording is None:
         return

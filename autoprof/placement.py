@@ -86,6 +86,8 @@ class Placement:
         self._beside: list[tuple[Placement, Tool]] = []
         self._end_range: Callable[[], None] = _nothing
         self._wait: Callable[[float], None] = _nothing
+        # What went wrong that no meta file says.
+        self.problem = ""
 
     def describe(self, role: str, more: dict[str, Any]) -> None:
         """Say before `keep` what is known only at the end: whose capture it is, and `more` for the meta file."""
@@ -105,6 +107,9 @@ class Placement:
         Raises:
             Exception: `tool` does not record.
         """
+        # torch's result must be gone before anything else records (tools/torch.py).
+        if not writing.wait(self._settings.stop_timeout_s):
+            raise RuntimeError("the trace before it is still being written")
         self.started = clock()
         self.contents = tool.start(self._settings, self.raw(tool))
         self._lacking = [f"{tool.name}.{option}" for option in getattr(tool, "lacking", ())]
@@ -153,6 +158,13 @@ class Placement:
         self._wait(self._settings.stop_timeout_s)
 
     def _write(self, tool: Tool, raw: Path, meta: dict[str, Any], suspicion: str) -> None:
+        try:
+            self._hand_over(tool, raw, meta, suspicion)
+        except Exception as error:  # in this thread there is nobody else to catch it
+            self.problem = f"{type(error).__name__}: {error}"
+            log.warning(f"{self.folder.name}/{self._base.name}: {self.problem}")
+
+    def _hand_over(self, tool: Tool, raw: Path, meta: dict[str, Any], suspicion: str) -> None:
         try:
             tool.export(str(raw))
         except Exception as error:

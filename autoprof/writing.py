@@ -63,6 +63,14 @@ def _in_child() -> None:
 os.register_at_fork(after_in_child=_in_child)
 
 
+def wait(patience_s: float) -> bool:
+    """Wait until nothing is being written in this process; returns whether that is so after `patience_s`."""
+    begun = time.monotonic()
+    for thread in list(_writing):
+        thread.join(max(0.0, begun + patience_s - time.monotonic()))
+    return not any(thread.is_alive() for thread in list(_writing))
+
+
 def _flush() -> None:
     begun = time.monotonic()
     for thread, patience_s in list(_writing.items()):

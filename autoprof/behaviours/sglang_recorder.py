@@ -138,6 +138,7 @@ class Trace(Recording):
     def wait(self) -> None:
         """Wait until the trace is written."""
         self._placement.wait()
+        self.problem = self.problem or self._placement.problem
 
     def fail(self, reason: str) -> None:
         """Leave a meta file that says why there is no trace."""

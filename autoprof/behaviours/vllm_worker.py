@@ -100,7 +100,7 @@ class _Session(Recording, Recorder):
         # Whoever stopped the engine may end it now.
         self.placement.wait()
         if self.told:
-            return self.problem
+            return self.problem or self.placement.problem
         if self._first and self._passed <= self._first:
             reason = f"the engine ran {self._passed} forward passes; recording was to begin after {self._first}"
         else:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -33,23 +32,11 @@ FLAGS = {
 TAIL = 65536
 _OWN = "_autoprof_own"
 # A profile is in a reference cycle. Freed by a garbage collection during a later recording, its result crashes the
-# process (torch 2.13, libkineto's MemoryTraceLogger). So it is kept until it is written and nothing records.
+# process (torch 2.13, libkineto's MemoryTraceLogger); so does one that is freed after a recording that came meanwhile.
+# So it is freed when it is written, before anything else records, and kept where it never is.
 _unwritten: list[Any] = []
-_written: list[Any] = []
-_recording = False
-# Held while recordings begin, end and are freed.
-_gate = threading.Lock()
 _foreign: weakref.WeakSet[Any] = weakref.WeakSet()
 _interrupt: Callable[[str], None] | None = None
-
-
-def _in_child() -> None:
-    """In a forked child no thread is there to let go of the gate."""
-    global _gate
-    _gate = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_in_child)
 
 
 class TorchTool:
@@ -71,13 +58,9 @@ class TorchTool:
         # SGLang puts torch_npu's in the place of torch.profiler.profile (0.5.8, scheduler_profiler_mixin.py).
         from torch.profiler.profiler import profile
 
-        global _recording
         self._profile = profile(**arguments)
         mark_own(self._profile)
-        with _gate:
-            _free_written()
-            self._profile.start()
-            _recording = True
+        self._profile.start()
         return used
 
     def stamp(self, subject: dict[str, Any]) -> None:
@@ -87,12 +70,8 @@ class TorchTool:
         return mark(name)
 
     def stop(self) -> None:
-        global _recording
         _unwritten.append(self._profile)
-        try:
-            self._profile.stop()
-        finally:
-            _recording = False
+        self._profile.stop()
 
     def export(self, path: str) -> None:
         """Write the trace, in any thread.
@@ -104,23 +83,14 @@ class TorchTool:
         try:
             self._profile.export_chrome_trace(path)
         finally:
-            with _gate:
-                _unwritten.remove(self._profile)
-                _written.append(self._profile)
-                self._profile = None
-                if not _recording and not _foreign:
-                    _free_written()
+            _unwritten.remove(self._profile)
+            self._profile.profiler = None
+            self._profile = None
         if not _whole(path):
             raise OSError("torch could not write all of it; is the disk full?")
 
     def busy(self) -> str:
         return foreign()
-
-
-def _free_written() -> None:
-    for profile in _written:
-        profile.profiler = None
-    _written.clear()
 
 
 def _whole(path: str) -> bool:
@@ -215,9 +185,7 @@ def _start(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
         try:
             if _interrupt is not None:
                 _interrupt(f"{_called(instance)} was started in this process")
-            with _gate:
-                _free_written()
-                _foreign.add(instance)
+            _foreign.add(instance)
         except Exception as error:
             log.warning_once(f"torch.profiler: {type(error).__name__}: {error}")
     return wrapped(*args, **kwargs)
