@@ -141,6 +141,8 @@ def drive(engine):
     record("full disk", 16, rollout_iterations="all")
     with small_disk(steps(17)) as mounted:
         record("small disk", 17, rollout_iterations="all")
+        # The first rank answers; the second may still be writing.
+        time.sleep(2)
         SAID["small disk"].append(mounted)
 
     record("second rank", 18, rollout_iterations="0:3", ranks="5")
