@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -209,6 +210,9 @@ def main() -> None:
     if os.environ.get("RANK", "0") == "0":
         print(json.dumps(said), flush=True)
     if torch.distributed.is_initialized():
+        # Without it torch 2.13 hangs now and then: the end of a process group waits, with the interpreter's lock, for
+        # gloo's thread, which waits for that lock to free the last collective (ProcessGroupGloo::~ProcessGroupGloo).
+        time.sleep(0.5)
         torch.distributed.destroy_process_group()
 
 
