@@ -112,6 +112,14 @@ class Placement:
             raise RuntimeError("the trace before it is still being written")
         self.started = clock()
         self.contents = tool.start(self._settings, self.raw(tool))
+        try:
+            self._accompany(tool, ranged)
+        except BaseException:
+            # It records, and nobody would stop it.
+            self.stop(tool)
+            raise
+
+    def _accompany(self, tool: Tool, ranged: bool) -> None:
         self._lacking = [f"{tool.name}.{option}" for option in getattr(tool, "lacking", ())]
         if self._lacking:
             log.warning_once(f"options left out, which {tool.name} does not know here: {', '.join(self._lacking)}")
@@ -130,14 +138,16 @@ class Placement:
     def stop(self, tool: Tool) -> None:
         """End what `start` began."""
         end_range, self._end_range = self._end_range, _nothing
-        end_range()
-        if self._more:
-            tool.stamp(self._stamp())
         try:
-            tool.stop()
+            end_range()
+            if self._more:
+                tool.stamp(self._stamp())
         finally:
-            for place, other in self._beside:
-                place.stop(other)
+            try:
+                tool.stop()
+            finally:
+                for place, other in self._beside:
+                    place.stop(other)
 
     def keep(self, tool: Tool, state: str, reason: str = "") -> None:
         """Have a thread write what `tool` recorded, and another process finish it and write the meta file."""

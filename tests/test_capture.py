@@ -324,6 +324,20 @@ def test_a_tool_that_does_not_start_leaves_the_process_free(made: Any, mocker: A
     capture.end(recording)
 
 
+@pytest.mark.parametrize("part", ["mark", "stamp"])
+def test_what_goes_wrong_after_the_start_leaves_no_profiler_on(made: Any, mocker: Any, part: str) -> None:
+    mocker.patch.object(torch_tool.TorchTool, part, side_effect=RuntimeError("no"))
+    with pytest.raises(RuntimeError):
+        capture.begin(made(), SUBJECT)
+    assert not torch.autograd._profiler_enabled()
+    mocker.stopall()
+    run = made()
+    recording = capture.begin(run, SUBJECT)
+    work()
+    capture.end(recording)
+    assert sorted(meta["state"] for meta, _ in finished(run).values()) == ["complete", "failed"]
+
+
 def test_without_another_process_the_trace_is_finished_here(made: Any, mocker: Any) -> None:
     run = made()
     mocker.patch("autoprof.placement.sys.executable", "/nowhere/python")
