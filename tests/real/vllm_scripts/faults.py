@@ -89,6 +89,7 @@ async def main():
     said["stop 1"] = await autoprof_vllm.stop(engine)
     said["stop again"] = await autoprof_vllm.stop(engine)
     said["after a second stop"] = await generate(engine, "d")
+    captures(1)  # or a fault would move the run away while they are being finished
     for step, (name, fault) in enumerate(FAULTS.items(), 2):
         with fault(step):
             start = await autoprof_vllm.start(engine, request(step))
