@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from helpers import clean_environment
+from helpers import Told, clean_environment
 from hypothesis import HealthCheck, settings
 
 from autoprof import behaviours, capture, gates, importing, placement, rundir, runtime
@@ -28,6 +28,7 @@ settings.load_profile("autoprof")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """How much is run."""
+    parser.addoption("--faults", action="store_true", help="print the table of what was let go wrong")
     parser.addoption("--thorough", action="store_true", help="make the real runs too for which CI has no time")
 
 
@@ -36,6 +37,24 @@ def thorough(request: pytest.FixtureRequest) -> None:
     """What takes long and is much like something else: not without `--thorough`."""
     if not request.config.getoption("thorough"):
         pytest.skip("runs with --thorough")
+
+
+_told = pytest.StashKey[list[tuple[str, str, str]]]()
+
+
+@pytest.fixture
+def told(request: pytest.FixtureRequest) -> Told:
+    """Adds a line to the table that is printed at the end, once a test has seen that it holds."""
+    return lambda *line: request.config.stash.setdefault(_told, []).append(line)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """The table of faults."""
+    lines = config.stash.get(_told, [])
+    if lines and config.getoption("faults"):
+        terminalreporter.section("faults")
+        for fault, did, lost in [("what went wrong", "what the run did", "what was lost"), *lines]:
+            terminalreporter.write_line(f"{fault:<48}  {did:<36}  {lost}")
 
 
 @pytest.fixture(autouse=True)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+# What was let go wrong, what the run did, what was lost.
+Told = Callable[[str, str, str], None]
 ROOT = Path(__file__).resolve().parent.parent
 
 

@@ -98,10 +98,11 @@ def verl_run(
     asks: Sequence[str] = (),
     script: str = "run_grpo.sh",
     packages: Sequence[Path] = (),
+    status: int = 0,
     **variables: str,
 ) -> VerlRun:
     """Run verl's GRPO, or another script of the example, with further folders of packages; `asks` are the options of
-    calls of `autoprof trigger` once the run has begun."""
+    calls of `autoprof trigger` once the run has begun. It must end with `status`."""
     probe = folder / "probe"
     probe.mkdir()
     environment = clean_environment(
@@ -119,7 +120,7 @@ def verl_run(
     finished = processes.run_framework(command, cwd=folder, env=environment, timeout_s=TIMEOUT_S)
     if asks:
         asking.join()
-    assert finished.status == 0, "\n".join(finished.output.splitlines()[-60:])
+    assert finished.status == status, "\n".join(finished.output.splitlines()[-60:])
     return VerlRun(folder, finished, probe)
 
 

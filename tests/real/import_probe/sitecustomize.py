@@ -24,3 +24,5 @@ _note(f"start {' '.join(sys.orig_argv)}")
 for _name in [name for name in sys.modules if name.split(".")[0] == "autoprof"]:
     _note(f"import {_name}")
 sys.addaudithook(_watch)
+if os.environ.get("FAULTS"):
+    import inject_faults  # noqa: F401

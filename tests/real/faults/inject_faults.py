@@ -1,0 +1,118 @@
+"""Lets things go wrong in the processes of a real run: `FAULTS=hook-raises@1,start-fails@2,stop-hangs@3`.
+
+Imported by the import probe, in every process. What goes wrong is in autoprof, or in what it calls; with `killed` it is
+in the target, so that the same goes wrong without autoprof.
+"""
+
+import functools
+import os
+import signal
+import sys
+
+import wrapt
+
+HANGS_S = 1200
+
+
+def _hook_raises(step):
+    """Hooks of stages raise in this step: the actor's before the call, the reference's after it, while it records."""
+
+    def stage(module):
+        wanted = module.Stage.wanted
+
+        def failing(self, run, who, call, posting):
+            if who[0] == "actor" and posting is not None and posting.step == step:
+                raise RuntimeError("injected before the call")
+            return wanted(self, run, who, call, posting)
+
+        module.Stage.wanted = failing
+
+    def running(module):
+        end = module.Running.end
+
+        def failing(self, error=None, cut=""):
+            if self._who[0] == "ref" and self.step == step:
+                module.running.pop(self._who)
+                raise RuntimeError("injected after the call")
+            return end(self, error, cut)
+
+        module.Running.end = failing
+
+    wrapt.register_post_import_hook(stage, "autoprof.behaviours.stage")
+    wrapt.register_post_import_hook(running, "autoprof.behaviours.running")
+
+
+def _start_fails(step):
+    """torch's profiler does not start in this step."""
+
+    def tool(module):
+        start = module.TorchTool.start
+
+        def failing(self, settings, raw):
+            if f"global_step_{step:06d}" in str(raw):
+                raise RuntimeError("injected at the start")
+            return start(self, settings, raw)
+
+        module.TorchTool.start = failing
+
+    wrapt.register_post_import_hook(tool, "autoprof.tools.torch")
+
+
+def _stop_hangs(call):
+    """This call of the engine's own stop does not come back, as vLLM's may not for 20 minutes."""
+
+    def engine(module):
+        import asyncio
+
+        stop, calls = module.AsyncLLM.stop_profile, []
+
+        @functools.wraps(stop)
+        async def hanging(self):
+            calls.append(None)
+            if len(calls) == call:
+                await asyncio.sleep(HANGS_S)
+            return await stop(self)
+
+        module.AsyncLLM.stop_profile = hanging
+
+    wrapt.register_post_import_hook(engine, "vllm.v1.engine.async_llm")
+
+
+def _killed(call):
+    """The worker is killed in this call of its update."""
+
+    def workers(module):
+        update, calls = module.ActorRolloutRefWorker.update_actor, []
+
+        @functools.wraps(update)
+        def killed(self, *args, **kwargs):
+            calls.append(None)
+            if len(calls) == call:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return update(self, *args, **kwargs)
+
+        module.ActorRolloutRefWorker.update_actor = killed
+
+    wrapt.register_post_import_hook(workers, "verl.workers.engine_workers")
+
+
+def _without_autoprof(_):
+    """Ray's workers are on a node where autoprof is not installed."""
+    if any("default_worker.py" in word for word in sys.orig_argv[:4]):
+        sys.meta_path[:] = [finder for finder in sys.meta_path if "autoprof" not in type(finder).__module__]
+        for name in [name for name in sys.modules if name.split(".")[0] in ("autoprof", "_autoprof_gate")]:
+            del sys.modules[name]
+        sys.modules["autoprof"] = sys.modules["_autoprof_gate"] = None
+
+
+_FAULTS = {
+    "none": lambda _: None,
+    "hook-raises": _hook_raises,
+    "start-fails": _start_fails,
+    "stop-hangs": _stop_hangs,
+    "killed": _killed,
+    "without-autoprof": _without_autoprof,
+}
+for _fault in os.environ["FAULTS"].split(","):
+    _name, _, _number = _fault.partition("@")
+    _FAULTS[_name](int(_number or 0))
