@@ -125,8 +125,10 @@ def _wrap_plain(function: Callable[..., Any], key: str) -> Callable[..., Any]:
         try:
             from autoprof.wrapping import drive
         except Exception:
-            return function(*args, **kwargs)
-        return drive(key, function, args, kwargs)
+            pass  # the call is not made here: our error would be the context of the user's
+        else:
+            return drive(key, function, args, kwargs)
+        return function(*args, **kwargs)
 
     return autoprof_wrapper
 
@@ -137,8 +139,10 @@ def _wrap_coroutine(function: Callable[..., Any], key: str) -> Callable[..., Any
         try:
             from autoprof.wrapping import drive_coroutine
         except Exception:
-            return await function(*args, **kwargs)
-        return await drive_coroutine(key, function, args, kwargs)
+            pass
+        else:
+            return await drive_coroutine(key, function, args, kwargs)
+        return await function(*args, **kwargs)
 
     return autoprof_wrapper
 
@@ -160,9 +164,14 @@ def drive(key: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs:
     try:
         result = function(*args, **kwargs)
     except BaseException as error:
-        wait = run.after(Outcome(None, error))
-        while wait is not None:
-            wait = run.resume(*_block(wait))
+        traceback = error.__traceback__
+        try:
+            wait = run.after(Outcome(None, error))
+            while wait is not None:
+                wait = run.resume(*_block(wait))
+        finally:
+            error.__traceback__ = traceback
+            del traceback
         raise
     wait = run.after(Outcome(result, None))
     while wait is not None:
@@ -181,9 +190,18 @@ async def drive_coroutine(key: str, function: Callable[..., Any], args: tuple[An
     try:
         result = await function(*args, **kwargs)
     except BaseException as error:
-        wait = run.after(Outcome(None, error))
-        while wait is not None:
-            wait = run.resume(*await _suspend(wait))
+        traceback = error.__traceback__
+        try:
+            wait = run.after(Outcome(None, error))
+            while wait is not None:
+                # A coroutine that is being closed must not wait any more.
+                closed = isinstance(error, GeneratorExit)
+                answer = (None, TimeoutError("the coroutine was closed")) if closed else await _suspend(wait)
+                wait = run.resume(*answer)
+                del answer
+        finally:
+            error.__traceback__ = traceback
+            del traceback
         raise
     wait = run.after(Outcome(result, None))
     while wait is not None:
@@ -247,11 +265,12 @@ class _Run:
         try:
             wait = move(self._around)
             if wait is None and self._called:
+                self._around.close()
                 raise RuntimeError("the behaviour yielded to the call twice")
             return wait
         except StopIteration as stop:
             self._around = None
-            if not self._called:
+            if isinstance(stop.value, Reply) and not self._called:
                 self.reply = stop.value
         except Exception as error:
             self._around = None
@@ -265,3 +284,5 @@ class _Run:
             runtime.report(self._key, error)
         except Exception:  # not even the report works: the user's call matters more
             pass
+        # Its frames hold the user's arguments, and some of them the error itself: a cycle, which would keep a model.
+        error.__traceback__ = None
