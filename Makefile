@@ -44,6 +44,7 @@ check: $(VENV)/.ready-for-tests
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
+	$(VENV)/bin/vermin --quiet --no-tips --violations --target=3.10- autoprof sitecustomize
 
 $(VENV)/.ready: examples/verl_cpu/requirements.txt pyproject.toml $(wildcard sitecustomize/*)
 	@echo "== The environment in $(VENV): verl, Ray, vLLM and torch for the CPU, 1 GB to download, once =="

@@ -256,7 +256,10 @@ class _Run:
     def resume(self, answer: Any, error: Exception | None) -> Wait | None:
         """Go on with the behaviour after it waited."""
         if error is not None:
-            return self._advance(lambda around: around.throw(error))
+            try:
+                return self._advance(lambda around: around.throw(error))
+            finally:
+                error.__traceback__ = None  # as in _failed
         return self._advance(lambda around: around.send(answer))
 
     def _advance(self, move: Callable[[Around], Wait | None]) -> Wait | None:
