@@ -39,6 +39,8 @@ _FUNCTIONS = (
     WrapperDescriptorType,
     functools.partial,
 )
+# Those that a class calls without the instance.
+_UNBOUND = (BuiltinFunctionType, MethodType, *([functools.partial] if sys.version_info < (3, 14) else []))
 
 _lock = threading.RLock()
 _bound: dict[str, BoundHook] = {}
@@ -243,7 +245,7 @@ def _patch(hook: BoundHook, root: Any, path: str) -> None:
     wrapped = _rewrapped(function, hook) if hook.hook.rewrap else wrap(function, hook.key)
     if isinstance(raw, (staticmethod, classmethod)):
         wrapped = type(raw)(wrapped)
-    elif isinstance(owner, type) and (isinstance(raw, MethodType) or not hasattr(type(raw), "__get__")):
+    elif isinstance(owner, type) and isinstance(raw, _UNBOUND):
         wrapped = staticmethod(wrapped)  # it is called without the instance, as it was
     setattr(owner, name, wrapped)
 
