@@ -20,12 +20,15 @@ ifeq ($(RELEASES),all)
 VERLS := $(patsubst tests/releases/requirements/%.txt,%,$(wildcard tests/releases/requirements/*.txt))
 endif
 
+# Other releases of wrapt, likewise, which the tests put in front: that of $(VENV) is the newest.
+WRAPTS := $(patsubst tests/wrapt/%.txt,%,$(wildcard tests/wrapt/*.txt))
+
 .PHONY: demo test test-engines test-releases contracts check clean
 
 demo: $(VENV)/.ready
 	@examples/demo.sh
 
-test: $(VENV)/.ready-for-tests
+test: $(VENV)/.ready-for-tests $(WRAPTS:%=.venvs/%/.ready)
 	$(VENV)/bin/python -m pytest --ignore tests/engines --ignore tests/releases $(PYTEST)
 
 test-engines: $(VENV)/.ready-for-tests $(ENGINES:%=.venvs/%/.ready)
@@ -41,6 +44,7 @@ check: $(VENV)/.ready-for-tests
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
+	$(VENV)/bin/vermin --quiet --no-tips --violations --target=3.10- autoprof sitecustomize
 
 $(VENV)/.ready: examples/verl_cpu/requirements.txt pyproject.toml $(wildcard sitecustomize/*)
 	@echo "== The environment in $(VENV): verl, Ray, vLLM and torch for the CPU, 1 GB to download, once =="
@@ -51,6 +55,10 @@ $(VENV)/.ready: examples/verl_cpu/requirements.txt pyproject.toml $(wildcard sit
 
 $(VENV)/.ready-for-tests: $(VENV)/.ready tests/requirements.txt
 	$(PIP) install --quiet -r tests/requirements.txt
+	@touch $@
+
+.venvs/wrapt-%/.ready: tests/wrapt/wrapt-%.txt
+	$(PIP) install --quiet --no-deps --upgrade --target .venvs/wrapt-$* -r $<
 	@touch $@
 
 .venvs/%/.ready: tests/engines/requirements/%.txt pyproject.toml $(wildcard sitecustomize/*)

@@ -10,7 +10,14 @@ import sys
 import threading
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import (
+    BuiltinFunctionType,
+    FunctionType,
+    MethodDescriptorType,
+    MethodType,
+    ModuleType,
+    WrapperDescriptorType,
+)
 from typing import Any
 
 import wrapt
@@ -21,6 +28,19 @@ from autoprof.behaviours import Behaviour
 from autoprof.recipe import BoundHook, RecipeError
 from autoprof.runtime import Runtime
 from autoprof.wrapping import wrap, wrapped_by
+
+# What a wrapper can stand in for, beside functions that other compilers make. Other objects that can be called have
+# attributes of their own, and classes are more than what they make.
+_FUNCTIONS = (
+    FunctionType,
+    BuiltinFunctionType,
+    MethodType,
+    MethodDescriptorType,
+    WrapperDescriptorType,
+    functools.partial,
+)
+# Those that a class calls without the instance.
+_UNBOUND = (BuiltinFunctionType, MethodType, *([functools.partial] if sys.version_info < (3, 14) else []))
 
 _lock = threading.RLock()
 _bound: dict[str, BoundHook] = {}
@@ -213,7 +233,8 @@ def _patch(hook: BoundHook, root: Any, path: str) -> None:
     missing = isinstance(owner, type) and not hasattr(owner, name)
     if missing and hook.behaviour.supply(owner, name, hook.key) and metadata is not None:
         _renew(metadata)
-    if isinstance(inspect.getattr_static(owner, name, None), property):
+    supplied = inspect.getattr_static(owner, name, None)
+    if isinstance(supplied, property) and hook.key in wrapped_by(supplied.fset):
         return
     if hook.behaviour.install(_member(owner, name)):
         return
@@ -221,8 +242,14 @@ def _patch(hook: BoundHook, root: Any, path: str) -> None:
     function = raw.__func__ if isinstance(raw, (staticmethod, classmethod)) else raw
     if hook.key in wrapped_by(function):
         return
+    if not (isinstance(function, _FUNCTIONS) or hasattr(function, "__code__")):
+        raise TypeError(f"it is a {type(function).__name__}, not a function")
     wrapped = _rewrapped(function, hook) if hook.hook.rewrap else wrap(function, hook.key)
-    setattr(owner, name, type(raw)(wrapped) if isinstance(raw, (staticmethod, classmethod)) else wrapped)
+    if isinstance(raw, (staticmethod, classmethod)):
+        wrapped = type(raw)(wrapped)
+    elif isinstance(owner, type) and isinstance(raw, _UNBOUND):
+        wrapped = staticmethod(wrapped)  # it is called without the instance, as it was
+    setattr(owner, name, wrapped)
 
 
 def _renew(metadata: Any) -> None:

@@ -25,9 +25,14 @@ def drive(key: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs:
     try:
         result = function(*args, **kwargs)
     except BaseException as error:
-        wait = run.after(Outcome(None, error))
-        while wait is not None:
-            wait = run.resume(*_block(wait))
+        traceback = error.__traceback__
+        try:
+            wait = run.after(Outcome(None, error))
+            while wait is not None:
+                wait = run.resume(*_block(wait))
+        finally:
+            error.__traceback__ = traceback
+            del traceback
         raise
     wait = run.after(Outcome(result, None))
     while wait is not None:
@@ -46,9 +51,18 @@ async def drive_coroutine(key: str, function: Callable[..., Any], args: tuple[An
     try:
         result = await function(*args, **kwargs)
     except BaseException as error:
-        wait = run.after(Outcome(None, error))
-        while wait is not None:
-            wait = run.resume(*await _suspend(run, wait))
+        traceback = error.__traceback__
+        try:
+            wait = run.after(Outcome(None, error))
+            while wait is not None:
+                # A coroutine that is being closed must not wait any more.
+                closed = isinstance(error, GeneratorExit)
+                answer = (None, TimeoutError("the coroutine was closed")) if closed else await _suspend(run, wait)
+                wait = run.resume(*answer)
+                del answer
+        finally:
+            error.__traceback__ = traceback
+            del traceback
         raise
     wait = run.after(Outcome(result, None))
     while wait is not None:
@@ -107,7 +121,10 @@ class _Run:
     def resume(self, answer: Any, error: Exception | None) -> Wait | None:
         """Go on with the behaviour after it waited."""
         if error is not None:
-            return self._advance(lambda around: around.throw(error))
+            try:
+                return self._advance(lambda around: around.throw(error))
+            finally:
+                error.__traceback__ = None  # as in _failed
         return self._advance(lambda around: around.send(answer))
 
     def give_up(self) -> None:
@@ -125,11 +142,12 @@ class _Run:
         try:
             wait = move(self._around)
             if wait is None and self._called:
+                self._around.close()
                 raise RuntimeError("the behaviour yielded to the call twice")
             return wait
         except StopIteration as stop:
             self._around = None
-            if not self._called:
+            if isinstance(stop.value, Reply) and not self._called:
                 self.reply = stop.value
             gates.worked(self._key)
         except Exception as error:
@@ -148,3 +166,5 @@ class _Run:
             capture.cut_short(f"autoprof failed in {self._key}", but_for=self._recording)
         except Exception:  # not even the report works: the user's call matters more
             pass
+        # Its frames hold the user's arguments, and some of them the error itself: a cycle, which would keep a model.
+        error.__traceback__ = None

@@ -127,8 +127,10 @@ def _wrap_plain(function: Callable[..., Any], key: str, closed: Gate) -> Callabl
         try:
             from autoprof.seam import drive
         except Exception:
-            return function(*args, **kwargs)
-        return drive(key, function, args, kwargs)
+            pass  # the call is not made here: our error would be the context of the user's
+        else:
+            return drive(key, function, args, kwargs)
+        return function(*args, **kwargs)
 
     return autoprof_wrapper
 
@@ -141,8 +143,10 @@ def _wrap_coroutine(function: Callable[..., Any], key: str, closed: Gate) -> Cal
         try:
             from autoprof.seam import drive_coroutine
         except Exception:
-            return await function(*args, **kwargs)
-        return await drive_coroutine(key, function, args, kwargs)
+            pass
+        else:
+            return await drive_coroutine(key, function, args, kwargs)
+        return await function(*args, **kwargs)
 
     return autoprof_wrapper
 

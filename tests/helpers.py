@@ -12,11 +12,18 @@ Told = Callable[[str, str, str], None]
 ROOT = Path(__file__).resolve().parent.parent
 
 
+# A folder of packages that go in front of the environment's, in child processes too (test_wrapt_versions.py).
+IN_FRONT = "TESTS_PACKAGES_IN_FRONT"
+
+
 def clean_environment(**variables: str) -> dict[str, str]:
     """The environment without autoprof's variables and without PYTHONPATH, plus `variables`."""
     kept = {
         name: value for name, value in os.environ.items() if not name.startswith("AUTOPROF") and name != "PYTHONPATH"
     }
+    if IN_FRONT in kept:
+        theirs = variables.get("PYTHONPATH")
+        variables["PYTHONPATH"] = os.pathsep.join([kept[IN_FRONT], *([theirs] if theirs else [])])
     return kept | variables
 
 
