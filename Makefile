@@ -1,5 +1,6 @@
-# make demo: a real GRPO run of verl on this machine, profiled. make test: the tests. make test-engines: the same engine
-# in several releases, each in an environment of its own. make test-releases: real runs of older releases of verl, each its
+# make demo: a real GRPO run of verl on this machine, profiled. make test: the tests. make faults: those that let things go
+# wrong, and a table of what was lost. make test-engines: the same engine in several releases, each in an environment of
+# its own; ENGINES=all for all of them. make test-releases: real runs of older releases of verl, each its
 # own wheel in front of the same environment; RELEASES=all for all of them. PYTEST=--thorough makes the real runs too for
 # which CI has no time. make contracts: the stored signatures of the targets' releases, from PyPI; CONTRACTS=--new looks
 # for newer releases, CONTRACTS=vllm==0.33.0 refreshes one. All make what they need.
@@ -10,8 +11,12 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 # verl imports thousands of modules in a dozen processes: without their bytecode a run takes twice as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Other releases of the engines, by the names of their requirement files.
-ENGINES := $(patsubst tests/engines/requirements/%.txt,%,$(wildcard tests/engines/requirements/*.txt))
+# Other releases of the engines, by the names of their requirement files; these, or ENGINES=all.
+ENGINES ?= sglang-0.5.8 sglang-0.5.23 trl-1.16.0 vllm-0.32.0
+CHOSEN := $(ENGINES)
+ifeq ($(ENGINES),all)
+CHOSEN := $(patsubst tests/engines/requirements/%.txt,%,$(wildcard tests/engines/requirements/*.txt))
+endif
 
 # Older releases of verl, likewise; these, or RELEASES=all.
 RELEASES ?= verl-0.5.0 verl-0.7.1
@@ -23,7 +28,7 @@ endif
 # Other releases of wrapt, likewise, which the tests put in front: that of $(VENV) is the newest.
 WRAPTS := $(patsubst tests/wrapt/%.txt,%,$(wildcard tests/wrapt/*.txt))
 
-.PHONY: demo test test-engines test-releases contracts check clean
+.PHONY: demo test faults test-engines test-releases contracts check clean
 
 demo: $(VENV)/.ready
 	@examples/demo.sh
@@ -31,8 +36,12 @@ demo: $(VENV)/.ready
 test: $(VENV)/.ready-for-tests $(WRAPTS:%=.venvs/%/.ready)
 	$(VENV)/bin/python -m pytest --ignore tests/engines --ignore tests/releases $(PYTEST)
 
-test-engines: $(VENV)/.ready-for-tests $(ENGINES:%=.venvs/%/.ready)
-	$(VENV)/bin/python -m pytest tests/engines $(PYTEST)
+# Those that are quick are in `make test`, too.
+faults: $(VENV)/.ready-for-tests
+	$(VENV)/bin/python -m pytest --thorough --faults tests/real/test_faults.py $(FAULTS) $(PYTEST)
+
+test-engines: $(VENV)/.ready-for-tests $(CHOSEN:%=.venvs/%/.ready)
+	ENGINES="$(CHOSEN)" $(VENV)/bin/python -m pytest tests/engines $(PYTEST)
 
 test-releases: $(VENV)/.ready-for-tests $(VERLS:%=.venvs/%/.ready)
 	$(VENV)/bin/python -m pytest tests/releases --releases "$(VERLS)" $(PYTEST)

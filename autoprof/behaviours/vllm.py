@@ -121,14 +121,17 @@ async def stop(engine: Any, cut: str = "") -> dict[str, Any]:
     if run is None or not hasattr(engine, _OPEN):
         return {"problem": "it was not recording"}
     vllm_frontend.end(engine, cut)
+    hung: list[dict[str, str]] = []
     try:
         if cut:
             await _rpc(engine, run, "autoprof_cut", cut)
         await _own(engine.stop_profile, run)
+    except asyncio.TimeoutError:
+        hung = [{"problem": "the engine's own stop did not end in time"}]
     finally:
         delattr(engine, _OPEN)
         workers = await _rpc(engine, run, "autoprof_release")
-    return _answer(workers)
+    return _answer([*hung, *workers])
 
 
 async def _own(method: Any, run: runtime.Runtime) -> None:

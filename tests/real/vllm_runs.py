@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 import sys
 from dataclasses import dataclass
@@ -22,7 +23,9 @@ FAULTS = {
     "no room for the raw trace": (4, "the trace could not be exported: torch could not write all of it"),
     "no room for the trace": (5, "the trace could not be written: [Errno 28] No space left on device"),
     "no room at all": (6, "[Errno 28] No space left on device"),
-    "nothing": (7, ""),
+    "a profiler that does not start": (7, "the profiler did not start: RuntimeError: injected at the start"),
+    "a stop that hangs": (8, "the engine's own stop did not reach the worker"),
+    "nothing": (9, ""),
 }
 # Contents that torch knows here, for the run of faults.py, and such that no vLLM knows on a CPU.
 KNOWN = ["cpu", "shapes", "stack"]
@@ -78,7 +81,17 @@ class Driven:
 
 def drive_faults(folder: Path, model: str, python: str = sys.executable) -> Driven:
     """Run faults.py with contents that are known and such that are not."""
-    return drive(folder, model, python=python, script=FAULTS_SCRIPT, AUTOPROF_CONTENTS=",".join([*KNOWN, *UNKNOWN]))
+    injected = [Path(__file__).parent / name for name in ("import_probe", "faults")]
+    return drive(
+        folder,
+        model,
+        python=python,
+        script=FAULTS_SCRIPT,
+        AUTOPROF_CONTENTS=",".join([*KNOWN, *UNKNOWN]),
+        AUTOPROF_STOP_TIMEOUT_S="20",
+        FAULTS="start-fails@7",
+        PYTHONPATH=os.pathsep.join(map(str, injected)),
+    )
 
 
 def recorded_what_was_asked_for(faulty: Driven, plain: Driven) -> None:

@@ -9,6 +9,7 @@ import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
+from types import MethodType
 
 from engine import generate, make_engine, request
 
@@ -68,18 +69,34 @@ def nothing_wrong(step):
     yield
 
 
+@contextmanager
+def a_stop_that_hangs(step):
+    async def hang(self):
+        await asyncio.sleep(1200)
+
+    made["engine"].stop_profile = MethodType(hang, made["engine"])
+    yield
+    del made["engine"].stop_profile
+
+
+made = {}
+
+
 FAULTS = {
     "a file in place of the folder": a_file_in_place_of_the_folder,
     "a file in place of the run": a_file_in_place_of_the_run,
     "no room for the raw trace": full_disk(RAW),
     "no room for the trace": full_disk(TRACE),
     "no room at all": full_disk(RAW, TRACE, *METAS),
+    # `inject_faults.py` sees to it, in the worker.
+    "a profiler that does not start": nothing_wrong,
+    "a stop that hangs": a_stop_that_hangs,
     "nothing": nothing_wrong,
 }
 
 
 async def main():
-    engine = make_engine(sys.argv[1])
+    engine = made["engine"] = make_engine(sys.argv[1])
     said = {"before": await generate(engine, "a")}
     said["stop without start"] = await autoprof_vllm.stop(engine)
     said["after a stop without start"] = await generate(engine, "b")
