@@ -16,11 +16,12 @@ _NAMESPACE = b"autoprof"
 
 class Posting(msgspec.Struct, frozen=True, kw_only=True):
     """The step that the trainer is in. `captured` says whether the window is open in it, `overrides` which settings
-    that window has of its own."""
+    that window has of its own, `off` that autoprof does nothing at all in it."""
 
     step: int
     captured: bool
     overrides: dict[str, Any] = {}
+    off: bool = False
 
 
 _own: Posting | None = None

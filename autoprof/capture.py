@@ -6,7 +6,8 @@ import threading
 from collections.abc import Callable
 
 from autoprof import log, runtime, tools, writing
-from autoprof.placement import Placement, Subject
+from autoprof.budget import OverBudget
+from autoprof.placement import Placement, Subject, why_not
 from autoprof.runtime import Runtime
 from autoprof.settings import Settings
 from autoprof.tools import Tool
@@ -39,6 +40,8 @@ class Capture(Recording):
 
     # Whether the whole is a range of the stage's name.
     ranged = True
+    # Whether it was ended for what it costs.
+    over_budget = False
 
     def __init__(self, run: Runtime, subject: Subject, settings: Settings, tool: Tool) -> None:
         super().__init__(subject)
@@ -60,8 +63,12 @@ class Capture(Recording):
         try:
             self._place.start(self.tool, self.ranged)
         except Exception as error:
-            self._place.fail(f"the profiler did not start: {type(error).__name__}: {error}")
+            self._place.fail(why_not(error))
             raise
+
+    def exceeded(self) -> str:
+        """Why the capture has to end now, or an empty text."""
+        return self._place.exceeded(self.tool)
 
     def mark(self, name: str) -> Callable[[], None]:
         """Begin a range of this name, if this thread is recorded; what is returned ends it, while it still is."""
@@ -110,10 +117,20 @@ def begin(
         return None
     try:
         capture.start()
+    except OverBudget:  # which its meta file says
+        release(capture)
+        return None
     except BaseException:
         release(capture)
         raise
     return capture
+
+
+def keep_within_budget(capture: Capture | None) -> None:
+    """End a capture that costs more than it may. Called where a part of the work ends."""
+    if capture is not None and not capture.ended.is_set() and (reason := capture.exceeded()):
+        capture.over_budget = True
+        cut_short(reason, but_for=None)
 
 
 def end(capture: Capture, error: BaseException | None = None) -> None:
@@ -141,6 +158,18 @@ def claim(recording: Recording, tool: Tool) -> bool:
 def taken() -> bool:
     """Whether this process is recording."""
     return _active is not None
+
+
+def current() -> Recording | None:
+    """The recording that is going on in this process."""
+    return _active
+
+
+def cut_short(reason: str, but_for: object) -> None:
+    """End the recording that is going on in this thread, unless it is `but_for`."""
+    recording = _active
+    if recording is not None and recording is not but_for and recording.thread == threading.get_ident():
+        _end_early(reason)
 
 
 def subject() -> Subject | None:

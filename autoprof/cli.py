@@ -75,6 +75,9 @@ def _parser() -> argparse.ArgumentParser:
     ask.add_argument("--steps", default="+1", help="as AUTOPROF_STEPS; +1 (the default) is the step that begins next")
     for option in WINDOW_FIELDS:
         ask.add_argument(f"--{option.replace('_', '-')}", help=f"{_OPTIONS[option.replace('_', '-')]}; for this window")
+    switch = ask.add_mutually_exclusive_group()
+    switch.add_argument("--off", action="store_true", help="have autoprof do nothing from the next step on")
+    switch.add_argument("--on", action="store_true", help="have it work again")
     ask.set_defaults(run=_trigger)
 
     checkup = commands.add_parser("doctor", help="say what applies here, or why a run lacks a trace")
@@ -163,9 +166,13 @@ def _trigger(parsed: argparse.Namespace) -> int:
     asked = {name: getattr(parsed, name) for name in WINDOW_FIELDS if getattr(parsed, name) is not None}
     trigger = control.checked(parsed.steps, asked)
     found = listing.find(_parent(parsed), parsed.name)
-    if found.state != "running":
+    if not found.state.startswith("running"):
         return _complain(f"trigger: run {found.id} is not going on: its state is {found.state}", 1)
     try:
+        if parsed.off or parsed.on:
+            control.switch(RunDir(Path(found.path)), parsed.off)
+            print(f"autoprof is switched {'off' if parsed.off else 'on'} in run {found.id} from the next step on")
+            return 0
         path = control.ask(RunDir(Path(found.path)), trigger)
     except OSError as error:
         return _complain(f"trigger: {error.filename}: {error.strerror}; only who may write there can ask", 1)

@@ -92,8 +92,11 @@ def enter(run: Runtime, subject: Subject, settings: Settings) -> Callable[[], No
         Ends the stage; None where this process records something else.
     """
     global _open
-    if _open is not None and not _open.ended.is_set() and not _open.takes(subject.step):
+    capture.keep_within_budget(_open)
+    if _open is not None and not _open.takes(subject.step):
         end("the step's end was not told; it is that of the next step's first stage")
+    if _open is not None and _open.over_budget:
+        return None
     if _open is None or _open.ended.is_set():
         whole = msgspec.structs.replace(subject, stage=STAGE)
         begun = capture.begin(run, whole, settings, StepCapture)

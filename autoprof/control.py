@@ -18,6 +18,8 @@ from autoprof.window import Steps
 TAKEN = ".taken"
 REFUSED = ".refused"
 ENDING = ".json"
+# While this is there, autoprof does nothing in the run.
+OFF = "off"
 
 
 class Trigger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -52,11 +54,16 @@ class Windows:
 
         `step` is the `ordinal`-th of the run. Of several windows the one that was asked for last decides.
         """
+        found = self.foresee(step, ordinal)
+        self._open = [each for each in self._open if each.steps.any_after(step, ordinal - each.executed)]
+        return found
+
+    def foresee(self, step: int, ordinal: int) -> dict[str, Any] | None:
+        """What `match` will return for a step that is still to come, by what was asked for until now."""
         found = None
         for window in self._open:
             if window.steps.match(step, ordinal - window.executed):
                 found = window.overrides
-        self._open = [each for each in self._open if each.steps.any_after(step, ordinal - each.executed)]
         return found
 
     def __len__(self) -> int:
@@ -127,6 +134,23 @@ def _read_along(run: RunDir, known: set[str]) -> list[Trigger]:
             except (OSError, ValueError, msgspec.MsgspecError):  # whoever takes it says so
                 break
     return found
+
+
+def switched_off(run: RunDir) -> bool:
+    """Whether autoprof is switched off in the run."""
+    return os.path.lexists(run.control / OFF)
+
+
+def switch(run: RunDir, off: bool) -> None:
+    """Switch autoprof off in a run that is going on, or on again.
+
+    Raises:
+        OSError: The folder can't be written.
+    """
+    if off:
+        write_json(run.control / OFF, {"off": True})
+    else:
+        (run.control / OFF).unlink(missing_ok=True)
 
 
 def waiting(run: RunDir) -> list[str]:

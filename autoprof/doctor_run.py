@@ -105,7 +105,7 @@ def _check_captures(report: Report, run: listing.Run) -> None:
     report.facts["captures"] = f"{len(run.captures)}, {tables.size(run.bytes)}"
     for step in run.steps:
         for capture in [*step.captures, *step.merged]:
-            if capture.state == listing.UNFINISHED and run.state == "running":
+            if capture.state == listing.UNFINISHED and run.state.startswith("running"):
                 continue
             if capture.state != "complete":
                 reason = capture.meta.get("reason") or "its process was ended while it was written"

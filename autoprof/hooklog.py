@@ -72,6 +72,16 @@ class HookLog:
             entry = self._errors.setdefault(where, {"count": 0, "last": ""})
             entry["count"] += 1
             entry["last"] = text
+            often = entry["count"]
+        # What fails in each of a million calls must not write a file in each.
+        if often.bit_count() == 1:
+            self._write()
+
+    def switched_off(self, key: str, reason: str) -> None:
+        """Note that a hook does nothing any more."""
+        with self._lock:
+            if key in self._hooks:
+                self._hooks[key] |= {"state": "failed", "reason": reason}
         self._write()
 
     def version(self, recipe: Recipe) -> str:

@@ -23,7 +23,7 @@ from typing import Any
 import wrapt
 import wrapt.importer
 
-from autoprof import _boot, capture, cupti, ending, log, recipe, runtime
+from autoprof import _boot, capture, cupti, ending, gates, log, recipe, runtime
 from autoprof.behaviours import Behaviour
 from autoprof.recipe import BoundHook, RecipeError
 from autoprof.runtime import Runtime
@@ -209,6 +209,8 @@ def _apply(hook: BoundHook, root: Any, path: str) -> None:
     version = run.hooks.version(hook.recipe)
     try:
         _patch(hook, root, path)
+        if group := hook.behaviour.idle_unless():
+            gates.idle_unless(group, hook.key)
     except LookupError as error:
         run.hooks.skipped(hook, str(error.args[0]))
     except Exception as error:

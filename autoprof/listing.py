@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from autoprof import _finish
+from autoprof import _finish, control
 from autoprof.rundir import META, NSYS_REPORT, PART, RAW_ENDINGS, SNAPSHOT, TRACE, RunDir, is_merged
 
 UNFINISHED = "unfinished"
@@ -59,7 +59,9 @@ class Run(msgspec.Struct, frozen=True):
         """`running`, `ended`, or `unfinished` where the process that started it is gone without a word."""
         state = str(self.info.get("state", UNFINISHED))
         if state == "running" and self.info.get("host") == os.uname().nodename:
-            return state if os.path.exists(f"/proc/{self.info.get('pid')}") else UNFINISHED
+            if not os.path.exists(f"/proc/{self.info.get('pid')}"):
+                return UNFINISHED
+            return f"{state} (off)" if control.switched_off(RunDir(Path(self.path))) else state
         return state
 
 

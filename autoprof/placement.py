@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from autoprof import __version__, _finish, cupti, log, rundir, tools, writing
+from autoprof.budget import Budget, OverBudget
 from autoprof.runtime import Runtime
 from autoprof.settings import MERGE, Settings
 from autoprof.tools import Tool
@@ -84,6 +85,8 @@ class Placement:
         self._more: dict[str, Any] = {}
         self._base = self._raw_base = folder / self._name()
         self._beside: list[tuple[Placement, Tool]] = []
+        kind = (tool, subject.role, subject.stage, subject.part.rstrip("0123456789"), settings.contents)
+        self._budget = Budget(settings, kind, subject.step, folder)
         self._end_range: Callable[[], None] = _nothing
         self._wait: Callable[[float], None] = _nothing
         # What went wrong that no meta file says.
@@ -105,8 +108,10 @@ class Placement:
         """Have `tool` record, and what is wanted beside it. `ranged`: the whole is a range of the stage's name.
 
         Raises:
+            OverBudget: There is no room for what it would record.
             Exception: `tool` does not record.
         """
+        self._budget.begin()
         # torch's result must be gone before anything else records (tools/torch.py).
         if not writing.wait(self._settings.stop_timeout_s):
             raise RuntimeError("the trace before it is still being written")
@@ -131,12 +136,17 @@ class Placement:
             try:
                 place.start(other, ranged)
             except Exception as error:
-                place.fail(f"the recording did not start: {type(error).__name__}: {error}")
+                place.fail(why_not(error))
             else:
                 self._beside.append((place, other))
 
+    def exceeded(self, tool: Tool) -> str:
+        """Why what `tool` records has to end now, or an empty text. Costs next to nothing."""
+        return self._budget.exceeded(self.raw(tool))
+
     def stop(self, tool: Tool) -> None:
         """End what `start` began."""
+        self._budget.end()
         end_range, self._end_range = self._end_range, _nothing
         try:
             end_range()
@@ -180,6 +190,8 @@ class Placement:
         except Exception as error:
             self._give_up(f"the trace could not be exported: {error}")
             return
+        with contextlib.suppress(OSError):
+            self._budget.written(_finish.size(str(raw)))
         _in_another_process(
             {
                 "raw": str(raw),
@@ -198,6 +210,10 @@ class Placement:
         for place, _ in self._beside:
             place.fail(reason)
         self._give_up(reason)
+
+    def withdraw(self) -> None:
+        """Take the meta file that `fail` left away: others have told."""
+        _finish.remove(str(self._base) + rundir.META)
 
     def _give_up(self, reason: str) -> None:
         log.warning(f"{self.folder.name}/{self._base.name}: {reason}")
@@ -253,6 +269,13 @@ class Placement:
             "reason": reason,
             **self._more,
         }
+
+
+def why_not(error: Exception) -> str:
+    """What a meta file says of a recording that did not begin."""
+    if isinstance(error, OverBudget):
+        return str(error)
+    return f"the profiler did not start: {type(error).__name__}: {error}"
 
 
 def _without_contents(settings: Settings) -> Settings:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from autoprof import __version__, _boot, log, rundir, settings
+from autoprof import __version__, _boot, gates, log, rundir, settings
 from autoprof.hooklog import HookLog
 from autoprof.recipe import RecipeError
 from autoprof.redaction import redacted
@@ -119,6 +119,14 @@ def report(where: str, error: Exception) -> None:
         log.warning_once(f"{text}; this recipe is left out")
     if _runtime is not None:
         _runtime.hooks.error(where, text)
+
+
+def switched_off(key: str) -> None:
+    """Say that a hook is left alone in this process from now on."""
+    reason = f"it failed {gates.FAILURES} times in a row and is switched off in this process"
+    log.warning(f"{key}: {reason}")
+    if _runtime is not None:
+        _runtime.hooks.switched_off(key, reason)
 
 
 def _read_info() -> RunInfo:

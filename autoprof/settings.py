@@ -49,6 +49,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     recipes: tuple[str, ...] = ()
     disable: tuple[str, ...] = ()
     max_trace_mb: float = 2048.0
+    # What is left free on the disk of the run directory.
+    min_free_mb: float = 1024.0
+    # No more steps than these are captured.
+    max_steps: int = 100
     stop_timeout_s: float = 60.0
     on_finish: str = ""
     log: str = "warning"
@@ -237,6 +241,13 @@ def _positive(value: object) -> float:
     return number
 
 
+def _count(value: object) -> int:
+    number = _positive(value)
+    if number != int(number):
+        raise ValueError("")
+    return int(number)
+
+
 def _paths(value: object) -> tuple[str, ...]:
     if isinstance(value, str):
         value = [part for part in re.split(f"[,{os.pathsep}]", value) if part.strip()]
@@ -262,6 +273,8 @@ _PARSERS: dict[str, tuple[Callable[[object], Any], str]] = {
     "recipes": (_paths, "recipe files or folders that are there"),
     "disable": (_words, "patterns for recipes and hooks such as vllm,verl/update-weights or *"),
     "max_trace_mb": (_positive, "a number of megabytes above 0"),
+    "min_free_mb": (_positive, "a number of megabytes above 0"),
+    "max_steps": (_count, "a number of steps above 0"),
     "stop_timeout_s": (_positive, "a number of seconds above 0"),
     "on_finish": (_text, "a command"),
     "log": (_one_of(LOG_LEVELS), f"one of {', '.join(LOG_LEVELS)}"),

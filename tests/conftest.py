@@ -9,13 +9,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from helpers import clean_environment
 from hypothesis import HealthCheck, settings
 
-from autoprof import capture, placement, rundir, runtime
+from autoprof import behaviours, capture, gates, importing, placement, rundir, runtime
 from autoprof.runtime import RunInfo, Runtime
 from autoprof.settings import Settings
+from autoprof.wrapping import wrap
 
 # Machines that run the tests may be slow and busy; nothing here asserts on time.
 settings.register_profile(
@@ -40,6 +42,15 @@ def thorough(request: pytest.FixtureRequest) -> None:
 def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("AUTOPROF")]:
         monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def _hooks_that_never_failed() -> Iterator[None]:
+    yield
+    for known in (gates._failures, gates._groups, gates._counting):
+        known.clear()
+    for gate in gates._gates.values():
+        gate.clear()
 
 
 @pytest.fixture
@@ -99,3 +110,32 @@ def joined(made: Callable[..., Runtime], monkeypatch: pytest.MonkeyPatch) -> Cal
         return run
 
     return join
+
+
+@pytest.fixture
+def hooked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Wraps a function with a behaviour, made from the options as a recipe gives them."""
+    made: dict[str, behaviours.Behaviour] = {}
+
+    def hook(function: Any, name: str, **options: Any) -> Any:
+        kind = behaviours.find(name)
+        assert kind is not None
+        key = f"made-up/{len(made)}"
+        made[key] = msgspec.convert(options, kind)
+        return wrap(function, key)
+
+    monkeypatch.setattr(importing, "behaviour", made.get)
+    return hook
+
+
+@pytest.fixture
+def behave(monkeypatch: pytest.MonkeyPatch) -> Callable[[behaviours.Behaviour], None]:
+    """Has all hooks behave as it is told, whatever failed before."""
+
+    def use(behaviour: behaviours.Behaviour) -> None:
+        gates._failures.clear()
+        for gate in gates._gates.values():
+            gate.clear()
+        monkeypatch.setattr(importing, "behaviour", lambda key: behaviour)
+
+    return use

@@ -16,7 +16,6 @@ import pytest
 import torch
 from helpers import ROOT
 from test_capture import finished
-from test_stage import hooked  # noqa: F401
 
 from autoprof import board, continuous, doctor_run, listing, rundir
 from autoprof.behaviours import running, step, step_workers
@@ -30,7 +29,7 @@ class Trainer:
 
     number = 0
 
-    def __init__(self, hooked: Any) -> None:  # noqa: F811
+    def __init__(self, hooked: Any) -> None:
         self.step = hooked(self._step, "step.wrap", number="number")
         self.log_prob = hooked(lambda: torch.ones(3).sin(), "stage", role="actor", stage="compute_log_prob")
         self.ref = hooked(lambda: torch.ones(3).cos(), "stage", role="ref", stage="compute_ref_log_prob")
@@ -55,7 +54,7 @@ class Trainer:
 
 
 @pytest.fixture
-def trainer(hooked: Any) -> Iterator[Trainer]:  # noqa: F811
+def trainer(hooked: Any) -> Iterator[Trainer]:
     step._executed = 0
     yield Trainer(hooked)
     assert running.running == {}
@@ -143,7 +142,7 @@ def test_only_stages_of_the_windows_roles_are_ranges(joined: Any, trainer: Train
     assert "aten::sin" not in operators(trace)
 
 
-def test_a_stage_that_raises_leaves_the_steps_capture_complete(joined: Any, hooked: Any) -> None:  # noqa: F811
+def test_a_stage_that_raises_leaves_the_steps_capture_complete(joined: Any, hooked: Any) -> None:
     run = joined(steps="1", mode="continuous")
 
     def fail() -> None:
@@ -159,7 +158,7 @@ def test_a_stage_that_raises_leaves_the_steps_capture_complete(joined: Any, hook
     assert {meta["state"] for meta, _ in captures(run).values()} == {"complete"}
 
 
-def test_counted_passes_have_a_capture_of_their_own(joined: Any, hooked: Any) -> None:  # noqa: F811
+def test_counted_passes_have_a_capture_of_their_own(joined: Any, hooked: Any) -> None:
     run = joined(steps="1", mode="continuous", rollout_iterations="0:2")
     one = hooked(lambda: torch.ones(3).tan(), "stage.pass")
     generate = hooked(lambda: [one() for _ in range(5)], "stage", role="rollout", stage="generate", passes=True)
@@ -196,7 +195,7 @@ def test_mini_batches(joined: Any, trainer: Trainer, part: str, recorded: list[s
     assert found["actor.compute_log_prob"][0]["state"] == "complete"
 
 
-def test_mini_batches_that_have_a_last_call(joined: Any, hooked: Any) -> None:  # noqa: F811
+def test_mini_batches_that_have_a_last_call(joined: Any, hooked: Any) -> None:
     run = joined(steps="1", mini_batches="1:2")
     optimizer = hooked(lambda: torch.ones(3).tan(), "stage.pass", counted="mini_batches")
 

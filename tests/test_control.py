@@ -16,6 +16,7 @@ from pytest_mock import MockerFixture
 from autoprof import cli, control, runtime
 from autoprof.behaviours import step
 from autoprof.behaviours.step import Wrap
+from autoprof.choosing import Chooser
 from autoprof.control import Trigger, Windows
 from autoprof.rundir import HOST, RunDir, write_json
 from autoprof.settings import Settings, SettingsError
@@ -168,7 +169,7 @@ def trainer(mocker: MockerFixture, tmp_path: Path) -> Trainer:
     mocker.patch.object(runtime, "current", return_value=run)
     mocker.patch.object(step, "Span")
     mocker.patch.object(step.ending, "window_passed")
-    mocker.patch.multiple(step, _current=None, _executed=0, _asked=Windows())
+    mocker.patch.multiple(step, _current=None, _executed=0, _chooser=Chooser())
     return Trainer(run)
 
 

@@ -164,12 +164,12 @@ def test_recipes_of_the_settings_file_are_known_once_a_target_is_imported(run: A
 
 def test_an_error_in_a_behaviour_is_counted_and_said_once(run: Any, tmp_path: Path) -> None:
     hooks = hook("step", "Trainer.step", 'behaviour = "step.wrap"\noptions = { number = "self.no.such.path" }')
-    code = "from target import trainer; t = trainer.Trainer(); print([t.step(n) for n in range(5)])"
+    code = "from target import trainer; t = trainer.Trainer(); print([t.step(n) for n in range(4)])"
     result = run(hooks, code)
-    assert result.stdout.strip() == "[0, 2, 4, 6, 8]"
+    assert result.stdout.strip() == "[0, 2, 4, 6]"
     assert result.stderr.count("\n") == 1
     assert "target/step: LookupError: there is no no (of no.such.path) on Trainer" in result.stderr
-    assert left(tmp_path)[1]["errors"]["target/step"]["count"] == 5
+    assert left(tmp_path)[1]["errors"]["target/step"]["count"] == 4
 
 
 def test_a_folder_that_can_not_be_written_is_said_once_and_the_run_goes_on(run: Any, tmp_path: Path) -> None:

@@ -86,6 +86,7 @@ def run(mocker: MockerFixture, tmp_path: Path) -> Iterator[Any]:
     yield made
     step._current = None
     rollout.close_window()
+    rollout._late.clear()
 
 
 def drive(around: Around) -> None:
@@ -289,3 +290,56 @@ def test_a_step_that_is_open_is_not_begun_again(run: Any, trainer: Any, log: Any
     drive(begin.around(call(trainer)))
     assert log == [("start", 0), ("start", 1)]
     assert step._executed == 1
+
+
+def test_an_engine_whose_stop_hangs_is_waited_for_once(run: Any, trainer: Any, log: Any, tmp_path: Path) -> None:
+    run.settings = Settings(steps="7:10", ranks="all")
+    begin = step.Begin(number="self.global_steps", replicas=[SHARED])
+    drive(begin.around(call(trainer)))
+    hung = trainer.llm_server_manager.rollout_replicas[0].servers[0]
+    hung.answer = TimeoutError("no answer within 60 s")
+    drive(EndOfSampling().around(call(trainer)))
+    drive(step.End().around(call(trainer)))
+    assert log == [("start", 0), ("start", 1), ("stop", 0), ("stop", 1)]
+    note = meta(tmp_path, 7)
+    assert (note["state"], note["reason"]) == ("failed", "the engine's stop did not end within 60 s; it goes on")
+    log.clear()
+    # In the steps that follow nothing is asked of it until it has answered, and its own files say the rest.
+    trainer.global_steps = 8
+    drive(begin.around(call(trainer)))
+    drive(step.End().around(call(trainer)))
+    assert log == [("start", 1), ("stop", 1)]
+    assert meta(tmp_path, 8)["reason"] == "the engine has not answered yet since step 7"
+    log.clear()
+    hung.answer = {"problem": ""}
+    rollout._late[0, 0] = rollout._late[0, 0]._replace(reference=hung.answer)
+    trainer.global_steps = 9
+    drive(begin.around(call(trainer)))
+    assert log == [("start", 0), ("start", 1)]
+    assert not list((tmp_path / "global_step_000007").iterdir())
+
+
+def test_an_engine_that_starts_too_late_is_stopped_and_not_waited_for(run: Any, trainer: Any, log: Any) -> None:
+    hung = trainer.llm_server_manager.rollout_replicas[0].servers[0]
+    hung.answer = TimeoutError("no answer within 60 s")
+    drive(step.Begin(number="self.global_steps", replicas=[SHARED]).around(call(trainer)))
+    assert log == [("start", 0), ("start", 1), ("stop", 0)]
+    drive(step.End().around(call(trainer)))
+    assert log == [("start", 0), ("start", 1), ("stop", 0), ("stop", 1)]
+
+
+def test_at_the_end_of_the_run_late_engines_are_heard(run: Any, trainer: Any, log: Any, tmp_path: Path) -> None:
+    drive(step.Begin(number="self.global_steps", replicas=[SHARED]).around(call(trainer)))
+    hung = trainer.llm_server_manager.rollout_replicas[0].servers[0]
+    hung.answer = TimeoutError("no answer within 60 s")
+    drive(step.End().around(call(trainer)))
+    rollout._late[0, 0] = rollout._late[0, 0]._replace(reference={"problem": "the disk is full"})
+    drive(step.Loop().around(call(trainer)))
+    assert rollout._late == {}
+    assert meta(tmp_path, 7)["reason"].startswith("the engine's stop did not end")  # nobody else has told
+
+
+def meta(folder: Path, number: int) -> Any:
+    """The one meta file of a step."""
+    (path,) = (folder / f"global_step_{number:06d}").glob("*.meta.json")
+    return json.loads(path.read_text())

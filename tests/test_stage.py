@@ -8,33 +8,15 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 from test_capture import finished
 
-from autoprof import behaviours, board, importing
+from autoprof import board
 from autoprof.behaviours import stage, step
 from autoprof.runtime import Runtime
-from autoprof.wrapping import wrap
 
 TASK = {"stage": {"path": "self.name", "names": {"*.generate*": "generate", "*._score": "compute_log_prob"}}}
-
-
-@pytest.fixture
-def hooked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Wraps a function with a behaviour, made from the options as a recipe gives them."""
-    made: dict[str, behaviours.Behaviour] = {}
-
-    def hook(function: Any, name: str, **options: Any) -> Any:
-        kind = behaviours.find(name)
-        assert kind is not None
-        key = f"made-up/{len(made)}"
-        made[key] = msgspec.convert(options, kind)
-        return wrap(function, key)
-
-    monkeypatch.setattr(importing, "behaviour", made.get)
-    return hook
 
 
 @pytest.fixture

@@ -76,6 +76,10 @@ class Behaviour(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         """A generator: what comes before its `yield CALL` runs before the call, the rest after it."""
         raise NotImplementedError
 
+    def idle_unless(self) -> str:
+        """What somebody must be counting (`gates.counting`) for the hook to have anything to do; empty for always."""
+        return ""
+
     def install(self, owner: Any) -> bool:
         """Change the hook's attribute in place and return True, or return False to have it wrapped."""
         return False

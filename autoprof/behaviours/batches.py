@@ -9,10 +9,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from autoprof import control, ending, runtime
+from autoprof import ending, runtime
 from autoprof.behaviours.engine import ROLE, Request
+from autoprof.choosing import Chooser
 from autoprof.timeline import Span
-from autoprof.window import Steps
 
 # How often a busy server looks whether somebody asked for a window: with the first request after so many seconds.
 _LOOK_S = 1.0
@@ -25,7 +25,7 @@ class Batches:
         self.count = 0
         self._span: Span | None = None
         self._last_window = False
-        self._asked = control.Windows()
+        self._chooser = Chooser()
         self._looked = 0.0
 
     @property
@@ -40,21 +40,22 @@ class Batches:
     def look(self, run: runtime.Runtime) -> None:
         """Take what `autoprof trigger` asked for: `+1` is the batch that is going on, or else the next."""
         self._looked = time.monotonic()
-        self._asked.look(run.rundir, self.count - self.going_on)
+        self._chooser.look(run.rundir, self.count - self.going_on)
 
-    def asked(self) -> Request | None:
+    def asked(self, run: runtime.Runtime) -> Request | None:
         """What is asked of the engine if somebody asked for this batch."""
-        overrides = self._asked.match(self.count, self.count)
+        overrides = self._chooser.asked(run.settings, self.count, self.count)
         return None if overrides is None else request(self.count, overrides)
 
     def begin(self, run: runtime.Runtime) -> Request | None:
         """A batch begins; returns what is asked of the engine if it is chosen, by `AUTOPROF_STEPS` or by a trigger."""
         self.count += 1
         self._span = Span(run, "step", "step", step=self.count, role=ROLE, rank=None)
-        steps = Steps.parse(run.settings.steps)
-        chosen = steps.match(self.count, self.count)
-        self._last_window = chosen and not steps.any_after(self.count, self.count)
-        return self.asked() or (request(self.count) if chosen else None)
+        overrides = self._chooser.choose(run.settings, self.count, self.count)
+        if overrides is None:
+            return None
+        self._last_window = not self._chooser.any_after(run.settings, self.count, self.count)
+        return request(self.count, overrides)
 
     def end(self) -> None:
         """The batch has ended, and what was recorded of it is stopped."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -19,6 +19,9 @@ from autoprof.waits import RayCalls
 from autoprof.wrapping import CALL, Around, Call, Wait
 
 ROLE = "rollout"
+# How long it may take to hear of engines that are late: when a window opens, and when the run ends.
+_AT_ONCE_S = 0.05
+_AT_THE_END_S = 1.0
 
 
 class Replicas(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,15 +57,20 @@ class Replicas(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
             number = int(at(self.rank)) if self.rank else place
             servers = at(self.servers)
-            for server in servers if isinstance(servers, (list, tuple)) else [servers]:
-                yield _Engine(number, int(at(self.size)), self.own_devices, getattr(server, self.method))
+            for which, server in enumerate(servers if isinstance(servers, (list, tuple)) else [servers]):
+                yield _Engine((number, which), int(at(self.size)), self.own_devices, getattr(server, self.method))
+
+
+# The number of a replica, and which of its servers.
+Place = tuple[int, int]
 
 
 class _Engine:
     """One server actor of a replica."""
 
-    def __init__(self, number: int, size: int, own_devices: bool, send: Any) -> None:
-        self.number = number
+    def __init__(self, place: Place, size: int, own_devices: bool, send: Any) -> None:
+        self.place = place
+        self.number = place[0]
         self.size = size
         self.own_devices = own_devices
         self.recording = False
@@ -83,11 +91,26 @@ class _Engine:
             }
         )
 
-    def note(self, run: runtime.Runtime, window: _Window, problem: str) -> None:
+    def note(self, run: runtime.Runtime, window: _Window, problem: str) -> Placement:
         """Leave a meta file in the engine's place, so that `autoprof doctor` can say why there is no trace."""
         rank = self.ranks.start
         subject = Subject(step=window.step, role=ROLE, stage=ROLE, rank=rank, replica=self.number, part="engine")
-        Placement(run, subject, window.settings(run), TorchTool.name).fail(problem)
+        place = Placement(run, subject, window.settings(run), TorchTool.name)
+        place.fail(problem)
+        return place
+
+
+class _Late(NamedTuple):
+    """An answer that did not come in time."""
+
+    step: int
+    reference: Any
+    # What was left in the engine's place, if anything was.
+    note: Placement | None
+
+
+# Engines that have not answered, which nothing is asked of until they do.
+_late: dict[Place, _Late] = {}
 
 
 class _Window:
@@ -120,9 +143,38 @@ def start(run: runtime.Runtime) -> Generator[Wait, Any, list[_Engine]]:
     if _window is None:
         return []
     settings = _window.settings(run)
-    chosen = [engine for engine in _window.engines if not engine.recording and takes(settings, ROLE, engine.ranks)]
+    wanted = [engine for engine in _window.engines if not engine.recording and takes(settings, ROLE, engine.ranks)]
+    yield from _hear_late(_AT_ONCE_S)
+    chosen = []
+    for engine in wanted:
+        late = _late.get(engine.place)
+        if late is None:
+            chosen.append(engine)
+        elif late.step != _window.step:
+            engine.note(run, _window, f"the engine has not answered yet since step {late.step}")
     yield from _ask(run, _window, "start", chosen)
     return chosen
+
+
+def settle() -> Generator[Wait, Any, None]:
+    """The run ends: hear what has become of engines that did not answer in time, so that what was left says so."""
+    yield from _hear_late(_AT_THE_END_S)
+
+
+def _hear_late(patience_s: float) -> Generator[Wait, Any, None]:
+    places = list(_late)
+    if not places:
+        return
+    answers = yield RayCalls([_late[place].reference for place in places], patience_s)
+    for place, answer in zip(places, answers, strict=True):
+        if isinstance(answer, TimeoutError):
+            continue
+        late = _late.pop(place)
+        problem = _problem(answer)
+        log.warning(f"step {late.step}, rollout replica {place[0]}: the engine has answered after all. {problem}")
+        # What the engine's own processes left says how it went.
+        if late.note is not None and not problem:
+            late.note.withdraw()
 
 
 def stop(run: runtime.Runtime, shared_only: bool = False) -> Generator[Wait, Any, None]:
@@ -140,20 +192,35 @@ def _ask(run: runtime.Runtime, window: _Window, action: str, engines: list[_Engi
     for engine in engines:
         engine.recording = action == "start"
     timeout_s = window.settings(run).stop_timeout_s
-    answers = yield RayCalls([engine.request(action, window) for engine in engines], timeout_s)
-    for engine, answer in zip(engines, answers, strict=True):
-        if isinstance(answer, Exception):
-            problem = f"{type(answer).__name__}: {str(answer).splitlines()[-1] if str(answer) else ''}"
+    references = [engine.request(action, window) for engine in engines]
+    answers = yield RayCalls(references, timeout_s)
+    for engine, reference, answer in zip(engines, references, answers, strict=True):
+        problem = _problem(answer)
+        if not problem:
+            continue
+        note = None
+        if action == "start":
+            note = engine.note(run, window, f"the engine's start failed: {problem}")
         else:
-            # An empty answer is that of a node without an engine; the target's own method answers None.
-            without = {"problem": "its process runs without autoprof"}
-            problem = (answer if isinstance(answer, dict) else without).get("problem", "")
-        if problem:
-            if action == "start":
-                engine.note(run, window, f"the engine's start failed: {problem}")
-            else:
-                log.warning(f"step {window.step}, rollout replica {engine.number}: stop failed: {problem}")
-            engine.recording = engine.recording and isinstance(answer, TimeoutError)
+            log.warning(f"step {window.step}, rollout replica {engine.number}: stop failed: {problem}")
+        engine.recording = False
+        if not isinstance(answer, TimeoutError):
+            continue
+        # The step goes on without it. It may still start, and then nobody else would stop it.
+        if action == "start":
+            reference = engine.request("stop", window)
+        else:
+            note = engine.note(run, window, f"the engine's stop did not end within {timeout_s:g} s; it goes on")
+        _late[engine.place] = _Late(window.step, reference, note)
+
+
+def _problem(answer: Any) -> str:
+    """What an engine's answer says went wrong, or an empty text."""
+    if isinstance(answer, Exception):
+        return f"{type(answer).__name__}: {str(answer).splitlines()[-1] if str(answer) else ''}"
+    # An empty answer is that of a node without an engine; the target's own method answers None.
+    without = {"problem": "its process runs without autoprof"}
+    return str((answer if isinstance(answer, dict) else without).get("problem", ""))
 
 
 class AroundGeneration(Behaviour):
@@ -161,12 +228,12 @@ class AroundGeneration(Behaviour):
 
     def around(self, call: Call) -> Around:
         run = runtime.current()
-        if run is None:
+        _, posting = board.own()
+        if run is None or (posting is not None and posting.off):
             yield CALL
             return None
         window = _window
         started = yield from start(run)
-        _, posting = board.own()
         span = Span(run, "stage", ROLE, step=posting.step if posting else None, role=ROLE, rank=None)
         outcome = yield CALL
         span.end(outcome.error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from autoprof import capture, continuous, tools
+from autoprof import capture, continuous, gates, tools
 from autoprof.board import Posting
 from autoprof.capture import Capture
 from autoprof.placement import Placement, Subject
@@ -52,6 +52,8 @@ class Running:
             self._record()
         self._span = span()
         running[who] = self
+        if counts:
+            gates.counting(counts, 1)
 
     def passed(self) -> None:
         """A forward pass, or a mini-batch, is through."""
@@ -59,21 +61,30 @@ class Running:
         if self._counted == self._first:
             self._record()
         self._stop_after()
+        capture.keep_within_budget(self._current)
 
     def mini_batch(self) -> Callable[[], None] | None:
         """A mini-batch begins. Returns what ends its range, if it is recorded."""
         self._stop_after()
+        capture.keep_within_budget(self._current)
         number, self._counted = self._counted, self._counted + 1
         if number == self._first and not self._begun:
             self._record()
-        recording = self._recording if self._leave is None else continuous.recording()
+        recording = self._current
         return recording.mark(f"mini_batch {number}") if recording is not None else None
 
     def end(self, error: BaseException | None = None, cut: str = "") -> None:
         """The stage has ended, with the exception that it raised, or early: `cut` says why."""
         if running.get(self._who) is self:
             del running[self._who]
-        self._span.end(error)
+            if self.counts:
+                gates.counting(self.counts, -1)
+        try:
+            self._span.end(error)
+        finally:
+            self._end_recording(error, cut)
+
+    def _end_recording(self, error: BaseException | None, cut: str) -> None:
         if self._leave is not None:
             self._leave()
         elif self._recording is not None and cut:
@@ -95,6 +106,11 @@ class Running:
         """Whether the stage is part of a capture of its step. A generation whose passes are counted is not: it would be
         recorded to its end."""
         return self._wanted is not None and self._wanted[1].mode == "continuous" and self.counts != "passes"
+
+    @property
+    def _current(self) -> Capture | None:
+        """The capture that the stage is in."""
+        return self._recording if self._leave is None else continuous.recording()
 
     def _record(self) -> None:
         self._begun = True

@@ -13,9 +13,10 @@ from typing import Any
 
 import msgspec
 
-from autoprof import capture, tools
+from autoprof import capture, log, tools
+from autoprof.budget import OverBudget
 from autoprof.capture import Recording
-from autoprof.placement import Placement, Subject
+from autoprof.placement import Placement, Subject, why_not
 from autoprof.runtime import Runtime
 from autoprof.settings import Settings
 from autoprof.window import parse_iterations
@@ -110,6 +111,9 @@ class Trace(Recording):
         passed, self._passed = self._passed, self._passed + 1
         if passed == self._stop_before:
             self.end()
+        elif self.recording and (cut := self._placement.exceeded(self._tool)):
+            log.warning(f"step {self.subject.step}, {self.subject.role}: the capture ends early, {cut}")
+            self.end("truncated", cut)
         elif wanted and not self.told and passed >= self._first and passed < (self._stop_before or passed + 1):
             self._record()
 
@@ -159,7 +163,9 @@ class Trace(Recording):
             self._placement.contents += [BY_STAGE] * bool(self.stage)
         except Exception as error:
             capture.release(self)
-            self.fail(f"the profiler did not start: {type(error).__name__}: {error}")
+            self.fail(why_not(error))
+            if isinstance(error, OverBudget):
+                return
             raise
         self.recording = True
 

@@ -86,6 +86,9 @@ class Span(Named):
             yield CALL
             return None
         posting = yield InThread(board.read, run.info.id)
+        if posting is not None and posting.off:
+            yield CALL
+            return None
         span = self.span(run, who, call, posting)
         if self.whole:
             wholes.append(span)
@@ -119,7 +122,8 @@ class Stage(Named):
             yield CALL
             return None
         posting = yield InThread(board.read, run.info.id)
-        stage = None if inside(who, posting) else self.run(run, who, call, posting)
+        off = posting is not None and posting.off
+        stage = None if off or inside(who, posting) else self.run(run, who, call, posting)
         outcome = yield CALL
         if stage is not None:
             stage.end(outcome.error)
@@ -153,6 +157,9 @@ class Pass(Behaviour):
 
     counted: Literal["passes", "mini_batches"] = "passes"
 
+    def idle_unless(self) -> str:
+        return self.counted
+
     def around(self, call: Call) -> Around:
         yield CALL
         for stage in list(running.values()):
@@ -165,6 +172,9 @@ class MiniBatch(Behaviour):
     """The call is one mini-batch of the stages that count them, and a range of their traces. What comes between two of
     them belongs to the first.
     """
+
+    def idle_unless(self) -> str:
+        return "mini_batches"
 
     def around(self, call: Call) -> Around:
         ends = [stage.mini_batch() for stage in list(running.values()) if stage.counts == "mini_batches"]

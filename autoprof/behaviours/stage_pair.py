@@ -36,7 +36,8 @@ class Begin(Stage):
             yield CALL
             return None
         posting = yield InThread(board.read, run.info.id)
-        opened = self._open(run, who, call, posting)
+        off = posting is not None and posting.off
+        opened = None if off else self._open(run, who, call, posting)
         outcome = yield CALL
         if opened is not None and outcome.error is not None:
             opened.end(outcome.error)

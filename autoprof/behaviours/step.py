@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any, Literal
 
-from autoprof import board, continuous, control, ending, log, runtime
+from autoprof import board, continuous, ending, log, runtime
 from autoprof.behaviours import Behaviour, rollout, stage_pair, step_workers
 from autoprof.behaviours.stage import own_rank
+from autoprof.choosing import Chooser
 from autoprof.paths import CallPath
 from autoprof.timeline import Span
 from autoprof.waits import InThread
-from autoprof.window import Steps
 from autoprof.wrapping import CALL, Around, Call, Wait
 
 
@@ -22,21 +22,27 @@ class _Step:
         self.number = number
         self.ordinal = ordinal
         self.captured = False
+        self.off = False
         self.overrides: dict[str, Any] = {}
         self.span = Span(run, "step", "step", step=number, role="trainer", rank=own_rank())
 
     def announce(self, run: runtime.Runtime) -> None:
         """Decide whether this step is captured, and tell the other processes."""
+        was_off = _chooser.off
         # Where torchrun has started several trainers, rank 0 takes what is asked for.
-        _asked.look(run.rundir, self.ordinal - 1, take_it=own_rank() == 0 or run.started_here)
-        asked = _asked.match(self.number, self.ordinal)
-        self.captured = asked is not None or Steps.parse(run.settings.steps).match(self.number, self.ordinal)
-        self.overrides = asked or {}
-        board.post(run.info.id, board.Posting(step=self.number, captured=self.captured, overrides=self.overrides))
+        _chooser.look(run.rundir, self.ordinal - 1, take_it=own_rank() == 0 or run.started_here)
+        overrides = _chooser.choose(run.settings, self.number, self.ordinal)
+        self.off = _chooser.off
+        self.captured = overrides is not None
+        self.overrides = overrides or {}
+        if was_off and self.off:  # all know it
+            return
+        posting = board.Posting(step=self.number, captured=self.captured, overrides=self.overrides, off=self.off)
+        board.post(run.info.id, posting)
 
 
 _current: _Step | None = None
-_asked = control.Windows()
+_chooser = Chooser()
 _executed = 0
 
 
@@ -142,6 +148,7 @@ class Loop(Behaviour):
         run = runtime.current()
         if run is not None:
             step_workers.step_ended(together=False)
+            yield from rollout.settle()
             yield InThread(ending.let_workers_write, run)
         return None
 
@@ -162,6 +169,8 @@ def finish(error: BaseException | None = None) -> Generator[Wait, Any, None]:
     if run is None or step is None:
         return
     _current = None
+    if step.off:
+        return
     stage_pair.end_all()
     if step.captured:
         yield from rollout.stop(run)
@@ -169,8 +178,7 @@ def finish(error: BaseException | None = None) -> Generator[Wait, Any, None]:
     step_workers.step_ended(together=_next_belongs_to_it(run, step))
     step.span.end(error)
     yield InThread(board.post, run.info.id, None)
-    last = not _asked and not Steps.parse(run.settings.steps).any_after(step.number, step.ordinal)
-    if step.captured and last:
+    if step.captured and not _chooser.any_after(run.settings, step.number, step.ordinal):
         ending.window_passed(run)
 
 
@@ -178,5 +186,4 @@ def _next_belongs_to_it(run: runtime.Runtime, step: _Step) -> bool:
     """Whether the next step is captured too, and in one capture with this one."""
     if not step.captured or run.settings.consecutive != continuous.TOGETHER:
         return False
-    number, ordinal = step.number + 1, step.ordinal + 1
-    return _asked.match(number, ordinal) is not None or Steps.parse(run.settings.steps).match(number, ordinal)
+    return _chooser.likely(run.settings, step.number + 1, step.ordinal + 1)

@@ -12,15 +12,16 @@ from typing import Any
 
 import msgspec
 
-from autoprof import capture, runtime, tools
+from autoprof import capture, log, runtime, tools
 from autoprof.behaviours import Behaviour
 from autoprof.behaviours.engine import ROLE, Request
 from autoprof.behaviours.stage import takes
 from autoprof.behaviours.vllm_passes import Passes
 from autoprof.behaviours.vllm_profiler import Place, Recorder
+from autoprof.budget import OverBudget
 from autoprof.capture import Recording
 from autoprof.paths import follow
-from autoprof.placement import Placement, Subject
+from autoprof.placement import Placement, Subject, why_not
 from autoprof.window import parse_iterations
 
 # On a worker: the session, and the place that is to be given back.
@@ -139,6 +140,9 @@ class _Session(Recording, Recorder):
         if passed == self._stop_before and self.thread == threading.get_ident():
             # In another thread (Ray's executor) it goes on until the engine stops it, in the thread that it began in.
             self.end()
+        elif self.recording and self.thread == threading.get_ident() and (cut := self.placement.exceeded(self.tool)):
+            log.warning(f"step {self.subject.step}, {ROLE}: the capture ends early, {cut}")
+            self.end("truncated", cut)
         elif passed == self._first and not self.recording and not self.told:
             self._record()
         return self.recording
@@ -149,7 +153,9 @@ class _Session(Recording, Recorder):
             self.placement.start(self.tool)
         except Exception as error:
             capture.release(self)
-            self._fail(f"the profiler did not start: {type(error).__name__}: {error}")
+            self._fail(why_not(error))
+            if isinstance(error, OverBudget):
+                return
             raise
         self.recording = True
 

@@ -1,0 +1,68 @@
+"""Which steps are captured, as whoever counts them decides: by `AUTOPROF_STEPS` and by what was asked for while the run
+was going on; up to `AUTOPROF_MAX_STEPS` of them, and none while autoprof is switched off in the run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autoprof import control, log
+from autoprof.rundir import RunDir
+from autoprof.settings import Settings
+from autoprof.window import Steps
+
+
+class Chooser:
+    """The choice of one trainer's steps, or of one engine's batches.
+
+    Attributes:
+        off: Whether autoprof was switched off in the run when somebody last looked.
+    """
+
+    def __init__(self) -> None:
+        self.off = False
+        self._asked = control.Windows()
+        self._captured: set[int] = set()
+
+    def look(self, run: RunDir, executed: int, take_it: bool = True) -> None:
+        """See what was asked for since the last look, as in `control.Windows.look`."""
+        off = control.switched_off(run)
+        if off != self.off:
+            log.warning(f"autoprof is switched {'off' if off else 'on again'} in this run, by a file in {run.control}")
+        self.off = off
+        self._asked.look(run, executed, take_it)
+
+    def choose(self, settings: Settings, step: int, ordinal: int) -> dict[str, Any] | None:
+        """The settings of its own that `step` is captured with, or None where it is not captured.
+
+        `step` is the `ordinal`-th that the run executes.
+        """
+        overrides = self.asked(settings, step, ordinal)
+        if overrides is None and not self.off and Steps.parse(settings.steps).match(step, ordinal):
+            overrides = self._bounded(settings, step, {})
+        return overrides
+
+    def asked(self, settings: Settings, step: int, ordinal: int) -> dict[str, Any] | None:
+        """The same, where it was asked for while the run was going on."""
+        overrides = self._asked.match(step, ordinal)
+        return None if self.off or overrides is None else self._bounded(settings, step, overrides)
+
+    def any_after(self, settings: Settings, step: int, ordinal: int) -> bool:
+        """Whether a step after this one could be captured, by what is known now."""
+        if len(self._captured) >= settings.max_steps:
+            return False
+        return bool(self._asked) or Steps.parse(settings.steps).any_after(step, ordinal)
+
+    def likely(self, settings: Settings, step: int, ordinal: int) -> bool:
+        """Whether `step` will be captured, by what is known now."""
+        if self.off or len(self._captured) >= settings.max_steps:
+            return False
+        return self._asked.foresee(step, ordinal) is not None or Steps.parse(settings.steps).match(step, ordinal)
+
+    def _bounded(self, settings: Settings, step: int, overrides: dict[str, Any]) -> dict[str, Any] | None:
+        if step not in self._captured and len(self._captured) >= settings.max_steps:
+            log.warning_once(
+                f"no more steps are captured: {len(self._captured)} were, the most that AUTOPROF_MAX_STEPS allows"
+            )
+            return None
+        self._captured.add(step)
+        return overrides

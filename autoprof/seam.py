@@ -1,0 +1,170 @@
+"""The seam where autoprof's own errors end, around each call of a wrapped function.
+
+The user's function is called exactly once, with its own arguments, and its result and exceptions pass unchanged,
+whatever a behaviour does. What a behaviour began to record before it failed is ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from autoprof import gates
+from autoprof.wrapping import Around, Call, Outcome, Reply, Wait
+
+
+def drive(key: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call `function` with the behaviour of the hook `key` around it."""
+    run = _Run(Call(key, function, args, kwargs))
+    wait = run.before()
+    while wait is not None:
+        wait = run.resume(*_block(wait))
+    if run.reply is not None:
+        return run.reply.value
+    try:
+        result = function(*args, **kwargs)
+    except BaseException as error:
+        traceback = error.__traceback__
+        try:
+            wait = run.after(Outcome(None, error))
+            while wait is not None:
+                wait = run.resume(*_block(wait))
+        finally:
+            error.__traceback__ = traceback
+            del traceback
+        raise
+    wait = run.after(Outcome(result, None))
+    while wait is not None:
+        wait = run.resume(*_block(wait))
+    return result
+
+
+async def drive_coroutine(key: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Await `function` with the behaviour of the hook `key` around it."""
+    run = _Run(Call(key, function, args, kwargs))
+    wait = run.before()
+    while wait is not None:
+        wait = run.resume(*await _suspend(run, wait))
+    if run.reply is not None:
+        return run.reply.value
+    try:
+        result = await function(*args, **kwargs)
+    except BaseException as error:
+        traceback = error.__traceback__
+        try:
+            wait = run.after(Outcome(None, error))
+            while wait is not None:
+                # A coroutine that is being closed must not wait any more.
+                closed = isinstance(error, GeneratorExit)
+                answer = (None, TimeoutError("the coroutine was closed")) if closed else await _suspend(run, wait)
+                wait = run.resume(*answer)
+                del answer
+        finally:
+            error.__traceback__ = traceback
+            del traceback
+        raise
+    wait = run.after(Outcome(result, None))
+    while wait is not None:
+        wait = run.resume(*await _suspend(run, wait))
+    return result
+
+
+def _block(wait: Wait) -> tuple[Any, Exception | None]:
+    try:
+        return wait.block(), None
+    except Exception as error:
+        return None, error
+
+
+async def _suspend(run: _Run, wait: Wait) -> tuple[Any, Exception | None]:
+    try:
+        return await wait.suspend(), None
+    except (asyncio.CancelledError, GeneratorExit):
+        # Of the user's task or coroutine: the call ends here.
+        run.give_up()
+        raise
+    except Exception as error:
+        return None, error
+
+
+class _Run:
+    """A behaviour's generator during one call. This is the seam: no exception of ours leaves it."""
+
+    __slots__ = ("_around", "_called", "_key", "_recording", "reply")
+
+    def __init__(self, call: Call) -> None:
+        self.reply: Reply | None = None
+        self._around: Around | None = None
+        self._called = False
+        self._key = call.key
+        self._recording: object = None
+        try:
+            from autoprof import capture, importing
+
+            self._recording = capture.current()
+            behaviour = importing.behaviour(call.key)
+            if behaviour is not None and behaviour.applies(call):
+                self._around = behaviour.around(call)
+        except Exception as error:
+            self._failed(error)
+
+    def before(self) -> Wait | None:
+        """Run the behaviour up to the call; what it returns is to be waited for first."""
+        return self._advance(lambda around: next(around))
+
+    def after(self, outcome: Outcome) -> Wait | None:
+        """Go on with the behaviour after the call."""
+        self._called = True
+        return self._advance(lambda around: around.send(outcome))
+
+    def resume(self, answer: Any, error: Exception | None) -> Wait | None:
+        """Go on with the behaviour after it waited."""
+        if error is not None:
+            try:
+                return self._advance(lambda around: around.throw(error))
+            finally:
+                error.__traceback__ = None  # as in _failed
+        return self._advance(lambda around: around.send(answer))
+
+    def give_up(self) -> None:
+        """Have the behaviour end what it began: the call is cancelled while the behaviour waits."""
+        around, self._around = self._around, None
+        try:
+            if around is not None:
+                around.close()
+        except Exception as error:
+            self._failed(error)
+
+    def _advance(self, move: Callable[[Around], Wait | None]) -> Wait | None:
+        if self._around is None:
+            return None
+        try:
+            wait = move(self._around)
+            if wait is None and self._called:
+                self._around.close()
+                raise RuntimeError("the behaviour yielded to the call twice")
+            return wait
+        except StopIteration as stop:
+            self._around = None
+            if isinstance(stop.value, Reply) and not self._called:
+                self.reply = stop.value
+            gates.worked(self._key)
+        except Exception as error:
+            self._around = None
+            self._failed(error)
+        return None
+
+    def _failed(self, error: Exception) -> None:
+        try:
+            from autoprof import capture, runtime
+
+            runtime.report(self._key, error)
+            if gates.failed(self._key):
+                runtime.switched_off(self._key)
+            # Nobody else would stop what this call has switched on.
+            capture.cut_short(f"autoprof failed in {self._key}", but_for=self._recording)
+        except Exception:  # not even the report works: the user's call matters more
+            pass
+        # Its frames hold the user's arguments, and some of them the error itself: a cycle, which would keep a model.
+        error.__traceback__ = None
