@@ -80,8 +80,8 @@ def _block(wait: Wait) -> tuple[Any, Exception | None]:
 async def _suspend(run: _Run, wait: Wait) -> tuple[Any, Exception | None]:
     try:
         return await wait.suspend(), None
-    except asyncio.CancelledError:
-        # Of the user's task: the call ends here.
+    except (asyncio.CancelledError, GeneratorExit):
+        # Of the user's task or coroutine: the call ends here.
         run.give_up()
         raise
     except Exception as error:

@@ -145,3 +145,16 @@ def hooked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
     monkeypatch.setattr(importing, "behaviour", made.get)
     return hook
+
+
+@pytest.fixture
+def behave(monkeypatch: pytest.MonkeyPatch) -> Callable[[behaviours.Behaviour], None]:
+    """Has all hooks behave as it is told, whatever failed before."""
+
+    def use(behaviour: behaviours.Behaviour) -> None:
+        gates._failures.clear()
+        for gate in gates._gates.values():
+            gate.clear()
+        monkeypatch.setattr(importing, "behaviour", lambda key: behaviour)
+
+    return use

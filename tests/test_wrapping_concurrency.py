@@ -22,13 +22,6 @@ AWAITS = 3
 EACH = pytest.mark.parametrize("behaviour", BEHAVIOURS, ids=NAMES)
 
 
-@pytest.fixture
-def behave(mocker: MockerFixture) -> Behave:
-    """Have the hook `k` behave as it is told."""
-    found = mocker.patch.object(importing, "behaviour")
-    return lambda behaviour: setattr(found, "return_value", behaviour)
-
-
 def user(notes: list[str], last_word: bool = False) -> Callable[[], Any]:
     """A coroutine function that notes how far it comes; with `last_word` it awaits once more when it is cancelled."""
 

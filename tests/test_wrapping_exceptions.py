@@ -14,9 +14,7 @@ from typing import Any
 import cloudpickle
 import pytest
 from misbehaving import BEHAVIOURS, NAMES, Now, Scripted
-from pytest_mock import MockerFixture
 
-from autoprof import importing
 from autoprof.wrapping import CALL, Call, wrap
 
 Behave = Callable[[Scripted], None]
@@ -103,13 +101,6 @@ def caught(function: Callable[..., Any], error: BaseException, how: str, within:
 
 def frames(error: BaseException) -> list[str]:
     return [f"{frame.filename}:{frame.name}" for frame in traceback.extract_tb(error.__traceback__)]
-
-
-@pytest.fixture
-def behave(mocker: MockerFixture) -> Behave:
-    """Have the hook `k` behave as it is told."""
-    found = mocker.patch.object(importing, "behaviour")
-    return lambda behaviour: setattr(found, "return_value", behaviour)
 
 
 @pytest.mark.parametrize("function", [work, awork])

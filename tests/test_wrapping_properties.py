@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from misbehaving import BEHAVIOURS, Scripted
-from pytest_mock import MockerFixture
 
 from autoprof import importing
 from autoprof.wrapping import wrap
@@ -106,13 +105,6 @@ def outcome(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, 
         return asyncio.run(result) if inspect.iscoroutine(result) else result, ""
     except Exception as error:
         return None, f"{type(error)} {error}"
-
-
-@pytest.fixture
-def behave(mocker: MockerFixture) -> Behave:
-    """Have the hook `k` behave as it is told."""
-    found = mocker.patch.object(importing, "behaviour")
-    return lambda behaviour: setattr(found, "return_value", behaviour)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])

@@ -108,8 +108,17 @@ def survived(faulty: Driven, fault: str) -> None:
     told = faulty.said[fault]
     assert told["step"] == step
     assert told["during"] == told["after"] == faulty.said["before"]
-    assert not list(faulty.step(step).glob("*.gz")) or fault == "nothing"
-    if step in (2, 3):
+    assert not list(faulty.step(step).glob("*.gz")) or fault in ("a stop that hangs", "nothing")
+    if fault == "a stop that hangs":
+        assert (told["start"], told["stop"]) == (
+            {"problem": ""},
+            {"problem": "the engine's own stop did not end in time"},
+        )
+        assert sorted((meta["state"], meta["reason"]) for meta in faulty.metas(step)) == [
+            ("complete", ""),
+            ("truncated", reason),
+        ]
+    elif step in (2, 3):
         assert told["start"]["problem"].startswith(reason)
         assert told["stop"] == {"problem": "it was not recording"}
     elif fault == "no room at all":

@@ -116,6 +116,7 @@ async def main():
         said[name] = {"step": step, "start": start, "stop": stop, "during": during, "after": after}
     print("RESULT " + json.dumps(said), flush=True)
     engine.shutdown()
+    made.clear()
 
 
 if __name__ == "__main__":
