@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from autoprof import log, settings
+from autoprof import _files, log, settings
 from autoprof.rundir import RunDir, write_json
 from autoprof.window import Steps
 
@@ -76,6 +76,7 @@ def ask(run: RunDir, trigger: Trigger) -> Path:
     Raises:
         OSError: It can't be written.
     """
+    _files.open_as(run.path)
     name = f"{time.time_ns() // 1_000_000}-{os.getpid()}-{os.urandom(2).hex()}{ENDING}"
     path = run.control / name
     write_json(path, msgspec.to_builtins(trigger))

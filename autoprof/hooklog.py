@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -9,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from autoprof import log, rundir
@@ -31,6 +33,8 @@ class HookLog:
         self._errors: dict[str, dict[str, Any]] = {}
         self._active_target = False
         self._worth_writing = False
+        # The process whose file it is, and the file.
+        self._file: tuple[int, Path] | None = None
 
     def add(self, hook: BoundHook) -> None:
         """Note a hook that waits for its module."""
@@ -128,10 +132,20 @@ class HookLog:
         with self._lock:
             try:
                 self._join()
-                rundir.write_json(self._directory.process_file("hooks", ".json"), self.content())
+                rundir.write_json(self._own_file(), self.content())
             except OSError as error:
                 self._worth_writing = False
                 log.warning_once(f"can't write to {self._directory.path}: {error}; nothing will be left there")
+
+    def _own_file(self) -> Path:
+        """The file of this process: a new one, where an earlier process of the run had the same pid."""
+        if self._file is None or self._file[0] != os.getpid():
+            path = self._directory.make(self._directory.hooks) / f"{rundir.HOST}-{os.getpid()}.json"
+            again = itertools.count(2)
+            while os.path.lexists(path):
+                path = path.with_name(f"{rundir.HOST}-{os.getpid()}.{next(again)}.json")
+            self._file = os.getpid(), path
+        return self._file[1]
 
 
 def installed_version(recipe: Recipe) -> str:

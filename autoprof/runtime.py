@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from autoprof import __version__, _boot, log, rundir, settings
+from autoprof import __version__, _boot, _files, log, rundir, settings
 from autoprof.hooklog import HookLog
 from autoprof.recipe import RecipeError
 from autoprof.redaction import redacted
@@ -41,6 +41,7 @@ class Runtime:
         self.info = info
         self.settings = info.settings
         self.rundir = RunDir(Path(info.directory))
+        _files.open_to_group(info.settings.access == settings.GROUP)
         self.hooks = HookLog(self.rundir, self._join)
 
     @property
