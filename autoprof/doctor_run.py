@@ -117,5 +117,9 @@ def _check_captures(report: Report, run: listing.Run) -> None:
     asked = "nsys" in run.info.get("settings", {}).get("tool", [])
     if asked and run.captures and all(capture.meta.get("tool") != "nsys" for capture in run.captures):
         report.problems.append("AUTOPROF_TOOL asked for nsys, but no process that was captured ran under it")
+    captures = [capture.name for step in run.steps for capture in step.captures]
+    for part in RunDir(Path(run.path)).parts() if run.state != "running" else ():
+        if not any(part.name.startswith(name) for name in captures):
+            report.notes.append(f"{part.relative_to(run.path)}: its process was ended while it was written")
     if run.state == listing.UNFINISHED:
         report.notes.append("the process that started the run ended without a word; run.json is as it was at the start")

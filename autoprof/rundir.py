@@ -61,6 +61,17 @@ def write_json(path: Path, content: Any) -> None:
     _files.write(path, json.dumps(content, indent=1, default=str).encode() + b"\n")
 
 
+def began(pid: int) -> int | None:
+    """When a process of this host began, in ticks since the host did; None where it does not run (any more)."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The name of the program stands in brackets and may hold anything.
+            fields = file.read().rpartition(b")")[2].split()
+        return None if fields[0] in (b"Z", b"X") else int(fields[19])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
 class RunDir:
     """Where all of a run's output goes. Making the object makes no folder."""
 

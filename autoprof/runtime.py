@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from autoprof import __version__, _boot, _files, log, rundir, settings
+from autoprof import __version__, _boot, _files, before, listing, log, rundir, settings
 from autoprof.hooklog import HookLog
 from autoprof.recipe import RecipeError
 from autoprof.redaction import redacted
@@ -32,6 +32,8 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     started: float
     python: str
     settings: Settings
+    # When the process began (`rundir.began`): pids come again.
+    ticks: int = 0
 
 
 class Runtime:
@@ -43,6 +45,9 @@ class Runtime:
         self.rundir = RunDir(Path(info.directory))
         _files.open_to_group(info.settings.access == settings.GROUP)
         self.hooks = HookLog(self.rundir, self._join)
+        self._joined = False
+        # The attempts at this run before it was resumed.
+        self._earlier: list[dict[str, Any]] = []
 
     @property
     def started_here(self) -> bool:
@@ -51,10 +56,32 @@ class Runtime:
 
     def _join(self) -> None:
         """Make the run directory with the first hook that is applied: a process may import a target for nothing."""
-        if self.rundir.run_json.exists():
+        if self._joined:
             return
+        if self.rundir.run_json.exists():
+            self._joined = True
+            if self.started_here:
+                self._resume()
+            return
+        said = before.cut_off(self.rundir.path.with_name("latest"))
+        rundir.write_json(self.rundir.make(self.rundir.path) / "run.json", self.describe())
+        self.rundir.point_latest()
+        self._joined = True
+        if said:
+            log.warning(said)
+
+    def _resume(self) -> None:
+        """Say in `run.json` that the run goes on where an earlier attempt at it is over: a resumed run has its id."""
+        info = listing.load_json(self.rundir.run_json)
+        own = (self.info.host, self.info.pid, self.info.ticks)
+        if (info.get("host"), info.get("pid"), info.get("ticks")) == own or listing.state(info) == "running":
+            return
+        said = before.cut_off(self.rundir.path)
+        self._earlier = before.attempts(info)
         rundir.write_json(self.rundir.run_json, self.describe())
         self.rundir.point_latest()
+        if said:
+            log.warning(said)
 
     def describe(self) -> dict[str, Any]:
         """The content of `run.json` as far as this process knows it."""
@@ -64,6 +91,7 @@ class Runtime:
             "cwd": self.info.cwd,
             "host": self.info.host,
             "pid": self.info.pid,
+            "ticks": self.info.ticks,
             "started": self.info.started,
             "python": self.info.python,
             "autoprof": __version__,
@@ -72,6 +100,7 @@ class Runtime:
             "versions": {},
             "recipes": [],
             "state": "running",
+            **({"earlier": self._earlier} if self._earlier else {}),
         }
 
     def complete(self) -> None:
@@ -136,6 +165,7 @@ def _read_info() -> RunInfo:
         cwd=str(cwd),
         host=rundir.HOST,
         pid=os.getpid(),
+        ticks=rundir.began(os.getpid()) or 0,
         started=time.time(),
         python=platform.python_version(),
         settings=read,
