@@ -12,6 +12,10 @@ import os
 import shutil
 import stat
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Container
+
 # Nobody has to wait to open a pipe; a link is an error.
 _CAREFULLY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _group = False
@@ -108,16 +112,19 @@ def append(path: str | os.PathLike[str], content: bytes) -> None:
         os.close(descriptor)
 
 
-def read(path: str | os.PathLike[str], most: int) -> bytes:
+def read(path: str | os.PathLike[str], most: int, owners: Container[int] | None = None) -> bytes:
     """The content of a file that somebody else may have made, if it has no more than `most` bytes.
 
     Raises:
-        OSError: It can't be read, is no file, or too large.
+        OSError: It can't be read, is no file, too large, or nobody's of `owners`.
     """
     descriptor = os.open(path, os.O_RDONLY | _CAREFULLY)
     with open(descriptor, "rb") as file:
-        if _regular(descriptor, path).st_size > most:
+        found = _regular(descriptor, path)
+        if found.st_size > most:
             raise OSError(errno.EFBIG, f"it has more than {most} bytes", os.fspath(path))
+        if owners is not None and found.st_uid not in owners:
+            raise OSError(errno.EPERM, f"it belongs to user {found.st_uid}", os.fspath(path))
         return file.read(most)
 
 

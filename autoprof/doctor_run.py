@@ -84,13 +84,13 @@ def _check_steps(report: Report, run: listing.Run) -> None:
 def _executed(run: listing.Run) -> set[int]:
     numbers = set()
     for path in Path(run.path, "timeline").glob("*.jsonl"):
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
             try:
                 span = json.loads(line)
-            except ValueError:
+                if span["kind"] == "step":
+                    numbers.add(int(span["step"]))
+            except (ValueError, TypeError, KeyError):  # a line that was cut off
                 continue
-            if span.get("kind") == "step":
-                numbers.add(int(span["step"]))
     return numbers
 
 

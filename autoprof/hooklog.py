@@ -13,11 +13,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from autoprof import log, rundir
+from autoprof import _files, log, rundir
 from autoprof.recipe import BoundHook, Recipe
-from autoprof.redaction import redacted
+from autoprof.redaction import hidden, redacted
 from autoprof.rundir import RunDir
 
+# No file of a process is larger.
+_MOST_BYTES = 16 << 20
 WAITING = "the module was not imported here"
 
 
@@ -75,7 +77,7 @@ class HookLog:
         with self._lock:
             entry = self._errors.setdefault(where, {"count": 0, "last": ""})
             entry["count"] += 1
-            entry["last"] = text
+            entry["last"] = hidden(text)
         self._write()
 
     def version(self, recipe: Recipe) -> str:
@@ -95,20 +97,20 @@ class HookLog:
         versions = dict(self._versions)
         for path in sorted(self._directory.hooks.glob("*.json")):
             try:
-                process = json.loads(path.read_bytes())
-            except (OSError, ValueError):
+                process = json.loads(_files.read(path, _MOST_BYTES))
+                hooks = process["hooks"].items()
+                applied = {key.partition("/")[0] for key, hook in hooks if hook["state"] == "applied"}
+                hosts.add(process["host"])
+                versions.update(process["versions"])
+            except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 continue
-            hosts.add(process["host"])
-            versions.update(process["versions"])
-            recipes.update(
-                key.partition("/")[0] for key, hook in process["hooks"].items() if hook["state"] == "applied"
-            )
+            recipes |= applied
         return {"hosts": sorted(hosts), "versions": versions, "recipes": sorted(recipes)}
 
     def _set(self, hook: BoundHook, state: str, reason: str) -> None:
         self.add(hook)
         with self._lock:
-            self._hooks[hook.key] |= {"state": state, "reason": reason}
+            self._hooks[hook.key] |= {"state": state, "reason": hidden(reason)}
             self._worth_writing |= state != "skipped" and not hook.recipe.passive
         self._write()
 

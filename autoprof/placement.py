@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from autoprof import __version__, _files, _finish, cupti, log, rundir, tools, writing
+from autoprof.redaction import hidden
 from autoprof.runtime import Runtime
 from autoprof.settings import GROUP, MERGE, Settings
 from autoprof.tools import Tool
@@ -274,7 +275,7 @@ class Placement:
             "versions": self._versions(),
             "bytes": 0,
             "state": state,
-            "reason": reason,
+            "reason": hidden(reason),
             **self._more,
         }
 

@@ -15,7 +15,7 @@ import msgspec
 from autoprof import __version__, _boot, _files, before, listing, log, rundir, settings
 from autoprof.hooklog import HookLog
 from autoprof.recipe import RecipeError
-from autoprof.redaction import redacted
+from autoprof.redaction import hidden_in, redacted
 from autoprof.rundir import RunDir
 from autoprof.settings import Settings, SettingsError
 
@@ -95,7 +95,7 @@ class Runtime:
             "started": self.info.started,
             "python": self.info.python,
             "autoprof": __version__,
-            "settings": self.settings.public(),
+            "settings": hidden_in(self.settings.public()),
             "hosts": [self.info.host],
             "versions": {},
             "recipes": [],
