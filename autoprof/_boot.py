@@ -48,7 +48,6 @@ _LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
 _LAUNCHER_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 _FOREIGN_TEXTS = (
     "multiprocessing.resource_tracker",
-    "multiprocessing.forkserver",
     "vllm.model_executor.models.registry",
 )
 _RAY_WORKER = "/ray/_private/workers/default_worker.py"

@@ -72,6 +72,13 @@ class HookLog:
             self._worth_writing |= self._active_target
             self._write()
 
+    def begin_anew(self) -> None:
+        """In a forked child: the hooks are applied there, too, and none has been called."""
+        self._lock = threading.RLock()
+        self._errors = {}
+        for entry in self._hooks.values():
+            entry["called"] = None
+
     def error(self, where: str, text: str) -> None:
         """Count an error of autoprof's own."""
         with self._lock:

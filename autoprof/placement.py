@@ -55,6 +55,9 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
 _repeats: Counter[tuple[Subject, str]] = Counter()
 
 
+os.register_at_fork(after_in_child=_repeats.clear)
+
+
 class Placement:
     """The files of one capture with one tool, and how they come to be.
 

@@ -114,6 +114,17 @@ _runtime: Runtime | None = None
 _off = False
 
 
+def _in_child() -> None:
+    """A forked child has a file of its own in `hooks/`, and none of the locks that its parent's threads held."""
+    global _lock
+    _lock = threading.RLock()
+    if _runtime is not None:
+        _runtime.hooks.begin_anew()
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+
 def current() -> Runtime | None:
     """The run that this process is part of, or None where autoprof is off or has not been needed yet."""
     return None if _off else _runtime
