@@ -159,6 +159,10 @@ def _activate(command: Sequence[str]) -> None:
         if ray_worker(command):
             return
         os.environ[RUN_ID] = new_run_id()
+        # The run begins where its first process does; it may be a child that imports a target, and works elsewhere.
+        folder = os.environ.get("AUTOPROF_DIR", "").strip()
+        if folder and not folder.startswith("~"):
+            os.environ["AUTOPROF_DIR"] = os.path.abspath(folder)
     finder = Finder(set(recipe_files()))
     sys.meta_path.insert(0, finder)
     if launcher(command):
