@@ -48,7 +48,6 @@ _LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
 _LAUNCHER_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 _FOREIGN_TEXTS = (
     "multiprocessing.resource_tracker",
-    "multiprocessing.forkserver",
     "vllm.model_executor.models.registry",
 )
 _RAY_WORKER = "/ray/_private/workers/default_worker.py"
@@ -160,6 +159,10 @@ def _activate(command: Sequence[str]) -> None:
         if ray_worker(command):
             return
         os.environ[RUN_ID] = new_run_id()
+        # The run begins where its first process does; it may be a child that imports a target, and works elsewhere.
+        folder = os.environ.get("AUTOPROF_DIR", "").strip()
+        if folder and not folder.startswith("~"):
+            os.environ["AUTOPROF_DIR"] = os.path.abspath(folder)
     finder = Finder(set(recipe_files()))
     sys.meta_path.insert(0, finder)
     if launcher(command):

@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from typing import Any
 
 PART = ".part"
+NAMED = f".named{PART}"
 COMPRESSED = ".gz"
 REPORT = ".nsys-rep"
 # torch's own export compresses at level 9, in the training thread: bench/stop.py compares the two.
@@ -40,6 +41,20 @@ _SIGN_OF_LIFE_S = 2.0
 # One process at a time for so many cores.
 _CORES_A_TURN = 8
 _PAUSE_S = 0.1
+
+
+def _beside(name: str) -> Any:
+    """A module of the folder that this one is in, which is on no path when this is a script."""
+    place = os.path.join(os.path.dirname(os.path.abspath(__file__)), f"{name}.py")
+    spec = importlib.util.spec_from_file_location(name, place)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+_files = _beside("_files")
 
 
 def wait_for_turn(raw: str) -> None:
@@ -79,6 +94,7 @@ def finish(job: dict[str, Any]) -> None:
     The meta file comes after it and says `complete` or `truncated` of a trace that has its final name; where the trace
     can't be written it says `failed`. Nothing is done where another process is at it or was.
     """
+    _files.open_to_group(job.get("group", False))
     with _claimed(job["raw"]) as mine:
         if mine:
             _finish(job)
@@ -111,19 +127,15 @@ def _finish(job: dict[str, Any]) -> None:
         meta |= _make(job)
     except OSError as error:
         meta |= {"state": "failed", "reason": f"the trace could not be written: {error}"}
-        remove(job["trace"] + PART)
+        _files.remove(job["trace"] + PART)
         # The disk may be full, and the meta file needs room.
-        if os.path.isfile(job["raw"]):
-            os.truncate(job["raw"], 0)
-    try:
-        with open(job["meta_path"] + PART, "w", encoding="utf-8") as file:
-            json.dump(meta, file, indent=1, default=str)
-            file.write("\n")
-        os.replace(job["meta_path"] + PART, job["meta_path"])
-    except OSError:  # nobody is there to be told
-        remove(job["meta_path"] + PART)
+        _files.empty(job["raw"])
+    # Nobody is there to be told where the meta file can't be written: the capture's name stays taken then.
+    with contextlib.suppress(OSError):
+        _files.write(job["meta_path"], json.dumps(meta, indent=1, default=str).encode() + b"\n")
+        _files.remove(*job.get("taken", ()))
     # Last: whoever waits for the capture waits while there is a .part of it.
-    remove(job["raw"])
+    _files.remove(job["trace"] + NAMED, job["raw"])
 
 
 def size(path: str) -> int:
@@ -133,44 +145,26 @@ def size(path: str) -> int:
     return sum(os.lstat(os.path.join(place, name)).st_size for place, _, names in os.walk(path) for name in names)
 
 
-def remove(*paths: str) -> None:
-    """Remove files and folders that may be there."""
-    for path in paths:
-        if os.path.isdir(path):
-            shutil.rmtree(path, ignore_errors=True)
-        elif os.path.lexists(path):
-            # Kineto keeps a file open that it could not write, and with it its room on the disk (torch 2.13).
-            with contextlib.suppress(OSError):
-                os.truncate(path, 0)
-            os.unlink(path)
-
-
 def _make(job: dict[str, Any]) -> dict[str, Any]:
     """Make of `job["raw"]` what has the final name; returns what the meta file says of it."""
     if os.path.isdir(job["raw"]):
         return _name_folder(job)
     if job["raw"].endswith(REPORT + PART):
         said: dict[str, Any] = _beside("_reports").take(job)
+        _files.show(job["base"] + REPORT)
         return said
     return _compress(job) if job["trace"].endswith(COMPRESSED) else _rename(job)
-
-
-def _beside(name: str) -> Any:
-    """A module of the folder that this one is in, which is on no path when this is a script."""
-    place = os.path.join(os.path.dirname(os.path.abspath(__file__)), f"{name}.py")
-    spec = importlib.util.spec_from_file_location(name, place)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def _compress(job: dict[str, Any]) -> dict[str, Any]:
     """Compress a Chrome trace; returns what the meta file says of it."""
     raw, trace, chrome = job["raw"], job["trace"], _beside("_chrome")
     said: dict[str, Any] = {}
-    with open(raw, "rb") as source, gzip.open(trace + PART, "wb", compresslevel=LEVEL) as target:
+    with (
+        open(raw, "rb") as source,
+        open(_files.create(trace + PART), "wb") as file,
+        gzip.GzipFile(fileobj=file, mode="wb", compresslevel=LEVEL) as target,
+    ):
         if os.path.getsize(raw) <= job["max_bytes"]:
             shutil.copyfileobj(source, target, _PIECE)
         else:
@@ -186,8 +180,8 @@ def _compress(job: dict[str, Any]) -> dict[str, Any]:
 def _rename(job: dict[str, Any]) -> dict[str, Any]:
     """Give a file that viewers take as it is its name; returns what the meta file says of it."""
     # There is a .part until all is there.
-    with open(job["meta_path"] + PART, "w", encoding="utf-8"):
-        os.replace(job["raw"], job["trace"])
+    os.close(_files.create(job["trace"] + NAMED))
+    os.replace(job["raw"], job["trace"])
     return {"bytes": os.path.getsize(job["trace"])}
 
 
@@ -238,7 +232,7 @@ def analyse(folder: str, python: str, alive: str) -> bool:
     # It has processes of its own.
     os.killpg(child.pid, signal.SIGKILL)
     child.wait()
-    remove(os.path.join(folder, ANALYSED))
+    _files.remove(os.path.join(folder, ANALYSED))
     return False
 
 

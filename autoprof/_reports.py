@@ -93,4 +93,4 @@ def _move(path: str, target: str) -> None:
     except OSError:  # another file system, or a folder of somebody else's
         shutil.copyfile(path, target)
     with contextlib.suppress(OSError):
-        os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600))
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW, 0o600))

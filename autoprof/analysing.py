@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from autoprof import _finish, listing, rundir
+from autoprof import _files, _finish, listing, rundir
 from autoprof.listing import NotFound, Run
 from autoprof.rundir import META, RunDir
 
@@ -34,9 +34,10 @@ def analyse(run: Run, number: int | None) -> Iterator[tuple[str, bool]]:
     waiting = [folder for folder in folders if not _finish.analysed(str(folder))]
     if waiting:
         _check_torch_npu()
+    _files.open_as(run.path)
     for folder in waiting:
         # What an analysis that was ended has left; torch_npu makes it anew from the raw data.
-        _finish.remove(str(folder / _finish.ANALYSED))
+        _files.remove(str(folder / _finish.ANALYSED))
         done = _finish.analyse(str(folder), sys.executable, str(folder))
         if done:
             _note(folder)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import threading
 from collections.abc import Callable
 
@@ -33,6 +35,9 @@ class Recording:
     def abandon(self, reason: str) -> None:
         """Stop in another thread, where nothing can be had of the recording, and say so in a meta file."""
         raise NotImplementedError
+
+    def wait(self) -> None:
+        """Wait until what was recorded is written. Nothing is, unless a kind of recordings says so."""
 
 
 class Capture(Recording):
@@ -95,8 +100,20 @@ class Capture(Recording):
         self._place.fail(reason)
 
 
+# How long the end of the interpreter waits for a stage in another thread.
+_LAST_S = 5.0
 _lock = threading.Lock()
 _active: Recording | None = None
+
+
+def _in_child() -> None:
+    """A forked child records nothing: what its parent does is the parent's to end."""
+    global _lock, _active
+    _lock = threading.Lock()
+    _active = None
+
+
+os.register_at_fork(after_in_child=_in_child)
 # Whose profiler the user has switched on in this process, in words; empty where nobody's.
 _aside = ""
 
@@ -152,7 +169,10 @@ def claim(recording: Recording, tool: Tool) -> bool:
             log.warning_once(f"step {subject.step}, {subject.role} {subject.stage} is not captured: {why}")
             return False
         _active = recording
-        return True
+    # Before whatever was registered until now: files are waited for after this.
+    atexit.unregister(_at_exit)
+    atexit.register(_at_exit)
+    return True
 
 
 def taken() -> bool:
@@ -226,6 +246,24 @@ def finish(recording: Recording, state: str, reason: str) -> None:
             recording.abandon("the stage ended in another thread than it began in")
     finally:
         recording.ended.set()
+
+
+def _at_exit() -> None:
+    """End what is still recording: torch may crash where the interpreter ends around it (2.13).
+
+    What another thread records can be ended in that thread only, so its stage is given a while.
+    """
+    recording = _active
+    if recording is None:
+        return
+    try:
+        if recording.thread == threading.get_ident():
+            finish(recording, "truncated", "the process ended in it")
+        elif not recording.ended.wait(_LAST_S) and release(recording):
+            recording.abandon("the process ended while another thread was in the stage")
+        recording.wait()
+    except Exception as error:
+        log.warning(f"a capture could not be ended: {type(error).__name__}: {error}")
 
 
 def stand_aside(whose: str) -> None:

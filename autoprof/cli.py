@@ -22,6 +22,7 @@ from autoprof.settings import PREFIX, WINDOW_FIELDS, SettingsError
 _OPTIONS = {
     "steps": "steps to capture: 2,5 or 10:13 or ::50 or +2",
     "dir": "parent of the run directory",
+    "access": "who may read it: private or group",
     "tool": "what records: torch, npu, nsys, memory",
     "mode": "a trace per stage (discrete) or per step (continuous)",
     "consecutive": "steps that follow one another, in continuous mode: apart or together",

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from autoprof import log, settings
+from autoprof import _files, log, settings
 from autoprof.rundir import RunDir, write_json
 from autoprof.window import Steps
 
@@ -20,6 +20,7 @@ REFUSED = ".refused"
 ENDING = ".json"
 # While this is there, autoprof does nothing in the run.
 OFF = "off"
+_MOST_BYTES = 64 << 10
 
 
 class Trigger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -83,6 +84,7 @@ def ask(run: RunDir, trigger: Trigger) -> Path:
     Raises:
         OSError: It can't be written.
     """
+    _files.open_as(run.path)
     name = f"{time.time_ns() // 1_000_000}-{os.getpid()}-{os.urandom(2).hex()}{ENDING}"
     path = run.control / name
     write_json(path, msgspec.to_builtins(trigger))
@@ -106,8 +108,8 @@ def take(run: RunDir) -> list[Trigger]:
             log.warning_once(f"{path}: it can't be taken: {error.strerror}; the folder must be this user's")
             continue
         try:
-            taken.append(_read(Path(f"{path}{TAKEN}")))
-        except (OSError, ValueError, msgspec.MsgspecError) as error:
+            taken.append(_read(run, Path(f"{path}{TAKEN}")))
+        except (OSError, ValueError, RecursionError, msgspec.MsgspecError) as error:
             with contextlib.suppress(OSError):
                 os.replace(f"{path}{TAKEN}", f"{path}{REFUSED}")
             log.warning(f"{path} is refused: {error}")
@@ -127,11 +129,11 @@ def _read_along(run: RunDir, known: set[str]) -> list[Trigger]:
         known.add(name)
         for path in (run.control / name, Path(f"{run.control / name}{TAKEN}")):
             try:
-                found.append(_read(path))
+                found.append(_read(run, path))
                 break
             except FileNotFoundError:  # it has been taken just now
                 continue
-            except (OSError, ValueError, msgspec.MsgspecError):  # whoever takes it says so
+            except (OSError, ValueError, RecursionError, msgspec.MsgspecError):  # whoever takes it says so
                 break
     return found
 
@@ -163,8 +165,10 @@ def refused(run: RunDir) -> list[str]:
     return sorted(path.name.removesuffix(REFUSED) for path in run.control.glob(f"*{REFUSED}"))
 
 
-def _read(path: Path) -> Trigger:
-    trigger = msgspec.json.decode(path.read_bytes(), type=Trigger)
+def _read(run: RunDir, path: Path) -> Trigger:
+    # The run's directory says who it belongs to, where a disk has other owners for root.
+    owners = {0, os.geteuid(), run.path.stat().st_uid}
+    trigger = msgspec.json.decode(_files.read(path, _MOST_BYTES, owners), type=Trigger)
     return checked(trigger.steps, trigger.overrides)
 
 

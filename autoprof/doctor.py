@@ -16,6 +16,7 @@ from rich.console import Console
 
 from autoprof import _boot, cupti, recipe, tables, variables
 from autoprof.authoring import places
+from autoprof.redaction import plain
 from autoprof.settings import Settings
 from autoprof.tools import npu, nsys, nsys_launch
 
@@ -34,9 +35,9 @@ class Report(msgspec.Struct, kw_only=True):
 
 def show(report: Report) -> None:
     """Print a report for a person."""
-    print(report.subject)
+    print(plain(report.subject))
     for name, value in report.facts.items():
-        print(f"  {name}: {value}")
+        print(plain(f"  {name}: {value}"))
     if report.hooks:
         print()
         tables.show(["hook", "state", "reason"], _grouped(report.hooks))
@@ -44,7 +45,7 @@ def show(report: Report) -> None:
         if lines:
             print(f"\n{title}:")
             for line in lines:
-                print(f"  - {line}")
+                print(plain(f"  - {line}"))
     if not report.problems:
         print("\nno problems found")
 

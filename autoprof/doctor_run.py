@@ -84,13 +84,13 @@ def _check_steps(report: Report, run: listing.Run) -> None:
 def _executed(run: listing.Run) -> set[int]:
     numbers = set()
     for path in Path(run.path, "timeline").glob("*.jsonl"):
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
             try:
                 span = json.loads(line)
-            except ValueError:
+                if span["kind"] == "step":
+                    numbers.add(int(span["step"]))
+            except (ValueError, TypeError, KeyError):  # a line that was cut off
                 continue
-            if span.get("kind") == "step":
-                numbers.add(int(span["step"]))
     return numbers
 
 
@@ -117,5 +117,9 @@ def _check_captures(report: Report, run: listing.Run) -> None:
     asked = "nsys" in run.info.get("settings", {}).get("tool", [])
     if asked and run.captures and all(capture.meta.get("tool") != "nsys" for capture in run.captures):
         report.problems.append("AUTOPROF_TOOL asked for nsys, but no process that was captured ran under it")
+    captures = [capture.name for step in run.steps for capture in step.captures]
+    for part in RunDir(Path(run.path)).parts() if run.state != "running" else ():
+        if not any(part.name.startswith(name) for name in captures):
+            report.notes.append(f"{part.relative_to(run.path)}: its process was ended while it was written")
     if run.state == listing.UNFINISHED:
         report.notes.append("the process that started the run ended without a word; run.json is as it was at the start")

@@ -77,7 +77,8 @@ def wait_for_files(run: Runtime, folders: bool = True) -> None:
             try:
                 if not folders and part.is_dir():
                     continue
-                fresh |= time.time() - _changed(part) < _STALE_S
+                # What is of tomorrow was written before the clock was set back.
+                fresh |= abs(time.time() - _changed(part)) < _STALE_S
             except FileNotFoundError:
                 fresh = True
         if not fresh:

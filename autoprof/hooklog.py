@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -9,13 +10,16 @@ import threading
 import time
 from collections.abc import Callable
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
-from autoprof import log, rundir
+from autoprof import _files, log, rundir
 from autoprof.recipe import BoundHook, Recipe
-from autoprof.redaction import redacted
+from autoprof.redaction import hidden, redacted
 from autoprof.rundir import RunDir
 
+# No file of a process is larger.
+_MOST_BYTES = 16 << 20
 WAITING = "the module was not imported here"
 
 
@@ -31,6 +35,8 @@ class HookLog:
         self._errors: dict[str, dict[str, Any]] = {}
         self._active_target = False
         self._worth_writing = False
+        # The process whose file it is, and the file.
+        self._file: tuple[int, Path] | None = None
 
     def add(self, hook: BoundHook) -> None:
         """Note a hook that waits for its module."""
@@ -66,12 +72,19 @@ class HookLog:
             self._worth_writing |= self._active_target
             self._write()
 
+    def begin_anew(self) -> None:
+        """In a forked child: the hooks are applied there, too, and none has been called."""
+        self._lock = threading.RLock()
+        self._errors = {}
+        for entry in self._hooks.values():
+            entry["called"] = None
+
     def error(self, where: str, text: str) -> None:
         """Count an error of autoprof's own."""
         with self._lock:
             entry = self._errors.setdefault(where, {"count": 0, "last": ""})
             entry["count"] += 1
-            entry["last"] = text
+            entry["last"] = hidden(text)
             often = entry["count"]
         # What fails in each of a million calls must not write a file in each.
         if often.bit_count() == 1:
@@ -101,20 +114,20 @@ class HookLog:
         versions = dict(self._versions)
         for path in sorted(self._directory.hooks.glob("*.json")):
             try:
-                process = json.loads(path.read_bytes())
-            except (OSError, ValueError):
+                process = json.loads(_files.read(path, _MOST_BYTES))
+                hooks = process["hooks"].items()
+                applied = {key.partition("/")[0] for key, hook in hooks if hook["state"] == "applied"}
+                hosts.add(process["host"])
+                versions.update(process["versions"])
+            except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 continue
-            hosts.add(process["host"])
-            versions.update(process["versions"])
-            recipes.update(
-                key.partition("/")[0] for key, hook in process["hooks"].items() if hook["state"] == "applied"
-            )
+            recipes |= applied
         return {"hosts": sorted(hosts), "versions": versions, "recipes": sorted(recipes)}
 
     def _set(self, hook: BoundHook, state: str, reason: str) -> None:
         self.add(hook)
         with self._lock:
-            self._hooks[hook.key] |= {"state": state, "reason": reason}
+            self._hooks[hook.key] |= {"state": state, "reason": hidden(reason)}
             self._worth_writing |= state != "skipped" and not hook.recipe.passive
         self._write()
 
@@ -138,10 +151,20 @@ class HookLog:
         with self._lock:
             try:
                 self._join()
-                rundir.write_json(self._directory.process_file("hooks", ".json"), self.content())
+                rundir.write_json(self._own_file(), self.content())
             except OSError as error:
                 self._worth_writing = False
                 log.warning_once(f"can't write to {self._directory.path}: {error}; nothing will be left there")
+
+    def _own_file(self) -> Path:
+        """The file of this process: a new one, where an earlier process of the run had the same pid."""
+        if self._file is None or self._file[0] != os.getpid():
+            path = self._directory.make(self._directory.hooks) / f"{rundir.HOST}-{os.getpid()}.json"
+            again = itertools.count(2)
+            while os.path.lexists(path):
+                path = path.with_name(f"{rundir.HOST}-{os.getpid()}.{next(again)}.json")
+            self._file = os.getpid(), path
+        return self._file[1]
 
 
 def installed_version(recipe: Recipe) -> str:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from autoprof import _finish, control
+from autoprof import _files, _finish, control, rundir
 from autoprof.rundir import META, NSYS_REPORT, PART, RAW_ENDINGS, SNAPSHOT, TRACE, RunDir, is_merged
 
 UNFINISHED = "unfinished"
 _WHOLE = (TRACE, SNAPSHOT, NSYS_REPORT)
+# No file that autoprof writes for itself is larger.
+_MOST_BYTES = 64 << 20
 
 
 class NotFound(LookupError):
@@ -57,12 +58,22 @@ class Run(msgspec.Struct, frozen=True):
     @property
     def state(self) -> str:
         """`running`, `ended`, or `unfinished` where the process that started it is gone without a word."""
-        state = str(self.info.get("state", UNFINISHED))
-        if state == "running" and self.info.get("host") == os.uname().nodename:
-            if not os.path.exists(f"/proc/{self.info.get('pid')}"):
-                return UNFINISHED
-            return f"{state} (off)" if control.switched_off(RunDir(Path(self.path))) else state
-        return state
+        said = state(self.info)
+        return f"{said} (off)" if said == "running" and control.switched_off(RunDir(Path(self.path))) else said
+
+
+def state(info: Mapping[str, Any]) -> str:
+    """The state of a run, as in `Run.state`, from its `run.json`. Of another host's processes nothing is known."""
+    said = str(info.get("state", UNFINISHED))
+    if said == "running" and info.get("host") == rundir.HOST and not _alive(info.get("pid"), info.get("ticks")):
+        return UNFINISHED
+    return said
+
+
+def _alive(pid: object, ticks: object) -> bool:
+    """Whether a process of this host runs. Pids come again: `ticks` is when it began, where that is known."""
+    began = rundir.began(pid) if isinstance(pid, int) else None
+    return began is not None and (not ticks or ticks == began)
 
 
 def runs(parent: Path) -> list[Run]:
@@ -103,8 +114,8 @@ def read(path: Path) -> Run:
 def load_json(path: Path) -> dict[str, Any]:
     """A JSON object, or an empty one where the file is not there or not whole."""
     try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        content = json.loads(_files.read(path.resolve(), _MOST_BYTES))
+    except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 

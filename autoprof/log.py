@@ -5,15 +5,24 @@ from __future__ import annotations
 import logging
 import sys
 
+from autoprof.redaction import hidden, plain
+
 _logger = logging.getLogger("autoprof")
 _said: set[str] = set()
+
+
+class _Plain(logging.Formatter):
+    """One line a message, whatever an error or a name holds, and no secrets."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return plain(hidden(super().format(record).replace("\n", " ")))
 
 
 def configure(level: str) -> None:
     """Set up the log of this process. `level` is a value of `AUTOPROF_LOG`."""
     if not _logger.handlers:
         handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter("autoprof: %(message)s"))
+        handler.setFormatter(_Plain("autoprof: %(message)s"))
         _logger.addHandler(handler)
         _logger.propagate = False
     _logger.setLevel(level.upper())

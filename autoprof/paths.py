@@ -18,16 +18,20 @@ Parameter: TypeAlias = Annotated[
 ]
 
 MISSING = object()
+# Of the names that are Python's own, those that say what something is. Others lead from anything to everything.
+_READABLE = ("__class__", "__name__", "__qualname__", "__module__")
 
 
 def follow(root: Any, path: str, default: Any = MISSING) -> Any:
     """What lies at `path` (`a.b.c`) from `root`: attributes of objects, keys of mappings.
 
     Raises:
-        LookupError: A name is not there, and there is no `default`.
+        LookupError: A name is not there, and there is no `default`; or it is one of Python's own.
     """
     place = root
     for name in path.split("."):
+        if name.startswith("__") and name not in _READABLE:
+            raise LookupError(f"{name} (of {path}) is Python's own, and not read")
         try:
             place = place[name] if isinstance(place, Mapping) else getattr(place, name)
         except (AttributeError, KeyError):

@@ -15,15 +15,19 @@ from typing import Any
 
 import msgspec
 
-from autoprof import __version__, _finish, cupti, log, rundir, tools, writing
+from autoprof import __version__, _files, _finish, cupti, log, rundir, tools, writing
 from autoprof.budget import Budget, OverBudget
+from autoprof.redaction import hidden
 from autoprof.runtime import Runtime
-from autoprof.settings import MERGE, Settings
+from autoprof.settings import GROUP, MERGE, Settings
 from autoprof.tools import Tool
 from autoprof.tools.memory import MemoryTool
 
 # How long the process that compresses may take to start: some 10 ms, and more on a machine that is busy.
 _HAND_OVER_S = 60.0
+# What there is of a capture with a name.
+_PARTS = tuple(f"{ending}{rundir.PART}" for ending in rundir.RAW_ENDINGS)
+_FINAL = (rundir.META, rundir.TRACE, rundir.SNAPSHOT, rundir.NSYS_REPORT, *_PARTS)
 
 
 class Subject(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +53,11 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
         return ".".join([*words, rundir.HOST, f"pid{os.getpid()}"])
 
 
+# How often this process had captures of a name: where to look for the next one that is free.
 _repeats: Counter[tuple[Subject, str]] = Counter()
+
+
+os.register_at_fork(after_in_child=_repeats.clear)
 
 
 class Placement:
@@ -60,10 +68,10 @@ class Placement:
     """
 
     def __init__(self, run: Runtime, subject: Subject, settings: Settings, tool: str, name: str = "") -> None:
-        """Make the step's folder. `name` goes into the names of the files.
+        """Make the step's folder and take a name in it. `name` goes into the names of the files.
 
         Raises:
-            OSError: It can't be made.
+            OSError: They can't be made.
         """
         self.started = clock()
         self.contents: list[str] = []
@@ -74,16 +82,16 @@ class Placement:
         self._settings = settings
         self._subject = subject
         self._tool = tool
-        folder = run.rundir.step(subject.step)
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = run.rundir.make(run.rundir.step(subject.step))
         # A snapshot is called the same whether it was taken beside a profiler or alone.
         name = name or (tool if tool == MemoryTool.name else "")
-        _repeats[subject, name] += 1
         self.folder = folder
-        self._repeat = _repeats[subject, name]
+        self._repeat = _repeats[subject, name] + 1
         self._suffix = name
         self._more: dict[str, Any] = {}
-        self._base = self._raw_base = folder / self._name()
+        self._taken: list[str] = []
+        self._base = self._raw_base = self._take_name()
+        _repeats[subject, name] = self._repeat
         self._beside: list[tuple[Placement, Tool]] = []
         kind = (tool, subject.role, subject.stage, subject.part.rstrip("0123456789"), settings.contents)
         self._budget = Budget(settings, kind, subject.step, folder)
@@ -95,8 +103,9 @@ class Placement:
     def describe(self, role: str, more: dict[str, Any]) -> None:
         """Say before `keep` what is known only at the end: whose capture it is, and `more` for the meta file."""
         self._subject = msgspec.structs.replace(self._subject, role=role)
-        self._base = self.folder / self._name()
         self._more = more
+        if self._name() != self._base.name:
+            self._base = self._take_name()
         for place, _ in self._beside:
             place.describe(role, more)
 
@@ -167,8 +176,10 @@ class Placement:
         meta = self._meta(state, reason)
         # What speaks against the GPU being in it, if the process that finishes it finds nothing of it there.
         suspicion = cupti.suspicion(os.environ) if tool.name == "torch" and cupti.watched(self.contents) else ""
-        if not raw.exists():  # whoever waits for the files of the run has something to wait for
-            os.close(os.open(raw, os.O_CREAT | os.O_WRONLY, 0o600))
+        if raw.is_symlink() or not raw.is_dir():
+            # Whoever waits for the files of the run has something to wait for. And Kineto would follow a link.
+            _files.remove(f"{raw}.tmp")
+            os.close(_files.create(raw))
         self._wait = writing.later(lambda: self._write(tool, raw, meta, suspicion), self._settings.stop_timeout_s)
 
     def wait(self) -> None:
@@ -199,6 +210,8 @@ class Placement:
                 "trace": str(self._base) + (rundir.TRACE if rundir.TRACE.startswith(tool.ending) else tool.ending),
                 "meta_path": str(self._base) + rundir.META,
                 "meta": meta,
+                "taken": self._taken,
+                "group": self._settings.access == GROUP,
                 "suspicion": suspicion,
                 "max_bytes": int(self._settings.max_trace_mb * 1e6),
                 "python": sys.executable if self._settings.npu.analyse else "",
@@ -213,20 +226,36 @@ class Placement:
 
     def withdraw(self) -> None:
         """Take the meta file that `fail` left away: others have told."""
-        _finish.remove(str(self._base) + rundir.META)
+        _files.remove(str(self._base) + rundir.META)
 
     def _give_up(self, reason: str) -> None:
         log.warning(f"{self.folder.name}/{self._base.name}: {reason}")
         raws = [f"{self._raw_base}{ending}{rundir.PART}" for ending in rundir.RAW_ENDINGS]
-        _finish.remove(*(f"{raw}.tmp" for raw in raws))
+        _files.remove(*(f"{raw}.tmp" for raw in raws))
         for raw in raws:  # The disk may be full, and the meta file needs room.
-            with contextlib.suppress(OSError):
-                os.truncate(raw, 0)
+            _files.empty(raw)
         try:
             rundir.write_json(Path(str(self._base) + rundir.META), self._meta("failed", reason))
+            _files.remove(*self._taken)
         finally:
             # Last: whoever waits for the capture waits while there is a .part of it.
-            _finish.remove(*raws)
+            _files.remove(*raws)
+
+    def _take_name(self) -> Path:
+        """A name that no other capture has or had: in a container that starts anew the pids are those of before.
+
+        It is taken by a file that is there until the meta file is. So it also tells of captures that were cut off.
+        """
+        while True:
+            base = self.folder / self._name()
+            taken = f"{base}{rundir.TAKEN}"
+            if _files.claim(taken):
+                # Looked for when the name is taken: who had it gives it back when these are there.
+                if not any(os.path.lexists(f"{base}{ending}") for ending in _FINAL):
+                    self._taken.append(taken)
+                    return base
+                _files.remove(taken)
+            self._repeat += 1
 
     def _name(self) -> str:
         return ".".join(filter(None, (self._subject.file_name(self._repeat), self._suffix)))
@@ -266,7 +295,7 @@ class Placement:
             "versions": self._versions(),
             "bytes": 0,
             "state": state,
-            "reason": reason,
+            "reason": hidden(reason),
             **self._more,
         }
 

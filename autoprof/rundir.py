@@ -6,13 +6,18 @@ import json
 import os
 import re
 import socket
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from autoprof import _files
+
 PART = ".part"
 TRACE = ".pt.trace.json.gz"
 META = ".meta.json"
+# What takes a capture's name from its start until it has a meta file.
+TAKEN = META + PART
 # torch_npu's folder: <name>_<pid>_<time>_ascend_pt, which tools that read it go by.
 NPU_FOLDER = "_ascend_pt"
 # What torch.cuda.memory writes, which its viewer takes (pytorch.org/memory_viz), and what nsys writes.
@@ -24,12 +29,20 @@ RAW_ENDINGS = (TRACE.removesuffix(".gz"), NPU_FOLDER, SNAPSHOT, NSYS_REPORT)
 MERGED = "merged"
 # How folders begin in which a merge is going on.
 MERGING = ".merge-"
-HOST = re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname()) or "localhost"
+# Role, stage and host stand in a name.
+_LONGEST = 60
+HOST = re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())[:_LONGEST] or "localhost"
 
 
 def tidy(name: str) -> str:
-    """A name as it stands in file names: dots, slashes and what shells stumble over become `-`."""
-    return re.sub(r"[^A-Za-z0-9_=+-]+", "-", name).strip("-") or "unnamed"
+    """A name as it stands in file names: dots, slashes and what shells stumble over become `-`.
+
+    Of one that is too long a number stands for the rest: what a file system takes as a name ends at 255 bytes.
+    """
+    short = re.sub(r"[^A-Za-z0-9_=+-]+", "-", name).strip("-") or "unnamed"
+    if len(short) <= _LONGEST:
+        return short
+    return f"{short[: _LONGEST - 9]}-{zlib.crc32(name.encode(errors='surrogatepass')):08x}"
 
 
 def is_merged(name: str) -> bool:
@@ -39,22 +52,24 @@ def is_merged(name: str) -> bool:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write a file that is there only when it is complete, readable for its user alone.
+    """Write a file that is there only when it is complete, in a folder that is made.
 
     Raises:
         OSError: It can't be written.
     """
-    part = path.with_name(f"{path.name}.{os.getpid()}{PART}")
-    part.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    _files.folder(path.parent)
+    _files.write(path, json.dumps(content, indent=1, default=str).encode() + b"\n")
+
+
+def began(pid: int) -> int | None:
+    """When a process of this host began, in ticks since the host did; None where it does not run (any more)."""
     try:
-        with open(descriptor, "w", encoding="utf-8") as file:
-            json.dump(content, file, indent=1, default=str)
-            file.write("\n")
-        os.replace(part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The name of the program stands in brackets and may hold anything.
+            fields = file.read().rpartition(b")")[2].split()
+        return None if fields[0] in (b"Z", b"X") else int(fields[19])
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 class RunDir:
@@ -84,6 +99,16 @@ class RunDir:
         """This process's file in `hooks` or `timeline`."""
         return self.path / folder / f"{HOST}-{os.getpid()}{ending}"
 
+    def make(self, folder: Path) -> Path:
+        """Make the run directory and a folder in it, where they are not there.
+
+        Raises:
+            OSError: They can't be made; a link is in the place of one.
+        """
+        _files.folder(self.path)
+        _files.folder(folder)
+        return folder
+
     def step(self, number: int) -> Path:
         """The folder of a global step."""
         return self.path / f"global_step_{number:06d}"
@@ -98,19 +123,20 @@ class RunDir:
         return sorted(found)
 
     def parts(self) -> Iterator[Path]:
-        """What is still being written, or was when its process died; but for merges that go on."""
+        """What is still being written, or was when its process died; but for merges that go on, and for the names of
+        captures that are taken, of which there may be nothing yet."""
         # Not rglob, which raises where a folder gets its final name meanwhile.
         for place, folders, files in os.walk(self.path):
             names = [name for name in (*folders, *files) if name.endswith(PART) and not name.startswith(MERGING)]
+            names = [name for name in names if not name.endswith(TAKEN)]
             yield from (Path(place, name) for name in names)
             folders[:] = [name for name in folders if not name.endswith((PART, NPU_FOLDER))]
 
     def point_latest(self) -> None:
         """Make `latest`, beside the run, point to this run."""
         link = self.path.with_name("latest")
-        part = self.path.with_name(f"latest.{os.getpid()}{PART}")
+        part = self.path.with_name(f"latest.{os.urandom(4).hex()}{PART}")
         try:
-            part.unlink(missing_ok=True)
             part.symlink_to(self.path.name)
             os.replace(part, link)
         except OSError:  # a file system without links, or a real folder of that name

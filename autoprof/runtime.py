@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
-from autoprof import __version__, _boot, gates, log, rundir, settings
+from autoprof import __version__, _boot, _files, before, gates, listing, log, rundir, settings
 from autoprof.hooklog import HookLog
 from autoprof.recipe import RecipeError
-from autoprof.redaction import redacted
+from autoprof.redaction import hidden_in, redacted
 from autoprof.rundir import RunDir
 from autoprof.settings import Settings, SettingsError
 
@@ -32,6 +32,8 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     started: float
     python: str
     settings: Settings
+    # When the process began (`rundir.began`): pids come again.
+    ticks: int = 0
 
 
 class Runtime:
@@ -41,7 +43,11 @@ class Runtime:
         self.info = info
         self.settings = info.settings
         self.rundir = RunDir(Path(info.directory))
+        _files.open_to_group(info.settings.access == settings.GROUP)
         self.hooks = HookLog(self.rundir, self._join)
+        self._joined = False
+        # The attempts at this run before it was resumed.
+        self._earlier: list[dict[str, Any]] = []
 
     @property
     def started_here(self) -> bool:
@@ -50,10 +56,32 @@ class Runtime:
 
     def _join(self) -> None:
         """Make the run directory with the first hook that is applied: a process may import a target for nothing."""
-        if self.rundir.run_json.exists():
+        if self._joined:
             return
+        if self.rundir.run_json.exists():
+            self._joined = True
+            if self.started_here:
+                self._resume()
+            return
+        said = before.cut_off(self.rundir.path.with_name("latest"))
+        rundir.write_json(self.rundir.make(self.rundir.path) / "run.json", self.describe())
+        self.rundir.point_latest()
+        self._joined = True
+        if said:
+            log.warning(said)
+
+    def _resume(self) -> None:
+        """Say in `run.json` that the run goes on where an earlier attempt at it is over: a resumed run has its id."""
+        info = listing.load_json(self.rundir.run_json)
+        own = (self.info.host, self.info.pid, self.info.ticks)
+        if (info.get("host"), info.get("pid"), info.get("ticks")) == own or listing.state(info) == "running":
+            return
+        said = before.cut_off(self.rundir.path)
+        self._earlier = before.attempts(info)
         rundir.write_json(self.rundir.run_json, self.describe())
         self.rundir.point_latest()
+        if said:
+            log.warning(said)
 
     def describe(self) -> dict[str, Any]:
         """The content of `run.json` as far as this process knows it."""
@@ -63,14 +91,16 @@ class Runtime:
             "cwd": self.info.cwd,
             "host": self.info.host,
             "pid": self.info.pid,
+            "ticks": self.info.ticks,
             "started": self.info.started,
             "python": self.info.python,
             "autoprof": __version__,
-            "settings": self.settings.public(),
+            "settings": hidden_in(self.settings.public()),
             "hosts": [self.info.host],
             "versions": {},
             "recipes": [],
             "state": "running",
+            **({"earlier": self._earlier} if self._earlier else {}),
         }
 
     def complete(self) -> None:
@@ -82,6 +112,17 @@ class Runtime:
 _lock = threading.RLock()
 _runtime: Runtime | None = None
 _off = False
+
+
+def _in_child() -> None:
+    """A forked child has a file of its own in `hooks/`, and none of the locks that its parent's threads held."""
+    global _lock
+    _lock = threading.RLock()
+    if _runtime is not None:
+        _runtime.hooks.begin_anew()
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 def current() -> Runtime | None:
@@ -143,6 +184,7 @@ def _read_info() -> RunInfo:
         cwd=str(cwd),
         host=rundir.HOST,
         pid=os.getpid(),
+        ticks=rundir.began(os.getpid()) or 0,
         started=time.time(),
         python=platform.python_version(),
         settings=read,

@@ -20,6 +20,9 @@ CONFIG_FILE = "autoprof.toml"
 TOOLS = ("torch", "npu", "nsys", "memory")
 MODES = ("discrete", "continuous")
 CONSECUTIVE = ("apart", "together")
+# Who may read what a run leaves.
+GROUP = "group"
+ACCESS = ("private", GROUP)
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 # What autoprof does itself, after the recording.
 MERGE = "merge-profiles"
@@ -36,6 +39,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     steps: str = "+2"
     dir: str = "./autoprof_runs"
+    access: str = "private"
     # Empty: each process chooses (tools.choose).
     tool: tuple[str, ...] = ()
     mode: str = "discrete"
@@ -262,6 +266,7 @@ _WORDS = "names, divided by commas"
 _PARSERS: dict[str, tuple[Callable[[object], Any], str]] = {
     "steps": (_grammar(Steps.parse), STEPS_TAKE + ", and mixtures"),
     "dir": (_text, "a folder"),
+    "access": (_one_of(ACCESS), " or ".join(ACCESS)),
     "tool": (_several_of(TOOLS), f"some of {', '.join(TOOLS)}"),
     "mode": (_one_of(MODES), " or ".join(MODES)),
     "consecutive": (_one_of(CONSECUTIVE), " or ".join(CONSECUTIVE)),

@@ -6,17 +6,21 @@ from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+
+from autoprof.redaction import plain
 
 
 def show(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print rows of text under a header."""
+    rows = [[plain(text) for text in row] for row in rows]
     console = Console(highlight=False)
     if console.is_terminal:
         table = Table(box=None, header_style="bold", pad_edge=False)
         for name in header:
             table.add_column(name, overflow="fold")
         for row in rows:
-            table.add_row(*(text.replace("[", r"\[") for text in row))
+            table.add_row(*map(Text, row))
         console.print(table)
         return
     widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]

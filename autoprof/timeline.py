@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 
-from autoprof import log
+from autoprof import _files, log
 from autoprof.runtime import Runtime
 
 
@@ -17,19 +16,18 @@ class Span:
         self._run = run
         self._line = {"kind": kind, "name": name, "step": step, "role": role, "rank": rank}
         self._start = time.time_ns()
+        self._begun = time.monotonic_ns()
 
     def end(self, error: BaseException | None = None) -> None:
         """Append the span to this process's file, in one write."""
-        line = self._line | {"start_ns": self._start, "end_ns": time.time_ns()}
+        # The wall clock may be set meanwhile.
+        end = self._start + time.monotonic_ns() - self._begun
+        line = self._line | {"start_ns": self._start, "end_ns": end}
         if error is not None:
             line["error"] = type(error).__name__
         path = self._run.rundir.process_file("timeline", ".jsonl")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-            try:
-                os.write(descriptor, json.dumps(line).encode() + b"\n")
-            finally:
-                os.close(descriptor)
+            self._run.rundir.make(path.parent)
+            _files.append(path, json.dumps(line).encode() + b"\n")
         except OSError as problem:
             log.warning_once(f"can't write the timeline: {problem}")

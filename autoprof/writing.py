@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +18,8 @@ _AT_ONCE = 2
 _free = threading.BoundedSemaphore(_AT_ONCE)
 # The threads that write, and how long the end of the interpreter may wait for each.
 _writing: dict[threading.Thread, float] = {}
+# The child of multiprocessing that waits for them at its end.
+_finalizing = 0
 
 
 def later(write: Callable[[], None], patience_s: float) -> Callable[[float], None]:
@@ -50,7 +53,19 @@ def later(write: Callable[[], None], patience_s: float) -> Callable[[float], Non
         return _nothing
     atexit.unregister(_flush)
     atexit.register(_flush)
+    _wait_in_forked_child()
     return thread.join
+
+
+def _wait_in_forked_child() -> None:
+    """Children of multiprocessing that were forked leave by `os._exit`, without what `atexit` knows."""
+    global _finalizing
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None and process.parent_process() is not None and _finalizing != os.getpid():
+        from multiprocessing.util import Finalize
+
+        _finalizing = os.getpid()
+        Finalize(None, _flush, exitpriority=0)
 
 
 def _in_child() -> None:

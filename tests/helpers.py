@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 # What was let go wrong, what the run did, what was lost.
@@ -34,3 +36,14 @@ def wait_for(path: Path, timeout_s: float = 60) -> str:
         assert time.monotonic() < deadline, f"{path} never came"
         time.sleep(0.05)
     return path.read_text()
+
+
+@contextmanager
+def room_for(size: int) -> Iterator[None]:
+    """No file of this process and its children may grow past `size` bytes, as on a full disk: the write fails."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import room_for
 
 from autoprof import _finish, capture, ending, rundir
 from autoprof.placement import Subject
@@ -369,30 +370,27 @@ def test_a_trace_that_can_not_be_written_says_failed(tmp_path: Path) -> None:
 
 def test_a_disk_that_is_full_when_the_trace_is_compressed_costs_the_trace_only(tmp_path: Path) -> None:
     raw = tmp_path / "raw.part"
-    raw.write_text("{}")
-    (tmp_path / "x.gz.part").symlink_to("/dev/full")
-    job = {
-        "raw": str(raw),
-        "trace": str(tmp_path / "x.gz"),
-        "meta_path": str(tmp_path / "x.meta.json"),
-        "meta": {"state": "complete", "reason": ""},
-        "max_bytes": 1000,
-    }
-    _finish.finish(job)
+    raw.write_bytes(os.urandom(20_000))
+    taken = tmp_path / "x.meta.json.part"
+    taken.touch()
+    job = {"raw": str(raw), "trace": str(tmp_path / "x.gz"), "meta_path": str(tmp_path / "x.meta.json")}
+    with room_for(10_000):
+        _finish.finish(job | {"meta": {"state": "complete", "reason": ""}, "max_bytes": 50_000, "taken": [str(taken)]})
     meta = json.loads((tmp_path / "x.meta.json").read_text())
     assert meta["state"] == "failed"
-    assert "No space left on device" in meta["reason"]
+    assert "File too large" in meta["reason"]
     assert [path.name for path in tmp_path.iterdir()] == ["x.meta.json"]
 
 
-def test_a_disk_that_has_no_room_for_a_meta_file_either_is_left_clean(tmp_path: Path) -> None:
-    (tmp_path / "x.gz.part").symlink_to("/dev/full")
-    (tmp_path / "x.meta.json.part").symlink_to("/dev/full")
+def test_a_disk_that_has_no_room_for_a_meta_file_either_keeps_the_name_of_what_was_lost(tmp_path: Path) -> None:
     raw = tmp_path / "raw.part"
     raw.write_text("{}")
+    taken = tmp_path / "x.meta.json.part"
+    taken.touch()
     job = {"raw": str(raw), "trace": str(tmp_path / "x.gz"), "meta_path": str(tmp_path / "x.meta.json")}
-    _finish.finish(job | {"meta": {"state": "complete", "reason": ""}, "max_bytes": 1000})
-    assert list(tmp_path.iterdir()) == []
+    with room_for(0):
+        _finish.finish(job | {"meta": {"state": "complete", "reason": ""}, "max_bytes": 1000, "taken": [str(taken)]})
+    assert list(tmp_path.iterdir()) == [taken]
 
 
 def test_names_are_tidy() -> None:

@@ -299,7 +299,7 @@ def test_the_users_profiler_does_not_run_in_a_worker_that_takes_no_part(start: A
     start()
     worker = V09()
     worker.profiler = users = SimpleNamespace()  # neither a start nor a stop
-    assert worker.autoprof_prepare(ASKED)["problem"].startswith("NotADirectoryError")
+    assert worker.autoprof_prepare(ASKED)["problem"].startswith("FileExistsError")
     worker.profile(True)
     passes(worker, 2)
     worker.profile(False)

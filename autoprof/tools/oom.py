@@ -9,12 +9,13 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import wrapt
 
-from autoprof import log, rundir, runtime, tools
+from autoprof import _files, log, rundir, runtime, tools
 from autoprof.runtime import Runtime
 from autoprof.tools import history
 from autoprof.tools.memory import write
@@ -58,6 +59,18 @@ def _attach(run: Runtime, doing: Callable[[], Any]) -> None:
         runtime.report("memory/oom", error)
 
 
+def _place(run: Runtime, number: int) -> tuple[Path, Path, Path]:
+    """The first names from `number` on that are not taken, of the snapshot and of its part, which is made."""
+    while True:
+        again = f".{number}" if number > 1 else ""
+        base = run.rundir.oom / f"{rundir.HOST}.pid{os.getpid()}{again}"
+        path = base.with_name(f"{base.name}{rundir.SNAPSHOT}")
+        part = path.with_name(f"{path.name}{rundir.PART}")
+        if not path.exists() and _files.claim(part):
+            return base, path, part
+        number += 1
+
+
 def _ran_out(run: Runtime, memory: dict[str, int], doing: Callable[[], Any]) -> None:
     """What torch calls, without the allocator's lock, before it raises; an exception from here would take the place of
     the one that it raises (torch 2.13, csrc/cuda/Module.cpp)."""
@@ -68,11 +81,8 @@ def _ran_out(run: Runtime, memory: dict[str, int], doing: Callable[[], Any]) -> 
                 return
             _seen += 1
             number = _seen
-        again = f".{number}" if number > 1 else ""
-        base = run.rundir.oom / f"{rundir.HOST}.pid{os.getpid()}{again}"
-        path = base.with_name(f"{base.name}{rundir.SNAPSHOT}")
-        part = path.with_name(f"{path.name}{rundir.PART}")
-        path.parent.mkdir(parents=True, exist_ok=True)
+        run.rundir.make(run.rundir.oom)
+        base, path, part = _place(run, number)
         try:
             write(history.snapshot(), {"host": rundir.HOST, "pid": os.getpid(), "run": run.info.id}, str(part))
             os.replace(part, path)

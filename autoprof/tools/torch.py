@@ -6,6 +6,7 @@ torch has one profiler a process: a second one starts without an error and empti
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -39,6 +40,28 @@ _foreign: weakref.WeakSet[Any] = weakref.WeakSet()
 _interrupt: Callable[[str], None] | None = None
 
 
+_recorded = False
+
+
+def _in_child() -> None:
+    """Have a forked child of a process that recorded end without Kineto's destructors.
+
+    They wait for threads that a child does not have, and hang or abort (torch 2.13). glibc calls what is registered
+    last first, and tells it the exit status: files are flushed, and the process is left, as children of multiprocessing
+    leave by `os._exit`.
+    """
+    if _recorded:
+        with contextlib.suppress(Exception):
+            import ctypes
+
+            libc = ctypes.CDLL(None)
+            libc.on_exit(libc._exit, None)
+            libc.on_exit(libc.fcloseall, None)
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+
 class TorchTool:
     """Records with `torch.profiler.profile` and writes a Chrome trace."""
 
@@ -54,6 +77,8 @@ class TorchTool:
         return ""
 
     def start(self, settings: Settings, raw: Path) -> list[str]:
+        global _recorded
+        _recorded = True
         arguments, used = profile_arguments(settings.contents)
         # SGLang puts torch_npu's in the place of torch.profiler.profile (0.5.8, scheduler_profiler_mixin.py).
         from torch.profiler.profiler import profile

@@ -22,8 +22,10 @@ def main() -> None:
     os.nice(10)
     try:
         # Not before the fork: whoever started this one waits for it.
+        from autoprof import _files
         from autoprof.traces.steps import merge_replicas
 
+        _files.open_as(job["run"])
         merge_replicas(Path(job["run"]))
     finally:
         if job["command"]:

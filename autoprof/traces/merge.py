@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from autoprof import _files
 from autoprof.rundir import MERGING, PART
 from autoprof.traces.clocks import base_ns, corrections_ns
 from autoprof.traces.rewrite import Source, Tally, rewrite
@@ -67,7 +68,8 @@ def merge(inputs: Sequence[Input], output: Path, jobs: int | None = None) -> Sum
         jobs = min(len(os.sched_getaffinity(0)), _MOST_JOBS) if large else 1
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=MERGING, suffix=PART) as folder:
         part = Path(folder, "merged")
-        with part.open("xb") as file:
+        os.close(_files.create(part))
+        with part.open("wb") as file:
             tallies = _write(file, base, sources, jobs)
         size = part.stat().st_size
         os.replace(part, output)

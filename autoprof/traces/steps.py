@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from autoprof import __version__, listing, rundir, tables
+from autoprof import __version__, _files, listing, rundir, tables
 from autoprof.listing import CaptureFile, NotFound, Run, Step
 from autoprof.rundir import MERGED, META, TRACE, RunDir
 from autoprof.settings import Settings
@@ -44,7 +44,8 @@ def merge_step(run: Run, step: Step, roles: str = "*", output: Path | None = Non
     if not taken:
         there = ", ".join(dict.fromkeys(map(role, step.captures))) or "none"
         raise NotFound(f"{run.id} has no trace of {roles} in step {step.number}; there are roles {there}")
-    made = output or folder / f"{MERGED}{TRACE}"
+    _files.open_as(run.path)
+    made = output or RunDir(Path(run.path)).make(folder) / f"{MERGED}{TRACE}"
     summary = merge(taken, made)
     if output is None:
         rundir.write_json(folder / f"{MERGED}{META}", _meta(step.number, taken, summary))

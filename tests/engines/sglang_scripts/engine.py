@@ -7,6 +7,7 @@ Its schedulers are other processes, one for each rank; some mistakes would end t
 import asyncio
 import contextlib
 import json
+import resource
 import shutil
 import subprocess
 import sys
@@ -38,15 +39,20 @@ def small_disk(folder):
             subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def fill(folder, whole):
-    """Make every write of the capture in `folder` fail as on a full disk; `whole` is an earlier capture's folder.
-
-    Kineto writes to a file of its own and renames it (torch 2.13).
-    """
-    folder.mkdir(parents=True)
-    for path in whole.glob("*.meta.json"):
-        raw = path.name.replace(".meta.json", ".pt.trace.json.part.tmp")
-        (folder / raw).symlink_to("/dev/full")
+@contextlib.contextmanager
+def full_disk(whole):
+    """No process that has a capture in the folder `whole` can write a file of more than 8 kB."""
+    pids = [json.loads(path.read_text())["pid"] for path in whole.glob("*.meta.json")]
+    before = {pid: resource.prlimit(pid, resource.RLIMIT_FSIZE) for pid in pids}
+    for pid in pids:
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (8_000, before[pid][1]))
+    try:
+        yield
+        # The first rank answers; the second may still be writing.
+        time.sleep(2)
+    finally:
+        for pid in pids:
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, before[pid])
 
 
 def main(model, ranks):
@@ -137,8 +143,8 @@ def drive(engine):
     SAID["tokens unwritable"] = generate()
     steps(15).unlink()
 
-    fill(steps(16), steps(1))
-    record("full disk", 16, rollout_iterations="all")
+    with full_disk(steps(1)):
+        record("full disk", 16, rollout_iterations="all")
     with small_disk(steps(17)) as mounted:
         record("small disk", 17, rollout_iterations="all")
         # The first rank answers; the second may still be writing.

@@ -5,6 +5,7 @@ faults.py MODEL
 
 import asyncio
 import json
+import resource
 import sys
 import time
 from contextlib import contextmanager
@@ -16,9 +17,8 @@ from engine import generate, make_engine, request
 from autoprof.behaviours import vllm as autoprof_vllm
 
 RUN = Path("autoprof_runs", "latest")
-# What the parts of a capture are called while they are written: the raw trace by Kineto, the trace, and the meta file.
-RAW, TRACE = ".pt.trace.json.part.tmp", ".pt.trace.json.gz.part"
-METAS = (".meta.json.part", ".meta.json.{pid}.part")
+# What the parts of a capture are called while they are written: the raw trace, by Kineto too, the trace, the meta file.
+PARTS = (".pt.trace.json.part", ".pt.trace.json.part.tmp", ".pt.trace.json.gz.part", ".meta.json.part")
 
 
 def folder(step):
@@ -49,19 +49,38 @@ def a_file_in_place_of_the_run(step):
     away.rename(run)
 
 
-def full_disk(*endings):
-    """What is written to files with these endings finds no room. Root or not, and whatever the disk."""
+def full_disk(size, finished=True):
+    """The processes that are captured can write no file of more than `size` bytes. Root or not, on any disk."""
 
     @contextmanager
     def fault(step):
-        folder(step).mkdir()
-        for name in captures(1):
-            for ending in endings:
-                pid = name.rpartition(".pid")[2]
-                (folder(step) / f"{name}{ending.format(pid=pid)}").symlink_to("/dev/full")
-        yield
+        pids = [int(name.rpartition(".pid")[2]) for name in captures(1)]
+        before = {pid: resource.prlimit(pid, resource.RLIMIT_FSIZE) for pid in pids}
+        for pid in pids:
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, before[pid][1]))
+        try:
+            yield
+            if finished:
+                captures(step)
+        finally:
+            for pid in pids:
+                resource.prlimit(pid, resource.RLIMIT_FSIZE, before[pid])
 
     return fault
+
+
+@contextmanager
+def planted_links(step):
+    """Somebody has put links where the files of the capture are going to be."""
+    theirs = Path("theirs")
+    theirs.write_text("precious")
+    folder(step).mkdir()
+    for name in captures(1):
+        for ending in PARTS:
+            (folder(step) / f"{name}{ending}").symlink_to(theirs.absolute())
+    yield
+    captures(step)
+    assert theirs.read_text() == "precious"
 
 
 @contextmanager
@@ -85,9 +104,9 @@ made = {}
 FAULTS = {
     "a file in place of the folder": a_file_in_place_of_the_folder,
     "a file in place of the run": a_file_in_place_of_the_run,
-    "no room for the raw trace": full_disk(RAW),
-    "no room for the trace": full_disk(TRACE),
-    "no room at all": full_disk(RAW, TRACE, *METAS),
+    "no room for the trace": full_disk(8_000),
+    "links in place of the files": planted_links,
+    "no room at all": full_disk(0, finished=False),
     # `inject_faults.py` sees to it, in the worker.
     "a profiler that does not start": nothing_wrong,
     "a stop that hangs": a_stop_that_hangs,

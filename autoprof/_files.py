@@ -1,0 +1,178 @@
+"""How the files of a run are made: for their user alone, or for the group to read, and never through a link.
+
+Who may write in a folder of the run's can put links where autoprof is going to write. So what is made is made anew, and
+what is there already is opened only if it is a file. The process that finishes captures uses it too: stdlib only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import stat
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Container
+
+# Nobody has to wait to open a pipe; a link is an error.
+_CAREFULLY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_group = False
+
+
+def open_to_group(allowed: bool) -> None:
+    """Say whether the group may read what this process makes from here on."""
+    global _group
+    _group = allowed
+
+
+def open_as(folder: str | os.PathLike[str]) -> None:
+    """Let the group read what this process makes where it may read the run's folder."""
+    open_to_group(bool(os.stat(folder).st_mode & stat.S_IRGRP))
+
+
+def folder(path: str | os.PathLike[str]) -> None:
+    """Make a folder, and those above it, where they are not there.
+
+    Raises:
+        OSError: It can't be made; a file or a link is in its place.
+    """
+    try:
+        os.mkdir(path, 0o700)
+    except FileNotFoundError:
+        above = os.path.dirname(path)
+        if above in ("", path):
+            raise
+        folder(above)
+        folder(path)
+    except FileExistsError:
+        if not stat.S_ISDIR(os.lstat(path).st_mode):
+            raise
+    else:
+        _show(path, 0o750)
+
+
+def create(path: str | os.PathLike[str]) -> int:
+    """A new and empty file, open for writing; what has the name is removed.
+
+    Raises:
+        OSError: It can't be made.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    return _create(path)
+
+
+def claim(path: str | os.PathLike[str]) -> bool:
+    """Make an empty file; False where something has the name. Of those who try it at a time one succeeds.
+
+    Raises:
+        OSError: It can't be made.
+    """
+    try:
+        os.close(_create(path))
+    except FileExistsError:
+        return False
+    return True
+
+
+def write(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write a file that is there only when it is complete.
+
+    Raises:
+        OSError: It can't be written.
+    """
+    # Nobody else has a part of this name, wherever processes of a run have the same pid.
+    part = f"{os.fspath(path)}.{os.urandom(4).hex()}.part"
+    with open(_create(part), "wb") as file:
+        try:
+            file.write(content)
+            file.close()
+            os.replace(part, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(part)
+            raise
+
+
+def append(path: str | os.PathLike[str], content: bytes) -> None:
+    """Add to a file in one write, or begin it.
+
+    Raises:
+        OSError: It can't be written; something else is in its place.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _CAREFULLY, 0o600)
+    try:
+        found = _regular(descriptor, path)
+        if _group and not found.st_mode & stat.S_IRGRP:
+            _show(descriptor, 0o640)
+        os.write(descriptor, content)
+    finally:
+        os.close(descriptor)
+
+
+def read(path: str | os.PathLike[str], most: int, owners: Container[int] | None = None) -> bytes:
+    """The content of a file that somebody else may have made, if it has no more than `most` bytes.
+
+    Raises:
+        OSError: It can't be read, is no file, too large, or nobody's of `owners`.
+    """
+    descriptor = os.open(path, os.O_RDONLY | _CAREFULLY)
+    with open(descriptor, "rb") as file:
+        found = _regular(descriptor, path)
+        if found.st_size > most:
+            raise OSError(errno.EFBIG, f"it has more than {most} bytes", os.fspath(path))
+        if owners is not None and found.st_uid not in owners:
+            raise OSError(errno.EPERM, f"it belongs to user {found.st_uid}", os.fspath(path))
+        return file.read(most)
+
+
+def empty(path: str | os.PathLike[str]) -> None:
+    """Give back what a file takes of the disk. Nothing happens where there is none, or where it has other names."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_WRONLY | _CAREFULLY)
+        try:
+            found = os.fstat(descriptor)
+            if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
+                os.ftruncate(descriptor, 0)
+        finally:
+            os.close(descriptor)
+
+
+def remove(*paths: str) -> None:
+    """Remove files and folders that may be there; of a link the link."""
+    for path in paths:
+        if os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path, ignore_errors=True)
+        elif os.path.lexists(path):
+            # Kineto keeps a file open that it could not write, and with it its room on the disk (torch 2.13).
+            empty(path)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+
+
+def show(path: str | os.PathLike[str]) -> None:
+    """Give a file that somebody else made the permissions of the run's files."""
+    with contextlib.suppress(OSError):
+        os.chmod(path, 0o640 if _group else 0o600)
+
+
+def _create(path: str | os.PathLike[str]) -> int:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _CAREFULLY, 0o600)
+    _show(descriptor, 0o640)
+    return descriptor
+
+
+def _show(made: int | str | os.PathLike[str], mode: int) -> None:
+    """Let the group read what was just made, whatever the umask, if it may. Some disks know no permissions."""
+    if _group:
+        with contextlib.suppress(OSError):
+            os.chmod(made, mode | (os.stat(made).st_mode & stat.S_ISGID))
+
+
+def _regular(descriptor: int, path: str | os.PathLike[str]) -> os.stat_result:
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "it is no file", os.fspath(path))
+    return found

@@ -1,0 +1,151 @@
+"""Where a run is, and when: odd folders, clocks that are set, runs beside runs and after runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import clean_environment
+from test_capture import SUBJECT, finished, work
+
+from autoprof import capture, ending, listing, rundir
+from autoprof.timeline import Span
+
+TARGET = "class Trainer:\n    def step(self, value): return value\n"
+RECIPE = """
+target = "tiny"
+hook = [{ name = "step", attribute = "Trainer.step", behaviour = "step.wrap", options = { number = "value" } }]
+"""
+CODE = "import tiny; print([tiny.Trainer().step(number) for number in (1, 2)])"
+
+
+def start(folder: Path, code: str = CODE, cwd: Path | None = None, **variables: str) -> subprocess.Popen[str]:
+    """A run that does next to nothing."""
+    lib = folder / "lib"
+    lib.mkdir(exist_ok=True)
+    (lib / "tiny.py").write_text(TARGET)
+    (lib / "tiny.toml").write_text(RECIPE)
+    settings = {"AUTOPROF": "1", "AUTOPROF_RECIPES": str(lib / "tiny.toml"), "PYTHONPATH": str(lib)}
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=cwd or folder,
+        env=clean_environment(**settings | variables),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def through(process: subprocess.Popen[str]) -> str:
+    """What a run says on stderr, when it has ended well."""
+    output, said = process.communicate(timeout=100)
+    assert (process.returncode, output) == (0, "[1, 2]\n"), said
+    return said
+
+
+def test_runs_that_begin_at_the_same_time_have_folders_of_their_own(tmp_path: Path) -> None:
+    for process in [start(tmp_path) for _ in range(3)]:
+        through(process)
+    runs = listing.runs(tmp_path / "autoprof_runs")
+    assert [run.state for run in runs] == ["ended"] * 3
+    assert (tmp_path / "autoprof_runs" / "latest").resolve().name in {run.id for run in runs}
+    assert not list((tmp_path / "autoprof_runs").rglob("*.part"))
+
+
+def test_a_run_that_is_resumed_keeps_what_was_there_and_says_so(tmp_path: Path) -> None:
+    through(start(tmp_path, AUTOPROF_RUN_ID="mine"))
+    run = tmp_path / "autoprof_runs" / "mine"
+    before = {path: path.read_bytes() for path in [*run.glob("hooks/*"), *run.glob("timeline/*")]}
+    assert through(start(tmp_path, AUTOPROF_RUN_ID="mine")) == ""
+    assert all(path.read_bytes() == content for path, content in before.items())
+    assert len(list(run.glob("hooks/*"))) == 2
+    info = json.loads((run / "run.json").read_text())
+    assert info["state"] == "ended"
+    assert [attempt["state"] for attempt in info["earlier"]] == ["ended"]
+    assert info["earlier"][0]["pid"] != info["pid"]
+
+
+def test_a_relative_folder_is_that_of_the_process_that_began(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    run = f"subprocess.check_output([sys.executable, '-c', {CODE!r}], text=True, cwd='elsewhere')"
+    code = f"import subprocess, sys; print({run}, end='')"
+    through(start(tmp_path, code, AUTOPROF_DIR="some/runs"))
+    assert len(listing.runs(tmp_path / "some" / "runs")) == 1
+
+
+@pytest.mark.parametrize("name", ["with spaces", "数据 é", "new\nline", "100%s {x}", "-dash"])
+def test_folders_with_odd_names(tmp_path: Path, name: str) -> None:
+    place = tmp_path / name
+    (place / "cwd").mkdir(parents=True)
+    assert through(start(tmp_path, cwd=place / "cwd", AUTOPROF_DIR=str(place / "runs"), TMPDIR=str(place))) == ""
+    (run,) = listing.runs(place / "runs")
+    assert (run.state, run.info["cwd"]) == ("ended", str(place / "cwd"))
+
+
+def test_a_locale_without_utf8(tmp_path: Path) -> None:
+    through(start(tmp_path, LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0"))
+    assert [run.state for run in listing.runs(tmp_path / "autoprof_runs")] == ["ended"]
+
+
+def test_a_name_that_the_locale_can_not_read_costs_the_profile_only(tmp_path: Path) -> None:
+    (tmp_path / "é").mkdir()
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    assert through(start(tmp_path, cwd=tmp_path / "é", **locale)).count("\n") <= 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
+def test_a_folder_that_this_user_may_not_write_costs_the_profile_only(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir(mode=0o755)
+    for place in (tmp_path, *list(tmp_path.parents)[:2]):
+        place.chmod(place.stat().st_mode | 0o055)
+    # What there is to import may be closed to others.
+    early = "import os, autoprof.importing, autoprof.ending, autoprof.behaviours.step, tomllib, importlib.metadata"
+    nobody = f"{early}\nos.setgid(65534); os.setuid(65534)\n"
+    said = through(start(tmp_path, nobody + CODE, AUTOPROF_DIR=str(tmp_path / "runs")))
+    assert "can't write to" in said
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_a_folder_that_is_taken_away_in_the_middle_costs_the_profile_only(tmp_path: Path) -> None:
+    code = """
+import os, shutil, tiny
+print([tiny.Trainer().step(1), shutil.rmtree("autoprof_runs") or open("autoprof_runs", "w") and tiny.Trainer().step(2)])
+"""
+    assert "Traceback" not in through(start(tmp_path, code))
+
+
+def test_files_from_before_a_clock_was_set_back_are_not_waited_for(made: Any) -> None:
+    run = made(stop_timeout_s=20.0)
+    part = run.rundir.make(run.rundir.step(1)) / "x.pt.trace.json.part"
+    part.touch()
+    os.utime(part, (time.time() + 7200, time.time() + 7200))
+    begun = time.monotonic()
+    ending.wait_for_files(run)
+    assert time.monotonic() - begun < 10
+
+
+def test_a_clock_that_is_set_back_in_a_capture_shows_in_its_meta_file_only(made: Any, mocker: Any) -> None:
+    run = made()
+    recording = capture.begin(run, SUBJECT)
+    span = Span(run, "stage", "x", step=2, role="actor", rank=3)
+    work()
+    now, now_ns = time.time, time.time_ns
+    mocker.patch("time.time", side_effect=lambda: now() - 7200)
+    mocker.patch("time.time_ns", side_effect=lambda: now_ns() - 7200 * 10**9)
+    capture.end(recording)
+    span.end()
+    ((meta, trace),) = finished(run).values()
+    assert meta["state"] == "complete"
+    assert trace is not None
+    clock = meta["clock"]
+    assert clock["stop"]["unix_ns"] < clock["start"]["unix_ns"]
+    assert clock["stop"]["monotonic_ns"] > clock["start"]["monotonic_ns"]
+    (line,) = run.rundir.process_file("timeline", ".jsonl").read_text().splitlines()
+    assert 0 <= json.loads(line)["end_ns"] - json.loads(line)["start_ns"] < 600 * 10**9
+    assert rundir.HOST in str(run.rundir.process_file("timeline", ".jsonl"))
