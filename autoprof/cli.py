@@ -15,6 +15,7 @@ import msgspec
 from autoprof import __version__, analysing, control, doctor, doctor_run, listing, settings, tables
 from autoprof._boot import ENABLE, own_recipes
 from autoprof.authoring import command as authoring
+from autoprof.redaction import plain
 from autoprof.rundir import RunDir
 from autoprof.settings import PREFIX, WINDOW_FIELDS, SettingsError
 
@@ -226,5 +227,5 @@ def _parent(parsed: argparse.Namespace) -> Path:
 
 
 def _complain(text: str, status: int) -> int:
-    print(f"autoprof: {text}", file=sys.stderr)
+    print(f"autoprof: {plain(text)}", file=sys.stderr)
     return status

@@ -241,6 +241,10 @@ class Placement:
             # Last: whoever waits for the capture waits while there is a .part of it.
             _files.remove(*raws)
 
+    def give_back(self) -> None:
+        """Leave the name to others: there is nothing of this capture, and nothing to say of it."""
+        _files.remove(*self._taken)
+
     def _take_name(self) -> Path:
         """A name that no other capture has or had: in a container that starts anew the pids are those of before.
 

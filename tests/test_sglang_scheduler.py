@@ -211,6 +211,8 @@ def test_a_window_without_a_pass_is_failed(run: Runtime, contents: tuple[str, ..
     assert send(scheduler, "stop") == NOTHING
     ((meta, names),) = found(run).values()
     assert (meta["state"], meta["reason"], names) == ("failed", NOTHING, [])
+    # The name of a stage that never came is nobody's.
+    assert not list(run.rundir.path.rglob("*.part"))
 
 
 def test_a_window_that_ends_before_its_first_pass_is_failed_and_never_fires(run: Runtime) -> None:

@@ -73,11 +73,13 @@ class Session:
             trace.end("truncated" if cut else "complete", cut)
         for trace in self._traces:  # whoever stopped the engine may end it now
             trace.wait()
-        if any(trace.told for trace in self._traces):
-            return next((trace.problem for trace in self._traces if trace.problem), "")
-        first = self._traces[0]
-        first.fail(first.why_nothing() if not cut else f"{cut}, before the first forward pass that was to be recorded")
-        return first.problem
+        if not any(trace.told for trace in self._traces):
+            first = self._traces[0]
+            reason = f"{cut}, before the first forward pass that was to be recorded" if cut else first.why_nothing()
+            first.fail(reason)
+        for trace in self._traces:
+            trace.give_back()
+        return next((trace.problem for trace in self._traces if trace.problem), "")
 
     @property
     def _recording(self) -> bool:
@@ -130,6 +132,11 @@ class Trace(Recording):
             self._placement.keep(self._tool, state, reason)
         finally:
             self.ended.set()
+
+    def give_back(self) -> None:
+        """Leave the name to others, if nothing was recorded under it: a stage may never have come."""
+        if not self.told:
+            self._placement.give_back()
 
     def abandon(self, reason: str) -> None:
         try:
