@@ -25,8 +25,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autoprof._boot import FOUND, RUN_ID
+from bench import processes
 from bench.paired import Case, Goal, Table, in_turns
-from bench.processes import MAIN, Failed, interpreter, missing, run as run_process, site_packages
+from bench.processes import MAIN, Failed, interpreter, missing, site_packages
 from bench.results import Findings
 
 TURNS, QUICK = 30, 2
@@ -123,7 +124,7 @@ def _timed(start: Start) -> Case:
     line = start.line(python)
 
     def measure() -> dict[str, float]:
-        seconds = [run_process(line, start.variables).cpu_s for _ in range(start.repeats)]
+        seconds = [processes.run(line, start.variables).cpu_s for _ in range(start.repeats)]
         return {CPU: sum(seconds) / len(seconds) * 1e3}
 
     return measure
@@ -139,7 +140,7 @@ def _counted(cases: Mapping[str, Start], notes: list[str]) -> Table:
             continue
         line = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", *start.line(python)]
         try:
-            said = run_process(line, {**start.variables, "PYTHONHASHSEED": "0"}).errors
+            said = processes.run(line, {**start.variables, "PYTHONHASHSEED": "0"}).errors
         except Failed as error:
             notes.append(f"{case}: its instructions were not counted: {str(error).splitlines()[0]}")
             continue
@@ -156,7 +157,7 @@ def _first_imports(turns: int) -> Table:
 
     def timed(variables: Mapping[str, str]) -> Case:
         return lambda: {
-            FIRST: sum(run_process([MAIN, "-c", "import msgspec"], variables).cpu_s for _ in range(5)) * 200
+            FIRST: sum(processes.run([MAIN, "-c", "import msgspec"], variables).cpu_s for _ in range(5)) * 200
         }
 
     taken = in_turns({case: timed(variables) for case, variables in cases.items()}, turns, warm=2)
