@@ -19,7 +19,7 @@ from bench.results import Findings
 
 TURNS, QUICK = 4, 1
 
-MODULES = ("ray", "transformers.trainer", "verl.trainer.main_ppo")
+MODULES = ("ray", "verl.trainer.main_ppo")
 OFF = "off"
 
 
@@ -34,13 +34,13 @@ def run(turns: int) -> Findings:
             "on, in a child": {**on, RUN_ID: "bench", FOUND: sys.prefix},
         }
         for module in MODULES:
-            try:
+            try:  # for the caches, too
                 processes.run([MAIN, "-c", f"import {module}"])
             except processes.Failed:
                 notes.append(f"{module} can't be imported here")
                 continue
             title = f"import {module}, CPU time"
-            taken = in_turns({case: _timed(module, title, of) for case, of in variables.items()}, turns)
+            taken = in_turns({case: _timed(module, title, of) for case, of in variables.items()}, turns, warm=0)
             tables.append(Table(title=title, unit="ms", base=OFF, values=taken[title], differences=True))
     return Findings(tables=tables, notes=notes)
 

@@ -1,8 +1,8 @@
 """How much memory autoprof adds to a process
 
-What a process has for itself at its end (private pages, by `/proc/self/smaps_rollup`) and the most it ever had (`VmHWM`,
-with what it shares): first interpreters that do nothing, each peer in an environment of its own, then processes that
-have imported a target.
+What a process has at its end that no other can share (`Anonymous` in `/proc/self/smaps_rollup`), and the most that it
+ever had, files that it maps included (`VmHWM`): first interpreters that do nothing, each peer in an environment of its
+own, then processes that have imported a target.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ TURNS, QUICK = 5, 1
 
 BARE = "not installed"
 OFF = "off"
-MODULES = ("torch, ray", "torch, verl.trainer.main_ppo")
+MODULES = ("torch, verl.trainer.main_ppo",)
 
 _PRINT = """
 for path in "/proc/self/smaps_rollup", "/proc/self/status":
     with open(path) as file:
         print(file.read())
 """
-_OWN, _PEAK = "Private memory", "Peak of memory"
+_OWN, _PEAK = "Memory of its own", "Peak of memory"
 
 
 def run(turns: int) -> Findings:
@@ -65,7 +65,7 @@ def run(turns: int) -> Findings:
 
 
 def _tables(cases: Mapping[str, Case], turns: int, base: str, what: str) -> list[Table]:
-    taken = in_turns(cases, turns)
+    taken = in_turns(cases, turns, warm=0)
     return [
         Table(title=f"{kind}: {what}", unit="MB", base=base, values=taken[kind], differences=True)
         for kind in (_OWN, _PEAK)
@@ -79,7 +79,6 @@ def _measured(python: Path, variables: Mapping[str, str], modules: str = "") -> 
         said = processes.run([python, "-c", code], variables).output
         fields = {name: rest.split() for name, _, rest in (line.partition(":") for line in said.splitlines())}
         kilobytes = {name: int(rest[0]) for name, rest in fields.items() if rest[1:] == ["kB"]}
-        own = kilobytes["Private_Clean"] + kilobytes["Private_Dirty"]
-        return {_OWN: own / 1e3 * 1.024, _PEAK: kilobytes["VmHWM"] / 1e3 * 1.024}
+        return {_OWN: kilobytes["Anonymous"] * 1.024e-3, _PEAK: kilobytes["VmHWM"] * 1.024e-3}
 
     return measure
