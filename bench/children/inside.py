@@ -5,6 +5,7 @@ autoprof must be on in this process, with the recipe of the toy trainer, and cap
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 import time
@@ -17,7 +18,7 @@ from work import work
 
 from autoprof import ending, runtime
 from bench.inside import AUTOPROF, BARE, BY_HAND, STAGE
-from bench.paired import in_turns
+from bench.paired import Case, in_turns
 
 
 def main(turns: int, rounds: int) -> dict[str, Any]:
@@ -38,7 +39,9 @@ def main(turns: int, rounds: int) -> dict[str, Any]:
             stage(count)
             profile.stop()
 
-        return {STAGE: timed(recorded)}
+        seconds = timed(recorded)
+        profile.profiler = None
+        return {STAGE: seconds}
 
     def autoprof(count: int) -> dict[str, float]:
         trainer.global_step += 1
@@ -50,9 +53,17 @@ def main(turns: int, rounds: int) -> dict[str, Any]:
         assert list(folder.glob("actor.update_actor.*.pt.trace.json.gz")), "the stage was not captured"
         return {STAGE: seconds}
 
+    def fresh(way: Callable[[int], dict[str, float]], count: int) -> Case:
+        def measure() -> dict[str, float]:
+            # A recording is in a reference cycle. Left there it would cost the next one its memory.
+            gc.collect()
+            return way(count)
+
+        return measure
+
     ways = {BARE: bare, BY_HAND: by_hand, AUTOPROF: autoprof}
-    in_turns({name: lambda way=way: way(100) for name, way in ways.items()}, 1, warm=0)  # the first sets Kineto up
-    return in_turns({name: lambda way=way: way(rounds) for name, way in ways.items()}, turns, warm=0)
+    in_turns({name: fresh(way, 100) for name, way in ways.items()}, 1, warm=0)  # the first sets Kineto up
+    return in_turns({name: fresh(way, rounds) for name, way in ways.items()}, turns, warm=0)
 
 
 def timed(do: Callable[[], None]) -> float:
