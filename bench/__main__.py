@@ -11,6 +11,7 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Sequence
 from importlib import import_module, metadata
 from pathlib import Path
 
@@ -55,13 +56,14 @@ def machine() -> str:
     return ", ".join(words)
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what the command line names. The exit status is 1 where something could not be measured."""
     parser = argparse.ArgumentParser(prog="python -m bench", description="Measure autoprof beside its peers.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"which: {', '.join(NAMES)}; without any, all")
     parser.add_argument("--quick", action="store_true", help="few turns: to see that it works")
     parser.add_argument("--turns", type=int, help="how many, in place of each benchmark's own number")
     parser.add_argument("--keep", type=Path, help="where results.json and RESULTS.md are kept, if not in bench/")
-    parsed = parser.parse_args()
+    parsed = parser.parse_args(arguments)
     if unknown := set(parsed.names) - set(NAMES):
         parser.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
     store = parsed.keep / results.STORE.name if parsed.keep else results.STORE

@@ -22,7 +22,7 @@ from bench.paired import Case, Goal, Table, in_turns
 from bench.processes import CHILDREN, MAIN, interpreter, missing
 from bench.results import Findings
 
-TURNS, QUICK = 12, 1
+TURNS, QUICK = 10, 1
 
 PASS, WRAPT = "autoprof, stage.pass", "wrapt.FunctionWrapper"
 # By case: the environment that it runs in, and what children/calls.py calls it.
@@ -45,7 +45,7 @@ def run(turns: int) -> Findings:
     """Measure all peers that are there."""
     with tempfile.TemporaryDirectory() as folder:
         cases = {case: _measured(*where, Path(folder)) for case, where in CASES.items() if _python(where[0])}
-        taken = in_turns(cases, turns)
+        taken = in_turns(cases, turns, warm=0)
     absent = dict.fromkeys(peer for peer, _ in CASES.values() if _python(peer) is None)
     return Findings(
         tables=[

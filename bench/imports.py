@@ -17,7 +17,7 @@ from bench.paired import Case, Table, in_turns
 from bench.processes import MAIN
 from bench.results import Findings
 
-TURNS, QUICK = 4, 1
+TURNS, QUICK = 3, 1
 
 MODULES = ("ray", "verl.trainer.main_ppo")
 OFF = "off"

@@ -17,7 +17,7 @@ from bench.paired import Goal, Table, Taken
 from bench.processes import CHILDREN, MAIN
 from bench.results import Findings
 
-TURNS, QUICK = 4, 1
+TURNS, QUICK = 3, 1
 MEGABYTES, QUICK_MEGABYTES = 120, 20
 
 VERL, PLAIN, AUTOPROF = "verl's own profiler", "torch.profiler, plain JSON", "autoprof"
@@ -35,8 +35,7 @@ def run(turns: int) -> Findings:
             "AUTOPROF_DIR": folder,
             "AUTOPROF_CONTENTS": "cpu",
         }
-        line = [MAIN, CHILDREN / "stop.py", str(turns), str(megabytes), folder]
-        said = processes.run(line, variables).output
+        said = processes.run([MAIN, CHILDREN / "stop.py", str(turns), str(megabytes), folder], variables).output
     taken = msgspec.json.decode(said.splitlines()[-1], type=Taken)
     return Findings(
         tables=[
