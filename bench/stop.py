@@ -48,7 +48,7 @@ def run(turns: int) -> Findings:
                 table=STOP,
                 case=AUTOPROF,
                 limit=0.25,
-                remedy="less work before the thread goes on: Kineto's own stop is what is left.",
+                remedy="an export that leaves the interpreter's lock alone; torch's (2.13) holds it from begin to end.",
             )
         ],
         notes=[f"a trace of {megabytes} MB"] if megabytes != MEGABYTES else [],
