@@ -68,22 +68,22 @@ def render(sections: Sequence[Section]) -> str:
     goals = [row for section in sections for row in _goal_rows(section)]
     parts = [_INTRODUCTION]
     if goals:
-        parts.append("## Goals\n\n" + grid(["benchmark", "goal", "found", ""], goals) + "\n")
+        parts.append("## Goals\n\n" + grid(["benchmark", "goal", "found", ""], goals, texts=2) + "\n")
     return "\n".join([*parts, *(_section(section) for section in sections)])
 
 
-def grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table that can be read as it is, too."""
+def grid(header: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 1) -> str:
+    """A Markdown table that can be read as it is, too. Its first columns, `texts` of them, are no numbers."""
     widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
 
     def line(cells: Sequence[str]) -> str:
         padded = (
-            cell.ljust(width) if column == 0 else cell.rjust(width)
+            cell.ljust(width) if column < texts else cell.rjust(width)
             for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
         )
         return f"| {' | '.join(padded)} |"
 
-    ruler = [f"{'-' * (width - 1)}{'-' if column == 0 else ':'}" for column, width in enumerate(widths)]
+    ruler = [f"{'-' * (width - 1)}{'-' if column < texts else ':'}" for column, width in enumerate(widths)]
     return "\n".join([line(header), line(ruler), *map(line, rows)])
 
 
@@ -119,7 +119,7 @@ def _section(section: Section) -> str:
     title, _, about = section.about.partition("\n")
     how = f"{section.date}, {section.machine}; {_count(section.turns, 'turn')}, {section.minutes:.1f} min"
     quick = " A quick look only: too few turns to rely on." if section.quick else ""
-    parts = [f"## {section.name}: {title}", _prose(about), f"*{how}.*{quick}"]
+    parts = [f"## {section.name}: {title}", about.strip(), f"*{how}.*{quick}"]
     for table in section.findings.tables:
         parts += [f"**{table.title}**", show(table)]
     parts += ["\n".join(f"* {line}" for line in [*_goal_lines(section), *section.findings.notes])]
@@ -150,11 +150,6 @@ def _goal_lines(section: Section) -> list[str]:
 
 def _word(verdict: Verdict) -> str:
     return {True: "met", False: "missed", None: "undecided"}[verdict.met]
-
-
-def _prose(text: str) -> str:
-    paragraphs = (" ".join(part.split()) for part in text.strip().split("\n\n"))
-    return "\n\n".join(part for part in paragraphs if part)
 
 
 def _count(amount: int, what: str) -> str:

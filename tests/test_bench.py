@@ -112,7 +112,7 @@ def test_every_case_runs_once_a_turn_in_changing_order() -> None:
 
 def test_the_page_says_what_was_found_and_which_goals_are_missed(section: Callable[..., Section]) -> None:
     page = results.render([section()])
-    assert "## boot: What it costs\n\nTwo lines of prose.\n" in page
+    assert "## boot: What it costs\n\nTwo lines\nof prose.\n" in page
     assert "| ours   | 2.00 | 1.100 (1.000 to 1.200) |     0.10 |" in page
     assert "| boot      | at most 1.05 | 1.100 (1.000 to 1.200) | missed |" in page
     assert "* Goal: at most 1.2. **Met**, 1.100 (1.000 to 1.200).\n" in page
