@@ -3,7 +3,8 @@
 # its own; ENGINES=all for all of them. make test-releases: real runs of older releases of verl, each its
 # own wheel in front of the same environment; RELEASES=all for all of them. PYTEST=--thorough makes the real runs too for
 # which CI has no time. make contracts: the stored signatures of the targets' releases, from PyPI; CONTRACTS=--new looks
-# for newer releases, CONTRACTS=vllm==0.33.0 refreshes one. All make what they need.
+# for newer releases, CONTRACTS=vllm==0.33.0 refreshes one. make bench: the benchmarks, and bench/RESULTS.md; BENCH="boot
+# calls" for some of them, BENCH=--quick for a look. All make what they need.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
@@ -28,7 +29,11 @@ endif
 # Other releases of wrapt, likewise, which the tests put in front: that of $(VENV) is the newest.
 WRAPTS := $(patsubst tests/wrapt/%.txt,%,$(wildcard tests/wrapt/*.txt))
 
-.PHONY: demo test faults test-engines test-releases contracts check clean
+# What autoprof is measured against: each in an environment of its own, since its .pth runs in every interpreter there.
+PEERS := $(patsubst bench/requirements/%.txt,%,$(wildcard bench/requirements/*.txt))
+INSTALLED := pyproject.toml $(wildcard sitecustomize/* recipes/*) $(shell find autoprof -name '*.py')
+
+.PHONY: demo test faults test-engines test-releases contracts bench check clean
 
 demo: $(VENV)/.ready
 	@examples/demo.sh
@@ -48,6 +53,9 @@ test-releases: $(VENV)/.ready-for-tests $(VERLS:%=.venvs/%/.ready)
 
 contracts: $(VENV)/.ready-for-tests
 	$(VENV)/bin/python tests/contracts/make.py $(CONTRACTS)
+
+bench: $(VENV)/.ready-for-tests $(PEERS:%=.venvs/bench-%/.ready) .venvs/bench-autoprof/.installed
+	$(VENV)/bin/python -m bench $(BENCH)
 
 check: $(VENV)/.ready-for-tests
 	$(VENV)/bin/ruff format --check .
@@ -75,6 +83,15 @@ $(VENV)/.ready-for-tests: $(VENV)/.ready tests/requirements.txt
 	test -x .venvs/$*/bin/python || $(PYTHON) -m venv .venvs/$*
 	.venvs/$*/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r $<
 	$(VENV)/bin/python -m pip --disable-pip-version-check --python .venvs/$*/bin/python install --quiet --no-deps --editable .
+	@touch $@
+
+.venvs/bench-%/.ready: bench/requirements/%.txt
+	$(VENV)/bin/python -m venv --without-pip .venvs/bench-$*
+	$(PIP) --python .venvs/bench-$*/bin/python install --quiet --no-deps -r $<
+	@touch $@
+
+.venvs/bench-autoprof/.installed: .venvs/bench-autoprof/.ready $(INSTALLED)
+	$(PIP) --python .venvs/bench-autoprof/bin/python install --quiet --no-deps --force-reinstall .
 	@touch $@
 
 # Python alone: the wheel is put in front of the packages of $(VENV).

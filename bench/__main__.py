@@ -1,0 +1,88 @@
+"""Runs benchmarks, prints their tables, and brings RESULTS.md up to date.
+
+python -m bench [--quick] [--turns N] [--keep FOLDER] [NAMES...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import os
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from importlib import import_module, metadata
+from pathlib import Path
+
+from bench import results
+from bench.processes import Failed
+from bench.results import Section
+
+NAMES = ("boot", "calls", "imports", "steps", "inside", "stop", "memory", "merge")
+
+
+def measure(name: str, *, quick: bool, turns: int | None) -> Section:
+    """Run one benchmark.
+
+    Raises:
+        Failed: It could not be measured.
+    """
+    module = import_module(f"bench.{name}")
+    turns = turns or (module.QUICK if quick else module.TURNS)
+    started = time.monotonic()
+    findings = module.run(turns)
+    return Section(
+        name=name,
+        about=inspect.getdoc(module) or "",
+        machine=machine(),
+        date=time.strftime("%Y-%m-%d"),
+        quick=quick,
+        turns=turns,
+        minutes=(time.monotonic() - started) / 60,
+        findings=findings,
+    )
+
+
+def machine() -> str:
+    """This machine in words that tell nobody which one it is."""
+    cores = len(os.sched_getaffinity(0))
+    words = [f"{cores} core{'s' if cores > 1 else ''}", platform.machine(), f"Python {platform.python_version()}"]
+    for target in ("torch", "verl"):
+        try:
+            words.append(f"{target} {metadata.version(target)}")
+        except metadata.PackageNotFoundError:
+            words.append(f"no {target}")
+    return ", ".join(words)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what the command line names. The exit status is 1 where something could not be measured."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Measure autoprof beside its peers.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which: {', '.join(NAMES)}; without any, all")
+    parser.add_argument("--quick", action="store_true", help="few turns: to see that it works")
+    parser.add_argument("--turns", type=int, help="how many, in place of each benchmark's own number")
+    parser.add_argument("--keep", type=Path, help="where results.json and RESULTS.md are kept, if not in bench/")
+    parsed = parser.parse_args(arguments)
+    if unknown := set(parsed.names) - set(NAMES):
+        parser.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
+    store = parsed.keep / results.STORE.name if parsed.keep else results.STORE
+    page = parsed.keep / results.PAGE.name if parsed.keep else results.PAGE
+    failed = False
+    for name in parsed.names or NAMES:
+        print(f"== {name} ==", flush=True)
+        try:
+            section = measure(name, quick=parsed.quick, turns=parsed.turns)
+        except Failed as error:
+            failed = True
+            print(f"{name} could not be measured; its section stays as it was.\n{error}\n", file=sys.stderr, flush=True)
+            continue
+        # Read anew each time: what is through is kept, whatever becomes of the rest.
+        sections = results.load(store) | {name: section}
+        results.save((sections[each] for each in NAMES if each in sections), store, page)
+        print(results.render([section]).partition("## ")[2], flush=True)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

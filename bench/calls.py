@@ -1,0 +1,90 @@
+"""What a call of a hooked function costs outside of windows
+
+A method that returns its argument, and its coroutine function awaited, each case in a process of its own. The whole
+call is measured, the loop around it included. Wrappers of autoprof are those that a recipe puts there in a process
+whose run is on, in a step that is not captured: a `stage.pass` hook, which is called in every forward pass, where no
+stage counts passes and inside of one that does; and a `stage` hook, which is called a few times in a step and leaves a
+span on the timeline, a line in a file.
+
+Peers: OpenTelemetry's span with an SDK that has no processor, and with the API alone; ddtrace's wrapper, which replaces
+the function's code, and its span, which a filter drops.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from bench import processes
+from bench.paired import Case, Goal, Table, in_turns
+from bench.processes import CHILDREN, MAIN, interpreter, missing
+from bench.results import Findings
+
+TURNS, QUICK = 10, 1
+
+PASS, WRAPT = "autoprof, stage.pass", "wrapt.FunctionWrapper"
+# By case: the environment that it runs in, and what children/calls.py calls it.
+CASES = {
+    "bare call": ("", "bare"),
+    "closure": ("", "closure"),
+    WRAPT: ("", "wrapt"),
+    PASS: ("", "autoprof-pass"),
+    "autoprof, stage.pass in a stage that counts": ("", "autoprof-pass-counted"),
+    "autoprof, stage": ("", "autoprof-stage"),
+    "OpenTelemetry, span without an SDK": ("opentelemetry", "opentelemetry-api"),
+    "OpenTelemetry, span": ("opentelemetry", "opentelemetry"),
+    "ddtrace, wrapper": ("ddtrace", "ddtrace"),
+    "ddtrace, span": ("ddtrace", "ddtrace-span"),
+}
+_DDTRACE = {"DD_INSTRUMENTATION_TELEMETRY_ENABLED": "false", "DD_REMOTE_CONFIGURATION_ENABLED": "false"}
+
+
+def run(turns: int) -> Findings:
+    """Measure all peers that are there."""
+    with tempfile.TemporaryDirectory() as folder:
+        cases = {case: _measured(*where, Path(folder)) for case, where in CASES.items() if _python(where[0])}
+        taken = in_turns(cases, turns, warm=0)
+    absent = dict.fromkeys(peer for peer, _ in CASES.values() if _python(peer) is None)
+    return Findings(
+        tables=[
+            Table(title=title, unit="ns", base=WRAPT, values=taken[kind])
+            for kind, title in (("sync", "Function"), ("async", "Coroutine function"))
+        ],
+        goals=[
+            Goal(
+                text=f"{what}, stage.pass: at most 0.4 of wrapt.FunctionWrapper",
+                table=what,
+                case=PASS,
+                limit=0.4,
+                remedy="a wrapper that looks at one flag and calls the function at once where no hook has anything to "
+                "do; the closure alone is the least that is possible.",
+            )
+            for what in ("Function", "Coroutine function")
+        ],
+        notes=[missing(peer) for peer in absent],
+    )
+
+
+def _python(peer: str) -> Path | None:
+    return interpreter(peer) if peer else MAIN
+
+
+def _measured(peer: str, name: str, folder: Path) -> Case:
+    python = _python(peer)
+    assert python is not None
+    variables: Mapping[str, str] = {} if peer != "ddtrace" else _DDTRACE
+    if name.startswith("autoprof"):
+        variables = {
+            "AUTOPROF": "1",
+            "AUTOPROF_RECIPES": str(CHILDREN / "toy.toml"),
+            "AUTOPROF_STEPS": "1000000",
+            "AUTOPROF_DIR": str(folder),
+        }
+
+    def measure() -> dict[str, float]:
+        said: dict[str, float] = json.loads(processes.run([python, CHILDREN / "calls.py", name], variables).output)
+        return said
+
+    return measure

@@ -1,0 +1,175 @@
+"""Prints how many nanoseconds a call takes, in a function and in a coroutine function: `calls.py CASE`.
+
+Runs in any of the environments, so it imports what its case needs and nothing else. The method that is called returns
+its argument.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import toy
+
+# A measurement takes about so many seconds, and is made so often; the smallest is the least disturbed.
+_SECONDS, _TIMES = 0.03, 9
+
+
+def closure(function: Any) -> Any:
+    """What every decorator is at least."""
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+def closure_async(function: Any) -> Any:
+    @functools.wraps(function)
+    async def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return await function(*args, **kwargs)
+
+    return wrapper
+
+
+def function_wrapper(function: Any) -> Any:
+    import wrapt
+
+    def wrapper(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        return wrapped(*args, **kwargs)
+
+    return wrapt.FunctionWrapper(function, wrapper)
+
+
+def function_wrapper_async(function: Any) -> Any:
+    import wrapt
+
+    async def wrapper(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        return await wrapped(*args, **kwargs)
+
+    return wrapt.FunctionWrapper(function, wrapper)
+
+
+def opentelemetry(function: Any) -> Any:
+    """A span of a provider that has no processor: it is made and ended, and goes nowhere."""
+    from opentelemetry.sdk.trace import TracerProvider
+
+    return TracerProvider().get_tracer("bench").start_as_current_span("forward")(function)
+
+
+def opentelemetry_api(function: Any) -> Any:
+    """Without an SDK a span is nothing but its context manager."""
+    from opentelemetry import trace
+
+    return trace.get_tracer("bench").start_as_current_span("forward")(function)
+
+
+def ddtrace_span(function: Any) -> Any:
+    """A span that a filter drops before it would be sent."""
+    from ddtrace.trace import TraceFilter, tracer
+
+    class Drop(TraceFilter):
+        def process_trace(self, trace: Any) -> None:
+            return None
+
+    tracer.configure(trace_processors=[Drop()])
+    return tracer.wrap("forward")(function)
+
+
+def ddtrace_wrapper(function: Any) -> Any:
+    """What its integrations put around functions: the code of the function itself is replaced."""
+    from ddtrace.internal.wrapping import wrap
+
+    return wrap(function, lambda wrapped, args, kwargs: wrapped(*args, **kwargs))
+
+
+def ddtrace_wrapper_async(function: Any) -> Any:
+    from ddtrace.internal.wrapping import wrap
+
+    async def wrapper(wrapped: Any, args: Any, kwargs: Any) -> Any:
+        return await wrapped(*args, **kwargs)
+
+    return wrap(function, wrapper)
+
+
+# What goes around the function, and around the coroutine function.
+DECORATORS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "closure": (closure, closure_async),
+    "wrapt": (function_wrapper, function_wrapper_async),
+    "opentelemetry": (opentelemetry, opentelemetry),
+    "opentelemetry-api": (opentelemetry_api, opentelemetry_api),
+    "ddtrace": (ddtrace_wrapper, ddtrace_wrapper_async),
+    "ddtrace-span": (ddtrace_span, ddtrace_span),
+}
+
+
+class Called(Protocol):
+    """What is called: by its attribute each time, as a caller does, since that is where a descriptor binds."""
+
+    def forward(self, x: int) -> int: ...
+
+    async def forward_async(self, x: int) -> int: ...
+
+
+def nanoseconds(called: Called) -> float:
+    """Of one call, the loop around it included."""
+
+    def taken(calls: int) -> float:
+        started = time.perf_counter_ns()
+        for _ in range(calls):
+            called.forward(1)
+        return (time.perf_counter_ns() - started) / calls
+
+    calls = _calls(taken(100))
+    return min(taken(calls) for _ in range(_TIMES))
+
+
+async def nanoseconds_async(called: Called) -> float:
+    """The same of one that is awaited."""
+
+    async def taken(calls: int) -> float:
+        started = time.perf_counter_ns()
+        for _ in range(calls):
+            await called.forward_async(1)
+        return (time.perf_counter_ns() - started) / calls
+
+    calls = _calls(await taken(100))
+    return min([await taken(calls) for _ in range(_TIMES)])
+
+
+def _calls(nanoseconds: float) -> int:
+    return max(100, int(_SECONDS * 1e9 / nanoseconds))
+
+
+def both(called: Called) -> dict[str, float]:
+    """What the two take."""
+    return {"sync": nanoseconds(called), "async": asyncio.run(nanoseconds_async(called))}
+
+
+def main(case: str) -> dict[str, float]:
+    """Measure one case: `bare`, a decorator, or one of autoprof's hooks as its recipe had it installed."""
+    if case in DECORATORS:
+        plain, coroutine = DECORATORS[case]
+        toy.Model.forward = plain(toy.Model.forward)  # type: ignore[method-assign]
+        toy.Model.forward_async = coroutine(toy.Model.forward_async)  # type: ignore[method-assign]
+    model, trainer = toy.Model(), toy.Trainer()
+    if not case.startswith("autoprof"):
+        return both(model)
+    for function in (model.forward, model.forward_async, toy.Stage.forward, trainer.generate, trainer.step):
+        assert hasattr(function, "__wrapped__"), "autoprof did not apply the recipe"
+    inside: dict[str, Callable[[], dict[str, float]]] = {
+        "autoprof-pass": lambda: both(model),
+        "autoprof-pass-counted": lambda: trainer.generate(lambda: both(model)),
+        "autoprof-stage": lambda: both(toy.Stage()),
+    }
+    return trainer.step(inside[case])
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(sys.argv[1])))

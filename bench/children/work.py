@@ -1,0 +1,18 @@
+"""Work that is recorded: small matrix products, forward and backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# A trace of it has so many bytes for each of its rounds (torch 2.13).
+BYTES_A_ROUND = 7050
+
+
+def work(torch: Any, rounds: int) -> None:
+    """So many rounds of it."""
+    x = torch.randn(32, 32, requires_grad=True)
+    for begin in range(0, rounds, 500):
+        y = x
+        for _ in range(min(500, rounds - begin)):
+            y = (y @ x).tanh()
+        y.sum().backward()

@@ -1,0 +1,84 @@
+"""How much memory autoprof adds to a process
+
+What a process has at its end that no other can share (`Anonymous` in `/proc/self/smaps_rollup`), and the most that it
+ever had, files that it maps included (`VmHWM`): first interpreters that do nothing, each peer in an environment of its
+own, then processes that have imported a target.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from autoprof._boot import FOUND, RUN_ID
+from bench import processes
+from bench.boot import under
+from bench.paired import Case, Table, in_turns
+from bench.processes import MAIN, interpreter, missing
+from bench.results import Findings
+
+TURNS, QUICK = 5, 1
+
+BARE = "not installed"
+OFF = "off"
+MODULES = ("torch, verl.trainer.main_ppo",)
+
+_PRINT = """
+for path in "/proc/self/smaps_rollup", "/proc/self/status":
+    with open(path) as file:
+        print(file.read())
+"""
+_OWN, _PEAK = "Memory of its own", "Peak of memory"
+
+
+def run(turns: int) -> Findings:
+    """Measure the peers and the targets that are there."""
+    peers = {
+        BARE: ("bare", {}),
+        "autoprof, off": ("autoprof", {}),
+        "autoprof, on": ("autoprof", {"AUTOPROF": "1"}),
+        "OpenTelemetry": ("opentelemetry", under("opentelemetry")),
+        "ddtrace": ("ddtrace", under("ddtrace")),
+    }
+    notes = [missing(peer) for peer in dict.fromkeys(peer for peer, _ in peers.values()) if interpreter(peer) is None]
+    cases = {
+        case: _measured(python, variables)
+        for case, (peer, variables) in peers.items()
+        if (python := interpreter(peer)) is not None
+    }
+    tables = _tables(cases, turns, BARE, "an interpreter that does nothing") if BARE in cases else []
+    with tempfile.TemporaryDirectory() as folder:
+        on = {"AUTOPROF": "1", "AUTOPROF_DIR": folder}
+        for module in MODULES:
+            imported = {
+                OFF: _measured(MAIN, {}, module),
+                "on, starts a run": _measured(MAIN, on, module),
+                "on, in a child": _measured(MAIN, {**on, RUN_ID: "bench", FOUND: sys.prefix}, module),
+            }
+            try:
+                tables += _tables(imported, min(turns, 3), OFF, f"import {module}")
+            except processes.Failed:
+                notes.append(f"{module} can't be imported here")
+    return Findings(tables=tables, notes=notes)
+
+
+def _tables(cases: Mapping[str, Case], turns: int, base: str, what: str) -> list[Table]:
+    taken = in_turns(cases, turns, warm=0)
+    return [
+        Table(title=f"{kind}: {what}", unit="MB", base=base, values=taken[kind], differences=True)
+        for kind in (_OWN, _PEAK)
+    ]
+
+
+def _measured(python: Path, variables: Mapping[str, str], modules: str = "") -> Case:
+    code = f"import {modules}\n{_PRINT}" if modules else _PRINT
+
+    def measure() -> dict[str, float]:
+        said = processes.run([python, "-c", code], variables).output
+        fields = {name: rest.split() for name, _, rest in (line.partition(":") for line in said.splitlines())}
+        kilobytes = {name: int(rest[0]) for name, rest in fields.items() if rest[1:] == ["kB"]}
+        return {_OWN: kilobytes["Anonymous"] * 1.024e-3, _PEAK: kilobytes["VmHWM"] * 1.024e-3}
+
+    return measure

@@ -1,0 +1,88 @@
+"""Interpreters that a benchmark starts: in which environment, and what they took."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+CHILDREN = ROOT / "bench" / "children"
+# The environment of the project, with the real targets in it.
+MAIN = Path(sys.executable)
+
+_FOREIGN = ("AUTOPROF", "AUTOWRAPT_", "COVERAGE_", "DD_", "OTEL_", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
+
+
+class Usage(NamedTuple):
+    """What one process took, its children that it waited for included, and what it printed."""
+
+    cpu_s: float
+    wall_s: float
+    output: str
+    errors: str
+
+
+class Failed(Exception):
+    """A process did not end with status 0. The message ends with what it said last."""
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """The environment without what would set up autoprof or a peer of it, plus `variables`."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
+    return kept | variables
+
+
+def interpreter(peer: str) -> Path | None:
+    """The interpreter of a peer's environment, or None where `make bench` has not made it."""
+    folder = ROOT / ".venvs" / f"bench-{peer}"
+    return folder / "bin" / "python" if (folder / ".ready").exists() else None
+
+
+def site_packages(python: Path) -> Path:
+    """Where the packages of an environment lie."""
+    return next(python.parent.parent.glob("lib/python*/site-packages"))
+
+
+def missing(peer: str) -> str:
+    """How to say that a peer is not there."""
+    return f"{peer} was not measured: its environment is not there (`make bench` makes it)"
+
+
+def run(
+    command: Sequence[str | Path],
+    variables: Mapping[str, str] | None = None,
+    *,
+    cwd: Path | None = None,
+    timeout_s: float = 600,
+) -> Usage:
+    """Run a command to its end.
+
+    Raises:
+        Failed: Its exit status is not 0, or it took longer than `timeout_s`.
+    """
+    started, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    try:
+        done = subprocess.run(
+            [str(part) for part in command],
+            env=environment(**(variables or {})),
+            cwd=cwd or ROOT,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise Failed(f"{command[0]}: not through within {timeout_s:g} s") from None
+    wall_s = time.perf_counter() - started
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    if done.returncode:
+        raise Failed(f"{command[0]}: status {done.returncode}: {(done.stderr or done.stdout)[-2000:]}")
+    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return Usage(cpu_s, wall_s, done.stdout, done.stderr)

@@ -1,0 +1,72 @@
+"""What autoprof adds to a step of verl outside of windows
+
+Real runs on the CPU: verl 0.9's GRPO of `examples/verl_cpu` (trainer, actor, reference, vLLM) with the likeliest token
+always taken, so that all runs do the same work. On means `AUTOPROF=1` with a window that never comes. A run's time is
+the median of what verl itself says of each step (`timing_s/step`), the first one left out. A ratio is taken between the
+two runs of a turn; noise is what the runs without autoprof differ by among themselves.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+from bench.paired import Case, Goal, Table, in_turns
+from bench.processes import MAIN, ROOT, Failed, environment
+from bench.results import Findings
+
+sys.path += [str(ROOT / "tests"), str(ROOT / "tests" / "real")]
+
+import processes as trees
+
+TURNS, QUICK = 2, 1
+STEPS = 16
+TIMEOUT_S = 420
+
+OFF, ON = "off", "on, no window"
+STEP = "Step"
+_TIMED = re.compile(r"\bstep:(\d+) - .*?\btiming_s/step:([0-9.eE+-]+)")
+
+
+def run(turns: int) -> Findings:
+    """Measure whole runs."""
+    on = {"AUTOPROF": "1", "AUTOPROF_STEPS": "1000000"}
+    values = in_turns({OFF: _median_step({}), ON: _median_step(on)}, turns, warm=0)[STEP]
+    goal = Goal(
+        text="a step outside of windows, 1.00 of one without autoprof within noise",
+        table=STEP,
+        case=ON,
+        limit=1.0,
+        within_noise=True,
+        remedy="fewer writes: each stage leaves a line on the timeline, and asks which step it is in.",
+    )
+    return Findings(
+        tables=[Table(title=STEP, unit="s", base=OFF, values=values, differences=True)],
+        goals=[goal],
+        notes=[f"each run: {STEPS} steps, of which {STEPS - 1} count"],
+    )
+
+
+def step_times(output: str) -> dict[int, float]:
+    """What verl printed that each step took, in seconds, by the step's number."""
+    return {int(number): float(seconds) for number, seconds in _TIMED.findall(output)}
+
+
+def _median_step(variables: dict[str, str]) -> Case:
+    def measure() -> dict[str, float]:
+        with tempfile.TemporaryDirectory() as folder:
+            command = [str(ROOT / "examples" / "verl_cpu" / "run_grpo.sh"), f"trainer.total_training_steps={STEPS}"]
+            given = environment(PYTHON=str(MAIN), DETERMINISTIC="1", **variables)
+            try:
+                finished = trees.run_framework(command, cwd=Path(folder), env=given, timeout_s=TIMEOUT_S)
+            except AssertionError as error:
+                raise Failed(str(error)) from None
+        times = step_times(finished.output)
+        if finished.status or len(times) < STEPS:
+            raise Failed("verl's run failed:\n" + "\n".join(finished.output.splitlines()[-40:]))
+        return {STEP: statistics.median(seconds for number, seconds in times.items() if number > 1)}
+
+    return measure

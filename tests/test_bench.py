@@ -1,0 +1,165 @@
+"""The benchmarks: their statistics, the page of results, and one of them for real."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import __main__ as bench
+from bench import calls, results, steps
+from bench.paired import Goal, Spread, Table, in_turns, judge
+from bench.results import Findings, Section
+
+
+@pytest.fixture
+def table() -> Table:
+    """A machine that gets slower and slower: only the ratios stay."""
+    return Table(
+        title="Time",
+        unit="ms",
+        base="bare",
+        values={"bare": [1.0, 2.0, 4.0], "ours": [1.1, 2.0, 4.8], "theirs": [3.0, 8.0, 16.0]},
+        differences=True,
+    )
+
+
+@pytest.fixture
+def section(table: Table) -> Callable[..., Section]:
+    """Makes a section of the results."""
+
+    def make(name: str = "boot", **values: Any) -> Section:
+        findings = Findings(tables=[table], goals=[goal(limit=1.2), goal(limit=1.05)], notes=["nothing else"])
+        made = {
+            "about": "What it costs\n\nTwo lines\nof prose.",
+            "machine": "2 cores",
+            "date": "2026-11-22",
+            "quick": False,
+            "turns": 3,
+            "minutes": 1.0,
+            "findings": findings,
+        }
+        return Section(name=name, **(made | values))
+
+    return make
+
+
+def goal(**values: Any) -> Goal:
+    made = {"text": f"at most {values['limit']}", "table": "Time", "case": "ours", "remedy": "less of it."}
+    return Goal(**(made | values))
+
+
+def test_few_values_are_shown_whole_and_many_by_their_middle_half() -> None:
+    assert Spread.of([3.0, 1.0, 2.0]) == (2.0, 1.0, 3.0)
+    assert Spread.of([1.0, 2.0, 3.0, 4.0, 100.0]) == (3.0, 2.0, 4.0)
+    assert Spread.of([5.0]) == (5.0, 5.0, 5.0)
+
+
+def test_ratios_and_differences_are_taken_within_the_turns(table: Table) -> None:
+    assert table.ratio("ours") == pytest.approx((1.1, 1.0, 1.2))
+    assert table.ratio("theirs", "ours").middle == pytest.approx(16.0 / 4.8)
+    assert table.difference("ours") == pytest.approx((0.1, 0.0, 0.8))
+    assert table.noise("bare") == 1.5
+
+
+def test_a_goal_is_judged_by_the_middle_of_the_ratios(table: Table) -> None:
+    def met(**values: Any) -> bool | None:
+        verdict = judge(goal(**values), [table])
+        assert verdict is not None
+        return verdict.met
+
+    assert met(limit=1.1001)
+    assert met(limit=1.05) is False
+    assert met(limit=0.29, base="theirs") is False
+    assert met(limit=0.31, base="theirs")
+
+
+def test_noise_is_what_the_base_differs_by_from_itself(table: Table) -> None:
+    verdict = judge(goal(limit=1.0, within_noise=True), [table])
+    assert verdict is not None
+    assert (verdict.met, verdict.noise) == (True, 1.5)
+    quiet = Table(title="Time", unit="s", base="bare", values={"bare": [1.0, 1.01], "ours": [1.1, 1.1]})
+    assert judge(goal(limit=1.0, within_noise=True), [quiet]).met is False  # type: ignore[union-attr]
+    once = Table(title="Time", unit="s", base="bare", values={"bare": [1.0], "ours": [1.1]})
+    assert judge(goal(limit=1.0, within_noise=True), [once]).met is None  # type: ignore[union-attr]
+
+
+def test_a_goal_of_which_a_case_is_missing_is_not_judged(table: Table) -> None:
+    assert judge(goal(limit=1.0, case="absent"), [table]) is None
+    assert judge(goal(limit=1.0, table="absent"), [table]) is None
+
+
+def test_every_case_runs_once_a_turn_in_changing_order() -> None:
+    ran: list[str] = []
+
+    def case(name: str) -> Callable[[], dict[str, float]]:
+        def measure() -> dict[str, float]:
+            ran.append(name)
+            return {"Number": len(ran), **({"Only of b": 0.0} if name == "b" else {})}
+
+        return measure
+
+    taken = in_turns({name: case(name) for name in "abc"}, 4, warm=2)
+    turns = [ran[at : at + 3] for at in range(0, len(ran), 3)]
+    assert [sorted(turn) for turn in turns] == [["a", "b", "c"]] * 6
+    assert len({tuple(turn) for turn in turns}) > 1
+    assert list(taken["Number"]) == ["a", "b", "c"]
+    assert sorted(value for values in taken["Number"].values() for value in values) == list(range(7, 19))
+    assert taken["Only of b"] == {"b": [0.0] * 4}
+
+
+def test_the_page_says_what_was_found_and_which_goals_are_missed(section: Callable[..., Section]) -> None:
+    page = results.render([section()])
+    assert "## boot: What it costs\n\nTwo lines\nof prose.\n" in page
+    assert "| ours   | 2.00 | 1.100 (1.000 to 1.200) |     0.10 |" in page
+    assert "| boot      | at most 1.05 | 1.100 (1.000 to 1.200) | missed |" in page
+    assert "* Goal: at most 1.2. **Met**, 1.100 (1.000 to 1.200).\n" in page
+    assert "**Missed**, 1.100 (1.000 to 1.200). What would close it: less of it.\n* nothing else" in page
+    assert "2026-11-22, 2 cores; 3 turns, 1.0 min" in page
+    assert "quick look" not in page
+    assert "quick look" in results.render([section(quick=True)])
+
+
+def test_sections_that_are_not_measured_again_stay(section: Callable[..., Section], tmp_path: Path) -> None:
+    store, page = tmp_path / "results.json", tmp_path / "RESULTS.md"
+    assert results.load(store) == {}
+    results.save([section("boot"), section("calls", date="2026-11-01")], store, page)
+    results.save((results.load(store) | {"boot": section("boot", date="2026-12-24")}).values(), store, page)
+    kept = results.load(store)
+    assert {name: each.date for name, each in kept.items()} == {"boot": "2026-12-24", "calls": "2026-11-01"}
+    assert page.read_text() == results.render(list(kept.values()))
+
+
+def test_the_times_of_verls_steps_are_read_from_its_console() -> None:
+    line = "(TaskRunner pid=1) step:{} - actor/kl_loss:0.1 - timing_s/gen:0.5 - timing_s/step:{} - perf/mfu:0\n"
+    output = line.format(1, "9.75") + "timing_s/step:3\n" + line.format(2, "1.25e+00")
+    assert steps.step_times(output) == {1: 9.75, 2: 1.25}
+
+
+def test_a_benchmark_goes_on_without_its_peers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(calls, "interpreter", lambda peer: None)
+    assert bench.main(["--quick", "--keep", str(tmp_path), "calls"]) == 0
+    (kept,) = results.load(tmp_path / "results.json").values()
+    measured = kept.findings.tables[0].values
+    assert {"bare call", calls.WRAPT, calls.PASS} <= measured.keys()
+    assert measured["bare call"] < measured[calls.PASS]
+    assert any("opentelemetry was not measured" in note for note in kept.findings.notes)
+    said = capsys.readouterr().out
+    assert "| wrapt.FunctionWrapper" in said
+    assert "quick look" in said
+
+
+def test_a_benchmark_that_fails_leaves_its_section_alone(
+    monkeypatch: pytest.MonkeyPatch, section: Callable[..., Section], tmp_path: Path
+) -> None:
+    def fail(turns: int) -> Findings:
+        raise bench.Failed("verl's run failed")
+
+    results.save([section("steps")], tmp_path / "results.json", tmp_path / "RESULTS.md")
+    monkeypatch.setattr(steps, "run", fail)
+    assert bench.main(["--keep", str(tmp_path), "steps"]) == 1
+    assert results.load(tmp_path / "results.json") == {"steps": section("steps")}
