@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import os
 import time
+from pathlib import Path
+
+import msgspec
 
 from autoprof import _files, log
+from autoprof.rundir import RunDir
 from autoprof.runtime import Runtime
 
 
@@ -25,9 +29,24 @@ class Span:
         line = self._line | {"start_ns": self._start, "end_ns": end}
         if error is not None:
             line["error"] = type(error).__name__
-        path = self._run.rundir.process_file("timeline", ".jsonl")
         try:
-            self._run.rundir.make(path.parent)
-            _files.append(path, json.dumps(line).encode() + b"\n")
+            _append(self._run.rundir, msgspec.json.encode(line) + b"\n")
         except OSError as problem:
             log.warning_once(f"can't write the timeline: {problem}")
+
+
+# The file of this process, once its folder is there.
+_file: tuple[RunDir, int, str] | None = None
+
+
+def _append(run: RunDir, content: bytes) -> None:
+    global _file
+    if _file is None or _file[0] is not run or _file[1] != os.getpid():
+        path = run.process_file("timeline", ".jsonl")
+        run.make(path.parent)
+        _file = (run, os.getpid(), str(path))
+    try:
+        _files.append(_file[2], content)
+    except FileNotFoundError:  # somebody has removed the folder
+        run.make(Path(_file[2]).parent)
+        _files.append(_file[2], content)
