@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 from autoprof import log, runtime, tools, writing
 from autoprof.budget import OverBudget
-from autoprof.placement import Placement, Subject, why_not
+from autoprof.naming import Subject
+from autoprof.placement import Placement, why_not
 from autoprof.runtime import Runtime
 from autoprof.settings import Settings
 from autoprof.tools import Tool

@@ -15,7 +15,8 @@ import msgspec
 
 from autoprof import capture, log, runtime
 from autoprof.capture import Capture
-from autoprof.placement import Subject, clock
+from autoprof.naming import Subject
+from autoprof.placement import clock
 from autoprof.runtime import Runtime
 from autoprof.settings import Settings
 from autoprof.tools import Tool

@@ -1,63 +1,25 @@
-"""The files of one capture: their names, and who makes them. The training thread does no more than it must."""
+"""The files of one capture, and who makes them. The training thread does no more than it must."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from autoprof import __version__, _files, _finish, cupti, log, rundir, tools, writing
+from autoprof import __version__, _files, _finish, cupti, handing, log, rundir, tools, writing
 from autoprof.budget import Budget, OverBudget
+from autoprof.naming import Name, Subject
 from autoprof.redaction import hidden
 from autoprof.runtime import Runtime
 from autoprof.settings import GROUP, MERGE, Settings
 from autoprof.tools import Tool
 from autoprof.tools.memory import MemoryTool
-
-# How long the process that compresses may take to start: some 10 ms, and more on a machine that is busy.
-_HAND_OVER_S = 60.0
-# What there is of a capture with a name.
-_PARTS = tuple(f"{ending}{rundir.PART}" for ending in rundir.RAW_ENDINGS)
-_FINAL = (rundir.META, rundir.TRACE, rundir.SNAPSHOT, rundir.NSYS_REPORT, *_PARTS)
-
-
-class Subject(msgspec.Struct, frozen=True, kw_only=True):
-    """What a capture is of. `rank` is the global rank; `replica` and `part` are the rollout engine's."""
-
-    step: int
-    role: str
-    stage: str
-    rank: int
-    replica: int | None = None
-    part: str = ""
-
-    def file_name(self, repeat: int) -> str:
-        """The capture's name without endings: `repeat` counts the times that the stage ran in the step, from 1."""
-        again = f".{repeat}" if repeat > 1 else ""
-        who = f"rank{self.rank}" if self.replica is None else f"replica{self.replica}"
-        words = [rundir.tidy(self.role)]
-        if self.replica is None:
-            words.append(f"{rundir.tidy(self.stage)}{again}")
-            words.append(who)
-        else:
-            words.append(f"{who}.{rundir.tidy(self.part)}{again}")
-        return ".".join([*words, rundir.HOST, f"pid{os.getpid()}"])
-
-
-# How often this process had captures of a name: where to look for the next one that is free.
-_repeats: Counter[tuple[Subject, str]] = Counter()
-
-
-os.register_at_fork(after_in_child=_repeats.clear)
 
 
 class Placement:
@@ -86,12 +48,9 @@ class Placement:
         # A snapshot is called the same whether it was taken beside a profiler or alone.
         name = name or (tool if tool == MemoryTool.name else "")
         self.folder = folder
-        self._repeat = _repeats[subject, name] + 1
-        self._suffix = name
         self._more: dict[str, Any] = {}
-        self._taken: list[str] = []
-        self._base = self._raw_base = self._take_name()
-        _repeats[subject, name] = self._repeat
+        self._name = Name(folder, subject, name)
+        self._raw_base = self._name.base
         self._beside: list[tuple[Placement, Tool]] = []
         kind = (tool, subject.role, subject.stage, subject.part.rstrip("0123456789"), settings.contents)
         self._budget = Budget(settings, kind, subject.step, folder)
@@ -104,8 +63,7 @@ class Placement:
         """Say before `keep` what is known only at the end: whose capture it is, and `more` for the meta file."""
         self._subject = msgspec.structs.replace(self._subject, role=role)
         self._more = more
-        if self._name() != self._base.name:
-            self._base = self._take_name()
+        self._name.change(self._subject)
         for place, _ in self._beside:
             place.describe(role, more)
 
@@ -193,7 +151,7 @@ class Placement:
             self._hand_over(tool, raw, meta, suspicion)
         except Exception as error:  # in this thread there is nobody else to catch it
             self.problem = f"{type(error).__name__}: {error}"
-            log.warning(f"{self.folder.name}/{self._base.name}: {self.problem}")
+            log.warning(f"{self.folder.name}/{self._name.base.name}: {self.problem}")
 
     def _hand_over(self, tool: Tool, raw: Path, meta: dict[str, Any], suspicion: str) -> None:
         try:
@@ -203,14 +161,14 @@ class Placement:
             return
         with contextlib.suppress(OSError):
             self._budget.written(_finish.size(str(raw)))
-        _in_another_process(
+        handing.over(
             {
                 "raw": str(raw),
-                "base": str(self._base),
-                "trace": str(self._base) + (rundir.TRACE if rundir.TRACE.startswith(tool.ending) else tool.ending),
-                "meta_path": str(self._base) + rundir.META,
+                "base": str(self._name.base),
+                "trace": str(self._name.base) + (rundir.TRACE if rundir.TRACE.startswith(tool.ending) else tool.ending),
+                "meta_path": str(self._name.base) + rundir.META,
                 "meta": meta,
-                "taken": self._taken,
+                "taken": self._name.taken,
                 "group": self._settings.access == GROUP,
                 "suspicion": suspicion,
                 "max_bytes": int(self._settings.max_trace_mb * 1e6),
@@ -226,43 +184,24 @@ class Placement:
 
     def withdraw(self) -> None:
         """Take the meta file that `fail` left away: others have told."""
-        _files.remove(str(self._base) + rundir.META)
+        _files.remove(str(self._name.base) + rundir.META)
 
     def _give_up(self, reason: str) -> None:
-        log.warning(f"{self.folder.name}/{self._base.name}: {reason}")
+        log.warning(f"{self.folder.name}/{self._name.base.name}: {reason}")
         raws = [f"{self._raw_base}{ending}{rundir.PART}" for ending in rundir.RAW_ENDINGS]
         _files.remove(*(f"{raw}.tmp" for raw in raws))
         for raw in raws:  # The disk may be full, and the meta file needs room.
             _files.empty(raw)
         try:
-            rundir.write_json(Path(str(self._base) + rundir.META), self._meta("failed", reason))
-            _files.remove(*self._taken)
+            rundir.write_json(Path(str(self._name.base) + rundir.META), self._meta("failed", reason))
+            self._name.give_back()
         finally:
             # Last: whoever waits for the capture waits while there is a .part of it.
             _files.remove(*raws)
 
     def give_back(self) -> None:
         """Leave the name to others: there is nothing of this capture, and nothing to say of it."""
-        _files.remove(*self._taken)
-
-    def _take_name(self) -> Path:
-        """A name that no other capture has or had: in a container that starts anew the pids are those of before.
-
-        It is taken by a file that is there until the meta file is. So it also tells of captures that were cut off.
-        """
-        while True:
-            base = self.folder / self._name()
-            taken = f"{base}{rundir.TAKEN}"
-            if _files.claim(taken):
-                # Looked for when the name is taken: who had it gives it back when these are there.
-                if not any(os.path.lexists(f"{base}{ending}") for ending in _FINAL):
-                    self._taken.append(taken)
-                    return base
-                _files.remove(taken)
-            self._repeat += 1
-
-    def _name(self) -> str:
-        return ".".join(filter(None, (self._subject.file_name(self._repeat), self._suffix)))
+        self._name.give_back()
 
     def _stamp(self) -> dict[str, Any]:
         """What is written into the trace itself."""
@@ -323,21 +262,3 @@ def _nothing(*_: object) -> None:
 def clock() -> dict[str, int]:
     """One moment on both clocks: since the epoch, which traces use, and monotonic, which no one sets back."""
     return {"unix_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns()}
-
-
-def _in_another_process(job: dict[str, Any]) -> None:
-    """Compress and name a trace without the training thread waiting for it, in a process that outlives this one."""
-    try:
-        subprocess.run(
-            [sys.executable, "-I", "-S", _finish.__file__],
-            input=json.dumps(job, default=str).encode(),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            timeout=_HAND_OVER_S,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        log.warning_once(f"no process could be started to compress traces ({error}); it is done here")
-        # Analysing a folder of torch_npu's takes too long for the training thread.
-        _finish.finish(job | {"python": ""})

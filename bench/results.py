@@ -59,6 +59,7 @@ def load(path: Path = STORE) -> dict[str, Section]:
 def save(sections: Iterable[Section], path: Path = STORE, page: Path = PAGE) -> None:
     """Keep these sections, and write the page."""
     by_name = {section.name: section for section in sections}
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.format(msgspec.json.encode(by_name), indent=1) + b"\n")
     page.write_text(render(list(by_name.values())))
 

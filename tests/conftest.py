@@ -14,7 +14,7 @@ import pytest
 from helpers import Told, clean_environment
 from hypothesis import HealthCheck, settings
 
-from autoprof import behaviours, capture, gates, importing, placement, rundir, runtime
+from autoprof import behaviours, capture, gates, importing, naming, rundir, runtime
 from autoprof.runtime import RunInfo, Runtime
 from autoprof.settings import Settings
 from autoprof.wrapping import wrap
@@ -113,7 +113,7 @@ def made(tmp_path: Path) -> Iterator[Callable[..., Runtime]]:
             )
         )
 
-    placement._repeats.clear()
+    naming._repeats.clear()
     yield make
     assert capture._active is None
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from test_capture import SUBJECT, finished, work
 
-from autoprof import _files, capture, placement, rundir
+from autoprof import _files, capture, naming, rundir
 from autoprof.hooklog import HookLog
-from autoprof.placement import Subject
+from autoprof.naming import Subject
 from autoprof.runtime import Runtime
 from autoprof.timeline import Span
 
@@ -83,7 +83,7 @@ def test_a_trace_that_is_there_is_not_overwritten_by_a_process_with_the_same_pid
     record(run)
     first = {name: (run.rundir.step(2) / f"{name}{rundir.TRACE}").read_bytes() for name in finished(run)}
     # A container starts anew: the same host, the same pid, and nothing that the process remembers.
-    placement._repeats.clear()
+    naming._repeats.clear()
     record(run)
     found = finished(run)
     assert sorted(name.split(".rank3")[0] for name in found) == ["actor.update_actor", "actor.update_actor.2"]

@@ -10,7 +10,7 @@ import pytest
 
 from autoprof import capture, rundir
 from autoprof.behaviours import aside
-from autoprof.placement import Subject
+from autoprof.naming import Subject
 from autoprof.wrapping import CALL, Around, Call, Outcome
 
 SUBJECT = Subject(step=2, role="actor", stage="update_actor", rank=0)

@@ -17,7 +17,7 @@ import torch
 from helpers import room_for
 
 from autoprof import _finish, capture, ending, rundir
-from autoprof.placement import Subject
+from autoprof.naming import Subject
 from autoprof.runtime import Runtime
 from autoprof.settings import Settings
 from autoprof.tools import torch as torch_tool
@@ -193,7 +193,7 @@ def test_a_capture_whose_thread_does_not_come_back_is_given_up(made: Any, python
     code = """
 import threading, torch
 from autoprof import capture, runtime
-from autoprof.placement import Subject
+from autoprof.naming import Subject
 run = runtime.start()
 capture.watch_others()
 recording = capture.begin(run, Subject(step=2, role="actor", stage="update_actor", rank=3))
@@ -214,7 +214,7 @@ def test_a_stage_that_ends_in_another_thread_is_given_up(made: Any, python: Any,
     code = """
 import threading, torch
 from autoprof import capture, runtime
-from autoprof.placement import Subject
+from autoprof.naming import Subject
 run = runtime.start()
 recording = capture.begin(run, Subject(step=2, role="actor", stage="update_actor", rank=3))
 thread = threading.Thread(target=capture.end, args=(recording,))
@@ -245,7 +245,7 @@ def test_a_full_disk_leaves_nothing_half_written(python: Any, tmp_path: Path, li
     code = f"""
 import resource, torch
 from autoprof import capture, runtime
-from autoprof.placement import Subject
+from autoprof.naming import Subject
 resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
 run = runtime.start()
 recording = capture.begin(run, Subject(step=2, role="actor", stage="update_actor", rank=3))
@@ -341,7 +341,7 @@ def test_what_goes_wrong_after_the_start_leaves_no_profiler_on(made: Any, mocker
 
 def test_without_another_process_the_trace_is_finished_here(made: Any, mocker: Any) -> None:
     run = made()
-    mocker.patch("autoprof.placement.sys.executable", "/nowhere/python")
+    mocker.patch("autoprof.handing.sys.executable", "/nowhere/python")
     recording = capture.begin(run, SUBJECT)
     work()
     capture.end(recording)

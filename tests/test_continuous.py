@@ -272,7 +272,7 @@ def test_a_process_that_ends_inside_a_step_leaves_its_capture(python: Python, tm
 import sys
 sys.path.append({str(ROOT / "tests")!r})
 from autoprof import board, continuous, runtime
-from autoprof.placement import Subject
+from autoprof.naming import Subject
 run = runtime.start()
 leave = continuous.enter(run, Subject(step=1, role="actor", stage="update_actor", rank=0), run.settings)
 import torch

@@ -16,8 +16,8 @@ import torch.cuda.memory
 from test_capture import SUBJECT, finished, work
 
 from autoprof import capture, doctor_run, listing, rundir, tools
+from autoprof.naming import Subject
 from autoprof.options import MemoryOptions
-from autoprof.placement import Subject
 from autoprof.runtime import Runtime
 from autoprof.settings import Settings
 from autoprof.tools import history, oom

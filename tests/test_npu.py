@@ -16,9 +16,9 @@ import stored
 import torch
 from npu_stand_in import RELEASES
 
-from autoprof import _finish, capture, cli, doctor_run, ending, listing, placement, rundir, tools
+from autoprof import _finish, capture, cli, doctor_run, ending, handing, listing, rundir, tools
+from autoprof.naming import Subject
 from autoprof.options import NpuOptions
-from autoprof.placement import Subject
 from autoprof.runtime import Runtime
 from autoprof.settings import Settings
 from autoprof.tools.npu import NpuTool
@@ -328,10 +328,10 @@ def test_an_analysis_that_hangs_is_ended(
     make: Any, torch_npu: Any, monkeypatch: pytest.MonkeyPatch, mocker: Any, tmp_path: Path
 ) -> None:
     # Finished in this process, with a Python that never ends in the place of the analysis.
-    mocker.patch("autoprof.placement.subprocess.run", side_effect=OSError)
+    mocker.patch("autoprof.handing.subprocess.run", side_effect=OSError)
     mocker.patch.multiple(_finish, _SIGN_OF_LIFE_S=0.05, _ANALYSE_TIMEOUT_S=0.1, _ANALYSE="while True: pass")
     real = _finish.finish
-    mocker.patch.object(_finish, "finish", side_effect=lambda job: real(job | {"python": placement.sys.executable}))
+    mocker.patch.object(_finish, "finish", side_effect=lambda job: real(job | {"python": handing.sys.executable}))
     assert record(make())["reason"] == "torch_npu has not analysed it"
 
 
@@ -362,7 +362,7 @@ from verl.utils.profiler import ProfilerConfig
 from verl.utils.profiler.config import NPUToolConfig
 from verl.utils.profiler.mstx_profile import NPUProfiler
 from autoprof import capture, runtime
-from autoprof.placement import Subject
+from autoprof.naming import Subject
 run = runtime.start()
 capture.watch_others()
 tool = NPUToolConfig(contents=["npu"], level="level1", analysis=False, discrete=True)

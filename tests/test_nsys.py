@@ -19,8 +19,8 @@ from ray.runtime_env import RuntimeEnv
 
 from autoprof import _finish, _reports, capture, continuous, doctor, ending, listing, runtime, tools
 from autoprof.behaviours import ray_nsys
+from autoprof.naming import Subject
 from autoprof.options import NsysOptions
-from autoprof.placement import Subject
 from autoprof.settings import Settings
 from autoprof.tools import nsys, nsys_launch
 from autoprof.tools.memory import MemoryTool

@@ -13,7 +13,8 @@ from rich.console import Console
 
 from autoprof import control, doctor, log, paths, rundir, runtime, tables
 from autoprof.control import Windows
-from autoprof.placement import Placement, Subject
+from autoprof.naming import Subject
+from autoprof.placement import Placement
 from autoprof.redaction import hidden, plain, redacted
 from autoprof.rundir import RunDir
 

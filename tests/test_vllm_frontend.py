@@ -14,7 +14,7 @@ import torch
 
 from autoprof import capture, ending, rundir
 from autoprof.behaviours import vllm_frontend
-from autoprof.placement import Subject
+from autoprof.naming import Subject
 from autoprof.runtime import Runtime
 
 SUBJECT = Subject(step=3, role="rollout", stage="rollout", rank=8, replica=1, part="frontend")

@@ -17,7 +17,7 @@ import torch
 from autoprof import capture, ending, rundir
 from autoprof.behaviours import vllm_worker
 from autoprof.behaviours.vllm_worker import Worker
-from autoprof.placement import Subject
+from autoprof.naming import Subject
 from autoprof.runtime import Runtime
 
 ASKED = {"action": "start", "step": 3, "replica": 1, "rank": 8}

@@ -111,7 +111,7 @@ def test_many_captures_one_after_the_other(python: Any) -> None:
 import os
 os.environ["AUTOPROF_RUN_ID"] = "made"
 from autoprof import capture, runtime
-from autoprof.placement import Subject
+from autoprof.naming import Subject
 import torch
 run = runtime.start()
 for number in range(60):

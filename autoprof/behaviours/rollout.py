@@ -10,8 +10,9 @@ import msgspec
 from autoprof import board, log, runtime
 from autoprof.behaviours import Behaviour
 from autoprof.behaviours.stage import takes
+from autoprof.naming import Subject
 from autoprof.paths import CallPath, follow
-from autoprof.placement import Placement, Subject
+from autoprof.placement import Placement
 from autoprof.settings import Settings
 from autoprof.timeline import Span
 from autoprof.tools.torch import TorchTool

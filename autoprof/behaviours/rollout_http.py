@@ -16,8 +16,9 @@ from autoprof import board, log, runtime
 from autoprof.behaviours import Behaviour
 from autoprof.behaviours.rollout import ROLE
 from autoprof.behaviours.running import in_whole
+from autoprof.naming import Subject
 from autoprof.paths import CallPath
-from autoprof.placement import Placement, Subject
+from autoprof.placement import Placement
 from autoprof.settings import Settings
 from autoprof.tools.torch import TorchTool
 from autoprof.waits import InThread

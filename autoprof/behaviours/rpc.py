@@ -13,7 +13,8 @@ from typing import Any
 from autoprof import runtime
 from autoprof.behaviours import engine as engines
 from autoprof.behaviours.engine import ROLE, Request
-from autoprof.placement import Placement, Subject
+from autoprof.naming import Subject
+from autoprof.placement import Placement
 
 # Set on an engine while its workers are started for autoprof: what its meta file is made of at the stop.
 _OPEN = "_autoprof_open"

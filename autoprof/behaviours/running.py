@@ -8,7 +8,8 @@ from typing import Literal
 from autoprof import capture, continuous, gates, tools
 from autoprof.board import Posting
 from autoprof.capture import Capture
-from autoprof.placement import Placement, Subject
+from autoprof.naming import Subject
+from autoprof.placement import Placement
 from autoprof.runtime import Runtime
 from autoprof.settings import Settings
 from autoprof.timeline import Span

@@ -16,7 +16,8 @@ import msgspec
 from autoprof import capture, log, tools
 from autoprof.budget import OverBudget
 from autoprof.capture import Recording
-from autoprof.placement import Placement, Subject, why_not
+from autoprof.naming import Subject
+from autoprof.placement import Placement, why_not
 from autoprof.runtime import Runtime
 from autoprof.settings import Settings
 from autoprof.window import parse_iterations

@@ -15,7 +15,7 @@ from autoprof import runtime, tools
 from autoprof.behaviours import Behaviour
 from autoprof.behaviours.engine import ROLE
 from autoprof.behaviours.sglang_recorder import DECODE, EXTEND, Session
-from autoprof.placement import Subject
+from autoprof.naming import Subject
 from autoprof.window import Ranks
 from autoprof.wrapping import CALL, Around, Call, Reply
 

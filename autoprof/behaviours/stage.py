@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Generator
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -12,14 +13,14 @@ from autoprof import board, runtime
 from autoprof.behaviours import Behaviour
 from autoprof.behaviours.running import Counted, Running, Who, inside, running, step_of, wholes
 from autoprof.board import Posting
+from autoprof.naming import Subject
 from autoprof.paths import CallPath
-from autoprof.placement import Subject
 from autoprof.runtime import Runtime
 from autoprof.settings import Settings
 from autoprof.timeline import Span as TimelineSpan
 from autoprof.waits import InThread
 from autoprof.window import Ranks
-from autoprof.wrapping import CALL, Around, Call
+from autoprof.wrapping import CALL, Around, Call, Wait
 
 
 class Read(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -85,7 +86,7 @@ class Span(Named):
         if run is None or who is None:
             yield CALL
             return None
-        posting = yield InThread(board.read, run.info.id)
+        posting = yield from posted(run)
         if posting is not None and posting.off:
             yield CALL
             return None
@@ -121,7 +122,7 @@ class Stage(Named):
         if run is None or who is None or (self.outermost and running):
             yield CALL
             return None
-        posting = yield InThread(board.read, run.info.id)
+        posting = yield from posted(run)
         off = posting is not None and posting.off
         stage = None if off or inside(who, posting) else self.run(run, who, call, posting)
         outcome = yield CALL
@@ -182,6 +183,15 @@ class MiniBatch(Behaviour):
         for end in filter(None, ends):
             end()
         return None
+
+
+def posted(run: Runtime) -> Generator[Wait, Any, Posting | None]:
+    """The step that the trainer is in. A thread is needed only where Ray has to be asked."""
+    _, own = board.own()
+    if own is not None:
+        return own
+    posting: Posting | None = yield InThread(board.read, run.info.id)
+    return posting
 
 
 def takes(settings: Settings, role: str, ranks: range) -> bool:

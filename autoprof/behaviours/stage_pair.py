@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from autoprof import board, runtime
+from autoprof import runtime
 from autoprof.behaviours import Behaviour
 from autoprof.behaviours.running import Running, Who, inside, running
-from autoprof.behaviours.stage import Stage
+from autoprof.behaviours.stage import Stage, posted
 from autoprof.board import Posting
+from autoprof.naming import Subject
 from autoprof.paths import CallPath
-from autoprof.placement import Subject
 from autoprof.runtime import Runtime
 from autoprof.settings import Settings
-from autoprof.waits import InThread
 from autoprof.wrapping import CALL, Around, Call
 
 
@@ -35,7 +34,7 @@ class Begin(Stage):
         if run is None or who is None:
             yield CALL
             return None
-        posting = yield InThread(board.read, run.info.id)
+        posting = yield from posted(run)
         off = posting is not None and posting.off
         opened = None if off else self._open(run, who, call, posting)
         outcome = yield CALL

@@ -18,7 +18,7 @@ from autoprof import log, runtime
 from autoprof.behaviours import Behaviour, vllm_frontend
 from autoprof.behaviours import engine as engines
 from autoprof.behaviours.engine import ROLE, Request
-from autoprof.placement import Subject
+from autoprof.naming import Subject
 from autoprof.waits import Coroutine
 from autoprof.wrapping import CALL, Around, Call
 

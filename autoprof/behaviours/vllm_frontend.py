@@ -18,8 +18,8 @@ import msgspec
 from autoprof import capture, runtime
 from autoprof.behaviours.vllm_profiler import annotation
 from autoprof.capture import Capture
+from autoprof.naming import Subject
 from autoprof.paths import follow
-from autoprof.placement import Subject
 from autoprof.settings import Settings
 from autoprof.tools.torch import FLAGS, TorchTool
 from autoprof.window import parse_iterations

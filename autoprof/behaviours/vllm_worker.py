@@ -20,8 +20,9 @@ from autoprof.behaviours.vllm_passes import Passes
 from autoprof.behaviours.vllm_profiler import Place, Recorder
 from autoprof.budget import OverBudget
 from autoprof.capture import Recording
+from autoprof.naming import Subject
 from autoprof.paths import follow
-from autoprof.placement import Placement, Subject, why_not
+from autoprof.placement import Placement, why_not
 from autoprof.window import parse_iterations
 
 # On a worker: the session, and the place that is to be given back.

@@ -17,7 +17,7 @@ from verl.utils.profiler.torch_profile import get_torch_profiler
 from work import BYTES_A_ROUND, work
 
 from autoprof import capture, ending, runtime
-from autoprof.placement import Subject
+from autoprof.naming import Subject
 from bench.paired import Case, in_turns
 from bench.stop import AUTOPROF, MEANWHILE, PLAIN, STOP, UNDISTURBED, VERL
 
