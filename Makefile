@@ -43,7 +43,7 @@ test: $(VENV)/.ready-for-tests $(WRAPTS:%=.venvs/%/.ready)
 
 # Those that are quick are in `make test`, too.
 faults: $(VENV)/.ready-for-tests
-	$(VENV)/bin/python -m pytest --thorough --faults tests/real/test_faults.py $(FAULTS) $(PYTEST)
+	$(VENV)/bin/python -m pytest --ignore tests/engines --ignore tests/releases --thorough --faults -m fault $(PYTEST)
 
 test-engines: $(VENV)/.ready-for-tests $(CHOSEN:%=.venvs/%/.ready)
 	ENGINES="$(CHOSEN)" $(VENV)/bin/python -m pytest tests/engines $(PYTEST)

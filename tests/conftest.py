@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from helpers import Told, clean_environment
+from helpers import clean_environment
 from hypothesis import HealthCheck, settings
 
 from autoprof import behaviours, capture, gates, importing, naming, rundir, runtime
@@ -39,22 +39,29 @@ def thorough(request: pytest.FixtureRequest) -> None:
         pytest.skip("runs with --thorough")
 
 
-_told = pytest.StashKey[list[tuple[str, str, str]]]()
+# Of each test of a fault, by what it says of itself, whether it held.
+_held = pytest.StashKey[dict[tuple[str, str, str], bool]]()
 
 
-@pytest.fixture
-def told(request: pytest.FixtureRequest) -> Told:
-    """Adds a line to the table that is printed at the end, once a test has seen that it holds."""
-    return lambda *line: request.config.stash.setdefault(_told, []).append(line)
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Note which faults did what their tests say."""
+    report: Any = yield
+    mark = item.get_closest_marker("fault")
+    if mark is not None and (report.when == "call" or report.failed):
+        held = item.config.stash.setdefault(_held, {})
+        held[mark.args] = held.get(mark.args, True) and report.passed
+    return report
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """The table of faults."""
-    lines = config.stash.get(_told, [])
-    if lines and config.getoption("faults"):
-        terminalreporter.section("faults")
-        for fault, did, lost in [("what went wrong", "what the run did", "what was lost"), *lines]:
-            terminalreporter.write_line(f"{fault:<48}  {did:<36}  {lost}")
+    if not config.getoption("faults"):
+        return
+    terminalreporter.section("faults")
+    rows = [(("what went wrong", "what the run did", "what was lost"), True), *config.stash.get(_held, {}).items()]
+    for (fault, did, lost), held in rows:
+        terminalreporter.write_line(f"{fault:<46}  {did:<38}  {lost if held else 'NOT SO: the test failed'}")
 
 
 @pytest.fixture(autouse=True)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import resource
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# What was let go wrong, what the run did, what was lost.
-Told = Callable[[str, str, str], None]
 ROOT = Path(__file__).resolve().parent.parent
 
 

@@ -134,6 +134,7 @@ def metas(run: Runtime) -> list[dict[str, Any]]:
     return sorted(found, key=lambda meta: meta["step"])
 
 
+@pytest.mark.fault("a trace would pass AUTOPROF_MAX_TRACE_MB", "goes on", "the rest of the trace; `truncated` and why")
 @pytest.mark.parametrize("mode", ["discrete", "continuous"])
 def test_a_capture_ends_early_and_says_so(
     joined: Any,
@@ -179,6 +180,7 @@ def test_what_there_is_no_room_for_is_not_recorded_and_is_no_error(
     assert capture.current() is None
 
 
+@pytest.mark.fault("more steps than AUTOPROF_MAX_STEPS", "goes on", "the captures after them; said once")
 def test_no_more_steps_are_captured_than_may_be(tmp_path: Path, caplog: Any) -> None:
     settings, run, chooser = Settings(steps="::2", max_steps=2), RunDir(tmp_path), Chooser()
     chosen = []

@@ -39,6 +39,7 @@ def failing(mocker: MockerFixture) -> Any:
     return mocker.patch.object(importing, "behaviour", return_value=Failing())
 
 
+@pytest.mark.fault("a hook fails again and again", "goes on", "its captures; it is switched off and said")
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_hook_that_fails_again_and_again_is_switched_off(joined: Any, failing: Any, when: str, caplog: Any) -> None:
     run = joined()

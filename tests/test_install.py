@@ -7,6 +7,7 @@ import subprocess
 import sys
 import venv
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,25 @@ def test_files_left_behind_break_nothing(fresh: Environment) -> None:
     assert fresh.show(AUTOPROF="1") == "False"
     (fresh.site / "_autoprof_gate.py").unlink()
     assert fresh.show(AUTOPROF="1") == "False"
+
+
+@pytest.fixture
+def read_only(fresh: Environment, wheel: Path) -> Iterator[Environment]:
+    """An environment with autoprof, whose site-packages nobody can write to, root included."""
+    fresh.pip("install", "--quiet", "--no-deps", "--no-compile", str(wheel))
+    site = str(fresh.site)
+    if subprocess.run(["mount", "--bind", site, site], capture_output=True, check=False).returncode:
+        pytest.skip("mounting is not permitted here")
+    subprocess.run(["mount", "-o", "remount,bind,ro", site], check=True)
+    yield fresh
+    subprocess.run(["umount", "-l", site], check=True)
+
+
+@pytest.mark.fault("site-packages can't be written", "goes on", "nothing")
+def test_site_packages_that_can_not_be_written(read_only: Environment) -> None:
+    with pytest.raises(OSError, match="Read-only file system"):
+        (read_only.site / "x").touch()
+    assert read_only.show(AUTOPROF="1") == "True"
 
 
 def test_autoprof_run_activates_where_nothing_could_be_installed(

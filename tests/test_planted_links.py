@@ -41,6 +41,7 @@ def name() -> str:
     return SUBJECT.file_name(1)
 
 
+@pytest.mark.fault("a link is planted for a trace's file", "goes on", "nothing; the link's target is as it was")
 @pytest.mark.parametrize(
     "ending",
     [
@@ -74,6 +75,7 @@ def test_a_link_in_the_place_of_a_captures_file_is_not_followed(
     assert theirs.read_text() == PRECIOUS
 
 
+@pytest.mark.fault("a link is planted for a folder", "goes on", "what would be in it; the target is as it was")
 @pytest.mark.parametrize("folder", ["global_step_000002", "timeline", "hooks", "control"])
 def test_a_link_in_the_place_of_a_folder_is_refused(
     made: Any, tmp_path: Path, folder: str, capsys: pytest.CaptureFixture[str]
@@ -97,6 +99,7 @@ def test_a_link_in_the_place_of_a_folder_is_refused(
     assert list(elsewhere.iterdir()) == []
 
 
+@pytest.mark.fault("a link is planted for the run directory", "goes on", "autoprof's files; the target is as it was")
 def test_a_run_directory_that_is_a_link_is_refused(made: Any, tmp_path: Path) -> None:
     run = made()
     (tmp_path / "elsewhere").mkdir()
@@ -113,6 +116,7 @@ def test_the_parent_of_the_runs_may_be_a_link(made: Any, tmp_path: Path) -> None
     assert (tmp_path / "big-disk" / "one" / "hooks").is_dir()
 
 
+@pytest.mark.fault("a link or a pipe for the timeline", "goes on", "the timeline of the process")
 def test_the_timeline_is_not_written_through_a_link_nor_waits_for_a_pipe(made: Any, theirs: Path) -> None:
     run = made()
     line = run.rundir.process_file("timeline", ".jsonl")

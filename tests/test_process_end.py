@@ -26,6 +26,9 @@ def the_run(folder: Path) -> listing.Run:
     return listing.find(folder / "autoprof_runs", "latest")
 
 
+@pytest.mark.fault(
+    "os._exit, SIGTERM, SIGKILL in a window", "ended as without autoprof", "the capture; `unfinished` in ls and doctor"
+)
 @pytest.mark.parametrize(
     ("end", "status"),
     [
@@ -48,6 +51,7 @@ def test_a_process_that_is_ended_in_a_window_leaves_the_name_of_what_was_lost(
     assert "actor.update_actor.rank0" in capsys.readouterr().out
 
 
+@pytest.mark.fault("the run before was killed", "says so in one line", "nothing")
 def test_the_next_run_says_what_was_cut_off_and_the_one_after_it_nothing(go: Go, tmp_path: Path) -> None:
     go("Trainer().fit(lambda: os._exit(3))", check=False)
     run = the_run(tmp_path)
@@ -57,6 +61,7 @@ def test_the_next_run_says_what_was_cut_off_and_the_one_after_it_nothing(go: Go,
     assert warnings(go("Trainer().fit(steps=1)")) == []
 
 
+@pytest.mark.fault("SIGKILL while a trace is written", "ended as without autoprof", "the trace; a `.part` is left")
 def test_a_process_that_is_killed_while_it_writes_leaves_nothing_with_a_final_name(go: Go, tmp_path: Path) -> None:
     code = """
 from autoprof.tools import torch as tool
@@ -74,6 +79,7 @@ Trainer().fit()
     assert [capture.state for capture in the_run(tmp_path).captures] == ["unfinished"]
 
 
+@pytest.mark.fault("SIGKILL of the compression", "goes on", "the trace; a `.part` is left")
 def test_a_killed_compression_leaves_nothing_with_a_final_name(tmp_path: Path, python: Python) -> None:
     (tmp_path / "x.pt.trace.json.part").write_bytes(os.urandom(100_000))
     (tmp_path / "x.meta.json.part").touch()
@@ -90,6 +96,7 @@ _finish.finish({job!r} | {{"max_bytes": 1e9}})
     assert all(path.name.endswith(".part") for path in tmp_path.iterdir())
 
 
+@pytest.mark.fault("the script ends inside a stage", "ends with its own status", "the rest of the trace; `truncated`")
 @pytest.mark.parametrize(
     ("end", "status", "state", "reason"),
     [
@@ -109,6 +116,9 @@ def test_a_script_that_ends_inside_a_stage_has_the_trace_so_far(
     )
 
 
+@pytest.mark.fault(
+    "the script ends, a thread is in a window", "ends with its own status", "nothing that has a final name"
+)
 @pytest.mark.parametrize(
     ("daemon", "lasts_s", "state"), [(True, 1, "complete"), (False, 1, "complete"), (True, 60, "failed")]
 )

@@ -33,6 +33,7 @@ CHILDREN = {
 }
 
 
+@pytest.mark.fault("os.fork in a window", "parent and child go on", "nothing")
 @pytest.mark.parametrize("child", CHILDREN)
 def test_a_child_that_is_forked_in_a_window_leaves_its_parents_capture_alone(
     go: Go, tmp_path: Path, child: str
@@ -66,6 +67,7 @@ Trainer().fit(inside)
         assert len(list(Path(run.path, "timeline").glob("*.jsonl"))) == 2
 
 
+@pytest.mark.fault("fork, spawn and forkserver children", "go on", "nothing")
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_children_of_multiprocessing_have_files_of_their_own(go: Go, tmp_path: Path, method: str) -> None:
     code = f"""

@@ -49,6 +49,7 @@ def through(process: subprocess.Popen[str]) -> str:
     return said
 
 
+@pytest.mark.fault("runs that begin at the same time", "go on", "nothing")
 def test_runs_that_begin_at_the_same_time_have_folders_of_their_own(tmp_path: Path) -> None:
     for process in [start(tmp_path) for _ in range(3)]:
         through(process)
@@ -58,6 +59,7 @@ def test_runs_that_begin_at_the_same_time_have_folders_of_their_own(tmp_path: Pa
     assert not list((tmp_path / "autoprof_runs").rglob("*.part"))
 
 
+@pytest.mark.fault("a run is resumed in its directory", "goes on", "nothing")
 def test_a_run_that_is_resumed_keeps_what_was_there_and_says_so(tmp_path: Path) -> None:
     through(start(tmp_path, AUTOPROF_RUN_ID="mine"))
     run = tmp_path / "autoprof_runs" / "mine"
@@ -71,6 +73,7 @@ def test_a_run_that_is_resumed_keeps_what_was_there_and_says_so(tmp_path: Path) 
     assert info["earlier"][0]["pid"] != info["pid"]
 
 
+@pytest.mark.fault("a relative AUTOPROF_DIR, actors elsewhere", "go on", "nothing")
 def test_a_relative_folder_is_that_of_the_process_that_began(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     run = f"subprocess.check_output([sys.executable, '-c', {CODE!r}], text=True, cwd='elsewhere')"
@@ -79,6 +82,7 @@ def test_a_relative_folder_is_that_of_the_process_that_began(tmp_path: Path) -> 
     assert len(listing.runs(tmp_path / "some" / "runs")) == 1
 
 
+@pytest.mark.fault("spaces, line ends, non-ASCII in paths", "goes on", "nothing")
 @pytest.mark.parametrize("name", ["with spaces", "数据 é", "new\nline", "100%s {x}", "-dash"])
 def test_folders_with_odd_names(tmp_path: Path, name: str) -> None:
     place = tmp_path / name
@@ -93,12 +97,14 @@ def test_a_locale_without_utf8(tmp_path: Path) -> None:
     assert [run.state for run in listing.runs(tmp_path / "autoprof_runs")] == ["ended"]
 
 
+@pytest.mark.fault("a path that the locale can't read", "goes on", "autoprof is off; said on stderr")
 def test_a_name_that_the_locale_can_not_read_costs_the_profile_only(tmp_path: Path) -> None:
     (tmp_path / "é").mkdir()
     locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     assert through(start(tmp_path, cwd=tmp_path / "é", **locale)).count("\n") <= 1
 
 
+@pytest.mark.fault("a folder of another user's", "goes on", "autoprof's files; said on stderr")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
 def test_a_folder_that_this_user_may_not_write_costs_the_profile_only(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir(mode=0o755)
@@ -112,6 +118,7 @@ def test_a_folder_that_this_user_may_not_write_costs_the_profile_only(tmp_path: 
     assert list((tmp_path / "runs").iterdir()) == []
 
 
+@pytest.mark.fault("the run directory is removed", "goes on", "what was in it")
 def test_a_folder_that_is_taken_away_in_the_middle_costs_the_profile_only(tmp_path: Path) -> None:
     code = """
 import os, shutil, tiny
@@ -120,6 +127,7 @@ print([tiny.Trainer().step(1), shutil.rmtree("autoprof_runs") or open("autoprof_
     assert "Traceback" not in through(start(tmp_path, code))
 
 
+@pytest.mark.fault("the clock is set back", "is not held up", "nothing")
 def test_files_from_before_a_clock_was_set_back_are_not_waited_for(made: Any) -> None:
     run = made(stop_timeout_s=20.0)
     part = run.rundir.make(run.rundir.step(1)) / "x.pt.trace.json.part"
@@ -130,6 +138,7 @@ def test_files_from_before_a_clock_was_set_back_are_not_waited_for(made: Any) ->
     assert time.monotonic() - begun < 10
 
 
+@pytest.mark.fault("the clock is set back in a capture", "goes on", "nothing; both clocks in the meta file")
 def test_a_clock_that_is_set_back_in_a_capture_shows_in_its_meta_file_only(made: Any, mocker: Any) -> None:
     run = made()
     recording = capture.begin(run, SUBJECT)

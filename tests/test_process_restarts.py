@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import wrapt
 from helpers import clean_environment
 from small_trainer import metas, prepare
@@ -27,6 +28,7 @@ Trainer().fit(inside)
 """
 
 
+@pytest.mark.fault("torchrun starts ranks anew", "goes on", "the dead rank's capture")
 def test_ranks_that_are_started_anew_overwrite_nothing(tmp_path: Path) -> None:
     prepare(tmp_path, lambda *_, **__: None)  # type: ignore[arg-type,return-value]
     (tmp_path / "train.py").write_text(SCRIPT)

@@ -66,6 +66,7 @@ def test_an_error_keeps_what_it_says_and_loses_what_it_gives_away() -> None:
     assert hidden(error) == "RuntimeEnvSetupError: {'env_vars': {'HF_TOKEN': ***, 'LR': '1'}} failed, password: ***"
 
 
+@pytest.mark.fault("a secret in the text of an error", "goes on", "nothing; it is left out of files and log")
 def test_what_goes_wrong_is_written_without_secrets(joined: Any, capsys: pytest.CaptureFixture[str]) -> None:
     run = joined()
     run.hooks._worth_writing = True
@@ -144,6 +145,7 @@ def run(tmp_path: Path) -> RunDir:
     return made
 
 
+@pytest.mark.fault("a request in control/ that is none", "goes on", "the request; refused and named")
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_request_that_is_none_is_refused_and_named(run: RunDir, name: str, caplog: pytest.LogCaptureFixture) -> None:
     (run.control / f"{name}.json").write_bytes(HOSTILE[name])

@@ -42,6 +42,7 @@ def spans(run: Runtime) -> list[tuple[str, int]]:
     return [(span["name"], span["step"]) for span in map(json.loads, lines)]
 
 
+@pytest.mark.fault("autoprof trigger --off", "goes on without autoprof", "what it would have left")
 def test_nothing_is_done_from_the_next_step_on_until_it_is_switched_on(
     run: Runtime,
     hooked: Any,

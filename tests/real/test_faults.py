@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import Told, clean_environment
+from helpers import clean_environment
 from verl_runs import VerlRun, verl_run
 
 FAULTS = Path(__file__).parent / "faults"
@@ -72,11 +72,18 @@ def errors(run: VerlRun) -> dict[str, str]:
     return {where: error["last"] for process in run.processes for where, error in process["errors"].items()}
 
 
+def listed(run: VerlRun) -> str:
+    """What `autoprof ls` says of the run."""
+    command = [sys.executable, "-m", "autoprof", "ls", str(run.directory)]
+    return subprocess.run(command, capture_output=True, text=True, env=clean_environment(), check=True).stdout
+
+
 def hooks(run: VerlRun, key: str) -> set[str]:
     """What became of a hook in the processes of a run."""
     return {process["hooks"][key]["state"] for process in run.processes if key in process["hooks"]}
 
 
+@pytest.mark.fault("all of verl's faults below", "trained on, same metrics at all steps", "see below")
 def test_training_is_the_same_whatever_goes_wrong(faulty: VerlRun, v1_off: VerlRun) -> None:
     assert sorted(faulty.metrics) == [1, 2, 3, 4]
     assert faulty.metrics == v1_off.metrics
@@ -86,45 +93,55 @@ def test_training_is_the_same_whatever_goes_wrong(faulty: VerlRun, v1_off: VerlR
     all_is_whole(faulty)
 
 
-def test_a_hook_that_raises_costs_its_capture(faulty: VerlRun, told: Told) -> None:
+@pytest.mark.fault(
+    "a hook raises, before and after the call", "trained on, same metrics", "one capture; one is `truncated`"
+)
+def test_a_hook_that_raises_costs_its_capture(faulty: VerlRun) -> None:
     found = metas(faulty, 1)
     assert "autoprof: verl/compute-log-prob: RuntimeError: injected before the call" in faulty.finished.output
     assert "autoprof: verl/compute-ref-log-prob: RuntimeError: injected after the call" in faulty.finished.output
     assert found["ref.compute_ref_log_prob"] == ("truncated", "autoprof failed in verl/compute-ref-log-prob")
     assert "actor.compute_log_prob" not in found
     assert found["trainer.compute_advantage"] == ("complete", "")
-    told("a hook raises, before and after the call", "trained on, same metrics", "one capture; one is `truncated`")
 
 
-def test_a_profiler_that_does_not_start_is_told(faulty: VerlRun, told: Told) -> None:
+@pytest.mark.fault(
+    "torch's profiler does not start", "trained on, same metrics", "the traces; `failed` and why in meta files"
+)
+def test_a_profiler_that_does_not_start_is_told(faulty: VerlRun) -> None:
     found = metas(faulty, 2)
     assert {"actor.compute_log_prob", "actor.update_actor", "rollout.rank0"} <= set(found)
     problem = ("failed", "the profiler did not start: RuntimeError: injected at the start")
     assert {name: meta for name, meta in found.items() if meta != problem} == {}
-    told("torch's profiler does not start", "trained on, same metrics", "the traces; `failed` and why in meta files")
 
 
-def test_a_stop_that_hangs_is_cut_short(faulty: VerlRun, told: Told) -> None:
+@pytest.mark.fault(
+    "the engine's stop hangs for 20 minutes", "trained on within the time-out", "nothing; it is `truncated`"
+)
+def test_a_stop_that_hangs_is_cut_short(faulty: VerlRun) -> None:
     found = metas(faulty, 3)
     assert found["rollout.rank0"] == ("truncated", "the engine's own stop did not reach the worker")
     assert found["actor.update_actor"] == ("complete", "")
     begin, end = faulty.step_window(3)
     assert end - begin < 120e9
-    told("the engine's stop hangs for 20 minutes", "trained on within the time-out", "nothing; it is `truncated`")
 
 
-def test_a_folder_that_can_not_be_made_costs_its_step(faulty: VerlRun, told: Told) -> None:
+@pytest.mark.fault(
+    "a file in place of a step's folder", "trained on, same metrics", "the step's traces; said on stderr"
+)
+def test_a_folder_that_can_not_be_made_costs_its_step(faulty: VerlRun) -> None:
     assert faulty.step_folder(4).read_text() == "in the way"
     assert any(error.startswith("FileExistsError") for error in errors(faulty).values())
-    told("a file in place of a step's folder", "trained on, same metrics", "the step's traces; said on stderr")
 
 
-def test_what_a_release_has_taken_away_is_skipped(faulty: VerlRun, told: Told) -> None:
+@pytest.mark.fault(
+    "a patched module, class, method vanished", "trained on, same metrics", "nothing; `skipped` and why in hooks/"
+)
+def test_what_a_release_has_taken_away_is_skipped(faulty: VerlRun) -> None:
     assert hooks(faulty, "verl.vanished/no-module") == {"skipped"}
     assert hooks(faulty, "verl.vanished/no-class") == {"skipped"}
     assert hooks(faulty, "verl.vanished/no-method") == {"skipped"}
     assert "there is no no (of no.such.rank)" in errors(faulty)["verl.vanished/no-parameter"]
-    told("a patched module, class, method vanished", "trained on, same metrics", "nothing; `skipped` and why in hooks/")
 
 
 @pytest.fixture
@@ -139,7 +156,10 @@ def small_disk(thorough: None, tmp_path: Path) -> Any:
     subprocess.run(["umount", "-l", place], check=True)
 
 
-def test_a_full_disk_costs_traces(small_disk: Path, tmp_path: Path, v1_off: VerlRun, told: Told) -> None:
+@pytest.mark.fault(
+    "the disk is full (3 MB)", "trained on, same metrics", "traces that found no room; `failed` where that fits"
+)
+def test_a_full_disk_costs_traces(small_disk: Path, tmp_path: Path, v1_off: VerlRun) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     run = faulty_run(folder, "none", AUTOPROF_DIR=str(small_disk), AUTOPROF_MIN_FREE_MB="0.001", **ON)
@@ -149,38 +169,36 @@ def test_a_full_disk_costs_traces(small_disk: Path, tmp_path: Path, v1_off: Verl
     states = {state for step in (2, 4) for state, _ in metas(left, step).values()}
     assert "failed" in states
     all_is_whole(left)
-    told("the disk is full (3 MB)", "trained on, same metrics", "traces that found no room; `failed` where that fits")
 
 
-def test_a_disk_with_little_room_is_left_alone(thorough: None, tmp_path: Path, v1_off: VerlRun, told: Told) -> None:
+@pytest.mark.fault(
+    "less than the floor is free", "trained on, same metrics", "the traces; `failed` and why in meta files"
+)
+def test_a_disk_with_little_room_is_left_alone(thorough: None, tmp_path: Path, v1_off: VerlRun) -> None:
     run = faulty_run(tmp_path, "none", AUTOPROF_MIN_FREE_MB="1000000000", **ON)
     assert run.metrics == v1_off.metrics
     found = metas(run, 2) | metas(run, 4)
     assert {state for state, _ in found.values()} == {"failed"}
     assert all("are free on the disk, to be left free are" in reason for _, reason in found.values())
-    told("less than the floor is free", "trained on, same metrics", "the traces; `failed` and why in meta files")
 
 
-def test_a_folder_that_can_not_be_written_is_said(thorough: None, tmp_path: Path, v1_off: VerlRun, told: Told) -> None:
+@pytest.mark.fault("the run directory can't be written", "trained on, same metrics", "autoprof's files; said on stderr")
+def test_a_folder_that_can_not_be_written_is_said(thorough: None, tmp_path: Path, v1_off: VerlRun) -> None:
     run = faulty_run(tmp_path, "none", AUTOPROF_DIR="/proc/1/nowhere", **ON)
     assert run.metrics == v1_off.metrics
     assert "can't write to /proc/1/nowhere/" in run.finished.output
     assert "Traceback" not in run.finished.output
-    told(
-        "the run directory can't be written",
-        "trained on, same metrics",
-        "autoprof's files; said on stderr",
-    )
 
 
-def test_workers_without_autoprof_work(thorough: None, tmp_path: Path, v1_off: VerlRun, told: Told) -> None:
+@pytest.mark.fault("Ray's workers on nodes without autoprof", "trained on, same metrics", "the captures there")
+def test_workers_without_autoprof_work(thorough: None, tmp_path: Path, v1_off: VerlRun) -> None:
     run = faulty_run(tmp_path, "without-autoprof", **ON)
     assert run.metrics == v1_off.metrics
     assert not list(run.directory.glob("global_step_*"))
-    told("Ray's workers on nodes without autoprof", "trained on, same metrics", "the captures there")
 
 
-def test_a_worker_that_is_killed_leaves_what_was_complete(thorough: None, tmp_path: Path, told: Told) -> None:
+@pytest.mark.fault("a worker is killed inside a window", "ended as without autoprof", "the capture that was going on")
+def test_a_worker_that_is_killed_leaves_what_was_complete(thorough: None, tmp_path: Path) -> None:
     on, off = tmp_path / "on", tmp_path / "off"
     for folder in (on, off):
         folder.mkdir()
@@ -195,4 +213,5 @@ def test_a_worker_that_is_killed_leaves_what_was_complete(thorough: None, tmp_pa
     command = [sys.executable, "-m", "autoprof", "doctor", str(run.directory)]
     examined = subprocess.run(command, capture_output=True, text=True, env=clean_environment(), check=False)
     assert "Traceback" not in examined.stderr
-    told("a worker is killed inside a window", "ended as without autoprof", "the capture that was going on")
+    assert "actor.update_actor" in examined.stdout
+    assert "unfinished" in listed(run)

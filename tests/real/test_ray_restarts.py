@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import processes
+import pytest
 from helpers import clean_environment
 from small_trainer import metas, prepare
 
@@ -31,6 +32,7 @@ ray.shutdown()
 """
 
 
+@pytest.mark.fault("a Ray actor is started anew, a task retried", "go on", "the dead one's capture")
 def test_an_actor_that_is_started_anew_overwrites_nothing(tmp_path: Path) -> None:
     prepare(tmp_path, lambda *_, **__: None)  # type: ignore[arg-type,return-value]
     (tmp_path / "drive.py").write_text(SCRIPT)

@@ -88,6 +88,11 @@ def test_nothing_is_left_half_written(driven: Driven) -> None:
     assert list(driven.folder.rglob("*.part")) == []
 
 
+@pytest.mark.fault(
+    "vLLM: folders, room, start, stop go wrong",
+    "generates the same tokens",
+    "the traces; `failed` or `truncated` and why",
+)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_engine_goes_on_after_a_fault_and_the_meta_file_has_its_reason(faulty: Driven, fault: str) -> None:
     survived(faulty, fault)
