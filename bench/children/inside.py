@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +19,7 @@ import toy
 from work import work
 
 from autoprof import ending, runtime
-from bench.inside import AUTOPROF, BARE, BY_HAND, STAGE
+from bench.inside import AUTOPROF, BARE, BY_HAND, NOTHING_LEFT, STAGE
 from bench.paired import Case, in_turns
 
 
@@ -31,8 +33,11 @@ def main(turns: int, rounds: int) -> dict[str, Any]:
     def bare(count: int) -> dict[str, float]:
         return {STAGE: timed(lambda: stage(count))}
 
-    def by_hand(count: int) -> dict[str, float]:
-        profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+    def by_hand(count: int, folder: str | None = None) -> dict[str, float]:
+        profile = torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CPU],
+            on_trace_ready=torch.profiler.tensorboard_trace_handler(folder) if folder else None,
+        )
 
         def recorded() -> None:
             profile.start()
@@ -42,6 +47,12 @@ def main(turns: int, rounds: int) -> dict[str, Any]:
         seconds = timed(recorded)
         profile.profiler = None
         return {STAGE: seconds}
+
+    def with_trace(count: int) -> dict[str, float]:
+        with tempfile.TemporaryDirectory() as folder:
+            said = by_hand(count, folder)
+            assert os.listdir(folder), "torch left no trace"
+        return said
 
     def autoprof(count: int) -> dict[str, float]:
         trainer.global_step += 1
@@ -61,7 +72,7 @@ def main(turns: int, rounds: int) -> dict[str, Any]:
 
         return measure
 
-    ways = {BARE: bare, BY_HAND: by_hand, AUTOPROF: autoprof}
+    ways = {BARE: bare, BY_HAND: with_trace, NOTHING_LEFT: by_hand, AUTOPROF: autoprof}
     in_turns({name: fresh(way, 100) for name, way in ways.items()}, 1, warm=0)  # the first sets Kineto up
     return in_turns({name: fresh(way, rounds) for name, way in ways.items()}, turns, warm=0)
 
