@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from functools import partial
@@ -12,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from autoprof import parsing
 from autoprof.options import KINDS, MemoryOptions, NpuOptions, NsysOptions, parse, takes
 from autoprof.window import ITERATIONS_TAKE, MINI_BATCHES_TAKE, RANKS_TAKE, STEPS_TAKE, Ranks, Steps, parse_iterations
 
@@ -183,106 +183,26 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:200]
 
 
-def _text(value: object) -> str:
-    if not isinstance(value, str) or "\0" in value:
-        raise ValueError("")
-    return value.strip()
-
-
-def _words(value: object) -> tuple[str, ...]:
-    if isinstance(value, str):
-        value = value.split(",")
-    if not isinstance(value, (list, tuple)) or not all(isinstance(word, str) for word in value):
-        raise ValueError("")
-    words = tuple(word.strip() for word in value)
-    if not words or not all(words):
-        raise ValueError("a name is empty")
-    return words
-
-
-def _one_of(choices: tuple[str, ...]) -> Callable[[object], str]:
-    def parse(value: object) -> str:
-        word = _text(value).lower()
-        if word not in choices:
-            raise ValueError("")
-        return word
-
-    return parse
-
-
-def _several_of(choices: tuple[str, ...]) -> Callable[[object], tuple[str, ...]]:
-    def parse(value: object) -> tuple[str, ...]:
-        words = tuple(word.lower().replace("_", "-") for word in _words(value))
-        for word in words:
-            if word not in choices:
-                raise ValueError(f"{word!r} is unknown")
-        return tuple(dict.fromkeys(words))
-
-    return parse
-
-
-def _grammar(parse: Callable[[str], object]) -> Callable[[object], str]:
-    def check(value: object) -> str:
-        if isinstance(value, int) and not isinstance(value, bool):
-            value = str(value)
-        if isinstance(value, list):
-            value = ",".join(str(item) for item in value)
-        text = _text(value)
-        parse(text)
-        return text
-
-    return check
-
-
-def _positive(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        raise ValueError("")
-    if isinstance(value, str) and not re.fullmatch(r"[0-9]{1,12}(\.[0-9]{0,9})?", value):
-        raise ValueError("")
-    number = float(value)
-    if not 0 < number < 1e12:
-        raise ValueError("")
-    return number
-
-
-def _count(value: object) -> int:
-    number = _positive(value)
-    if number != int(number):
-        raise ValueError("")
-    return int(number)
-
-
-def _paths(value: object) -> tuple[str, ...]:
-    if isinstance(value, str):
-        value = [part for part in re.split(f"[,{os.pathsep}]", value) if part.strip()]
-    paths = tuple(os.path.abspath(os.path.expanduser(path)) for path in _words(value))
-    for path in paths:
-        if not os.path.exists(path):
-            raise ValueError(f"there is no {path}")
-    return paths
-
-
-_WORDS = "names, divided by commas"
 _PARSERS: dict[str, tuple[Callable[[object], Any], str]] = {
-    "steps": (_grammar(Steps.parse), STEPS_TAKE + ", and mixtures"),
-    "dir": (_text, "a folder"),
-    "access": (_one_of(ACCESS), " or ".join(ACCESS)),
-    "tool": (_several_of(TOOLS), f"some of {', '.join(TOOLS)}"),
-    "mode": (_one_of(MODES), " or ".join(MODES)),
-    "consecutive": (_one_of(CONSECUTIVE), " or ".join(CONSECUTIVE)),
-    "roles": (_words, "patterns for roles such as actor,rollout or *,!ref"),
-    "ranks": (_grammar(Ranks.parse), RANKS_TAKE),
-    "contents": (_several_of(CONTENTS), f"some of {', '.join(CONTENTS)}"),
-    "rollout_iterations": (_grammar(parse_iterations), ITERATIONS_TAKE),
-    "mini_batches": (_grammar(parse_iterations), MINI_BATCHES_TAKE),
-    "recipes": (_paths, "recipe files or folders that are there"),
-    "disable": (_words, "patterns for recipes and hooks such as vllm,verl/update-weights or *"),
-    "max_trace_mb": (_positive, "a number of megabytes above 0"),
-    "min_free_mb": (_positive, "a number of megabytes above 0"),
-    "max_steps": (_count, "a number of steps above 0"),
-    "stop_timeout_s": (_positive, "a number of seconds above 0"),
-    "on_finish": (_text, "a command"),
-    "log": (_one_of(LOG_LEVELS), f"one of {', '.join(LOG_LEVELS)}"),
+    "steps": (parsing.grammar(Steps.parse), STEPS_TAKE + ", and mixtures"),
+    "dir": (parsing.text, "a folder"),
+    "access": (parsing.one_of(ACCESS), " or ".join(ACCESS)),
+    "tool": (parsing.several_of(TOOLS), f"some of {', '.join(TOOLS)}"),
+    "mode": (parsing.one_of(MODES), " or ".join(MODES)),
+    "consecutive": (parsing.one_of(CONSECUTIVE), " or ".join(CONSECUTIVE)),
+    "roles": (parsing.words, "patterns for roles such as actor,rollout or *,!ref"),
+    "ranks": (parsing.grammar(Ranks.parse), RANKS_TAKE),
+    "contents": (parsing.several_of(CONTENTS), f"some of {', '.join(CONTENTS)}"),
+    "rollout_iterations": (parsing.grammar(parse_iterations), ITERATIONS_TAKE),
+    "mini_batches": (parsing.grammar(parse_iterations), MINI_BATCHES_TAKE),
+    "recipes": (parsing.paths, "recipe files or folders that are there"),
+    "disable": (parsing.words, "patterns for recipes and hooks such as vllm,verl/update-weights or *"),
+    "max_trace_mb": (parsing.positive, "a number of megabytes above 0"),
+    "min_free_mb": (parsing.positive, "a number of megabytes above 0"),
+    "max_steps": (parsing.count, "a number of steps above 0"),
+    "stop_timeout_s": (parsing.positive, "a number of seconds above 0"),
+    "on_finish": (parsing.text, "a command"),
+    "log": (parsing.one_of(LOG_LEVELS), f"one of {', '.join(LOG_LEVELS)}"),
 } | {name: (partial(parse, kind), takes(kind)) for name, kind in KINDS.items()}
 _FIELDS = tuple(_PARSERS)
 WINDOW_FIELDS = ("roles", "ranks", "tool", "contents", "rollout_iterations", "mini_batches")

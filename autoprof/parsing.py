@@ -1,0 +1,100 @@
+"""Parsers of single values of settings, from the environment's text or from TOML.
+
+Each raises a ValueError for what it does not take; its message, where there is one, says why.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+
+
+def text(value: object) -> str:
+    """Text on one line, without what stands around it."""
+    if not isinstance(value, str) or "\0" in value:
+        raise ValueError("")
+    return value.strip()
+
+
+def words(value: object) -> tuple[str, ...]:
+    """Words, in a text with commas or in a list."""
+    if isinstance(value, str):
+        value = value.split(",")
+    if not isinstance(value, (list, tuple)) or not all(isinstance(word, str) for word in value):
+        raise ValueError("")
+    found = tuple(word.strip() for word in value)
+    if not found or not all(found):
+        raise ValueError("a name is empty")
+    return found
+
+
+def one_of(choices: tuple[str, ...]) -> Callable[[object], str]:
+    """A parser for one of these words, in any case."""
+
+    def parse(value: object) -> str:
+        word = text(value).lower()
+        if word not in choices:
+            raise ValueError("")
+        return word
+
+    return parse
+
+
+def several_of(choices: tuple[str, ...]) -> Callable[[object], tuple[str, ...]]:
+    """A parser for some of these words, in any case, each once."""
+
+    def parse(value: object) -> tuple[str, ...]:
+        found = tuple(word.lower().replace("_", "-") for word in words(value))
+        for word in found:
+            if word not in choices:
+                raise ValueError(f"{word!r} is unknown")
+        return tuple(dict.fromkeys(found))
+
+    return parse
+
+
+def grammar(parse: Callable[[str], object]) -> Callable[[object], str]:
+    """A parser for text that `parse` takes; whole numbers and lists are taken for such text."""
+
+    def check(value: object) -> str:
+        if isinstance(value, int) and not isinstance(value, bool):
+            value = str(value)
+        if isinstance(value, list):
+            value = ",".join(str(item) for item in value)
+        written = text(value)
+        parse(written)
+        return written
+
+    return check
+
+
+def positive(value: object) -> float:
+    """A number above 0, or the text of one."""
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        raise ValueError("")
+    if isinstance(value, str) and not re.fullmatch(r"[0-9]{1,12}(\.[0-9]{0,9})?", value):
+        raise ValueError("")
+    number = float(value)
+    if not 0 < number < 1e12:
+        raise ValueError("")
+    return number
+
+
+def count(value: object) -> int:
+    """A whole number above 0."""
+    number = positive(value)
+    if number != int(number):
+        raise ValueError("")
+    return int(number)
+
+
+def paths(value: object) -> tuple[str, ...]:
+    """Files and folders that are there, in a text or a list."""
+    if isinstance(value, str):
+        value = [part for part in re.split(f"[,{os.pathsep}]", value) if part.strip()]
+    found = tuple(os.path.abspath(os.path.expanduser(path)) for path in words(value))
+    for path in found:
+        if not os.path.exists(path):
+            raise ValueError(f"there is no {path}")
+    return found
