@@ -16,6 +16,7 @@ from rich.console import Console
 
 from autoprof import _boot, cupti, recipe, tables, variables
 from autoprof.authoring import places
+from autoprof.budget import Budget, OverBudget
 from autoprof.redaction import plain
 from autoprof.settings import Settings
 from autoprof.tools import npu, nsys, nsys_launch
@@ -67,7 +68,7 @@ def examine_environment(settings: Settings) -> Report:
     report = Report(subject=f"environment: {sys.executable}")
     report.facts["settings"] = f"steps {settings.steps}, ranks {settings.ranks}"
     _check_activation(report)
-    _check_folder(report, settings.dir)
+    _check_folder(report, settings)
     _check_variables(report)
     _check_nsys(report, settings)
     _check_recipes(report, settings.recipes)
@@ -91,13 +92,18 @@ def _check_activation(report: Report) -> None:
         report.notes.append("AUTOPROF=1 alone does nothing with this interpreter; start with autoprof run -- COMMAND")
 
 
-def _check_folder(report: Report, folder: str) -> None:
+def _check_folder(report: Report, settings: Settings) -> None:
+    folder = settings.dir
     place = Path(folder)
     while not place.exists():
         place = place.parent
     report.facts["folder"] = folder
     if not os.access(place, os.W_OK):
         report.problems.append(f"{folder} can't be made or written; set AUTOPROF_DIR to a folder that can")
+    try:
+        Budget(settings, "", 0, place).begin()
+    except OverBudget as error:
+        report.problems.append(f"captures to {folder} are {error}")
 
 
 def _check_variables(report: Report) -> None:

@@ -13,11 +13,12 @@ import torch
 from pytest_mock import MockerFixture
 from test_capture import finished
 
-from autoprof import board, budget, capture, writing
+from autoprof import board, budget, capture, doctor, writing
 from autoprof.behaviours import step
 from autoprof.budget import Budget, OverBudget
 from autoprof.choosing import Chooser
 from autoprof.control import Trigger, ask
+from autoprof.doctor import Report
 from autoprof.rundir import RunDir
 from autoprof.runtime import Runtime
 from autoprof.settings import Settings
@@ -193,3 +194,13 @@ def test_no_more_steps_are_captured_than_may_be(tmp_path: Path, caplog: Any) -> 
     assert chosen == [0, 2]
     assert caplog.text.count("the most that AUTOPROF_MAX_STEPS allows") == 1
     assert not chooser.any_after(settings, 7, 8)
+
+
+def test_doctor_says_that_there_is_no_room(disk: Any, tmp_path: Path) -> None:
+    report = Report(subject="environment")
+    doctor._check_folder(report, Settings(dir=str(tmp_path / "runs")))
+    assert report.problems == []
+    disk.free = 12
+    doctor._check_folder(report, Settings(dir=str(tmp_path / "runs")))
+    (problem,) = report.problems
+    assert problem.startswith(f"captures to {tmp_path}/runs are not recorded: 12 MB are free on the disk")
