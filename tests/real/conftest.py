@@ -44,8 +44,8 @@ def v1_off(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
 
 
 @pytest.fixture(scope="session")
-def legacy(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
-    """The legacy trainer with autoprof."""
+def legacy(thorough: None, tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
+    """The legacy trainer with autoprof. Its releases are run by `make test-releases`, too."""
     return verl_run(tmp_path_factory.mktemp("legacy"), "trainer.use_v1=False", *WHOLE, **ON)
 
 
@@ -103,7 +103,7 @@ def continuous(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
 
 
 @pytest.fixture(scope="session")
-def verls_own(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
+def verls_own(thorough: None, tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
     """verl's own profiler in step 2, autoprof in steps 2 and 3. In V1 autoprof's engine recording starts first."""
     folder = tmp_path_factory.mktemp("verls-own")
     profiler = "profiler.tool_config.torch"

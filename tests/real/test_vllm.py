@@ -119,8 +119,10 @@ def test_the_front_end_is_recorded_beside_its_worker(driven: Driven) -> None:
 
 @pytest.mark.parametrize(("ranks", "recorded"), [("all", [2, 3]), ("3", [3])])
 def test_each_tensor_parallel_rank_has_a_file_and_ranks_picks_among_them(
-    model: str, tmp_path: Path, ranks: str, recorded: list[int]
+    model: str, tmp_path: Path, request: pytest.FixtureRequest, ranks: str, recorded: list[int]
 ) -> None:
+    if ranks == "all":
+        request.getfixturevalue("thorough")
     variables = {"AUTOPROF_RANKS": ranks, "AUTOPROF_CONTENTS": "cpu,merge-profiles"}
     driven = drive(tmp_path, model, script=SCRIPT.with_name("tensor_parallel.py"), **variables)
     assert driven.said["start"] == driven.said["stop"] == {"problem": ""}
