@@ -37,7 +37,7 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
         AUTOPROF="1",
         AUTOPROF_STEPS="1:5",
         AUTOPROF_RUN_ID=run_id,
-        AUTOPROF_STOP_TIMEOUT_S="8",
+        AUTOPROF_STOP_TIMEOUT_S="16",
         AUTOPROF_ROLLOUT_ITERATIONS="all",
         AUTOPROF_RECIPES=str(FAULTS / "verl.vanished.toml"),
     )

@@ -88,7 +88,7 @@ def drive_faults(folder: Path, model: str, python: str = sys.executable) -> Driv
         python=python,
         script=FAULTS_SCRIPT,
         AUTOPROF_CONTENTS=",".join([*KNOWN, *UNKNOWN]),
-        AUTOPROF_STOP_TIMEOUT_S="20",
+        AUTOPROF_STOP_TIMEOUT_S="100",
         FAULTS="start-fails@7",
         PYTHONPATH=os.pathsep.join(map(str, injected)),
     )
