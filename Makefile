@@ -2,9 +2,10 @@
 # wrong, and a table of what was lost. make test-engines: the same engine in several releases, each in an environment of
 # its own; ENGINES=all for all of them. make test-releases: real runs of older releases of verl, each its
 # own wheel in front of the same environment; RELEASES=all for all of them. PYTEST=--thorough makes the real runs too for
-# which CI has no time. make contracts: the stored signatures of the targets' releases, from PyPI; CONTRACTS=--new looks
-# for newer releases, CONTRACTS=vllm==0.33.0 refreshes one. make bench: the benchmarks, and bench/RESULTS.md; BENCH="boot
-# calls" for some of them, BENCH=--quick for a look. All make what they need.
+# which CI has no time, PYTEST='-n 0' has one process for all tests. make contracts: the stored signatures of the
+# targets' releases, from PyPI; CONTRACTS=--new looks for newer releases, CONTRACTS=vllm==0.33.0 refreshes one. make
+# bench: the benchmarks, and bench/RESULTS.md; BENCH="boot calls" for some of them, BENCH=--quick for a look. All make
+# what they need.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
@@ -33,13 +34,16 @@ WRAPTS := $(patsubst tests/wrapt/%.txt,%,$(wildcard tests/wrapt/*.txt))
 PEERS := $(patsubst bench/requirements/%.txt,%,$(wildcard bench/requirements/*.txt))
 INSTALLED := pyproject.toml $(wildcard sitecustomize/* recipes/*) $(shell find autoprof -name '*.py')
 
-.PHONY: demo test faults test-engines test-releases contracts bench check clean
+.PHONY: demo environments test faults test-engines test-releases contracts bench check clean
+
+# What the tests need, with -j beside each other.
+environments: $(VENV)/.ready-for-tests $(WRAPTS:%=.venvs/%/.ready) $(CHOSEN:%=.venvs/%/.ready) $(VERLS:%=.venvs/%/.ready)
 
 demo: $(VENV)/.ready
 	@examples/demo.sh
 
 test: $(VENV)/.ready-for-tests $(WRAPTS:%=.venvs/%/.ready)
-	$(VENV)/bin/python -m pytest --ignore tests/engines --ignore tests/releases $(PYTEST)
+	$(VENV)/bin/python -m pytest -n 2 --dist loadgroup --ignore tests/engines --ignore tests/releases $(PYTEST)
 
 # Those that are quick are in `make test`, too.
 faults: $(VENV)/.ready-for-tests
@@ -74,18 +78,18 @@ $(VENV)/.ready-for-tests: $(VENV)/.ready tests/requirements.txt
 	$(PIP) install --quiet -r tests/requirements.txt
 	@touch $@
 
-.venvs/wrapt-%/.ready: tests/wrapt/wrapt-%.txt
+.venvs/wrapt-%/.ready: tests/wrapt/wrapt-%.txt | $(VENV)/.ready-for-tests
 	$(PIP) install --quiet --no-deps --upgrade --target .venvs/wrapt-$* -r $<
 	@touch $@
 
-.venvs/%/.ready: tests/engines/requirements/%.txt pyproject.toml $(wildcard sitecustomize/*)
+.venvs/%/.ready: tests/engines/requirements/%.txt pyproject.toml $(wildcard sitecustomize/*) | $(VENV)/.ready-for-tests
 	@echo "== The environment .venvs/$*, once =="
 	test -x .venvs/$*/bin/python || $(PYTHON) -m venv .venvs/$*
 	.venvs/$*/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r $<
 	$(VENV)/bin/python -m pip --disable-pip-version-check --python .venvs/$*/bin/python install --quiet --no-deps --editable .
 	@touch $@
 
-.venvs/bench-%/.ready: bench/requirements/%.txt
+.venvs/bench-%/.ready: bench/requirements/%.txt | $(VENV)/.ready-for-tests
 	$(VENV)/bin/python -m venv --without-pip .venvs/bench-$*
 	$(PIP) --python .venvs/bench-$*/bin/python install --quiet --no-deps -r $<
 	@touch $@
@@ -95,7 +99,7 @@ $(VENV)/.ready-for-tests: $(VENV)/.ready tests/requirements.txt
 	@touch $@
 
 # Python alone: the wheel is put in front of the packages of $(VENV).
-.venvs/verl-%/.ready: tests/releases/requirements/verl-%.txt
+.venvs/verl-%/.ready: tests/releases/requirements/verl-%.txt | $(VENV)/.ready-for-tests
 	$(PIP) install --quiet --no-deps --upgrade --target .venvs/verl-$* -r $<
 	@touch $@
 

@@ -32,6 +32,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--thorough", action="store_true", help="make the real runs too for which CI has no time")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The real runs go to one worker of xdist: tests share them, and each is many processes itself."""
+    real = Path(__file__).parent / "real"
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group("real" if real in item.path.parents else item.path.stem))
+
+
 @pytest.fixture(scope="session")
 def thorough(request: pytest.FixtureRequest) -> None:
     """What takes long and is much like something else: not without `--thorough`."""
