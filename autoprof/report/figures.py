@@ -21,7 +21,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
         kind: The rule's name.
         text: One sentence, with the figures in it.
         evidence: The figures and names behind it, a line each.
-        seconds: What it costs, by which findings are sorted: of one step, or of all together where `step` is None.
+        seconds: What it costs a step, by which findings are sorted; where `step` is None, on average.
         step: The step, None for the run.
         file: The trace or timeline file that it comes from.
     """
@@ -62,8 +62,9 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
         usual_s: The median of the steps around it.
         stages: Seconds by stage, each second counted once; they and `other` sum up to `seconds`.
         samples: How many samples were generated for it.
-        tokens: Tokens of prompts and responses.
-        tokens_per_s: `tokens` by the step's seconds, all devices together.
+        prompt_tokens: As the engines were given them: the second turn of a sample gives the first again.
+        response_tokens: As the engines generated them.
+        tokens_per_s: `response_tokens` by the step's seconds, all devices together.
         error: The type of the exception that ended the step.
     """
 
@@ -77,7 +78,6 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     samples: int | None = None
     prompt_tokens: int | None = None
     response_tokens: int | None = None
-    tokens: int | None = None
     tokens_per_s: float | None = None
     error: str | None = None
 
@@ -431,7 +431,7 @@ class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
         steps: By number. A step that ran again after the run was resumed stands there once, as it ran last.
         stages: By seconds, `other` last.
         median_s: Of the steps.
-        tokens_per_s: Tokens of all steps by their seconds; None where the timeline has no counts.
+        tokens_per_s: Generated tokens of all steps by their seconds; None where the timeline has no counts.
         findings: Those of the run and of the steps in `details`, by seconds.
         details: The steps that were chosen.
         comparison: Where there was something to hold it against.
