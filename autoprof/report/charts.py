@@ -30,7 +30,7 @@ def bar(name: str, look: Look, **more: Any) -> Plot:
     """A trace of bars with the look of `name`."""
     marker: Plot = {"color": look.colour, "line": {"width": 0.5, "color": "@page"}}
     if look.pattern:
-        marker["pattern"] = {"shape": look.pattern, "size": 6, "solidity": 0.35, "fgcolor": "@page"}
+        marker["pattern"] = {"shape": look.pattern, "size": 6, "solidity": 0.35, "fillmode": "overlay", "fgcolor": "@page"}
     return {"type": "bar", "name": text(name), "marker": marker, **more}
 
 
@@ -60,16 +60,32 @@ def axis(title: str, **more: Any) -> Plot:
     }
 
 
+def rows_axis(at: Sequence[float], labels: Sequence[str], end: float) -> Plot:
+    """An axis of rows with names, from above down to `end`."""
+    return {
+        "tickvals": list(at),
+        "ticktext": [text(label) for label in labels],
+        "range": [end, -0.2],
+        "automargin": True,
+        "fixedrange": True,
+        "showgrid": False,
+        "zeroline": False,
+        "ticks": "outside",
+        "ticklen": 6,
+        "tickcolor": "@page",
+    }
+
+
 def run(steps: Sequence[StepRow], looks: dict[str, Look]) -> Plot:
     """Step time over steps, stacked by stage, with slow and captured steps marked, and tokens a second below.
 
-    Of more than `MOST_BARS` steps a bar is the mean of several; slow steps keep marks of their own.
+    There is at least one step. Of more than `MOST_BARS` a bar is the mean of several; slow steps keep marks of their own.
     """
     groups = _groups(steps)
     names = [name for name in looks if any(name in step.stages for step in steps)]
     x = [group[0].number if len(group) == 1 else (group[0].number + group[-1].number) / 2 for group in groups]
     who = [_who(group) for group in groups]
-    wide = max(1, groups[0][-1].number - groups[0][0].number + 1) if groups else 1
+    wide = max(1, groups[0][-1].number - groups[0][0].number + 1)
     data = []
     for name in names:
         spent = [sum(step.stages.get(name, 0.0) for step in group) / len(group) for group in groups]
@@ -87,7 +103,8 @@ def run(steps: Sequence[StepRow], looks: dict[str, Look]) -> Plot:
     data += _marks(steps)
     rates = [_mean([step.tokens_per_s for step in group]) for group in groups]
     plot = layout(420, barmode="stack", bargap=0, hovermode="closest", yaxis=axis("seconds a step", rangemode="tozero"))
-    plot["xaxis"] = axis("step", **({"dtick": 1, "tick0": 0} if len(x) <= 20 else {"tickformat": "d"}))
+    ends = [steps[0].number - wide * 0.8, steps[-1].number + wide * 0.8]
+    plot["xaxis"] = axis("step", range=ends, zeroline=False, **({"dtick": 1, "tick0": 0} if len(x) <= 20 else {"tickformat": "d"}))
     if any(rate is not None for rate in rates):
         plot |= {"height": 520, "xaxis": plot["xaxis"] | {"anchor": "y2"}}
         plot["yaxis"] |= {"domain": [0.36, 1]}

@@ -7,24 +7,25 @@ colours are tokens: the page's style sheet gives each its value in light and in 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
 import msgspec
 
+from autoprof.report import words
 from autoprof.report.figures import OTHER
 
-# Names are those of verl's timers, and of the stages that recipes wrap. The first that fits is taken.
-_FAMILIES = (
-    ("idle", re.compile(rf"^({OTHER}|idle|waiting)$")),
-    ("weights", re.compile(r"weight|sync|broadcast")),
-    ("keeping", re.compile(r"checkpoint|valid|test|eval|dump")),
-    ("reward", re.compile(r"reward|score|^rm")),
-    ("training", re.compile(r"update|train|backward|optim")),
-    ("scoring", re.compile(r"log_?prob|ref|value|adv|critic")),
-    ("tool", re.compile(r"^tool")),
-    ("generation", re.compile(r"gen|rollout|turn|request|window|sample|sequence")),
-)
+_FAMILIES = {
+    words.GENERATION: "generation",
+    words.SCORING: "scoring",
+    words.TRAINING: "training",
+    words.SYNC: "weights",
+    words.VALIDATION: "keeping",
+    words.CHECKPOINT: "keeping",
+    words.REWARD: "reward",
+}
+# Names of this page's own.
+_OWN = {OTHER: "idle", "waiting": "idle", "turn": "generation", "samples": "generation", "requests": "generation"}
+# What one name after the other of a kind gets.
 PATTERNS = ("", "/", ".", "x", "\\", "-", "|", "+")
 TOKEN = "@"
 
@@ -37,9 +38,10 @@ class Look(msgspec.Struct, frozen=True):
 
 
 def family(name: str) -> str:
-    """The kind of work that a stage does, by its name."""
-    lower = name.lower()
-    return next((kind for kind, words in _FAMILIES if words.search(lower)), "more")
+    """The style sheet's name for the kind of work that a stage does, by its name."""
+    if name.startswith("tool "):
+        return "tool"
+    return _OWN.get(name) or _FAMILIES.get(words.meaning(name), "more")
 
 
 def looks(names: Iterable[str]) -> dict[str, Look]:

@@ -104,8 +104,8 @@ def rows(steps: Sequence[StepRow]) -> list[StepRow]:
 
 def _step(step: StepFigures, run_looks: dict[str, colours.Look]) -> dict[str, Any]:
     names = [*run_looks, *step.stages, *(span.name for lane in step.lanes for span in lane.spans)]
-    looks = colours.looks(names)
-    plots = {}
+    looks = colours.looks([*names, *step_charts.CROWDS.values()])
+    plots: dict[str, charts.Plot] = {}
     if step.lanes:
         plots[f"lanes-{step.number}"] = step_charts.lanes(step, looks)
     if step.samples is not None and step.samples.longest:

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from autoprof.report import colours, units
-from autoprof.report.charts import Plot, axis, bar, layout, text
+from autoprof.report.charts import Plot, axis, bar, layout, rows_axis, text
 from autoprof.report.colours import Look
 from autoprof.report.figures import Lane, Part, SampleFigures, SpanRow, StepFigures
 
 # Spans that go on beside each other in numbers: shown by how many there are at a time.
-CROWDED = ("sample", "request")
+CROWDS = {"sample": "samples", "request": "requests"}
 # More lanes than this make a plot that nobody reads.
 MOST_LANES = 96
 _MOST_ROWS = 3
@@ -66,9 +66,9 @@ def lanes(step: StepFigures, looks: dict[str, Look]) -> Plot:
     top = 0.0
     for lane in chosen:
         placed = _place(lane, step.seconds)
-        crowds = sorted({span.kind for span in lane.spans if span.kind in CROWDED})
+        crowds = sorted({span.kind for span in lane.spans if span.kind in CROWDS})
         depth = max([each.row + 1 for each in placed] + [0]) + len(crowds) or 1
-        ticks.append((top + depth / 2, text(units.short(lane.label, 34))))
+        ticks.append((top + depth / 2, units.short(lane.label, 34)))
         for each in placed:
             bars.setdefault(each.name, []).append((each, top + each.row + 0.5, 1.0, lane.label))
         for place, kind in enumerate(crowds):
@@ -97,15 +97,7 @@ def lanes(step: StepFigures, looks: dict[str, Look]) -> Plot:
     row_px = 20 if top <= 40 else 15
     plot = layout(round(110 + top * row_px), barmode="overlay", hovermode="closest", shapes=[], annotations=[])
     plot["xaxis"] = axis("seconds from the step's start", range=[0, step.seconds * 1.005], zeroline=False)
-    plot["yaxis"] = {
-        "tickvals": [at for at, _ in ticks],
-        "ticktext": [label for _, label in ticks],
-        "range": [top, -0.2],
-        "automargin": True,
-        "fixedrange": True,
-        "showgrid": False,
-        "zeroline": False,
-    }
+    plot["yaxis"] = rows_axis([at for at, _ in ticks], [label for _, label in ticks], top)
     for gap in step.gaps:
         _shade(plot, gap.start_s, gap.end_s, step.seconds)
     return {"data": data, "layout": plot}
@@ -113,7 +105,7 @@ def lanes(step: StepFigures, looks: dict[str, Look]) -> Plot:
 
 def _says(bar_of: Placed) -> str:
     when = f"{units.seconds(bar_of.end - bar_of.start)}, from {units.seconds(bar_of.start)}"
-    if bar_of.kind in CROWDED:
+    if bar_of.kind in CROWDS:
         return f"{bar_of.count} at a time, from {units.seconds(bar_of.start)} to {units.seconds(bar_of.end)}"
     if bar_of.count > 1:
         return f"{bar_of.count} times within {when}"
@@ -131,7 +123,7 @@ def _shade(plot: Plot, start: float, end: float, whole: float) -> None:
 def _place(lane: Lane, whole: float) -> list[Placed]:
     """Put spans into rows: a span inside of another goes below it."""
     spans = sorted(
-        (span for span in lane.spans if span.kind not in CROWDED), key=lambda span: (span.start_s, -span.end_s)
+        (span for span in lane.spans if span.kind not in CROWDS), key=lambda span: (span.start_s, -span.end_s)
     )
     ends: list[float] = []
     rows: list[list[Placed]] = []
@@ -170,7 +162,7 @@ def _crowd(spans: Iterable[SpanRow], kind: str, whole: float) -> list[tuple[Plac
     count, since = 0, 0.0
     for moment in sorted(moments):
         if count and moments[moment]:
-            found.append(Placed(f"{kind}s", kind, since, moment, 0, count))
+            found.append(Placed(CROWDS[kind], kind, since, moment, 0, count))
         if moments[moment]:
             since = moment
         count += moments[moment]
@@ -183,7 +175,7 @@ def samples(figures: SampleFigures) -> Plot:
     shown = figures.longest[:_LONGEST]
     ordered = sorted((part for sample in shown for part in sample.parts), key=_place_of)
     given = colours.looks(map(_title, ordered))
-    y = list(range(len(shown)))
+    y = [place + 0.5 for place in range(len(shown))]
     data = []
     for title in given:
         spent = [[part for part in sample.parts if _title(part) == title] for sample in shown]
@@ -206,15 +198,7 @@ def samples(figures: SampleFigures) -> Plot:
         )
     plot = layout(max(220, 120 + 19 * len(shown)), barmode="stack", bargap=0.12, hovermode="closest")
     plot["xaxis"] = axis("seconds of the sample", rangemode="tozero")
-    plot["yaxis"] = {
-        "tickvals": y,
-        "ticktext": [text(units.short(sample.label, 30)) for sample in shown],
-        "range": [len(shown) - 0.4, -0.6],
-        "automargin": True,
-        "fixedrange": True,
-        "showgrid": False,
-        "zeroline": False,
-    }
+    plot["yaxis"] = rows_axis(y, [units.short(sample.label, 30) for sample in shown], len(shown))
     return {"data": data, "layout": plot}
 
 
