@@ -137,7 +137,7 @@ class Lanes:
             (line.start_ns, line.end_ns)
             for line in drivers
             if (meaning := words.meaning(line.name)) not in told
-            and meaning in (words.GENERATION, words.VALIDATION, words.CHECKPOINT, words.SYNC, words.REWARD)
+            and meaning not in (words.SCORING, words.TRAINING, OTHER)
         )
         found = []
         for start, end in working.without(pieces[0][0], pieces[-1][1]):
