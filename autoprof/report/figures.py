@@ -97,7 +97,7 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True):
     """What one process did in a step under one role.
 
     Attributes:
-        label: `actor rank 3`, `rollout replica 1`, `agent_loop 2`, `trainer`; with the host where there are several.
+        label: `actor rank 3`, `rollout replica 1`, `agent_loop 2`, `trainer`; with host and pid where two are alike.
         spans: By start. Where there are very many, the longest of them; the turns, tools and rewards of samples stand
             in `SampleFigures.longest`.
         left_out: How many spans are not in `spans`.
@@ -155,7 +155,8 @@ class SampleRow(msgspec.Struct, frozen=True, kw_only=True):
         rollout: Which of the answers to this prompt.
         agent: The agent loop's name.
         lane: The label of the lane it ran in.
-        held_by: The part that took most of its time, `tool search` for one; the parts in `parts`, longest first.
+        held_by: What it spent more time on than other samples do, `tool search` for one.
+        parts: Its seconds by what it did, most first.
         spans: Its turns, tools and rewards, by start.
     """
 
@@ -180,13 +181,15 @@ class Tail(msgspec.Struct, frozen=True, kw_only=True):
     """The last `count` of a step's `of` samples: the batch waited `waited_s` seconds for them when the rest was done.
 
     Attributes:
-        samples: Their labels, the last one first.
+        samples: Their labels, the last one first, at most 20.
+        held_by: What held most of them, as in `SampleRow`.
     """
 
     count: int
     of: int
     waited_s: float
     samples: list[str]
+    held_by: str
 
 
 class ToolRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -212,7 +215,7 @@ class SampleFigures(msgspec.Struct, frozen=True, kw_only=True):
         tail: The last few that the batch waited for.
         parts: Seconds of all samples by kind.
         tools: The tools that were called, by seconds.
-        longest: The longest samples, longest first, at most 50.
+        longest: The longest samples, longest first, at most 50, those of the tail among them.
     """
 
     count: int
@@ -315,10 +318,12 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True):
 class EngineFigures(msgspec.Struct, frozen=True, kw_only=True):
     """The forward passes of an engine in a capture. A pass with both prefill and decode is `mixed`."""
 
+    engine: str
     passes: int
     prefill: Phase
     decode: Phase
     mixed: Phase
+    other: Phase
 
 
 class CaptureFigures(msgspec.Struct, frozen=True, kw_only=True):
