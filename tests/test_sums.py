@@ -72,20 +72,15 @@ intervals = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30), st.sample
 
 @given(intervals, st.randoms(use_true_random=False), st.integers(1, 7))
 def test_own_times_are_what_counting_by_hand_gives(tmp_path: Path, spans: Any, shuffle: Any, size: int) -> None:
-    """Spans are clipped to those they begin in, so that they nest; then each unit of time belongs to the innermost."""
-    nested: list[tuple[int, int, str]] = []
-    for start, length, name in sorted(spans, key=lambda span: (span[0], -span[1])):
-        ends = [begun + lasted for begun, lasted, _ in nested if begun <= start < begun + lasted]
-        length = min([length, *(end - start for end in ends)])
-        if length and not any(span[:2] == (start, length) for span in nested):
-            nested.append((start, length, name))
-    nested.sort(key=lambda span: (span[0], -span[1]))
-    expected: dict[str, int] = {}
+    """Each unit of time belongs to the event that began last, of two at once the shorter one."""
+    of_length = {(start, -length): name for start, length, name in spans if length}
+    found_spans = [(start, -minus, name) for (start, minus), name in sorted(of_length.items())]
+    expected: dict[str, float] = {}
     for unit in range(120):
-        holding = [name for start, length, name in nested if start <= unit < start + length]
+        holding = [name for start, length, name in found_spans if start <= unit < start + length]
         if holding:
             expected[holding[-1]] = expected.get(holding[-1], 0) + 1
-    events = [op(name, start, length) for start, length, name in nested]
+    events = [op(name, start, length) for start, length, name in found_spans]
     shuffle.shuffle(events)
     path = save(tmp_path / "x.json", dumped(events))
     with pytest.MonkeyPatch.context() as patch:

@@ -57,6 +57,19 @@ class _Thread:
         self.busy_until = float("-inf")
 
 
+def _take(own: list[float], thread: _Thread, start: float, end: float) -> None:
+    """Give the time of an event that outlives what it began in to it alone, as that of the one that began last.
+
+    A `record_function` does so: it begins in a call of Python's that enters it.
+    """
+    for before, operator in zip(reversed(thread.ends), reversed(thread.operators), strict=True):
+        if before > start:
+            own[operator] -= min(end, before) - start
+            start = before
+        if before >= end:
+            return
+
+
 class Summing:
     """Adds up the rows of a trace.
 
@@ -116,8 +129,10 @@ class Summing:
                 ends.pop()
                 operators.pop()
             if ends:
-                # One that outlives what it began in takes from that only while both were open.
-                own[operators[-1]] += minus if end <= ends[-1] + _ROUNDING_US else start - ends[-1]
+                if end <= ends[-1] + _ROUNDING_US:
+                    own[operators[-1]] += minus
+                else:
+                    _take(own, thread, start, end)
             if end > thread.busy_until:
                 thread.busy_us += end - max(start, thread.busy_until)
                 thread.busy_until = end
