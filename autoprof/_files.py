@@ -112,6 +112,21 @@ def append(path: str | os.PathLike[str], content: bytes) -> None:
         os.close(descriptor)
 
 
+def opened(path: str | os.PathLike[str]) -> int:
+    """A file that somebody else may have made, open for reading.
+
+    Raises:
+        OSError: It can't be read, or is no file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | _CAREFULLY)
+    try:
+        _regular(descriptor, path)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
 def read(path: str | os.PathLike[str], most: int, owners: Container[int] | None = None) -> bytes:
     """The content of a file that somebody else may have made, if it has no more than `most` bytes.
 
