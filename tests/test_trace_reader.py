@@ -83,7 +83,7 @@ WHOLE = kineto(process(7, "p"))
         (b"", "no Chrome trace"),
         (b"hello", "no Chrome trace"),
         (b'{"traceEvents": 7}', "no Chrome trace"),
-        (b'[{"ph": "X"}]', "no Chrome trace"),
+        (b'[1, {"ph": "X"}]', "no Chrome trace"),
         (b'{"a": "\\"traceEvents\\": [", "b": 1}', "no Chrome trace"),
         (WHOLE[: len(WHOLE) // 2], "ends in the middle"),
         (WHOLE[: WHOLE.rindex(b"\n  ]")], "ends in the middle"),

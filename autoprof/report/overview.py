@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
 import msgspec
@@ -17,6 +17,8 @@ from autoprof.report.reading import Line, Reader, Timeline
 SLOW_RATIO, SLOW_S = 1.25, 1.0
 # Those around it: so many before and as many after; with fewer than that in all nothing is said.
 AROUND, FEWEST = 10, 3
+# In place of the file of a step's driver, where there is none.
+NOBODY = -1
 # verl's own timer around the whole step.
 WHOLE = "step"
 
@@ -58,7 +60,7 @@ class Overview:
     Attributes:
         spans: The steps that have ended, by number.
         rows: The same as figures.
-        unfinished: Steps of which there are stages, and no end.
+        cut_off: Steps that have no end, by number: as long as their stages, with nobody who drove them.
     """
 
     def __init__(self, timelines: Sequence[Timeline], reader: Reader, captured: Iterable[int] = ()) -> None:
@@ -70,10 +72,12 @@ class Overview:
             for line in reader.spans(timeline):
                 self._add(number, line)
         self._number_timers()
-        self.unfinished = sorted(
-            number for number in self._steps.keys() - self.spans.keys() if self._steps[number].stages
-        )
         self.rows = _marked([self._row(span) for _, span in sorted(self.spans.items())])
+        self.cut_off = {
+            number: self._row(_bounds(number, step.stages))
+            for number, step in sorted(self._steps.items())
+            if number not in self.spans and any(union.length() for union in step.stages.values())
+        }
         self._steps.clear()
 
     def _add(self, file: int, line: Line) -> None:
@@ -132,6 +136,12 @@ class Overview:
         )
 
 
+def _bounds(number: int, stages: Mapping[str, Union]) -> StepSpan:
+    pieces = [piece for union in stages.values() for piece in union.pieces()]
+    start, end = min(start for start, _ in pieces), max(end for _, end in pieces)
+    return StepSpan(number, NOBODY, start, end, "", None, None)
+
+
 def by_stage(span: StepSpan, timers: Iterable[tuple[str, int, int, int]], stages: dict[str, Union]) -> dict[str, float]:
     """Seconds of a step by stage, each second counted once, the most first and what nothing covers last.
 
@@ -167,10 +177,11 @@ def _around(rows: Sequence[StepRow], place: int) -> list[StepRow]:
     return [*rows[max(0, place - AROUND) : place], *rows[place + 1 : place + 1 + AROUND]]
 
 
-def usual_stages(rows: Sequence[StepRow], number: int) -> dict[str, float]:
-    """The median seconds of each stage in the steps around one."""
-    place = next(place for place, row in enumerate(rows) if row.number == number)
+def usual_stages(rows: Sequence[StepRow], place: int) -> dict[str, float]:
+    """The median seconds of each stage in the steps around the one at `place`; empty where these are too few."""
     around = _around(rows, place)
+    if len(around) < FEWEST:
+        return {}
     names = {name for row in around for name in row.stages}
     return {name: median(row.stages.get(name, 0.0) for row in around) for name in names}
 

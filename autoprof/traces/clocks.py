@@ -19,11 +19,11 @@ from msgspec import Raw
 
 from autoprof.traces.reader import Reader, TraceError
 
-_BASE = "baseTimeNanoseconds"
+BASE = "baseTimeNanoseconds"
 # The two clocks are read one after the other; less than this between two readings is no step of the wall clock.
 _STEP_NS = 1_000_000
 # From when on a time can be one since the epoch: September 2001.
-_EPOCH_US = 1e15
+EPOCH_US = 1e15
 
 
 class Timed(msgspec.Struct):
@@ -40,23 +40,23 @@ def base_ns(path: Path) -> int:
         TraceError: The trace does not say, or can't be read.
     """
     with Reader(path) as reader:
-        if _BASE not in reader.fields:
+        if BASE not in reader.fields:
             first_us = None
             for events in reader.chunks(msgspec.json.Decoder(list[Timed]).decode):
                 if first_us is None:
                     first_us = next((event.ts for event in events if event.ph != "M"), None)
-            if _BASE not in reader.fields:
-                if first_us is None or first_us > _EPOCH_US:
+            if BASE not in reader.fields:
+                if first_us is None or first_us > EPOCH_US:
                     return 0
-                raise TraceError(f"{path}: it does not say what its times count from ({_BASE})")
-        return _number(path, reader.fields[_BASE])
+                raise TraceError(f"{path}: it does not say what its times count from ({BASE})")
+        return _number(path, reader.fields[BASE])
 
 
 def _number(path: Path, raw: Raw) -> int:
     try:
         return int(msgspec.json.decode(raw))
     except (msgspec.DecodeError, TypeError, ValueError):
-        raise TraceError(f"{path}: {_BASE} is no number: {bytes(raw)[:80]!r}") from None
+        raise TraceError(f"{path}: {BASE} is no number: {bytes(raw)[:80]!r}") from None
 
 
 def corrections_ns(metas: Sequence[Mapping[str, Any]]) -> list[int]:

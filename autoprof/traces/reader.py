@@ -3,20 +3,22 @@
 Where a piece may end can't be seen from a brace alone: names and arguments hold braces and quotes too. So a place that
 looks right is tried, and the decoder says whether it was: what stands before it is valid JSON only if all that was
 opened is closed there. Where no guess is right, the bytes are scanned from the last known place.
+
+A trace whose end is missing (the process was killed, the disk was full) is refused, or read up to its last whole event.
 """
 
 from __future__ import annotations
 
-import gzip
 import re
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, TypeVar, cast
+from typing import TypeVar
 
 import msgspec
 from msgspec import Raw
+
+from autoprof.traces.packed import Bytes, unpacked
 
 CHUNK_BYTES = 4 << 20
 # No event and nothing around the events is larger: what is, is no trace.
@@ -26,7 +28,9 @@ _BETWEEN = b" \t\r\n,"
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 # A bracket or a whole string; a string that the buffer cuts has no group 1.
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:(")|\\?\Z)|[\[\]{}]', re.DOTALL)
+_LIST = re.compile(rb"\s*\[\s*[{\]]")
 _object = msgspec.json.Decoder(dict[str, Raw])
+_list = msgspec.json.Decoder(list[Raw])
 
 T = TypeVar("T")
 
@@ -36,23 +40,32 @@ class TraceError(Exception):
 
 
 class Reader:
-    """One Chrome trace, plain or gzip.
+    """One Chrome trace, plain or gzip: an object with a list of `traceEvents`, or such a list alone.
 
     Attributes:
         fields: What stands beside the events: what comes before them at once, what comes after them at the end.
+        cut: Where it turned out that the trace's end is missing, what is; else empty.
     """
 
-    def __init__(self, path: Path, chunk_bytes: int = CHUNK_BYTES) -> None:
+    def __init__(self, path: Path, chunk_bytes: int = CHUNK_BYTES, partial: bool = False) -> None:
         """Open a trace and read up to its first event.
+
+        Args:
+            path: The file.
+            chunk_bytes: How much is read at a time.
+            partial: Whether a trace that is cut off is read up to there.
 
         Raises:
             TraceError: It can't be read, or is no Chrome trace with a `traceEvents` list.
         """
         self.path = path
         self.fields: dict[str, Raw] = {}
+        self.cut = ""
+        self._partial = partial
+        self._list_alone = False
         self._chunk_bytes = chunk_bytes
         try:
-            self._file = _open(path)
+            self._file: Bytes = unpacked(path)
         except OSError as error:
             raise TraceError(f"{path}: {error.strerror or error}") from None
         try:
@@ -79,7 +92,7 @@ class Reader:
             decode: Makes a list of a JSON array, as the method of a `msgspec.json.Decoder` does.
 
         Raises:
-            TraceError: The file ends early, or an event is not what `decode` takes.
+            TraceError: The file ends early and that is not accepted, or an event is not what `decode` takes.
         """
         buffer = self._buffer
         ended = False
@@ -91,7 +104,9 @@ class Reader:
                 cut, ended = _scan(buffer)
                 if not cut and not ended:
                     if not more:
-                        raise TraceError(f"{self.path}: it ends in the middle of its events")
+                        if not (self._list_alone and not buffer.strip(_BETWEEN)):
+                            self._miss("it ends in the middle of its events")
+                        return
                     if len(buffer) > _LIMIT_BYTES:
                         raise TraceError(f"{self.path}: an event has more than {_LIMIT_BYTES >> 20} MB")
                     continue
@@ -107,14 +122,23 @@ class Reader:
     def _read(self) -> bytes:
         try:
             return self._file.read(self._chunk_bytes)
-        except (OSError, EOFError, zlib.error) as error:
-            raise TraceError(f"{self.path}: it can't be read to its end: {error}") from None
+        except OSError as error:
+            self._miss(f"it can't be read to its end: {error.strerror or error}")
+            return b""
+
+    def _miss(self, what: str) -> None:
+        if not self._partial:
+            raise TraceError(f"{self.path}: {what}")
+        self.cut = self.cut or what
 
     def _read_head(self) -> bytes:
         buffer = b""
         while len(buffer) < _LIMIT_BYTES:
             more = self._read()
             buffer += more
+            if _LIST.match(buffer):
+                self._list_alone = True
+                return buffer.lstrip()[1:]
             for found in _EVENTS.finditer(buffer):
                 try:
                     self.fields = _object.decode(buffer[: found.end()] + b"]}")
@@ -124,27 +148,25 @@ class Reader:
                     return buffer[found.end() :]
             if not more:
                 break
-        raise TraceError(f"{self.path}: it is no Chrome trace: there is no list of traceEvents")
+        why = f"; {self.cut}" if self.cut else ""
+        raise TraceError(f"{self.path}: it is no Chrome trace: there is no list of traceEvents{why}")
 
     def _read_tail(self, buffer: bytes) -> None:
         while len(buffer) < _LIMIT_BYTES and (more := self._read()):
             buffer += more
         try:
-            self.fields = _object.decode(b'{"traceEvents":[' + buffer) | self.fields
+            if self._list_alone:
+                _list.decode(b"[" + buffer)
+            else:
+                self.fields = _object.decode(b'{"traceEvents":[' + buffer) | self.fields
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise TraceError(f"{self.path}: what follows the events is not valid JSON ({error})") from None
+            self._miss(f"what follows the events is not valid JSON ({error})")
 
     def _decode(self, body: bytes, decode: Callable[[bytes], list[T]]) -> list[T]:
         try:
             return decode(_array(body))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise TraceError(f"{self.path}: an event can't be read: {error}") from None
-
-
-def _open(path: Path) -> BinaryIO:
-    with path.open("rb") as file:
-        compressed = file.read(2) == b"\x1f\x8b"
-    return cast(BinaryIO, gzip.open(path)) if compressed else path.open("rb")
 
 
 def _array(body: bytes) -> bytes:

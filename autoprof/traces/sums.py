@@ -12,39 +12,31 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 from msgspec import Struct
 
+from autoprof.traces import device
+from autoprof.traces.clocks import BASE, EPOCH_US
 from autoprof.traces.device import DeviceSums
-from autoprof.traces.passes import EngineSums
+from autoprof.traces.events import Taken, decode
+from autoprof.traces.passes import EngineSums, PassSums
+from autoprof.traces.reader import Reader, TraceError
+from autoprof.traces.rows import Rows
+from autoprof.traces.threads import OperatorSums, Summing, ThreadSums
 
+__all__ = [
+    "DeviceSums",
+    "EngineSums",
+    "MemoryPeak",
+    "OperatorSums",
+    "PassSums",
+    "ThreadSums",
+    "TraceSums",
+    "summarize",
+]
 
-class OperatorSums(Struct, frozen=True, kw_only=True):
-    """All calls of one name in one category.
-
-    Attributes:
-        name: As the trace has it.
-        category: `cat` of the trace: `cpu_op`, `user_annotation`, `python_function`, `cuda_runtime`, ... for what a
-            thread of the host did, `kernel`, `gpu_memcpy`, `gpu_memset` for a device; empty where the trace says none.
-        calls: How often.
-        total_us: From start to end, those inside of it included.
-        self_us: Without what ran inside of it in the same thread. For a device the same as `total_us`.
-    """
-
-    name: str
-    category: str
-    calls: int
-    total_us: float
-    self_us: float
-
-
-class ThreadSums(Struct, frozen=True, kw_only=True):
-    """One thread of the host: `busy_us` is the time in which any event of it was open."""
-
-    pid: int | float | str | None
-    tid: int | float | str | None
-    name: str
-    events: int
-    busy_us: float
+# c10/core/DeviceType.h
+_DEVICE_TYPES = {0: "cpu", 1: "cuda", 6: "hip", 12: "xpu", 20: "npu"}
 
 
 class MemoryPeak(Struct, frozen=True, kw_only=True):
@@ -104,4 +96,47 @@ def summarize(path: Path) -> TraceSums:
         TraceError: It can't be read, or is no Chrome trace. The message names the file.
         OSError: There is no room for the temporary file.
     """
-    raise NotImplementedError
+    with Rows() as rows, Reader(path, partial=True) as reader:
+        taken = Taken(rows)
+        for events in reader.chunks(decode):
+            try:
+                taken.events(events)
+            except (ValueError, msgspec.DecodeError) as error:
+                raise TraceError(f"{path}: an event can't be read: {error}") from None
+        return _sums(path, reader, taken, Summing(taken))
+
+
+def _sums(path: Path, reader: Reader, taken: Taken, summing: Summing) -> TraceSums:
+    first, last = summing.first_us, summing.last_us
+    base_ns = taken.whole_us * 1000
+    if BASE in reader.fields:
+        base_ns = int(msgspec.json.decode(reader.fields[BASE], type=int, strict=False))
+    known = last > first and (base_ns > 0 or first > EPOCH_US)
+    devices = summing.devices()
+    bound, reason = device.bound(devices)
+    return TraceSums(
+        path=str(path),
+        cut=reader.cut,
+        events=taken.count,
+        first_ns=base_ns + round(first * 1000) if known else None,
+        last_ns=base_ns + round(last * 1000) if known else None,
+        span_us=max(0.0, last - first),
+        operators=summing.operators(on_device=False),
+        kernels=summing.operators(on_device=True),
+        threads=summing.threads(),
+        devices=devices,
+        engine=summing.engine(),
+        memory=_memory(taken),
+        bound=bound,
+        reason=reason,
+    )
+
+
+def _memory(taken: Taken) -> list[MemoryPeak]:
+    found = []
+    for (kind, number), (allocated, reserved) in sorted(taken.peaks.items()):
+        name = _DEVICE_TYPES.get(kind, f"type{kind}")
+        if name != "cpu" or number > 0:
+            name = f"{name}:{number}"
+        found.append(MemoryPeak(device=name, allocated_bytes=allocated, reserved_bytes=reserved))
+    return found

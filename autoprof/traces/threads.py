@@ -1,0 +1,187 @@
+"""Sums by operator, thread and device, of events that come by their starts."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from autoprof.traces import device
+from autoprof.traces.device import DeviceSums
+from autoprof.traces.events import Id, Key, Taken
+from autoprof.traces.passes import EngineSums, Passes, parsed
+
+# Kineto's own track of the capture as a whole.
+_NOT_SUMMED = frozenset(("Trace",))
+# Times have nanoseconds; as a float, microseconds since Kineto's base are right to within one.
+_ROUNDING_US = 0.0005
+_ANNOTATION = "user_annotation"
+_Slot = tuple[int, "_Thread | None", "device.Unions | None", int]
+
+
+class OperatorSums(Struct, frozen=True, kw_only=True):
+    """All calls of one name in one category.
+
+    Attributes:
+        name: As the trace has it.
+        category: `cat` of the trace: `cpu_op`, `user_annotation`, `python_function`, `cuda_runtime`, ... for what a
+            thread of the host did, `kernel`, `gpu_memcpy`, `gpu_memset` for a device; empty where the trace says none.
+        calls: How often.
+        total_us: From start to end, those inside of it included.
+        self_us: Without what ran inside of it in the same thread. For a device the same as `total_us`.
+    """
+
+    name: str
+    category: str
+    calls: int
+    total_us: float
+    self_us: float
+
+
+class ThreadSums(Struct, frozen=True, kw_only=True):
+    """One thread of the host: `busy_us` is the time in which any event of it was open."""
+
+    pid: int | float | str | None
+    tid: int | float | str | None
+    name: str
+    events: int
+    busy_us: float
+
+
+class _Thread:
+    """A thread while its events come by their starts: those that are open, as their ends and their operators."""
+
+    def __init__(self) -> None:
+        self.ends: list[float] = []
+        self.operators: list[int] = []
+        self.events = 0
+        self.busy_us = 0.0
+        self.busy_until = float("-inf")
+
+
+def _take(own: list[float], thread: _Thread, start: float, end: float) -> None:
+    """Give the time of an event that outlives what it began in to it alone, as that of the one that began last.
+
+    A `record_function` does so: it begins in a call of Python's that enters it.
+    """
+    for before, operator in zip(reversed(thread.ends), reversed(thread.operators), strict=True):
+        if before > start:
+            own[operator] -= min(end, before) - start
+            start = before
+        if before >= end:
+            return
+
+
+class Summing:
+    """Adds up the rows of a trace.
+
+    Attributes:
+        first_us: Where the first event starts.
+        last_us: Where the last one ends.
+    """
+
+    def __init__(self, taken: Taken) -> None:
+        self._taken = taken
+        self._operators: dict[tuple[bool, str, str], int] = {}
+        self._threads: dict[tuple[Id, Id], _Thread] = {}
+        self._devices: dict[Id, device.Unions] = {}
+        slots = [self._slot(key) for key in taken.keys]
+        count = len(self._operators)
+        self._calls, self._total, self._own = [0] * count, [0.0] * count, [0.0] * count
+        self.first_us, self.last_us = float("inf"), float("-inf")
+        self._run(slots)
+
+    def _slot(self, key: Key) -> _Slot:
+        """Where a row goes: its operator, its thread or its device, and what it is there."""
+        category, name, pid, tid = key
+        if category in _NOT_SUMMED:
+            return -1, None, None, 0
+        kind = device.kind(category, name, self._said("process_name.name", pid))
+        operator = self._operators.setdefault((kind is not None, category, name), len(self._operators))
+        if kind is None:
+            return operator, self._threads.setdefault((pid, tid), _Thread()), None, 0
+        if kind == device.UNCOUNTED:
+            return operator, None, None, kind
+        return operator, None, self._devices.setdefault(pid, device.Unions()), kind
+
+    def _said(self, what: str, pid: Id, tid: Id = None) -> str:
+        return self._taken.said.get((what, pid, tid), "")
+
+    def _run(self, slots: list[_Slot]) -> None:
+        calls, total, own = self._calls, self._total, self._own
+        first, last = self.first_us, self.last_us
+        for start, minus, number in self._taken.rows:
+            operator, thread, unions, kind = slots[number]
+            if operator < 0:
+                continue
+            end = start - minus
+            if end > last:
+                last = end
+                first = min(first, start)
+            calls[operator] += 1
+            total[operator] -= minus
+            own[operator] -= minus
+            if thread is None:
+                if unions is not None:
+                    unions.add(start, end, kind)
+                continue
+            thread.events += 1
+            ends, operators = thread.ends, thread.operators
+            while ends and ends[-1] <= start + _ROUNDING_US:
+                ends.pop()
+                operators.pop()
+            if ends:
+                if end <= ends[-1] + _ROUNDING_US:
+                    own[operators[-1]] += minus
+                else:
+                    _take(own, thread, start, end)
+            if end > thread.busy_until:
+                thread.busy_us += end - max(start, thread.busy_until)
+                thread.busy_until = end
+            ends.append(end)
+            operators.append(operator)
+        self.first_us, self.last_us = first, last
+
+    def operators(self, on_device: bool) -> list[OperatorSums]:
+        """Sums by name and category, the most own time first."""
+        found = [
+            OperatorSums(
+                name=name,
+                category=category,
+                calls=self._calls[number],
+                total_us=self._total[number],
+                self_us=max(0.0, self._own[number]),
+            )
+            for (device_one, category, name), number in self._operators.items()
+            if device_one is on_device
+        ]
+        return sorted(found, key=lambda each: (-each.self_us, each.name))
+
+    def threads(self) -> list[ThreadSums]:
+        """The host's threads, the busiest first."""
+        found = [
+            ThreadSums(
+                pid=pid,
+                tid=tid,
+                name=self._said("thread_name.name", pid, tid),
+                events=thread.events,
+                busy_us=thread.busy_us,
+            )
+            for (pid, tid), thread in self._threads.items()
+        ]
+        return sorted(found, key=lambda each: -each.busy_us)
+
+    def devices(self) -> list[DeviceSums]:
+        """Each device, by its number."""
+        span = max(0.0, self.last_us - self.first_us)
+        found = []
+        for pid, unions in self._devices.items():
+            name = self._said("process_labels.labels", pid) or self._said("process_name.name", pid)
+            found.append(unions.sums(pid, name, span))
+        return sorted(found, key=lambda each: (isinstance(each.device, str), each.device))
+
+    def engine(self) -> EngineSums | None:
+        """The passes of an engine."""
+        passes = Passes()
+        for (_, category, name), number in self._operators.items():
+            if category in (_ANNOTATION, device.ANNOTATION) and (found := parsed(name)):
+                passes.add(found, self._calls[number], self._total[number], category == device.ANNOTATION)
+        return passes.sums()
