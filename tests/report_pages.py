@@ -182,7 +182,7 @@ def _samples(count: int, end: float, named: str) -> SampleFigures:
             ToolRow(name=f"search{named}", calls=64, errors=1, seconds=66, median_s=0.8, max_s=15, slowest="prompt 0")
         ],
         longest=longest,
-        tail=Tail(count=3, of=count, waited_s=11.2, samples=[row.label for row in longest[:3]]),
+        tail=Tail(count=3, of=count, waited_s=11.2, samples=[row.label for row in longest[:3]], held_by=f"tool search{named}"),
     )
 
 
@@ -256,10 +256,12 @@ def _engine(step: int, named: str) -> CaptureFigures:
         rank=0,
         seconds=9.0,
         engine=EngineFigures(
+            engine=f"vLLM{named}",
             passes=100,
             prefill=Phase(passes=8, seconds=2.1, tokens=51_000),
             decode=Phase(passes=90, seconds=6.1, tokens=2_880),
             mixed=Phase(passes=2, seconds=0.5),
+            other=Phase(passes=0, seconds=0.0),
         ),
         bound="cpu",
         reason=f"the window ended after 100 passes{named}",

@@ -18,7 +18,7 @@ import msgspec
 
 from autoprof import __version__, _files
 from autoprof.report import charts, colours, step_charts, units
-from autoprof.report.figures import DeviceShares, RunFigures, StepFigures, StepRow
+from autoprof.report.figures import DeviceShares, Finding, RunFigures, StepFigures, StepRow
 
 if TYPE_CHECKING:
     import jinja2
@@ -61,6 +61,7 @@ def page(figures: RunFigures) -> str:
     script = (_TEMPLATES / "page.js").read_text(encoding="utf-8")
     looks = colours.looks([stage.name for stage in figures.stages])
     steps = [_step(step, looks) for step in figures.details]
+    numbers = [step.number for step in figures.details]
     plots = {"run": charts.run(figures.steps, looks)} if figures.steps else {}
     for step in steps:
         plots |= step["plots"]
@@ -75,6 +76,8 @@ def page(figures: RunFigures) -> str:
         plots=embedded(plots),
         looks=looks,
         steps=steps,
+        # What is open from the beginning: where the costliest finding is.
+        first=next((each.step for each in figures.findings if each.step in numbers), numbers[0] if numbers else None),
         rows=rows(figures.steps),
         many=len(figures.steps) > charts.MOST_BARS,
         stages=[Share(stage.name, stage.share, looks[stage.name]) for stage in figures.stages],
@@ -92,6 +95,12 @@ def embedded(content: Any) -> str:
     """JSON that may stand in a script element: nothing in it ends the element or begins another."""
     made = json.dumps(content, separators=(",", ":"), allow_nan=False)
     return made.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def said(finding: Finding) -> str:
+    """A finding's sentence without the step's number, which stands beside it, and with a capital letter."""
+    text = finding.text.removeprefix(f"step {finding.step}: ")
+    return text[:1].upper() + text[1:]
 
 
 def rows(steps: Sequence[StepRow]) -> list[StepRow]:
@@ -155,5 +164,6 @@ def _environment() -> jinja2.Environment:
     )
     for name in ("seconds", "change", "rate", "number", "share", "size", "moment", "short"):
         environment.filters[name] = getattr(units, name)
+    environment.filters["said"] = said
     environment.globals["device_shares"] = device_shares
     return environment
