@@ -89,7 +89,7 @@ def page_of(lines: list[str]) -> str:
 
 
 def test_it_serves_the_trace_to_perfetto_and_ends_with_ctrl_c(runs: Path) -> None:
-    with opened(runs, "--port", "0") as (process, lines):
+    with opened(runs, "--port", "0") as (_process, lines):
         page = page_of(lines)
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{24}/", page)
         status, headers, body = ask(page)

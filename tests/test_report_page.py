@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
 import json
 import re
 import sys
@@ -134,7 +135,7 @@ def test_headings_are_in_order(usual: Read) -> None:
     levels = [int(tag[1]) for tag, _ in usual.elements if re.fullmatch(r"h[1-6]", tag)]
     assert levels[0] == 1
     assert levels.count(1) == 1
-    assert all(after <= before + 1 for before, after in zip(levels, levels[1:], strict=False))
+    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
 
 
 def test_plots_are_what_plotly_takes(usual: Read) -> None:

@@ -86,7 +86,9 @@ def page(figures: RunFigures) -> str:
 
 def policy(*scripts: str) -> str:
     """The content security policy of a page that holds these scripts and needs nothing else."""
-    hashes = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(each.encode()).digest()).decode()}'" for each in scripts)
+    hashes = " ".join(
+        f"'sha256-{base64.b64encode(hashlib.sha256(each.encode()).digest()).decode()}'" for each in scripts
+    )
     rest = "base-uri 'none'; form-action 'none'"
     return f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; {rest}"
 
@@ -123,7 +125,12 @@ def _step(step: StepFigures, run_looks: dict[str, colours.Look]) -> dict[str, An
         plots[f"done-{step.number}"] = step_charts.done(step.samples)
     whole = sum(step.stages.values()) or 1.0
     shares = [Share(name, took / whole, looks[name]) for name, took in step.stages.items()]
-    return {"figures": step, "plots": plots, "shares": shares, "lanes_left_out": step_charts.choose(step.lanes).left_out}
+    return {
+        "figures": step,
+        "plots": plots,
+        "shares": shares,
+        "lanes_left_out": step_charts.choose(step.lanes).left_out,
+    }
 
 
 def device_shares(device: DeviceShares) -> list[Share]:
@@ -137,7 +144,8 @@ def device_shares(device: DeviceShares) -> list[Share]:
     ]
     whole = max(1.0, sum(share for _, share, *_ in parts))
     return [
-        Share(name, share / whole, colours.Look(f"{colours.TOKEN}{kind}", pattern)) for name, share, kind, pattern in parts
+        Share(name, share / whole, colours.Look(f"{colours.TOKEN}{kind}", pattern))
+        for name, share, kind, pattern in parts
     ]
 
 

@@ -156,4 +156,3 @@ class _Handler(BaseHTTPRequestHandler):
 def _name(host: str) -> str:
     name, _, port = host.partition(":")
     return name if port.isdecimal() or not port else ""
-

@@ -139,7 +139,9 @@ def _place(lane: Lane, whole: float) -> list[Placed]:
         last = rows[row][-1] if rows[row] else None
         new = Placed(span.name, span.kind, span.start_s, span.end_s, row, 1, span.error)
         if last and last.name == span.name and _narrow(last, new, whole):
-            rows[row][-1] = Placed(span.name, span.kind, last.start, new.end, row, last.count + 1, last.error or new.error)
+            rows[row][-1] = Placed(
+                span.name, span.kind, last.start, new.end, row, last.count + 1, last.error or new.error
+            )
         else:
             rows[row].append(new)
     return [each for row in rows for each in row]
