@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from autoprof import tables
 from autoprof.report.figures import CaptureFigures, Finding
 from autoprof.report.rules import LEAST_S, capture_rule
-from autoprof.report.words import percent, seconds
+from autoprof.report.units import seconds
+from autoprof.report.units import share as percent
 
 # A device is idle from such a share of a capture on, communication is not hidden from such a share on.
 IDLE_SHARE, BARE_SHARE = 0.4, 0.15
