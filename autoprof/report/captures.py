@@ -46,6 +46,7 @@ def figures(run: Path, step: int, capture: CaptureFile, zero_ns: int | None, ope
         replica=_number(capture.meta, "replica"),
         host=_text(capture.meta, "host") or None,
         pid=_number(capture.meta, "pid"),
+        part=_text(capture.meta, "part"),
         file=f"{folder.name}/{path.name if path else capture.name}",
         state=capture.state,
         tool=_text(capture.meta, "tool"),
@@ -65,6 +66,14 @@ def figures(run: Path, step: int, capture: CaptureFile, zero_ns: int | None, ope
         return msgspec.structs.replace(found, state=DAMAGED, reason=str(error).replace(f"{path}: ", ""))
     sums = msgspec.structs.replace(sums, operators=sums.operators[:operators], kernels=sums.kernels[:operators])
     return _summed(found, sums, zero_ns, _memory_total(path))
+
+
+def place_of(capture: CaptureFigures) -> str:
+    """What a capture is of, whatever its step: `actor.update_actor rank 0`, `rollout replica 1 frontend`."""
+    stage = f".{capture.stage}" if capture.stage and capture.stage != capture.role else ""
+    if capture.replica is not None:
+        return f"{capture.role}{stage} replica {capture.replica} {capture.part}".rstrip()
+    return f"{capture.role}{stage}" + ("" if capture.rank is None else f" rank {capture.rank}")
 
 
 def _file(folder: Path, name: str) -> Path | None:

@@ -8,6 +8,7 @@ from statistics import fmean, median
 
 import msgspec
 
+from autoprof.report.captures import place_of
 from autoprof.report.figures import CaptureFigures, Comparison, ComparisonRow, Finding, RunFigures, StepFigures
 from autoprof.report.findings import in_order
 from autoprof.report.units import number, seconds
@@ -139,19 +140,12 @@ def _operators(captures: Iterable[CaptureFigures]) -> dict[tuple[str, str], floa
         for each in (*capture.operators, *capture.kernels):
             sums[each.name] += each.self_us / 1e6
         if sums:
-            found[where(capture)].append(sums)
+            found[place_of(capture)].append(sums)
     return {
         (place, name): fmean(sums.get(name, 0.0) for sums in of_place)
         for place, of_place in found.items()
         for name in {name for sums in of_place for name in sums}
     }
-
-
-def where(capture: CaptureFigures) -> str:
-    """What a capture is of, without its process and step: `actor.update_actor rank 0`."""
-    who = f"replica {capture.replica}" if capture.replica is not None else f"rank {capture.rank}"
-    stage = f".{capture.stage}" if capture.stage and capture.stage != capture.role else ""
-    return f"{capture.role}{stage} {who}"
 
 
 def _samples(step: StepFigures) -> dict[str, float]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from autoprof.redaction import plain
-from autoprof.report.comparison import where
+from autoprof.report.captures import place_of
 from autoprof.report.figures import CaptureFigures, Comparison, Finding, RunFigures, StepFigures
 from autoprof.report.units import change, number, seconds, share
 
@@ -79,7 +79,7 @@ def _step(step: StepFigures) -> Iterable[str]:
 
 
 def _capture(capture: CaptureFigures) -> Iterable[str]:
-    yield f"### {_safe(where(capture))}, step {capture.step}: {_safe(capture.state)}"
+    yield f"### {_safe(place_of(capture))}, step {capture.step}: {_safe(capture.state)}"
     yield ""
     said = [f"{seconds(capture.seconds)}"] if capture.seconds is not None else []
     said += [f"{_safe(capture.bound)}-bound" if capture.bound else "", _safe(capture.reason), _safe(capture.opens_with)]
