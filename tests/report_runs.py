@@ -56,11 +56,12 @@ def worker(prompt: int) -> tuple[str, int]:
 class Script:
     """Writes the spans of one run, step after step. `plants` are steps by cause."""
 
-    def __init__(self, plants: dict[str, int], seed: int = 7) -> None:
+    def __init__(self, plants: dict[str, int], seed: int = 7, weight_sync_s: float = 2.0) -> None:
         self.lines: dict[tuple[str, int], list[tuple[float, dict[str, Any]]]] = defaultdict(list)
         self.steps: dict[int, tuple[float, float]] = {}
         self.stages: dict[tuple[int, str], tuple[float, float]] = {}
         self._plants = plants
+        self._weight_sync_s = weight_sync_s
         self._random = random.Random(seed)
         self._now = 0.0
         self._step = 0
@@ -105,7 +106,9 @@ class Script:
             self._timer("save_checkpoint", lambda: self._stage("save_checkpoint", "actor", 45.0))
         self._timer(
             "update_weights",
-            lambda: self._stage("update_weights", "actor", 17.0 if self.planted("long_weight_sync") else 2.0),
+            lambda: self._stage(
+                "update_weights", "actor", 17.0 if self.planted("long_weight_sync") else self._weight_sync_s
+            ),
         )
         if self.planted("validation"):
             self._timer("testing", self._validate)
@@ -189,7 +192,13 @@ class Script:
 
 
 def write(
-    folder: Path, steps: int = 12, captured: int | None = 5, torn: bool = False, seed: int = 7, **plants: int
+    folder: Path,
+    steps: int = 12,
+    captured: int | None = 5,
+    torn: bool = False,
+    seed: int = 7,
+    weight_sync_s: float = 2.0,
+    **plants: int,
 ) -> Script:
     """Write a run directory.
 
@@ -199,10 +208,11 @@ def write(
         captured: The step that was captured, None for none.
         torn: Whether timelines have lines that were cut off, and such as nobody knows.
         seed: Of what varies.
+        weight_sync_s: How long weight sync takes in each step.
         plants: Of `PLANTS`, the step in which each is.
     """
     assert not plants.keys() - set(PLANTS), plants
-    script = Script(plants, seed)
+    script = Script(plants, seed, weight_sync_s)
     for _ in range(steps):
         script.step()
     folder.mkdir(parents=True)

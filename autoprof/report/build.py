@@ -21,13 +21,23 @@ from autoprof.report.reading import Reader, Timeline, timelines
 Progress = Callable[[int, int, str], None]
 
 
-def figures(run: listing.Run, chosen: Sequence[int] | None = None, progress: Progress | None = None) -> RunFigures:
+# So many operators and kernels of a trace are told.
+OPERATORS = 50
+
+
+def figures(
+    run: listing.Run,
+    chosen: Sequence[int] | None = None,
+    progress: Progress | None = None,
+    operators: int = OPERATORS,
+) -> RunFigures:
     """The figures of a run.
 
     Args:
         run: The run, as listed.
         chosen: The steps in detail; without it those that `details.choose` picks.
         progress: Told of each trace before it is read.
+        operators: How many operators and kernels of each trace are told.
 
     Raises:
         NotFound: A chosen step is neither in the timeline nor among the captures.
@@ -45,7 +55,7 @@ def figures(run: listing.Run, chosen: Sequence[int] | None = None, progress: Pro
         if number not in rows and number not in folders:
             raise listing.NotFound(_no_step(run, number, overview.rows))
     spans = {number: overview.spans.get(number) or _span(rows, folders, number) for number in asked}
-    summed = _captures(path, [folders[number] for number in asked if number in folders], spans, progress)
+    summed = _captures(path, [folders[number] for number in asked if number in folders], spans, progress, operators)
     shown = details(list(spans.values()), rows, files, summed)
     shown = [msgspec.structs.replace(step, findings=findings.of_step(step)) for step in shown]
     stages = shares(overview.rows)
@@ -82,6 +92,25 @@ def figures(run: listing.Run, chosen: Sequence[int] | None = None, progress: Pro
     )
 
 
+def trimmed(figures: RunFigures) -> RunFigures:
+    """The figures with no more operators of a trace than are told."""
+    return msgspec.structs.replace(
+        figures,
+        details=[
+            msgspec.structs.replace(
+                step,
+                captures=[
+                    msgspec.structs.replace(
+                        capture, operators=capture.operators[:OPERATORS], kernels=capture.kernels[:OPERATORS]
+                    )
+                    for capture in step.captures
+                ],
+            )
+            for step in figures.details
+        ],
+    )
+
+
 def _span(rows: dict[int, StepRow], folders: Mapping[int, listing.Step], number: int) -> StepSpan:
     """A step whose end the timeline lacks: as long as its stages, or else as its captures."""
     if number not in rows:
@@ -102,7 +131,11 @@ def _span(rows: dict[int, StepRow], folders: Mapping[int, listing.Step], number:
 
 
 def _captures(
-    path: Path, folders: Sequence[listing.Step], spans: Mapping[int, StepSpan], progress: Progress | None
+    path: Path,
+    folders: Sequence[listing.Step],
+    spans: Mapping[int, StepSpan],
+    progress: Progress | None,
+    operators: int,
 ) -> dict[int, list[CaptureFigures]]:
     whole = sum(len(folder.captures) for folder in folders)
     done = 0
@@ -113,7 +146,8 @@ def _captures(
             if progress is not None:
                 progress(done, whole, capture.name)
             done += 1
-            found.setdefault(folder.number, []).append(captures.figures(path, folder.number, capture, zero or None))
+            summed = captures.figures(path, folder.number, capture, zero or None, operators)
+            found.setdefault(folder.number, []).append(summed)
     return found
 
 

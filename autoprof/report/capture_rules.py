@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from autoprof import tables
+from autoprof.report.captures import place_of
 from autoprof.report.figures import CaptureFigures, Finding
 from autoprof.report.rules import LEAST_S, capture_rule
-from autoprof.report.words import percent, seconds
+from autoprof.report.units import seconds
+from autoprof.report.units import share as percent
 
 # A device is idle from such a share of a capture on, communication is not hidden from such a share on.
 IDLE_SHARE, BARE_SHARE = 0.4, 0.15
@@ -25,7 +27,7 @@ def idle(capture: CaptureFigures) -> Iterator[Finding]:
         bound = capture.bound == "cpu"
         yield Finding(
             kind="cpu_bound" if bound else "device_idle",
-            text=f"step {capture.step}: {device.device} did nothing for {percent(device.idle)} of {_what(capture)}"
+            text=f"step {capture.step}: {device.device} did nothing for {percent(device.idle)} of {place_of(capture)}"
             + (", it waited for the CPU" if bound else ""),
             evidence=[
                 f"compute {percent(device.compute)} of {seconds(device.seconds)}",
@@ -48,7 +50,7 @@ def communication(capture: CaptureFigures) -> Iterator[Finding]:
             continue
         yield Finding(
             kind="communication",
-            text=f"step {capture.step}: {_what(capture)} communicated for {seconds(bare * device.seconds)} in which "
+            text=f"step {capture.step}: {place_of(capture)} communicated for {seconds(bare * device.seconds)} in which "
             f"{device.device} computed nothing",
             evidence=[
                 f"communication {percent(device.communication)} of {seconds(device.seconds)}",
@@ -72,7 +74,7 @@ def memory(capture: CaptureFigures) -> Iterator[Finding]:
     if peak is not None and total and peak >= FULL_SHARE * total:
         yield Finding(
             kind="memory",
-            text=f"step {capture.step}: {_what(capture)} took {percent(peak / total)} of the device's memory",
+            text=f"step {capture.step}: {place_of(capture)} took {percent(peak / total)} of the device's memory",
             evidence=[f"{tables.size(peak)} of {tables.size(total)}"],
             seconds=0.0,
             step=capture.step,
@@ -86,15 +88,9 @@ def bad_capture(capture: CaptureFigures) -> Iterator[Finding]:
     if capture.state != "complete":
         yield Finding(
             kind="bad_capture",
-            text=f"step {capture.step}: the capture of {_what(capture)} is {capture.state}",
+            text=f"step {capture.step}: the capture of {place_of(capture)} is {capture.state}",
             evidence=[capture.reason] if capture.reason else [],
             seconds=0.0,
             step=capture.step,
             file=capture.file,
         )
-
-
-def _what(capture: CaptureFigures) -> str:
-    who = f"replica {capture.replica}" if capture.replica is not None else f"rank {capture.rank}"
-    stage = f".{capture.stage}" if capture.stage and capture.stage != capture.role else ""
-    return f"{capture.role}{stage} {who}" if capture.replica is not None or capture.rank is not None else capture.name

@@ -17,7 +17,6 @@ from autoprof.traces.reader import Reader, TraceError
 from autoprof.traces.sums import OperatorSums, TraceSums, summarize
 
 DAMAGED = "damaged"
-_MOST_OPERATORS = 50
 # What goes on where no Chrome trace is.
 _TOOLS = {
     NSYS_REPORT: ("nsys", "Nsight Systems: nsys-ui FILE, or nsys stats FILE"),
@@ -26,7 +25,7 @@ _TOOLS = {
 _ASCEND = "MindStudio Insight opens the folder; autoprof analyse has torch_npu analyse it, where that was not done"
 
 
-def figures(run: Path, step: int, capture: CaptureFile, zero_ns: int | None) -> CaptureFigures:
+def figures(run: Path, step: int, capture: CaptureFile, zero_ns: int | None, operators: int) -> CaptureFigures:
     """One capture. Nothing is raised.
 
     Args:
@@ -34,6 +33,7 @@ def figures(run: Path, step: int, capture: CaptureFile, zero_ns: int | None) -> 
         step: The step in whose folder it is.
         capture: The capture, as listed.
         zero_ns: When the step began, where that is known.
+        operators: How many operators and kernels are told.
     """
     folder = rundir.RunDir(run).step(step)
     path = _file(folder, capture.name)
@@ -46,6 +46,7 @@ def figures(run: Path, step: int, capture: CaptureFile, zero_ns: int | None) -> 
         replica=_number(capture.meta, "replica"),
         host=_text(capture.meta, "host") or None,
         pid=_number(capture.meta, "pid"),
+        part=_text(capture.meta, "part"),
         file=f"{folder.name}/{path.name if path else capture.name}",
         state=capture.state,
         tool=_text(capture.meta, "tool"),
@@ -63,7 +64,16 @@ def figures(run: Path, step: int, capture: CaptureFile, zero_ns: int | None) -> 
         sums = summarize(path)
     except (TraceError, OSError) as error:
         return msgspec.structs.replace(found, state=DAMAGED, reason=str(error).replace(f"{path}: ", ""))
+    sums = msgspec.structs.replace(sums, operators=sums.operators[:operators], kernels=sums.kernels[:operators])
     return _summed(found, sums, zero_ns, _memory_total(path))
+
+
+def place_of(capture: CaptureFigures) -> str:
+    """What a capture is of, whatever its step: `actor.update_actor rank 0`, `rollout replica 1 frontend`."""
+    stage = f".{capture.stage}" if capture.stage and capture.stage != capture.role else ""
+    if capture.replica is not None:
+        return f"{capture.role}{stage} replica {capture.replica} {capture.part}".rstrip()
+    return f"{capture.role}{stage}" + ("" if capture.rank is None else f" rank {capture.rank}")
 
 
 def _file(folder: Path, name: str) -> Path | None:
@@ -96,7 +106,7 @@ def _summed(found: CaptureFigures, sums: TraceSums, zero_ns: int | None, total: 
 def _operators(sums: list[OperatorSums]) -> list[Operator]:
     return [
         Operator(name=each.name, category=each.category, calls=each.calls, total_us=each.total_us, self_us=each.self_us)
-        for each in sums[:_MOST_OPERATORS]
+        for each in sums
     ]
 
 

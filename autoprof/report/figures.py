@@ -331,6 +331,7 @@ class CaptureFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         state: `complete`, `truncated`, `failed`, `unfinished`, or `damaged` where the file can't be read.
+        part: Of a replica's engine: `frontend`, or a worker by its ranks.
         tool: `torch`, `npu`, `nsys` or `memory`.
         opens_with: What opens the file, where it is not Perfetto.
         seconds: From the first to the last event.
@@ -353,6 +354,7 @@ class CaptureFigures(msgspec.Struct, frozen=True, kw_only=True):
     replica: int | None = None
     host: str | None = None
     pid: int | None = None
+    part: str = ""
     opens_with: str = ""
     start_s: float | None = None
     seconds: float | None = None

@@ -9,7 +9,7 @@ import msgspec
 
 from autoprof.report import capture_rules as _captures
 from autoprof.report import step_rules as _steps
-from autoprof.report import words
+from autoprof.report import units, words
 from autoprof.report.figures import Finding, StageShare, StepFigures, StepRow
 from autoprof.report.overview import usual_stages
 from autoprof.report.rules import CAPTURE_RULES, KINDS, ROW_RULES, STEP_RULES, Around
@@ -54,25 +54,32 @@ def overall(rows: Sequence[StepRow], stages: Sequence[StageShare]) -> list[Findi
     return [
         Finding(
             kind=_SHARE,
-            text=f"weight sync takes {words.percent(share)} of the run, {words.seconds(each)} a step",
-            evidence=[f"{stage.name}: {words.seconds(stage.median_s)} in the median" for stage in shares],
+            text=f"weight sync takes {units.share(share)} of the run, {units.seconds(each)} a step",
+            evidence=[f"{stage.name}: {units.seconds(stage.median_s)} in the median" for stage in shares],
             seconds=each,
         )
     ]
 
 
+# What need not be told where something else says why: kinds, and of what kind that must be (empty for any). It must
+# cost half as much at least.
+_EXPLAINED: dict[str, tuple[str, ...]] = {"slow_step": (), "sample_tail": ("slow_replica",)}
+
+
 def settled(findings: Iterable[Finding]) -> list[Finding]:
-    """All findings in order, without slow steps of which others say why they were slow."""
+    """All findings in order, without those that others of the same step explain."""
     findings = list(findings)
-    told: dict[int | None, float] = defaultdict(float)
-    for finding in findings:
-        if finding.kind != "slow_step":
-            told[finding.step] = max(told[finding.step], finding.seconds)
-    return in_order(
-        finding
-        for finding in findings
-        if finding.kind != "slow_step" or finding.step is None or told[finding.step] < finding.seconds / 2
-    )
+
+    def explained(finding: Finding) -> bool:
+        by = _EXPLAINED.get(finding.kind)
+        return by is not None and any(
+            other.step == finding.step
+            and other.seconds >= finding.seconds / 2
+            and (other.kind in by if by else other.kind not in _EXPLAINED or other.kind == "sample_tail")
+            for other in findings
+        )
+
+    return in_order(finding for finding in findings if not explained(finding))
 
 
 def in_order(findings: Iterable[Finding]) -> list[Finding]:

@@ -27,8 +27,9 @@ _Span = tuple[int, int, str, str, Line]
 class LaneSpans:
     """The spans of one process under one role, in one step."""
 
-    def __init__(self, file: int, role: str, rank: int | None, replica: int | None) -> None:
-        self.file, self.role, self.rank, self.replica = file, role, rank, replica
+    def __init__(self, file: int, role: str, replica: int | None) -> None:
+        self.file, self.role, self.replica = file, role, replica
+        self.rank: int | None = None
         self.label = ""
         self.busy = Union()
         self.count = 0
@@ -84,14 +85,16 @@ class Lanes:
         self._timelines = timelines
         self._driver = driver
         self._start, self._end = start_ns, end_ns
-        self._lanes: dict[tuple[int, str, int | None, int | None], LaneSpans] = {}
+        self._lanes: dict[tuple[int, str, int | None], LaneSpans] = {}
 
     def add(self, file: int, line: Line, own: bool) -> None:
         """Take a span. `own` says that it is of this step, and not of another one at the same time."""
         replica = line.ids.get("replica")
-        key = (file, line.role, line.rank, replica if isinstance(replica, int) else None)
+        key = (file, line.role, replica if isinstance(replica, int) else None)
         if (lane := self._lanes.get(key)) is None:
             lane = self._lanes[key] = LaneSpans(*key)
+        if lane.rank is None:
+            lane.rank = line.rank
         lane.add(line)
         if own and line.kind == "stage":
             lane.stages[line.name].append((line.start_ns, line.end_ns))
@@ -99,19 +102,19 @@ class Lanes:
     def finish(self) -> list[LaneSpans]:
         """The lanes in the order in which they are shown, with their labels."""
         order = sorted(self._lanes.values(), key=self._order)
-        like = Counter(map(_label, order))
-        count: Counter[str] = Counter()
-        for lane in order:
-            label = _label(lane)
-            timeline = self._timelines[lane.file]
-            if like[label] == 1:
-                lane.label = label
-            elif label == "agent_loop":
-                lane.label = f"{label} {count[label]}"
-            else:
-                lane.label = f"{label} on {timeline.host}, pid {timeline.pid}"
-            count[label] += 1
+        for name in (_label, _with_rank, self._with_process):
+            like = Counter(lane.label or name(lane) for lane in order)
+            for lane in order:
+                if not lane.label and like[name(lane)] == 1:
+                    lane.label = name(lane)
+        loops = [lane for lane in order if lane.role == "agent_loop"]
+        for number, lane in enumerate(loops if len(loops) > 1 else []):
+            lane.label = f"agent_loop {number}"
         return order
+
+    def _with_process(self, lane: LaneSpans) -> str:
+        timeline = self._timelines[lane.file]
+        return f"{_with_rank(lane)} on {timeline.host}, pid {timeline.pid}"
 
     def _order(self, lane: LaneSpans) -> tuple[int, str, int, int, str, int]:
         place = _ROLES.index(lane.role) if lane.role in _ROLES else len(_ROLES)
@@ -214,9 +217,12 @@ def _label(lane: LaneSpans) -> str:
     role = lane.role or "process"
     if lane.replica is not None:
         return f"{role} replica {lane.replica}"
-    if lane.rank is not None and role not in ("agent_loop", "trainer"):
-        return f"{role} rank {lane.rank}"
-    return role
+    return role if role in ("agent_loop", "trainer") else _with_rank(lane)
+
+
+def _with_rank(lane: LaneSpans) -> str:
+    who = "" if lane.replica is None else f" replica {lane.replica}"
+    return f"{lane.role or 'process'}{who}" + ("" if lane.rank is None else f" rank {lane.rank}")
 
 
 def _named(line: Line) -> str:

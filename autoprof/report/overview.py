@@ -14,7 +14,7 @@ from autoprof.report.intervals import Union, exclusive
 from autoprof.report.reading import Line, Reader, Timeline
 
 # A step is slow that takes so much longer than the median of the steps around it, and so many seconds.
-SLOW_RATIO, SLOW_S = 1.25, 1.0
+SLOW_RATIO, SLOW_S = 1.2, 1.0
 # Those around it: so many before and as many after; with fewer than that in all nothing is said.
 AROUND, FEWEST = 10, 3
 # In place of the file of a step's driver, where there is none.

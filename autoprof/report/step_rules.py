@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from autoprof.report import words
 from autoprof.report.figures import OTHER, Finding, SampleRow, StepFigures, StepRow, ToolRow
 from autoprof.report.rules import Around, matters, row_rule, step_rule
-from autoprof.report.words import listed, percent, seconds, several
+from autoprof.report.units import seconds
+from autoprof.report.units import share as percent
+from autoprof.report.words import listed, several
 
 # Weight sync is long that takes so many times what it usually takes.
 SYNC_RATIO = 2.0
@@ -42,7 +44,7 @@ def weight_sync(around: Around) -> Iterator[Finding]:
 
 @row_rule("slow_step", "checkpoint", "validation")
 def slow_step(around: Around) -> Iterator[Finding]:
-    """A step takes 1.25 times what the steps around it take, and no other finding says why."""
+    """A step takes 1.2 times what the steps around it take, and no other finding says why."""
     row = around.row
     if not row.slow:
         return

@@ -1,4 +1,4 @@
-"""What the names of timers and stages stand for, by the targets' own words, and how figures are said in words."""
+"""What the names of timers and stages stand for, by the targets' own words, and lists in words."""
 
 from __future__ import annotations
 
@@ -34,20 +34,6 @@ def seconds_of(stages: Mapping[str, float], wanted: str) -> float:
     return sum(seconds for name, seconds in stages.items() if meaning(name) == wanted)
 
 
-def seconds(value: float) -> str:
-    """Seconds as people read them: `11.2 s`, `340 ms`, `3 min 20 s`."""
-    if abs(value) < 0.9995:
-        return f"{value * 1e3:.3g} ms" if abs(value) < 0.0995 else f"{value * 1e3:.0f} ms"
-    if abs(value) < 119.95:
-        return f"{value:.1f} s"
-    minutes, rest = divmod(round(value), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
-
-
-def percent(share: float) -> str:
-    return f"{share * 100:.0f} %"
-
-
 def several(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
 
@@ -57,7 +43,3 @@ def listed(names: Iterable[str], most: int = 5) -> str:
     names = list(names)
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
-
-
-def rate(value: float) -> str:
-    return f"{value:,.0f} tokens/s" if value >= 100 else f"{value:.3g} tokens/s"
