@@ -166,8 +166,8 @@ def _no_port(port: int, error: OSError) -> str:
         return f"open: port {port}: {error.strerror}"
     if port == PERFETTO_PORT:
         return (
-            f"open: port {port} is taken, maybe by another autoprof open or trace_processor, and Perfetto follows links "
-            "to no other one; end what uses it, or take a free one with --port 0: its page hands over the trace by a button"
+            f"open: port {port} is taken, maybe by another autoprof open or trace_processor, and Perfetto follows "
+            "links to no other; end what uses it, or take --port 0: then a button of the page hands over the trace"
         )
     return f"open: port {port} is taken; --port 0 takes a free one"
 

@@ -12,6 +12,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import plotly.graph_objects
 import pytest
 import report_pages
@@ -294,3 +295,30 @@ def test_of_very_many_lanes_the_busiest_and_idlest_are_drawn() -> None:
     chosen = step_charts.choose([lane(f"rank {at}", [("x", 0, 1)], busy=at) for at in range(512)])
     assert (len(chosen.lanes), chosen.left_out) == (step_charts.MOST_LANES, 512 - step_charts.MOST_LANES)
     assert {"rank 0", "rank 511"} <= {each.label for each in chosen.lanes}
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("step 5: weight sync took 17 s", "Step 5: weight sync took 17 s"),
+        ("step 5 took 50 s", "Step 5 took 50 s"),
+        ("generation waited", "Step 5: generation waited"),
+        ("step 55 took 9 s", "Step 5: step 55 took 9 s"),
+    ],
+)
+def test_a_finding_names_its_step_once(text: str, shown: str) -> None:
+    figures = report_pages.figures(steps=5, details=1)
+    finding = msgspec.structs.replace(figures.findings[0], text=text, step=5)
+    read = Read(html.page(msgspec.structs.replace(figures, findings=[finding])))
+    assert shown in read.text
+    links = {a["href"] for tag, a in read.elements if tag == "a"}
+    assert "#step-5" in links
+    # The step may have no part of its own: then there is no link that leads nowhere.
+    read = Read(html.page(msgspec.structs.replace(figures, findings=[finding], details=[])))
+    assert shown in read.text
+    assert "#step-5" not in {a["href"] for tag, a in read.elements if tag == "a"}
+
+
+def test_every_link_leads_somewhere(usual: Read) -> None:
+    ids = {a["id"] for _, a in usual.elements if "id" in a}
+    assert {str(a["href"])[1:] for tag, a in usual.elements if tag == "a"} <= ids

@@ -85,7 +85,8 @@ def rows_axis(at: Sequence[float], labels: Sequence[str], end: float) -> Plot:
 def run(steps: Sequence[StepRow], looks: dict[str, Look]) -> Plot:
     """Step time over steps, stacked by stage, with slow and captured steps marked, and tokens a second below.
 
-    There is at least one step. Of more than `MOST_BARS` a bar is the mean of several; slow steps keep marks of their own.
+    There is at least one step. Of more than `MOST_BARS` a bar is the mean of several; slow steps keep
+    marks of their own.
     """
     groups = _groups(steps)
     names = [name for name in looks if any(name in step.stages for step in steps)]

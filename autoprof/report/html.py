@@ -76,6 +76,7 @@ def page(figures: RunFigures) -> str:
         plots=embedded(plots),
         looks=looks,
         steps=steps,
+        numbers=numbers,
         # What is open from the beginning: where the costliest finding is.
         first=next((each.step for each in figures.findings if each.step in numbers), numbers[0] if numbers else None),
         rows=rows(figures.steps),
@@ -100,9 +101,20 @@ def embedded(content: Any) -> str:
 
 
 def said(finding: Finding) -> str:
-    """A finding's sentence without the step's number, which stands beside it, and with a capital letter."""
+    """A finding's sentence where the step is known: without its number."""
     text = finding.text.removeprefix(f"step {finding.step}: ")
     return text[:1].upper() + text[1:]
+
+
+def rest(finding: Finding) -> str:
+    """What follows the number of the step in a finding's sentence."""
+    text = finding.text
+    begin = f"step {finding.step}"
+    return (
+        text[len(begin) :]
+        if text[len(begin) : len(begin) + 1] in (":", " ") and text.startswith(begin)
+        else f": {text}"
+    )
 
 
 def rows(steps: Sequence[StepRow]) -> list[StepRow]:
@@ -172,6 +184,6 @@ def _environment() -> jinja2.Environment:
     )
     for name in ("seconds", "change", "rate", "number", "share", "size", "moment", "short"):
         environment.filters[name] = getattr(units, name)
-    environment.filters["said"] = said
+    environment.filters |= {"said": said, "rest": rest}
     environment.globals["device_shares"] = device_shares
     return environment

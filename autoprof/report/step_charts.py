@@ -227,7 +227,8 @@ def done(figures: SampleFigures) -> Plot:
         start = figures.end_s - figures.tail.waited_s
         area = {"type": "rect", "x0": start, "x1": figures.end_s, "y0": 0, "y1": 1, "yref": "paper", "layer": "below"}
         plot["shapes"].append({**area, "fillcolor": "@gap", "line": {"width": 0}})
-        waits = f"{units.seconds(figures.tail.waited_s)} for the last {figures.tail.count if figures.tail.count > 1 else 'one'}"
+        last = "the last one" if figures.tail.count == 1 else f"the last {figures.tail.count}"
+        waits = f"{units.seconds(figures.tail.waited_s)} for {last}"
         plot["annotations"].append(
             {"x": figures.end_s, "y": 0.05, "yref": "paper", "xanchor": "right", "showarrow": False, "text": waits}
         )
