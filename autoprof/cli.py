@@ -88,10 +88,17 @@ def _parser() -> argparse.ArgumentParser:
     checkup.set_defaults(run=_doctor)
 
     merge = commands.add_parser("merge", help="make one trace of a step's, all processes on one clock")
-    merge.add_argument("name", nargs="?", metavar="RUN", default="latest", help="a run, as for ls (default: latest)")
+    merge.add_argument("name", nargs="*", metavar="RUN", help="a run, as for ls (default: latest), or trace files")
     merge.add_argument("--step", type=int, metavar="N", help="the step; not needed where there is one only")
     merge.add_argument("--role", metavar="PATTERNS", default="*", help="roles, as for AUTOPROF_ROLES (default: all)")
     merge.add_argument("-o", "--output", metavar="FILE", type=Path, help="(default: in the step's folder)")
+    merge.add_argument("--tar", action="store_true", help="an archive of the traces as they are, for Perfetto 58.2 on")
+    merge.add_argument(
+        "--clocks",
+        choices=("measured", "as-set"),
+        default="measured",
+        help="of several hosts: set right by what was measured in the run (default), or taken as they are set",
+    )
     merge.set_defaults(run=_merge)
 
     analysis = commands.add_parser("analyse", help="have torch_npu analyse what it recorded and has not analysed yet")
@@ -188,13 +195,22 @@ def _trigger(parsed: argparse.Namespace) -> int:
 
 
 def _merge(parsed: argparse.Namespace) -> int:
+    from autoprof import progress
     from autoprof.traces import steps
     from autoprof.traces.reader import TraceError
 
-    run = listing.find(_parent(parsed), parsed.name)
+    wishes = steps.Wishes(roles=parsed.role, output=parsed.output, tar=parsed.tar, clocks=parsed.clocks)
+    given = [Path(name) for name in parsed.name]
     try:
-        for line in steps.merge_step(run, listing.step(run, parsed.step), parsed.role, parsed.output):
-            print(line)
+        if given and (len(given) > 1 or (given[0].exists() and not (given[0] / "run.json").is_file())):
+            work = steps.of_files(given, wishes)
+        else:
+            run = listing.find(_parent(parsed), parsed.name[0] if given else "latest")
+            work = steps.of_step(run, steps.chosen(run, parsed.step), wishes)
+        with progress.bar("merging", work.bytes) as done:
+            said = list(steps.do(work, wishes.tar, done))
+        for line in said:
+            print(plain(line))
     except (TraceError, OSError) as error:
         return _complain(f"merge: {error}", 1)
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -63,7 +64,7 @@ def test_processes_are_named_and_ordered(tmp_path: Path, jobs: int) -> None:
     ]
     assert set(described(events, "process_labels", "labels").values()) == {"python 4321", "python 0", ""}
     assert Counter(event["name"] for event in events)["thread 4321"] == 0
-    assert {event["pid"] for event in events if event["name"] == "thread_name"} == {1, 2}
+    assert {event["pid"] for event in events if event["name"] == "thread_name"} == {2, 3}
 
 
 pids = st.integers(0, 3) | st.integers(2**31, 2**33) | st.sampled_from(["Spans", "", "1", "[TP00] 7"])
@@ -120,8 +121,8 @@ def test_scoped_ids(tmp_path: Path) -> None:
     one = dumped([{"ph": "b", "pid": 1, "id2": {"global": "0x1", "local": "0x2"}, "name": "n", "cat": "c", "ts": 1}])
     events, _ = merged(tmp_path, one, one)
     assert [event["id2"] for event in events if "id2" in event] == [
-        {"global": 2, "local": "0x2"},
-        {"global": 3, "local": "0x2"},
+        {"global": 4, "local": "0x2"},
+        {"global": 5, "local": "0x2"},
     ]
 
 
@@ -158,12 +159,18 @@ def test_different_bases_become_one(tmp_path: Path) -> None:
     assert next(event["ts"] for event in events if event["name"] == "op") == 1000.125
 
 
-def test_a_trace_without_a_clock_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match=r"1\.json\.gz: it does not say what its times count from"):
-        merged(tmp_path, kineto(op(1.0)), kineto(op(1.0), base_ns=None))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["0.json.gz", "1.json.gz"]
+def test_a_trace_without_a_clock_is_left_out_and_said(tmp_path: Path) -> None:
+    events, summary = merged(tmp_path, kineto(op(1.0)), kineto(op(1.0), base_ns=None))
+    assert len(times_ns(tmp_path, events)) == summary.traces == 1
+    assert "1.json.gz: it does not say what its times count from" in summary.left_out["1.json.gz"]
     with pytest.raises(TraceError, match="is no number"):
         merged(tmp_path, kineto(op(1.0)).replace(str(BASE_NS).encode(), b'"x"'))
+
+
+def test_microseconds_since_the_epoch_keep_their_nanoseconds(tmp_path: Path) -> None:
+    absolute = f"{BASE_NS // 1000 + 2500}.123"
+    events, _ = merged(tmp_path, kineto(op(1)), kineto([op(0)[0] | {"ts": absolute}], base_ns=None))
+    assert events[-1 - 3]["ts"] == 2500.123
 
 
 def meta(host: str, unix_ns: int, monotonic_ns: int) -> dict[str, Any]:
@@ -182,16 +189,35 @@ def test_a_wall_clock_that_was_set_in_the_step_is_set_right(tmp_path: Path) -> N
     assert corrections_ns(metas) == [2 * second, 0, 0, 0, 0]
     events, summary = merged(tmp_path, kineto(op(100)), kineto(op(100)), m0=metas[0], m1=metas[1])
     assert times_ns(tmp_path, events) == [BASE_NS + 2 * second + 100000, BASE_NS + 100000]
-    assert summary.hosts == 1
+    assert summary.traces == 2
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_garbage_names_its_file_and_leaves_nothing(tmp_path: Path, jobs: int) -> None:
-    (tmp_path / "out.json.gz").write_bytes(b"what was there before")
+def test_garbage_is_left_out_and_named(tmp_path: Path, jobs: int) -> None:
     content = kineto(process(1, "a"))
-    for bad in (b"hello", content[: len(content) // 2], content.replace(b'"ph"', b'"pp"', 2)):
-        with pytest.raises(TraceError, match=r"1\.json\.gz"):
-            merged(tmp_path, content, bad, jobs=jobs)
+    whole = len(merged(tmp_path, content)[0])
+    # The last has events that can be read before the one that can't: nothing of it is taken.
+    for bad in (b"hello", content.replace(b'"ph"', b'"pp"', 2), content + b"}"):
+        events, summary = merged(tmp_path, content, bad, content, jobs=jobs)
+        assert len(events) == 2 * whole if bad[-2:] != b"}}" else 3 * whole
+        named = summary.left_out | summary.cut
+        assert list(named) == ["1.json.gz"]
+        assert "1.json.gz: it" in str(summary.left_out) or "1.json.gz: an event" in str(named) or summary.cut
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_trace_that_is_cut_off_is_merged_up_to_there(tmp_path: Path, jobs: int) -> None:
+    whole = kineto(process(1, "a", count=500))
+    events, summary = merged(tmp_path, whole, whole[: len(whole) // 2], jobs=jobs)
+    assert summary.cut == {"1.json.gz": "it ends in the middle of its events"}
+    assert (summary.traces, summary.left_out) == (2, {})
+    assert len(merged(tmp_path, whole)[0]) * 1.4 < len(events) < len(merged(tmp_path, whole)[0]) * 1.6
+
+
+def test_where_nothing_can_be_merged_nothing_is_left(tmp_path: Path) -> None:
+    (tmp_path / "out.json.gz").write_bytes(b"what was there before")
+    with pytest.raises(TraceError, match=r"0\.json\.gz: it is no Chrome trace"):
+        merged(tmp_path, b"hello", b"you")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0.json.gz", "1.json.gz", "out.json.gz"]
     assert (tmp_path / "out.json.gz").read_bytes() == b"what was there before"
 
@@ -285,10 +311,21 @@ def test_what_can_not_be_merged_is_one_line(run: Path, tmp_path: Path, arguments
 
 def test_a_step_with_a_broken_trace_names_it(run: Path, tmp_path: Path) -> None:
     capture(run, 4, "ref.x.rank0.h.pid7", b"hello")
+    cut = kineto(process(5, "p", count=300))
+    capture(run, 4, "ref.y.rank0.h.pid5", cut[: len(cut) // 2])
     result = command(tmp_path, "merge", run.name, "--step", "4")
-    assert result.returncode == 1
-    assert "ref.x.rank0.h.pid7.pt.trace.json.gz: it is no Chrome trace" in result.stderr
-    assert not list(RunDir(run).step(4).glob("*merge*"))
+    assert result.returncode == 0
+    assert ": 2 traces, " in result.stdout
+    assert re.search(r"left out: .*ref\.x\.rank0\.h\.pid7\.pt\.trace\.json\.gz: it is no Chrome trace", result.stdout)
+    assert "cut off, merged up to there: ref.y.rank0.h.pid5.pt.trace.json.gz: it ends in the middle" in result.stdout
+    (found,) = listing.read(run).steps[1].merged
+    assert list(found.meta["left_out"]) == ["ref.x.rank0.h.pid7.pt.trace.json.gz"]
+    assert list(found.meta["cut"]) == ["ref.y.rank0.h.pid5.pt.trace.json.gz"]
+    # Where there is nothing else, that is all there is to say.
+    for path in RunDir(run).step(4).glob("*.gz"):
+        save(path, b"hello")
+    result = command(tmp_path, "merge", run.name, "--step", "4")
+    assert (result.returncode, len(result.stderr.splitlines())) == (1, 1)
 
 
 def test_each_replica_of_several_traces_gets_one(run: Path) -> None:
@@ -308,8 +345,16 @@ def test_each_replica_of_several_traces_gets_one(run: Path) -> None:
     capture(run, 2, "rollout.replica0.TP-2.h.pid9", b"hello", replica=0, rank=2)
     merge_replicas(run)
     (found,) = listing.read(run).steps[0].merged
+    assert found.state == "complete"
+    assert "TP-2" in str(found.meta["left_out"])
+    assert found.meta["merged"] == ranks
+    for rank in range(3):
+        capture(run, 2, f"rollout.replica0.TP-{rank}.h.pid9", b"hello", replica=0, rank=rank)
+    capture(run, 2, "rollout.replica0.TP-3.h.pid9", b"hello", replica=0, rank=3)
+    merge_replicas(run)
+    (found,) = listing.read(run).steps[0].merged
     assert found.state == "failed"
-    assert "TP-2" in found.meta["reason"]
+    assert "TP-0" in found.meta["reason"]
 
 
 def test_names_of_merged_files() -> None:

@@ -28,7 +28,7 @@ EPOCH_US = 1e15
 
 class Timed(msgspec.Struct):
     ph: str = ""
-    ts: float = 0.0
+    ts: float | str = 0.0
 
 
 def base_ns(path: Path) -> int:
@@ -37,19 +37,26 @@ def base_ns(path: Path) -> int:
     Kineto writes it before the events, for some time after torch 2.4 behind them (pytorch/kineto #1054).
 
     Raises:
-        TraceError: The trace does not say, or can't be read.
+        TraceError: The trace does not say, or can't be read; it may be cut off.
     """
-    with Reader(path) as reader:
+    with Reader(path, partial=True) as reader:
         if BASE not in reader.fields:
             first_us = None
             for events in reader.chunks(msgspec.json.Decoder(list[Timed]).decode):
                 if first_us is None:
                     first_us = next((event.ts for event in events if event.ph != "M"), None)
             if BASE not in reader.fields:
-                if first_us is None or first_us > EPOCH_US:
+                if first_us is None or _microseconds(path, first_us) > EPOCH_US:
                     return 0
                 raise TraceError(f"{path}: it does not say what its times count from ({BASE})")
         return _number(path, reader.fields[BASE])
+
+
+def _microseconds(path: Path, ts: float | str) -> float:
+    try:
+        return float(ts)
+    except ValueError:
+        raise TraceError(f"{path}: an event has the time {ts!r}") from None
 
 
 def _number(path: Path, raw: Raw) -> int:

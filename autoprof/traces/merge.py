@@ -6,14 +6,11 @@ by itself, in several processes where that is worth it, and the results are put 
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import shutil
 import tempfile
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,47 +19,103 @@ import msgspec
 from autoprof import _files
 from autoprof.rundir import MERGING, PART
 from autoprof.traces.clocks import base_ns, corrections_ns
+from autoprof.traces.drawn import Timeline, draw
+from autoprof.traces.reader import TraceError
 from autoprof.traces.rewrite import Source, Tally, rewrite
+from autoprof.traces.workers import run
 
 # Half the time of a merge is compression already.
 _LEVEL = 1
 # Below so many bytes of compressed input, other processes take longer to start than they save.
 _WORTH_BYTES = 32 << 20
 _MOST_JOBS = 8
+_SECOND_NS = 1_000_000_000
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """What a merge made. `bytes` is the file's size, `json_bytes` what a viewer reads."""
+    """What a merge made.
+
+    Attributes:
+        traces: How many traces are in it.
+        spans: How many events of it are the timeline's.
+        events: All of its events.
+        bytes: The file's size.
+        json_bytes: What a viewer reads.
+        cut: Traces whose end is missing, by name, and what of each.
+        left_out: Traces of which nothing could be taken, by name, and why.
+    """
 
     traces: int
+    spans: int
     events: int
     bytes: int
     json_bytes: int
-    hosts: int
+    cut: dict[str, str]
+    left_out: dict[str, str]
 
 
 class Input(msgspec.Struct, frozen=True, kw_only=True):
-    """A trace and what is known of it: its label, what else is said of its processes, and its meta file."""
+    """A trace and what is known of it.
+
+    Attributes:
+        path: The file.
+        label: How its processes are named.
+        detail: What else is said of them.
+        meta: The capture's meta file.
+        shift_ns: What is added to its times, to have them on the clock of the driver's host.
+        name: What it is called where something is said of it, its file's name by default.
+    """
 
     path: Path
     label: str
     detail: str = ""
     meta: Mapping[str, Any] = {}
+    shift_ns: int = 0
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            msgspec.structs.force_setattr(self, "name", self.path.name)
 
 
-def merge(inputs: Sequence[Input], output: Path, jobs: int | None = None) -> Summary:
+class Aligned(msgspec.Struct, frozen=True):
+    """Traces on one clock.
+
+    Attributes:
+        base_ns: What the merged trace's times count from, in ns since the epoch.
+        sources: The traces, each with what brings it onto that.
+        left_out: Those that can't be read or don't say what their times count from, by name, and why.
+    """
+
+    base_ns: int
+    sources: list[Source]
+    left_out: dict[str, str]
+
+
+def merge(
+    inputs: Sequence[Input],
+    output: Path,
+    jobs: int | None = None,
+    timeline: Timeline | None = None,
+    progress: Callable[[int], object] = lambda read: None,
+) -> Summary:
     """Merge traces; `output` gets its name when it is complete.
+
+    Of a trace that is cut off, what is there is taken. One that can't be read is left out.
 
     Args:
         inputs: The traces, in the order in which viewers show them.
         output: The file to make, gzip.
         jobs: How many processes work on it, by default as many as there are cores for.
+        timeline: Spans that are shown above the traces.
+        progress: Is told how many more bytes of the files are read.
 
     Raises:
-        TraceError: One of the traces can't be read, or does not say what its times count from. Nothing is left.
+        TraceError: There is neither a trace that can be read nor a timeline. Nothing is left.
         OSError: The file can't be written.
     """
-    base, sources = _aligned(inputs)
+    aligned = align(inputs, timeline)
+    sources = aligned.sources
     if jobs is None:
         large = sum(each.path.stat().st_size for each in sources) > _WORTH_BYTES
         jobs = min(len(os.sched_getaffinity(0)), _MOST_JOBS) if large else 1
@@ -70,69 +123,90 @@ def merge(inputs: Sequence[Input], output: Path, jobs: int | None = None) -> Sum
         part = Path(folder, "merged")
         os.close(_files.create(part))
         with part.open("wb") as file:
-            tallies = _write(file, base, sources, jobs)
+            drawn, tallies = _write(file, aligned, timeline, jobs, progress)
         size = part.stat().st_size
+        named = list(zip((each.name for each in sources), tallies, strict=True))
+        left_out = aligned.left_out | {name: tally.refused for name, tally in named if tally.refused}
+        if len(left_out) == len(inputs) and not drawn.events:
+            raise TraceError(next(iter(left_out.values()), "there is nothing to merge"))
         os.replace(part, output)
     return Summary(
-        traces=len(sources),
-        events=sum(tally.events for tally in tallies),
+        traces=len(inputs) - len(left_out),
+        spans=drawn.events,
+        events=sum(tally.events for tally in tallies) + drawn.events,
         bytes=size,
-        json_bytes=sum(tally.bytes for tally in tallies),
-        hosts=len({each.meta.get("host") for each in inputs}),
+        json_bytes=sum(tally.bytes for tally in tallies) + drawn.bytes,
+        cut={name: tally.cut for name, tally in named if tally.cut},
+        left_out=left_out,
     )
 
 
-def _aligned(inputs: Sequence[Input]) -> tuple[int, list[Source]]:
-    """The base of the merged trace in ns since the epoch, and the traces with what brings each onto it."""
-    bases = [base_ns(each.path) for each in inputs]
+def align(inputs: Sequence[Input], timeline: Timeline | None = None) -> Aligned:
+    """Put traces on one clock."""
+    bases: list[int | None] = []
+    left_out: dict[str, str] = {}
+    for each in inputs:
+        try:
+            bases.append(base_ns(each.path))
+        except TraceError as error:
+            bases.append(None)
+            left_out[each.name] = str(error)
     base = next(filter(None, bases), 0)
+    if timeline is not None and all(own is None for own in bases):
+        base = timeline.starts_ns // _SECOND_NS * _SECOND_NS
     sources = []
     for each, own, correction in zip(inputs, bases, corrections_ns([each.meta for each in inputs]), strict=True):
-        shift = own - base + correction
-        sources.append(Source(path=each.path, label=each.label, detail=each.detail, shift_ns=shift))
-    return base, sources
+        if own is not None:
+            shift = own - base + correction + each.shift_ns
+            sources.append(Source(path=each.path, label=each.label, detail=each.detail, shift_ns=shift, name=each.name))
+    return Aligned(base, sources, left_out)
 
 
-def _write(file: BinaryIO, base: int, sources: Sequence[Source], jobs: int) -> list[Tally]:
-    merged = [{"label": source.label, "file": source.path.name, "shift_ns": source.shift_ns} for source in sources]
-    head = {"schemaVersion": 1, "displayTimeUnit": "ms", "baseTimeNanoseconds": base, "autoprof": {"merged": merged}}
+def _write(
+    file: BinaryIO, aligned: Aligned, timeline: Timeline | None, jobs: int, progress: Callable[[int], object]
+) -> tuple[Tally, list[Tally]]:
+    sources = aligned.sources
+    head = {"schemaVersion": 1, "displayTimeUnit": "ms", "baseTimeNanoseconds": aligned.base_ns}
     file.write(_member([msgspec.json.encode(head)[:-1], b',"traceEvents":[\n']))
-    tallies: list[Tally] = []
-
-    def add(tally: Tally, content: BinaryIO) -> None:
-        if tally.events:
-            if any(before.events for before in tallies):
-                file.write(_member([b",\n"]))
-            shutil.copyfileobj(content, file, 1 << 20)
-        tallies.append(tally)
-
+    drawn, tallies = Tally(), list[Tally]()
+    if timeline is not None:
+        pieces: list[bytes] = []
+        drawn = draw(timeline, aligned.base_ns, len(sources) + 1, pieces.append)
+        file.write(_member(pieces))
     places = [Path(f"{file.name}.{number}") for number in range(len(sources))]
-    work = (sources, range(len(sources)), [len(sources)] * len(sources), places)
-    for tally, place in zip(_run(work, min(jobs, len(sources))), places, strict=True):
-        with place.open("rb") as content:
-            add(tally, content)
+    # The timeline is the first of all, also where there is none.
+    work = [
+        (source, number, len(sources) + 1, place)
+        for number, (source, place) in enumerate(zip(sources, places, strict=True), 1)
+    ]
+    written = drawn.events > 0
+    for tally, place in zip(run(_rewrite_into, work, jobs, progress), places, strict=True):
+        if tally.events:
+            if written:
+                file.write(_member([b",\n"]))
+            with place.open("rb") as content:
+                shutil.copyfileobj(content, file, 1 << 20)
+            written = True
         place.unlink()
-    file.write(_member([b"\n]}\n"]))
-    return tallies
+        tallies.append(tally)
+    merged = [
+        {"label": source.label, "file": source.name, "shift_ns": source.shift_ns}
+        for source, tally in zip(sources, tallies, strict=True)
+        if not tally.refused
+    ]
+    tail = msgspec.json.encode({"autoprof": {"merged": merged, "timeline": timeline is not None}})
+    file.write(_member([b"\n],", tail[1:], b"\n"]))
+    return drawn, tallies
 
 
-def _run(work: tuple[Iterable[Any], ...], jobs: int) -> Iterable[Tally]:
-    if jobs <= 1:
-        yield from map(_rewrite_into, *work)
-        return
-    # A process that starts afresh has nothing of this one's memory and threads.
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        try:
-            yield from pool.map(_rewrite_into, *work)
-        except BrokenProcessPool:
-            raise OSError("a process that merged was killed; is there too little memory?") from None
-
-
-def _rewrite_into(source: Source, number: int, of: int, place: Path) -> Tally:
-    """Rewrite a trace into a gzip member of its own."""
+def _rewrite_into(source: Source, number: int, of: int, place: Path, progress: Callable[[int], object]) -> Tally:
+    """Rewrite a trace into a gzip member of its own; what can't be read leaves an empty one."""
     packer = zlib.compressobj(_LEVEL, wbits=31)
     with place.open("wb") as file:
-        tally = rewrite(source, number, of, lambda piece: file.write(packer.compress(piece)))
+        try:
+            tally = rewrite(source, number, of, lambda piece: file.write(packer.compress(piece)), progress)
+        except TraceError as error:
+            return Tally(refused=str(error))
         file.write(packer.flush())
     return tally
 

@@ -15,6 +15,8 @@ class Bytes(Protocol):
 
     def read(self, size: int, /) -> bytes: ...
 
+    def tell(self) -> int: ...
+
     def close(self) -> None: ...
 
 
@@ -61,6 +63,10 @@ class Gunzip:
             pieces.append(piece)
             size -= len(piece)
         return b"".join(pieces)
+
+    def tell(self) -> int:
+        """How much of the file, as it lies there, is read."""
+        return self._file.tell()
 
     def close(self) -> None:
         self._file.close()

@@ -85,6 +85,11 @@ class Reader:
     def close(self) -> None:
         self._file.close()
 
+    @property
+    def place(self) -> int:
+        """How many bytes of the file are read."""
+        return self._file.tell()
+
     def chunks(self, decode: Callable[[bytes], list[T]]) -> Iterator[list[T]]:
         """The events, in lists of some thousands.
 

@@ -64,29 +64,45 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
         label: How its processes are named.
         detail: What else is said of its processes.
         shift_ns: What is added to its times.
+        name: What it is called where something is said of it.
     """
 
     path: Path
     label: str
     detail: str = ""
     shift_ns: int = 0
+    name: str = ""
 
 
 class Tally(msgspec.Struct):
-    """What was written: events, and bytes of JSON."""
+    """What was written: events, and bytes of JSON.
+
+    Attributes:
+        cut: Where the trace's end is missing, in words.
+        refused: Why nothing was taken of it, else empty.
+    """
 
     events: int = 0
     bytes: int = 0
+    cut: str = ""
+    refused: str = ""
 
 
-def rewrite(source: Source, number: int, of: int, write: Callable[[bytes], object]) -> Tally:
-    """Write the events of a trace, divided by commas.
+def rewrite(
+    source: Source,
+    number: int,
+    of: int,
+    write: Callable[[bytes], object],
+    progress: Callable[[int], object] = lambda read: None,
+) -> Tally:
+    """Write the events of a trace, divided by commas, up to where it is cut off.
 
     Args:
         source: The trace.
         number: Its number among the traces that are merged, from 0. The order in viewers goes by it.
         of: How many traces are merged.
         write: Takes the bytes, a piece at a time.
+        progress: Is told how many more bytes of the file are read.
 
     Raises:
         TraceError: The trace can't be read.
@@ -94,7 +110,7 @@ def rewrite(source: Source, number: int, of: int, write: Callable[[bytes], objec
     tally = Tally()
     processes = _Processes(source, number, of)
     new = processes.new
-    shift_us = source.shift_ns / 1000
+    shift_ns = source.shift_ns
 
     def put(events: list[Event]) -> None:
         if events:
@@ -103,9 +119,12 @@ def rewrite(source: Source, number: int, of: int, write: Callable[[bytes], objec
             tally.bytes += len(text)
             write(text)
 
-    with Reader(source.path) as reader:
+    with Reader(source.path, partial=True) as reader:
+        read = 0
         for events in reader.chunks(_decoder.decode):
             described = False
+            progress(reader.place - read)
+            read = reader.place
             try:
                 for event in events:
                     if event.ph == "M" and _describes_process(event):
@@ -119,11 +138,12 @@ def rewrite(source: Source, number: int, of: int, write: Callable[[bytes], objec
                         event.bind_id = _own_id(event.bind_id, number, of)
                     if event.id2 is not UNSET:
                         event.id2 = _own_scopes(event.id2, number, of)
-                    if shift_us and event.ts is not UNSET:
-                        event.ts = Raw(b"%.3f" % (float(bytes(event.ts)) + shift_us))
+                    if shift_ns and event.ts is not UNSET:
+                        event.ts = _shifted(event.ts, shift_ns)
             except ValueError as error:
                 raise TraceError(f"{source.path}: an event can't be read: {error}") from None
             put([event for event in events if not _describes_process(event)] if described else events)
+        tally.cut = reader.cut
     put(processes.descriptions())
     return tally
 
@@ -170,18 +190,45 @@ class _Processes:
             else:
                 kind, behind = "host" if labels in ("", "CPU") else labels, 0
             details = [self._source.detail, name and f"{name} {old}"]
-            for what, arguments in (
-                (b'"process_name"', {"name": f"{self._source.label} ({kind})"}),
-                (b'"process_labels"', {"labels": ", ".join(filter(None, details))}),
-                (b'"process_sort_index"', {"sort_index": behind + self._number * 1000 + min(place, 999)}),
-            ):
-                args = Raw(_encoder.encode(arguments))
-                found.append(Event(ph="M", name=Raw(what), pid=self.new[old], tid=Raw(b"0"), args=args))
+            found += description(
+                self.new[old],
+                f"{self._source.label} ({kind})",
+                ", ".join(filter(None, details)),
+                behind + self._number * 1000 + min(place, 999),
+            )
         return found
+
+
+def description(pid: int, name: str, labels: str, place: int) -> list[Event]:
+    """The events that say what a process is called and where viewers show it."""
+    return [
+        Event(ph="M", name=Raw(what), pid=pid, tid=Raw(b"0"), args=Raw(_encoder.encode(arguments)))
+        for what, arguments in (
+            (b'"process_name"', {"name": name}),
+            (b'"process_labels"', {"labels": labels}),
+            (b'"process_sort_index"', {"sort_index": place}),
+        )
+    ]
 
 
 def _describes_process(event: Event) -> bool:
     return event.ph == "M" and event.name is not UNSET and bytes(event.name) in _PROCESS
+
+
+def _shifted(ts: Raw, shift_ns: int) -> Raw:
+    """A time in µs moved by ns. Microseconds since the epoch as a float are right to 250 ns, so they stay whole."""
+    text = bytes(ts).strip(b'"')
+    whole, _, rest = text.partition(b".")
+    if whole.isdigit() and (rest.isdigit() or not rest):
+        time_ns = int(whole) * 1000 + int((rest + b"00")[:3] or 0) + shift_ns
+    else:
+        time_ns = round(float(text) * 1000) + shift_ns
+    return microseconds(time_ns)
+
+
+def microseconds(time_ns: int) -> Raw:
+    """Nanoseconds as the microseconds of a trace."""
+    return Raw(b"%s%d.%03d" % (b"-" if time_ns < 0 else b"", abs(time_ns) // 1000, abs(time_ns) % 1000))
 
 
 def _own_id(old: Raw, number: int, of: int) -> Raw:

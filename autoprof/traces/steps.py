@@ -1,16 +1,19 @@
-"""Merges the traces of a step: which ones, in which order and under which names, and what is said of it."""
+"""Merges the traces of a step, and says what came of it."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from autoprof import __version__, _files, listing, rundir, tables
 from autoprof.listing import CaptureFile, NotFound, Run, Step
 from autoprof.rundir import MERGED, META, TRACE, RunDir
 from autoprof.settings import Settings
+from autoprof.traces import archive, hosts, inputs, spans
+from autoprof.traces.drawn import Timeline
 from autoprof.traces.merge import Input, Summary, merge
 from autoprof.traces.reader import TraceError
 
@@ -18,47 +21,126 @@ ROLLOUT = "rollout"
 
 # Perfetto in a browser takes 2.7 times the JSON in memory (307 MB: 0.83 GB, v52), of which it has 4 GB.
 _VIEWER_BYTES = 1 << 30
-# From what drives a step down to what it calls; a role that is not here comes last.
-_ROLES = ("trainer", "actor", "ref", "critic", "reward", "agent_loop", "rollout")
-_WHO = re.compile(r"(rank|replica)\d+")
-_PID = re.compile(r"pid\d+")
 
 
-def merge_step(run: Run, step: Step, roles: str = "*", output: Path | None = None) -> Iterable[str]:
-    """Merge a step's traces into one file, and say what came of it.
+class Wishes(Struct, frozen=True, kw_only=True):
+    """How a step is merged.
 
-    Args:
-        run: The run.
-        step: The step.
+    Attributes:
         roles: Patterns for the roles that are merged.
-        output: The file, by default `merged.pt.trace.json.gz` in the step's folder.
+        output: The file; by default `merged.pt.trace.json.gz` or `merged.tar` in the step's folder.
+        tar: Whether the traces are put into an archive as they are.
+        clocks: `measured`, or `as-set` for each host's clock as it is.
+    """
+
+    roles: str = "*"
+    output: Path | None = None
+    tar: bool = False
+    clocks: str = hosts.MEASURED
+
+
+class Work(Struct, frozen=True):
+    """What is to be merged into what; `said` are lines for who asked."""
+
+    taken: list[Input]
+    timeline: Timeline
+    made: Path
+    said: list[str]
+    meta: Path | None = None
+    step: int | None = None
+
+    @property
+    def bytes(self) -> int:
+        """How much is read."""
+        return sum(each.path.stat().st_size for each in self.taken)
+
+
+def chosen(run: Run, number: int | None) -> Step:
+    """A step of a run that has captures, or of which the timeline tells.
+
+    Raises:
+        NotFound: There is neither.
+    """
+    try:
+        return listing.step(run, number)
+    except NotFound:
+        if number is None or not spans.of_step(Path(run.path), number):
+            raise
+        return Step(number, [], [])
+
+
+def of_step(run: Run, step: Step, wishes: Wishes) -> Work:
+    """What merging a step comes to.
 
     Raises:
         NotFound: There is nothing to merge.
-        TraceError: A trace can't be used.
-        OSError: The file can't be written.
+        TraceError: The clocks of its hosts are not known well enough.
     """
     folder = RunDir(Path(run.path)).step(step.number)
-    wanted = Settings(roles=tuple(word.strip() for word in roles.split(",")))
-    taken = inputs(folder, [capture for capture in step.captures if any(map(wanted.takes_role, _roles(capture)))])
-    if not taken:
-        there = ", ".join(dict.fromkeys(map(role, step.captures))) or "none"
-        raise NotFound(f"{run.id} has no trace of {roles} in step {step.number}; there are roles {there}")
+    wanted = Settings(roles=tuple(word.strip() for word in wishes.roles.split(",")))
+    captures = [capture for capture in step.captures if any(map(wanted.takes_role, inputs.roles(capture)))]
+    timeline = inputs.timeline_of(spans.of_step(Path(run.path), step.number), wanted.takes_role)
+    taken = inputs.of_step(folder, captures)
+    if not taken and not timeline.processes:
+        there = ", ".join(dict.fromkeys(map(inputs.role, step.captures))) or "none"
+        raise NotFound(f"{run.id} has no trace of {wishes.roles} in step {step.number}; there are roles {there}")
+    taken, timeline, said = inputs.placed(taken, timeline, Path(run.path), wishes.clocks)
     _files.open_as(run.path)
-    made = output or RunDir(Path(run.path)).make(folder) / f"{MERGED}{TRACE}"
-    summary = merge(taken, made)
-    if output is None:
-        rundir.write_json(folder / f"{MERGED}{META}", _meta(step.number, taken, summary))
+    name = f"{MERGED}.tar" if wishes.tar else f"{MERGED}{TRACE}"
+    # A folder of a step says that it was captured.
+    place = folder / name if step.captures else Path(run.path, "timeline", f"{folder.name}.{name}")
+    made = wishes.output or RunDir(Path(run.path)).make(place.parent) / place.name
+    meta = folder / f"{MERGED}{META}" if wishes.output is None and step.captures and not wishes.tar else None
+    return Work(taken, timeline, made, [*filter(None, [said]), *inputs.not_taken(folder)], meta, step.number)
+
+
+def of_files(given: Sequence[Path], wishes: Wishes) -> Work:
+    """What merging traces that are no run's comes to.
+
+    Raises:
+        TraceError: There are none, or they are of several hosts.
+    """
+    taken = inputs.of_files(given)
+    if not taken:
+        raise TraceError(f"{', '.join(map(str, given))}: there is no trace (*.json, *.json.gz)")
+    name = f"{MERGED}.tar" if wishes.tar else f"{MERGED}{TRACE}"
+    made = wishes.output or (given[0] if given[0].is_dir() else given[0].parent) / name
+    taken, timeline, said = inputs.placed(taken, Timeline({}), given[0].parent, wishes.clocks)
+    return Work(taken, timeline, made, [*filter(None, [said])])
+
+
+def do(work: Work, tar: bool = False, progress: Callable[[int], object] = lambda read: None) -> Iterable[str]:
+    """Merge, and say what came of it.
+
+    Raises:
+        TraceError: None of the traces can be used.
+        OSError: The file can't be written.
+    """
+    timeline = work.timeline if work.timeline.processes else None
+    if tar:
+        size, left_out = archive.pack(work.taken, work.made, timeline, work.step)
+        yield f"{work.made}: {len(work.taken) - len(left_out)} traces as they are, {tables.size(size)}"
+        yield from _named("left out", left_out)
+        yield from work.said
+        return
+    summary = merge(work.taken, work.made, timeline=timeline, progress=progress)
+    if work.meta is not None:
+        rundir.write_json(work.meta, _meta(work.step, work.taken, summary) | {"said": work.said})
+    beside = f" and {summary.spans} of the timeline" if summary.spans else ""
     yield (
-        f"{made}: {summary.traces} traces, {summary.events} events, "
+        f"{work.made}: {summary.traces} traces, {summary.events - summary.spans} events{beside}, "
         f"{tables.size(summary.bytes)} ({tables.size(summary.json_bytes)} of JSON)"
     )
-    if summary.hosts > 1:
-        yield f"the clocks of {summary.hosts} hosts are taken as they are set"
+    yield from _named("cut off, merged up to there", summary.cut)
+    yield from _named("left out", summary.left_out)
+    yield from work.said
     if summary.json_bytes > _VIEWER_BYTES:
         yield "a browser may not open that much; --role chooses, or use Perfetto's trace_processor"
-    for path in sorted(folder.glob("*_ascend_pt")):
-        yield f"not merged, no Chrome trace: {path.name}"
+
+
+def _named(what: str, found: dict[str, str]) -> Iterable[str]:
+    for name, why in found.items():
+        yield f"{what}: {why if name in why else f'{name}: {why}'}"
 
 
 def merge_replicas(path: Path) -> None:
@@ -70,15 +152,19 @@ def merge_replicas(path: Path) -> None:
         folder = RunDir(path).step(step.number)
         replicas: dict[str, list[CaptureFile]] = {}
         for capture in step.captures:
-            if role(capture) == ROLLOUT and capture.meta.get("replica") is not None:
+            if inputs.role(capture) == ROLLOUT and capture.meta.get("replica") is not None:
                 replicas.setdefault(f"{ROLLOUT}.replica{capture.meta['replica']}.{MERGED}", []).append(capture)
-        known = {capture.name: capture.meta.get("merged") for capture in step.merged if capture.state == "complete"}
+        known = {
+            capture.name: {*capture.meta.get("merged", ()), *capture.meta.get("left_out", ())}
+            for capture in step.merged
+            if capture.state == "complete"
+        }
         for name, captures in replicas.items():
-            taken = inputs(folder, captures)
-            if len(taken) < 2 or known.get(name) == [each.path.name for each in taken]:
+            taken = inputs.of_step(folder, captures)
+            if len(taken) < 2 or known.get(name) == {each.name for each in taken}:
                 continue
             try:
-                content = _meta(step.number, taken, merge(taken, folder / f"{name}{TRACE}", jobs=1))
+                content = _merge_replica(path, step.number, taken, folder / f"{name}{TRACE}")
             except (TraceError, OSError) as error:
                 content = _meta(step.number, taken, reason=str(error))
             try:
@@ -87,73 +173,29 @@ def merge_replicas(path: Path) -> None:
                 pass
 
 
+def _merge_replica(run: Path, step: int, taken: list[Input], made: Path) -> dict[str, Any]:
+    """Merge without asking anybody: clocks that are not known are taken as they are set, and the meta file says so."""
+    try:
+        taken, _, said = inputs.placed(taken, Timeline({}), run, hosts.MEASURED)
+    except TraceError as error:
+        said = f"the clocks of the hosts are taken as they are set: {error}"
+    return _meta(step, taken, merge(taken, made, jobs=1)) | {"said": [*filter(None, [said])]}
+
+
 def _replica(taken: list[Input]) -> dict[str, Any]:
     return {name: taken[0].meta.get(name) for name in ("stage", "replica")}
 
 
-def _meta(step: int, taken: list[Input], summary: Summary | None = None, reason: str = "") -> dict[str, Any]:
+def _meta(step: int | None, taken: list[Input], summary: Summary | None = None, reason: str = "") -> dict[str, Any]:
+    left_out = summary.left_out if summary else {}
     return {
         "step": step,
         "tool": "merge",
-        "merged": [each.path.name for each in taken],
+        "merged": [each.name for each in taken if each.name not in left_out],
+        "cut": summary.cut if summary else {},
+        "left_out": left_out,
         "versions": {"autoprof": __version__},
         "bytes": summary.bytes if summary else 0,
         "state": "complete" if summary else "failed",
         "reason": reason,
     }
-
-
-def inputs(folder: Path, captures: list[CaptureFile]) -> list[Input]:
-    """The traces of a step's folder among `captures`, in the order in which they are shown."""
-    found = [capture for capture in captures if (folder / f"{capture.name}{TRACE}").is_file()]
-    several = len({capture.meta.get("host") for capture in found}) > 1
-    return [_input(folder, capture, several) for capture in sorted(found, key=_order)]
-
-
-def role(capture: CaptureFile) -> str:
-    """The role of a capture, as its name says it."""
-    return capture.name.split(".", 1)[0]
-
-
-def _roles(capture: CaptureFile) -> list[str]:
-    """The roles of a capture: one of a whole step holds all that its process has."""
-    return role(capture).split("+")
-
-
-def _input(folder: Path, capture: CaptureFile, with_host: bool) -> Input:
-    label = _label(capture.name)
-    host = str(capture.meta.get("host", ""))
-    state = "" if capture.state == "complete" else capture.state
-    return Input(
-        path=folder / f"{capture.name}{TRACE}",
-        label=f"{label} {host}" if with_host and host else label,
-        detail=", ".join(filter(None, [host and f"on {host}", state])),
-        meta=capture.meta,
-    )
-
-
-def _label(name: str) -> str:
-    """`actor.update_actor.rank0.node1.pid7` as `actor.update_actor rank0`."""
-    words = name.split(".")
-    if _PID.fullmatch(words[-1]):
-        words = words[:-2]
-    who = next((place for place, word in enumerate(words) if _WHO.fullmatch(word)), len(words))
-    return " ".join(filter(None, [".".join(words[:who]), *words[who:]]))
-
-
-def _order(capture: CaptureFile) -> tuple[int, str, int, int, int, str]:
-    name, meta = _roles(capture)[0], capture.meta
-    place = _ROLES.index(name) if name in _ROLES else len(_ROLES)
-    return place, name, _number(meta, "replica"), _number(meta, "rank"), _started(meta), capture.name
-
-
-def _number(meta: Mapping[str, Any], field: str) -> int:
-    value = meta.get(field)
-    return value if isinstance(value, int) else 0
-
-
-def _started(meta: Mapping[str, Any]) -> int:
-    try:
-        return int(meta["clock"]["start"]["unix_ns"])
-    except (KeyError, TypeError, ValueError):
-        return 0

@@ -1,0 +1,103 @@
+"""Spans of a run's timeline: those of one step, from the files of all processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+_PROCESS, _STEP = "process", "step"
+
+
+class Span(Struct, frozen=True):
+    """One line of a timeline. Times are in ns since the epoch, by the clock of the process's host."""
+
+    kind: str
+    name: str
+    start_ns: int
+    end_ns: int
+    step: int | None = None
+    role: str = ""
+    rank: int | None = None
+    error: str = ""
+    ids: dict[str, Any] = {}
+    counts: dict[str, Any] = {}
+
+
+class Process(Struct, frozen=True):
+    """Whose spans they are: a file's process, by the file's name where its first line does not say."""
+
+    host: str
+    pid: int
+
+
+class Line(Struct):
+    """A line as it stands there: a span or a process."""
+
+    kind: str = ""
+    name: str = ""
+    start_ns: int | None = None
+    end_ns: int | None = None
+    step: int | None = None
+    role: str | None = None
+    rank: int | None = None
+    error: str = ""
+    ids: dict[str, Any] = {}
+    counts: dict[str, Any] = {}
+
+
+_decode = msgspec.json.Decoder(Line).decode
+
+
+def read(path: Path) -> Iterator[Span]:
+    """The spans of one file. Lines that can't be read, as where a process was killed, are left out."""
+    with path.open("rb") as file:
+        for text in file:
+            try:
+                line = _decode(text)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                continue
+            if line.start_ns is not None and line.end_ns is not None and line.kind != _PROCESS:
+                yield Span(
+                    kind=line.kind,
+                    name=line.name,
+                    start_ns=line.start_ns,
+                    end_ns=max(line.start_ns, line.end_ns),
+                    step=line.step,
+                    role=line.role or "",
+                    rank=line.rank,
+                    error=line.error,
+                    ids=line.ids,
+                    counts=line.counts,
+                )
+
+
+def process(path: Path) -> Process:
+    """Whose file it is."""
+    host, _, pid = path.stem.rpartition("-")
+    return Process(host or path.stem, int(pid) if pid.isdigit() else 0)
+
+
+def of_step(run: Path, number: int) -> dict[Process, list[Span]]:
+    """The spans of a step: those that carry its number, and those without one that begin while it runs.
+
+    The files are read twice, line by line; what is kept is one step's.
+    """
+    paths = sorted((run / "timeline").glob("*.jsonl"))
+    # Each host's own clock: a step that the driver timed is compared with spans of other hosts as they stand.
+    bounds = [
+        (span.kind == _STEP, span.start_ns, span.end_ns) for path in paths for span in read(path) if span.step == number
+    ]
+    if not bounds:
+        return {}
+    steps = [bound for bound in bounds if bound[0]] or bounds
+    start, end = min(bound[1] for bound in steps), max(bound[2] for bound in steps)
+    found: dict[Process, list[Span]] = {}
+    for path in paths:
+        for span in read(path):
+            if span.step == number or (span.step is None and start <= span.start_ns <= end):
+                found.setdefault(process(path), []).append(span)
+    return found
