@@ -39,7 +39,9 @@ def _shoot(page: Page, url: str, part: str, theme: str, path: Path) -> None:
         # What is drawn on the way moves what comes below it.
         place.evaluate("(place) => scrollTo(0, scrollY + place.getBoundingClientRect().top - 60)")
         page.wait_for_timeout(700)
-    Image.open(BytesIO(page.screenshot())).quantize(96).save(path, optimize=True)
+    Image.open(BytesIO(page.screenshot())).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE).save(
+        path, optimize=True
+    )
 
 
 def main(folder: Path) -> None:

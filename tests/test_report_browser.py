@@ -20,7 +20,6 @@ from autoprof.report import build, html
 from autoprof.report.figures import RunFigures
 from autoprof.report.serve import PERFETTO, Server
 
-pytestmark = pytest.mark.xdist_group("browser")
 Show = Callable[..., Watched]
 
 
