@@ -236,6 +236,9 @@ def write(
         if torn:
             text += '{"kind":"of another world","x":[1]}\nno json\n[1,2]\n' + text.splitlines()[-1][:40]
         (folder / "timeline" / f"{host}-{pid}.jsonl").write_text(text)
+    measured = {"host": "n2", "offset_ns": 0, "error_ns": 200_000, "unix_ns": START_NS}
+    (folder / "clocks").mkdir()
+    (folder / "clocks" / "{}-{}.jsonl".format(*DRIVER)).write_text(json.dumps(measured) + "\n")
     if captured is not None:
         _captures(folder, script, captured)
     return script

@@ -152,7 +152,7 @@ def test_a_file_that_was_cut_anywhere_is_read_up_to_there(tmp_path: Path, length
     path.write_bytes(content)
     whole = content.count(b"}\n") + content.endswith(b"}")
     reader = Reader()
-    assert len(list(reader.spans(timelines(run)[0]))) == whole
+    assert len(list(reader.spans(timelines(run)[0][0]))) == whole
     assert sum(reader.left_out.values()) == (not content.endswith((b"}", b"}\n")) and bool(content))
 
 
@@ -290,7 +290,26 @@ def test_memory_does_not_grow_with_the_run(tmp_path: Path) -> None:
     run = timeline(tmp_path / "run", n1=[step(100 * n + 10, n, 100 * n) for n in range(1, 4)], n2=spans)
     reader = Reader()
     overview = Overview([], reader)
-    for number, file in enumerate(timelines(run)):
+    for number, file in enumerate(timelines(run)[0]):
         for line in reader.spans(file):
             overview._add(number, line)
     assert [len(each.stages["update_actor"].pieces()) for each in overview._steps.values()] == [1, 1, 1]
+
+
+def test_hosts_are_brought_onto_the_drivers_clock(tmp_path: Path) -> None:
+    driver = [span("timer", "gen", 0, 5), span("timer", "update_actor", 5, 9), step(10)]
+    # Its clock is 3 s ahead: it says that it generates while the driver trains.
+    worker = [
+        span("stage", "generate", 3, 7.9, role="rollout", rank=0),
+        span("stage", "x", 8, 12, role="actor", rank=0),
+    ]
+    run = timeline(tmp_path / "run", n1=driver, n2=worker)
+    before = figures(run, 1)
+    assert before.notes[-1] == "nobody measured the clock of n2: it is taken as it is set"
+    measured = {"host": "n2", "offset_ns": 3 * SECOND, "error_ns": 200_000, "unix_ns": START_NS}
+    (run / "clocks").mkdir()
+    (run / "clocks" / "n1-10.jsonl").write_text(json.dumps(measured) + "\n")
+    found = figures(run, 1)
+    assert not any("clock" in note for note in found.notes)
+    lanes = {lane.label: lane.spans[0] for lane in found.details[0].lanes}
+    assert (lanes["rollout rank 0"].start_s, lanes["actor rank 0"].end_s) == (0, 9)

@@ -43,7 +43,7 @@ def figures(
         NotFound: A chosen step is neither in the timeline nor among the captures.
     """
     path = Path(run.path)
-    files = timelines(path)
+    files, clocks = timelines(path)
     reader = Reader()
     folders = {step.number: step for step in run.steps}
     overview = Overview(files, reader, folders)
@@ -55,7 +55,9 @@ def figures(
         if number not in rows and number not in folders:
             raise listing.NotFound(_no_step(run, number, overview.rows))
     spans = {number: overview.spans.get(number) or _span(rows, folders, number) for number in asked}
-    summed = _captures(path, [folders[number] for number in asked if number in folders], spans, progress, operators)
+    shifts = {file.host: file.shift_ns for file in files}
+    wanted = [folders[number] for number in asked if number in folders]
+    summed = _captures(path, wanted, spans, shifts, progress, operators)
     shown = details(list(spans.values()), rows, files, summed)
     shown = [msgspec.structs.replace(step, findings=findings.of_step(step)) for step in shown]
     stages = shares(overview.rows)
@@ -87,7 +89,7 @@ def figures(
         findings=everything,
         details=shown,
         comparison=None,
-        notes=_notes(overview, files, reader),
+        notes=[*_notes(overview, files), *clocks, *reader.notes()],
         autoprof=__version__,
     )
 
@@ -134,6 +136,7 @@ def _captures(
     path: Path,
     folders: Sequence[listing.Step],
     spans: Mapping[int, StepSpan],
+    shifts: Mapping[str, int],
     progress: Progress | None,
     operators: int,
 ) -> dict[int, list[CaptureFigures]]:
@@ -146,7 +149,8 @@ def _captures(
             if progress is not None:
                 progress(done, whole, capture.name)
             done += 1
-            summed = captures.figures(path, folder.number, capture, zero or None, operators)
+            own = zero - shifts.get(str(capture.meta.get("host")), 0) if zero else None
+            summed = captures.figures(path, folder.number, capture, own, operators)
             found.setdefault(folder.number, []).append(summed)
     return found
 
@@ -178,7 +182,7 @@ def _versions(run: listing.Run) -> dict[str, str]:
     return {str(name): str(version) for name, version in said.items() if version} if isinstance(said, dict) else {}
 
 
-def _notes(overview: Overview, files: Sequence[Timeline], reader: Reader) -> list[str]:
+def _notes(overview: Overview, files: Sequence[Timeline]) -> list[str]:
     notes = [f"step {number} has no end in the timeline: it goes on, or was cut off" for number in overview.cut_off]
     if not files:
         notes.append("there is no timeline: the run was made by an autoprof without one, or its folder was removed")
@@ -186,7 +190,7 @@ def _notes(overview: Overview, files: Sequence[Timeline], reader: Reader) -> lis
         notes.append("no step has ended in the timeline")
     if not any(row.samples for row in overview.rows) and overview.rows:
         notes.append("there are no spans of samples: no hook tells of them in this trainer")
-    return [*notes, *reader.notes()]
+    return notes
 
 
 def _no_step(run: listing.Run, number: int, rows: Sequence[StepRow]) -> str:

@@ -32,7 +32,7 @@ def figures(run: Path, step: int, capture: CaptureFile, zero_ns: int | None, ope
         run: The run directory.
         step: The step in whose folder it is.
         capture: The capture, as listed.
-        zero_ns: When the step began, where that is known.
+        zero_ns: When the step began by the clock of the capture's host, where that is known.
         operators: How many operators and kernels are told.
     """
     folder = rundir.RunDir(run).step(step)

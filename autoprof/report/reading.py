@@ -9,6 +9,9 @@ from typing import Any
 
 import msgspec
 
+from autoprof.traces import hosts
+from autoprof.traces.reader import TraceError
+
 _CHUNK_BYTES = 1 << 20
 # No span's line is longer.
 _LINE_BYTES = 1 << 20
@@ -47,15 +50,33 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     shift_ns: int = 0
 
 
-def timelines(run: Path) -> list[Timeline]:
-    """The timeline files of a run. Host and process are in their names, as in their first lines."""
+def timelines(run: Path) -> tuple[list[Timeline], list[str]]:
+    """The timeline files of a run, on one clock as far as that is known, and what is to say of their clocks.
+
+    Host and process are in the files' names, as in their first lines.
+    """
     found = []
     for path in sorted((run / "timeline").glob("*.jsonl")):
         host, _, pid = path.stem.rpartition("-")
-        found.append(
-            Timeline(path=path, name=f"timeline/{path.name}", host=host, pid=int(pid) if pid.isdecimal() else 0)
-        )
-    return found
+        number = int(pid) if pid.isdecimal() else 0
+        found.append(Timeline(path=path, name=f"timeline/{path.name}", host=host, pid=number))
+    there = {timeline.host for timeline in found}
+    if len(there) < 2:
+        return found, []
+    try:
+        clocks = hosts.read(run)
+    except (TraceError, OSError) as error:
+        return found, [f"the clocks of {len(there)} hosts are taken as they are set: {error}"]
+    # Where they are measured well is all the same here: what is told are seconds.
+    offsets = {host: min(measured, key=lambda each: each.error_ns) for host, measured in clocks.offsets.items()}
+    shifted = [
+        msgspec.structs.replace(timeline, shift_ns=-offsets[timeline.host].offset_ns)
+        if timeline.host in offsets
+        else timeline
+        for timeline in found
+    ]
+    unknown = sorted(there - offsets.keys() - {clocks.driver})
+    return shifted, [f"nobody measured the clock of {host}: it is taken as it is set" for host in unknown]
 
 
 class Reader:
