@@ -193,6 +193,13 @@ def test_stages_of_one_kind_have_patterns_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(
+    ("value", "shown"), [(0.0, "0 %"), (0.0002, "< 0.1 %"), (0.0123, "1.2 %"), (0.996, "100 %"), (None, "-")]
+)
+def test_shares_as_people_read_them(value: float | None, shown: str) -> None:
+    assert units.share(value) == shown
+
+
+@pytest.mark.parametrize(
     ("value", "shown"),
     [
         (0, "0 s"),

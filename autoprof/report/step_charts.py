@@ -59,7 +59,7 @@ def choose(lanes: Sequence[Lane]) -> Chosen:
 
 
 def lanes(step: StepFigures, looks: dict[str, Look]) -> Plot:
-    """Processes against time; where all of them wait, the time is shaded."""
+    """Processes against time; where none of them works, the time is shaded."""
     chosen = choose(step.lanes).lanes
     whole = max(step.seconds, 1e-9)
     bars: dict[str, list[tuple[Placed, float, float, str]]] = {}
@@ -118,7 +118,7 @@ def _shade(plot: Plot, start: float, end: float, whole: float) -> None:
     plot["shapes"].append({**area, "fillcolor": "@gap", "line": {"width": 0}})
     if end - start > whole * 0.06:
         label = {"x": (start + end) / 2, "y": 0, "yref": "paper", "yanchor": "bottom", "showarrow": False}
-        plot["annotations"].append({**label, "text": f"all wait<br>{units.seconds(end - start)}", "font": {"size": 11}})
+        plot["annotations"].append({**label, "text": f"idle<br>{units.seconds(end - start)}", "font": {"size": 11}})
 
 
 def _place(lane: Lane, whole: float) -> list[Placed]:
