@@ -280,6 +280,48 @@ def test_where_the_workers_are_silent_there_is_no_gap(tmp_path: Path) -> None:
     assert [(gap.start_s, gap.end_s) for gap in found.gaps] == [(6.0, 6.6)]
 
 
+def test_agent_loops_that_hand_off_do_not_tell_of_generation(tmp_path: Path) -> None:
+    loop = [span("stage", "generate_sequences", 0, 0.01, role="agent_loop", rank=0)]
+    worker = [span("stage", "compute_log_prob", 6, 7, role="actor", rank=0)]
+    (found,) = figures(timeline(tmp_path / "run", n1=[step(10)], n2=loop, n3=worker), 1).details
+    assert found.gaps == []
+
+
+def test_the_first_step_is_not_compared(tmp_path: Path) -> None:
+    steps = [step(90), *(step(80 + 10 * number, number, 70 + 10 * number) for number in range(2, 9))]
+    found = figures(timeline(tmp_path / "run", n1=steps))
+    assert not any(row.slow for row in found.steps)
+    assert found.findings == []
+    assert found.steps[1].usual_s == 10
+
+
+def test_a_rank_that_comes_first_into_a_stage_is_not_slow(tmp_path: Path) -> None:
+    """The others are late, and all wait for one another inside."""
+    ranks = {f"n{rank}": [span("stage", "update", 2 * rank, 9, role="actor", rank=rank)] for rank in range(4)}
+    (found,) = figures(timeline(tmp_path / "run", n9=[step(10)], **ranks), 1).details
+    (skew,) = found.skews
+    assert (skew.slowest, skew.slowest_s, skew.median_s, skew.waited_s) == ("actor rank 0", 9, 5, 0)
+
+
+def test_the_calls_of_a_stage_add_up(tmp_path: Path) -> None:
+    ranks = {
+        f"n{rank}": [
+            span("stage", "update", at, at + (4 if rank == 2 else 1), role="actor", rank=rank) for at in (0, 10, 20)
+        ]
+        for rank in range(4)
+    }
+    (found,) = figures(timeline(tmp_path / "run", n9=[step(30)], **ranks), 1).details
+    (skew,) = found.skews
+    assert (skew.slowest, skew.slowest_s, skew.waited_s) == ("actor rank 2", 12, 9)
+
+
+def test_a_rank_that_was_started_anew_is_one(tmp_path: Path) -> None:
+    two = [[span("stage", "update", at, at + 1 + at, role="actor", rank=0)] for at in (1, 4)]
+    (found,) = figures(timeline(tmp_path / "run", n9=[step(10)], n1=two[0], n2=two[1]), 1).details
+    assert found.skews == []
+    assert [lane.label for lane in found.lanes] == ["actor rank 0 on n1, pid 11", "actor rank 0 on n2, pid 12"]
+
+
 def test_memory_does_not_grow_with_the_run(tmp_path: Path) -> None:
     """Of a step's spans the overview keeps sums, and of a stage in a thousand ranks one piece."""
     spans = [

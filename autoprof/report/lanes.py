@@ -135,7 +135,10 @@ class Lanes:
         pieces = working.pieces()
         if not pieces:
             return []
-        told = {words.meaning(line.name, line.kind) for lane in workers for line in lane.spans()}
+        told = {words.meaning(line.name, line.kind) for lane in workers for line in lane.spans() if _tells(line)}
+        loops = any(lane.role == "agent_loop" for lane in workers)
+        if loops and words.GENERATION not in told | {words.meaning(line.name) for line in drivers}:
+            return []
         silent = Union(
             (line.start_ns, line.end_ns)
             for line in drivers
@@ -207,6 +210,11 @@ def _edge(lanes: Iterable[LaneSpans], at: int, side: int) -> tuple[str, str]:
                 return f"{_named(line)} of {lane.label}", words.meaning(line.name, line.kind)
         return lane.label, words.GENERATION if lane.role in ("rollout", "agent_loop") else OTHER
     return OTHER, OTHER
+
+
+def _tells(line: Line) -> bool:
+    """Whether a worker's span says how long its work takes: agent loops hand theirs off, and are done at once."""
+    return line.kind not in _NO_WORK and (line.role, line.kind) != ("agent_loop", "stage")
 
 
 def _is_stage(line: Line) -> bool:

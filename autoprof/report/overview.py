@@ -165,7 +165,8 @@ def _marked(rows: list[StepRow]) -> list[StepRow]:
     marked = []
     for place, row in enumerate(rows):
         around = _around(rows, place)
-        if len(around) >= FEWEST:
+        # The first one of a run fills caches, compiles kernels and starts what starts late.
+        if place and len(around) >= FEWEST:
             usual = median(each.seconds for each in around)
             slow = row.seconds > SLOW_RATIO * usual and row.seconds - usual > SLOW_S
             row = msgspec.structs.replace(row, usual_s=usual, slow=slow)
@@ -174,13 +175,14 @@ def _marked(rows: list[StepRow]) -> list[StepRow]:
 
 
 def _around(rows: Sequence[StepRow], place: int) -> list[StepRow]:
-    return [*rows[max(0, place - AROUND) : place], *rows[place + 1 : place + 1 + AROUND]]
+    """The steps around the one at `place`; the first of a run is like no other."""
+    return [*rows[max(1, place - AROUND) : place], *rows[max(1, place + 1) : place + 1 + AROUND]]
 
 
 def usual_stages(rows: Sequence[StepRow], place: int) -> dict[str, float]:
-    """The median seconds of each stage in the steps around the one at `place`; empty where these are too few."""
+    """The median seconds of each stage in the steps around the one at `place`; of too few, and of the first, nothing."""
     around = _around(rows, place)
-    if len(around) < FEWEST:
+    if not place or len(around) < FEWEST:
         return {}
     names = {name for row in around for name in row.stages}
     return {name: median(row.stages.get(name, 0.0) for row in around) for name in names}

@@ -6,39 +6,58 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from statistics import median
 
+import msgspec
+
 from autoprof.report.figures import Skew, SkewRow
+from autoprof.report.intervals import Interval
 from autoprof.report.lanes import LaneSpans
 from autoprof.report.reading import Timeline
 
 _MOST_ROWS = 64
 
 
+class _Of(msgspec.Struct, frozen=True):
+    """What one rank or replica did: its lane, the seconds by which it is judged, and its calls in their order."""
+
+    lane: LaneSpans
+    seconds: float
+    calls: list[Interval]
+
+
 def skews(lanes: Iterable[LaneSpans], timelines: Sequence[Timeline]) -> list[Skew]:
     """The same stage in several ranks, and the requests of several replicas, the most waited for first."""
     lanes = list(lanes)
-    by_rank: dict[tuple[str, str], list[tuple[LaneSpans, Sequence[tuple[int, int]]]]] = defaultdict(list)
+    # A rank whose process was started anew has two lanes.
+    by_stage: dict[tuple[str, str], dict[tuple[int | None, int | None], list[LaneSpans]]] = defaultdict(dict)
     for lane in lanes:
         if lane.rank is not None or lane.replica is not None:
-            for stage, calls in lane.stages.items():
-                by_rank[lane.role, stage].append((lane, calls))
+            for stage in lane.stages:
+                who = (None if lane.replica is not None else lane.rank, lane.replica)
+                by_stage[lane.role, stage].setdefault(who, []).append(lane)
     found = []
-    for (role, stage), of_stage in by_rank.items():
-        rows = [
-            (lane, sum(end - start for start, end in calls) / 1e9, len(calls), calls[-1][1]) for lane, calls in of_stage
-        ]
+    for (role, stage), by_rank in by_stage.items():
+        rows = []
+        for same in by_rank.values():
+            calls = sorted(call for lane in same for call in lane.stages[stage])
+            rows.append(_Of(same[-1], sum(end - start for start, end in calls) / 1e9, calls))
         found += _skew(stage, role, rows, timelines)
     served = [lane for lane in lanes if lane.replica is not None and lane.requests_s]
     # A long answer or a slow tool keep one replica busy for longer than others, which is not its fault: what it takes
     # for a token says whether it is slow.
-    rows = [(lane, _weighed(lane, served), len(lane.requests_s), lane.busy.pieces()[-1][1]) for lane in served]
+    rows = [_Of(lane, _weighed(lane, served), [_whole(lane)]) for lane in served]
     found += _skew("generate", "rollout", rows, timelines)
     return sorted(found, key=lambda skew: -skew.waited_s)
 
 
-def _weighed(lane: LaneSpans, lanes: Sequence[LaneSpans]) -> float:
-    """The seconds for which a replica was busy, or would have been with as much to do as the median one had.
+def _whole(lane: LaneSpans) -> Interval:
+    pieces = lane.busy.pieces()
+    return pieces[0][0], pieces[-1][1]
 
-    Both by its typical request: seconds a token where tokens are known, else seconds.
+
+def _weighed(lane: LaneSpans, lanes: Sequence[LaneSpans]) -> float:
+    """The seconds for which a replica is busy with as much to do as the median one has.
+
+    By its typical request: seconds a token where tokens are known, else seconds.
     """
     if all(each.per_token_s for each in lanes):
         typical = {id(each): median(each.per_token_s) for each in lanes}
@@ -49,30 +68,41 @@ def _weighed(lane: LaneSpans, lanes: Sequence[LaneSpans]) -> float:
     return busy * typical[id(lane)] / usual if usual else busy
 
 
-def _skew(
-    stage: str, role: str, rows: list[tuple[LaneSpans, float, int, int]], timelines: Sequence[Timeline]
-) -> list[Skew]:
-    if len({lane.label for lane, *_ in rows}) < 2:
+def _skew(stage: str, role: str, rows: list[_Of], timelines: Sequence[Timeline]) -> list[Skew]:
+    if len(rows) < 2:
         return []
-    order = sorted(rows, key=lambda row: -row[1])
-    slowest = order[0]
-    usual = median(seconds for _, seconds, _, _ in order[1:])
-    # Ranks wait for one another inside of a stage: who came first is in it for the longest time, and nobody waited for
-    # that one. So it also counts by how much it ended after the others.
-    behind = (slowest[3] - median(end for *_, end in order[1:])) / 1e9
+    slowest, *others = order = sorted(rows, key=lambda row: -row.seconds)
+    usual = median(row.seconds for row in others)
     return [
         Skew(
             stage=stage,
             role=role,
-            of="rank" if slowest[0].replica is None else "replica",
+            of="rank" if slowest.lane.replica is None else "replica",
             count=len(order),
             median_s=usual,
-            slowest=slowest[0].label,
-            slowest_s=slowest[1],
-            waited_s=max(0.0, min(slowest[1] - usual, behind)),
+            slowest=slowest.lane.label,
+            slowest_s=slowest.seconds,
+            waited_s=max(0.0, min(slowest.seconds - usual, _behind(slowest, others))),
             rows=[
-                SkewRow(label=lane.label, seconds=seconds, calls=calls, file=timelines[lane.file].name)
-                for lane, seconds, calls, _ in order[:_MOST_ROWS]
+                SkewRow(
+                    label=row.lane.label,
+                    seconds=row.seconds,
+                    calls=len(row.lane.requests_s) if stage == "generate" and row.lane.requests_s else len(row.calls),
+                    file=timelines[row.lane.file].name,
+                )
+                for row in order[:_MOST_ROWS]
             ],
         )
     ]
+
+
+def _behind(slowest: _Of, others: Sequence[_Of]) -> float:
+    """For how long the others waited, in seconds: by how much one ended after them, in each call where they match.
+
+    Ranks wait for one another inside of a stage: who came first is in it for the longest time, and nobody waited for
+    that one.
+    """
+    if any(len(row.calls) != len(slowest.calls) for row in others):
+        return (slowest.calls[-1][1] - median(row.calls[-1][1] for row in others)) / 1e9
+    ends = [median(row.calls[place][1] for row in others) for place in range(len(slowest.calls))]
+    return sum(max(0.0, end - usual) for (_, end), usual in zip(slowest.calls, ends, strict=True)) / 1e9
