@@ -154,8 +154,10 @@ class Timeline:
         if not lines:
             self._oldest = now
         elif len(lines) >= _MOST:
-            log.warning_once("the timeline is written too slowly; spans are left out")
-            return
+            self.flush()
+            if len(lines) >= _MOST:
+                log.warning_once("the timeline is written too slowly; spans are left out")
+                return
         lines.append(line)
         idle = not self.going and now - self._written >= _PART * self._took
         if at_once or idle or len(lines) >= _MANY or now - self._oldest > _OLD_NS:
