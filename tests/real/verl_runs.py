@@ -55,6 +55,15 @@ class VerlRun:
         """What one process wrote."""
         return spans(path)
 
+    def lines_of(self, path: Path) -> list[dict[str, Any]]:
+        """The same, with the line that tells of the process."""
+        return [json.loads(line) for line in path.read_text().splitlines()]
+
+    def timed(self, number: int) -> dict[str, float]:
+        """What verl printed that each part of a step took, in seconds."""
+        (line,) = [line for step, line in _STEP.findall(self.finished.output) if int(step) == number]
+        return {name: float(seconds) for name, seconds in re.findall(r"timing_s/(\w+):([0-9.eE+-]+)", line)}
+
     @cached_property
     def metrics(self) -> dict[int, dict[str, str]]:
         """The metrics of each step that don't depend on time, as verl printed them."""
