@@ -106,11 +106,14 @@ class Span(Named):
         return found
 
     def _counted(self, call: Call, result: Any) -> dict[str, int]:
-        values = {name: _at(call, path) for name, path in self.counts.items()}
-        if result is not None:
-            values |= {name: _follow(result, path) for name, path in self.result_counts.items()}
-        amounts = ((name, _amount(value)) for name, value in values.items())
-        return {name: amount for name, amount in amounts if amount is not None}
+        found: dict[str, int] = {}
+        for name, path in self.counts.items():
+            if (amount := _amount(_at(call, path))) is not None:
+                found[name] = amount
+        for name, path in self.result_counts.items() if result is not None else ():
+            if (amount := _amount(_follow(result, path))) is not None:
+                found[name] = amount
+        return found
 
 
 def plain(value: Any) -> Id | None:
@@ -136,8 +139,8 @@ def plain(value: Any) -> Id | None:
 
 
 def _amount(value: Any) -> int | None:
-    if isinstance(value, int):
-        return int(value)
+    if value is None or isinstance(value, int):
+        return value
     try:
         return len(value)
     except Exception:

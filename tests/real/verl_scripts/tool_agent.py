@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 from omegaconf import OmegaConf
 from transformers import AutoTokenizer
-
 from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
 from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop  # registers "tool_agent"
 from verl.tools.function_tool import FUNCTION_TOOL_REGISTRY, function_tool
