@@ -47,7 +47,7 @@ chromium:
 	@tests/chromium.sh
 
 test: chromium $(VENV)/.ready-for-tests $(WRAPTS:%=.venvs/%/.ready)
-	$(VENV)/bin/python -m pytest -n 2 --dist loadgroup --ignore tests/engines --ignore tests/releases $(PYTEST)
+	$(VENV)/bin/python -m pytest -n 2 --ignore tests/engines --ignore tests/releases $(PYTEST)
 
 # Those that are quick are in `make test`, too.
 faults: $(VENV)/.ready-for-tests

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import base64
 import hashlib
-import html
+import html as markup
 import os
 import string
 import sys
@@ -14,13 +14,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from autoprof import listing
+from autoprof import _files, listing
 from autoprof.listing import NotFound, Run, Step
+from autoprof.redaction import plain
 from autoprof.report import serve
+from autoprof.report.command import REPORT
 from autoprof.report.serve import PERFETTO, PERFETTO_PORT, Content, Server
-from autoprof.rundir import MERGED, TRACE, RunDir
+from autoprof.rundir import MERGED, META, TRACE, RunDir
 
-REPORT = "report.html"
 _TEMPLATES = Path(__file__).parent / "report" / "templates"
 
 
@@ -84,16 +85,16 @@ def fill(server: Server, run: Run, number: int | None) -> list[str]:
         server.contents[name] = Content(kind="application/gzip", file=trace, for_perfetto=True)
         title = f"{run.id}, step {step.number}"
         items.append(
-            f'<li><button type="button" data-perfetto="{PERFETTO}" data-trace="{html.escape(name)}" '
-            f'data-title="{html.escape(title)}">Open step {step.number} in Perfetto</button> '
-            f'or <a href="{html.escape(name)}" download>keep its trace</a></li>'
+            f'<li><button type="button" data-perfetto="{PERFETTO}" data-trace="{markup.escape(name)}" '
+            f'data-title="{markup.escape(title)}">Open step {step.number} in Perfetto</button> '
+            f'or <a href="{markup.escape(name)}" download>keep its trace</a></li>'
         )
         told += _links(server, step, name)
     if not items:
         return []
     script = (_TEMPLATES / "open.js").read_text(encoding="utf-8")
     page = string.Template((_TEMPLATES / "open.html").read_text(encoding="utf-8"))
-    text = page.substitute(run=html.escape(run.id), items="\n".join(items), script=script)
+    text = page.substitute(run=markup.escape(run.id), items="\n".join(items), script=script)
     server.contents[""] = Content(kind="text/html; charset=utf-8", text=text, policy=_policy(script))
     return [f"both: {server.url()}" if len(items) > 1 else f"page: {server.url()}", *told]
 
@@ -113,7 +114,20 @@ def _policy(script: str) -> str:
 
 
 def _report(run: Run) -> Path | None:
-    return None
+    """The run's report, made where it is missing or older than what it tells of."""
+    from autoprof.report import html, making
+
+    folder = Path(run.path)
+    page = folder / REPORT
+    told = [folder / "run.json", *folder.glob("timeline/*.jsonl"), *folder.glob(f"global_step_*/*{META}")]
+    if _older(page, [path for path in told if not path.name.startswith(MERGED)]):
+        try:
+            _files.open_as(run.path)
+            html.write(making.make(run), page)
+        except (html.MissingExtra, OSError) as error:
+            _complain(f"open: no report: {error}")
+            return None
+    return page
 
 
 def _trace(run: Run, step: Step) -> Path | None:
@@ -152,8 +166,8 @@ def _no_port(port: int, error: OSError) -> str:
         return f"open: port {port}: {error.strerror}"
     if port == PERFETTO_PORT:
         return (
-            f"open: port {port} is taken, maybe by another autoprof open or trace_processor, and Perfetto follows links "
-            "to no other one; end what uses it, or take a free one with --port 0: its page hands over the trace by a button"
+            f"open: port {port} is taken, maybe by another autoprof open or trace_processor, and Perfetto follows "
+            "links to no other; end what uses it, or take --port 0: then a button of the page hands over the trace"
         )
     return f"open: port {port} is taken; --port 0 takes a free one"
 
@@ -165,7 +179,5 @@ def _port(text: str) -> int:
 
 
 def _complain(text: str) -> int:
-    from autoprof.redaction import plain
-
     print(f"autoprof: {plain(text)}", file=sys.stderr)
     return 1

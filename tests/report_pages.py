@@ -150,7 +150,11 @@ def _samples(count: int, end: float, named: str) -> SampleFigures:
     longest = []
     for place in range(min(count, 50)):
         tool = max(0.1, 15 - place * 2)
-        parts = [("turn", "generate", 11.0, 2), ("tool", f"search{named}", tool, 1), ("reward", "compute_score", 0.1, 1)]
+        parts = [
+            ("turn", "generate", 11.0, 2),
+            ("tool", f"search{named}", tool, 1),
+            ("reward", "compute_score", 0.1, 1),
+        ]
         longest.append(
             SampleRow(
                 label=f"prompt {place}{named}, rollout 0",
@@ -182,7 +186,9 @@ def _samples(count: int, end: float, named: str) -> SampleFigures:
             ToolRow(name=f"search{named}", calls=64, errors=1, seconds=66, median_s=0.8, max_s=15, slowest="prompt 0")
         ],
         longest=longest,
-        tail=Tail(count=3, of=count, waited_s=11.2, samples=[row.label for row in longest[:3]]),
+        tail=Tail(
+            count=3, of=count, waited_s=11.2, samples=[row.label for row in longest[:3]], held_by=f"tool search{named}"
+        ),
     )
 
 
@@ -208,11 +214,23 @@ def _skew(ranks: int, named: str) -> Skew:
 
 def _capture(step: int, role: str, stage: str, named: str) -> CaptureFigures:
     operators = [
-        Operator(name=f"aten::op{place}{named}", category="cpu_op", calls=50, total_us=9e5 / (place + 1), self_us=8e5 / (place + 1))
+        Operator(
+            name=f"aten::op{place}{named}",
+            category="cpu_op",
+            calls=50,
+            total_us=9e5 / (place + 1),
+            self_us=8e5 / (place + 1),
+        )
         for place in range(30)
     ]
     kernels = [
-        Operator(name=f"sm90_gemm{place}{named}", category="kernel", calls=9, total_us=3e5 / (place + 1), self_us=3e5 / (place + 1))
+        Operator(
+            name=f"sm90_gemm{place}{named}",
+            category="kernel",
+            calls=9,
+            total_us=3e5 / (place + 1),
+            self_us=3e5 / (place + 1),
+        )
         for place in range(30)
     ]
     return CaptureFigures(
@@ -256,10 +274,12 @@ def _engine(step: int, named: str) -> CaptureFigures:
         rank=0,
         seconds=9.0,
         engine=EngineFigures(
+            engine=f"vLLM{named}",
             passes=100,
             prefill=Phase(passes=8, seconds=2.1, tokens=51_000),
             decode=Phase(passes=90, seconds=6.1, tokens=2_880),
             mixed=Phase(passes=2, seconds=0.5),
+            other=Phase(passes=0, seconds=0.0),
         ),
         bound="cpu",
         reason=f"the window ended after 100 passes{named}",

@@ -30,7 +30,13 @@ def bar(name: str, look: Look, **more: Any) -> Plot:
     """A trace of bars with the look of `name`."""
     marker: Plot = {"color": look.colour, "line": {"width": 0.5, "color": "@page"}}
     if look.pattern:
-        marker["pattern"] = {"shape": look.pattern, "size": 6, "solidity": 0.35, "fillmode": "overlay", "fgcolor": "@page"}
+        marker["pattern"] = {
+            "shape": look.pattern,
+            "size": 6,
+            "solidity": 0.35,
+            "fillmode": "overlay",
+            "fgcolor": "@page",
+        }
     return {"type": "bar", "name": text(name), "marker": marker, **more}
 
 
@@ -79,7 +85,8 @@ def rows_axis(at: Sequence[float], labels: Sequence[str], end: float) -> Plot:
 def run(steps: Sequence[StepRow], looks: dict[str, Look]) -> Plot:
     """Step time over steps, stacked by stage, with slow and captured steps marked, and tokens a second below.
 
-    There is at least one step. Of more than `MOST_BARS` a bar is the mean of several; slow steps keep marks of their own.
+    There is at least one step. Of more than `MOST_BARS` a bar is the mean of several; slow steps keep
+    marks of their own.
     """
     groups = _groups(steps)
     names = [name for name in looks if any(name in step.stages for step in steps)]
@@ -104,7 +111,9 @@ def run(steps: Sequence[StepRow], looks: dict[str, Look]) -> Plot:
     rates = [_mean([step.tokens_per_s for step in group]) for group in groups]
     plot = layout(420, barmode="stack", bargap=0, hovermode="closest", yaxis=axis("seconds a step", rangemode="tozero"))
     ends = [steps[0].number - wide * 0.8, steps[-1].number + wide * 0.8]
-    plot["xaxis"] = axis("step", range=ends, zeroline=False, **({"dtick": 1, "tick0": 0} if len(x) <= 20 else {"tickformat": "d"}))
+    plot["xaxis"] = axis(
+        "step", range=ends, zeroline=False, **({"dtick": 1, "tick0": 0} if len(x) <= 20 else {"tickformat": "d"})
+    )
     if any(rate is not None for rate in rates):
         plot |= {"height": 520, "xaxis": plot["xaxis"] | {"anchor": "y2"}}
         plot["yaxis"] |= {"domain": [0.36, 1]}

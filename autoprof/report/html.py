@@ -18,7 +18,7 @@ import msgspec
 
 from autoprof import __version__, _files
 from autoprof.report import charts, colours, step_charts, units
-from autoprof.report.figures import DeviceShares, RunFigures, StepFigures, StepRow
+from autoprof.report.figures import DeviceShares, Finding, RunFigures, StepFigures, StepRow
 
 if TYPE_CHECKING:
     import jinja2
@@ -61,6 +61,7 @@ def page(figures: RunFigures) -> str:
     script = (_TEMPLATES / "page.js").read_text(encoding="utf-8")
     looks = colours.looks([stage.name for stage in figures.stages])
     steps = [_step(step, looks) for step in figures.details]
+    numbers = [step.number for step in figures.details]
     plots = {"run": charts.run(figures.steps, looks)} if figures.steps else {}
     for step in steps:
         plots |= step["plots"]
@@ -75,6 +76,9 @@ def page(figures: RunFigures) -> str:
         plots=embedded(plots),
         looks=looks,
         steps=steps,
+        numbers=numbers,
+        # What is open from the beginning: where the costliest finding is.
+        first=next((each.step for each in figures.findings if each.step in numbers), numbers[0] if numbers else None),
         rows=rows(figures.steps),
         many=len(figures.steps) > charts.MOST_BARS,
         stages=[Share(stage.name, stage.share, looks[stage.name]) for stage in figures.stages],
@@ -83,7 +87,9 @@ def page(figures: RunFigures) -> str:
 
 def policy(*scripts: str) -> str:
     """The content security policy of a page that holds these scripts and needs nothing else."""
-    hashes = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(each.encode()).digest()).decode()}'" for each in scripts)
+    hashes = " ".join(
+        f"'sha256-{base64.b64encode(hashlib.sha256(each.encode()).digest()).decode()}'" for each in scripts
+    )
     rest = "base-uri 'none'; form-action 'none'"
     return f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; {rest}"
 
@@ -92,6 +98,23 @@ def embedded(content: Any) -> str:
     """JSON that may stand in a script element: nothing in it ends the element or begins another."""
     made = json.dumps(content, separators=(",", ":"), allow_nan=False)
     return made.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def said(finding: Finding) -> str:
+    """A finding's sentence where the step is known: without its number."""
+    text = finding.text.removeprefix(f"step {finding.step}: ")
+    return text[:1].upper() + text[1:]
+
+
+def rest(finding: Finding) -> str:
+    """What follows the number of the step in a finding's sentence."""
+    text = finding.text
+    begin = f"step {finding.step}"
+    return (
+        text[len(begin) :]
+        if text[len(begin) : len(begin) + 1] in (":", " ") and text.startswith(begin)
+        else f": {text}"
+    )
 
 
 def rows(steps: Sequence[StepRow]) -> list[StepRow]:
@@ -114,7 +137,12 @@ def _step(step: StepFigures, run_looks: dict[str, colours.Look]) -> dict[str, An
         plots[f"done-{step.number}"] = step_charts.done(step.samples)
     whole = sum(step.stages.values()) or 1.0
     shares = [Share(name, took / whole, looks[name]) for name, took in step.stages.items()]
-    return {"figures": step, "plots": plots, "shares": shares, "lanes_left_out": step_charts.choose(step.lanes).left_out}
+    return {
+        "figures": step,
+        "plots": plots,
+        "shares": shares,
+        "lanes_left_out": step_charts.choose(step.lanes).left_out,
+    }
 
 
 def device_shares(device: DeviceShares) -> list[Share]:
@@ -128,7 +156,8 @@ def device_shares(device: DeviceShares) -> list[Share]:
     ]
     whole = max(1.0, sum(share for _, share, *_ in parts))
     return [
-        Share(name, share / whole, colours.Look(f"{colours.TOKEN}{kind}", pattern)) for name, share, kind, pattern in parts
+        Share(name, share / whole, colours.Look(f"{colours.TOKEN}{kind}", pattern))
+        for name, share, kind, pattern in parts
     ]
 
 
@@ -155,5 +184,6 @@ def _environment() -> jinja2.Environment:
     )
     for name in ("seconds", "change", "rate", "number", "share", "size", "moment", "short"):
         environment.filters[name] = getattr(units, name)
+    environment.filters |= {"said": said, "rest": rest}
     environment.globals["device_shares"] = device_shares
     return environment

@@ -1,8 +1,8 @@
 """A web server for one person on this machine: it gives out a few pages and files, each under a path nobody can guess.
 
 It listens on 127.0.0.1 alone. Other users of the machine can reach that, too: they don't know the path, and are told
-nothing. A web page somewhere else can have its own name point to 127.0.0.1 (DNS rebinding): a request for any other name
-is refused.
+nothing. A web page somewhere else can have its own name point to 127.0.0.1 (DNS rebinding): a request for any other
+name is refused.
 """
 
 from __future__ import annotations
@@ -156,4 +156,3 @@ class _Handler(BaseHTTPRequestHandler):
 def _name(host: str) -> str:
     name, _, port = host.partition(":")
     return name if port.isdecimal() or not port else ""
-

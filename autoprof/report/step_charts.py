@@ -59,13 +59,14 @@ def choose(lanes: Sequence[Lane]) -> Chosen:
 
 
 def lanes(step: StepFigures, looks: dict[str, Look]) -> Plot:
-    """Processes against time; where all of them wait, the time is shaded."""
+    """Processes against time; where none of them works, the time is shaded."""
     chosen = choose(step.lanes).lanes
+    whole = max(step.seconds, 1e-9)
     bars: dict[str, list[tuple[Placed, float, float, str]]] = {}
     ticks: list[tuple[float, str]] = []
     top = 0.0
     for lane in chosen:
-        placed = _place(lane, step.seconds)
+        placed = _place(lane, whole)
         crowds = sorted({span.kind for span in lane.spans if span.kind in CROWDS})
         depth = max([each.row + 1 for each in placed] + [0]) + len(crowds) or 1
         ticks.append((top + depth / 2, units.short(lane.label, 34)))
@@ -73,7 +74,7 @@ def lanes(step: StepFigures, looks: dict[str, Look]) -> Plot:
             bars.setdefault(each.name, []).append((each, top + each.row + 0.5, 1.0, lane.label))
         for place, kind in enumerate(crowds):
             row = top + depth - len(crowds) + place + 0.5
-            for each, strength in _crowd(lane.spans, kind, step.seconds):
+            for each, strength in _crowd(lane.spans, kind, whole):
                 bars.setdefault(each.name, []).append((each, row, strength, lane.label))
         top += depth + 0.35
     data = []
@@ -96,10 +97,10 @@ def lanes(step: StepFigures, looks: dict[str, Look]) -> Plot:
         data.append(plot)
     row_px = 20 if top <= 40 else 15
     plot = layout(round(110 + top * row_px), barmode="overlay", hovermode="closest", shapes=[], annotations=[])
-    plot["xaxis"] = axis("seconds from the step's start", range=[0, step.seconds * 1.005], zeroline=False)
+    plot["xaxis"] = axis("seconds from the step's start", range=[0, whole * 1.005], zeroline=False)
     plot["yaxis"] = rows_axis([at for at, _ in ticks], [label for _, label in ticks], top)
     for gap in step.gaps:
-        _shade(plot, gap.start_s, gap.end_s, step.seconds)
+        _shade(plot, gap.start_s, gap.end_s, whole)
     return {"data": data, "layout": plot}
 
 
@@ -117,7 +118,7 @@ def _shade(plot: Plot, start: float, end: float, whole: float) -> None:
     plot["shapes"].append({**area, "fillcolor": "@gap", "line": {"width": 0}})
     if end - start > whole * 0.06:
         label = {"x": (start + end) / 2, "y": 0, "yref": "paper", "yanchor": "bottom", "showarrow": False}
-        plot["annotations"].append({**label, "text": f"all wait<br>{units.seconds(end - start)}", "font": {"size": 11}})
+        plot["annotations"].append({**label, "text": f"idle<br>{units.seconds(end - start)}", "font": {"size": 11}})
 
 
 def _place(lane: Lane, whole: float) -> list[Placed]:
@@ -138,7 +139,9 @@ def _place(lane: Lane, whole: float) -> list[Placed]:
         last = rows[row][-1] if rows[row] else None
         new = Placed(span.name, span.kind, span.start_s, span.end_s, row, 1, span.error)
         if last and last.name == span.name and _narrow(last, new, whole):
-            rows[row][-1] = Placed(span.name, span.kind, last.start, new.end, row, last.count + 1, last.error or new.error)
+            rows[row][-1] = Placed(
+                span.name, span.kind, last.start, new.end, row, last.count + 1, last.error or new.error
+            )
         else:
             rows[row].append(new)
     return [each for row in rows for each in row]
@@ -206,7 +209,7 @@ def done(figures: SampleFigures) -> Plot:
     """How many samples were done when; the time in which the last few were waited for is shaded."""
     points = figures.done
     plot = layout(250, hovermode="x", showlegend=False, shapes=[], annotations=[])
-    plot["xaxis"] = axis("seconds from the step's start", rangemode="normal")
+    plot["xaxis"] = axis("seconds from the step's start", rangemode="tozero")
     plot["yaxis"] = axis("samples done", rangemode="tozero")
     line = {
         "type": "scatter",
@@ -224,7 +227,8 @@ def done(figures: SampleFigures) -> Plot:
         start = figures.end_s - figures.tail.waited_s
         area = {"type": "rect", "x0": start, "x1": figures.end_s, "y0": 0, "y1": 1, "yref": "paper", "layer": "below"}
         plot["shapes"].append({**area, "fillcolor": "@gap", "line": {"width": 0}})
-        waits = f"{units.seconds(figures.tail.waited_s)} for the last {figures.tail.count}"
+        last = "the last one" if figures.tail.count == 1 else f"the last {figures.tail.count}"
+        waits = f"{units.seconds(figures.tail.waited_s)} for {last}"
         plot["annotations"].append(
             {"x": figures.end_s, "y": 0.05, "yref": "paper", "xanchor": "right", "showarrow": False, "text": waits}
         )

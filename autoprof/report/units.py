@@ -51,6 +51,8 @@ def share(value: float | None) -> str:
     if value is None:
         return "-"
     percent = value * 100
+    if 0 < percent < 0.05:
+        return "< 0.1 %"
     return f"{percent:.1f} %" if 0 < percent < 9.95 else f"{percent:.0f} %"
 
 
