@@ -96,8 +96,8 @@ def write(path: str | os.PathLike[str], content: bytes) -> None:
             raise
 
 
-def append(path: str | os.PathLike[str], content: bytes) -> None:
-    """Add to a file in one write, or begin it.
+def append(path: str | os.PathLike[str], content: bytes, first: bytes = b"") -> None:
+    """Add to a file in one write, or begin it, with `first` before the content. What has no room is left out whole.
 
     Raises:
         OSError: It can't be written; something else is in its place.
@@ -107,7 +107,11 @@ def append(path: str | os.PathLike[str], content: bytes) -> None:
         found = _regular(descriptor, path)
         if _group and not found.st_mode & stat.S_IRGRP:
             _show(descriptor, 0o640)
-        os.write(descriptor, content)
+        if found.st_size == 0:
+            content = first + content
+        if os.write(descriptor, content) < len(content):
+            os.ftruncate(descriptor, found.st_size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(path))
     finally:
         os.close(descriptor)
 

@@ -119,6 +119,17 @@ def test_a_capture_that_was_cut_off_is_found(tmp_path: Path) -> None:
     assert "truncated" in finding.text
 
 
+def test_of_many_alike_the_costliest_are_told(tmp_path: Path) -> None:
+    script = write(tmp_path / "run", captured=None)
+    for rank in range(9):
+        who = {"role": "actor", "stage": "update_actor", "rank": rank}
+        when = script.stages[4, "update_actor"]
+        capture(tmp_path / "run", 4, f"actor.update_actor.rank{rank}", who, ("n1", 200 + rank), when, [], "failed")
+    found = build.figures(listing.read(tmp_path / "run")).findings
+    assert [finding.kind for finding in found] == ["bad_capture"] * 3
+    assert found[0].evidence[-1].startswith("also in 6 other captures: global_step_000004/actor.update_actor.rank3.")
+
+
 def test_weight_sync_that_is_long_in_every_step_is_a_finding_of_the_run(tmp_path: Path) -> None:
     write(tmp_path / "run", captured=None, weight_sync_s=15.0)
     figures = build.figures(listing.read(tmp_path / "run"))

@@ -16,7 +16,7 @@ from autoprof.report.rules import CAPTURE_RULES, KINDS, ROW_RULES, STEP_RULES, A
 
 __all__ = ["KINDS", "in_order", "of_run", "of_step", "overall", "settled"]
 
-# Of what many steps have, so many are told, the costliest.
+# Of what many steps or captures have, so many are told, the costliest.
 _MOST_ALIKE = 3
 # Weight sync takes much from such a share of all steps on.
 SYNC_SHARE = 0.15
@@ -29,7 +29,13 @@ _RULES = (_captures, _steps)
 def of_step(step: StepFigures) -> list[Finding]:
     """What a step and its captures show by themselves, the costliest first."""
     found = [finding for rule in STEP_RULES for finding in rule(step)]
-    found += [finding for capture in step.captures for rule in CAPTURE_RULES for finding in rule(capture)]
+    alike: dict[str, list[Finding]] = defaultdict(list)
+    for capture in step.captures:
+        for rule in CAPTURE_RULES:
+            for finding in rule(capture):
+                alike[finding.kind].append(finding)
+    for same in alike.values():
+        found += _costliest(same, "capture", [finding.file or "" for finding in in_order(same)])
     return in_order(found)
 
 
@@ -41,7 +47,11 @@ def of_run(rows: Sequence[StepRow], files: Mapping[int, str]) -> list[Finding]:
         for rule in ROW_RULES:
             for finding in rule(around):
                 found[finding.kind].append(msgspec.structs.replace(finding, file=files.get(row.number)))
-    return in_order(finding for alike in found.values() for finding in _costliest(alike))
+    return in_order(
+        finding
+        for alike in found.values()
+        for finding in _costliest(alike, "step", [str(each.step) for each in in_order(alike)])
+    )
 
 
 def overall(rows: Sequence[StepRow], stages: Sequence[StageShare]) -> list[Finding]:
@@ -87,10 +97,10 @@ def in_order(findings: Iterable[Finding]) -> list[Finding]:
     return sorted(findings, key=lambda finding: -finding.seconds)
 
 
-def _costliest(alike: list[Finding]) -> list[Finding]:
-    order = in_order(alike)
-    if len(order) <= _MOST_ALIKE:
+def _costliest(alike: list[Finding], what: str, names: list[str]) -> list[Finding]:
+    """The first few of findings of one kind, which tell of the others; `names` are what each is of, in order."""
+    order, rest = in_order(alike), names[_MOST_ALIKE:]
+    if not rest:
         return order
-    rest = order[_MOST_ALIKE:]
-    also = f"also in {words.several(len(rest), 'other step')}: {words.listed([str(each.step) for each in rest], 10)}"
+    also = f"also in {words.several(len(rest), f'other {what}')}: {words.listed(rest, 10)}"
     return [msgspec.structs.replace(each, evidence=[*each.evidence, also]) for each in order[:_MOST_ALIKE]]

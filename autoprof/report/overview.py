@@ -180,7 +180,7 @@ def _around(rows: Sequence[StepRow], place: int) -> list[StepRow]:
 
 
 def usual_stages(rows: Sequence[StepRow], place: int) -> dict[str, float]:
-    """The median seconds of each stage in the steps around the one at `place`; of too few, and of the first, nothing."""
+    """The median seconds of each stage in the steps around the one at `place`; nothing for the first, or of too few."""
     around = _around(rows, place)
     if not place or len(around) < FEWEST:
         return {}

@@ -60,7 +60,8 @@ def slow_step(around: Around) -> Iterator[Finding]:
             f"{name}: {seconds(row.stages[name])}, usually {seconds(around.usual.get(name, 0.0))}"
             for name in grown[:3]
             if more[name] > 0
-        ],
+        ]
+        + (["it was captured, which takes time, too"] if row.captured else []),
         seconds=row.seconds - row.usual_s,
         step=row.number,
     )
