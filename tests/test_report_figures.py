@@ -168,6 +168,14 @@ def test_a_line_without_end_takes_no_memory(tmp_path: Path, monkeypatch: pytest.
     assert "timeline/n1-10.jsonl: 1 line left out: too long" in found.notes
 
 
+def test_a_file_that_can_not_be_read_is_said(tmp_path: Path) -> None:
+    run = timeline(tmp_path / "run", n1=[step(10)])
+    (run / "timeline" / "n2-11.jsonl").mkdir()
+    found = figures(run)
+    assert [row.number for row in found.steps] == [1]
+    assert "timeline/n2-11.jsonl: it can't be read: Is a directory" in found.notes
+
+
 def test_old_runs_without_a_first_line_are_read(tmp_path: Path) -> None:
     make_run(tmp_path, "20261120-101010-aaaaaa")
     found = figures(tmp_path / "20261120-101010-aaaaaa")

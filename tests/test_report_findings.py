@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from report_runs import PLANTS, Script, capture, training, write
-from traces import Event
+from report_runs import BASE_NS, PLANTS, Script, capture, training, write
+from test_report_figures import span, step, timeline
+from traces import Event, kineto, load, save
 
 from autoprof import listing
 from autoprof.report import build
@@ -117,6 +119,58 @@ def test_a_capture_that_was_cut_off_is_found(tmp_path: Path) -> None:
     (finding,) = captured(tmp_path, training, state="truncated")
     assert (finding.kind, finding.seconds) == ("bad_capture", 0.0)
     assert "truncated" in finding.text
+
+
+def test_a_full_device_is_found(tmp_path: Path) -> None:
+    write(tmp_path / "run", captured=5)
+    (path,) = (tmp_path / "run").glob("global_step_000005/actor.update_actor.*.gz")
+    gigabyte = 1 << 30
+    args = {"Device Type": 1, "Device Id": 0, "Total Allocated": 70 * gigabyte, "Total Reserved": 76 * gigabyte}
+    event = {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "pid": 1, "tid": 1, "ts": 1.0, "args": args}
+    content = kineto([*load(path)["traceEvents"], event], BASE_NS)
+    total = b'"deviceProperties": [{"id": 0, "totalGlobalMem": %d}]' % (80 * gigabyte)
+    save(path, content.replace(b'"deviceProperties": []', total))
+    (finding,) = build.figures(listing.read(tmp_path / "run")).findings
+    assert finding.kind == "memory"
+    assert "95 % of the device's memory" in finding.text
+    assert finding.file == f"global_step_000005/{path.name}"
+
+
+def samples(tmp_path: Path, **more: Any) -> list[Finding]:
+    """A step of 20 s with ten samples of 10 s, of which a tool takes half and the reward a tenth."""
+    spans = []
+    for number in range(10):
+        ids = {"role": "agent_loop", "ids": {"sample": str(number), "rollout": 0}}
+        spans += [
+            span("turn", "generate", 0, 4, **ids),
+            span("tool", "search", 4, more.get("tool", 4.5), error="TimeoutError", **ids),
+            span("reward", "compute_score", more.get("reward", 9), 10, **ids),
+            span(
+                "sample", "tool_agent", 0, 10, **ids, error="ValueError" if number in more.get("failed", ()) else None
+            ),
+        ]
+    run = timeline(tmp_path / "run", n1=[span("timer", "gen", 0, 10), step(10)], n2=spans)
+    return build.figures(listing.read(run), [1]).findings
+
+
+def test_tools_that_take_much_of_all_samples_are_found(tmp_path: Path) -> None:
+    (finding,) = samples(tmp_path, tool=9)
+    assert (finding.kind, finding.seconds) == ("tool_time", 5)
+    assert "50 % of their time on tools" in finding.text
+    assert any(line.startswith("tool search: 10 calls") for line in finding.evidence)
+
+
+def test_rewards_that_take_much_of_all_samples_are_found(tmp_path: Path) -> None:
+    (finding,) = samples(tmp_path, reward=6)
+    assert (finding.kind, finding.seconds) == ("slow_reward", 4)
+    assert "40 % of their time on their reward" in finding.text
+
+
+def test_samples_that_failed_are_found(tmp_path: Path) -> None:
+    (finding,) = samples(tmp_path, failed=(2, 5))
+    assert (finding.kind, finding.seconds) == ("failed_samples", 0)
+    assert "2 of 10 samples ended with an exception" in finding.text
+    assert [line.split(":")[0] for line in finding.evidence] == ["prompt 2, rollout 0", "prompt 5, rollout 0"]
 
 
 def test_of_many_alike_the_costliest_are_told(tmp_path: Path) -> None:

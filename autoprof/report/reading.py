@@ -83,11 +83,13 @@ class Reader:
     """Reads spans, and counts what is left out.
 
     Attributes:
-        left_out: By file and reason, how many lines, or 1 for a file that can't be read.
+        left_out: By file and reason, how many lines.
+        failed: By file, why it can't be read (to its end).
     """
 
     def __init__(self) -> None:
         self.left_out: Counter[tuple[str, str]] = Counter()
+        self.failed: dict[str, str] = {}
         self._decoder = msgspec.json.Decoder(Line)
         self._any: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 
@@ -111,7 +113,7 @@ class Reader:
                 if rest and not too_long and (line := self._decoded(timeline, rest)) is not None:
                     yield line
         except OSError as error:
-            self.left_out[timeline.name, error.strerror or str(error)] += 1
+            self.failed[timeline.name] = error.strerror or str(error)
 
     def _decoded(self, timeline: Timeline, content: bytes) -> Line | None:
         try:
@@ -140,7 +142,7 @@ class Reader:
 
     def notes(self) -> list[str]:
         """What was left out, a line for each file and reason."""
-        return [
+        return [f"{file}: it can't be read: {reason}" for file, reason in sorted(self.failed.items())] + [
             f"{file}: {count} line{'' if count == 1 else 's'} left out: {reason}"
             for (file, reason), count in sorted(self.left_out.items())
         ]

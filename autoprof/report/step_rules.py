@@ -78,6 +78,7 @@ def tail(step: StepFigures) -> Iterator[Finding]:
     if not matters(waited, step.seconds):
         return
     rows = [row for label in last.samples for row in samples.longest if row.label == label]
+    rows.sort(key=lambda row: row.held_by != last.held_by)
     said = f"step {step.number}: generation waited {seconds(waited)} for {last.count} of {last.of} samples"
     what, _, name = last.held_by.partition(" ")
     kind, why = "sample_tail", listed(last.samples, 3)
