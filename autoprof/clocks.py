@@ -6,6 +6,7 @@ where the other clock is to within half of that.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
@@ -52,8 +53,10 @@ def measure(run: Runtime) -> None:
         return
     _measured = time.monotonic()
     _stop.clear()
-    _thread = threading.Thread(target=_measure, args=(run, ray), name="autoprof-clocks", daemon=True)
-    _thread.start()
+    thread = threading.Thread(target=_measure, args=(run, ray), name="autoprof-clocks", daemon=True)
+    with contextlib.suppress(RuntimeError):  # there may be no more threads
+        thread.start()
+        _thread = thread
 
 
 def stop() -> None:

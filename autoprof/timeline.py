@@ -1,12 +1,13 @@
 """Spans of a run, a line each: `timeline/<host>-<pid>.jsonl`. docs/how-it-works.md has the format.
 
 Steps, stages and windows are written when they end. The spans of single samples, thousands a step, are kept until there
-are some of them, the first is old, one of the others is written, or none is going on any more; so what a process that
+are some of them, the first is old, one of the others is written, or none is going on any more. So what a process that
 is killed loses is what ended in its last second. A line is written whole or not at all.
 """
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import os
 import time
@@ -146,6 +147,8 @@ class Timeline:
         self._oldest = 0
         self._written = 0
         self._took = 0
+        # When an event loop is to write what is kept, if it still runs then.
+        self._looked_at = 0
         self._path = ""
 
     def add(self, line: Line, now: int, *, at_once: bool = False) -> None:
@@ -162,6 +165,14 @@ class Timeline:
         idle = not self.going and now - self._written >= _PART * self._took
         if at_once or idle or len(lines) >= _MANY or now - self._oldest > _OLD_NS:
             self.flush()
+        elif now > self._looked_at and (loop := asyncio._get_running_loop()) is not None:
+            # Where all others wait for one sample, no line comes after these for long.
+            self._looked_at = now + 2 * _OLD_NS
+            loop.call_later(_OLD_NS / 1e9, self._look)
+
+    def _look(self) -> None:
+        self._looked_at = 0
+        self.flush()
 
     def flush(self) -> None:
         """Write what is kept, unless another thread is about it: that one takes these lines along."""

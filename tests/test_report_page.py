@@ -193,7 +193,8 @@ def test_stages_of_one_kind_have_patterns_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "shown"), [(0.0, "0 %"), (0.0002, "< 0.1 %"), (0.0123, "1.2 %"), (0.996, "100 %"), (None, "-")]
+    ("value", "shown"),
+    [(0.0, "0 %"), (0.0002, "< 0.1 %"), (0.0123, "1.2 %"), (0.996, "100 %"), (-0.046, "-4.6 %"), (None, "-")],
 )
 def test_shares_as_people_read_them(value: float | None, shown: str) -> None:
     assert units.share(value) == shown
@@ -333,6 +334,20 @@ def test_a_finding_names_its_step_once(text: str, shown: str) -> None:
     read = Read(html.page(msgspec.structs.replace(figures, findings=[finding], details=[])))
     assert shown in read.text
     assert "#step-5" not in {a["href"] for tag, a in read.elements if tag == "a"}
+
+
+def test_small_changes_are_neither_better_nor_worse() -> None:
+    figures = report_pages.figures(compared=True)
+    comparison = figures.comparison
+    assert comparison is not None
+    change = [msgspec.structs.replace(row, a=10.0, change=0.4, worse=True) for row in comparison.rows[:1]]
+    figures = msgspec.structs.replace(figures, comparison=msgspec.structs.replace(comparison, rows=change))
+    assert not {"better", "worse"} & {a.get("class") for _, a in Read(html.page(figures)).elements}
+    change = [msgspec.structs.replace(change[0], change=0.6, kind="operator")]
+    figures = msgspec.structs.replace(figures, comparison=msgspec.structs.replace(comparison, rows=change))
+    read = Read(html.page(figures))
+    assert "worse" in {a.get("class") for _, a in read.elements}
+    assert "1 operators and kernels of the captures" in read.text
 
 
 def test_every_link_leads_somewhere(usual: Read) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import threading
@@ -106,6 +107,32 @@ def test_when_nothing_is_going_on_it_is_written(run: Runtime) -> None:
     run.timeline._took = 0
     outer.end()
     assert names(run) == ["inner", "outer"]
+
+
+def test_while_one_sample_holds_the_others_up_they_are_written(run: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timeline, "_OLD_NS", 10**8)
+
+    async def batch() -> None:
+        straggler = begin(run, name="straggler")
+        for turn in ("first", "second"):
+            begin(run, "turn", turn).end()
+            while turn not in names(run):
+                await asyncio.sleep(0.01)
+        straggler.drop()
+
+    asyncio.run(asyncio.wait_for(batch(), 60))
+    assert names(run) == ["first", "second"]
+
+
+def test_an_event_loop_that_ended_before_leaves_it_to_the_next(run: Runtime, one_going_on: Span) -> None:
+    async def turn(name: str) -> None:
+        begin(run, "turn", name).end()
+
+    asyncio.run(turn("first"))
+    asyncio.run(turn("second"))
+    assert names(run) == []
+    begin(run, "stage", "last").end()
+    assert names(run) == ["first", "second", "last"]
 
 
 def test_a_slow_disk_is_not_written_to_each_time(run: Runtime) -> None:

@@ -72,7 +72,7 @@ class Behaviour(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         """Whether the call is one that the hook is for."""
         if self.unless and call.at(self.unless, None):
             return False
-        return all(str(call.at(path, "")) == value for path, value in self.when.items())
+        return not self.when or all(str(call.at(path, "")) == value for path, value in self.when.items())
 
     def around(self, call: Call) -> Around:
         """A generator: what comes before its `yield CALL` runs before the call, the rest after it."""

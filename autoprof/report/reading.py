@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from autoprof import _files
 from autoprof.traces import hosts
 from autoprof.traces.reader import TraceError
 
@@ -96,7 +98,7 @@ class Reader:
     def spans(self, timeline: Timeline) -> Iterator[Line]:
         """The spans of a file, in the order in which they ended. Nothing is raised."""
         try:
-            with timeline.path.open("rb") as file:
+            with os.fdopen(_files.opened(timeline.path), "rb") as file:
                 rest, too_long = b"", False
                 while chunk := file.read(_CHUNK_BYTES):
                     *lines, rest = (rest + chunk).split(b"\n")

@@ -43,6 +43,8 @@ def number(value: float | None) -> str:
     """A number with three digits that count, or as many as a whole number has."""
     if value is None:
         return "-"
+    if value < 0:
+        return f"-{number(-value)}"
     return f"{round(value):,}" if float(value).is_integer() or abs(value) >= 100 else _digits(value)
 
 
@@ -50,6 +52,8 @@ def share(value: float | None) -> str:
     """A share of 1 in percent."""
     if value is None:
         return "-"
+    if value < 0:
+        return f"-{share(-value)}"
     percent = value * 100
     if 0 < percent < 0.05:
         return "< 0.1 %"
