@@ -14,13 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from autoprof import _files, listing
+from autoprof import _files, listing, progress
 from autoprof.listing import NotFound, Run, Step
 from autoprof.redaction import plain
 from autoprof.report import serve
 from autoprof.report.command import REPORT
 from autoprof.report.serve import PERFETTO, PERFETTO_PORT, Content, Server
-from autoprof.rundir import MERGED, META, TRACE, RunDir
+from autoprof.rundir import MERGED, META, tidy
 
 _TEMPLATES = Path(__file__).parent / "report" / "templates"
 
@@ -70,18 +70,18 @@ def fill(server: Server, run: Run, number: int | None) -> list[str]:
     """Make what is missing or too old, hand it to the server, and say where it is; nothing where there is nothing.
 
     Raises:
-        NotFound: The step has no captures.
+        NotFound: Nothing is known of the step.
     """
     items, told = [], []
+    step = _step(run, number)
     report = _report(run)
     if report is not None:
         server.contents[REPORT] = Content(kind="text/html; charset=utf-8", file=report)
         items.append(f'<li><a href="{REPORT}">The report</a>: where the time went</li>')
         told.append(f"report: {server.url(REPORT)}")
-    step = listing.step(run, number) if number is not None else run.steps[-1] if run.steps else None
     trace = _trace(run, step) if step is not None else None
     if step is not None and trace is not None:
-        name = f"{run.id}-step{step.number}.json.gz"
+        name = f"{tidy(run.id)}-step{step.number}.json.gz"
         server.contents[name] = Content(kind="application/gzip", file=trace, for_perfetto=True)
         title = f"{run.id}, step {step.number}"
         items.append(
@@ -90,6 +90,8 @@ def fill(server: Server, run: Run, number: int | None) -> list[str]:
             f'or <a href="{markup.escape(name)}" download>keep its trace</a></li>'
         )
         told += _links(server, step, name)
+    elif step is None:
+        told.append("no step was captured; --step N shows what the timeline has of one")
     if not items:
         return []
     script = (_TEMPLATES / "open.js").read_text(encoding="utf-8")
@@ -135,16 +137,27 @@ def _trace(run: Run, step: Step) -> Path | None:
     from autoprof.traces import steps
     from autoprof.traces.reader import TraceError
 
-    folder = RunDir(Path(run.path)).step(step.number)
-    merged = folder / f"{MERGED}{TRACE}"
-    if _older(merged, [folder / f"{capture.name}{TRACE}" for capture in step.captures]):
-        try:
-            for line in steps.merge_step(run, step):
-                print(line)
-        except (NotFound, TraceError, OSError) as error:
-            _complain(f"open: no trace of step {step.number}: {error}")
-            return None
-    return merged
+    try:
+        work = steps.of_step(run, step, steps.Wishes())
+        folder = Path(run.path)
+        parts = [*(each.path for each in work.taken), *folder.glob("timeline/*.jsonl"), *folder.glob("clocks/*.jsonl")]
+        if _older(work.made, parts):
+            with progress.bar("merging", work.bytes) as advance:
+                lines = list(steps.do(work, progress=advance))
+            print(*map(plain, lines), sep="\n")
+    except (NotFound, TraceError, OSError) as error:
+        _complain(f"open: no trace of step {step.number}: {error}")
+        return None
+    return work.made
+
+
+def _step(run: Run, number: int | None) -> Step | None:
+    """The step that was asked for, or the last captured one."""
+    from autoprof.traces import steps
+
+    if number is not None:
+        return steps.chosen(run, number)
+    return run.steps[-1] if run.steps else None
 
 
 def _older(made: Path, parts: list[Path]) -> bool:

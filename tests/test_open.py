@@ -21,7 +21,7 @@ import pytest
 import report_runs
 from helpers import clean_environment
 
-from autoprof import cli
+from autoprof import cli, listing, opening
 from autoprof.report.serve import Content, Server
 
 PERFETTO = "https://ui.perfetto.dev"
@@ -123,6 +123,61 @@ def test_another_step_and_a_trace_older_than_its_parts(runs: Path) -> None:
     os.utime(part, ns=(first + 1, first + 1))
     with opened(runs, "2026", "--port", "0", "--step", "2"):
         assert merged.stat().st_mtime_ns > first
+
+
+def test_a_step_without_captures_has_its_timeline(runs: Path) -> None:
+    with opened(runs, "2026", "--port", "0", "--step", "1") as (_, lines):
+        page = page_of(lines)
+        (name,) = re.findall(r'data-trace="([^"]+)"', ask(page)[2].decode())
+        assert "step1.json.gz" in name
+        events = json.loads(gzip.decompress(ask(page + name)[2]))["traceEvents"]
+        assert "update_actor" in {event.get("name") for event in events}
+        assert b"</html>" in ask(page + "report.html")[2]
+
+
+def test_a_report_older_than_what_it_tells_of(runs: Path) -> None:
+    report = runs / "20261122-010203-abcdef" / "report.html"
+    with opened(runs, "--port", "0"):
+        first = report.stat().st_mtime_ns
+    with opened(runs, "--port", "0"):
+        assert report.stat().st_mtime_ns == first
+    timeline = next((report.parent / "timeline").glob("*.jsonl"))
+    os.utime(timeline, ns=(first + 1, first + 1))
+    with opened(runs, "--port", "0"):
+        assert report.stat().st_mtime_ns > first
+
+
+def test_names_of_runs_stay_text(tmp_path: Path) -> None:
+    run = tmp_path / "é <script>alert(1)<&>"
+    report_runs.write(run, steps=1, captured=1)
+    with Server(0) as server:
+        told = opening.fill(server, listing.read(run), None)
+    text = server.contents[""].text
+    assert text.count("<script>") == 1
+    assert "Run é &lt;script&gt;alert(1)&lt;&amp;&gt;</h1>" in text
+    assert all(re.fullmatch(r"[\w.-]*", name, re.ASCII) for name in server.contents)
+    assert len(told) == 3
+
+
+def test_a_run_without_anything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text("{}")
+    with Server(0) as server:
+        told = opening.fill(server, listing.read(tmp_path / "run"), None)
+    assert told[-1] == "no step was captured; --step N shows what the timeline has of one"
+    assert set(server.contents) == {"", "report.html"}
+
+
+def test_without_the_extra_the_trace_is_shown_all_the_same(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    run = tmp_path / "run"
+    report_runs.write(run, steps=1, captured=1)
+    with Server(0) as server:
+        opening.fill(server, listing.read(run), None)
+    assert set(server.contents) == {"", "run-step1.json.gz"}
+    assert "pip install 'autoprof-rl[report]'" in capsys.readouterr().err
 
 
 @pytest.fixture
