@@ -51,10 +51,10 @@ def run(parsed: argparse.Namespace, parent: Path) -> int:
     except OSError as error:
         return _complain(_no_port(parsed.port, error))
     with server:
+        told = fill(server, found, parsed.step)
+        if not told:
+            return _complain(f"open: there is neither a report nor a trace of {found.id} to show")
         try:
-            told = fill(server, found, parsed.step)
-            if not told:
-                return _complain(f"open: there is neither a report nor a trace of {found.id} to show")
             for line in told:
                 print(line)
             print("Ctrl-C ends it", flush=True)

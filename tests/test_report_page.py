@@ -275,7 +275,7 @@ def step(lanes: list[Lane]) -> StepFigures:
 
 def drawn(lanes: list[Lane]) -> dict[str, list[tuple[float, float, float]]]:
     """Bars by name: from when on, for how long, in which row."""
-    plot = step_charts.lanes(step(lanes), {})
+    plot, _ = step_charts.lanes(step(lanes), {})
     return {
         trace["name"]: [tuple(bar) for bar in zip(trace["base"], trace["x"], trace["y"], strict=True)]
         for trace in plot["data"]
@@ -285,6 +285,15 @@ def drawn(lanes: list[Lane]) -> dict[str, list[tuple[float, float, float]]]:
 def test_a_span_inside_of_another_stands_below_it() -> None:
     bars = drawn([lane("trainer", [("step", 0, 100), ("gen", 1, 40), ("update", 40, 90)])])
     assert bars == {"step": [(0, 100, 0.5)], "gen": [(1, 39, 1.5)], "update": [(40, 50, 1.5)]}
+
+
+def test_what_is_not_drawn_is_counted() -> None:
+    deep = lane("trainer", [(f"t{at}", at, 100 - at) for at in range(6)])
+    cut = msgspec.structs.replace(lane("agents", [("a", 0, 50)], kind="sample"), left_out=3)
+    plot, left_out = step_charts.lanes(step([deep, cut]), {})
+    assert [trace["name"] for trace in plot["data"]] == ["t0", "t1", "t2", "t3", "samples"]
+    assert left_out == 2 + 3
+    assert plot["data"][-1]["customdata"][0][1].startswith("1 or more at a time")
 
 
 def test_spans_too_narrow_to_be_seen_are_drawn_together() -> None:

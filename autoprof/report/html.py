@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from autoprof import __version__, _files
-from autoprof.report import charts, colours, step_charts, units
+from autoprof.report import charts, colours, sample_charts, step_charts, units
 from autoprof.report.figures import DeviceShares, Finding, RunFigures, StepFigures, StepRow
 
 if TYPE_CHECKING:
@@ -108,13 +108,10 @@ def said(finding: Finding) -> str:
 
 def rest(finding: Finding) -> str:
     """What follows the number of the step in a finding's sentence."""
-    text = finding.text
     begin = f"step {finding.step}"
-    return (
-        text[len(begin) :]
-        if text[len(begin) : len(begin) + 1] in (":", " ") and text.startswith(begin)
-        else f": {text}"
-    )
+    if finding.text.startswith((f"{begin}:", f"{begin} ")):
+        return finding.text.removeprefix(begin)
+    return f": {finding.text}"
 
 
 def rows(steps: Sequence[StepRow]) -> list[StepRow]:
@@ -129,18 +126,20 @@ def _step(step: StepFigures, run_looks: dict[str, colours.Look]) -> dict[str, An
     names = [*run_looks, *step.stages, *(span.name for lane in step.lanes for span in lane.spans)]
     looks = colours.looks([*names, *step_charts.CROWDS.values()])
     plots: dict[str, charts.Plot] = {}
+    spans_left_out = 0
     if step.lanes:
-        plots[f"lanes-{step.number}"] = step_charts.lanes(step, looks)
+        plots[f"lanes-{step.number}"], spans_left_out = step_charts.lanes(step, looks)
     if step.samples is not None and step.samples.longest:
-        plots[f"samples-{step.number}"] = step_charts.samples(step.samples)
+        plots[f"samples-{step.number}"] = sample_charts.longest(step.samples)
     if step.samples is not None and step.samples.done:
-        plots[f"done-{step.number}"] = step_charts.done(step.samples)
+        plots[f"done-{step.number}"] = sample_charts.done(step.samples)
     whole = sum(step.stages.values()) or 1.0
     shares = [Share(name, took / whole, looks[name]) for name, took in step.stages.items()]
     return {
         "figures": step,
         "plots": plots,
         "shares": shares,
+        "spans_left_out": spans_left_out,
         "lanes_left_out": step_charts.choose(step.lanes).left_out,
     }
 

@@ -60,6 +60,8 @@ class Server(ThreadingHTTPServer):
     """
 
     daemon_threads = True
+    # Nobody else may listen there, too.
+    allow_reuse_port = False
 
     def __init__(self, port: int) -> None:
         """Listen on a port of 127.0.0.1, 0 for any that is free.

@@ -1,30 +1,32 @@
-"""Plots of one step: its lanes against time, and its samples."""
+"""The plot of one step: its lanes against time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
-from autoprof.report import colours, units
+from autoprof.report import units
 from autoprof.report.charts import Plot, axis, bar, layout, rows_axis, text
 from autoprof.report.colours import Look
-from autoprof.report.figures import Lane, Part, SampleFigures, SpanRow, StepFigures
+from autoprof.report.figures import Lane, StepFigures
 
 # Spans that go on beside each other in numbers: shown by how many there are at a time.
 CROWDS = {"sample": "samples", "request": "requests"}
 # More lanes than this make a plot that nobody reads.
 MOST_LANES = 96
-_MOST_ROWS = 3
+_MOST_ROWS = 4
 _BINS = 160
 # What is narrower than this share of the step is drawn with its neighbours of the same name.
 _NARROW = 1 / 1200
-_LONGEST = 24
-_PARTS = ("turn", "tool", "reward", "waiting")
 
 
 class Placed(msgspec.Struct, frozen=True):
-    """A bar of the Gantt chart: `count` spans of one name that were too narrow to be drawn alone, or one."""
+    """A bar of the lanes: `count` spans of one name that were too narrow to be drawn alone, or one.
+
+    Attributes:
+        count: Of a crowd how many there are at a time, `or_more` where not all of its spans are known.
+    """
 
     name: str
     kind: str
@@ -32,6 +34,7 @@ class Placed(msgspec.Struct, frozen=True):
     end: float
     row: int
     count: int = 1
+    or_more: bool = False
     error: str | None = None
 
 
@@ -58,15 +61,20 @@ def choose(lanes: Sequence[Lane]) -> Chosen:
     return Chosen([lane for lane in lanes if id(lane) in kept], len(lanes) - len(kept))
 
 
-def lanes(step: StepFigures, looks: dict[str, Look]) -> Plot:
-    """Processes against time; where none of them works, the time is shaded."""
+def lanes(step: StepFigures, looks: dict[str, Look]) -> tuple[Plot, int]:
+    """Processes against time; where none of them works, the time is shaded.
+
+    Returns the plot, and how many spans of the lanes in it are not drawn.
+    """
     chosen = choose(step.lanes).lanes
     whole = max(step.seconds, 1e-9)
     bars: dict[str, list[tuple[Placed, float, float, str]]] = {}
     ticks: list[tuple[float, str]] = []
     top = 0.0
+    left_out = 0
     for lane in chosen:
-        placed = _place(lane, whole)
+        placed, too_deep = _place(lane, whole)
+        left_out += lane.left_out + too_deep
         crowds = sorted({span.kind for span in lane.spans if span.kind in CROWDS})
         depth = max([each.row + 1 for each in placed] + [0]) + len(crowds) or 1
         ticks.append((top + depth / 2, units.short(lane.label, 34)))
@@ -74,7 +82,7 @@ def lanes(step: StepFigures, looks: dict[str, Look]) -> Plot:
             bars.setdefault(each.name, []).append((each, top + each.row + 0.5, 1.0, lane.label))
         for place, kind in enumerate(crowds):
             row = top + depth - len(crowds) + place + 0.5
-            for each, strength in _crowd(lane.spans, kind, whole):
+            for each, strength in _crowd(lane, kind, whole):
                 bars.setdefault(each.name, []).append((each, row, strength, lane.label))
         top += depth + 0.35
     data = []
@@ -101,13 +109,14 @@ def lanes(step: StepFigures, looks: dict[str, Look]) -> Plot:
     plot["yaxis"] = rows_axis([at for at, _ in ticks], [label for _, label in ticks], top)
     for gap in step.gaps:
         _shade(plot, gap.start_s, gap.end_s, whole)
-    return {"data": data, "layout": plot}
+    return {"data": data, "layout": plot}, left_out
 
 
 def _says(bar_of: Placed) -> str:
     when = f"{units.seconds(bar_of.end - bar_of.start)}, from {units.seconds(bar_of.start)}"
     if bar_of.kind in CROWDS:
-        return f"{bar_of.count} at a time, from {units.seconds(bar_of.start)} to {units.seconds(bar_of.end)}"
+        count = f"{bar_of.count} or more" if bar_of.or_more else f"{bar_of.count}"
+        return f"{count} at a time, from {units.seconds(bar_of.start)} to {units.seconds(bar_of.end)}"
     if bar_of.count > 1:
         return f"{bar_of.count} times within {when}"
     return f"{when}, ended by {text(bar_of.error)}" if bar_of.error else when
@@ -121,30 +130,31 @@ def _shade(plot: Plot, start: float, end: float, whole: float) -> None:
         plot["annotations"].append({**label, "text": f"idle<br>{units.seconds(end - start)}", "font": {"size": 11}})
 
 
-def _place(lane: Lane, whole: float) -> list[Placed]:
-    """Put spans into rows: a span inside of another goes below it."""
+def _place(lane: Lane, whole: float) -> tuple[list[Placed], int]:
+    """Put spans into rows, a span inside of another below it; how many would be too deep is returned, too."""
     spans = sorted(
         (span for span in lane.spans if span.kind not in CROWDS), key=lambda span: (span.start_s, -span.end_s)
     )
     ends: list[float] = []
     rows: list[list[Placed]] = []
+    too_deep = 0
     for span in spans:
         row = next((row for row, end in enumerate(ends) if span.start_s >= end - 1e-9), len(ends))
         if row >= _MOST_ROWS:
+            too_deep += 1
             continue
         if row == len(ends):
             ends.append(span.end_s)
             rows.append([])
         ends[row] = span.end_s
         last = rows[row][-1] if rows[row] else None
-        new = Placed(span.name, span.kind, span.start_s, span.end_s, row, 1, span.error)
+        new = Placed(span.name, span.kind, span.start_s, span.end_s, row, error=span.error)
         if last and last.name == span.name and _narrow(last, new, whole):
-            rows[row][-1] = Placed(
-                span.name, span.kind, last.start, new.end, row, last.count + 1, last.error or new.error
-            )
+            both = {"end": new.end, "count": last.count + 1, "error": last.error or new.error}
+            rows[row][-1] = msgspec.structs.replace(last, **both)
         else:
             rows[row].append(new)
-    return [each for row in rows for each in row]
+    return [each for row in rows for each in row], too_deep
 
 
 def _narrow(last: Placed, new: Placed, whole: float) -> bool:
@@ -152,10 +162,10 @@ def _narrow(last: Placed, new: Placed, whole: float) -> bool:
     return new.start - last.end < narrow and min(last.end - last.start, new.end - new.start) < narrow
 
 
-def _crowd(spans: Iterable[SpanRow], kind: str, whole: float) -> list[tuple[Placed, float]]:
+def _crowd(lane: Lane, kind: str, whole: float) -> list[tuple[Placed, float]]:
     """How many spans of a kind there are at a time, as bars, each with its strength from 0 to 1."""
     moments: dict[float, int] = {}
-    for span in spans:
+    for span in lane.spans:
         if span.kind == kind:
             start, end = (round(at / whole * _BINS) / _BINS * whole for at in (span.start_s, span.end_s))
             end = max(end, start + whole / _BINS)
@@ -165,79 +175,9 @@ def _crowd(spans: Iterable[SpanRow], kind: str, whole: float) -> list[tuple[Plac
     count, since = 0, 0.0
     for moment in sorted(moments):
         if count and moments[moment]:
-            found.append(Placed(CROWDS[kind], kind, since, moment, 0, count))
+            found.append(Placed(CROWDS[kind], kind, since, moment, 0, count, lane.left_out > 0))
         if moments[moment]:
             since = moment
         count += moments[moment]
     most = max((each.count for each in found), default=1)
     return [(each, 0.25 + 0.7 * each.count / most) for each in found]
-
-
-def samples(figures: SampleFigures) -> Plot:
-    """The longest samples by what they did, and how many of all were done when."""
-    shown = figures.longest[:_LONGEST]
-    ordered = sorted((part for sample in shown for part in sample.parts), key=_place_of)
-    given = colours.looks(map(_title, ordered))
-    y = [place + 0.5 for place in range(len(shown))]
-    data = []
-    for title in given:
-        spent = [[part for part in sample.parts if _title(part) == title] for sample in shown]
-        took = [sum(part.seconds for part in parts) for parts in spent]
-        counts = [sum(part.count for part in parts) for parts in spent]
-        data.append(
-            bar(
-                title,
-                given[title],
-                orientation="h",
-                x=[round(each, 5) for each in took],
-                y=y,
-                customdata=[
-                    [text(sample.label), units.seconds(each), count]
-                    for sample, each, count in zip(shown, took, counts, strict=True)
-                ],
-                hovertemplate="<b>%{fullData.name}</b> %{customdata[1]}, %{customdata[2]} times"
-                "<br>%{customdata[0]}<extra></extra>",
-            )
-        )
-    plot = layout(max(220, 120 + 19 * len(shown)), barmode="stack", bargap=0.12, hovermode="closest")
-    plot["xaxis"] = axis("seconds of the sample", rangemode="tozero")
-    plot["yaxis"] = rows_axis(y, [units.short(sample.label, 30) for sample in shown], len(shown))
-    return {"data": data, "layout": plot}
-
-
-def done(figures: SampleFigures) -> Plot:
-    """How many samples were done when; the time in which the last few were waited for is shaded."""
-    points = figures.done
-    plot = layout(250, hovermode="x", showlegend=False, shapes=[], annotations=[])
-    plot["xaxis"] = axis("seconds from the step's start", rangemode="tozero")
-    plot["yaxis"] = axis("samples done", rangemode="tozero")
-    line = {
-        "type": "scatter",
-        "mode": "lines",
-        "name": "samples done",
-        "x": [round(at, 4) for at, _ in points],
-        "y": [count for _, count in points],
-        "line": {"shape": "hv", "color": "@generation", "width": 2},
-        "fill": "tozeroy",
-        "fillcolor": "@fill",
-        "text": [f"{count} of {figures.count} done after {units.seconds(at)}" for at, count in points],
-        "hovertemplate": "%{text}<extra></extra>",
-    }
-    if figures.tail is not None:
-        start = figures.end_s - figures.tail.waited_s
-        area = {"type": "rect", "x0": start, "x1": figures.end_s, "y0": 0, "y1": 1, "yref": "paper", "layer": "below"}
-        plot["shapes"].append({**area, "fillcolor": "@gap", "line": {"width": 0}})
-        last = "the last one" if figures.tail.count == 1 else f"the last {figures.tail.count}"
-        waits = f"{units.seconds(figures.tail.waited_s)} for {last}"
-        plot["annotations"].append(
-            {"x": figures.end_s, "y": 0.05, "yref": "paper", "xanchor": "right", "showarrow": False, "text": waits}
-        )
-    return {"data": [line], "layout": plot}
-
-
-def _title(part: Part) -> str:
-    return f"tool {part.name}" if part.kind == "tool" else part.kind
-
-
-def _place_of(part: Part) -> int:
-    return _PARTS.index(part.kind) if part.kind in _PARTS else len(_PARTS)
