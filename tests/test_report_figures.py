@@ -277,6 +277,23 @@ def test_samples(tmp_path: Path) -> None:
     assert sum(part.seconds for part in samples.parts) == pytest.approx(samples.mean_s * 64)
 
 
+def test_samples_that_can_not_be_told_apart_hold_nothing(tmp_path: Path) -> None:
+    ids = {"role": "agent_loop", "ids": {"sample": 0, "rollout": 0}}
+    spans = [span("sample", "loop", at, at + 5, **ids) for at in (0, 1, 2, 7)]
+    spans += [span("turn", "generate", at + 1, at + 2, **ids) for at in (0, 1, 2, 7)]
+    # A prompt that comes again when its first sample is done is one that can be told apart.
+    again = {"role": "agent_loop", "ids": {"sample": 1, "rollout": 0}}
+    spans += [span("sample", "loop", at, at + 3, **again) for at in (0, 4)]
+    spans += [span("turn", "generate", at, at + 1, **again) for at in (0, 4)]
+    (found,) = figures(timeline(tmp_path / "run", n1=[step(20)], n2=spans), 1).details
+    assert found.samples is not None
+    longest = found.samples.longest
+    assert [(row.sample, row.held_by != "", len(row.spans)) for row in longest] == [
+        *[("0", False, 0)] * 4,
+        *[("1", True, 1)] * 2,
+    ]
+
+
 def test_samples_of_validation_are_no_samples_of_the_step(tmp_path: Path) -> None:
     found = shown(tmp_path, validation=5)
     assert found.samples is not None

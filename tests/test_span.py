@@ -31,9 +31,10 @@ SAMPLE: dict[str, Any] = {
     "step": "trajectory.step",
     "ids": {
         "sample": "trajectory.sample_index",
-        "rollout": ["session_id", "trajectory.rollout_n"],
+        "rollout": "session_id",
         "validate": "trajectory.validate",
     },
+    "otherwise": {"rollout": "trajectory.rollout_n"},
 }
 TURN: dict[str, Any] = {
     "kind": "turn",
@@ -120,7 +121,7 @@ def test_a_sample_of_a_validation_says_so_and_all_inside_of_it(run: Runtime, loo
     found = spans(run)
     assert [line["ids"]["validate"] for line in found] == [True] * 3
     assert [line["step"] for line in found] == [None] * 3
-    assert found[-1]["ids"]["rollout"] == 0  # no session_id: the next path
+    assert found[-1]["ids"]["rollout"] == 0  # no session_id
 
 
 def test_what_fails_inside_is_said_by_its_kind(run: Runtime, loop: Any) -> None:

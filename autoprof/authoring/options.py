@@ -14,7 +14,6 @@ import msgspec
 
 from autoprof.paths import PARAMETER
 
-_UNIONS = (types.UnionType, typing.Union)
 _NAMES = {str: "a text", int: "a whole number", float: "a number", bool: "true or false", dict: "a table"}
 _EXTRA = {
     "path": "a path that begins with a parameter of the function, such as 'self.state.global_step'",
@@ -49,7 +48,7 @@ def takes(kind: Any) -> str:
         return _EXTRA[meta["takes"]]
     origin = typing.get_origin(kind)
     arguments = typing.get_args(kind)
-    if origin in _UNIONS:
+    if origin is types.UnionType:
         return ", or ".join(takes(argument) for argument in arguments)
     if origin is typing.Literal:
         return " or ".join(repr(value) for value in arguments)
@@ -69,10 +68,6 @@ def parameters(kind: Any, value: Any, where: str = "") -> Iterator[tuple[str, st
             yield where, value
     elif table := _table_of(kind, value):
         yield from parameters(table, value, where)
-    elif typing.get_origin(kind) in _UNIONS:
-        for one in typing.get_args(kind):
-            if isinstance(value, list) == (typing.get_origin(one) is list):
-                yield from parameters(one, value, where)
     elif typing.get_origin(kind) is list:
         for place, item in enumerate(value):
             yield from parameters(typing.get_args(kind)[0], item, f"{where}[{place}]")
@@ -133,9 +128,8 @@ def _wrong_value(kind: Any, value: Any, where: str) -> Iterator[tuple[str, str]]
 
 def _table_of(kind: Any, value: Any) -> type[msgspec.Struct] | None:
     """The struct that a table becomes where it is one of several things that an option takes."""
-    if typing.get_origin(kind) in _UNIONS and isinstance(value, dict):
-        kinds = (one for one in typing.get_args(kind) if inspect.isclass(one))
-        return next((one for one in kinds if issubclass(one, msgspec.Struct)), None)
+    if typing.get_origin(kind) is types.UnionType and isinstance(value, dict):
+        return next((one for one in typing.get_args(kind) if issubclass(one, msgspec.Struct)), None)
     return None
 
 

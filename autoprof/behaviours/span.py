@@ -41,8 +41,9 @@ class Span(Named):
             training does, for longer than a trace could hold.
         kind: What it is a span of. What is called inside of a `sample`, in tasks that it starts too, has its ids and
             its step.
-        ids: Which of many it is: names, and paths from a parameter of the call to their values; of several paths the
-            first that leads to a value counts. What is not there, None or false is left out.
+        ids: Which of many it is: names, and paths from a parameter of the call to their values. What is not there, or
+            false, is left out.
+        otherwise: Paths to the values of ids that are not there by `ids`.
         counts: Names, and paths to numbers, or to what has a length, which is counted.
         result_counts: The same with paths that begin at what the call returns; empty for that itself.
         step: Path to the number of the step, where the call knows it.
@@ -50,7 +51,8 @@ class Span(Named):
 
     whole: bool = False
     kind: Kind = "stage"
-    ids: dict[str, CallPath | list[CallPath]] = {}
+    ids: dict[str, CallPath] = {}
+    otherwise: dict[str, CallPath] = {}
     counts: dict[str, CallPath] = {}
     result_counts: dict[str, Path] = {}
     step: CallPath = ""
@@ -97,12 +99,12 @@ class Span(Named):
 
     def _ids(self, call: Call) -> dict[str, Id]:
         found: dict[str, Id] = {}
-        for name, paths in self.ids.items():
-            for path in (paths,) if isinstance(paths, str) else paths:
-                value = plain(_at(call, path))
-                if value is not None and value is not False:
-                    found[name] = value
-                    break
+        for name, path in self.ids.items():
+            value = plain(_at(call, path))
+            if value is None and name in self.otherwise:
+                value = plain(_at(call, self.otherwise[name]))
+            if value is not None and value is not False:
+                found[name] = value
         return found
 
     def _counted(self, call: Call, result: Any) -> dict[str, int]:

@@ -155,7 +155,8 @@ class SampleRow(msgspec.Struct, frozen=True, kw_only=True):
         rollout: Which of the answers to this prompt.
         agent: The agent loop's name.
         lane: The label of the lane it ran in.
-        held_by: What it spent more time on than other samples do, `tool search` for one.
+        held_by: What it spent more time on than other samples do, `tool search` for one. Empty where that is not known:
+            several samples with the same ids went on at once.
         parts: Its seconds by what it did, most first.
         spans: Its turns, tools and rewards, by start.
     """

@@ -63,6 +63,7 @@ class Samples:
     def __init__(self) -> None:
         self.all: list[Sample] = []
         self._inside: dict[_Key, list[_Inside]] = defaultdict(list)
+        self._alike: set[_Key] = set()
 
     def add(self, file: int, line: Line) -> None:
         """Take a span of kind sample, turn, tool or reward."""
@@ -86,6 +87,7 @@ class Samples:
         """
         if not self.all:
             return None
+        self._alike = _alike(self.all)
         order = sorted(self.all, key=lambda sample: sample.start_ns - sample.end_ns)
         parts = [self._parts(sample) for sample in order]
         usual = _usual(parts)
@@ -116,14 +118,17 @@ class Samples:
 
     def _of(self, sample: Sample) -> list[_Inside]:
         """What went on inside a sample. Its ids may have come before in the step: the times tell whose it is."""
-        there = self._inside.get(_key(sample.file, sample.ids), ())
+        key = _key(sample.file, sample.ids)
+        there = self._inside.get(key, ()) if key not in self._alike else ()
         return sorted(
             (each for each in there if sample.start_ns <= each.start_ns <= sample.end_ns),
             key=lambda each: each.start_ns,
         )
 
     def _parts(self, sample: Sample) -> dict[tuple[str, str], tuple[float, int]]:
-        """Seconds and calls of a sample by kind and tool; what nothing covers is waiting."""
+        """Seconds and calls of a sample by kind and tool; what nothing covers is waiting. Empty where unknown."""
+        if _key(sample.file, sample.ids) in self._alike:
+            return {}
         found: dict[tuple[str, str], tuple[float, int]] = {}
         covered = Union()
         for each in self._of(sample):
@@ -157,13 +162,30 @@ class Samples:
 
 
 def held_by(part: dict[tuple[str, str], tuple[float, int]], usual: dict[tuple[str, str], float]) -> str:
-    """What a sample spent more time on than samples do in the median: `turn`, `tool search`, `reward`, `waiting`."""
+    """What a sample spent more time on than the median one: `turn`, `tool search`, `reward`, `waiting`; or empty."""
+    if not part:
+        return ""
     kind, name = max(part, key=lambda which: part[which][0] - usual.get(which, 0.0))
     return f"{kind} {name}".strip()
 
 
 def _key(file: int, ids: Ids) -> _Key:
     return file, str(ids.get("sample")), str(ids.get("rollout"))
+
+
+def _alike(samples: Iterable[Sample]) -> set[_Key]:
+    """The ids that several samples have at the same time: what goes on inside is any one's of them.
+
+    verl knows a prompt by its data's `extra_info.index`, and has 0 for all where that is not there.
+    """
+    ends: dict[_Key, int] = {}
+    found = set()
+    for sample in sorted(samples, key=lambda sample: sample.start_ns):
+        key = _key(sample.file, sample.ids)
+        if sample.start_ns < ends.get(key, 0):
+            found.add(key)
+        ends[key] = max(ends.get(key, 0), sample.end_ns)
+    return found
 
 
 def _usual(parts: Sequence[dict[tuple[str, str], tuple[float, int]]]) -> dict[tuple[str, str], float]:

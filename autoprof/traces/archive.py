@@ -25,6 +25,8 @@ from autoprof.traces.reader import TraceError
 
 MANIFEST = "perfetto_manifest.json"
 TIMELINE = "timeline.json"
+# Perfetto reads no extended headers of POSIX, and GNU's long names.
+_FORMAT = tarfile.GNU_FORMAT
 
 
 def pack(
@@ -53,7 +55,7 @@ def pack(
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=MERGING, suffix=PART) as folder:
         part = Path(folder, "merged")
         os.close(_files.create(part))
-        with part.open("wb") as file, tarfile.open(fileobj=file, mode="w") as archive:
+        with part.open("wb") as file, tarfile.open(fileobj=file, mode="w", format=_FORMAT) as archive:
             # The manifest has to come first.
             _add(archive, MANIFEST, msgspec.json.encode(_manifest(aligned, timeline, step)))
             if timeline is not None:

@@ -18,8 +18,8 @@ from autoprof.traces.reader import TraceError
 MEASURED, AS_SET = "measured", "as-set"
 # Stages take milliseconds and more. What is known worse than this does not tell which of two came first.
 MOST_ERROR_NS = 5_000_000
-# NTP lets a clock run this much faster or slower, no more (ntpd and chrony slew by 500 parts in a million).
-_DRIFT = 500e-6
+# Two clocks of quartz drift apart by 50 parts in a million each.
+_DRIFT = 100e-6
 _INSTEAD = f"merge with --clocks {AS_SET} to take them as they are set"
 
 

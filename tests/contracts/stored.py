@@ -151,8 +151,8 @@ def option_paths(hook: BoundHook) -> list[str]:
     plain = [options.get(name) for name in ("engine", "number", "of", "rank", "step", "unless")]
     read = [options.get(name) for name in ("role", "stage")]
     paths = [*plain, *options.get("when", {}), *(name["path"] for name in read if isinstance(name, dict))]
-    for path in [*options.get("ids", {}).values(), *options.get("counts", {}).values()]:
-        paths += path if isinstance(path, list) else [path]
+    for name in ("ids", "otherwise", "counts"):
+        paths += options.get(name, {}).values()
     return [path for path in paths if isinstance(path, str) and path]
 
 

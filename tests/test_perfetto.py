@@ -1,0 +1,129 @@
+"""Merged traces in Perfetto's own engine: all is there, once, apart, named, sorted, and under the timeline."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from perfetto import ERRORS, FLOWS, FLOWS_BETWEEN_PROCESSES, PROCESSES, SLICES, query
+from traces import BASE_NS, kineto, process, save
+
+from autoprof.traces.archive import pack
+from autoprof.traces.drawn import Timeline
+from autoprof.traces.merge import Input, merge
+from autoprof.traces.spans import Process, Span
+
+LATER_NS = BASE_NS + 7889238 * 10**9
+GPU = [
+    {"ph": "M", "name": "process_labels", "pid": 0, "tid": 0, "args": {"labels": "GPU 0"}},
+    {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 101.5, "dur": 1.25},
+    {"ph": "s", "cat": "ac2g", "name": "ac2g", "id": 50, "pid": 9, "tid": 9, "ts": 100.1},
+    {"ph": "f", "cat": "ac2g", "name": "ac2g", "id": 50, "pid": 0, "tid": 7, "ts": 101.5, "bp": "e"},
+]
+
+
+def span(kind: str, name: str, start_us: int, end_us: int, role: str = "trainer", **ids: object) -> Span:
+    return Span(kind, name, LATER_NS + start_us * 1000, LATER_NS + end_us * 1000, 2, role, 0, "", ids)
+
+
+TIMELINE = Timeline(
+    {
+        Process("h", 5): [
+            span("stage", "update_actor", 200, 300),
+            span("step", "step", 0, 400),
+            span("stage", "rollout", 10, 150),
+        ],
+        Process("h", 6): [
+            *(span("sample", "single_turn", 10 + n, 100 + n, "agent_loop", sample=n) for n in range(3)),
+            *(span("turn", "generate", 20 + n, 60 + n, "agent_loop", sample=n) for n in range(3)),
+        ],
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two that torch wrote here, and two as ranks of GPUs leave them: the same pids, flows of the same numbers."""
+    torch = pytest.importorskip("torch")
+    folder = tmp_path_factory.mktemp("parts")
+    paths = []
+    for rank in range(2):
+        x = torch.randn(4, 4, requires_grad=True)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], with_stack=True) as profile:
+            (x @ x).tanh().sum().backward()
+        paths.append(folder / f"{rank}.json")
+        profile.export_chrome_trace(str(paths[-1]))
+    for rank in (2, 3):
+        base = LATER_NS if rank == 3 else BASE_NS
+        paths.append(save(folder / f"{rank}.json.gz", kineto(process(9, "python") + GPU, base_ns=base)))
+    return paths
+
+
+def test_all_slices_and_flows_are_there_and_none_goes_astray(tmp_path: Path, parts: list[Path]) -> None:
+    made = tmp_path / "out.json.gz"
+    merge([Input(path=path, label=f"part{path.name[0]}") for path in parts], made, timeline=TIMELINE)
+    alone = [query(path, SLICES, FLOWS, ERRORS) for path in parts]
+    slices, flows, astray, errors, processes = query(made, SLICES, FLOWS, FLOWS_BETWEEN_PROCESSES, ERRORS, PROCESSES)
+    assert slices == [[sum(found[0][0][0] for found in alone) + 9]]
+    assert flows == [[sum(found[1][0][0] for found in alone)]]
+    assert flows[0][0] > 4
+    theirs: Counter[str] = Counter()
+    for found in alone:
+        theirs.update(dict(found[2]))
+    assert dict(errors) == theirs
+    # Kernels are on a process of their own: one flow from each rank to its own device, and no other.
+    assert astray == [[2]]
+    (ends,) = query(
+        made,
+        """select distinct m.name, n.name from flow f join slice a on f.slice_out = a.id join slice b on
+        f.slice_in = b.id join thread_track x on a.track_id = x.id join thread_track y on b.track_id = y.id
+        join thread t on t.utid = x.utid join thread u on u.utid = y.utid join process m on m.upid = t.upid
+        join process n on n.upid = u.upid where m.upid != n.upid order by 1""".replace(
+            "using (utid)", "on t.utid = x.utid"
+        ),
+    )
+    assert ends == [[f"part{rank} (host)", f"part{rank} (GPU 0)"] for rank in (2, 3)]
+    names = [name for name, count, _ in processes if count]
+    assert names[:2] == ["trainer (timeline) rank0", "agent_loop (timeline) rank0"]
+    assert [name for name in names if "(host)" in name or "GPU" in name] == [
+        *("part0 (host)", "part1 (host)", "part2 (host)", "part2 (GPU 0)", "part3 (host)", "part3 (GPU 0)")
+    ]
+
+
+def test_spans_nest_and_samples_have_tracks_of_their_own(tmp_path: Path, parts: list[Path]) -> None:
+    made = tmp_path / "out.json.gz"
+    merge([Input(path=parts[3], label="late")], made, timeline=TIMELINE)
+    nested, tracks, times = query(
+        made,
+        "select s.name, p.name from slice s left join slice p on s.parent_id = p.id where s.category in "
+        "('step', 'stage', 'sample', 'turn') order by s.ts, s.dur desc",
+        "select count(distinct track_id) from slice where category = 'sample'",
+        "select (select ts from slice where name = 'update_actor') - (select ts from slice where name = 'gemm'), "
+        "(select extract_arg(arg_set_id, 'args.sample') from slice where category = 'turn' order by ts limit 1)",
+    )
+    assert nested[:2] == [["step", None], ["rollout", "step"]]
+    assert nested.count(["generate", "single_turn"]) == tracks[0][0] == 3
+    assert times == [[200_000 - 101_500, 0]]
+
+
+def test_the_archive_opens_and_moves_what_has_another_base(tmp_path: Path, parts: list[Path]) -> None:
+    made = tmp_path / "merged.tar"
+    inputs = [Input(path=path, label=f"part{path.name[0]}") for path in parts]
+    size, left_out = pack([*inputs, Input(path=save(tmp_path / "bad.json", b"hello"), label="bad")], made, TIMELINE, 2)
+    assert size == made.stat().st_size
+    assert list(left_out) == ["bad.json"]
+    assert not list(tmp_path.glob("*.part"))
+    alone = sum(query(path, SLICES)[0][0][0] for path in parts)
+    assert query(made, SLICES) == [[[alone + 9]]]
+    with tarfile.open(made) as archive:
+        assert archive.getnames() == ["perfetto_manifest.json", "timeline.json", *(path.name for path in parts)]
+        manifest = json.load(archive.extractfile("perfetto_manifest.json"))["perfetto_manifest"]  # type: ignore[arg-type]
+        assert archive.extractfile("3.json.gz").read() == parts[3].read_bytes()  # type: ignore[union-attr]
+    files = {each["path"]: each for each in manifest["files"]}
+    assert files["3.json.gz"]["clocks"] == {"offset_ns": LATER_NS - BASE_NS}
+    assert "clocks" not in files["2.json.gz"]
+    assert len({each["machine"]["name"] for each in files.values()}) == 5
+    assert manifest["attributes"] == {"autoprof.global_step": 2}
