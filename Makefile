@@ -43,7 +43,7 @@ demo: $(VENV)/.ready
 	@examples/demo.sh
 
 test: $(VENV)/.ready-for-tests $(WRAPTS:%=.venvs/%/.ready)
-	$(VENV)/bin/python -m pytest -n 2 --dist loadgroup --ignore tests/engines --ignore tests/releases $(PYTEST)
+	$(VENV)/bin/python -m pytest -n 2 --ignore tests/engines --ignore tests/releases $(PYTEST)
 
 # Those that are quick are in `make test`, too.
 faults: $(VENV)/.ready-for-tests

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from helpers import clean_environment
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadScopeScheduling
 
 from autoprof import behaviours, capture, gates, importing, naming, rundir, runtime
 from autoprof.runtime import RunInfo, Runtime
@@ -32,11 +33,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--thorough", action="store_true", help="make the real runs too for which CI has no time")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The real runs go to one worker of xdist: tests share them, and each is many processes itself."""
-    real = Path(__file__).parent / "real"
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group("real" if real in item.path.parents else item.path.stem))
+class _Scheduling(LoadScopeScheduling):
+    """The real runs go to one process of `-n 2`: tests share them, and each is many processes itself."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "real" if nodeid.startswith("tests/real/") else nodeid.partition("::")[0]
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    """How tests are shared out. xdist's own groups get lost in pytest 9.2, which makes node ids anew (xdist 3.8.0)."""
+    return _Scheduling(config, log)
 
 
 @pytest.fixture(scope="session")
