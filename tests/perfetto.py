@@ -56,9 +56,9 @@ def query(trace: Path, *queries: str) -> list[list[list[Any]]]:
     raise AssertionError(f"Perfetto's engine failed: {said[-2000:]}")
 
 
-PROCESSES = """select p.name, count(s.id), extract_arg(p.arg_set_id, 'process_sort_index_hint') from process p
+PROCESSES = """select p.name, count(s.id) from process p
     left join thread using (upid) left join thread_track t using (utid) left join slice s on s.track_id = t.id
-    where p.name is not null group by p.upid order by 3, 1"""
+    where p.name is not null group by p.upid order by 1"""
 FLOWS_BETWEEN_PROCESSES = """select count(*) from flow f join slice a on f.slice_out = a.id
     join slice b on f.slice_in = b.id join thread_track x on a.track_id = x.id join thread_track y on b.track_id = y.id
     join thread m on m.utid = x.utid join thread n on n.utid = y.utid where m.upid != n.upid"""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from perfetto import ERRORS, FLOWS, FLOWS_BETWEEN_PROCESSES, PROCESSES, SLICES, query
-from traces import BASE_NS, kineto, process, save
+from traces import BASE_NS, kineto, load, process, save
 
 from autoprof.traces.archive import pack
 from autoprof.traces.drawn import Timeline
@@ -19,6 +19,7 @@ from autoprof.traces.spans import Process, Span
 LATER_NS = BASE_NS + 7889238 * 10**9
 GPU = [
     {"ph": "M", "name": "process_labels", "pid": 0, "tid": 0, "args": {"labels": "GPU 0"}},
+    {"ph": "M", "name": "process_sort_index", "pid": 0, "tid": 0, "args": {"sort_index": 5000000}},
     {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 101.5, "dur": 1.25},
     {"ph": "s", "cat": "ac2g", "name": "ac2g", "id": 50, "pid": 9, "tid": 9, "ts": 100.1},
     {"ph": "f", "cat": "ac2g", "name": "ac2g", "id": 50, "pid": 0, "tid": 7, "ts": 101.5, "bp": "e"},
@@ -86,7 +87,15 @@ def test_all_slices_and_flows_are_there_and_none_goes_astray(tmp_path: Path, par
         ),
     )
     assert ends == [[f"part{rank} (host)", f"part{rank} (GPU 0)"] for rank in (2, 3)]
-    names = [name for name, count, _ in processes if count]
+    events = load(made)["traceEvents"]
+    said = {
+        what: {event["pid"]: event["args"][field] for event in events if event["name"] == f"process_{what}"}
+        for what, field in (("name", "name"), ("sort_index", "sort_index"))
+    }
+    full = {name for name, count in processes if count}
+    assert full <= set(said["name"].values())
+    names = [said["name"][pid] for pid in sorted(said["name"], key=lambda pid: said["sort_index"][pid])]
+    names = [name for name in names if name in full]
     assert names[:2] == ["trainer (timeline) rank0", "agent_loop (timeline) rank0"]
     assert [name for name in names if "(host)" in name or "GPU" in name] == [
         *("part0 (host)", "part1 (host)", "part2 (host)", "part2 (GPU 0)", "part3 (host)", "part3 (GPU 0)")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from perfetto import FLOWS, FLOWS_BETWEEN_PROCESSES, PROCESSES, SLICES, query
 from verl_runs import VerlRun
 
 STAGES = {
@@ -211,6 +212,25 @@ def test_the_run_can_be_listed_and_examined(profiled: VerlRun, python: Any) -> N
     examined = python(["-m", "autoprof", "doctor", str(profiled.directory)])
     assert "no problems found" in examined.stdout
     assert "verl/update-actor" in examined.stdout
+
+
+def test_the_merged_step_is_right_in_perfettos_own_engine(v1: VerlRun, python: Any, tmp_path: Path) -> None:
+    made = tmp_path / "merged.json.gz"
+    said = python(["-m", "autoprof", "merge", str(v1.directory), "--step", "2", "-o", str(made)]).stdout
+    parts = sorted(v1.step_folder(2).glob("*.pt.trace.json.gz"))
+    assert f": {len(parts)} traces, " in said
+    alone = [query(part, SLICES, FLOWS) for part in parts]
+    ours = "select count(*) from slice where category in ('step', 'stage', 'timer', 'sample', 'turn', 'tool', 'reward',"
+    slices, spans, flows, astray, processes = query(
+        made, SLICES, f"{ours} 'request', 'window')", FLOWS, FLOWS_BETWEEN_PROCESSES, PROCESSES
+    )
+    assert slices[0][0] == sum(found[0][0][0] for found in alone) + spans[0][0]
+    assert flows[0][0] == sum(found[1][0][0] for found in alone) > 0
+    assert astray == [[0]]
+    assert spans[0][0] >= len(STAGES)
+    full = {name for name, count in processes if count}
+    assert sum(name.endswith("(host)") for name in full) == len(parts)
+    assert {"trainer (timeline) rank0", "actor (timeline) rank0", "ref (timeline) rank0"} <= full
 
 
 def test_files_are_the_users_own(profiled: VerlRun) -> None:
