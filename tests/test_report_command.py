@@ -182,6 +182,16 @@ def test_what_is_wrong_is_said(
     assert "Traceback" not in done.stderr
 
 
+def test_a_reader_that_has_enough_is_no_error(runs: Path) -> None:
+    command = [sys.executable, "-u", "-m", "autoprof", "report", SLOW, "--dir", str(runs), "--md", "-"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
+
+
 def test_without_the_extra_it_says_what_to_install(
     autoprof: Autoprof,
     runs: Path,

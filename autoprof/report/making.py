@@ -41,6 +41,8 @@ def run(parsed: argparse.Namespace, parent: Path) -> int:
     figures = make(found, parsed.step, other)
     try:
         return _write(figures, found, parsed)
+    except BrokenPipeError:
+        raise
     except OSError as error:
         return _complain(f"{error.filename}: {error.strerror}" if error.filename else str(error), 1)
 
