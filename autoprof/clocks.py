@@ -23,7 +23,7 @@ _GOOD_FOR_S = 60.0
 # How long a node has for its first answer: Ray may have to start a worker there.
 _PATIENCE_S = 30.0
 # How long all of a node's further answers may take.
-_BRIEFLY_S = 2.0
+_BRIEFLY_S = 10.0
 _PINGS = 9
 _LOOK_S = 0.2
 # How long the end of Ray waits for the thread, which must not be in a call of Ray's then.
@@ -132,15 +132,20 @@ def _node(ray: Any, call: Any, node: str, host: Callable[[str, str], str]) -> Of
     best: Offset | None = None
     deadline = time.monotonic() + _BRIEFLY_S
     for _ in range(_PINGS):
-        if _stop.is_set() or time.monotonic() > deadline:
-            break
         sent, begun = time.time_ns(), time.monotonic_ns()
-        name, theirs = ray.get(call.remote(), timeout=_BRIEFLY_S)
+        reference = call.remote()
+        # In short waits: the end of Ray must not find the thread in one.
+        while not ray.wait([reference], timeout=_LOOK_S)[0]:
+            if _stop.is_set() or time.monotonic() > deadline:
+                return best
+        name, theirs = ray.get(reference)
         half = (time.monotonic_ns() - begun) // 2
         if best is None or half < best.error_ns:
             middle = sent + half
             called = host(node, rundir.host_name(name))
             best = Offset(host=called, offset_ns=theirs - middle, error_ns=half, unix_ns=middle)
+        if _stop.is_set() or time.monotonic() > deadline:
+            break
     return best
 
 

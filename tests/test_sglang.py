@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import helpers
 import msgspec
 import pytest
 from pytest_mock import MockerFixture
@@ -20,7 +21,9 @@ from autoprof import runtime
 from autoprof.behaviours import sglang
 from autoprof.behaviours.engine import Request
 from autoprof.behaviours.sglang_scheduler import MARK, Order
+from autoprof.rundir import RunDir
 from autoprof.settings import Settings
+from autoprof.timeline import Timeline
 from autoprof.wrapping import Call, Reply
 
 REQUEST = Request(action="start", step=3, replica=2, rank=4)
@@ -69,8 +72,9 @@ class NewManager(Manager):
 
 
 @pytest.fixture
-def run(mocker: MockerFixture) -> Any:
-    made = SimpleNamespace(settings=Settings(rollout_iterations="0:3", contents=("cpu",), ranks="4,5"))
+def run(mocker: MockerFixture, tmp_path: Path) -> Any:
+    settings = Settings(rollout_iterations="0:3", contents=("cpu",), ranks="4,5")
+    made = SimpleNamespace(settings=settings, timeline=Timeline(RunDir(tmp_path)))
     mocker.patch.object(runtime, "current", return_value=made)
     mocker.patch.object(sglang, "_reaches_the_scheduler", return_value=True)
     mocker.patch.object(sglang, "_request_type", return_value=ProfileReq)
@@ -157,6 +161,13 @@ def test_a_start_that_takes_too_long_is_stopped_when_it_comes(run: Any) -> None:
     assert asyncio.run(asyncio.wait_for(scenario(), 10))["problem"] == "the engine did not answer within 0.05 s"
     assert manager.actions == ["start", "stop"]
     assert manager.sent[1].reason == "the engine started too late"
+
+
+def test_a_recording_is_a_window_on_the_timeline_and_one_that_failed_is_none(run: Any, tmp_path: Path) -> None:
+    drive(Manager())
+    drive(Manager(answers={"start": MARK + "no room"}))
+    (window,) = helpers.spans(tmp_path)
+    assert (window["kind"], window["step"], window["ids"]) == ("window", REQUEST.step, {"replica": REQUEST.replica})
 
 
 def test_an_engine_without_autoprofs_hook_in_its_scheduler_is_not_driven(run: Any, mocker: MockerFixture) -> None:
