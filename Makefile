@@ -2,10 +2,11 @@
 # wrong, and a table of what was lost. make test-engines: the same engine in several releases, each in an environment of
 # its own; ENGINES=all for all of them. make test-releases: real runs of older releases of verl, each its
 # own wheel in front of the same environment; RELEASES=all for all of them. PYTEST=--thorough makes the real runs too for
-# which CI has no time, PYTEST='-n 0' has one process for all tests. make contracts: the stored signatures of the
-# targets' releases, from PyPI; CONTRACTS=--new looks for newer releases, CONTRACTS=vllm==0.33.0 refreshes one. make
-# bench: the benchmarks, and bench/RESULTS.md; BENCH="boot calls" for some of them, BENCH=--quick for a look. All make
-# what they need.
+# which CI has no time, PYTEST='-n 0' has one process for all tests. Tests of pages take the
+# machine's Chromium, and root gets Debian's where there is none (tests/chromium.sh; CHROMIUM=none: they are skipped).
+# make contracts: the stored signatures of the targets' releases, from PyPI; CONTRACTS=--new looks for newer releases,
+# CONTRACTS=vllm==0.33.0 refreshes one. make bench: the benchmarks, and bench/RESULTS.md; BENCH="boot calls" for some of
+# them, BENCH=--quick for a look. All make what they need.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
@@ -34,15 +35,18 @@ WRAPTS := $(patsubst tests/wrapt/%.txt,%,$(wildcard tests/wrapt/*.txt))
 PEERS := $(patsubst bench/requirements/%.txt,%,$(wildcard bench/requirements/*.txt))
 INSTALLED := pyproject.toml $(wildcard sitecustomize/* recipes/*) $(shell find autoprof -name '*.py')
 
-.PHONY: demo environments test faults test-engines test-releases contracts bench check clean
+.PHONY: demo environments chromium test faults test-engines test-releases contracts bench check clean
 
 # What the tests need, with -j beside each other.
-environments: $(VENV)/.ready-for-tests $(WRAPTS:%=.venvs/%/.ready) $(CHOSEN:%=.venvs/%/.ready) $(VERLS:%=.venvs/%/.ready)
+environments: chromium $(VENV)/.ready-for-tests $(WRAPTS:%=.venvs/%/.ready) $(CHOSEN:%=.venvs/%/.ready) $(VERLS:%=.venvs/%/.ready)
 
 demo: $(VENV)/.ready
 	@examples/demo.sh
 
-test: $(VENV)/.ready-for-tests $(WRAPTS:%=.venvs/%/.ready)
+chromium:
+	@tests/chromium.sh
+
+test: chromium $(VENV)/.ready-for-tests $(WRAPTS:%=.venvs/%/.ready)
 	$(VENV)/bin/python -m pytest -n 2 --ignore tests/engines --ignore tests/releases $(PYTEST)
 
 # Those that are quick are in `make test`, too.

@@ -96,8 +96,8 @@ def write(path: str | os.PathLike[str], content: bytes) -> None:
             raise
 
 
-def append(path: str | os.PathLike[str], content: bytes) -> None:
-    """Add to a file in one write, or begin it.
+def append(path: str | os.PathLike[str], content: bytes, first: bytes = b"") -> None:
+    """Add to a file in one write, or begin it, with `first` before the content. What has no room is left out whole.
 
     Raises:
         OSError: It can't be written; something else is in its place.
@@ -107,9 +107,28 @@ def append(path: str | os.PathLike[str], content: bytes) -> None:
         found = _regular(descriptor, path)
         if _group and not found.st_mode & stat.S_IRGRP:
             _show(descriptor, 0o640)
-        os.write(descriptor, content)
+        if found.st_size == 0:
+            content = first + content
+        if os.write(descriptor, content) < len(content):
+            os.ftruncate(descriptor, found.st_size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(path))
     finally:
         os.close(descriptor)
+
+
+def opened(path: str | os.PathLike[str]) -> int:
+    """A file that somebody else may have made, open for reading.
+
+    Raises:
+        OSError: It can't be read, or is no file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | _CAREFULLY)
+    try:
+        _regular(descriptor, path)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def read(path: str | os.PathLike[str], most: int, owners: Container[int] | None = None) -> bytes:

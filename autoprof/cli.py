@@ -12,10 +12,11 @@ from pathlib import Path
 
 import msgspec
 
-from autoprof import __version__, analysing, control, doctor, doctor_run, listing, settings, tables
+from autoprof import __version__, analysing, control, doctor, doctor_run, listing, opening, settings, tables
 from autoprof._boot import ENABLE, own_recipes
 from autoprof.authoring import command as authoring
 from autoprof.redaction import plain
+from autoprof.report import command as reporting
 from autoprof.rundir import RunDir
 from autoprof.settings import PREFIX, WINDOW_FIELDS, SettingsError
 
@@ -105,9 +106,12 @@ def _parser() -> argparse.ArgumentParser:
     analysis.add_argument("--step", type=int, metavar="N", help="a step (default: all)")
     analysis.set_defaults(run=_analyse)
 
+    report = reporting.add(commands, _parent)
+    show = opening.add(commands, _parent)
+
     authoring.add(commands)
 
-    for command in (ls, ask, merge, checkup, analysis):
+    for command in (ls, ask, merge, checkup, analysis, report, show):
         command.add_argument("--dir", help="parent of the run directories (default: AUTOPROF_DIR, ./autoprof_runs)")
     for command in (ls, checkup):
         command.add_argument("--json", action="store_true", help="print JSON")

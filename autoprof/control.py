@@ -12,7 +12,7 @@ import msgspec
 
 from autoprof import _files, log, settings
 from autoprof.rundir import RunDir, write_json
-from autoprof.window import Steps
+from autoprof.window import STEPS_TAKE, Steps
 
 # What is taken, and what could not be read, stays there under these endings.
 TAKEN = ".taken"
@@ -178,4 +178,6 @@ def checked(steps: str, overrides: dict[str, Any]) -> Trigger:
     Raises:
         SettingsError: One is wrong.
     """
+    if not steps.strip():
+        raise settings.SettingsError(f"steps: got {steps!r}; it takes {STEPS_TAKE}, and mixtures")
     return Trigger(steps=settings.steps(steps), overrides=settings.overrides(overrides))

@@ -16,6 +16,8 @@ CallPath: TypeAlias = Annotated[
 Parameter: TypeAlias = Annotated[
     str, msgspec.Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", extra={"takes": "name", PARAMETER: True})
 ]
+# A place in something else, such as what a call returns; empty for that itself.
+Path: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^([^.\s]+(\.[^.\s]+)*)?$", extra={"takes": "place"})]
 
 MISSING = object()
 # Of the names that are Python's own, those that say what something is. Others lead from anything to everything.

@@ -31,7 +31,14 @@ MERGED = "merged"
 MERGING = ".merge-"
 # Role, stage and host stand in a name.
 _LONGEST = 60
-HOST = re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())[:_LONGEST] or "localhost"
+
+
+def host_name(name: str) -> str:
+    """A host's name as files have it."""
+    return re.sub(r"[^A-Za-z0-9_-]", "-", name)[:_LONGEST] or "localhost"
+
+
+HOST = host_name(socket.gethostname())
 
 
 def tidy(name: str) -> str:

@@ -18,6 +18,7 @@ from autoprof.recipe import RecipeError
 from autoprof.redaction import hidden_in, redacted
 from autoprof.rundir import RunDir
 from autoprof.settings import Settings, SettingsError
+from autoprof.timeline import Timeline
 
 
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +46,7 @@ class Runtime:
         self.rundir = RunDir(Path(info.directory))
         _files.open_to_group(info.settings.access == settings.GROUP)
         self.hooks = HookLog(self.rundir, self._join)
+        self.timeline = Timeline(self.rundir)
         self._joined = False
         # The attempts at this run before it was resumed.
         self._earlier: list[dict[str, Any]] = []

@@ -112,7 +112,9 @@ def load(environ: Mapping[str, str], directory: Path) -> Settings:
     """
     values = _from_file(environ.get(PREFIX + "CONFIG", ""), directory)
     for name in _FIELDS:
-        if text := environ.get(PREFIX + name.upper(), "").strip():
+        text = environ.get(PREFIX + name.upper(), "").strip()
+        # No steps are the timeline alone.
+        if text or (name == "steps" and PREFIX + "STEPS" in environ):
             values[name] = _checked(name, text, PREFIX + name.upper())
     values["dir"] = os.path.abspath(directory / Path(values.get("dir", Settings().dir)).expanduser())
     return Settings(**values)
@@ -184,7 +186,7 @@ def _one_line(error: Exception) -> str:
 
 
 _PARSERS: dict[str, tuple[Callable[[object], Any], str]] = {
-    "steps": (parsing.grammar(Steps.parse), STEPS_TAKE + ", and mixtures"),
+    "steps": (parsing.grammar(Steps.parse), STEPS_TAKE + ", mixtures, and nothing for the timeline alone"),
     "dir": (parsing.text, "a folder"),
     "access": (parsing.one_of(ACCESS), " or ".join(ACCESS)),
     "tool": (parsing.several_of(TOOLS), f"some of {', '.join(TOOLS)}"),

@@ -45,13 +45,13 @@ class Steps:
 
     @classmethod
     def parse(cls, text: str) -> Steps:
-        """Read `AUTOPROF_STEPS`.
+        """Read `AUTOPROF_STEPS`, of which an empty text captures nothing.
 
         Raises:
             ValueError: `text` is not in the grammar, or could never match a step.
         """
         numbers, ordinals = [], []
-        for item in _items(text):
+        for item in _items(text) if text.strip() else ():
             if ordinal := _ORDINAL.fullmatch(item):
                 if int(ordinal[1]) < 1:
                     raise ValueError(f"{item} counts from +1")
@@ -63,6 +63,11 @@ class Steps:
     def match(self, step: int, ordinal: int) -> bool:
         """Whether to capture `step`, the `ordinal`-th (from 1) that this run executes."""
         return ordinal in self.ordinals or any(step in span for span in self.numbers)
+
+    @property
+    def any(self) -> bool:
+        """Whether any steps were asked for; without them there is the timeline alone."""
+        return bool(self.numbers or self.ordinals)
 
     def any_after(self, step: int, ordinal: int) -> bool:
         """Whether a step after this one could still match."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -34,6 +36,13 @@ def wait_for(path: Path, timeout_s: float = 60) -> str:
         assert time.monotonic() < deadline, f"{path} never came"
         time.sleep(0.05)
     return path.read_text()
+
+
+def spans(run: Path) -> list[dict[str, Any]]:
+    """What the timeline of a run holds, or one file of it, but for the lines that tell of a process."""
+    files = [run] if run.is_file() else sorted(run.glob("timeline/*.jsonl"))
+    lines = [json.loads(line) for path in files for line in path.read_text().splitlines()]
+    return [line for line in lines if line["kind"] != "process"]
 
 
 @contextmanager

@@ -57,6 +57,7 @@ def test_latest_is_the_run_that_is_meant(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (["--steps", ""], "steps: got ''; it takes a step (2),"),
         (["--steps", "5:2"], "steps: got '5:2' (5:2 is an empty range); it takes a step (2),"),
         (["--ranks", "one"], "ranks: got 'one'"),
         (["--contents", "gpu"], "contents: got 'gpu' ('gpu' is unknown)"),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import spans
 
 Python = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -58,8 +59,7 @@ def left(tmp_path: Path) -> tuple[dict[str, Any], dict[str, Any], list[dict[str,
     """`run.json`, the hooks of the one process, its timeline."""
     run_dir = tmp_path / "autoprof_runs" / "latest"
     (hooks,) = run_dir.glob("hooks/*.json")
-    spans = [json.loads(line) for path in run_dir.glob("timeline/*") for line in path.read_text().splitlines()]
-    return json.loads((run_dir / "run.json").read_text()), json.loads(hooks.read_text()), spans
+    return json.loads((run_dir / "run.json").read_text()), json.loads(hooks.read_text()), spans(run_dir)
 
 
 def test_functions_methods_and_decorated_ones(run: Any, tmp_path: Path) -> None:

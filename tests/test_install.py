@@ -67,6 +67,8 @@ def test_the_wheel_holds_recipes_and_both_ways_of_activation(wheel: Path) -> Non
     assert wheel.name.startswith("autoprof_rl-")
     assert {"autoprof.pth", "autoprof.start", "_autoprof_gate.py"} <= names
     assert {"autoprof/recipes/verl.toml", "autoprof/recipes/recipe.schema.json"} <= names
+    templates = (ROOT / "autoprof" / "report" / "templates").iterdir()
+    assert {f"autoprof/report/templates/{path.name}" for path in templates} <= names
     assert {"autoprof/sitecustomize/sitecustomize.py", "autoprof/py.typed"} <= names
     top = {name.split("/")[0] for name in names if ".dist-info/" not in name}
     assert top == {"autoprof", "autoprof.pth", "autoprof.start", "_autoprof_gate.py"}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import clean_environment
+from helpers import clean_environment, spans
 from test_capture import SUBJECT, finished, work
 
 from autoprof import capture, ending, listing, rundir
@@ -155,6 +155,6 @@ def test_a_clock_that_is_set_back_in_a_capture_shows_in_its_meta_file_only(made:
     clock = meta["clock"]
     assert clock["stop"]["unix_ns"] < clock["start"]["unix_ns"]
     assert clock["stop"]["monotonic_ns"] > clock["start"]["monotonic_ns"]
-    (line,) = run.rundir.process_file("timeline", ".jsonl").read_text().splitlines()
-    assert 0 <= json.loads(line)["end_ns"] - json.loads(line)["start_ns"] < 600 * 10**9
+    (line,) = spans(run.rundir.path)
+    assert 0 <= line["end_ns"] - line["start_ns"] < 600 * 10**9
     assert rundir.HOST in str(run.rundir.process_file("timeline", ".jsonl"))

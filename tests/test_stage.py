@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import helpers
 import pytest
 import torch
 from test_capture import finished
@@ -56,8 +57,7 @@ def captures(run: Runtime) -> dict[str, str]:
 
 
 def spans(run: Runtime) -> list[tuple[str, str]]:
-    lines = [line for path in run.rundir.path.glob("timeline/*") for line in path.read_text().splitlines()]
-    return [(span["role"], span["name"]) for span in map(json.loads, lines)]
+    return [(span["role"], span["name"]) for span in helpers.spans(run.rundir.path)]
 
 
 def recorded(run: Runtime, name: str) -> set[str]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+
+from helpers import spans
 
 Python = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -54,8 +55,7 @@ assert not hasattr(copy, "global_steps")
 """
     python(code, AUTOPROF="1", AUTOPROF_RECIPES=str(tmp_path / "trainer.toml"), PYTHONPATH=str(tmp_path))
     (timeline,) = tmp_path.glob("autoprof_runs/latest/timeline/*.jsonl")
-    spans = [json.loads(line) for line in timeline.read_text().splitlines()]
-    assert [(span["kind"], span["step"]) for span in spans] == [
+    assert [(span["kind"], span["step"]) for span in spans(timeline)] == [
         ("stage", 4001),
         ("step", 4001),
         ("stage", 4002),
@@ -79,7 +79,6 @@ print(ended)
     variables = {"AUTOPROF_RECIPES": str(tmp_path / "trainer.toml"), "PYTHONPATH": str(tmp_path)}
     ended = int(python(code, AUTOPROF="1", **variables).stdout)
     (timeline,) = tmp_path.glob("autoprof_runs/latest/timeline/*.jsonl")
-    spans = [json.loads(line) for line in timeline.read_text().splitlines()]
-    steps = {span["step"]: span["end_ns"] for span in spans if span["kind"] == "step"}
+    steps = {span["step"]: span["end_ns"] for span in spans(timeline) if span["kind"] == "step"}
     assert sorted(steps) == [4001, 4002]
     assert steps[4002] <= ended

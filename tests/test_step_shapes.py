@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import helpers
 import pytest
 
 Python = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -41,8 +41,7 @@ def spans(python: Python, folder: Path, *hooks: tuple[str, str, str]) -> list[tu
     (folder / "small.toml").write_text(recipe)
     python("import small; small.Trainer().fit()", AUTOPROF="1", AUTOPROF_RECIPES="small.toml")
     (timeline,) = (folder / "autoprof_runs").glob("2*/timeline/*.jsonl")
-    found = [json.loads(line) for line in timeline.read_text().splitlines()]
-    return [(span["name"], span["step"]) for span in found]
+    return [(span["name"], span["step"]) for span in helpers.spans(timeline)]
 
 
 @pytest.mark.parametrize(
@@ -91,6 +90,6 @@ def test_a_trainer_that_is_started_as_a_module(python: Python, tmp_path: Path) -
     (tmp_path / "small.toml").write_text('target = "small"\n' + "".join(tables))
     python(["-m", "small.trainer"], AUTOPROF="1", AUTOPROF_RECIPES="small.toml")
     (timeline,) = (tmp_path / "autoprof_runs").glob("2*/timeline/*.jsonl")
-    found = [json.loads(line) for line in timeline.read_text().splitlines()]
+    found = helpers.spans(timeline)
     expected = [(name, number) for number in (11, 12, 13) for name in ("work", "step")]
     assert [(span["name"], span["step"]) for span in found] == expected

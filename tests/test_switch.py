@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+import helpers
 import pytest
 import torch
 from pytest_mock import MockerFixture
@@ -38,8 +39,7 @@ def captured(run: Runtime) -> set[int]:
 
 
 def spans(run: Runtime) -> list[tuple[str, int]]:
-    lines = run.rundir.process_file("timeline", ".jsonl").read_text().splitlines()
-    return [(span["name"], span["step"]) for span in map(json.loads, lines)]
+    return [(span["name"], span["step"]) for span in helpers.spans(run.rundir.path)]
 
 
 @pytest.mark.fault("autoprof trigger --off", "goes on without autoprof", "what it would have left")

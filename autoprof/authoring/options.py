@@ -18,6 +18,7 @@ _NAMES = {str: "a text", int: "a whole number", float: "a number", bool: "true o
 _EXTRA = {
     "path": "a path that begins with a parameter of the function, such as 'self.state.global_step'",
     "name": "the name of a parameter",
+    "place": "a path that begins at what the call returns, such as 'token_ids'",
 }
 
 
@@ -71,8 +72,10 @@ def parameters(kind: Any, value: Any, where: str = "") -> Iterator[tuple[str, st
         for place, item in enumerate(value):
             yield from parameters(typing.get_args(kind)[0], item, f"{where}[{place}]")
     elif typing.get_origin(kind) is dict:
-        for key in value:
-            yield from parameters(typing.get_args(kind)[0], key, where)
+        keys, values = typing.get_args(kind)
+        for key, item in value.items():
+            yield from parameters(keys, key, where)
+            yield from parameters(values, item, f"{where}.{key}")
     elif inspect.isclass(kind) and issubclass(kind, msgspec.Struct):
         for field in msgspec.structs.fields(kind):
             if field.encode_name in value:

@@ -28,7 +28,7 @@ BEHAVIOURS = {
     "sglang.server": "autoprof.behaviours.sglang:Server",
     "sglang.set-up": "autoprof.behaviours.sglang_serve:SetUp",
     "sglang.tokenized": "autoprof.behaviours.sglang_serve:Tokenized",
-    "span": "autoprof.behaviours.stage:Span",
+    "span": "autoprof.behaviours.span:Span",
     "span.begin": "autoprof.behaviours.stage_pair:SpanBegin",
     "stage": "autoprof.behaviours.stage:Stage",
     "stage.begin": "autoprof.behaviours.stage_pair:Begin",
@@ -42,6 +42,8 @@ BEHAVIOURS = {
     "step.tick": "autoprof.behaviours.step:Tick",
     "step.trainer": "autoprof.behaviours.step:Trainer",
     "step.wrap": "autoprof.behaviours.step:Wrap",
+    "timer.start": "autoprof.behaviours.timer:Start",
+    "timer.stop": "autoprof.behaviours.timer:Stop",
     "vllm.add-request": "autoprof.behaviours.vllm_serve:AddRequest",
     "vllm.engine": "autoprof.behaviours.vllm:Engine",
     "vllm.offline-profile": "autoprof.behaviours.vllm_offline:Profile",
@@ -70,7 +72,7 @@ class Behaviour(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         """Whether the call is one that the hook is for."""
         if self.unless and call.at(self.unless, None):
             return False
-        return all(str(call.at(path, "")) == value for path, value in self.when.items())
+        return not self.when or all(str(call.at(path, "")) == value for path, value in self.when.items())
 
     def around(self, call: Call) -> Around:
         """A generator: what comes before its `yield CALL` runs before the call, the rest after it."""

@@ -11,6 +11,7 @@ from autoprof import runtime
 from autoprof.behaviours import Behaviour
 from autoprof.paths import CallPath
 from autoprof.settings import Settings
+from autoprof.timeline import Span
 from autoprof.waits import Coroutine
 from autoprof.wrapping import CALL, Around, Call, Reply
 
@@ -30,6 +31,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     def settings(self, run: runtime.Runtime) -> Settings:
         """The settings of rollouts in this window."""
         return run.settings.overridden(self.overrides).for_role(ROLE)
+
+
+def window(run: runtime.Runtime, request: Request) -> Span:
+    """The span of an engine's recording, which begins now."""
+    ids = {"replica": request.replica}
+    return Span(run, "window", ROLE, step=request.step, role=ROLE, rank=request.rank, ids=ids)
 
 
 class Server(Behaviour):

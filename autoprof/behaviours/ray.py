@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from autoprof import _boot, cupti, ending, importing, log, runtime
+from autoprof import _boot, clocks, cupti, ending, importing, log, runtime
 from autoprof.behaviours import Behaviour
 from autoprof.paths import Parameter
 from autoprof.tools import nsys_launch
@@ -103,6 +103,7 @@ def _let_workers_write() -> None:
     if run is None:
         return
     try:
+        clocks.stop()
         ending.let_workers_write(run)
     except Exception as error:
         runtime.report("ray/shutdown", error)

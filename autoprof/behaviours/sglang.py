@@ -20,6 +20,7 @@ from autoprof.behaviours import engine as engines
 from autoprof.behaviours.engine import Request
 from autoprof.behaviours.sglang_scheduler import MARK, Order
 from autoprof.paths import follow
+from autoprof.timeline import Span
 from autoprof.wrapping import wrapped_by
 
 # Set on a TokenizerManager while autoprof records its engine.
@@ -41,8 +42,9 @@ class Server(engines.Server):
 class _Session:
     """One capture of an engine, from start to stop."""
 
-    def __init__(self, engine: Any, timeout_s: float) -> None:
+    def __init__(self, engine: Any, timeout_s: float, span: Span) -> None:
         self.ending = False
+        self._span = span
         self._engine = engine
         self._timeout_s = timeout_s
         # Kept here: an event loop keeps no hold of its tasks.
@@ -59,7 +61,7 @@ class _Session:
     async def _start(self, order: Order) -> str:
         problem = await _send(self._engine, order)
         if problem:
-            self._close()
+            self._close(recorded=False)
         elif self._late and not self.ending:
             self.ending = True
             await self._stop("the engine started too late")
@@ -83,9 +85,11 @@ class _Session:
         self._late = True
         return {"problem": f"the engine did not answer within {self._timeout_s:g} s"}
 
-    def _close(self) -> None:
+    def _close(self, recorded: bool = True) -> None:
         if getattr(self._engine, OPEN, None) is self:
             delattr(self._engine, OPEN)
+            if recorded:
+                self._span.end()
 
 
 async def start(engine: Any, request: Request) -> dict[str, Any]:
@@ -110,7 +114,7 @@ async def start(engine: Any, request: Request) -> dict[str, Any]:
         roles=settings.roles,
         tool=settings.tool,
     )
-    session = _Session(engine, settings.stop_timeout_s)
+    session = _Session(engine, settings.stop_timeout_s, engines.window(run, request))
     setattr(engine, OPEN, session)
     return await session.start(order)
 

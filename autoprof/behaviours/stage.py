@@ -11,13 +11,13 @@ import msgspec
 
 from autoprof import board, runtime
 from autoprof.behaviours import Behaviour
-from autoprof.behaviours.running import Counted, Running, Who, inside, running, step_of, wholes
+from autoprof.behaviours.running import Counted, Running, Who, inside, running, step_of
 from autoprof.board import Posting
 from autoprof.naming import Subject
 from autoprof.paths import CallPath
 from autoprof.runtime import Runtime
 from autoprof.settings import Settings
-from autoprof.timeline import Span as TimelineSpan
+from autoprof.timeline import Span
 from autoprof.waits import InThread
 from autoprof.window import Ranks
 from autoprof.wrapping import CALL, Around, Call, Wait
@@ -66,38 +66,9 @@ class Named(Behaviour):
         """The global rank of this process."""
         return int(call.at(self.rank)) if self.rank else own_rank()
 
-    def span(self, run: Runtime, who: Who, call: Call, posting: Posting | None) -> TimelineSpan:
+    def span(self, run: Runtime, who: Who, call: Call, posting: Posting | None) -> Span:
         """The span of the timeline, which begins now."""
-        return TimelineSpan(run, "stage", who[1], step=step_of(posting), role=who[0], rank=self.rank_of(call))
-
-
-class Span(Named):
-    """One call is a span of the timeline, and is not captured.
-
-    Attributes:
-        whole: Whether nothing inside of it is a stage of the step: an evaluation generates and computes losses as
-            training does, for longer than a trace could hold.
-    """
-
-    whole: bool = False
-
-    def around(self, call: Call) -> Around:
-        run, who = runtime.current(), self.who(call)
-        if run is None or who is None:
-            yield CALL
-            return None
-        posting = yield from posted(run)
-        if posting is not None and posting.off:
-            yield CALL
-            return None
-        span = self.span(run, who, call, posting)
-        if self.whole:
-            wholes.append(span)
-        outcome = yield CALL
-        if self.whole:
-            wholes.remove(span)
-        span.end(outcome.error)
-        return None
+        return Span(run, "stage", who[1], step=step_of(posting), role=who[0], rank=self.rank_of(call))
 
 
 class Stage(Named):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any, Literal
 
-from autoprof import board, continuous, ending, log, runtime
+from autoprof import board, clocks, continuous, ending, log, runtime
 from autoprof.behaviours import Behaviour, rollout, stage_pair, step_workers
 from autoprof.behaviours.stage import own_rank
 from autoprof.choosing import Chooser
@@ -89,6 +89,7 @@ class StepBehaviour(Behaviour):
         yield InThread(step.announce, run)
         if step.captured:
             log.info(f"step {number} is captured")
+            clocks.measure(run)
             rollout.open_window(number, step.overrides, call, self.replicas)
             step_workers.note(run, step.overrides, call, self.workers)
             if self.engines == "step" or run.settings.mode == "continuous":

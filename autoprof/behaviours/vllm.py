@@ -19,12 +19,13 @@ from autoprof.behaviours import Behaviour, vllm_frontend
 from autoprof.behaviours import engine as engines
 from autoprof.behaviours.engine import ROLE, Request
 from autoprof.naming import Subject
+from autoprof.timeline import Span
 from autoprof.waits import Coroutine
 from autoprof.wrapping import CALL, Around, Call
 
 # Of the time that a stop may take, what the engine's own may: what follows then has the rest.
 _ITS_SHARE = 0.75
-# Set on an engine while autoprof records it.
+# Set on an engine while autoprof records it: the span of that.
 _OPEN = "_autoprof_open"
 # Set on an engine while somebody else profiles it.
 TAKEN = "_autoprof_taken"
@@ -91,7 +92,7 @@ async def start(engine: Any, request: Request) -> dict[str, Any]:
     if all(worker["problem"] for worker in workers):
         await _rpc(engine, run, "autoprof_release")
         return _answer(workers)
-    setattr(engine, _OPEN, True)
+    setattr(engine, _OPEN, engines.window(run, request))
     try:
         # From 0.32 on a start that failed, as with no profiler configured, bars the next until a stop (async_llm.py).
         # Whoever made it is not profiling: autoprof would have seen that. In the workers this stop does nothing.
@@ -129,7 +130,9 @@ async def stop(engine: Any, cut: str = "") -> dict[str, Any]:
     except asyncio.TimeoutError:
         hung = [{"problem": "the engine's own stop did not end in time"}]
     finally:
+        span: Span = getattr(engine, _OPEN)
         delattr(engine, _OPEN)
+        span.end()
         workers = await _rpc(engine, run, "autoprof_release")
     return _answer([*hung, *workers])
 

@@ -148,9 +148,11 @@ def hooks(target: str) -> list[BoundHook]:
 def option_paths(hook: BoundHook) -> list[str]:
     """The paths in a hook's options, each of which begins with a parameter of the function."""
     options: dict[str, Any] = hook.hook.options
-    plain = [options.get(name) for name in ("engine", "number", "of", "rank", "unless")]
+    plain = [options.get(name) for name in ("engine", "number", "of", "rank", "step", "unless")]
     read = [options.get(name) for name in ("role", "stage")]
     paths = [*plain, *options.get("when", {}), *(name["path"] for name in read if isinstance(name, dict))]
+    for name in ("ids", "otherwise", "counts"):
+        paths += options.get(name, {}).values()
     return [path for path in paths if isinstance(path, str) and path]
 
 

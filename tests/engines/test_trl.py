@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import engines
+import helpers
 import processes
 import pytest
 from helpers import clean_environment
@@ -61,8 +62,7 @@ class Ran:
         return Counter(event["name"] for event in events if event.get("cat") == "cpu_op")
 
     def spans(self, kind: str = "stage") -> list[dict[str, Any]]:
-        lines = [line for path in self.run.glob("timeline/*.jsonl") for line in path.read_text().splitlines()]
-        return [span for span in map(json.loads, lines) if span["kind"] == kind]
+        return [span for span in helpers.spans(self.run) if span["kind"] == kind]
 
     def processes(self) -> list[dict[str, Any]]:
         return [json.loads(path.read_text()) for path in self.run.glob("hooks/*.json")]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import engines
+import helpers
 import processes
 import pytest
 import servers
@@ -43,8 +44,7 @@ def run(server: servers.Server, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 def spans(run: Path, name: str) -> list[dict[str, Any]]:
-    lines = [line for path in run.glob("timeline/*.jsonl") for line in path.read_text().splitlines()]
-    return [span for span in map(json.loads, lines) if span["name"] == name]
+    return [span for span in helpers.spans(run) if span["name"] == name]
 
 
 def test_the_server_records_the_trainers_step_and_no_batch_by_its_number(run: Path, server: servers.Server) -> None:

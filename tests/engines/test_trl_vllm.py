@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import engines
+import helpers
 import processes
 import pytest
 from helpers import ROOT, clean_environment
@@ -37,8 +38,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def spans(run: Path, kind: str) -> list[dict[str, Any]]:
-    lines = [line for path in run.glob("timeline/*.jsonl") for line in path.read_text().splitlines()]
-    return [span for span in map(json.loads, lines) if span["kind"] == kind]
+    return [span for span in helpers.spans(run) if span["kind"] == kind]
 
 
 def test_vllm_records_itself_into_the_trainers_step(run: Path) -> None:

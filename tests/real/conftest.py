@@ -86,8 +86,8 @@ def critic(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
 
 @pytest.fixture(scope="session")
 def continuous(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
-    """The same with V1's trainer and FSDP2, a capture for whole steps: of 2, of 4 and 5 together, and of 7 with other
-    settings."""
+    """The same with V1's trainer and FSDP2, two answers to each prompt, a capture for whole steps: of 2, of 4 and 5
+    together, and of 7 with other settings."""
     settings = {
         "AUTOPROF": "1",
         "AUTOPROF_MODE": "continuous",
@@ -99,7 +99,10 @@ def continuous(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
     }
     asks = ["--steps 7 --ranks 1 --contents cpu"]
     folder = tmp_path_factory.mktemp("continuous")
-    return verl_run(folder, *TWO_WORKERS, "trainer.total_training_steps=7", asks=asks, **settings)
+    two_answers = ["actor_rollout_ref.rollout.n=2", "data.train_batch_size=2"]
+    two_answers += [f"{role}.ppo_mini_batch_size=1" for role in ("actor_rollout_ref.actor", "critic")]
+    overrides = [*TWO_WORKERS, *two_answers, "trainer.total_training_steps=7"]
+    return verl_run(folder, *overrides, asks=asks, **settings)
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
 
+import helpers
 import processes
 
 START_S = 240
@@ -87,8 +88,7 @@ class Server:
 
     def spans(self) -> list[dict[str, Any]]:
         """The steps of the timeline."""
-        lines = [line for path in self.run().glob("timeline/*.jsonl") for line in path.read_text().splitlines()]
-        return [span for span in map(json.loads, lines) if span["kind"] == "step"]
+        return [span for span in helpers.spans(self.run()) if span["kind"] == "step"]
 
     def batch_since(self, begin_ns: int) -> int:
         """The number of the first generation batch that began after this time, when it has ended.

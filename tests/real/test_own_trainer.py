@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import ROOT, clean_environment
+from helpers import ROOT, clean_environment, spans
 
 EXAMPLE = ROOT / "examples" / "own_trainer"
 RECIPE = EXAMPLE / "small_trainer.toml"
@@ -109,9 +109,9 @@ def test_the_traces_hold_what_the_stage_did(run: Path) -> None:
 
 def test_the_timeline_has_all_steps_and_their_stages(run: Path) -> None:
     (path,) = (run / "timeline").glob("*.jsonl")
-    spans = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [span["step"] for span in spans if span["kind"] == "step"] == [1, 2, 3, 4]
-    assert [(span["name"], span["step"]) for span in spans if span["kind"] == "stage"] == [
+    found = spans(path)
+    assert [span["step"] for span in found if span["kind"] == "step"] == [1, 2, 3, 4]
+    assert [(span["name"], span["step"]) for span in found if span["kind"] == "stage"] == [
         (stage, number) for number in (1, 2, 3, 4) for stage in ("generate", "update_actor")
     ]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import processes
 import pytest
-from helpers import clean_environment, wait_for
+from helpers import clean_environment, spans, wait_for
 from test_entry_points import declare, install
 from traces import kineto, process, save
 
@@ -44,8 +44,8 @@ class Driven:
         found: dict[str, list[int]] = {}
         for path in self.folder.glob("autoprof_runs/latest/timeline/*.jsonl"):
             pid = int(path.stem.rpartition("-")[2])
-            for line in path.read_text().splitlines():
-                found.setdefault(json.loads(line)["name"], []).append(pid)
+            for span in spans(path):
+                found.setdefault(span["name"], []).append(pid)
         return found
 
 

@@ -6,6 +6,7 @@ import gzip
 import json
 
 import pytest
+from helpers import spans
 from vllm_runs import SCRIPT, Driven, drive, make_model
 
 OFFLINE = SCRIPT.with_name("offline.py")
@@ -71,9 +72,7 @@ def test_the_engine_generates_the_same_all_along(driven: Driven) -> None:
 
 
 def test_every_call_is_a_step_of_the_timeline(driven: Driven) -> None:
-    lines = [line for path in driven.step(1).parent.glob("timeline/*.jsonl") for line in path.read_text().splitlines()]
-    spans = [json.loads(line) for line in lines]
-    assert [span["step"] for span in spans if span["kind"] == "step"][:9] == list(range(1, 10))
+    assert [span["step"] for span in spans(driven.step(1).parent) if span["kind"] == "step"][:9] == list(range(1, 10))
 
 
 def test_a_profiling_of_the_users_goes_first(apart: Driven, here: Driven) -> None:

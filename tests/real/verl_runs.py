@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import processes
-from helpers import ROOT, clean_environment
+from helpers import ROOT, clean_environment, spans
 
 # A quiet machine needs 70 to 90 s, nearly all of it imports. An error in vLLM's weight update hangs verl's trainer
 # for good (verl 0.9.1), so a run never gets more than this.
@@ -53,7 +53,16 @@ class VerlRun:
 
     def spans_of(self, path: Path) -> list[dict[str, Any]]:
         """What one process wrote."""
+        return spans(path)
+
+    def lines_of(self, path: Path) -> list[dict[str, Any]]:
+        """The same, with the line that tells of the process."""
         return [json.loads(line) for line in path.read_text().splitlines()]
+
+    def timed(self, number: int) -> dict[str, float]:
+        """What verl printed that each part of a step took, in seconds."""
+        (line,) = [line for step, line in _STEP.findall(self.finished.output) if int(step) == number]
+        return {name: float(seconds) for name, seconds in re.findall(r"timing_s/(\w+):([0-9.eE+-]+)", line)}
 
     @cached_property
     def metrics(self) -> dict[int, dict[str, str]]:

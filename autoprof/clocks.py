@@ -1,0 +1,157 @@
+"""How far the clocks of a Ray cluster's nodes are from that of the trainer's host: `clocks/<host>-<pid>.jsonl`.
+
+Measured in a thread of its own when a captured step begins, by small calls to each node. A call that takes 1 ms says
+where the other clock is to within half of that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from autoprof import _files, rundir
+from autoprof.runtime import Runtime
+
+# A measurement is good for so long: clocks that run apart by 1 ms a minute are out of order.
+_GOOD_FOR_S = 60.0
+# How long a node has for its first answer: Ray may have to start a worker there.
+_PATIENCE_S = 30.0
+# How long all of a node's further answers may take.
+_BRIEFLY_S = 2.0
+_PINGS = 9
+_LOOK_S = 0.2
+# How long the end of Ray waits for the thread, which must not be in a call of Ray's then.
+_END_S = 2.0
+
+_thread: threading.Thread | None = None
+_measured = float("-inf")
+_stop = threading.Event()
+
+
+class Offset(msgspec.Struct, frozen=True, kw_only=True):
+    """Another host's clock minus the trainer's, at the trainer's time `unix_ns`, right to within `error_ns`."""
+
+    host: str
+    offset_ns: int
+    error_ns: int
+    unix_ns: int
+
+
+def measure(run: Runtime) -> None:
+    """Measure in the background, where Ray is up, unless that was done a moment ago or is being done."""
+    global _thread, _measured
+    ray = sys.modules.get("ray")
+    if ray is None or not getattr(ray, "is_initialized", bool)():
+        return
+    if (_thread is not None and _thread.is_alive()) or time.monotonic() - _measured < _GOOD_FOR_S:
+        return
+    _measured = time.monotonic()
+    _stop.clear()
+    thread = threading.Thread(target=_measure, args=(run, ray), name="autoprof-clocks", daemon=True)
+    with contextlib.suppress(RuntimeError):  # there may be no more threads
+        thread.start()
+        _thread = thread
+
+
+def stop() -> None:
+    """Ray is about to end: so does the measurement."""
+    _stop.set()
+    if _thread is not None and _thread is not threading.current_thread():
+        _thread.join(_END_S)
+
+
+def _measure(run: Runtime, ray: Any) -> None:
+    try:
+        here = ray.get_runtime_context().get_node_id()
+        others = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != here]
+        found = offsets(ray, others)
+        if found:
+            write(run, found)
+    except Exception as error:
+        if not _stop.is_set():
+            run.hooks.error("clocks", f"{type(error).__name__}: {error}")
+
+
+def write(run: Runtime, found: Sequence[Offset]) -> None:
+    """Add a line for each host.
+
+    Raises:
+        OSError: They can't be written.
+    """
+    path = run.rundir.process_file("clocks", ".jsonl")
+    run.rundir.make(path.parent)
+    _files.append(path, msgspec.json.Encoder().encode_lines(found))
+
+
+def offsets(ray: Any, nodes: Sequence[str], host: Callable[[str, str], str] = lambda node, name: name) -> list[Offset]:
+    """Measure the clocks of these nodes. Those that don't answer in time, and those of this host, are left out.
+
+    Args:
+        ray: The module, connected to a cluster.
+        nodes: Ray's ids of nodes.
+        host: What a node with this id and host name is called.
+    """
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    ask = ray.remote(_asked())
+    on_node = {
+        node: ask.options(
+            num_cpus=0,
+            max_retries=0,
+            name="autoprof_clock",
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=False),
+        )
+        for node in nodes
+    }
+    waiting = {call.remote(): node for node, call in on_node.items()}
+    found = []
+    deadline = time.monotonic() + _PATIENCE_S
+    while waiting and time.monotonic() < deadline and not _stop.is_set():
+        answered, _ = ray.wait(list(waiting), num_returns=1, timeout=_LOOK_S)
+        for reference in answered:
+            node = waiting.pop(reference)
+            try:
+                measured = _node(ray, on_node[node], node, host)
+            except Exception:  # the node has gone
+                continue
+            if measured is not None and measured.host != rundir.HOST:
+                found.append(measured)
+    for reference in waiting:
+        ray.cancel(reference)
+    return found
+
+
+def _node(ray: Any, call: Any, node: str, host: Callable[[str, str], str]) -> Offset | None:
+    """The clock of one node, by the fastest of several calls."""
+    best: Offset | None = None
+    deadline = time.monotonic() + _BRIEFLY_S
+    for _ in range(_PINGS):
+        if _stop.is_set() or time.monotonic() > deadline:
+            break
+        sent, begun = time.time_ns(), time.monotonic_ns()
+        name, theirs = ray.get(call.remote(), timeout=_BRIEFLY_S)
+        half = (time.monotonic_ns() - begun) // 2
+        if best is None or half < best.error_ns:
+            middle = sent + half
+            called = host(node, rundir.host_name(name))
+            best = Offset(host=called, offset_ns=theirs - middle, error_ns=half, unix_ns=middle)
+    return best
+
+
+def _asked() -> Callable[[], tuple[str, int]]:
+    """The function that answers on the other node: made here, so that it is shipped by value to nodes that have no
+    autoprof."""
+
+    def autoprof_clock() -> tuple[str, int]:
+        import socket
+        import time
+
+        return socket.gethostname(), time.time_ns()
+
+    return autoprof_clock

@@ -1,0 +1,165 @@
+"""Holds a step against another one, or a run against another one."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean, median
+
+import msgspec
+
+from autoprof.report.captures import place_of
+from autoprof.report.figures import CaptureFigures, Comparison, ComparisonRow, Finding, RunFigures, StepFigures
+from autoprof.report.findings import in_order
+from autoprof.report.units import number, seconds
+
+# What changed is worth a row from such a share of the step or capture on, and a finding from such a one on.
+_ROW_SHARE, FINDING_SHARE = 0.0005, 0.03
+# A stage or an operator is slower that takes so many times what it took.
+FINDING_RATIO = 1.1
+_MOST_OPERATORS = 60
+# So many operators of each trace are held against one another, far more than are shown.
+OPERATORS = 2000
+
+
+class Side(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the two that are compared. `stages` are seconds a step, `operators` own seconds a capture."""
+
+    label: str
+    step_s: float | None
+    stages: dict[str, float]
+    tokens_per_s: float | None
+    samples: dict[str, float]
+    operators: dict[tuple[str, str], float]
+    step: int | None
+
+
+def of_step(run: RunFigures, number: int, with_run: bool) -> Side:
+    """A step of a run, which is among its details. `with_run` puts the run's id into the label."""
+    details = next(step for step in run.details if step.number == number)
+    row = next((row for row in run.steps if row.number == number), None)
+    return Side(
+        label=f"{run.id} step {number}" if with_run else f"step {number}",
+        step_s=details.seconds,
+        stages=details.stages,
+        tokens_per_s=row.tokens_per_s if row else None,
+        samples=_samples(details),
+        operators=_operators(details.captures),
+        step=number,
+    )
+
+
+def of_run(run: RunFigures) -> Side:
+    """A run: the median of its steps, and the captures of those in detail."""
+    names = {name for row in run.steps for name in row.stages}
+    return Side(
+        label=run.id,
+        step_s=run.median_s,
+        stages={name: _typical([row.stages.get(name, 0.0) for row in run.steps]) for name in names},
+        tokens_per_s=run.tokens_per_s,
+        samples={},
+        operators=_operators(capture for step in run.details for capture in step.captures),
+        step=None,
+    )
+
+
+def compared(a: Side, b: Side) -> Comparison:
+    """What changed from `a` to `b`: the step, its tokens, and then what became slower by most."""
+    whole = max(a.step_s or 0.0, b.step_s or 0.0)
+    rows = [
+        *_rows("stage", _named(a.stages), _named(b.stages), _ROW_SHARE * whole),
+        *_rows("samples", _named(a.samples), _named(b.samples), 0.0),
+        *_rows("operator", a.operators, b.operators, 0.0, both=bool(a.operators and b.operators))[:_MOST_OPERATORS],
+    ]
+    rows.sort(key=lambda row: -row.change)
+    head = []
+    if a.step_s is not None and b.step_s is not None:
+        head.append(_row("step", "", "step", a.step_s, b.step_s))
+    if a.tokens_per_s is not None and b.tokens_per_s is not None:
+        rate = _row("rate", "", "generated tokens", a.tokens_per_s, b.tokens_per_s)
+        head.append(msgspec.structs.replace(rate, unit="1/s", worse=b.tokens_per_s < a.tokens_per_s))
+    found = in_order(_findings(a, b, [*head, *rows], whole))
+    if any(each.kind == "slower_stage" for each in found):
+        found = [each for each in found if each.kind != "slower_step"]
+    return Comparison(a=a.label, b=b.label, rows=[*head, *rows], findings=found)
+
+
+def _findings(a: Side, b: Side, rows: Sequence[ComparisonRow], whole: float) -> Iterable[Finding]:
+    for row in rows:
+        if row.kind == "rate":
+            if row.a and row.b is not None and row.b * FINDING_RATIO < row.a:
+                yield Finding(
+                    kind="fewer_tokens",
+                    text=f"{b.label} generates {number(row.b)} tokens/s, {a.label} {number(row.a)}",
+                    evidence=[],
+                    seconds=0.0,
+                    step=b.step,
+                )
+            continue
+        if (
+            row.kind == "samples"
+            or row.change < FINDING_SHARE * whole
+            or (row.b or 0.0) < FINDING_RATIO * (row.a or 0.0)
+        ):
+            continue
+        said = "the step" if row.kind == "step" else row.name
+        yield Finding(
+            kind=f"slower_{row.kind}",
+            text=f"{said} takes {seconds(row.b)} in {b.label}, {seconds(row.a or 0.0)} in {a.label}"
+            + (f" ({row.where})" if row.where else ""),
+            evidence=[f"{seconds(row.change)} more"] + ([f"{row.b / row.a:.2f} times"] if row.a and row.b else []),
+            seconds=row.change,
+            step=b.step,
+        )
+
+
+def _rows(
+    kind: str, a: Mapping[tuple[str, str], float], b: Mapping[tuple[str, str], float], least: float, both: bool = True
+) -> list[ComparisonRow]:
+    """A row for each figure that is on one of the sides, the largest change first."""
+    if not both:
+        return []
+    found = []
+    for where, name in {**a, **b}:
+        old, new = a.get((where, name)), b.get((where, name))
+        if max(old or 0.0, new or 0.0) >= least:
+            found.append(_row(kind, where, name, old, new))
+    return sorted(found, key=lambda row: -abs(row.change))
+
+
+def _row(kind: str, where: str, name: str, old: float | None, new: float | None) -> ComparisonRow:
+    change = (new or 0.0) - (old or 0.0)
+    return ComparisonRow(kind=kind, name=name, unit="s", a=old, b=new, change=change, worse=change > 0, where=where)
+
+
+def _operators(captures: Iterable[CaptureFigures]) -> dict[tuple[str, str], float]:
+    """Own seconds of each operator and kernel in a capture of a stage, the mean where there are several."""
+    found: dict[str, list[dict[str, float]]] = defaultdict(list)
+    for capture in captures:
+        sums: dict[str, float] = defaultdict(float)
+        for each in (*capture.operators, *capture.kernels):
+            sums[each.name] += each.self_us / 1e6
+        if sums:
+            found[place_of(capture)].append(sums)
+    return {
+        (place, name): fmean(sums.get(name, 0.0) for sums in of_place)
+        for place, of_place in found.items()
+        for name in {name for sums in of_place for name in sums}
+    }
+
+
+def _samples(step: StepFigures) -> dict[str, float]:
+    if step.samples is None:
+        return {}
+    quantiles = step.samples.quantiles_s
+    found = {"median sample": quantiles["0.5"], "sample at the 95th percentile": quantiles["0.95"]}
+    return found | {"longest sample": quantiles["1"]}
+
+
+def _typical(values: Sequence[float]) -> float:
+    """The median, or the mean of what is not in every second step."""
+    return median(values) or fmean(values)
+
+
+def _named(values: Mapping[str, float]) -> dict[tuple[str, str], float]:
+    return {("", name): value for name, value in values.items()}

@@ -1,0 +1,96 @@
+"""The chosen steps in detail: a second reading of the timeline, in which all that belongs to them is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from autoprof.report import words
+from autoprof.report.figures import CaptureFigures, StepFigures, StepRow
+from autoprof.report.lanes import Lanes
+from autoprof.report.overview import WHOLE, StepSpan
+from autoprof.report.reading import Line, Reader, Timeline
+from autoprof.report.samples import INSIDE, Samples
+from autoprof.report.skews import skews
+
+# Where no step was chosen: so many slow ones, and so many of the captured ones, the last.
+_MOST_SLOW, _MOST_CAPTURED = 4, 4
+
+
+def choose(rows: Sequence[StepRow]) -> list[int]:
+    """The steps that a report shows when none was asked for: slow ones, captured ones, else one that is like most."""
+    slow = sorted((row for row in rows if row.slow), key=lambda row: row.usual_s - row.seconds)[:_MOST_SLOW]
+    captured = [row for row in rows if row.captured][-_MOST_CAPTURED:]
+    found = {row.number for row in (*slow, *captured)}
+    if not found and rows:
+        found = {sorted(rows, key=lambda row: row.seconds)[len(rows) // 2].number}
+    return sorted(found)
+
+
+class _Step:
+    """What is kept of one step."""
+
+    def __init__(self, span: StepSpan, timelines: Sequence[Timeline]) -> None:
+        self.span = span
+        self.lanes = Lanes(timelines, span.file, span.start_ns, span.end_ns)
+        self.samples = Samples()
+
+    def add(self, file: int, line: Line) -> None:
+        own = line.step == self.span.number
+        goes_on = line.start_ns < self.span.end_ns and line.end_ns > self.span.start_ns
+        if not own and not goes_on:
+            return
+        if line.kind == "step" or (line.kind == "timer" and (line.name == WHOLE or file != self.span.file)):
+            return
+        self.lanes.add(file, line, own or line.step is None)
+        if own and (line.kind == "sample" or line.kind in INSIDE):
+            self.samples.add(file, line)
+
+
+def details(
+    spans: Sequence[StepSpan],
+    rows: Mapping[int, StepRow],
+    timelines: Sequence[Timeline],
+    captures: Mapping[int, list[CaptureFigures]],
+) -> list[StepFigures]:
+    """The figures of some steps.
+
+    Args:
+        spans: The steps.
+        rows: Their rows in the overview, by number.
+        timelines: All timeline files of the run, in the order of the overview.
+        captures: The captures of each step.
+    """
+    steps = [_Step(span, timelines) for span in spans]
+    # The overview has counted what is left out.
+    reader = Reader()
+    for number, timeline in enumerate(timelines):
+        for line in reader.spans(timeline):
+            for step in steps:
+                step.add(number, line)
+    found = []
+    for step in steps:
+        found.append(_figures(step, rows[step.span.number], timelines, captures.get(step.span.number, [])))
+    return found
+
+
+def _figures(step: _Step, row: StepRow, timelines: Sequence[Timeline], captures: list[CaptureFigures]) -> StepFigures:
+    span = step.span
+    lanes = step.lanes.finish()
+    labels = [""] * len(timelines)
+    for lane in lanes:
+        if lane.role == "agent_loop" or not labels[lane.file]:
+            labels[lane.file] = lane.label
+    return StepFigures(
+        number=span.number,
+        start_ns=span.start_ns,
+        seconds=row.seconds,
+        stages=row.stages,
+        lanes=[lane.row(timelines[lane.file], span.start_ns, span.end_ns) for lane in lanes],
+        gaps=step.lanes.gaps(lanes),
+        samples=step.samples.figures(span.start_ns, labels, [timeline.name for timeline in timelines]),
+        skews=skews(lanes, timelines),
+        weight_sync_s=words.seconds_of(row.stages, words.SYNC),
+        path=step.lanes.path(lanes),
+        captures=captures,
+        findings=[],
+    )

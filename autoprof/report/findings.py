@@ -1,0 +1,106 @@
+"""Asks all rules, and puts what they found in order."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from autoprof.report import capture_rules as _captures
+from autoprof.report import step_rules as _steps
+from autoprof.report import units, words
+from autoprof.report.figures import Finding, StageShare, StepFigures, StepRow
+from autoprof.report.overview import usual_stages
+from autoprof.report.rules import CAPTURE_RULES, KINDS, ROW_RULES, STEP_RULES, Around
+
+__all__ = ["KINDS", "in_order", "of_run", "of_step", "overall", "settled"]
+
+# Of what many steps or captures have, so many are told, the costliest.
+_MOST_ALIKE = 3
+# Weight sync takes much from such a share of all steps on.
+SYNC_SHARE = 0.15
+_SHARE = "weight_sync_share"
+KINDS.append(_SHARE)
+# Rules register themselves when they are imported.
+_RULES = (_captures, _steps)
+
+
+def of_step(step: StepFigures) -> list[Finding]:
+    """What a step and its captures show by themselves, the costliest first."""
+    found = [finding for rule in STEP_RULES for finding in rule(step)]
+    alike: dict[str, list[Finding]] = defaultdict(list)
+    for capture in step.captures:
+        for rule in CAPTURE_RULES:
+            for finding in rule(capture):
+                alike[finding.kind].append(finding)
+    for same in alike.values():
+        found += _costliest(same, "capture", [finding.file or "" for finding in in_order(same)])
+    return in_order(found)
+
+
+def of_run(rows: Sequence[StepRow], files: Mapping[int, str]) -> list[Finding]:
+    """What the steps show beside one another; `files` has the driver's timeline of each step."""
+    found: dict[str, list[Finding]] = defaultdict(list)
+    for place, row in enumerate(rows):
+        around = Around(row=row, usual=usual_stages(rows, place))
+        for rule in ROW_RULES:
+            for finding in rule(around):
+                found[finding.kind].append(msgspec.structs.replace(finding, file=files.get(row.number)))
+    return in_order(
+        finding
+        for alike in found.values()
+        for finding in _costliest(alike, "step", [str(each.step) for each in in_order(alike)])
+    )
+
+
+def overall(rows: Sequence[StepRow], stages: Sequence[StageShare]) -> list[Finding]:
+    """What all steps have in common."""
+    shares = [stage for stage in stages if words.meaning(stage.name) == words.SYNC]
+    share = sum(stage.share for stage in shares)
+    if not rows or share < SYNC_SHARE:
+        return []
+    each = sum(stage.seconds for stage in shares) / len(rows)
+    return [
+        Finding(
+            kind=_SHARE,
+            text=f"weight sync takes {units.share(share)} of the run, {units.seconds(each)} a step",
+            evidence=[f"{stage.name}: {units.seconds(stage.median_s)} in the median" for stage in shares],
+            seconds=each,
+        )
+    ]
+
+
+# What need not be told where something else says why: kinds, and of what kind that must be (empty for any). It must
+# cost half as much at least.
+_EXPLAINED: dict[str, tuple[str, ...]] = {"slow_step": (), "sample_tail": ("slow_replica",)}
+
+
+def settled(findings: Iterable[Finding]) -> list[Finding]:
+    """All findings in order, without those that others of the same step explain."""
+    findings = list(findings)
+
+    def explained(finding: Finding) -> bool:
+        by = _EXPLAINED.get(finding.kind)
+        return by is not None and any(
+            other.step == finding.step
+            and other.seconds >= finding.seconds / 2
+            and (other.kind in by if by else other.kind not in _EXPLAINED or other.kind == "sample_tail")
+            for other in findings
+        )
+
+    return in_order(finding for finding in findings if not explained(finding))
+
+
+def in_order(findings: Iterable[Finding]) -> list[Finding]:
+    """The costliest first."""
+    return sorted(findings, key=lambda finding: -finding.seconds)
+
+
+def _costliest(alike: list[Finding], what: str, names: list[str]) -> list[Finding]:
+    """The first few of findings of one kind, which tell of the others; `names` are what each is of, in order."""
+    order, rest = in_order(alike), names[_MOST_ALIKE:]
+    if not rest:
+        return order
+    also = f"also in {words.several(len(rest), f'other {what}')}: {words.listed(rest, 10)}"
+    return [msgspec.structs.replace(each, evidence=[*each.evidence, also]) for each in order[:_MOST_ALIKE]]

@@ -1,0 +1,188 @@
+"""The report as one HTML file, which needs nothing else: plotly.js and all figures stand in it.
+
+Its content security policy lets it load nothing and run only the scripts that it came with, by their hashes: what a
+name in a trace may hold stays text.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from autoprof import __version__, _files
+from autoprof.report import charts, colours, sample_charts, step_charts, units
+from autoprof.report.figures import DeviceShares, Finding, RunFigures, StepFigures, StepRow
+
+if TYPE_CHECKING:
+    import jinja2
+
+NEEDS = "the HTML report needs plotly and jinja2: pip install 'autoprof-rl[report]'; --json and --md work without"
+# Rows of the table of steps.
+MOST_ROWS = 400
+_TEMPLATES = Path(__file__).parent / "templates"
+
+
+class MissingExtra(RuntimeError):
+    """plotly or jinja2 is not installed. The message says what to do."""
+
+
+class Share(msgspec.Struct, frozen=True):
+    """One part of a bar that shows shares."""
+
+    name: str
+    share: float
+    look: colours.Look
+
+
+def write(figures: RunFigures, path: Path) -> None:
+    """Write the page, which is there only when it is complete.
+
+    Raises:
+        MissingExtra: plotly or jinja2 is not installed.
+        OSError: It can't be written.
+    """
+    _files.write(path, page(figures).encode("utf-8", "backslashreplace"))
+
+
+def page(figures: RunFigures) -> str:
+    """The page.
+
+    Raises:
+        MissingExtra: plotly or jinja2 is not installed.
+    """
+    plotly = _plotly()
+    script = (_TEMPLATES / "page.js").read_text(encoding="utf-8")
+    looks = colours.looks([stage.name for stage in figures.stages])
+    steps = [_step(step, looks) for step in figures.details]
+    numbers = [step.number for step in figures.details]
+    plots = {"run": charts.run(figures.steps, looks)} if figures.steps else {}
+    for step in steps:
+        plots |= step["plots"]
+    template = _environment().get_template("page.html")
+    return template.render(
+        run=figures,
+        version=figures.autoprof or __version__,
+        style=(_TEMPLATES / "page.css").read_text(encoding="utf-8"),
+        script=script,
+        plotly=plotly,
+        policy=policy(plotly, script),
+        plots=embedded(plots),
+        looks=looks,
+        steps=steps,
+        numbers=numbers,
+        # What is open from the beginning: where the costliest finding is.
+        first=next((each.step for each in figures.findings if each.step in numbers), numbers[0] if numbers else None),
+        rows=rows(figures.steps),
+        many=len(figures.steps) > charts.MOST_BARS,
+        stages=[Share(stage.name, stage.share, looks[stage.name]) for stage in figures.stages],
+    )
+
+
+def policy(*scripts: str) -> str:
+    """The content security policy of a page that holds these scripts and needs nothing else."""
+    hashes = " ".join(
+        f"'sha256-{base64.b64encode(hashlib.sha256(each.encode()).digest()).decode()}'" for each in scripts
+    )
+    rest = "base-uri 'none'; form-action 'none'"
+    return f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; {rest}"
+
+
+def embedded(content: Any) -> str:
+    """JSON that may stand in a script element: nothing in it ends the element or begins another."""
+    made = json.dumps(content, separators=(",", ":"), allow_nan=False)
+    return made.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def said(finding: Finding) -> str:
+    """A finding's sentence where the step is known: without its number."""
+    text = finding.text.removeprefix(f"step {finding.step}: ")
+    return text[:1].upper() + text[1:]
+
+
+def rest(finding: Finding) -> str:
+    """What follows the number of the step in a finding's sentence."""
+    begin = f"step {finding.step}"
+    if finding.text.startswith((f"{begin}:", f"{begin} ")):
+        return finding.text.removeprefix(begin)
+    return f": {finding.text}"
+
+
+def rows(steps: Sequence[StepRow]) -> list[StepRow]:
+    """The steps of the table: all, or of very many those that were captured or slow, and the longest."""
+    if len(steps) <= MOST_ROWS:
+        return list(steps)
+    first = sorted(steps, key=lambda step: (not step.captured, not step.slow, -step.seconds))[:MOST_ROWS]
+    return sorted(first, key=lambda step: step.number)
+
+
+def _step(step: StepFigures, run_looks: dict[str, colours.Look]) -> dict[str, Any]:
+    names = [*run_looks, *step.stages, *(span.name for lane in step.lanes for span in lane.spans)]
+    looks = colours.looks([*names, *step_charts.CROWDS.values()])
+    plots: dict[str, charts.Plot] = {}
+    spans_left_out = 0
+    if step.lanes:
+        plots[f"lanes-{step.number}"], spans_left_out = step_charts.lanes(step, looks)
+    if step.samples is not None and step.samples.longest:
+        plots[f"samples-{step.number}"] = sample_charts.longest(step.samples)
+    if step.samples is not None and step.samples.done:
+        plots[f"done-{step.number}"] = sample_charts.done(step.samples)
+    whole = sum(step.stages.values()) or 1.0
+    shares = [Share(name, took / whole, looks[name]) for name, took in step.stages.items()]
+    return {
+        "figures": step,
+        "plots": plots,
+        "shares": shares,
+        "spans_left_out": spans_left_out,
+        "lanes_left_out": step_charts.choose(step.lanes).left_out,
+    }
+
+
+def device_shares(device: DeviceShares) -> list[Share]:
+    """What a device did, as parts that sum up to what is known of its time, each second counted once."""
+    hidden = device.communication * (device.overlap or 0.0)
+    parts = [
+        ("compute", device.compute, "generation", ""),
+        ("communication without compute", max(0.0, device.communication - hidden), "training", "/"),
+        ("copy", device.copy, "scoring", "."),
+        ("idle", device.idle, "idle", ""),
+    ]
+    whole = max(1.0, sum(share for _, share, *_ in parts))
+    return [
+        Share(name, share / whole, colours.Look(f"{colours.TOKEN}{kind}", pattern))
+        for name, share, kind, pattern in parts
+    ]
+
+
+def _plotly() -> str:
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError as error:
+        raise MissingExtra(NEEDS) from error
+    return str(get_plotlyjs()).replace("</script", "<\\/script")
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    try:
+        import jinja2
+    except ImportError as error:
+        raise MissingExtra(NEEDS) from error
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    for name in ("seconds", "change", "rate", "number", "share", "size", "moment", "short"):
+        environment.filters[name] = getattr(units, name)
+    environment.filters |= {"said": said, "rest": rest}
+    environment.globals["device_shares"] = device_shares
+    return environment

@@ -1,0 +1,149 @@
+"""The figures as Markdown, for a pull request or a chat."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from autoprof.redaction import plain
+from autoprof.report.captures import place_of
+from autoprof.report.figures import CaptureFigures, Comparison, Finding, RunFigures, StepFigures
+from autoprof.report.units import change, number, seconds, share
+
+_MOST_STEPS = 15
+_MOST_ROWS = 15
+_SPECIAL = re.compile(r"([\\`*\[\]|])")
+
+
+def text(figures: RunFigures) -> str:
+    """The report."""
+    return "\n".join(_lines(figures)) + "\n"
+
+
+def _lines(run: RunFigures) -> Iterable[str]:
+    yield f"# autoprof: {_safe(run.id)}"
+    yield ""
+    if run.command:
+        yield f"{_code(run.command[:300])}, {_safe(run.state)}."
+        yield ""
+    if run.steps:
+        rate = f", {number(run.tokens_per_s)} generated tokens/s" if run.tokens_per_s is not None else ""
+        yield f"{len(run.steps)} steps, {seconds(run.median_s)} in the median{rate}."
+        yield ""
+    if run.comparison is not None:
+        yield from _comparison(run.comparison)
+    yield from _findings("Findings", run.findings)
+    if run.stages:
+        yield "## Where the time goes"
+        yield ""
+        rows = [[_safe(each.name), share(each.share), seconds(each.median_s)] for each in run.stages]
+        yield from _table(["stage", "share", "median of a step"], rows)
+    slow = sorted((row for row in run.steps if row.slow), key=lambda row: row.usual_s - row.seconds)[:_MOST_STEPS]
+    if slow:
+        yield "## Slow steps"
+        yield ""
+        table = [[str(row.number), seconds(row.seconds), seconds(row.usual_s)] for row in slow]
+        yield from _table(["step", "took", "usually"], table)
+    for step in run.details:
+        yield from _step(step)
+    if run.notes:
+        yield "## Notes"
+        yield ""
+        yield from (f"- {_safe(note)}" for note in run.notes[:_MOST_ROWS])
+        yield ""
+
+
+def _step(step: StepFigures) -> Iterable[str]:
+    yield f"## Step {step.number}: {seconds(step.seconds)}"
+    yield ""
+    if step.stages:
+        took = [[_safe(name), seconds(value)] for name, value in step.stages.items()]
+        yield from _table(["stage", "seconds"], took)
+    if step.samples is not None:
+        found = step.samples
+        yield (
+            f"{found.count} samples, {seconds(found.quantiles_s['0.5'])} in the median, "
+            f"{seconds(found.quantiles_s['0.95'])} at the 95th percentile, {seconds(found.quantiles_s['1'])} at most."
+        )
+        yield ""
+        rows = [
+            [_safe(row.label), seconds(row.seconds), _safe(row.held_by), _safe(row.lane)] for row in found.longest[:5]
+        ]
+        yield from _table(["longest samples", "took", "held by", "in"], rows)
+    late = [skew for skew in step.skews if skew.waited_s >= 0.01 * step.seconds][:5]
+    if late:
+        rows = [[_safe(s.stage), _safe(s.slowest), seconds(s.slowest_s), seconds(s.median_s)] for s in late]
+        yield from _table(["stage", "slowest", "took", "median"], rows)
+    for capture in step.captures:
+        yield from _capture(capture)
+
+
+def _capture(capture: CaptureFigures) -> Iterable[str]:
+    yield f"### {_safe(place_of(capture))}, step {capture.step}: {_safe(capture.state)}"
+    yield ""
+    said = [f"{seconds(capture.seconds)}"] if capture.seconds is not None else []
+    said += [f"{_safe(capture.bound)}-bound" if capture.bound else "", _safe(capture.reason), _safe(capture.opens_with)]
+    said += [
+        f"{_safe(each.device)}: compute {share(each.compute)}, communication {share(each.communication)}, "
+        f"copies {share(each.copy)}, idle {share(each.idle)}"
+        for each in capture.devices
+    ]
+    if capture.engine is not None:
+        of = capture.engine
+        kinds = {"prefill": of.prefill, "decode": of.decode, "mixed": of.mixed, "other": of.other}
+        said += [
+            f"{name}: {each.passes} passes, {seconds(each.seconds)}" for name, each in kinds.items() if each.passes
+        ]
+    yield f"{_code(capture.file)}: {'; '.join(filter(None, said))}"
+    yield ""
+    most = sorted((*capture.operators, *capture.kernels), key=lambda each: -each.self_us)[:8]
+    if most:
+        rows = [
+            [_code(each.name[:80]), each.category, number(each.calls), seconds(each.self_us / 1e6)] for each in most
+        ]
+        yield from _table(["operator", "kind", "calls", "own time"], rows)
+
+
+def _comparison(found: Comparison) -> Iterable[str]:
+    yield f"## {_safe(found.b)} against {_safe(found.a)}"
+    yield ""
+    yield from _findings("", found.findings)
+    rows = []
+    for row in found.rows[:_MOST_ROWS]:
+        show = number if row.unit == "1/s" else seconds
+        moved = f"{row.change:+,.0f}" if row.unit == "1/s" else change(row.change)
+        rows.append([row.kind, _safe(row.name), _safe(row.where), show(row.a), show(row.b), moved])
+    yield from _table(["", "name", "where", found.a, found.b, "change"], rows)
+
+
+def _findings(title: str, found: Sequence[Finding]) -> Iterable[str]:
+    if title:
+        yield f"## {title}"
+        yield ""
+    if not found:
+        yield "Nothing stands out."
+    for each in found:
+        yield f"- **{seconds(each.seconds)}**: {_safe(each.text)}"
+        yield from (f"  - {_safe(line)}" for line in each.evidence)
+        if each.file:
+            yield f"  - in {_code(each.file)}"
+    yield ""
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterable[str]:
+    yield f"| {' | '.join(map(_safe, header))} |"
+    yield f"|{' --- |' * len(header)}"
+    yield from (f"| {' | '.join(row)} |" for row in rows)
+    yield ""
+
+
+def _safe(said: str) -> str:
+    """A text that is no Markdown and no HTML."""
+    shown = _SPECIAL.sub(r"\\\1", plain(said))
+    return shown.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("@", "@\u200b")
+
+
+def _code(said: str) -> str:
+    """A text as code, which may stand in a table."""
+    shown = plain(said).replace("`", "'").replace("|", "¦")
+    return f"`{shown}`"

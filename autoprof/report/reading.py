@@ -1,0 +1,150 @@
+"""Reads timeline files as streams. A line that is cut off or that nobody knows is left out and counted."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from autoprof import _files
+from autoprof.traces import hosts
+from autoprof.traces.reader import TraceError
+
+_CHUNK_BYTES = 1 << 20
+# No span's line is longer.
+_LINE_BYTES = 1 << 20
+
+Ids = dict[str, str | int | float | bool | None]
+
+
+class Line(msgspec.Struct, frozen=True, gc=False):
+    """One line of a timeline file: a span, or what is said of the process (`host`, `pid`)."""
+
+    kind: str
+    name: str = ""
+    step: int | None = None
+    role: str = ""
+    rank: int | None = None
+    start_ns: int = 0
+    end_ns: int = 0
+    error: str | None = None
+    ids: Ids = {}
+    counts: dict[str, int | float | None] = {}
+
+
+SPANS = frozenset({"step", "stage", "timer", "sample", "turn", "tool", "reward", "request", "window"})
+
+
+class Timeline(msgspec.Struct, frozen=True, kw_only=True):
+    """The timeline file of one process; `name` is relative to the run directory.
+
+    `shift_ns` brings its times onto the clock of the driver's host.
+    """
+
+    path: Path
+    name: str
+    host: str
+    pid: int
+    shift_ns: int = 0
+
+
+def timelines(run: Path) -> tuple[list[Timeline], list[str]]:
+    """The timeline files of a run, on one clock as far as that is known, and what is to say of their clocks.
+
+    Host and process are in the files' names, as in their first lines.
+    """
+    found = []
+    for path in sorted((run / "timeline").glob("*.jsonl")):
+        host, _, pid = path.stem.rpartition("-")
+        number = int(pid) if pid.isdecimal() else 0
+        found.append(Timeline(path=path, name=f"timeline/{path.name}", host=host, pid=number))
+    there = {timeline.host for timeline in found}
+    if len(there) < 2:
+        return found, []
+    try:
+        clocks = hosts.read(run)
+    except (TraceError, OSError) as error:
+        return found, [f"the clocks of {len(there)} hosts are taken as they are set: {error}"]
+    # Where they are measured well is all the same here: what is told are seconds.
+    offsets = {host: min(measured, key=lambda each: each.error_ns) for host, measured in clocks.offsets.items()}
+    shifted = [
+        msgspec.structs.replace(timeline, shift_ns=-offsets[timeline.host].offset_ns)
+        if timeline.host in offsets
+        else timeline
+        for timeline in found
+    ]
+    unknown = sorted(there - offsets.keys() - {clocks.driver})
+    return shifted, [f"nobody measured the clock of {host}: it is taken as it is set" for host in unknown]
+
+
+class Reader:
+    """Reads spans, and counts what is left out.
+
+    Attributes:
+        left_out: By file and reason, how many lines.
+        failed: By file, why it can't be read (to its end).
+    """
+
+    def __init__(self) -> None:
+        self.left_out: Counter[tuple[str, str]] = Counter()
+        self.failed: dict[str, str] = {}
+        self._decoder = msgspec.json.Decoder(Line)
+        self._any: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
+
+    def spans(self, timeline: Timeline) -> Iterator[Line]:
+        """The spans of a file, in the order in which they ended. Nothing is raised."""
+        try:
+            with os.fdopen(_files.opened(timeline.path), "rb") as file:
+                rest, too_long = b"", False
+                while chunk := file.read(_CHUNK_BYTES):
+                    *lines, rest = (rest + chunk).split(b"\n")
+                    if too_long and lines:
+                        lines, too_long = lines[1:], False
+                    for content in lines:
+                        if (line := self._decoded(timeline, content)) is not None:
+                            yield line
+                    if len(rest) > _LINE_BYTES:
+                        if not too_long:
+                            self.left_out[timeline.name, "too long"] += 1
+                        rest, too_long = b"", True
+                # Whole or not: a process that writes has not ended its line yet, one that was killed never will.
+                if rest and not too_long and (line := self._decoded(timeline, rest)) is not None:
+                    yield line
+        except OSError as error:
+            self.failed[timeline.name] = error.strerror or str(error)
+
+    def _decoded(self, timeline: Timeline, content: bytes) -> Line | None:
+        try:
+            line = self._decoder.decode(content)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            if content.strip() and not self._foreign(content):
+                self.left_out[timeline.name, "cut off or no span"] += 1
+            return None
+        if line.kind not in SPANS:
+            return None
+        if not 0 < line.start_ns <= line.end_ns:
+            self.left_out[timeline.name, "without a time"] += 1
+            return None
+        if timeline.shift_ns:
+            shift = timeline.shift_ns
+            return msgspec.structs.replace(line, start_ns=line.start_ns + shift, end_ns=line.end_ns + shift)
+        return line
+
+    def _foreign(self, content: bytes) -> bool:
+        """Whether it is of a kind that is not known here: a newer autoprof may write such lines."""
+        try:
+            line = self._any.decode(content)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return False
+        return isinstance(line, dict) and isinstance(line.get("kind"), str) and line["kind"] not in SPANS
+
+    def notes(self) -> list[str]:
+        """What was left out, a line for each file and reason."""
+        return [f"{file}: it can't be read: {reason}" for file, reason in sorted(self.failed.items())] + [
+            f"{file}: {count} line{'' if count == 1 else 's'} left out: {reason}"
+            for (file, reason), count in sorted(self.left_out.items())
+        ]

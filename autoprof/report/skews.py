@@ -1,0 +1,108 @@
+"""Who of several ranks or replicas was slower than its like."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from statistics import median
+
+import msgspec
+
+from autoprof.report.figures import Skew, SkewRow
+from autoprof.report.intervals import Interval
+from autoprof.report.lanes import LaneSpans
+from autoprof.report.reading import Timeline
+
+_MOST_ROWS = 64
+
+
+class _Of(msgspec.Struct, frozen=True):
+    """What one rank or replica did: its lane, the seconds by which it is judged, and its calls in their order."""
+
+    lane: LaneSpans
+    seconds: float
+    calls: list[Interval]
+
+
+def skews(lanes: Iterable[LaneSpans], timelines: Sequence[Timeline]) -> list[Skew]:
+    """The same stage in several ranks, and the requests of several replicas, the most waited for first."""
+    lanes = list(lanes)
+    # A rank whose process was started anew has two lanes.
+    by_stage: dict[tuple[str, str], dict[tuple[int | None, int | None], list[LaneSpans]]] = defaultdict(dict)
+    for lane in lanes:
+        if lane.rank is not None or lane.replica is not None:
+            for stage in lane.stages:
+                who = (None if lane.replica is not None else lane.rank, lane.replica)
+                by_stage[lane.role, stage].setdefault(who, []).append(lane)
+    found = []
+    for (role, stage), by_rank in by_stage.items():
+        rows = []
+        for same in by_rank.values():
+            calls = sorted(call for lane in same for call in lane.stages[stage])
+            rows.append(_Of(same[-1], sum(end - start for start, end in calls) / 1e9, calls))
+        found += _skew(stage, role, rows, timelines)
+    served = [lane for lane in lanes if lane.replica is not None and lane.requests_s]
+    # A long answer or a slow tool keep one replica busy for longer than others, which is not its fault: what it takes
+    # for a token says whether it is slow.
+    rows = [_Of(lane, _weighed(lane, served), [_whole(lane)]) for lane in served]
+    found += _skew("generate", "rollout", rows, timelines)
+    return sorted(found, key=lambda skew: -skew.waited_s)
+
+
+def _whole(lane: LaneSpans) -> Interval:
+    pieces = lane.busy.pieces()
+    return pieces[0][0], pieces[-1][1]
+
+
+def _weighed(lane: LaneSpans, lanes: Sequence[LaneSpans]) -> float:
+    """The seconds for which a replica is busy with as much to do as the median one has.
+
+    By its typical request: seconds a token where tokens are known, else seconds.
+    """
+    if all(each.per_token_s for each in lanes):
+        typical = {id(each): median(each.per_token_s) for each in lanes}
+    else:
+        typical = {id(each): median(each.requests_s) for each in lanes}
+    usual = median(typical.values())
+    busy = median(each.busy.length() for each in lanes) / 1e9
+    return busy * typical[id(lane)] / usual if usual else busy
+
+
+def _skew(stage: str, role: str, rows: list[_Of], timelines: Sequence[Timeline]) -> list[Skew]:
+    if len(rows) < 2:
+        return []
+    slowest, *others = order = sorted(rows, key=lambda row: -row.seconds)
+    usual = median(row.seconds for row in others)
+    return [
+        Skew(
+            stage=stage,
+            role=role,
+            of="rank" if slowest.lane.replica is None else "replica",
+            count=len(order),
+            median_s=usual,
+            slowest=slowest.lane.label,
+            slowest_s=slowest.seconds,
+            waited_s=max(0.0, min(slowest.seconds - usual, _behind(slowest, others))),
+            rows=[
+                SkewRow(
+                    label=row.lane.label,
+                    seconds=row.seconds,
+                    calls=len(row.lane.requests_s) if stage == "generate" and row.lane.requests_s else len(row.calls),
+                    file=timelines[row.lane.file].name,
+                )
+                for row in order[:_MOST_ROWS]
+            ],
+        )
+    ]
+
+
+def _behind(slowest: _Of, others: Sequence[_Of]) -> float:
+    """For how long the others waited, in seconds: by how much one ended after them, in each call where they match.
+
+    Ranks wait for one another inside of a stage: who came first is in it for the longest time, and nobody waited for
+    that one.
+    """
+    if any(len(row.calls) != len(slowest.calls) for row in others):
+        return (slowest.calls[-1][1] - median(row.calls[-1][1] for row in others)) / 1e9
+    ends = [median(row.calls[place][1] for row in others) for place in range(len(slowest.calls))]
+    return sum(max(0.0, end - usual) for (_, end), usual in zip(slowest.calls, ends, strict=True)) / 1e9

@@ -1,0 +1,174 @@
+"""Prints what a span takes in microseconds, or a step of samples in milliseconds, and the bytes that it leaves on disk:
+`timeline.py CASE`.
+
+Runs in any of the environments, so it imports what its case needs and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+
+import samples
+
+# Of so many rounds the middle one counts.
+_ROUNDS, _SPANS, _SAMPLES = 21, 2000, 512
+_IDS = {"sample": 12345, "rollout": 7, "agent": "tool_agent", "request": "0123456789abcdef0123456789abcdef"}
+_COUNTS = {"prompt_tokens": 1024, "response_tokens": 4096}
+_WHAT = {"kind": "turn", "name": "generate", "step": 412, "role": "agent_loop", "rank": None}
+
+Size = Callable[[], float]
+
+
+def by_hand(flush: bool) -> tuple[Callable[[], None], Size]:
+    """A line of JSON a span, in a file that stays open."""
+    file = tempfile.NamedTemporaryFile("w")  # noqa: SIM115
+    count = 0
+
+    def span() -> None:
+        nonlocal count
+        start = time.time_ns()
+        line = _WHAT | {"start_ns": start, "end_ns": time.time_ns(), "ids": _IDS, "counts": _COUNTS}
+        file.write(json.dumps(line) + "\n")
+        count += 1
+        if flush:
+            file.flush()
+
+    return span, lambda: os.path.getsize(file.name) / count
+
+
+def opentelemetry() -> tuple[Callable[[], None], Size]:
+    """As its documentation has it for production: spans are handed to a thread, which exports them together."""
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter
+
+    file = tempfile.NamedTemporaryFile("w")  # noqa: SIM115
+    provider = TracerProvider()
+    exporter = ConsoleSpanExporter(out=file, formatter=lambda span: span.to_json(indent=None) + "\n")  # type: ignore[arg-type]
+    provider.add_span_processor(BatchSpanProcessor(exporter, max_queue_size=1 << 20))
+    tracer = provider.get_tracer("bench")
+    attributes = {**_IDS, **_COUNTS, "step": 412, "role": "agent_loop"}
+    count = 0
+
+    def span() -> None:
+        nonlocal count
+        with tracer.start_as_current_span("generate", attributes=attributes):
+            count += 1
+
+    def size() -> float:
+        provider.shutdown()
+        return os.path.getsize(file.name) / count
+
+    return span, size
+
+
+def autoprof(kind: str) -> tuple[Callable[[], None], Size]:
+    """A span of autoprof's; a sample that goes on all the time keeps those of turns from being written each."""
+    from autoprof import runtime
+    from autoprof.timeline import Span
+
+    run = runtime.current()
+    assert run is not None
+    going_on = Span(run, "sample", "agent_loop", step=412, role="agent_loop", rank=None)
+    count = 0
+
+    def stage() -> None:
+        nonlocal count
+        count += 1
+        Span(run, "stage", "update_actor", step=412, role="actor", rank=0).end()
+
+    def turn() -> None:
+        nonlocal count
+        count += 1
+        Span(run, "turn", "generate", step=412, role="agent_loop", rank=None, ids=_IDS).end(None, _COUNTS)
+
+    def size() -> float:
+        going_on.drop()
+        return written() / count
+
+    return {"stage": stage, "turn": turn}[kind], size
+
+
+def written() -> int:
+    """The bytes of this process's timeline."""
+    from autoprof import runtime
+
+    run = runtime.current()
+    assert run is not None
+    run.timeline.flush()
+    return os.path.getsize(run.rundir.process_file("timeline", ".jsonl"))
+
+
+def microseconds(span: Callable[[], None]) -> float:
+    """Of one span, the loop around it included."""
+
+    def taken() -> float:
+        started = time.perf_counter_ns()
+        for _ in range(_SPANS):
+            span()
+        return (time.perf_counter_ns() - started) / _SPANS / 1e3
+
+    taken()
+    return sorted(taken() for _ in range(_ROUNDS))[_ROUNDS // 2]
+
+
+async def call() -> float:
+    """A turn as a whole call, in microseconds."""
+    worker = samples.Worker()
+    assert hasattr(worker.generate, "__wrapped__"), "autoprof did not apply the recipe"
+    keep, _ = autoprof("turn")
+
+    async def taken() -> float:
+        started = time.perf_counter_ns()
+        for _ in range(_SPANS):
+            await worker.generate("0123456789abcdef0123456789abcdef", prompt_ids=samples.PROMPT)
+        return (time.perf_counter_ns() - started) / _SPANS / 1e3
+
+    keep()
+    return sorted([await taken() for _ in range(_ROUNDS)])[_ROUNDS // 2]
+
+
+async def step() -> float:
+    """A step of samples, in milliseconds."""
+    worker = samples.Worker()
+
+    async def taken(number: int) -> float:
+        started = time.perf_counter_ns()
+        trajectories = (
+            {"step": number, "sample_index": 12345 + n // 8, "rollout_n": 0, "validate": False} for n in range(_SAMPLES)
+        )
+        each = (worker.sample(made, agent_name="tool_agent", session_id=n % 8) for n, made in enumerate(trajectories))
+        await asyncio.gather(*each)
+        return (time.perf_counter_ns() - started) / 1e6
+
+    return sorted([await taken(400 + number) for number in range(_ROUNDS)])[_ROUNDS // 2]
+
+
+def main(case: str) -> dict[str, float]:
+    """Measure one case."""
+    if case == "step-bare":
+        return {"value": asyncio.run(step()), "bytes": 0.0}
+    if case == "autoprof-step":
+        assert hasattr(samples.Worker.sample, "__wrapped__"), "autoprof did not apply the recipe"
+        return {"value": asyncio.run(step()), "bytes": written() / _ROUNDS}
+    if case == "autoprof-call":
+        return {"value": asyncio.run(call()), "bytes": 0.0}
+    ways: dict[str, Callable[[], tuple[Callable[[], None], Size]]] = {
+        "json-flushed": lambda: by_hand(True),
+        "json": lambda: by_hand(False),
+        "opentelemetry": opentelemetry,
+        "autoprof-kept": lambda: autoprof("turn"),
+        "autoprof-stage": lambda: autoprof("stage"),
+    }
+    span, size = ways[case]()
+    value = microseconds(span)
+    return {"value": value, "bytes": size()}
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(sys.argv[1])))

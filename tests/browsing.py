@@ -1,0 +1,61 @@
+"""A real Chromium for tests of pages, and what it had to say."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+
+_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+_QUIET = (
+    "--no-sandbox",  # as root there is none
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """The Chromium that `make chromium` saw to. Without one the test is skipped."""
+    named = os.environ.get("CHROMIUM")
+    path = next(filter(None, map(shutil.which, [named] if named else _NAMES)), None)
+    if path is None:
+        pytest.skip("there is no Chromium here: make chromium says why; CHROMIUM=PATH names one")
+    with sync_playwright() as playwright:
+        # Each launch has a profile of its own, which is empty.
+        browser = playwright.chromium.launch(executable_path=path, args=_QUIET)
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+class Watched:
+    """A page on a laptop's screen.
+
+    Attributes:
+        page: The page.
+        said: Console messages, errors of scripts and dialogs.
+        asked: The URLs of all that was asked for, by all pages of the context.
+    """
+
+    def __init__(self, context: BrowserContext) -> None:
+        self.page: Page = context.new_page()
+        self.said: list[str] = []
+        self.asked: list[str] = []
+        self.page.on("console", lambda message: self.said.append(f"{message.type}: {message.text}"))
+        self.page.on("pageerror", lambda error: self.said.append(f"error: {error}"))
+        context.on("dialog", self._dialog)
+        context.on("request", lambda request: self.asked.append(request.url))
+
+    def _dialog(self, dialog: object) -> None:
+        self.said.append(f"dialog: {dialog.message}")  # type: ignore[attr-defined]
+        dialog.dismiss()  # type: ignore[attr-defined]

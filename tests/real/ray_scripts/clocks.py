@@ -1,0 +1,61 @@
+"""Measures the clocks of a cluster of three nodes on this machine and prints what was found, as JSON."""
+
+import json
+import sys
+import threading
+import time
+from pathlib import Path
+
+import ray
+from ray.cluster_utils import Cluster
+
+from autoprof import clocks, rundir, runtime
+
+cluster = Cluster(head_node_args={"num_cpus": 1, "object_store_memory": 100_000_000, "include_dashboard": False})
+others = [cluster.add_node(num_cpus=1, object_store_memory=100_000_000) for _ in range(2)]
+# A package `autoprof` that can't be imported, as on a node that has none.
+ray.init(address=cluster.address, runtime_env={"env_vars": {"PYTHONPATH": sys.argv[1]}})
+run = runtime.start()
+assert run is not None
+
+nodes = [node.node_id for node in others]
+begun = time.time_ns()
+found = clocks.offsets(ray, nodes, lambda node, name: f"{name}-{nodes.index(node)}")
+clocks.write(run, found)
+same_host = clocks.offsets(ray, nodes)
+
+gone = others.pop()
+cluster.remove_node(gone)
+one_gone = clocks.offsets(ray, nodes, lambda node, name: f"{name}-{nodes.index(node)}")
+
+# From a step, in the background: another node of this host needs no line, and has none.
+clocks.measure(run)
+first = clocks._thread
+clocks.measure(run)
+assert clocks._thread is first
+first.join(60)
+
+# Ray ends while it waits for a node.
+clocks._measured = float("-inf")
+clocks._asked = lambda: lambda: time.sleep(60)
+clocks.measure(run)
+time.sleep(1)
+clocks.stop()
+alive = [thread.name for thread in threading.enumerate() if thread.name == "autoprof-clocks"]
+ray.shutdown()
+cluster.shutdown()
+print(
+    "RESULT",
+    json.dumps(
+        {
+            "host": rundir.HOST,
+            "begun": begun,
+            "ended": time.time_ns(),
+            "same_host": [offset.host for offset in same_host],
+            "one_gone": [offset.host for offset in one_gone],
+            "alive": alive,
+            "files": [str(path) for path in Path(run.rundir.path, "clocks").iterdir()],
+            "errors": run.hooks.content()["errors"],
+        }
+    ),
+)

@@ -1,0 +1,62 @@
+"""verl's own tool agent: each call of a tool is on the timeline, in its sample, by its name."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import processes
+import pytest
+from helpers import ROOT, clean_environment, spans
+
+SCRIPT = Path(__file__).parent / "verl_scripts" / "tool_agent.py"
+SLOW_NS = 0.5e9
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("tools")
+    environment = clean_environment(AUTOPROF="1", AUTOPROF_STEPS="", HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1")
+    make = [sys.executable, str(ROOT / "examples" / "verl_cpu" / "make_assets.py"), str(folder / "assets")]
+    assert processes.run(make, cwd=folder, env=environment, timeout_s=240).status == 0
+    command = [sys.executable, str(SCRIPT), str(folder / "assets" / "data" / "model")]
+    finished = processes.run(command, cwd=folder, env=environment, timeout_s=240)
+    assert finished.status == 0, finished.output[-4000:]
+    assert "TURNS [2, 6, 6, 6]" in finished.output
+    (hooks,) = (folder / "autoprof_runs" / "latest" / "hooks").glob("*.json")
+    assert json.loads(hooks.read_text())["errors"] == {}
+    return spans(folder / "autoprof_runs" / "latest")
+
+
+def test_each_call_of_a_tool_is_in_its_sample(found: list[dict[str, Any]]) -> None:
+    assert {span["step"] for span in found} == {5}
+    for number in range(4):
+        ids = {"sample": number, "rollout": 1, "agent": "tool_agent"}
+        mine = [span for span in found if span["ids"]["sample"] == number]
+        (sample,) = [span for span in mine if span["kind"] == "sample"]
+        assert sample["ids"] == ids
+        tools = [span for span in mine if span["kind"] == "tool"]
+        first = sorted(["search", "crawl" if number == 2 else "search"])
+        names = [span["name"] for span in tools]
+        assert (sorted(names[:2]), names[2:]) == ((first, ["broken"]) if number else ([], []))
+        for span in tools:
+            assert (span["ids"], span["role"]) == (ids, "agent_loop")
+        turns = [span for span in mine if span["kind"] == "turn"]
+        assert len(turns) == (3 if number else 1)
+        assert len({span["ids"]["request"] for span in turns}) == 1
+        # The conversation grows.
+        lengths = [span["counts"]["prompt_tokens"] for span in turns]
+        assert lengths == sorted(set(lengths))
+        for span in mine:
+            assert sample["start_ns"] <= span["start_ns"] <= span["end_ns"] <= sample["end_ns"]
+
+
+def test_the_slow_tool_is_seen(found: list[dict[str, Any]]) -> None:
+    slow = [span for span in found if span["kind"] == "tool" and span["end_ns"] - span["start_ns"] >= SLOW_NS]
+    assert ("crawl", 2) in [(span["name"], span["ids"]["sample"]) for span in slow]
+
+
+def test_what_was_asked_is_not_on_the_timeline(found: list[dict[str, Any]]) -> None:
+    assert "secret" not in json.dumps(found)

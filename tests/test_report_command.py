@@ -1,0 +1,241 @@
+"""`autoprof report`, as a user calls it, what it writes, and how steps and runs are compared."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from helpers import clean_environment
+from report_runs import capture, training, write
+from traces import kineto, save
+
+from autoprof import listing
+from autoprof.report import build, making, markdown
+from autoprof.report.figures import Comparison, Finding, RunFigures
+
+Autoprof = Callable[..., "subprocess.CompletedProcess[str]"]
+SLOW, USUAL = "20261120-101010-aaaaaa", "20261121-111111-bbbbbb"
+
+
+@pytest.fixture
+def autoprof(tmp_path: Path) -> Autoprof:
+    def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "autoprof", *arguments]
+        environment = clean_environment(**variables)
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+        )
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with a slow tool in step 7 and a slow rank in step 9, and a healthy one."""
+    parent = tmp_path_factory.mktemp("runs")
+    write(parent / SLOW, slow_tool=7, slow_rank=9)
+    write(parent / USUAL, seed=3)
+    return parent
+
+
+def test_findings_are_printed_and_the_page_is_in_the_run(autoprof: Autoprof, runs: Path) -> None:
+    done = autoprof("report", SLOW, "--dir", str(runs))
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith(f"{SLOW}: 12 steps, 3")
+    assert "tool python took 15.0 s in prompt 9, rollout 2" in lines[2]
+    assert "timeline/n2-401.jsonl" in lines[2]
+    assert "actor rank 5 was slow in update_actor" in lines[3]
+    assert lines[-1] == f"report: {runs / SLOW / 'report.html'}"
+    page = (runs / SLOW / "report.html").read_text()
+    assert "tool python took 15.0 s" in page
+    assert not list((runs / SLOW).glob("*.part"))
+
+
+def test_a_healthy_run_says_so(autoprof: Autoprof, runs: Path, tmp_path: Path) -> None:
+    done = autoprof("report", USUAL, "--dir", str(runs), "-o", str(tmp_path / "page.html"))
+    assert done.returncode == 0, done.stderr
+    assert "nothing stands out" in done.stdout
+    assert (tmp_path / "page.html").is_file()
+    assert not (runs / USUAL / "report.html").exists()
+
+
+def test_the_json_is_the_figures(autoprof: Autoprof, runs: Path, tmp_path: Path) -> None:
+    done = autoprof("report", SLOW, "--dir", str(runs), "--step", "7", "--json", "-")
+    assert done.returncode == 0, done.stderr
+    figures = msgspec.json.decode(done.stdout, type=RunFigures)
+    assert figures == build.figures(listing.read(runs / SLOW), [7])
+    written = autoprof("report", SLOW, "--dir", str(runs), "--step", "7", "--json", str(tmp_path / "f.json"))
+    assert json.loads((tmp_path / "f.json").read_text()) == json.loads(done.stdout)
+    assert written.stdout.splitlines()[-1] == f"written: {tmp_path / 'f.json'}"
+
+
+def test_markdown(autoprof: Autoprof, runs: Path) -> None:
+    done = autoprof("report", SLOW, "--dir", str(runs), "--md", "-")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"# autoprof: {SLOW}\n")
+    assert "\n- **1" in done.stdout
+    assert "tool python took 15.0 s in prompt 9, rollout 2" in done.stdout
+    assert "| gen | 4" in done.stdout
+    tables = [line for line in done.stdout.splitlines() if line.startswith("|")]
+    assert len(tables) > 20
+    assert all(line.endswith("|") for line in tables)
+
+
+def test_names_in_markdown_are_text(runs: Path) -> None:
+    figures = build.figures(listing.read(runs / USUAL), [5])
+    bad = "<img src=x onerror=alert(1)> `a` **b** [c](http://d) | e\n# f @all"
+    finding = Finding(kind="slow_tool", text=bad, evidence=[bad], seconds=1.0, file=bad)
+    text = markdown.text(msgspec.structs.replace(figures, findings=[finding], command=bad))
+    shown = [line for line in text.splitlines() if "onerror" in line]
+    assert len(shown) == 4
+    for line in shown:
+        outside = "".join(line.split("`")[::2]) if line.count("`") == 2 else line
+        for live in ("<img", " **b**", "[c](", "@all"):
+            assert live not in outside
+    assert "\n# f" not in text
+
+
+def test_two_steps_of_a_run(autoprof: Autoprof, runs: Path) -> None:
+    done = autoprof("report", SLOW, "--dir", str(runs), "--step", "7", "--against", "5", "--json", "-")
+    assert done.returncode == 0, done.stderr
+    found = msgspec.json.decode(json.dumps(json.loads(done.stdout)["comparison"]), type=Comparison)
+    assert (found.a, found.b) == ("step 5", "step 7")
+    stage, *rest = found.findings
+    assert (stage.kind, stage.step) == ("slower_stage", 7)
+    assert stage.text.startswith("gen takes 2")
+    assert [finding.kind for finding in rest] == ["fewer_tokens"]
+    assert [row.kind for row in found.rows[:2]] == ["step", "rate"]
+    changes = [row.change for row in found.rows[2:]]
+    assert changes == sorted(changes, reverse=True)
+    longest = next(row for row in found.rows if row.name == "longest sample")
+    assert longest.worse
+    assert longest.change == pytest.approx(11, abs=3)
+
+
+def test_two_runs(runs: Path) -> None:
+    figures = making.make(listing.read(runs / SLOW), None, (listing.read(runs / USUAL), None))
+    assert figures.comparison is not None
+    assert (figures.comparison.a, figures.comparison.b) == (USUAL, SLOW)
+    # What is slow in two of twelve steps is not in the median.
+    assert figures.comparison.findings == []
+    assert figures.id == SLOW
+
+
+def test_a_step_against_another_runs(autoprof: Autoprof, runs: Path) -> None:
+    done = autoprof("report", SLOW, "--dir", str(runs), "--step", "9", "--against", f"{USUAL}:4", "--md", "-")
+    assert done.returncode == 0, done.stderr
+    assert f"## {SLOW} step 9 against {USUAL} step 4" in done.stdout
+    assert "update_actor takes 22." in done.stdout
+
+
+def test_a_slower_operator_is_named(tmp_path: Path) -> None:
+    script = write(tmp_path / "run", captured=None)
+    who = {"role": "actor", "stage": "update_actor", "rank": 0}
+    for number, slower in ((3, 1.0), (4, 4.0)):
+        when = script.stages[number, "update_actor"]
+        events = training(when)
+        for event in events:
+            if event["name"] == "aten::bmm":
+                event["dur"] *= slower * 10
+        capture(tmp_path / "run", number, "actor.update_actor.rank0", who, ("n1", 200), when, events)
+    run = listing.read(tmp_path / "run")
+    figures = making.make(run, 4, (run, 3))
+    assert figures.comparison is not None
+    (finding,) = figures.comparison.findings
+    assert finding.kind == "slower_operator"
+    assert finding.text.startswith("aten::bmm takes ")
+    assert "actor.update_actor rank 0" in finding.text
+    row = next(row for row in figures.comparison.rows if row.name == "aten::bmm")
+    assert row.a is not None
+    assert row.b == pytest.approx(4 * row.a, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["report", "nothing"], 1, "no run matches 'nothing'"),
+        (["report", SLOW, "--step", "99"], 1, "has no step 99; in its timeline are 1 to 12, captured are 5"),
+        (["report", SLOW, "--against", "5"], 2, "--against 5 is a step; say with --step which one"),
+        (["report", SLOW, "--against", "99", "--step", "5"], 1, "has no step 99"),
+        (["report", SLOW, "--against", f"{USUAL}:x"], 2, "'x' is no step"),
+        (["report", SLOW, "--against", "nothing"], 1, "no run matches 'nothing'"),
+        (["report", SLOW, "--json", "-", "--md", "-"], 2, "can't both go to standard output"),
+        (["report", SLOW, "--md", "/no/such/folder/x.md"], 1, "No such file or directory"),
+    ],
+)
+def test_what_is_wrong_is_said(
+    autoprof: Autoprof,
+    runs: Path,
+    arguments: list[str],
+    status: int,
+    said: str,
+) -> None:
+    done = autoprof(*arguments, "--dir", str(runs))
+    assert done.returncode == status
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_reader_that_has_enough_is_no_error(runs: Path) -> None:
+    command = [sys.executable, "-u", "-m", "autoprof", "report", SLOW, "--dir", str(runs), "--md", "-"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
+
+
+def test_without_the_extra_it_says_what_to_install(
+    autoprof: Autoprof,
+    runs: Path,
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "plotly.py").write_text("raise ImportError('no plotly')")
+    done = autoprof("report", USUAL, "--dir", str(runs), PYTHONPATH=str(tmp_path))
+    assert done.returncode == 1
+    assert "autoprof-rl[report]" in done.stderr
+    assert "nothing stands out" in done.stdout
+    done = autoprof("report", USUAL, "--dir", str(runs), "--md", "-", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0
+
+
+def test_other_commands_load_none_of_it() -> None:
+    code = "import sys; from autoprof import cli; cli._parser(); print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "autoprof.report.command" in loaded
+    assert not {"autoprof.report.making", "autoprof.report.build", "plotly", "jinja2"} & set(loaded)
+
+
+def test_what_is_no_trace_is_named_with_what_opens_it(tmp_path: Path) -> None:
+    write(tmp_path / "run", captured=5)
+    folder = tmp_path / "run" / "global_step_000005"
+    for name, ending in (("actor.a.rank0.n1.pid200", ".nsys-rep"), ("actor.b.rank0.n1.pid200", ".pickle")):
+        (folder / f"{name}{ending}").write_bytes(b"x")
+        (folder / f"{name}.meta.json").write_text(json.dumps({"state": "complete", "role": "actor", "rank": 0}))
+    ascend = folder / "actor.c.rank0.n1.pid200_200_20261120101010123_ascend_pt"
+    (ascend / "PROF_1").mkdir(parents=True)
+    (folder / "actor.c.rank0.n1.pid200.meta.json").write_text(json.dumps({"state": "complete", "tool": "npu"}))
+    (folder / "actor.d.rank0.n1.pid200.pt.trace.json.gz").write_bytes(b"no gzip at all")
+    (folder / "actor.d.rank0.n1.pid200.meta.json").write_text(json.dumps({"state": "complete"}))
+    cut = kineto(training((0.0, 1.0)))
+    save(folder / "actor.e.rank0.n1.pid200.pt.trace.json.gz", cut[: len(cut) // 2])
+    (folder / "actor.e.rank0.n1.pid200.meta.json").write_text(json.dumps({"state": "complete", "rank": 0}))
+    figures = build.figures(listing.read(tmp_path / "run"), [5])
+    found = {capture.name.split(".")[1]: capture for capture in figures.details[0].captures}
+    assert (found["a"].tool, found["b"].tool, found["c"].tool) == ("nsys", "memory", "npu")
+    assert "nsys-ui" in found["a"].opens_with
+    assert "memory_viz" in found["b"].opens_with
+    assert "MindStudio Insight" in found["c"].opens_with
+    assert found["c"].file == f"global_step_000005/{ascend.name}"
+    assert found["d"].state == "damaged"
+    assert found["e"].state == "truncated"
+    assert found["e"].operators
+    bad = [finding for finding in figures.findings if finding.kind == "bad_capture"]
+    assert {finding.file for finding in bad} == {found["d"].file, found["e"].file}

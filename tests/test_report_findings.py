@@ -1,0 +1,197 @@
+"""What is planted in a run is found, named, and the first of the findings; nothing else is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_runs import BASE_NS, PLANTS, Script, capture, training, write
+from test_report_figures import span, step, timeline
+from traces import Event, kineto, load, save
+
+from autoprof import listing
+from autoprof.report import build
+from autoprof.report.figures import Finding, RunFigures
+from autoprof.report.findings import KINDS
+
+STEP = 7
+# Of each cause: the finding's kind, what its text and its evidence name, and the file it is seen in.
+NAMED = {
+    "slow_tool": ("slow_tool", ["1 of 64 samples", "tool python took 15.0 s", "prompt 9, rollout 2"], "n2-401"),
+    "long_answer": ("sample_tail", ["1 of 64 samples", "prompt 9, rollout 2", "turn"], "n2-401"),
+    "slow_sample_reward": ("slow_reward", ["1 of 64 samples", "the reward took 16.0 s", "prompt 9"], "n2-401"),
+    "slow_replica": ("slow_replica", ["rollout replica 2", "generate"], "n2-302"),
+    "slow_rank": ("slow_rank", ["actor rank 5", "update_actor"], "n2-205"),
+    "long_weight_sync": ("weight_sync", ["weight sync took 17.", "usually 2.0", "update_weights"], "n1-100"),
+    "slow_step": ("slow_step", ["usually 37.", "more in update_actor"], "n1-100"),
+    "gap": ("idle_gap", ["between generation and training", "compute_log_prob of actor rank"], "n1-100"),
+    "slow_reward": ("slow_reward", ["the driver waited 1", "for rewards"], "n1-100"),
+    "checkpoint": ("checkpoint", ["more in save_checkpoint"], "n1-100"),
+    "validation": ("validation", ["more in testing"], "n1-100"),
+}
+
+
+def found(folder: Path, step: int | None = None, **more: int) -> RunFigures:
+    write(folder, **more)
+    return build.figures(listing.read(folder), None if step is None else [step])
+
+
+def test_every_cause_that_can_be_planted_is_looked_for() -> None:
+    assert set(NAMED) == set(PLANTS)
+
+
+@pytest.mark.parametrize("seed", [1, 7])
+@pytest.mark.parametrize("cause", PLANTS)
+def test_what_is_planted_is_found_and_nothing_else(tmp_path: Path, cause: str, seed: int) -> None:
+    figures = found(tmp_path / "run", seed=seed, **{cause: STEP})
+    kind, words, file = NAMED[cause]
+    assert [finding.kind for finding in figures.findings] == [kind]
+    first = figures.findings[0]
+    said = "\n".join([first.text, *first.evidence])
+    assert [word for word in words if word not in said] == []
+    assert first.file == f"timeline/{file}.jsonl"
+    assert first.step == STEP
+    # What it costs is what the step took longer, but for what varies anyway.
+    row = next(row for row in figures.steps if row.number == STEP)
+    assert first.seconds == pytest.approx(row.seconds - row.usual_s, abs=3.5)
+    assert [row.number for row in figures.steps if row.slow] == [STEP]
+    assert STEP in [step.number for step in figures.details]
+    assert [step.findings for step in figures.details if step.number == STEP] == [figures.findings]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_healthy_run_has_no_findings(tmp_path: Path, seed: int) -> None:
+    write(tmp_path / "run", seed=seed)
+    figures = build.figures(listing.read(tmp_path / "run"), list(range(1, 13)))
+    assert figures.findings == []
+    assert [step.findings for step in figures.details] == [[]] * 12
+    assert figures.notes == []
+
+
+def test_the_costliest_of_several_is_first(tmp_path: Path) -> None:
+    figures = found(tmp_path / "run", slow_rank=3, long_weight_sync=5, slow_tool=9)
+    assert [(finding.kind, finding.step) for finding in figures.findings] == [
+        ("weight_sync", 5),
+        ("slow_tool", 9),
+        ("slow_rank", 3),
+    ]
+
+
+def test_two_causes_in_one_step_are_both_found(tmp_path: Path) -> None:
+    figures = found(tmp_path / "run", slow_rank=6, slow_tool=6)
+    assert {finding.kind for finding in figures.findings} == {"slow_rank", "slow_tool"}
+
+
+def captured(tmp_path: Path, make: Callable[[tuple[float, float]], list[Event]], **more: str) -> list[Finding]:
+    script: Script = write(tmp_path / "run", captured=None)
+    when = script.stages[4, "update_actor"]
+    who = {"role": "actor", "stage": "update_actor", "rank": 0}
+    capture(tmp_path / "run", 4, "actor.update_actor.rank0", who, ("n1", 200), when, make(when), **more)
+    return build.figures(listing.read(tmp_path / "run")).findings
+
+
+def test_a_device_that_waits_for_the_cpu_is_found(tmp_path: Path) -> None:
+    def slow_host(when: tuple[float, float]) -> list[Event]:
+        events = training(when, busy=0.3)
+        for event in events:
+            if event.get("cat") == "cpu_op":
+                event["dur"] *= 19
+        return events
+
+    (finding,) = captured(tmp_path, slow_host)
+    assert finding.kind == "cpu_bound"
+    assert "GPU 0 did nothing for" in finding.text
+    assert "actor.update_actor rank 0" in finding.text
+    assert finding.file == "global_step_000004/actor.update_actor.rank0.n1.pid200.pt.trace.json.gz"
+    assert 12 * 0.4 <= finding.seconds <= 12
+
+
+def test_communication_beside_which_nothing_is_computed_is_found(tmp_path: Path) -> None:
+    (finding,) = captured(tmp_path, lambda when: training(when, busy=0.75, overlapped=0.0))
+    assert finding.kind == "communication"
+    assert any("ncclDevKernel_AllReduce" in line for line in finding.evidence)
+    assert finding.seconds == pytest.approx(12 * 0.75 * 0.2, rel=0.05)
+
+
+def test_a_capture_that_was_cut_off_is_found(tmp_path: Path) -> None:
+    (finding,) = captured(tmp_path, training, state="truncated")
+    assert (finding.kind, finding.seconds) == ("bad_capture", 0.0)
+    assert "truncated" in finding.text
+
+
+def test_a_full_device_is_found(tmp_path: Path) -> None:
+    write(tmp_path / "run", captured=5)
+    (path,) = (tmp_path / "run").glob("global_step_000005/actor.update_actor.*.gz")
+    gigabyte = 1 << 30
+    args = {"Device Type": 1, "Device Id": 0, "Total Allocated": 70 * gigabyte, "Total Reserved": 76 * gigabyte}
+    event = {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "pid": 1, "tid": 1, "ts": 1.0, "args": args}
+    content = kineto([*load(path)["traceEvents"], event], BASE_NS)
+    total = b'"deviceProperties": [{"id": 0, "totalGlobalMem": %d}]' % (80 * gigabyte)
+    save(path, content.replace(b'"deviceProperties": []', total))
+    (finding,) = build.figures(listing.read(tmp_path / "run")).findings
+    assert finding.kind == "memory"
+    assert "95 % of the device's memory" in finding.text
+    assert finding.file == f"global_step_000005/{path.name}"
+
+
+def samples(tmp_path: Path, **more: Any) -> list[Finding]:
+    """A step of 20 s with ten samples of 10 s, of which a tool takes half and the reward a tenth."""
+    spans = []
+    for number in range(10):
+        ids = {"role": "agent_loop", "ids": {"sample": str(number), "rollout": 0}}
+        spans += [
+            span("turn", "generate", 0, 4, **ids),
+            span("tool", "search", 4, more.get("tool", 4.5), error="TimeoutError", **ids),
+            span("reward", "compute_score", more.get("reward", 9), 10, **ids),
+            span(
+                "sample", "tool_agent", 0, 10, **ids, error="ValueError" if number in more.get("failed", ()) else None
+            ),
+        ]
+    run = timeline(tmp_path / "run", n1=[span("timer", "gen", 0, 10), step(10)], n2=spans)
+    return build.figures(listing.read(run), [1]).findings
+
+
+def test_tools_that_take_much_of_all_samples_are_found(tmp_path: Path) -> None:
+    (finding,) = samples(tmp_path, tool=9)
+    assert (finding.kind, finding.seconds) == ("tool_time", 5)
+    assert "50 % of their time on tools" in finding.text
+    assert any(line.startswith("tool search: 10 calls") for line in finding.evidence)
+
+
+def test_rewards_that_take_much_of_all_samples_are_found(tmp_path: Path) -> None:
+    (finding,) = samples(tmp_path, reward=6)
+    assert (finding.kind, finding.seconds) == ("slow_reward", 4)
+    assert "40 % of their time on their reward" in finding.text
+
+
+def test_samples_that_failed_are_found(tmp_path: Path) -> None:
+    (finding,) = samples(tmp_path, failed=(2, 5))
+    assert (finding.kind, finding.seconds) == ("failed_samples", 0)
+    assert "2 of 10 samples ended with an exception" in finding.text
+    assert [line.split(":")[0] for line in finding.evidence] == ["prompt 2, rollout 0", "prompt 5, rollout 0"]
+
+
+def test_of_many_alike_the_costliest_are_told(tmp_path: Path) -> None:
+    script = write(tmp_path / "run", captured=None)
+    for rank in range(9):
+        who = {"role": "actor", "stage": "update_actor", "rank": rank}
+        when = script.stages[4, "update_actor"]
+        capture(tmp_path / "run", 4, f"actor.update_actor.rank{rank}", who, ("n1", 200 + rank), when, [], "failed")
+    found = build.figures(listing.read(tmp_path / "run")).findings
+    assert [finding.kind for finding in found] == ["bad_capture"] * 3
+    assert found[0].evidence[-1].startswith("also in 6 other captures: global_step_000004/actor.update_actor.rank3.")
+
+
+def test_weight_sync_that_is_long_in_every_step_is_a_finding_of_the_run(tmp_path: Path) -> None:
+    write(tmp_path / "run", captured=None, weight_sync_s=15.0)
+    figures = build.figures(listing.read(tmp_path / "run"))
+    (finding,) = figures.findings
+    assert (finding.kind, finding.step) == ("weight_sync_share", None)
+    assert finding.seconds == pytest.approx(15, rel=0.1)
+
+
+def test_the_documentation_has_every_kind() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "report.md").read_text()
+    assert [kind for kind in KINDS if f"`{kind}`" not in text] == []
