@@ -37,7 +37,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         traces: How many traces are in it.
-        spans: How many events of it are the timeline's.
+        spans: How many spans of the timeline are.
         events: All of its events.
         bytes: The file's size.
         json_bytes: What a viewer reads.
@@ -132,7 +132,7 @@ def merge(
         os.replace(part, output)
     return Summary(
         traces=len(inputs) - len(left_out),
-        spans=drawn.events,
+        spans=sum(map(len, timeline.processes.values())) if timeline is not None else 0,
         events=sum(tally.events for tally in tallies) + drawn.events,
         bytes=size,
         json_bytes=sum(tally.bytes for tally in tallies) + drawn.bytes,

@@ -126,9 +126,9 @@ def do(work: Work, tar: bool = False, progress: Callable[[int], object] = lambda
     summary = merge(work.taken, work.made, timeline=timeline, progress=progress)
     if work.meta is not None:
         rundir.write_json(work.meta, _meta(work.step, work.taken, summary) | {"said": work.said})
-    beside = f" and {summary.spans} of the timeline" if summary.spans else ""
+    spans = f", {summary.spans} of them spans of the timeline" if summary.spans else ""
     yield (
-        f"{work.made}: {summary.traces} traces, {summary.events - summary.spans} events{beside}, "
+        f"{work.made}: {summary.traces} traces, {summary.events} events{spans}, "
         f"{tables.size(summary.bytes)} ({tables.size(summary.json_bytes)} of JSON)"
     )
     yield from _named("cut off, merged up to there", summary.cut)
