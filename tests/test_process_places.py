@@ -108,7 +108,7 @@ def test_a_name_that_the_locale_can_not_read_costs_the_profile_only(tmp_path: Pa
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
 def test_a_folder_that_this_user_may_not_write_costs_the_profile_only(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir(mode=0o755)
-    for place in (tmp_path, *list(tmp_path.parents)[:2]):
+    for place in (tmp_path, *list(tmp_path.parents)[:3]):
         place.chmod(place.stat().st_mode | 0o055)
     # What there is to import may be closed to others.
     early = "import os, autoprof.importing, autoprof.ending, autoprof.behaviours.step, tomllib, importlib.metadata"
