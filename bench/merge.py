@@ -4,6 +4,8 @@ Four traces of 50 MB, made up in Kineto's layout, of equal content. autoprof's m
 as there are cores for; beside it SGLang's own `ProfileMerger`, by its source, and the shortest merge that is right
 about nothing: `json.load`, one list, `json.dumps`, gzip at level 1. Each runs in a process of its own. Memory is the
 peak of all processes at work. That the results are right is for tests/test_merge.py; only the flows are counted here.
+
+Then eight traces of 300 MB, which autoprof alone merges: the others hold all of their events at once.
 """
 
 from __future__ import annotations
@@ -13,14 +15,16 @@ import tempfile
 from pathlib import Path
 
 from bench import processes
-from bench.paired import Case, Table, in_turns
+from bench.paired import Case, Table, Taken, in_turns
 from bench.processes import CHILDREN, MAIN, Failed, interpreter, missing, site_packages
 from bench.results import Findings
 
 TURNS, QUICK = 2, 1
 RANKS, MEGABYTES, QUICK_MEGABYTES = 4, 50, 5
+MANY, LARGE = 8, 300
 
 ONE = "autoprof, one process"
+CORES = "autoprof, all cores"
 TIME, PEAK = "Time", "Peak of memory"
 
 
@@ -28,7 +32,7 @@ def run(turns: int) -> Findings:
     """Measure the mergers that are there."""
     python, notes = interpreter("sglang"), []
     source = str(site_packages(python) / "sglang/srt/utils/profile_merger.py") if python else ""
-    ways = {ONE: "one", "autoprof, all cores": "cores", "json.load, json.dumps": "plain"}
+    ways = {ONE: "one", CORES: "cores", "json.load, json.dumps": "plain"}
     if source:
         ways["SGLang's ProfileMerger"] = "sglang"
     else:
@@ -39,6 +43,7 @@ def run(turns: int) -> Findings:
     with tempfile.TemporaryDirectory() as folder:
         processes.run([MAIN, CHILDREN / "merge.py", "make", folder, str(RANKS), str(megabytes)])
         taken = in_turns({case: _merged(way, folder, source) for case, way in ways.items()}, turns, warm=0)
+        large = _large(Path(folder), megabytes)
     if len({count for counts in taken["flows"].values() for count in counts}) != 1:
         raise Failed(f"the merged traces have different flows: {taken['flows']}")
     sizes = (f"{case} {values[0] / 1e6:.1f} MB" for case, values in taken["bytes"].items())
@@ -47,8 +52,21 @@ def run(turns: int) -> Findings:
         tables=[
             Table(title=TIME, unit="s", base=ONE, values=taken["seconds"]),
             Table(title=PEAK, unit="MB", base=ONE, values=taken["peak"]),
+            Table(title=f"{TIME}, large", unit="s", base=ONE, values=large["seconds"]),
+            Table(title=f"{PEAK}, large", unit="MB", base=ONE, values=large["peak"]),
         ],
         notes=notes,
+    )
+
+
+def _large(folder: Path, megabytes: int) -> Taken:
+    """What autoprof takes for many large traces, in the proportion in which `megabytes` are less."""
+    for path in folder.iterdir():
+        path.unlink()
+    size = LARGE * megabytes // MEGABYTES
+    processes.run([MAIN, CHILDREN / "merge.py", "make", folder, str(MANY), str(size)])
+    return in_turns(
+        {case: _merged(way, str(folder), "") for case, way in {ONE: "one", CORES: "cores"}.items()}, 1, warm=0
     )
 
 

@@ -76,7 +76,9 @@ class Taken:
                 start, length = event.ts, event.dur
                 if type(start) is not float:
                     start = self._start(start)
-                rows.append((start, -float(length), number))
+                if type(length) is not float:
+                    length = float(length)
+                rows.append((start, -length, number))
             elif event.ph == "i" and event.name == "[memory]":
                 self._memory(event)
             elif event.ph == "M":

@@ -11,7 +11,6 @@ import heapq
 import tempfile
 from array import array
 from collections.abc import Iterator
-from operator import itemgetter
 from typing import IO, Any
 
 Row = tuple[float, float, int]
@@ -19,7 +18,6 @@ Row = tuple[float, float, int]
 RUN_ROWS = 128 << 10
 RUNS_IN_MEMORY = 8
 _BLOCK_ROWS = 8 << 10
-_order = itemgetter(0, 1)
 
 
 class Rows:
@@ -47,7 +45,7 @@ class Rows:
         """
         if not rows:
             return
-        rows.sort(key=_order)
+        rows.sort()
         starts, lengths, numbers = zip(*rows, strict=True)
         if rows[0][:2] < self._last:
             self._in_order = False
@@ -69,14 +67,14 @@ class Rows:
             else:
                 lane.append(run)
         read = [self._read(lane) for lane in lanes]
-        return read[0] if len(read) == 1 else heapq.merge(*read, key=_order)
+        return read[0] if len(read) == 1 else heapq.merge(*read)
 
     def _end_run(self) -> None:
         if not self._starts:
             return
         columns = (self._starts, self._lengths, self._numbers)
         if not self._in_order:
-            starts, lengths, numbers = zip(*sorted(zip(*columns, strict=True), key=_order), strict=True)
+            starts, lengths, numbers = zip(*sorted(zip(*columns, strict=True)), strict=True)
             columns = (array("d", starts), array("d", lengths), array("I", numbers))
         run = _Run(columns)
         self._runs.append(run)

@@ -56,15 +56,21 @@ class _Thread:
         self.busy_us = 0.0
         self.busy_until = float("-inf")
 
+    def busy(self, start: float, end: float) -> None:
+        """An event that is not inside of another."""
+        if end > self.busy_until:
+            self.busy_us += end - max(start, self.busy_until)
+            self.busy_until = end
 
-def _take(own: list[float], thread: _Thread, start: float, end: float) -> None:
+
+def _take(inside: list[float], thread: _Thread, start: float, end: float) -> None:
     """Give the time of an event that outlives what it began in to it alone, as that of the one that began last.
 
     A `record_function` does so: it begins in a call of Python's that enters it.
     """
     for before, operator in zip(reversed(thread.ends), reversed(thread.operators), strict=True):
         if before > start:
-            own[operator] -= min(end, before) - start
+            inside[operator] += min(end, before) - start
             start = before
         if before >= end:
             return
@@ -84,8 +90,9 @@ class Summing:
         self._threads: dict[tuple[Id, Id], _Thread] = {}
         self._devices: dict[Id, device.Unions] = {}
         slots = [self._slot(key) for key in taken.keys]
-        count = len(self._operators)
-        self._calls, self._total, self._own = [0] * count, [0.0] * count, [0.0] * count
+        # By operator, and behind all one for what is not summed. `inside`: what ran inside of its calls.
+        self._calls = [0] * (len(self._operators) + 1)
+        self._total, self._inside = [0.0] * len(self._calls), [0.0] * len(self._calls)
         self.first_us, self.last_us = float("inf"), float("-inf")
         self._run(slots)
 
@@ -106,39 +113,42 @@ class Summing:
         return self._taken.said.get((what, pid, tid), "")
 
     def _run(self, slots: list[_Slot]) -> None:
-        calls, total, own = self._calls, self._total, self._own
+        total, inside = self._total, self._inside
+        counts = [0] * len(slots)
         first, last = self.first_us, self.last_us
         for start, minus, number in self._taken.rows:
+            counts[number] += 1
             operator, thread, unions, kind = slots[number]
             if operator < 0:
                 continue
+            total[operator] -= minus
             end = start - minus
             if end > last:
                 last = end
                 first = min(first, start)
-            calls[operator] += 1
-            total[operator] -= minus
-            own[operator] -= minus
             if thread is None:
                 if unions is not None:
                     unions.add(start, end, kind)
                 continue
-            thread.events += 1
             ends, operators = thread.ends, thread.operators
-            while ends and ends[-1] <= start + _ROUNDING_US:
+            passed = start + _ROUNDING_US
+            while ends and ends[-1] <= passed:
                 ends.pop()
                 operators.pop()
-            if ends:
-                if end <= ends[-1] + _ROUNDING_US:
-                    own[operators[-1]] += minus
-                else:
-                    _take(own, thread, start, end)
-            if end > thread.busy_until:
-                thread.busy_us += end - max(start, thread.busy_until)
-                thread.busy_until = end
+            if not ends:
+                thread.busy(start, end)
+            elif end <= ends[-1] + _ROUNDING_US:
+                inside[operators[-1]] -= minus
+            else:
+                _take(inside, thread, start, end)
+                thread.busy(start, end)
             ends.append(end)
             operators.append(operator)
         self.first_us, self.last_us = first, last
+        for count, (operator, thread, _, _) in zip(counts, slots, strict=True):
+            self._calls[operator] += count
+            if thread is not None:
+                thread.events += count
 
     def operators(self, on_device: bool) -> list[OperatorSums]:
         """Sums by name and category, the most own time first."""
@@ -148,7 +158,7 @@ class Summing:
                 category=category,
                 calls=self._calls[number],
                 total_us=self._total[number],
-                self_us=max(0.0, self._own[number]),
+                self_us=max(0.0, self._total[number] - self._inside[number]),
             )
             for (device_one, category, name), number in self._operators.items()
             if device_one is on_device

@@ -18,7 +18,7 @@ from typing import Any
 
 PROFILE_ID = "1700000000.5"
 
-_EVENT = """  {
+EVENT = """  {
     "ph": "X",
     "cat": "cpu_op",
     "name": "aten::%s",
@@ -56,7 +56,7 @@ def make(folder: Path, ranks: int, size: int) -> None:
             ts = 4.3e12 + number * 3.1
             name = draw.choice(("mm", "add", "mul", "linear", "view", "transpose", "copy_", "empty", "silu"))
             n = draw.randrange(1, 512)
-            events.append(_EVENT % (name, pid, pid, ts, draw.random() * 9, number, n, n, n, number))
+            events.append(EVENT % (name, pid, pid, ts, draw.random() * 9, number, n, n, n, number))
             if number % 20 == 0:
                 events.append(_FLOW % ("s", number, pid, pid, ts))
                 events.append(_FLOW % ("f", number, pid, pid + 1, ts + 1))

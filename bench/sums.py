@@ -1,0 +1,69 @@
+"""How long summing a trace up by operator takes, and how much memory
+
+One trace of 300 MB, made up in Kineto's layout: modules that call operators that call operators, one of which takes
+half a microsecond. autoprof's sums, with own times besides, which the others don't tell; HolisticTraceAnalysis, which
+reads the trace into a table of pandas'; and `json.load` with a loop. Each runs in a process of its own. How far off the
+sums are is told below: the trace's maker has kept the true ones.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+from bench import processes
+from bench.paired import Case, Goal, Table, in_turns
+from bench.processes import CHILDREN, MAIN, interpreter, missing
+from bench.results import Findings
+
+TURNS, QUICK = 2, 1
+MEGABYTES, QUICK_MEGABYTES = 300, 20
+
+OURS, HTA = "autoprof", "HolisticTraceAnalysis"
+TIME, PEAK = "Time", "Peak of memory"
+
+
+def run(turns: int) -> Findings:
+    """Measure the ways that are there."""
+    notes = []
+    ways = {OURS: ("autoprof", MAIN), "json.load": ("plain", MAIN)}
+    if python := interpreter("hta"):
+        ways[HTA] = ("hta", python)
+    else:
+        notes.append(missing("hta"))
+    megabytes = MEGABYTES if turns > QUICK else QUICK_MEGABYTES
+    if megabytes != MEGABYTES:
+        notes.append(f"a trace of {megabytes} MB")
+    with tempfile.TemporaryDirectory() as folder:
+        processes.run([MAIN, CHILDREN / "sums.py", "make", folder, str(megabytes)])
+        taken = in_turns({case: _summed(*way, folder) for case, way in ways.items()}, turns, warm=0)
+    for what, which in (("short", "less than a microsecond a call"), ("long", "more")):
+        off = (f"{case} {max(values):.1%}" for case, values in taken[what].items())
+        notes.append(f"the sum of an operator that takes {which} is off by: {', '.join(off)}")
+    return Findings(
+        tables=[
+            Table(title=TIME, unit="s", base=OURS, values=taken["seconds"]),
+            Table(title=PEAK, unit="MB", base=OURS, values=taken["peak"]),
+        ],
+        goals=[
+            Goal(
+                text=f"sums, at most a tenth of {HTA}'s time",
+                table=TIME,
+                case=OURS,
+                base=HTA,
+                limit=0.1,
+                remedy="own times by another order of events, which need no second look at each.",
+            )
+        ],
+        notes=notes,
+    )
+
+
+def _summed(way: str, python: Path, folder: str) -> Case:
+    def measure() -> dict[str, float]:
+        said = processes.run([python, CHILDREN / "sums.py", way, folder]).output
+        found: dict[str, float] = json.loads(said.splitlines()[-1])
+        return found
+
+    return measure
