@@ -88,6 +88,15 @@ def test_a_run_with_planted_causes(show: Show, tmp_path: Path) -> None:
     assert finding.locator("details li").count() >= 1
 
 
+def test_what_was_not_in_view_is_on_paper(show: Show) -> None:
+    page = show(report_pages.figures()).page
+    far = page.locator('[data-plot="samples-12"]')
+    page.locator("details").evaluate_all("(all) => all.forEach((each) => (each.open = true))")
+    assert far.locator(".main-svg").count() == 0
+    page.pdf()
+    assert far.locator(".main-svg").count() > 0
+
+
 def test_names_stay_text(show: Show) -> None:
     watched = show(report_pages.figures(named=HOSTILE, compared=True))
     page = watched.page

@@ -58,6 +58,16 @@
     }
   }
 
+  // On paper nothing comes into view.
+  addEventListener("beforeprint", () => {
+    for (const place of document.querySelectorAll(".plot")) {
+      if (!drawn.has(place) && place.offsetParent) {
+        visible.unobserve(place);
+        draw(place);
+      }
+    }
+  });
+
   // The theme: the system's, light or dark.
   const themes = ["system", "light", "dark"];
   const button = document.getElementById("theme");
