@@ -75,7 +75,7 @@ $(VENV)/.ready: examples/verl_cpu/requirements.txt pyproject.toml $(wildcard sit
 	@echo "== The environment in $(VENV): verl, Ray, vLLM and torch for the CPU, 1 GB to download, once =="
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --no-deps -r examples/verl_cpu/requirements.txt
-	$(PIP) install --quiet --editable .
+	$(PIP) install --quiet --editable '.[report]'
 	@touch $@
 
 $(VENV)/.ready-for-tests: $(VENV)/.ready tests/requirements.txt

@@ -57,4 +57,8 @@ echo
 echo "== autoprof merge latest --step $step =="
 .venv/bin/autoprof merge latest --step "$step" --dir "$runs"
 echo
-echo "To look at the step: open https://ui.perfetto.dev in a browser and drop that file on it, or any of those it was made of."
+echo "== autoprof report latest =="
+.venv/bin/autoprof report latest --dir "$runs"
+echo
+echo "The report opens in any browser. The step's trace: autoprof open latest --dir $runs, or drop the merged file on"
+echo "https://ui.perfetto.dev, or any of those it was made of."

@@ -23,7 +23,7 @@ from autoprof.settings import Settings
 from autoprof.tools import history, oom
 from autoprof.tools.memory import MemoryTool
 from autoprof.tools.torch import TorchTool
-from autoprof.traces import steps
+from autoprof.traces import inputs
 
 REAL = inspect.signature(torch.cuda.memory._record_memory_history)
 
@@ -142,7 +142,7 @@ def test_a_snapshot_is_a_capture_and_no_trace(made: Any, allocator: Allocator) -
         (name_of(".memory"), "complete"),
     ]
     assert all(each.bytes == each.meta["bytes"] > 0 for each in step.captures)
-    (taken,) = steps.inputs(run.rundir.step(2), step.captures)
+    (taken,) = inputs.of_step(run.rundir.step(2), step.captures)
     assert taken.path.name == name_of(rundir.TRACE)
 
 
