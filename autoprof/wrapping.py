@@ -106,8 +106,9 @@ def _given(function: Any, name: str, args: tuple[Any, ...]) -> Any:
     Raises:
         LookupError: There is neither.
     """
-    while hasattr(function, "__wrapped__"):
-        function = function.__wrapped__
+    if type(function) is not FunctionType or function.__dict__:
+        # As `inspect.signature` does; what leads nowhere, as a proxy that has every attribute, raises.
+        function = inspect.unwrap(function, stop=lambda each: hasattr(each, "__signature__"))
     if type(function) is not FunctionType or hasattr(function, "__signature__"):
         return MISSING
     code = function.__code__

@@ -241,3 +241,15 @@ print(asyncio.run(result) if asyncio.iscoroutine(result) else result)
     pickled = cloudpickle.dumps(mine).hex()
     output = subprocess.run([sys.executable, "-c", code], input=pickled, capture_output=True, text=True, check=True)
     assert output.stdout.strip() == "41"
+
+
+def test_an_argument_of_a_proxy_that_has_every_attribute_is_not_looked_for_forever() -> None:
+    class Proxy:
+        def __getattr__(self, name: str) -> Proxy:
+            return Proxy()
+
+        def __call__(self, batch: Any) -> Any:
+            return batch
+
+    with pytest.raises(TypeError):
+        Call("hook", Proxy(), (1,), {}).argument("batch")
