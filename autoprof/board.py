@@ -6,17 +6,16 @@ itself. Nobody polls.
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import msgspec
 
-_NAMESPACE = b"autoprof"
+from autoprof import store
 
 
 class Posting(msgspec.Struct, frozen=True, kw_only=True):
     """The step that the trainer is in. `captured` says whether the window is open in it, `overrides` which settings
-    that window has of its own, `off` that autoprof does nothing at all in it."""
+    that window has of its own (`Settings.overridden`), `off` that autoprof does nothing at all in it."""
 
     step: int
     captured: bool
@@ -32,19 +31,16 @@ def post(run_id: str, posting: Posting | None) -> None:
     """Say which step it is, or with None that no step is going on."""
     global _own
     _own = posting
-    if (store := _ray_store()) is not None:
-        store._internal_kv_put(_key(run_id), msgspec.json.encode(posting), overwrite=True, namespace=_NAMESPACE)
+    if store.up():
+        store.put(_key(run_id), msgspec.json.encode(posting))
 
 
 def read(run_id: str) -> Posting | None:
     """The step that the trainer of this run is in, if there is one."""
     if _own is not None:
         return _own
-    if (store := _ray_store()) is not None:
-        posted = store._internal_kv_get(_key(run_id), namespace=_NAMESPACE)
-        if posted is not None:
-            return msgspec.json.decode(posted, type=Posting | None)
-    return None
+    posted = store.get(_key(run_id))
+    return None if posted is None else msgspec.json.decode(posted, type=Posting | None)
 
 
 def trainer_here() -> None:
@@ -58,15 +54,5 @@ def own() -> tuple[bool, Posting | None]:
     return _trainer_here or _own is not None, _own
 
 
-def _key(run_id: str) -> bytes:
-    return f"step/{run_id}".encode()
-
-
-def _ray_store() -> Any:
-    """`ray.experimental.internal_kv` where this process is connected to Ray, without importing Ray for it."""
-    ray = sys.modules.get("ray")
-    if ray is None or not getattr(ray, "is_initialized", lambda: False)():
-        return None
-    from ray.experimental import internal_kv
-
-    return internal_kv
+def _key(run_id: str) -> str:
+    return f"step/{run_id}"

@@ -64,7 +64,7 @@ class Windows:
         found = None
         for window in self._open:
             if window.steps.match(step, ordinal - window.executed):
-                found = window.overrides
+                found = window.overrides | {settings.REASON: "autoprof trigger"}
         return found
 
     def __len__(self) -> int:

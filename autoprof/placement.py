@@ -232,6 +232,7 @@ class Placement:
             "tool": self._tool,
             "contents": self.contents,
             "left_out": [*left_out, *self._lacking],
+            "window": self._settings.reason or f"AUTOPROF_STEPS={self._run.settings.steps}",
             "host": rundir.HOST,
             "pid": os.getpid(),
             "clock": {"start": self.started, "stop": clock()},

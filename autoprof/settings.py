@@ -24,6 +24,7 @@ CONSECUTIVE = ("apart", "together")
 GROUP = "group"
 ACCESS = ("private", GROUP)
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
+REASON = "reason"
 # What autoprof does itself, after the recording.
 MERGE = "merge-profiles"
 # What one backend alone knows travels with the rest and is filtered where it is used.
@@ -64,20 +65,27 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     nsys: NsysOptions = NsysOptions()
     memory: MemoryOptions = MemoryOptions()
     role: dict[str, dict[str, Any]] = {}
+    # Why the window was opened, where that is not `steps`; nothing that a user sets.
+    reason: str = ""
 
     def for_role(self, role: str) -> Settings:
         """The settings of one role: its `[role.NAME]` table over the rest."""
         return msgspec.structs.replace(self, **self.role.get(role, {}))
 
     def overridden(self, values: Mapping[str, Any]) -> Settings:
-        """The settings with `values` over them, over those of every role too."""
+        """The settings with those of a window over them, over those of every role too.
+
+        `values` may hold besides, as `reason`, why the window was opened.
+        """
         if not values:
             return self
+        reason = str(values.get(REASON, ""))
+        values = {name: value for name, value in values.items() if name != REASON}
         tables = {
             role: {name: value for name, value in table.items() if name not in values}
             for role, table in self.role.items()
         }
-        return msgspec.structs.replace(self, role=tables, **overrides(values))
+        return msgspec.structs.replace(self, role=tables, reason=reason, **overrides(values))
 
     def takes_role(self, role: str) -> bool:
         """Whether `role` is captured: the last of `roles` that matches decides, `!` excludes."""
@@ -97,6 +105,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """The settings as `run.json` shows them: a command may hold secrets, so it is only said to be there."""
         shown: dict[str, Any] = msgspec.to_builtins(self)
         shown["on_finish"] = "(set)" if self.on_finish else ""
+        del shown[REASON]
         return shown
 
 

@@ -57,6 +57,7 @@ def test_a_capture_leaves_a_trace_and_a_meta_file_that_agree(made: Any) -> None:
     assert (meta["step"], meta["role"], meta["stage"], meta["rank"]) == (2, "actor", "update_actor", 3)
     assert meta["contents"] == ["cpu", "shapes", "flops"]
     assert meta["left_out"] == ["profile-by-stage"]
+    assert meta["window"] == "AUTOPROF_STEPS=+2"
     file = run.rundir.step(2) / f"{name}{rundir.TRACE}"
     assert meta["bytes"] == file.stat().st_size
     assert meta["versions"]["torch"] == torch.__version__

@@ -22,6 +22,8 @@ from autoprof.rundir import HOST, RunDir, write_json
 from autoprof.settings import Settings, SettingsError
 from autoprof.wrapping import CALL, Call, Outcome, Wait
 
+ASKED = {"reason": "autoprof trigger"}
+
 
 @pytest.fixture
 def going_on(tmp_path: Path) -> RunDir:
@@ -130,7 +132,7 @@ def test_a_further_rank_reads_what_rank_0_takes(tmp_path: Path) -> None:
     assert control.waiting(run) == []
     assert len(control.refused(run)) == 1
     for windows in (first, further):
-        assert [windows.match(step, step) for step in (5, 6, 7)] == [{}, {}, None]
+        assert [windows.match(step, step) for step in (5, 6, 7)] == [ASKED, ASKED, None]
 
 
 def test_what_a_window_overrides_goes_before_a_roles_own() -> None:
@@ -138,6 +140,7 @@ def test_what_a_window_overrides_goes_before_a_roles_own() -> None:
     changed = settings.overridden({"ranks": "all", "contents": ["cpu", "shapes"]}).for_role("actor")
     assert (changed.ranks, changed.contents, changed.max_trace_mb) == ("all", ("cpu", "shapes"), 5.0)
     assert settings.overridden({}) is settings
+    assert (settings.reason, settings.overridden(ASKED).reason) == ("", "autoprof trigger")
     with pytest.raises(SettingsError):
         settings.overridden({"dir": "/"})
 
@@ -182,10 +185,10 @@ def test_a_request_opens_the_step_that_begins_next(trainer: Trainer, mocker: Moc
         trainer.step()
     announced = [call.args[1] for call in post.call_args_list if call.args[1] is not None]
     assert [(posting.step, posting.captured, posting.overrides) for posting in announced] == [
-        (41, True, {}),
-        (42, True, {"contents": ("cpu",)}),
+        (41, True, ASKED),
+        (42, True, {"contents": ("cpu",)} | ASKED),
         (43, False, {}),
-        (44, True, {"ranks": "all"}),
+        (44, True, {"ranks": "all"} | ASKED),
     ]
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from autoprof import log, runtime
 from autoprof.behaviours.batches import Batches, request
 from autoprof.behaviours.engine import Request
+from autoprof.settings import REASON
 
 # Each answers with `{"problem": text}`, empty if there is none. The text that a stop takes says why the recording ends
 # early, if it does.
@@ -118,7 +119,8 @@ class Server:
                 await self._end_batch()
             if self._window is not None or self._captured:
                 return "a window is open already"
-            problem = await self._started(request(self._batches.count + (not self._busy) if step is None else step))
+            number = self._batches.count + (not self._busy) if step is None else step
+            problem = await self._started(request(number, {REASON: "/start_profile"}))
             if problem:
                 return problem
             window = self._window = object()

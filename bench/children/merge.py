@@ -96,10 +96,13 @@ def plain(folder: Path) -> Path:
 
 
 def flows(path: Path) -> int:
+    import msgspec
+
     from autoprof.traces.reader import Reader
 
+    decode = msgspec.json.Decoder(list[dict[str, Any]]).decode
     with Reader(path) as reader:
-        return sum(event.get("ph") == "s" for events in reader.chunks(json.loads) for event in events)
+        return sum(event.get("ph") == "s" for events in reader.chunks(decode) for event in events)
 
 
 def main(way: str, folder: Path, source: str) -> dict[str, float]:
