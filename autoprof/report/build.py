@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from autoprof import __version__, listing
+from autoprof.redaction import writable
 from autoprof.report import captures, findings
 from autoprof.report.details import choose, details
 from autoprof.report.figures import CaptureFigures, RunFigures, StepRow
@@ -23,6 +24,8 @@ Progress = Callable[[int, int, str], None]
 
 # So many operators and kernels of a trace are told.
 OPERATORS = 50
+# The year 2116: what is later is no time.
+_MOST_NS = 1 << 62
 
 
 def figures(
@@ -75,8 +78,8 @@ def figures(
         for step in shown
     ]
     return RunFigures(
-        id=run.id,
-        path=run.path,
+        id=writable(run.id),
+        path=writable(run.path),
         command=str(run.info.get("command", "")),
         state=run.state,
         started_ns=_ns(run.info.get("started")),
@@ -156,8 +159,9 @@ def _captures(
 
 
 def _clock(meta: Mapping[str, Any]) -> tuple[int, int] | None:
-    with suppress(KeyError, TypeError, ValueError):
-        return int(meta["clock"]["start"]["unix_ns"]), int(meta["clock"]["stop"]["unix_ns"])
+    with suppress(KeyError, TypeError, ValueError, OverflowError):
+        start, stop = (int(meta["clock"][side]["unix_ns"]) for side in ("start", "stop"))
+        return (start, stop) if 0 < start <= stop < _MOST_NS else None
     return None
 
 
@@ -168,7 +172,7 @@ def _rate(rows: Sequence[StepRow]) -> float | None:
 
 
 def _ns(started: object) -> int | None:
-    return round(started * 1e9) if isinstance(started, (int, float)) else None
+    return round(started * 1e9) if isinstance(started, (int, float)) and 0 < started < _MOST_NS / 1e9 else None
 
 
 def _hosts(run: listing.Run, files: Sequence[Timeline]) -> list[str]:
