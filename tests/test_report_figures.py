@@ -206,7 +206,7 @@ def test_a_step_that_has_no_end_is_as_long_as_its_stages(tmp_path: Path) -> None
     found = figures(timeline(tmp_path / "run", n1=[step(10)], n2=worker), 2)
     assert [row.number for row in found.steps] == [1]
     assert [(each.number, each.seconds) for each in found.details] == [(2, 7)]
-    assert "step 2 has no end in the timeline: it goes on, or was cut off" in found.notes
+    assert "step 2 has no end in the timeline: cut off, or going on" in found.notes
 
 
 def test_a_step_that_is_not_there_is_said_with_those_that_are(tmp_path: Path) -> None:

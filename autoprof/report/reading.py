@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from autoprof.redaction import writable
 from autoprof.traces import hosts, spans
+from autoprof.traces.attempts import PROCESS
 from autoprof.traces.lines import Ns, Number, lines
 from autoprof.traces.reader import NO_JSON, TraceError
 
@@ -95,7 +96,7 @@ class Reader:
         self._any: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 
     def spans(self, timeline: Timeline) -> Iterator[Line]:
-        """The spans of a file, in the order in which they ended. Nothing is raised."""
+        """The spans of a file, in the order in which they ended, and lines of kind `PROCESS`. Nothing is raised."""
         try:
             for content in lines(timeline.path):
                 if content is None:
@@ -113,7 +114,7 @@ class Reader:
                 self.left_out[timeline.name, "cut off or no span"] += 1
             return None
         if line.kind not in SPANS:
-            return None
+            return line if line.kind == PROCESS else None
         if not 0 < line.start_ns <= line.end_ns:
             self.left_out[timeline.name, "without a time"] += 1
             return None

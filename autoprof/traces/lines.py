@@ -15,7 +15,7 @@ _CHUNK_BYTES = 1 << 20
 # No line that autoprof writes is longer.
 _LINE_BYTES = 1 << 20
 
-# Nanoseconds up to the year 2116, as a time or as what lies between two; steps and ranks as any reader of JSON has them.
+# Nanoseconds up to the year 2116, and whole numbers that any reader of JSON has as they are.
 Ns: TypeAlias = Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]
 Number: TypeAlias = Annotated[int, Meta(ge=-(1 << 53), le=1 << 53)]
 

@@ -9,10 +9,11 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from autoprof.traces.attempts import PROCESS, Attempts, is_of
 from autoprof.traces.lines import Ns, Number, lines
 from autoprof.traces.reader import NO_JSON
 
-_PROCESS, _STEP = "process", "step"
+_STEP, _TRAINER = "step", "trainer"
 
 
 class Span(Struct, frozen=True):
@@ -56,7 +57,9 @@ _decode = msgspec.json.Decoder(Line).decode
 
 
 def read(path: Path) -> Iterator[Span]:
-    """The spans of one file. Lines that can't be read, as where a process was killed, are left out.
+    """The spans of one file, and one of kind `PROCESS` where a process begins its part of it.
+
+    Lines that can't be read, as where a process was killed, are left out.
 
     Raises:
         OSError: The file can't be read, or is none.
@@ -66,7 +69,9 @@ def read(path: Path) -> Iterator[Span]:
             line = _decode(text or b"")
         except NO_JSON:
             continue
-        if line.start_ns is not None and line.end_ns is not None and line.kind != _PROCESS:
+        if line.kind == PROCESS:
+            yield Span(kind=PROCESS, name="", start_ns=0, end_ns=0)
+        elif line.start_ns is not None and line.end_ns is not None:
             yield Span(
                 kind=line.kind,
                 name=line.name,
@@ -90,20 +95,28 @@ def process(path: Path) -> Process:
 def of_step(run: Path, number: int) -> dict[Process, list[Span]]:
     """The spans of a step: those that carry its number, and those without one that begin while it runs.
 
-    The files are read twice, line by line; what is kept is one step's.
+    Of a step that ran again after the run was resumed, those of the last time. The files are read twice, line by line;
+    what is kept is one step's.
     """
     paths = [path for path in sorted((run / "timeline").glob("*.jsonl")) if path.is_file()]
+    attempts = Attempts()
     # Each host's own clock: a step that the driver timed is compared with spans of other hosts as they stand.
-    bounds = [
-        (span.kind == _STEP, span.start_ns, span.end_ns) for path in paths for span in read(path) if span.step == number
-    ]
+    bounds = []
+    for place, path in enumerate(paths):
+        for span in read(path):
+            attempts.add(place, span)
+            if span.step == number:
+                bounds.append((span.kind == _STEP, span.role == _TRAINER, span.start_ns, span.end_ns))
+    attempts.finish()
     if not bounds:
         return {}
-    steps = [bound for bound in bounds if bound[0]] or bounds
-    start, end = min(bound[1] for bound in steps), max(bound[2] for bound in steps)
+    since, until = attempts.around(max(bounds)[2])
+    steps = [bound for bound in bounds if bound[0] and since < bound[3] and bound[2] < until] or bounds
+    start, end = min(bound[2] for bound in steps), max(bound[3] for bound in steps)
     found: dict[Process, list[Span]] = {}
     for path in paths:
         for span in read(path):
-            if span.step == number or (span.step is None and start <= span.start_ns <= end):
+            own = span.step == number and is_of(span, since, until)
+            if own or (span.step is None and span.kind != PROCESS and start <= span.start_ns <= end):
                 found.setdefault(process(path), []).append(span)
     return found
