@@ -277,6 +277,34 @@ def test_samples(tmp_path: Path) -> None:
     assert sum(part.seconds for part in samples.parts) == pytest.approx(samples.mean_s * 64)
 
 
+def test_tools_that_are_called_at_once_count_once(tmp_path: Path) -> None:
+    """verl's tool_agent_loop gathers the calls of a turn."""
+    ids = {"role": "agent_loop", "ids": {"sample": 1, "rollout": 0}}
+    spans = [
+        span("turn", "generate", 0, 2, **ids),
+        *(span("tool", "search", 2, 2 + took, **ids) for took in (3, 6, 6)),
+        span("tool", "python", 3, 4, **ids),
+        # By another clock it ends after its sample.
+        span("reward", "compute_score", 9, 11, **ids),
+        span("sample", "tool_agent", 0, 10, **ids),
+    ]
+    (found,) = figures(timeline(tmp_path / "run", n1=[step(10)], n2=spans), 1).details
+    assert found.samples is not None
+    (sample,) = found.samples.longest
+    assert {(part.kind, part.name): (part.seconds, part.count) for part in sample.parts} == {
+        ("turn", ""): (2, 1),
+        ("tool", "search"): (5, 3),
+        ("tool", "python"): (1, 1),
+        ("reward", ""): (1, 1),
+        ("waiting", ""): (1, 1),
+    }
+    # The calls themselves took what they took.
+    assert [(tool.name, tool.calls, tool.seconds) for tool in found.samples.tools] == [
+        ("search", 3, 15),
+        ("python", 1, 1),
+    ]
+
+
 def test_samples_that_can_not_be_told_apart_hold_nothing(tmp_path: Path) -> None:
     ids = {"role": "agent_loop", "ids": {"sample": 0, "rollout": 0}}
     spans = [span("sample", "loop", at, at + 5, **ids) for at in (0, 1, 2, 7)]

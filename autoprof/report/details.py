@@ -9,7 +9,8 @@ from autoprof.report.figures import CaptureFigures, StepFigures, StepRow
 from autoprof.report.lanes import Lanes
 from autoprof.report.overview import WHOLE, StepSpan
 from autoprof.report.reading import Line, Reader, Timeline
-from autoprof.report.samples import INSIDE, Samples
+from autoprof.report.sample_parts import INSIDE
+from autoprof.report.samples import Samples
 from autoprof.report.skews import skews
 from autoprof.traces.attempts import PROCESS, is_of
 
