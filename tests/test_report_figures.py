@@ -336,6 +336,20 @@ def test_where_the_workers_are_silent_there_is_no_gap(tmp_path: Path) -> None:
     assert [(gap.start_s, gap.end_s) for gap in found.gaps] == [(6.0, 6.6)]
 
 
+def test_of_very_many_gaps_the_longest_are_told(tmp_path: Path) -> None:
+    worker = [span("stage", "x", at, at + (0.9 if at % 7 else 0.5), role="actor", rank=0) for at in range(300)]
+    (found,) = figures(timeline(tmp_path / "run", n1=[step(300)], n2=worker), 1).details
+    assert len(found.gaps) == 100
+    assert sum(gap.end_s - gap.start_s > 0.4 for gap in found.gaps) == 43
+    assert [gap.start_s for gap in found.gaps] == sorted(gap.start_s for gap in found.gaps)
+
+
+def test_a_timer_that_is_called_other_is_not_lost(tmp_path: Path) -> None:
+    driver = [span("timer", "gen", 0, 5), span("timer", "other", 5, 7), step(10)]
+    (row,) = figures(timeline(tmp_path / "run", n1=driver)).steps
+    assert row.stages == {"gen": 5, "other": 5}
+
+
 def test_agent_loops_that_hand_off_do_not_tell_of_generation(tmp_path: Path) -> None:
     loop = [span("stage", "generate_sequences", 0, 0.01, role="agent_loop", rank=0)]
     worker = [span("stage", "compute_log_prob", 6, 7, role="actor", rank=0)]

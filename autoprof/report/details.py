@@ -16,6 +16,8 @@ from autoprof.traces.attempts import PROCESS, is_of
 
 # Where no step was chosen: so many slow ones, and so many of the captured ones, the last.
 _MOST_SLOW, _MOST_CAPTURED = 4, 4
+# More gaps than this nobody reads.
+_MOST_GAPS = 100
 
 
 def choose(rows: Sequence[StepRow], cut_off: Iterable[StepRow] = ()) -> list[int]:
@@ -88,13 +90,16 @@ def _figures(step: _Step, row: StepRow, timelines: Sequence[Timeline], captures:
     for lane in lanes:
         if lane.role == "agent_loop" or not labels[lane.file]:
             labels[lane.file] = lane.label
+    gaps = step.lanes.gaps(lanes)
+    shown = sorted(sorted(gaps, key=lambda gap: gap.start_s - gap.end_s)[:_MOST_GAPS], key=lambda gap: gap.start_s)
     return StepFigures(
         number=span.number,
         start_ns=span.start_ns,
         seconds=row.seconds,
         stages=row.stages,
         lanes=[lane.row(timelines[lane.file], span.start_ns, span.end_ns) for lane in lanes],
-        gaps=step.lanes.gaps(lanes),
+        gaps=shown,
+        gaps_left_out=len(gaps) - len(shown),
         samples=step.samples.figures(span.start_ns, labels, [timeline.name for timeline in timelines]),
         skews=skews(lanes, timelines),
         weight_sync_s=words.seconds_of(row.stages, words.SYNC),

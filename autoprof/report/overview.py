@@ -240,12 +240,17 @@ def _around(rows: Sequence[StepRow], place: int) -> list[StepRow]:
     return [*rows[max(1, place - AROUND) : place], *rows[max(1, place + 1) : place + 1 + AROUND]]
 
 
-def usual_stages(rows: Sequence[StepRow], place: int) -> dict[str, float]:
-    """The median seconds of each stage in the steps around the one at `place`; nothing for the first, or of too few."""
+def usual_stages(rows: Sequence[StepRow], place: int, where_done: bool = False) -> dict[str, float]:
+    """The median seconds of each stage in the steps around the one at `place`; nothing for the first, or of too few.
+
+    With `where_done` of those steps that have the stage, else of all.
+    """
     around = _around(rows, place)
     if not place or len(around) < FEWEST:
         return {}
     names = {name for row in around for name in row.stages}
+    if where_done:
+        return {name: median(row.stages[name] for row in around if name in row.stages) for name in names}
     return {name: median(row.stages.get(name, 0.0) for row in around) for name in names}
 
 

@@ -114,7 +114,8 @@ def _sums(path: Path, reader: Reader, taken: Taken, summing: Summing) -> TraceSu
     base_ns = _base_ns(reader) or taken.whole_us * 1000
     known = last > first and (base_ns > 0 or first > EPOCH_US)
     devices = summing.devices()
-    bound, reason = device.bound(devices)
+    engine = summing.engine()
+    bound, reason = device.bound(devices, serves=engine is not None)
     return TraceSums(
         path=str(path),
         cut=reader.cut,
@@ -126,7 +127,7 @@ def _sums(path: Path, reader: Reader, taken: Taken, summing: Summing) -> TraceSu
         kernels=summing.operators(on_device=True),
         threads=summing.threads(),
         devices=devices,
-        engine=summing.engine(),
+        engine=engine,
         memory=_memory(taken),
         bound=bound,
         reason=reason,
