@@ -100,7 +100,7 @@ def checked(trigger: Trigger) -> Trigger:
     if trigger.at and (trigger.since is not None or trigger.steps != 1):
         raise settings.SettingsError(f"at: got {trigger.at!r}; it takes the place of steps and from, so give it alone")
     if trigger.at:
-        settings.steps(trigger.at)
+        settings.steps(trigger.at, "at")
         if not Steps.parse(trigger.at).any:
             raise settings.SettingsError(f"at: got {trigger.at!r}; it takes {STEPS_TAKE}, and mixtures")
     return msgspec.structs.replace(trigger, overrides=settings.overrides(trigger.overrides))

@@ -10,8 +10,8 @@ from autoprof.control import Became, Trigger
 from autoprof.redaction import plain
 from autoprof.watching import Contents, Gone, Place, View
 
-# Nothing waits for a file that has not changed for so long, nor for a folder: torch_npu's is analysed for up to an hour,
-# and may be as it was meanwhile.
+# Nothing waits for a file that has not changed for so long, nor for a folder: torch_npu's is analysed for up to an
+# hour, and may be as it was meanwhile.
 _FILE_S = 120.0
 _FOLDER_S = 3700.0
 # The same where the run is over, and who could still write to a file has outlived it.
