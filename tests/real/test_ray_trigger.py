@@ -60,7 +60,8 @@ def asked(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[As
     try:
         deadline = time.monotonic() + 120
         while not list((folder / "autoprof_runs").glob("*/control")):
-            assert process.poll() is None and time.monotonic() < deadline, log.read_text()[-4000:]
+            assert process.poll() is None, log.read_text()[-4000:]
+            assert time.monotonic() < deadline, log.read_text()[-4000:]
             time.sleep(0.1)
         yield Asked(folder, cluster)
     finally:

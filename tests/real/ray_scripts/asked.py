@@ -1,5 +1,5 @@
-"""A small run in a cluster that is there: a trainer in an actor, which calls a worker in each step until it is told that
-it is enough. asked.py ADDRESS FOLDER
+"""A small run in a cluster that is there: a trainer in an actor, which calls a worker in each step until it is told to
+end. asked.py ADDRESS FOLDER
 """
 
 import os
