@@ -58,7 +58,7 @@ def run(parsed: argparse.Namespace, parent: Path) -> int:
                 print(line)
             print("Ctrl-C ends it", flush=True)
             if not parsed.no_browser and _has_browser():
-                webbrowser.open(server.url())
+                webbrowser.open(server.link_once())
             server.serve_forever()
         except KeyboardInterrupt:
             print()
