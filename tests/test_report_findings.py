@@ -12,7 +12,18 @@ from test_report_figures import span, step, timeline
 from traces import Event, kineto, load, save
 
 from autoprof import listing
-from autoprof.report import build
+from autoprof.report import (
+    build,
+    capture_rules,
+    charts,
+    comparison,
+    findings,
+    html,
+    overview,
+    rules,
+    step_charts,
+    step_rules,
+)
 from autoprof.report.figures import Finding, RunFigures
 from autoprof.report.findings import KINDS
 
@@ -217,6 +228,31 @@ def test_an_engine_that_waits_for_requests_does_not_wait_for_the_cpu(tmp_path: P
     assert "waited for the host or for requests" in finding.evidence[2]
 
 
+DOCUMENTATION = Path(__file__).parent.parent / "docs" / "report.md"
+
+
+@pytest.mark.parametrize(
+    ("values", "documented", "said"),
+    [
+        ((overview.SLOW_RATIO, overview.SLOW_S), (1.2, 1), "more than 1.2 times the median"),
+        ((overview.AROUND, overview.FEWEST), (10, 3), "the ten steps before it and the ten after it"),
+        ((rules.LEAST_S, rules.LEAST_SHARE), (1, 0.03), "less than a second, or of less than 3 % of the step"),
+        ((step_rules.SYNC_RATIO, findings.SYNC_SHARE), (2, 0.15), "takes 15 % of all steps"),
+        ((step_rules.REWARD_SHARE, step_rules.SAMPLE_REWARD_SHARE), (0.1, 0.25), "a tenth of the step; or samples"),
+        ((step_rules.TOOL_SHARE, capture_rules.IDLE_SHARE), (0.3, 0.4), "three tenths of their time on tools"),
+        ((capture_rules.BARE_SHARE, capture_rules.FULL_SHARE), (0.15, 0.92), "92 % of the device's memory"),
+        ((comparison.FINDING_RATIO, comparison.FINDING_SHARE), (1.1, 0.03), "1.1 times as long and 3 % of the step"),
+        ((charts.MOST_BARS, html.MOST_ROWS, step_charts.MOST_LANES), (300, 400, 96), "Of more than 300 steps a bar"),
+    ],
+)
+def test_the_documentation_has_the_thresholds(
+    values: tuple[float, ...], documented: tuple[float, ...], said: str
+) -> None:
+    """Whoever changes one changes what is said of it."""
+    assert values == documented
+    assert said in " ".join(DOCUMENTATION.read_text().split())
+
+
 def test_the_documentation_has_every_kind() -> None:
-    text = (Path(__file__).parent.parent / "docs" / "report.md").read_text()
+    text = DOCUMENTATION.read_text()
     assert [kind for kind in KINDS if f"`{kind}`" not in text] == []
