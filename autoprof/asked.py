@@ -80,6 +80,12 @@ class Windows:
             window.end()
         self._keep()
 
+    def close(self, reason: str) -> None:
+        """Nothing comes of what was asked for until now."""
+        for window in self._open:
+            window.close(reason)
+        self._keep()
+
     @property
     def any_to_come(self) -> bool:
         """Whether a step after the one that is going on was asked for."""
@@ -144,8 +150,13 @@ class _Window:
         else:
             self.to_come = self._left > 0
         if self.to_come and for_good:
-            self.to_come = False
-            self.became.reason = against
+            self.close(against)
+        self._close()
+
+    def close(self, reason: str) -> None:
+        """No further step is captured."""
+        self.to_come = False
+        self.became.reason = reason
         self._close()
 
     def end(self) -> None:

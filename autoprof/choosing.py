@@ -62,6 +62,10 @@ class Chooser:
         """The step that was captured is through, and so is what was recorded of it in this process."""
         self._asked.ended()
 
+    def close(self, reason: str) -> None:
+        """Nothing comes of what was asked for while the run was going on."""
+        self._asked.close(reason)
+
     def any_after(self, settings: Settings, step: int, ordinal: int) -> bool:
         """Whether a step after this one could be captured, by what is known now."""
         if len(self._captured) >= settings.max_steps:
