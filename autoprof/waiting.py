@@ -46,7 +46,7 @@ def wait(place: Place, name: str, trigger: Trigger, pause_s: float) -> None:
     problems = list(_problems(folders, became.captured, left))
     for problem in problems:
         print(plain(problem), flush=True)
-    _told(folders, several=len({view.host for view in views}) > 1)
+    _told(folders, views[0].host)
     if became.reason:
         raise GaveUp(f"steps captured: {', '.join(map(str, became.captured)) or 'none'}; {became.reason}")
     if problems:
@@ -148,11 +148,12 @@ def _problems(
         yield f"{path}: it is not complete, and does not grow"
 
 
-def _told(folders: dict[int, list[tuple[str, Contents]]], several: bool) -> None:
-    """Say where the traces are: counts, and after that the folders alone, a line each."""
+def _told(folders: dict[int, list[tuple[str, Contents]]], here: str) -> None:
+    """Say where the traces are: counts, and then the folders, a line each, with their hosts where these differ."""
     there = [(host, contents) for hosts in folders.values() for host, contents in hosts]
     count = sum(len(contents.captures) for _, contents in there)
     size = sum(captured[2] for _, contents in there for captured in contents.captures.values())
     print(f"captures: {count}, {tables.size(size)}", flush=True)
+    several = any(host != here for host, _ in there)
     for host, contents in there:
         print(plain(f"{host}:{contents.folder}" if several else contents.folder), flush=True)
