@@ -18,13 +18,13 @@ from autoprof.report.figures import Finding, RunFigures
 
 TOOL, REWARD = "planted_tool.py", "planted_reward.py"
 # As in planted.py: by step the finding's kind, what its text says, and the file that it is seen in.
-SLOW_S = 5.0
+SLOW_S = 4.0
 CAUSES = {
-    3: ("slow_tool", "1 of 8 samples: tool search took 5.", "timeline/"),
-    5: ("weight_sync", "weight sync took 5.", "timeline/"),
+    3: ("slow_tool", "1 of 8 samples: tool search took 4.", "timeline/"),
+    5: ("weight_sync", "weight sync took 4.", "timeline/"),
     7: ("slow_rank", "actor rank 1 was slow in update_actor", "global_step_000007/actor.update_actor.rank1."),
     9: ("slow_replica", "rollout replica 1 was slow in generate", "timeline/"),
-    11: ("slow_reward", "1 of 8 samples: the reward took 5.", "timeline/"),
+    11: ("slow_reward", "1 of 8 samples: the reward took 4.", "timeline/"),
 }
 
 pytestmark = pytest.mark.real
@@ -110,11 +110,11 @@ def test_the_findings_say_who_it_was(reported: RunFigures) -> None:
     said = {(finding.step, finding.kind): [finding.text, *finding.evidence] for finding in reported.findings}
     assert re.search(r"for 1 of 8 samples: .* in prompt \d+, rollout [01]", said[3, "slow_tool"][0])
     assert any(
-        re.fullmatch(r"tool search: 8 calls, .* longest 5\.\d+ s in prompt .*", line) for line in said[3, "slow_tool"]
+        re.fullmatch(r"tool search: 8 calls, .* longest 4\.\d+ s in prompt .*", line) for line in said[3, "slow_tool"]
     )
-    assert any(re.fullmatch(r"update_weights: 5\.\d+ s, usually .*", line) for line in said[5, "weight_sync"])
-    assert re.search(r": 5\.\d+ s outside of collectives, the others .* they waited for it", said[7, "slow_rank"][0])
-    assert re.fullmatch(r"actor rank 0: 5\.\d+ s of 5\.\d+ s in collectives", said[7, "slow_rank"][2])
+    assert any(re.fullmatch(r"update_weights: 4\.\d+ s, usually .*", line) for line in said[5, "weight_sync"])
+    assert re.search(r": 4\.\d+ s outside of collectives, the others .* they waited for it", said[7, "slow_rank"][0])
+    assert re.fullmatch(r"actor rank 0: 4\.\d+ s of 4\.\d+ s in collectives", said[7, "slow_rank"][2])
     assert any(re.fullmatch(r"rollout replica 1: \d\.\d+ s in \d+ calls", line) for line in said[9, "slow_replica"])
     # On one rank only: that is seen without a capture, since the other one has ended by then.
     assert "actor rank 1 was slow in update_weights" in said[13, "slow_rank"][0]

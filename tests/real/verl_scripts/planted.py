@@ -18,7 +18,7 @@ from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedW
 
 # The steps, each with one cause.
 SLOW_TOOL, SLOW_SYNC, SLOW_RANK, SLOW_REPLICA, SLOW_REWARD, SLOW_SENDER = 3, 5, 7, 9, 11, 13
-SLOW_S = 5.0
+SLOW_S = 4.0
 # A turn ends with one of these of 512 tokens, after eight of them or so.
 STOPS = list(range(100, 164))
 
@@ -74,9 +74,12 @@ _send = BucketedWeightSender.async_send_weights
 
 
 async def _send_slowly(self, weights):
-    if _own_updates == SLOW_SYNC or (_own_updates == SLOW_SENDER and torch.distributed.get_rank() == 1):
+    if _own_updates == SLOW_SYNC:
         await asyncio.sleep(SLOW_S)
-    return await _send(self, weights)
+    await _send(self, weights)
+    # The collectives are over: the other rank does not wait for this one.
+    if _own_updates == SLOW_SENDER and torch.distributed.get_rank() == 1:
+        await asyncio.sleep(SLOW_S)
 
 
 BucketedWeightSender.async_send_weights = _send_slowly
