@@ -15,6 +15,7 @@ import msgspec
 from autoprof import __version__, analysing, control, doctor, doctor_run, listing, opening, settings, tables
 from autoprof._boot import ENABLE, own_recipes
 from autoprof.authoring import command as authoring
+from autoprof.collect import command as collecting
 from autoprof.redaction import plain
 from autoprof.report import command as reporting
 from autoprof.rundir import RunDir
@@ -106,14 +107,15 @@ def _parser() -> argparse.ArgumentParser:
     analysis.add_argument("--step", type=int, metavar="N", help="a step (default: all)")
     analysis.set_defaults(run=_analyse)
 
+    collect = collecting.add(commands, _parent)
     report = reporting.add(commands, _parent)
     show = opening.add(commands, _parent)
 
     authoring.add(commands)
 
-    for command in (ls, ask, merge, checkup, analysis, report, show):
+    for command in (ls, ask, merge, checkup, analysis, collect, report, show):
         command.add_argument("--dir", help="parent of the run directories (default: AUTOPROF_DIR, ./autoprof_runs)")
-    for command in (ls, checkup):
+    for command in (ls, checkup, collect):
         command.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
