@@ -37,6 +37,7 @@ _OPTIONS = {
     "config": "a TOML file with settings",
     "recipes": "further recipe files or folders",
     "disable": "recipes or hooks to leave out, as patterns",
+    "collect": "1: bring the parts of all nodes together at the end; a URL: and copy the run there",
     "on-finish": "a command to run after the last window",
     "log": "level of autoprof's own log",
 }

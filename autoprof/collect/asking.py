@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 from autoprof.collect.remote import functions
 
 # How long a node has for an answer: Ray may have to start a worker there, and a disk may be slow.
-_PATIENCE_S = 60.0
+_PATIENCE_S = 120.0
 _LOOK_S = 0.2
 _TRIES = 3
 # So many pieces are on their way at a time.

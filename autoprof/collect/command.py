@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 
 from autoprof import listing, nodes, progress, tables
-from autoprof.redaction import hidden, plain
+from autoprof.redaction import hidden, is_url, plain
+from autoprof.redaction import url as shown
 
 
 def add(commands: Any, parent: Callable[[argparse.Namespace], Path]) -> argparse.ArgumentParser:
@@ -22,9 +23,7 @@ def add(commands: Any, parent: Callable[[argparse.Namespace], Path]) -> argparse
     text = "bring the parts of a run together that its nodes have on disks of their own"
     parser: argparse.ArgumentParser = commands.add_parser("collect", help=text)
     parser.add_argument("name", nargs="?", metavar="RUN", default="latest", help="a run, as for ls (default: latest)")
-    parser.add_argument(
-        "--ray", metavar="ADDRESS", help="the cluster (default: RAY_ADDRESS, or the one on this machine)"
-    )
+    parser.add_argument("--ray", metavar="ADDRESS", help="the cluster (default: RAY_ADDRESS, or that of this machine)")
     parser.add_argument("--to", metavar="URL", help="copy the run there, too: anything that fsspec reaches")
     parser.set_defaults(run=lambda parsed: _run(parsed, parent(parsed)))
     return parser
@@ -38,7 +37,7 @@ def _run(parsed: argparse.Namespace, parent: Path) -> int:
     from autoprof.collect import here
     from autoprof.collect.asking import Patience
     from autoprof.collect.gathering import Busy
-    from autoprof.collect.sending import NoTarget, Sending, is_url, lacks, shown
+    from autoprof.collect.sending import NoTarget, Sending, lacks
 
     if parsed.to and (not is_url(parsed.to) or lacks(parsed.to)):
         why = lacks(parsed.to) if is_url(parsed.to) else "it takes a URL such as s3://bucket/folder or file:///folder"

@@ -19,6 +19,8 @@ from autoprof.rundir import COLLECTING, PART
 PIECE = 8 << 20
 # No more files than these in one piece.
 _FILES = 512
+# So many bytes are summed up in one answer.
+_SUMMED = 512 << 20
 # Files that processes append to: what was there once stays there.
 GROWING = ".jsonl"
 # A piece, its sha256, and what is wrong with it.
@@ -56,9 +58,10 @@ class Fetcher:
         progress: Is told how many more bytes are there.
     """
 
-    def __init__(self, run: Path, node: str, source: Source, progress: Callable[[int], object]) -> None:
+    def __init__(self, run: Path, node: str, directory: str, source: Source, progress: Callable[[int], object]) -> None:
         self._run = run
         self.node = node
+        self._directory = directory
         self._source = source
         self.progress = progress
 
@@ -85,12 +88,23 @@ class Fetcher:
             Lost: The node does not answer any more.
         """
         found: list[str] = []
-        for place in range(0, len(wanted), _FILES):
-            found += self._source.answer(self._source.ask("digest", list(wanted[place : place + _FILES])))
+        bundle: list[tuple[str, int]] = []
+        for path, size in wanted:
+            bundle.append((path, size))
+            if len(bundle) == _FILES or sum(each for _, each in bundle) > _SUMMED:
+                found += self._summed(bundle)
+                bundle = []
+        return found + self._summed(bundle)
+
+    def _summed(self, bundle: list[tuple[str, int]]) -> list[str]:
+        found: list[str] = []
+        if bundle:
+            found = self._source.answer(self._source.ask("digest", self._directory, bundle))
         return found
 
     def _pieces(self, found: Iterator[list[File]]) -> Iterator[list[Piece]]:
-        return answers(self._source, "read", (([_wanted(file, 0, file.size) for file in each],) for each in found))
+        asked = ((self._directory, [_wanted(file, 0, file.size) for file in bundle]) for bundle in found)
+        return answers(self._source, "read", asked)
 
     def _whole(self, file: File, data: bytes) -> Got:
         return self._placed(file, lambda place: _files.write(place, data), hashlib.sha256(data).hexdigest())
@@ -122,10 +136,11 @@ class Fetcher:
     def _append(self, file: File, part: Path, begin: int, sums: Any) -> str:
         """Add what lacks of a file, piece by piece; returns what is wrong."""
         offsets = range(begin, file.size, PIECE)
-        asked = (([_wanted(file, offset, min(PIECE, file.size - offset))],) for offset in offsets)
+        lengths = {offset: min(PIECE, file.size - offset) for offset in offsets}
+        asked = ((self._directory, [_wanted(file, offset, length)]) for offset, length in lengths.items())
         for offset, pieces in zip(offsets, answers(self._source, "read", asked), strict=True):
             (piece,) = pieces
-            data, problem = _checked(piece, min(PIECE, file.size - offset))
+            data, problem = _checked(piece, lengths[offset])
             if problem:
                 return problem
             _files.append(part, data)

@@ -206,7 +206,7 @@ class Gathering:
 
     def _take(self, part: Part, index: Index, progress: Progress) -> NodeState:
         """Fetch what a node has and this directory has not."""
-        fetcher = Fetcher(self.run, part.node, self.sources[part.node], progress)
+        fetcher = Fetcher(self.run, part.node, part.directory, self.sources[part.node], progress)
         before, fetched = len(self._missing), 0
         self._left_out += [part.missing(path, why) for path, why in part.left_out]
         for path in planning.captures(path for path, _ in part.unfinished):

@@ -10,12 +10,11 @@ import contextlib
 import hashlib
 import json
 import os
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from autoprof import _files
+from autoprof import _files, redaction
 from autoprof.collect.asking import Patience
 from autoprof.collect.fetching import GROWING
 from autoprof.collect.result import Missing
@@ -27,21 +26,10 @@ RUN = "run.json"
 _RENAMED = {"file", "local", "memory", "sftp", "ssh", "ftp", "smb", "hdfs", "arrow_hdfs", "webhdfs"}
 _TRIES = 3
 _PAUSE_S = 0.5
-_URL = re.compile(r"[a-z][a-z0-9+.-]*(::[a-z][a-z0-9+.-]*)*://\S*", re.IGNORECASE)
 
 
 class NoTarget(Exception):
     """Nothing can be copied there. The message says why."""
-
-
-def is_url(text: str) -> bool:
-    """Whether this looks like what fsspec takes."""
-    return _URL.fullmatch(text) is not None
-
-
-def shown(url: str) -> str:
-    """A URL without what may be secret in it: a user, a password, a query."""
-    return hidden(re.sub(r"(?<=://)[^/]*@", "", url.partition("?")[0]))
 
 
 def lacks(url: str) -> str:
@@ -76,13 +64,13 @@ class Sending:
             NoTarget: fsspec can't reach it.
         """
         if why := lacks(url):
-            raise NoTarget(f"{shown(url)}: {why}")
+            raise NoTarget(f"{redaction.url(url)}: {why}")
         from fsspec.core import url_to_fs
 
         try:
             self._fs, root = url_to_fs(url)
         except Exception as error:  # any package's
-            raise NoTarget(f"{shown(url)}: {_said(error)}") from None
+            raise NoTarget(f"{redaction.url(url)}: {_said(error)}") from None
         self._fs.invalidate_cache()
         self._run = run
         self._root = f"{str(root).rstrip('/')}/{run.name}"
