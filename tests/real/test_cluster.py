@@ -1,5 +1,5 @@
-"""Runs over several nodes of real Ray, with disks and host names of their own: what reaches them, `autoprof collect`, one
-merged trace, and a node that dies.
+"""Runs over several nodes of real Ray, with disks and host names of their own: what reaches them, `autoprof collect`,
+one merged trace, and a node that dies.
 
 The cluster is started before the runs, without autoprof's environment.
 """
@@ -25,6 +25,7 @@ from test_ray import SCRIPTS, environment
 from autoprof import listing, rundir
 from autoprof.listing import Run
 from autoprof.rundir import RunDir
+from autoprof.traces import hosts as clocks
 
 pytestmark = pytest.mark.skipif(not permitted(), reason="host names and mounts of their own take root")
 
@@ -159,21 +160,18 @@ def test_one_merged_trace_of_all_hosts_on_the_clock_of_the_drivers(windowed: Win
     folder = RunDir(windowed.path).step(3)
     trace = json.loads(gzip.decompress((folder / "merged.pt.trace.json.gz").read_bytes()))
     named = {event["pid"]: event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "process_name"}
-    offsets: dict[str, int] = {}
-    for path in windowed.path.glob("clocks/*.jsonl"):
-        for line in path.read_text().splitlines():
-            offset = json.loads(line)
-            offsets[offset["host"]] = offset["offset_ns"]
-    assert sorted(offsets) == sorted({*TRACED, BARE, LATER} - {DRIVER})
+    measured = clocks.read(windowed.path)
+    assert measured.driver == DRIVER
+    assert sorted(measured.offsets) == sorted({*TRACED, BARE, LATER} - {DRIVER})
     for capture in listing.step(windowed.spread.run(), 3).captures:
         host = capture.meta["host"]
         own = json.loads(gzip.decompress((folder / f"{capture.name}.pt.trace.json.gz").read_bytes()))
         (theirs,) = ranges(own)
-        (here,) = [
-            event for event in ranges(trace) if host in named[event["pid"]].split() + named[event["pid"]].split(")")
-        ]
+        (here,) = [event for event in ranges(trace) if re.search(rf"\b{host}\b", named[event["pid"]])]
         moved = absolute_ns(trace, here) - absolute_ns(own, theirs)
-        assert abs(moved + offsets.get(host, 0)) < 2000
+        offset = clocks.offset_ns(measured, host, capture.meta["clock"]["start"]["unix_ns"])
+        assert abs(moved + offset) < 2000
+        assert (offset == 0) == (host == DRIVER)
     lanes = [name for name in named.values() if "timeline" in name]
     assert {host for host in [*TRACED, LATER] if any(host in lane for lane in lanes)} == {*TRACED, LATER}
 

@@ -25,7 +25,7 @@ class Trainer:
         for reference in waiting:
             try:
                 self.pids.append(ray.get(reference))
-            except ray.exceptions.RayActorError:
+            except ray.exceptions.RayError:
                 self.pids.append(None)
 
 
@@ -34,12 +34,14 @@ class Worker:
     def __init__(self, rank, marker=""):
         self.rank = rank
         self.marker = marker
+        self.times = 0
 
     def update(self):
         import torch
 
         torch.ones(30, 30) @ torch.ones(30, 30)
-        if self.marker:
+        self.times += 1
+        if self.marker and self.times == 2:
             with open(self.marker, "w"):
                 pass
             time.sleep(600)
