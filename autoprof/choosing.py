@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from autoprof import control, log
+from autoprof import log
+from autoprof.asked import Windows
 from autoprof.rundir import RunDir
 from autoprof.settings import Settings
 from autoprof.window import Steps
@@ -20,16 +21,16 @@ class Chooser:
 
     def __init__(self) -> None:
         self.off = False
-        self._asked = control.Windows()
+        self._asked = Windows()
         self._captured: set[int] = set()
 
     def look(self, run: RunDir, executed: int, take_it: bool = True) -> None:
-        """See what was asked for since the last look, as in `control.Windows.look`."""
-        off = control.switched_off(run)
-        if off != self.off:
-            log.warning(f"autoprof is switched {'off' if off else 'on again'} in this run, by a file in {run.control}")
-        self.off = off
+        """See what was asked for since the last look, as in `asked.Windows.look`."""
         self._asked.look(run, executed, take_it)
+        if self._asked.off != self.off:
+            self.off = not self.off
+            switched = "off" if self.off else "on again"
+            log.warning(f"autoprof is switched {switched} in this run, by a file in {run.control}")
 
     def choose(self, settings: Settings, step: int, ordinal: int) -> dict[str, Any] | None:
         """The settings of its own that `step` is captured with, or None where it is not captured.
@@ -38,19 +39,34 @@ class Chooser:
         """
         overrides = self.asked(settings, step, ordinal)
         if overrides is None and not self.off and Steps.parse(settings.steps).match(step, ordinal):
-            overrides = self._bounded(settings, step, {})
+            if full := self._full(settings, step):
+                log.warning_once(full)
+            else:
+                self._captured.add(step)
+                return {}
         return overrides
 
     def asked(self, settings: Settings, step: int, ordinal: int) -> dict[str, Any] | None:
         """The same, where it was asked for while the run was going on."""
-        overrides = self._asked.match(step, ordinal)
-        return None if self.off or overrides is None else self._bounded(settings, step, overrides)
+        if self.off:
+            return self._asked.match(step, ordinal, "autoprof is switched off in this run")
+        full = self._full(settings, step)
+        if full and self._asked.foresee(step, ordinal) is not None:
+            log.warning_once(full)
+        overrides = self._asked.match(step, ordinal, full, for_good=bool(full))
+        if overrides is not None:
+            self._captured.add(step)
+        return overrides
+
+    def ended(self) -> None:
+        """The step that was captured is through, and so is what was recorded of it in this process."""
+        self._asked.ended()
 
     def any_after(self, settings: Settings, step: int, ordinal: int) -> bool:
         """Whether a step after this one could be captured, by what is known now."""
         if len(self._captured) >= settings.max_steps:
             return False
-        return bool(self._asked) or Steps.parse(settings.steps).any_after(step, ordinal)
+        return self._asked.any_to_come or Steps.parse(settings.steps).any_after(step, ordinal)
 
     def likely(self, settings: Settings, step: int, ordinal: int) -> bool:
         """Whether `step` will be captured, by what is known now."""
@@ -58,11 +74,8 @@ class Chooser:
             return False
         return self._asked.foresee(step, ordinal) is not None or Steps.parse(settings.steps).match(step, ordinal)
 
-    def _bounded(self, settings: Settings, step: int, overrides: dict[str, Any]) -> dict[str, Any] | None:
-        if step not in self._captured and len(self._captured) >= settings.max_steps:
-            log.warning_once(
-                f"no more steps are captured: {len(self._captured)} were, the most that AUTOPROF_MAX_STEPS allows"
-            )
-            return None
-        self._captured.add(step)
-        return overrides
+    def _full(self, settings: Settings, step: int) -> str:
+        """What speaks against one more step, if `step` would be one."""
+        if step in self._captured or len(self._captured) < settings.max_steps:
+            return ""
+        return f"no more steps are captured: {len(self._captured)} were, the most that AUTOPROF_MAX_STEPS allows"

@@ -1,9 +1,9 @@
 """What a step's begin and end cost with more actors
 
 A trainer with small Ray actors, in one process with autoprof, and steps in which nothing is done: what they take is
-what autoprof adds at their begin and end. Beside it the framework's own broadcast: `ray.get` of a call that does nothing
-to each actor. In a window whole steps are recorded of all ranks (`AUTOPROF_MODE=continuous`, `AUTOPROF_RANKS=all`), where
-autoprof makes a call to each actor at the end; else it makes none.
+what autoprof adds at their begin and end. Beside it the framework's own broadcast: `ray.get` of a call that does
+nothing to each actor. In a window whole steps are recorded of all ranks (`AUTOPROF_MODE=continuous`,
+`AUTOPROF_RANKS=all`), where autoprof makes a call to each actor at the end; else it makes none.
 """
 
 from __future__ import annotations
@@ -47,11 +47,9 @@ def run(turns: int) -> Findings:
     tables = [
         Table(title=_title(count), unit="ms", base=BROADCAST, values=found.values) for count, found in grown.items()
     ]
-    by_count = {
-        case: {f"{_title(count)}": found.values[case] for count, found in grown.items()} for case in (OUTSIDE, INSIDE)
-    }
+    growth = {case: {_title(count): found.values[case] for count, found in grown.items()} for case in (OUTSIDE, INSIDE)}
     tables += [
-        Table(title=f"Growth, {case}", unit="ms", base=_title(first), values=values) for case, values in by_count.items()
+        Table(title=f"Growth, {case}", unit="ms", base=_title(first), values=values) for case, each in growth.items()
     ]
     remedy = "fewer calls at the end of a captured step; nothing else is done for each actor."
     goals = [
@@ -83,8 +81,9 @@ def _measure(count: int, turns: int) -> Grown:
             "RAY_AUTH_MODE": "disabled",
             "OMP_NUM_THREADS": "1",
         }
-        command = [MAIN, CHILDREN / "growth.py", str(count), str(turns)]
-        said = processes.run(command, variables, timeout_s=TIMEOUT_S).output
+        said = processes.run(
+            [MAIN, CHILDREN / "growth.py", str(count), str(turns)], variables, timeout_s=TIMEOUT_S
+        ).output
     return msgspec.json.decode(said.splitlines()[-1], type=Grown)
 
 
@@ -99,4 +98,7 @@ def _notes(grown: dict[int, Grown]) -> list[str]:
             did = ", ".join(f"{amount:g} {what}" for what, amount in found.counts[case].items())
             notes.append(f"a step with {_title(count)}, {case}, in the driver: {did}")
     count, last = max(grown.items())
-    return [*notes, f"an actor's process takes {last.worker_mb:.0f} MB with {_title(count)}, its part of what is shared"]
+    return [
+        *notes,
+        f"an actor's process takes {last.worker_mb:.0f} MB with {_title(count)}, its part of what is shared",
+    ]

@@ -62,6 +62,7 @@ class Batches:
         span, self._span = self._span, None
         if span is not None:
             span.end()
+        self._chooser.ended()
         run = runtime.current()
         if self._last_window and run is not None:
             self._last_window = False

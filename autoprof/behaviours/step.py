@@ -176,6 +176,7 @@ def finish(error: BaseException | None = None) -> Generator[Wait, Any, None]:
     if step.captured:
         yield from rollout.stop(run)
         rollout.close_window()
+        yield InThread(_chooser.ended)
     step_workers.step_ended(together=_next_belongs_to_it(run, step))
     step.span.end(error)
     yield InThread(board.post, run.info.id, None)
