@@ -49,7 +49,7 @@ def run(turns: int) -> Findings:
     ]
     growth = {case: {_title(count): found.values[case] for count, found in grown.items()} for case in (OUTSIDE, INSIDE)}
     tables += [
-        Table(title=f"Growth, {case}", unit="ms", base=_title(first), values=values) for case, each in growth.items()
+        Table(title=f"Growth, {case}", unit="ms", base=_title(first), values=each) for case, each in growth.items()
     ]
     remedy = "fewer calls at the end of a captured step; nothing else is done for each actor."
     goals = [
