@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
@@ -17,6 +17,7 @@ from autoprof.collect import planning
 from autoprof.collect.asking import DIED, Lost, Patience, Source
 from autoprof.collect.fetching import CHANGED, Fetcher, File, Got
 from autoprof.collect.index import Entry, Index
+from autoprof.collect.parts import Answer, Part
 from autoprof.collect.result import Missing, NodeState, Result
 from autoprof.nodes import Node
 from autoprof.rundir import COLLECTING, host_name
@@ -29,51 +30,10 @@ _PAUSE_S = 0.5
 _BESIDE = "somebody else collects this run just now; try again when that is through"
 
 Progress = Callable[[int], object]
-Size = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Busy(Exception):
     """Another process collects this run."""
-
-
-class Answer(msgspec.Struct, kw_only=True):
-    """What a node says of its part of a run (`remote.look`): paths with bytes and times, and what is not complete with
-    how many seconds ago it was written to."""
-
-    host: str = ""
-    autoprof: bool = True
-    state: str = "there"
-    reason: str = ""
-    same: bool = False
-    disk: str = ""
-    files: list[tuple[str, Size, int]] = []
-    unfinished: list[tuple[str, float]] = []
-    left_out: list[tuple[str, str]] = []
-    more: bool = False
-
-
-class Part(Answer, kw_only=True):
-    """A node's part of a run."""
-
-    node: str
-    directory: str
-
-    def state_of(self, state: str, fetched: int = 0) -> NodeState:
-        """The node as it is told of."""
-        size = sum(each[1] for each in self.files)
-        return NodeState(
-            id=self.node,
-            host=self.host,
-            state=state,
-            directory=self.directory,
-            files=len(self.files),
-            bytes=size,
-            fetched=fetched,
-        )
-
-    def missing(self, path: str, reason: str) -> Missing:
-        """Something of this part that is not here."""
-        return Missing(self.node, self.host, path, reason)
 
 
 class Gathering:
@@ -119,7 +79,7 @@ class Gathering:
         with self._alone(), self._marked() as mark:
             parts = self._look(mark, wait)
             index = Index(self.run)
-            found = [part.state_of(_standing(part)) for part in parts if _standing(part)]
+            found = [part.state_of(part.standing) for part in parts if part.standing]
             theirs = self._distinct(parts)
             with progress(sum(size for part in theirs for path, size, at in part.files)) as done:
                 found += [self._take(part, index, done) for part in theirs]
@@ -199,7 +159,7 @@ class Gathering:
         for part in sorted(parts, key=lambda part: part.node not in self.registered):
             if part.state == "unreadable":
                 self._missing.append(part.missing("", f"{part.directory} can't be read there: {part.reason}"))
-            if not _standing(part) and part.disk not in seen:
+            if not part.standing and part.disk not in seen:
                 seen.add(part.disk)
                 found.append(part)
         return found
@@ -265,10 +225,3 @@ class Gathering:
             self._missing.append(Missing(node.id, node.host, "", lost))
             found.append(NodeState(id=node.id, host=node.host, state="dead", directory=node.directory))
         return found
-
-
-def _standing(part: Part) -> str:
-    """How a node stands of which nothing is to be fetched; empty where something is."""
-    if part.state == "absent":
-        return "nothing" if part.autoprof else "no autoprof"
-    return part.state if part.state != "there" else "here" if part.same else ""
