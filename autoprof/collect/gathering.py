@@ -24,6 +24,8 @@ from autoprof.rundir import COLLECTING, host_name
 
 # A list of files that a node gives at a time.
 _FILES = 20_000
+# So many files are noted at a time: those that are not, when collecting is killed, are compared the next time.
+_NOTED = 256
 # What is written to is waited for, where that was asked for; what was not for so long is not written any more.
 _FRESH_S = 10.0
 _PAUSE_S = 0.5
@@ -209,6 +211,9 @@ class Gathering:
                     entry = Entry(file.target, fetcher.node, file.path, file.size, file.mtime_ns, got.sha256)
                     entries.append(entry)
                 yield got
+                if len(entries) == _NOTED:
+                    index.add(entries)
+                    entries.clear()
         finally:
             index.add(entries)
 
