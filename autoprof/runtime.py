@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from autoprof import __version__, _boot, _files, before, gates, listing, log, rundir, settings
+from autoprof import __version__, _boot, _files, before, gates, listing, log, nodes, rundir, settings
 from autoprof.hooklog import HookLog
 from autoprof.recipe import RecipeError
 from autoprof.redaction import hidden_in, redacted
@@ -48,6 +48,9 @@ class Runtime:
         self.hooks = HookLog(self.rundir, self._join)
         self.timeline = Timeline(self.rundir)
         self._joined = False
+        self._registered = False
+        # The nodes that the run worked on, as far as it is known when it ends.
+        self.nodes: list[dict[str, Any]] = []
         # The attempts at this run before it was resumed.
         self._earlier: list[dict[str, Any]] = []
 
@@ -58,6 +61,16 @@ class Runtime:
 
     def _join(self) -> None:
         """Make the run directory with the first hook that is applied: a process may import a target for nothing."""
+        self._make()
+        self.register()
+
+    def register(self) -> None:
+        """Say, once and where Ray is up, that this process's node works on the run."""
+        if not self._registered:
+            self.hooks.node = nodes.register(self.info.id, self.info.directory, self.started_here)
+            self._registered = bool(self.hooks.node)
+
+    def _make(self) -> None:
         if self._joined:
             return
         if self.rundir.run_json.exists():
@@ -103,6 +116,7 @@ class Runtime:
             "recipes": [],
             "state": "running",
             **({"earlier": self._earlier} if self._earlier else {}),
+            **({"nodes": self.nodes} if self.nodes else {}),
         }
 
     def complete(self) -> None:

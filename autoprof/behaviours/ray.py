@@ -11,6 +11,7 @@ from typing import Any
 
 from autoprof import _boot, clocks, cupti, ending, importing, log, runtime
 from autoprof.behaviours import Behaviour
+from autoprof.collect import at_end
 from autoprof.paths import Parameter
 from autoprof.tools import nsys_launch
 from autoprof.wrapping import CALL, Around, Call
@@ -33,6 +34,10 @@ class Init(Behaviour):
         # Ray's own end of the driver, which kills the workers, was registered when it was imported, so comes after it.
         atexit.unregister(_let_workers_write)
         atexit.register(_let_workers_write)
+        if run is not None:
+            run.register()
+            if run.started_here and (said := at_end.hindrance(run)):
+                log.warning_once(said)
         return None
 
     def install(self, owner: Any) -> bool:
@@ -105,6 +110,7 @@ def _let_workers_write() -> None:
     try:
         clocks.stop()
         ending.let_workers_write(run)
+        at_end.through_ray(run)
     except Exception as error:
         runtime.report("ray/shutdown", error)
 
