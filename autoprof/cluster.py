@@ -13,6 +13,7 @@ import msgspec
 from autoprof import listening, listing, store, watching
 from autoprof.control import Trigger, new_name
 from autoprof.listening import Registered
+from autoprof.redaction import hidden
 from autoprof.watching import Gone, View
 
 # How long a node has for an answer: Ray may have to start a worker there.
@@ -45,7 +46,7 @@ def connected(address: str) -> Iterator[Any]:
         off = {"env_vars": {"AUTOPROF": "0"}}
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, runtime_env=off)
     except Exception as error:
-        raise Unreachable(f"--ray: got {address!r}: {' '.join(str(error).split())[:300]}") from None
+        raise Unreachable(hidden(f"--ray: got {address!r}: {' '.join(str(error).split())[:300]}")) from None
     try:
         yield ray
     except Lost:
