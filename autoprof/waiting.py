@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from autoprof import progress, tables
 from autoprof.control import Became, Trigger
 from autoprof.redaction import plain
-from autoprof.watching import Contents, Gone, Place, View
+from autoprof.watching import Contents, Place, View
 
 # Nothing waits for a file that has not changed for so long, nor for a folder: torch_npu's is analysed for up to an
 # hour, and may be as it was meanwhile.
@@ -35,6 +35,7 @@ def wait(place: Place, name: str, trigger: Trigger, pause_s: float) -> None:
 
     Raises:
         GaveUp: They will not come, or not all.
+        Gone: The run can't be looked at any more.
         KeyboardInterrupt: The user has had enough of waiting.
     """
     total = 0 if trigger.at else trigger.steps
@@ -56,7 +57,7 @@ def _windows_passed(place: Place, name: str, pause_s: float, show: progress.Show
     """Wait until no step of the request is to come."""
     nowhere = 0
     while True:
-        here = _look(place)[0]
+        here = place.look()[0]
         became = here.became(name)
         if became is None:
             there = name in here.requests or place.pending(name)
@@ -100,7 +101,7 @@ def _files_written(
     """Wait until all files have their final names. Returns those that don't get any."""
     seen: dict[str, tuple[object, float]] = {}
     while True:
-        views = _look(place, steps)
+        views = place.look(steps)
         now = time.monotonic()
         unfinished = {
             f"{contents.folder}/{name}": state
@@ -119,13 +120,6 @@ def _files_written(
             return views, sorted(unfinished)
         show(f"files that are still being written: {len(waiting)}", len(steps))
         time.sleep(pause_s)
-
-
-def _look(place: Place, steps: Sequence[int] = ()) -> list[View]:
-    try:
-        return place.look(steps)
-    except Gone as error:
-        raise GaveUp(str(error)) from None
 
 
 def _folders(views: Sequence[View]) -> dict[int, list[tuple[str, Contents]]]:
