@@ -6,6 +6,7 @@ What a node leaves is found by asking it. The entry is for the node that has die
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Sequence
 from typing import Any
 
@@ -77,10 +78,15 @@ def identity(directory: str) -> str:
     """
     try:
         found = os.stat(directory)
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return f"{file.read().strip()}:{found.st_dev}:{found.st_ino}"
     except OSError:
         return ""
+    # As `collect.remote` has it.
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            machine = file.read().strip()
+    except OSError:
+        machine = socket.gethostname()
+    return f"{machine}:{found.st_dev}:{found.st_ino}"
 
 
 def public(nodes: Sequence[Node]) -> list[dict[str, Any]]:

@@ -205,7 +205,9 @@ def _read_info() -> RunInfo:
         python=platform.python_version(),
         settings=read,
     )
-    os.environ[_boot.RUN_INFO] = msgspec.json.encode(info).decode()
+    # Where the run is copied to is this process's own affair, and may hold a password.
+    told = msgspec.structs.replace(read, collect="1" if read.collect else "")
+    os.environ[_boot.RUN_INFO] = msgspec.json.encode(msgspec.structs.replace(info, settings=told)).decode()
     if read.recipes:
         # Those that the settings file names are known from here on, in the children too and wherever they work.
         os.environ["AUTOPROF_RECIPES"] = os.pathsep.join(read.recipes)

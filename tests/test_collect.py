@@ -331,6 +331,27 @@ def test_different_files_of_one_name_are_all_kept(cluster: Cluster) -> None:
         assert {path: content[path] for path in content if path.startswith(CAPTURE)} == expected
 
 
+def test_a_timeline_that_grew_after_a_killed_collect_is_one(cluster: Cluster) -> None:
+    """Killed before it was noted from where the file came."""
+    cluster.put("", "timeline/n2-7.jsonl", '{"kind"')
+    assert cluster.collect().missing == []
+    content = cluster.content()
+    assert content["timeline/n2-7.jsonl"] == b'{"kind": "process"}\n'
+    assert not any(".node-" in path for path in content)
+    cluster.put("n1", "timeline/n2-7.jsonl", '{"kind": "other"}\n')
+    assert cluster.collect().missing == []
+    assert cluster.content()["timeline/n2-7.node-n1.jsonl"] == b'{"kind": "other"}\n'
+
+
+def test_pieces_that_make_no_sense_are_named(cluster: Cluster) -> None:
+    node = cluster.nodes["n1"]
+    answer = node.answer
+    node.answer = lambda asked: answer(asked) if asked.name == "look" else None  # type: ignore[method-assign]
+    (missing,) = cluster.collect().missing
+    assert missing.reason.startswith("its answer can't be understood")
+    assert "hooks/n2-7.json" in cluster.content()
+
+
 def test_names_of_other_nodes() -> None:
     assert of_node("hooks/h-7.json", "ab" * 20) == f"hooks/h-7.node-{'ab' * 6}.json"
     assert of_node("oom/h-7.1.pickle", "x") == "oom/h-7.1.node-x.pickle"

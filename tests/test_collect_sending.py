@@ -211,6 +211,26 @@ def test_at_the_end_of_a_run_it_is_copied_when_it_is_whole(tmp_path: Path) -> No
     assert [path.name for path in (there / "timeline").iterdir()] == [path.name for path in run.glob("timeline/*")]
 
 
+def test_other_processes_are_told_that_it_is_collected_and_not_where_to(tmp_path: Path) -> None:
+    code = """
+import os
+from autoprof import runtime
+print(runtime.start().settings.collect, os.environ["AUTOPROF_RUN_INFO"])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=clean_environment(AUTOPROF="1", AUTOPROF_RUN_ID="x", AUTOPROF_COLLECT="sftp://me:secret@host/x"),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    own, _, handed = done.stdout.partition(" ")
+    assert own == "sftp://me:secret@host/x"
+    assert json.loads(handed)["settings"]["collect"] == "1"
+
+
 def test_run_json_shows_no_user_and_no_password() -> None:
     settings = Settings(collect="sftp://me:secret@host/x?key=secret")
     assert settings.public()["collect"] == "sftp://host/x"

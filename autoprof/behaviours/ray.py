@@ -19,6 +19,7 @@ from autoprof.wrapping import CALL, Around, Call
 # What a job that was submitted brings along; ray.init refuses a variable that is in both (Ray 2.60,
 # ray/runtime_env/runtime_env.py, _merge_runtime_env).
 _JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+_COLLECT = "AUTOPROF_COLLECT"
 
 
 class Init(Behaviour):
@@ -89,6 +90,8 @@ def merged(runtime_env: Any, environ: Mapping[str, str]) -> Any:
     given = runtime_env.get("env_vars") or {} if runtime_env else {}
     job = json.loads(environ.get(_JOB_CONFIG) or "{}").get("runtime_env", {}).get("env_vars") or {}
     ours = {name: value for name, value in environ.items() if name.startswith(_boot.ENABLE) and name not in job}
+    # Ray logs what it hands to workers, and this may be a URL with a password.
+    ours.pop(_COLLECT, None)
     if cupti.INJECTION in given or cupti.INJECTION in job:
         # What the user gives the workers stays: they look for themselves (`cupti.guard`).
         ours |= {cupti.KEEP: "1"} if cupti.KEEP not in job else {}

@@ -16,6 +16,7 @@ import msgspec
 from autoprof import listing, nodes, progress, tables
 from autoprof.redaction import hidden, is_url, plain
 from autoprof.redaction import url as shown
+from autoprof.rundir import COLLECTED
 
 
 def add(commands: Any, parent: Callable[[argparse.Namespace], Path]) -> argparse.ArgumentParser:
@@ -51,6 +52,8 @@ def _run(parsed: argparse.Namespace, parent: Path) -> int:
         except _NoRay as error:
             run = Path(listing.find(parent, parsed.name).path)
             missing += _without(run, str(error))
+            if not missing and not parsed.json:
+                print(plain(f"{error}; nothing of run {run.name} lacks here"))
         else:
             run = _found(parent, parsed.name)
             result = here.collect(ray, run, patience, progress=partial(progress.bar, "collecting"))
@@ -121,9 +124,12 @@ def _found(parent: Path, name: str) -> Path:
 
 def _without(run: Path, why: str) -> list[str]:
     """What is missing of a run whose cluster can't be asked, by what its driver noted at the end."""
-    info = listing.load_json(run / "run.json")
-    others = [each for each in info.get("nodes", ()) if each.get("host") not in (info.get("host"), None)]
-    named = ", ".join(f"{each['host']} ({str(each.get('id'))[:8]})" for each in others)
+    info, collected = listing.load_json(run / "run.json"), listing.load_json(run / COLLECTED)
+    alone = info.get("state") == "ended" and not info.get("nodes")
+    if alone or (collected and not collected.get("missing")):
+        return []
+    others = [each for each in info.get("nodes", ()) if each.get("host") != info.get("host")]
+    named = ", ".join(f"{each.get('host')} ({str(each.get('id'))[:8]})" for each in others)
     return [f"{why}; {f'what {named} left may be there still' if named else 'whether nodes have more is not known'}"]
 
 

@@ -173,8 +173,8 @@ class Gathering:
         self._left_out += [part.missing(path, why) for path, why in part.left_out]
         for path in planning.captures(path for path, _ in part.unfinished):
             self._missing.append(part.missing(path, "it is being written, or was when its process died (.part)"))
+        plan = planning.Plan(self.run, part.node, index, self._its_driver(part))
         try:
-            plan = planning.Plan(self.run, part.node, index, self._its_driver(part))
             for wanted in (plan.made(part.files, fetcher), self._changed(part, plan, fetcher)):
                 for got in self._fetched(wanted, fetcher, index):
                     fetched += got.file.size if not got.problem else 0
@@ -186,6 +186,8 @@ class Gathering:
             lacking = len(part.files) - sum(index.same(part.node, *each) for each in part.files)
             what = f"{error}; {lacking} of its {len(part.files)} files are not here, or not as they were last"
             self._missing.append(part.missing("", what))
+        except (TypeError, ValueError) as error:
+            self._missing.append(part.missing("", f"its answer can't be understood: {error}"))
         self._left_out += [part.missing(path, "its name leads elsewhere") for path in plan.unsafe]
         return part.state_of("collected" if len(self._missing) == before else "incomplete", fetched)
 
@@ -219,10 +221,12 @@ class Gathering:
 
     def _dead(self, parts: Sequence[Part], index: Index) -> list[NodeState]:
         """The nodes that worked on the run and are gone, but for those whose disk somebody else has, too."""
-        disks = {nodes.identity(str(self.run)), *(part.disk for part in parts)}
+        disks = {nodes.identity(str(self.run)), *(part.disk for part in parts)} - {""}
+        gone = [node for node in self.registered.values() if node.id not in self.alive and node.disk not in disks]
+        writers = planning.writers(self.run, index) if gone else set()
         found = []
-        for node in self.registered.values():
-            if node.id in self.alive or node.disk in disks or planning.wrote_here(self.run, node.id, index):
+        for node in gone:
+            if node.id in writers:
                 continue
             before = index.files_of(node.id)
             said = f"; {before} files of it were collected before" if before else ""

@@ -56,8 +56,12 @@ def functions() -> dict[str, Callable[..., Any]]:
         try:
             found = os.stat(directory)
             os.listdir(directory)
-            with open("/proc/sys/kernel/random/boot_id") as file:
-                said["disk"] = f"{file.read().strip()}:{found.st_dev}:{found.st_ino}"
+            try:
+                with open("/proc/sys/kernel/random/boot_id") as file:
+                    machine = file.read().strip()
+            except OSError:
+                machine = said["host"]
+            said["disk"] = f"{machine}:{found.st_dev}:{found.st_ino}"
         except FileNotFoundError:
             said["state"] = "absent"
         except OSError as error:
