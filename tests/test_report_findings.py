@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_runs import BASE_NS, PLANTS, Script, capture, generation, training, write
+from report_runs import BASE_NS, PLANTS, START_NS, Script, capture, generation, training, write
 from test_report_figures import span, step, timeline
 from traces import Event, kineto, load, save
 
@@ -90,6 +90,29 @@ def test_the_costliest_of_several_is_first(tmp_path: Path) -> None:
     ]
 
 
+def test_what_held_up_slow_steps_that_are_not_shown_is_found_too(tmp_path: Path) -> None:
+    """Six slow steps, of which four are shown."""
+    places = zip(
+        (3, 6, 9, 12, 15, 18), ("slow_rank", "long_weight_sync", *PLANTS[:2], "slow_replica", "gap"), strict=True
+    )
+    causes = {cause: number for number, cause in places}
+    figures = found(tmp_path / "run", captured=None, steps=24, **causes)
+    assert len(figures.details) == 4
+    assert {finding.step: finding.kind for finding in figures.findings} == {
+        step: NAMED[cause][0] for cause, step in causes.items()
+    }
+
+
+def test_of_steps_that_are_alike_the_costliest_are_told(tmp_path: Path) -> None:
+    lengths = {number: 9.0 if number % 4 == 0 else 5.0 for number in range(1, 22)}
+    spans = [span("timer", "gen", 10 * at, 10 * at + length, step=at) for at, length in lengths.items()]
+    steps = [step(10 * at + length, at, 10 * at) for at, length in lengths.items()]
+    figures = build.figures(listing.read(timeline(tmp_path / "run", n1=[*spans, *steps])))
+    assert [finding.kind for finding in figures.findings] == ["slow_step"] * 3
+    assert all(finding.evidence[-1].startswith("also in 2 other steps: ") for finding in figures.findings)
+    assert [len(step.findings) for step in figures.details] == [1] * 4
+
+
 def test_two_causes_in_one_step_are_both_found(tmp_path: Path) -> None:
     figures = found(tmp_path / "run", slow_rank=6, slow_tool=6)
     assert {finding.kind for finding in figures.findings} == {"slow_rank", "slow_tool"}
@@ -124,6 +147,46 @@ def test_communication_beside_which_nothing_is_computed_is_found(tmp_path: Path)
     assert finding.kind == "communication"
     assert any("ncclDevKernel_AllReduce" in line for line in finding.evidence)
     assert finding.seconds == pytest.approx(12 * 0.75 * 0.2, rel=0.05)
+
+
+@pytest.mark.parametrize("on_device", [True, False], ids=["nccl", "gloo"])
+def test_a_rank_that_others_wait_for_in_collectives_is_found(tmp_path: Path, on_device: bool) -> None:
+    """The stage ends at the same time in all ranks: only what they did inside of it tells."""
+    script: Script = write(tmp_path / "run", captured=None)
+    begin, end = when = script.stages[4, "update_actor"]
+    first, length = (START_NS - BASE_NS) / 1e3 + begin * 1e6, (end - begin) * 1e6
+    for rank in range(4):
+        waits = {2: 0.02}.get(rank, 0.55 + rank / 100)
+        where: Event = {"ph": "X", "cat": "user_annotation", "name": "gloo:all_gather", "pid": 1, "tid": 1}
+        if on_device:
+            where |= {"cat": "kernel", "name": "ncclDevKernel_AllGather_RING_LL", "pid": 0, "tid": 20}
+        events = [{"ph": "X", "cat": "cpu_op", "name": "step", "pid": 1, "tid": 1, "ts": first, "dur": length}]
+        computes = {
+            "ph": "X",
+            "cat": "kernel",
+            "name": "gemm",
+            "pid": 0,
+            "tid": 7,
+            "ts": first,
+            "dur": (0.9 - waits) * length,
+        }
+        events += [computes] if on_device else []
+        # Two at a time, of which each second counts once.
+        for part in range(2):
+            at = first + (0.9 - waits) * length * (1 + part / 100)
+            events.append(where | {"tid": part, "ts": at, "dur": waits * length})
+        who = {"role": "actor", "stage": "update_actor", "rank": rank}
+        capture(tmp_path / "run", 4, f"actor.update_actor.rank{rank}", who, ("n1", 200 + rank), when, events)
+    figures = build.figures(listing.read(tmp_path / "run"))
+    finding = figures.findings[0]
+    assert [each.kind for each in figures.findings] == ["slow_rank"]
+    assert "actor rank 2 was slow in update_actor" in finding.text
+    assert finding.file == "global_step_000004/actor.update_actor.rank2.n1.pid202.pt.trace.json.gz"
+    assert finding.seconds == pytest.approx(0.54 * (end - begin), rel=0.05)
+    assert finding.evidence[0].startswith("actor rank 2: ")
+    (step,) = [step for step in figures.details if step.number == 4]
+    spent = {each.rank: each.collectives_s for each in step.captures}
+    assert spent[0] == pytest.approx(0.55 * (end - begin), rel=0.05)
 
 
 def test_a_capture_that_was_cut_off_is_found(tmp_path: Path) -> None:

@@ -1,15 +1,12 @@
-"""A reward whose 40th score takes 6 s: one of step 3's, with 16 samples a step."""
+"""A reward whose first score of one step takes long."""
 
 import asyncio
 
-SLOW_S = 6.0
-_scored = 0
+from planted import SLOW_REWARD, SLOW_S, once
 
 
 async def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
     """The share of digits in the answer."""
-    global _scored
-    _scored += 1
-    if _scored == 40:
+    if once(SLOW_REWARD):
         await asyncio.sleep(SLOW_S)
     return sum(character.isdigit() for character in solution_str) / max(1, len(solution_str))
