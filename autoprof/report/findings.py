@@ -78,18 +78,19 @@ _EXPLAINED: dict[str, tuple[str, ...]] = {
 
 def settled(findings: Iterable[Finding]) -> list[Finding]:
     """All findings in order, without those that others of the same step explain."""
-    findings = list(findings)
+    # A long run has thousands.
+    of_step: dict[int | None, list[Finding]] = defaultdict(list)
+    for finding in findings:
+        of_step[finding.step].append(finding)
 
     def explained(finding: Finding) -> bool:
         by = _EXPLAINED.get(finding.kind)
         return by is not None and any(
-            other.step == finding.step
-            and other.seconds >= finding.seconds / 2
-            and (other.kind in by if by else other.kind != finding.kind)
-            for other in findings
+            other.seconds >= finding.seconds / 2 and (other.kind in by if by else other.kind != finding.kind)
+            for other in of_step[finding.step]
         )
 
-    return in_order(finding for finding in findings if not explained(finding))
+    return in_order(finding for same in of_step.values() for finding in same if not explained(finding))
 
 
 def abridged(findings: Iterable[Finding]) -> list[Finding]:
