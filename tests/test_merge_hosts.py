@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from test_merge import capture, command, meta
 from traces import BASE_NS, dumped, kineto, load, process, save
 
@@ -189,3 +192,24 @@ def test_spans_that_overlap_lie_beside_each_other() -> None:
         "requests 1": [("request", 0)],
         "requests 2": [("request", 1)],
     }
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["stage", "timer", "sample", "turn", "tool", "request"]),
+            st.integers(0, 30),
+            st.integers(0, 30),
+            st.integers(0, 3),
+        ),
+        max_size=40,
+    )
+)
+def test_each_span_has_a_track_in_which_it_overlaps_with_none(made: list[tuple[str, int, int, int]]) -> None:
+    spans = [Span(kind, kind, start, start + long, ids={"sample": sample}) for kind, start, long, sample in made]
+    lanes = lay_out(spans)
+    assert sorted(map(repr, spans)) == sorted(repr(span) for lane in lanes for span in lane.spans)
+    assert len({lane.name for lane in lanes}) == len(lanes)
+    for lane in lanes:
+        for one, other in itertools.combinations(lane.spans, 2):
+            assert other.start_ns >= one.end_ns or other.end_ns <= one.end_ns

@@ -20,7 +20,8 @@ from msgspec import Raw
 
 from autoprof.traces.packed import Bytes, unpacked
 
-CHUNK_BYTES = 4 << 20
+# Larger pieces take longer: they do not fit into the caches.
+CHUNK_BYTES = 1 << 20
 # No event and nothing around the events is larger: what is, is no trace.
 _LIMIT_BYTES = 64 << 20
 _GUESSES = 4
