@@ -29,10 +29,12 @@ class Trigger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     Attributes:
         steps: As in `AUTOPROF_STEPS`; `+1` is the step that begins next.
         overrides: Settings of that window: those of `settings.WINDOW_FIELDS`.
+        reason: Why it was asked for.
     """
 
     steps: str = "+1"
     overrides: dict[str, Any] = {}
+    reason: str = "autoprof trigger"
 
 
 class Windows:
@@ -64,7 +66,7 @@ class Windows:
         found = None
         for window in self._open:
             if window.steps.match(step, ordinal - window.executed):
-                found = window.overrides | {settings.REASON: "autoprof trigger"}
+                found = window.overrides | {settings.REASON: window.reason}
         return found
 
     def __len__(self) -> int:
@@ -76,6 +78,7 @@ class _Window:
         self.steps = Steps.parse(trigger.steps)
         self.executed = executed
         self.overrides = trigger.overrides
+        self.reason = trigger.reason
 
 
 def ask(run: RunDir, trigger: Trigger) -> Path:
@@ -169,7 +172,7 @@ def _read(run: RunDir, path: Path) -> Trigger:
     # The run's directory says who it belongs to, where a disk has other owners for root.
     owners = {0, os.geteuid(), run.path.stat().st_uid}
     trigger = msgspec.json.decode(_files.read(path, _MOST_BYTES, owners), type=Trigger)
-    return checked(trigger.steps, trigger.overrides)
+    return msgspec.structs.replace(checked(trigger.steps, trigger.overrides), reason=trigger.reason)
 
 
 def checked(steps: str, overrides: dict[str, Any]) -> Trigger:

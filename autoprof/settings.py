@@ -107,6 +107,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                 taken = not pattern.startswith("!")
         return taken
 
+    @property
+    def compares(self) -> bool:
+        """Whether steps, ranks or replicas are compared during the run: for a condition, or for the slowest of them."""
+        ranks = (self.ranks, *(str(table.get("ranks", "")) for table in self.role.values()))
+        return bool(self.when) or any(Ranks.parse(text).slowest for text in ranks if text)
+
     def disabled(self, recipe: str, hook: str) -> bool:
         """Whether `AUTOPROF_DISABLE` leaves out the hook, named `hook` or `recipe/hook`, or its recipe."""
         names = (recipe, hook, f"{recipe}/{hook}")

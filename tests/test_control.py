@@ -169,7 +169,7 @@ class Trainer:
 @pytest.fixture
 def trainer(mocker: MockerFixture, tmp_path: Path) -> Trainer:
     settings = Settings(steps="42")
-    run = SimpleNamespace(settings=settings, info=SimpleNamespace(id="run"), rundir=RunDir(tmp_path))
+    run = SimpleNamespace(settings=settings, info=SimpleNamespace(id="run"), rundir=RunDir(tmp_path), teller=None)
     mocker.patch.object(runtime, "current", return_value=run)
     mocker.patch.object(step, "Span")
     mocker.patch.object(step.ending, "window_passed")

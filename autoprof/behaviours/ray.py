@@ -104,6 +104,9 @@ def _let_workers_write() -> None:
         return
     try:
         clocks.stop()
+        # Loaded where a setting compares steps.
+        if (watching := sys.modules.get("autoprof.watching")) is not None:
+            watching.stop()
         ending.let_workers_write(run)
     except Exception as error:
         runtime.report("ray/shutdown", error)
