@@ -38,7 +38,7 @@ class Chooser:
         self.off = off
         self._asked.look(run, executed, take_it)
 
-    def begins(self, run: Runtime, step: int, ordinal: int) -> None:
+    def watch(self, run: Runtime, step: int, ordinal: int) -> None:
         """A step begins, which is watched where a setting compares it with others."""
         if run.teller is None:
             return
@@ -48,7 +48,7 @@ class Chooser:
             self._watch = Watch(run, run.teller)
         self._watch.begins(step, ordinal)
 
-    def ended(self, step: int, ordinal: int) -> None:
+    def judge(self, step: int, ordinal: int) -> None:
         """The step has ended, and its span was written."""
         if self._watch is not None:
             self._watch.ended(step, ordinal, captured=step in self._captured)

@@ -34,7 +34,7 @@ class Trigger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     steps: str = "+1"
     overrides: dict[str, Any] = {}
-    reason: str = "autoprof trigger"
+    reason: str = ""
 
 
 class Windows:
@@ -66,7 +66,7 @@ class Windows:
         found = None
         for window in self._open:
             if window.steps.match(step, ordinal - window.executed):
-                found = window.overrides | {settings.REASON: window.reason}
+                found = window.overrides | {settings.REASON: window.reason or "autoprof trigger"}
         return found
 
     def __len__(self) -> int:

@@ -74,6 +74,7 @@ class Teller:
         self._memory = any(condition.what == MEMORY for condition in run.settings.when)
         self._rank = OfRank(role="trainer", rank=int(os.environ.get("RANK") or 0), host=rundir.HOST)
         self._replicas: dict[int, OfReplica] = {}
+        # When the replica tells, or has told.
         self._told = float("-inf")
         # The stages of this step in order, and of the step before the last one and how often that had run by then.
         self._ran: list[str] = []
@@ -151,9 +152,9 @@ class Teller:
         told.seconds += (line.end_ns - line.start_ns) / 1e9
         told.tokens += (line.counts or {}).get("response_tokens", 0)
         now = time.monotonic()
-        if not self._run.timeline.going or now - self._told >= _BUSY_S:
-            self._post.send(f"{REPLICA}{replica}", lambda: told, at=max(now, self._told + _IDLE_S))
+        if now >= self._told and (not self._run.timeline.going or now >= self._told + _BUSY_S):
             self._told = max(now, self._told + _IDLE_S)
+            self._post.send(f"{REPLICA}{replica}", lambda: told, at=self._told)
 
 
 def attach(run: Runtime) -> None:

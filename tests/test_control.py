@@ -45,6 +45,7 @@ def test_a_request_is_a_file_of_the_users_own(going_on: RunDir, capsys: pytest.C
     assert json.loads(path.read_text()) == {
         "steps": "7,+2",
         "overrides": {"contents": ["cpu", "shapes"], "ranks": "all"},
+        "reason": "",
     }
     assert "asked run 20261120-101112-abcdef for steps 7,+2" in capsys.readouterr().out
 

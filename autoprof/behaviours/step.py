@@ -31,7 +31,7 @@ class _Step:
         was_off = _chooser.off
         # Where torchrun has started several trainers, rank 0 takes what is asked for.
         _chooser.look(run.rundir, self.ordinal - 1, take_it=own_rank() == 0 or run.started_here)
-        _chooser.begins(run, self.number, self.ordinal)
+        _chooser.watch(run, self.number, self.ordinal)
         overrides = _chooser.choose(run.settings, self.number, self.ordinal)
         self.off = _chooser.off
         self.captured = overrides is not None
@@ -179,7 +179,7 @@ def finish(error: BaseException | None = None) -> Generator[Wait, Any, None]:
         rollout.close_window()
     step_workers.step_ended(together=_next_belongs_to_it(run, step))
     step.span.end(error)
-    _chooser.ended(step.number, step.ordinal)
+    _chooser.judge(step.number, step.ordinal)
     yield InThread(board.post, run.info.id, None)
     if step.captured and not _chooser.any_after(run.settings, step.number, step.ordinal):
         ending.window_passed(run)

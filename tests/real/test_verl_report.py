@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from verl_runs import VerlRun, verl_run
+from verl_runs import VerlRun
 
 from autoprof import listing
 from autoprof.report import build
-
-SLOW_REWARD = Path(__file__).parent / "verl_scripts" / "slow_reward.py"
 
 pytestmark = pytest.mark.real
 
@@ -42,16 +38,8 @@ def test_the_seconds_of_stages_are_those_that_verl_logs(v1: VerlRun) -> None:
     assert engine.decode.passes > engine.prefill.passes > 0
 
 
-def test_a_slow_reward_is_found(thorough: None, tmp_path: Path) -> None:
-    run = verl_run(
-        tmp_path,
-        *("data.train_batch_size=8", "actor_rollout_ref.rollout.n=2", "trainer.total_training_steps=6"),
-        *("actor_rollout_ref.rollout.top_k=-1", "actor_rollout_ref.rollout.max_num_seqs=16"),
-        f"reward.custom_reward_function.path='{SLOW_REWARD}'",
-        AUTOPROF="1",
-        AUTOPROF_STEPS="",
-    )
-    first = build.figures(listing.read(run.directory)).findings[0]
-    assert (first.kind, first.step) == ("slow_reward", 3)
+def test_a_slow_reward_is_found(slowed: VerlRun) -> None:
+    first = build.figures(listing.read(slowed.directory)).findings[0]
+    assert (first.kind, first.step) == ("slow_reward", 10)
     assert "for 1 of 16 samples: the reward took 6.0" in first.text
     assert first.seconds == pytest.approx(6, abs=1)

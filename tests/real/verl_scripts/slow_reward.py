@@ -1,4 +1,4 @@
-"""A reward whose 40th score takes 6 s: one of step 3's, with 16 samples a step."""
+"""A reward whose 152nd score takes 6 s: one of step 10's, with 16 samples a step."""
 
 import asyncio
 
@@ -10,6 +10,6 @@ async def compute_score(data_source, solution_str, ground_truth, extra_info=None
     """The share of digits in the answer."""
     global _scored
     _scored += 1
-    if _scored == 40:
+    if _scored == 152:
         await asyncio.sleep(SLOW_S)
     return sum(character.isdigit() for character in solution_str) / max(1, len(solution_str))
