@@ -14,7 +14,7 @@ from autoprof.conditions import MEMORY, OOM, OWN, RANK, REPLICA, RESUME, STEP, C
 from autoprof.report.intervals import Union
 from autoprof.report.units import seconds as in_words
 from autoprof.report.units import share as percent
-from autoprof.telling import HOST, OfRank, OfReplica
+from autoprof.telling import HOST, OfRank, OfReplica, per_unit
 
 # So many steps make a median, which is that of the last `KEPT`; the first of a run are like no others.
 FEWEST, KEPT, FIRST = 5, 100, 2
@@ -113,9 +113,8 @@ class Judge:
         """Judge what the replicas have generated in a step, by the seconds for a token, or for a request."""
         if any(each.seconds < LEAST_SHARE * step.seconds for each in told):
             return None
-        unit = "token" if all(each.tokens for each in told) else "request"
-        amounts = {each.replica: each.tokens if unit == "token" else each.requests for each in told}
-        replica, took, usual = _slowest({each.replica: each.seconds / amounts[each.replica] for each in told})
+        unit, times = per_unit(told)
+        replica, took, usual = _slowest(times)
         text = f"replica {replica} took {in_words(took)} a {unit} in step {step.number}"
         return self._open(self._above(REPLICA, [(took, usual, text)]), ordinal)
 

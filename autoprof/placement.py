@@ -249,7 +249,7 @@ class Placement:
         """Which ranks are captured as the slowest, and why, where the window asks for these."""
         why = self._settings.found.get(self._subject.role, "")
         if not why and Ranks.parse(self._settings.ranks).slowest:
-            why = f"{self._settings.ranks}: rank 0, for there are no times to compare yet"
+            why = f"{self._settings.ranks}: rank 0, for no times of several are known"
         return {"slowest": why} if why else {}
 
 

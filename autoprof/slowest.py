@@ -8,7 +8,7 @@ from statistics import mean, median
 
 from autoprof.report.units import seconds
 from autoprof.settings import Settings
-from autoprof.telling import OfRank
+from autoprof.telling import OfRank, OfReplica, per_unit
 from autoprof.window import Ranks
 
 # By the mean of so many steps.
@@ -22,11 +22,12 @@ class Slowest:
     def __init__(self) -> None:
         # By role and rank.
         self._ranks: dict[str, deque[Mapping[int, float]]] = defaultdict(lambda: deque(maxlen=KEPT))
-        # Seconds a token, or a request, by replica.
         self._replicas: deque[Mapping[int, float]] = deque(maxlen=KEPT)
+        # Of what these are the times.
+        self._unit = ""
 
-    def note(self, ranks: Sequence[OfRank], replicas: Mapping[int, float]) -> None:
-        """What ranks tell of a step, and what each replica took for a token, or a request, in it."""
+    def note(self, ranks: Sequence[OfRank], replicas: Sequence[OfReplica]) -> None:
+        """What ranks and replicas tell of a step."""
         times: dict[str, dict[int, float]] = defaultdict(dict)
         for each in ranks:
             for role, stages in each.stages.items():
@@ -35,7 +36,11 @@ class Slowest:
             if len(took) > 1:
                 self._ranks[role].append(took)
         if len(replicas) > 1:
-            self._replicas.append(dict(replicas))
+            unit, took = per_unit(replicas)
+            if unit != self._unit:
+                self._replicas.clear()
+            self._unit = unit
+            self._replicas.append(took)
 
     def find(self, settings: Settings, first: Mapping[int, int]) -> dict[str, tuple[str, str]]:
         """What `slowest` stands for in a window, by role: ranks in the grammar of `AUTOPROF_RANKS`, and why.
@@ -50,10 +55,10 @@ class Slowest:
             if not count:
                 continue
             if role == _ROLLOUT and self._replicas and first:
-                chosen, why = _chosen("replica", self._replicas, count)
+                chosen, why = _chosen("replica", self._unit, self._replicas, count)
                 ranks = [first[replica] for replica in chosen if replica in first]
             elif role in self._ranks:
-                ranks, why = _chosen("rank", self._ranks[role], count)
+                ranks, why = _chosen("rank", "step", self._ranks[role], count)
             else:
                 continue
             if ranks:
@@ -61,11 +66,10 @@ class Slowest:
         return found
 
 
-def _chosen(what: str, steps: Sequence[Mapping[int, float]], count: int) -> tuple[list[int], str]:
-    """Those that were slowest on average, of all that the last of the steps had, and why."""
+def _chosen(what: str, unit: str, steps: Sequence[Mapping[int, float]], count: int) -> tuple[list[int], str]:
+    """Those that took longest on average, of all that the last of the steps had, and why."""
     times = {who: mean(step[who] for step in steps if who in step) for who in steps[-1]}
     chosen = sorted(times, key=lambda who: -times[who])[:count]
-    of = "a step" if what == "rank" else "a token or a request"
     took = ", ".join(f"{what} {who} {seconds(times[who])}" for who in chosen)
-    others = f"the median of {len(times)} is {seconds(median(times.values()))}"
-    return chosen, f"{took} {of} in the last {len(steps)} that were compared; {others}"
+    compared = f"in the last {len(steps)} steps that were compared" if len(steps) > 1 else "in the last step compared"
+    return chosen, f"{took} a {unit} {compared}; the median of {len(times)} is {seconds(median(times.values()))}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 
 import msgspec
 
@@ -56,6 +57,13 @@ class OfReplica(msgspec.Struct, kw_only=True, omit_defaults=True):
     requests: int = 0
     seconds: float = 0.0
     tokens: int = 0
+
+
+def per_unit(replicas: Sequence[OfReplica]) -> tuple[str, dict[int, float]]:
+    """Of what, `token` or else `request`, each of the replicas has generated one in how many seconds."""
+    unit = "token" if all(each.tokens for each in replicas) else "request"
+    amounts = {each.replica: each.tokens if unit == "token" else each.requests for each in replicas}
+    return unit, {each.replica: each.seconds / max(1, amounts[each.replica]) for each in replicas}
 
 
 class Teller:

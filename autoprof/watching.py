@@ -133,7 +133,7 @@ class Watch:
             with self._lock:
                 self._open(self._judge.states(step.number, ranks, ordinal))
                 if fair and ordinal > FIRST:
-                    self._slowest.note(same, {each.replica: _each(each) for each in replicas})
+                    self._slowest.note(same, replicas)
                     self._open(self._judge.ranks(step, same, ordinal))
                     self._open(self._judge.replicas(step, replicas, ordinal))
         except Exception as error:
@@ -198,11 +198,6 @@ def stop() -> None:
 def _slowest_anywhere(settings: Settings) -> bool:
     own = msgspec.structs.replace(settings, when=())
     return own.compares or any("slowest" in str(each.overrides.get("ranks")) for each in settings.when)
-
-
-def _each(told: OfReplica) -> float:
-    """Seconds a token, or where none are counted, a request."""
-    return told.seconds / (told.tokens or told.requests or 1)
 
 
 def _decoded(entries: list[bytes], kind: type[_Told]) -> list[_Told]:

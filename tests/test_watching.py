@@ -207,13 +207,15 @@ def test_a_step_that_is_slow_for_its_slowest_rank_is_one_window(made: Made, kept
     assert trainer.captured[11]["reason"].count("; actor rank 2 took 19.0 s") == 1
 
 
-def test_replicas_tell_what_they_have_generated_and_are_compared_by_step(made: Made, kept: dict[str, bytes]) -> None:
+def test_replicas_tell_what_they_have_generated_and_are_compared_by_step(
+    made: Made, kept: dict[str, bytes], mocker: MockerFixture
+) -> None:
+    mocker.patch.object(telling, "_IDLE_S", 0.0)
     run = made(steps="", when=conditions.parse("replica>1.5x"), ranks="slowest")
     trainer = Trainer(run)
     replicas = [worker(run), worker(run)]
     for number in range(1, 12):
         for replica, teller in enumerate(replicas):
-            teller._told = float("-inf")  # time passes
             for _ in range(3):
                 took = 30.0 if (number, replica) == (9, 1) else 2.0 + replica
                 ids, counts = {"replica": replica, "request": "x"}, {"response_tokens": 1000}
@@ -228,7 +230,7 @@ def test_replicas_tell_what_they_have_generated_and_are_compared_by_step(made: M
     )
     ranks, why = trainer.captured[10]["slowest"]["rollout"]
     assert ranks == "4"
-    assert why.startswith("slowest:1: replica 1 8.40 ms a token or a request in the last 5 that were compared; ")
+    assert why.startswith("slowest:1: replica 1 8.40 ms a token in the last 5 steps that were compared; ")
 
 
 def test_what_is_told_is_sent_once_a_second_at_most(made: Made, mocker: MockerFixture) -> None:
@@ -312,7 +314,7 @@ def test_slowest_ranks_of_each_role_are_named_with_the_reason(made: Made, kept: 
     assert read.for_role("actor").ranks == "1,2"
     assert read.for_role("ref").ranks == "1"
     assert read.for_role("critic").ranks == "slowest:2"
-    took = "rank 2 6.00 s, rank 1 5.00 s a step in the last 5 that were compared"
+    took = "rank 2 6.00 s, rank 1 5.00 s a step in the last 5 steps that were compared"
     assert read.found == {"actor": f"slowest:2: {took}; the median of 4 is 4.50 s"}
     assert read.reason == ""
     handed = msgspec.json.decode(msgspec.json.encode(trainer.captured[9]))
