@@ -7,14 +7,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from autoprof import control, log
+from autoprof import log
+from autoprof.asked import Windows
 from autoprof.rundir import RunDir
 from autoprof.runtime import Runtime
 from autoprof.settings import Settings
 from autoprof.window import Steps
 
 if TYPE_CHECKING:
-    from autoprof.watching import Watch
+    from autoprof.comparing import Watch
 
 
 class Chooser:
@@ -26,24 +27,24 @@ class Chooser:
 
     def __init__(self) -> None:
         self.off = False
-        self._asked = control.Windows()
+        self._asked = Windows()
         self._captured: set[int] = set()
         self._watch: Watch | None = None
 
     def look(self, run: RunDir, executed: int, take_it: bool = True) -> None:
-        """See what was asked for since the last look, as in `control.Windows.look`."""
-        off = control.switched_off(run)
-        if off != self.off:
-            log.warning(f"autoprof is switched {'off' if off else 'on again'} in this run, by a file in {run.control}")
-        self.off = off
+        """See what was asked for since the last look, as in `asked.Windows.look`."""
         self._asked.look(run, executed, take_it)
+        if self._asked.off != self.off:
+            self.off = not self.off
+            switched = "off" if self.off else "on again"
+            log.warning(f"autoprof is switched {switched} in this run, by a file in {run.control}")
 
     def watch(self, run: Runtime, step: int, ordinal: int) -> None:
         """A step begins, which is watched where a setting compares it with others."""
         if run.teller is None:
             return
         if self._watch is None:
-            from autoprof.watching import Watch
+            from autoprof.comparing import Watch
 
             self._watch = Watch(run, run.teller)
         self._watch.begins(step, ordinal)
@@ -62,14 +63,29 @@ class Chooser:
         if overrides is not None or self.off:
             return overrides
         due = self._watch.due(ordinal) if self._watch is not None else None
-        if due is not None or Steps.parse(settings.steps).match(step, ordinal):
-            return self._bounded(settings, step, due or {})
-        return None
+        if due is None and not Steps.parse(settings.steps).match(step, ordinal):
+            return None
+        if full := self._full(settings, step):
+            log.warning_once(full)
+            return None
+        self._captured.add(step)
+        return due or {}
 
     def asked(self, settings: Settings, step: int, ordinal: int) -> dict[str, Any] | None:
         """The same, where it was asked for while the run was going on."""
-        overrides = self._asked.match(step, ordinal)
-        return None if self.off or overrides is None else self._bounded(settings, step, overrides)
+        if self.off:
+            return self._asked.match(step, ordinal, "autoprof is switched off in this run")
+        full = self._full(settings, step)
+        if full and self._asked.foresee(step, ordinal) is not None:
+            log.warning_once(full)
+        overrides = self._asked.match(step, ordinal, full, for_good=bool(full))
+        if overrides is not None:
+            self._captured.add(step)
+        return overrides
+
+    def ended(self) -> None:
+        """The step that was captured is through, and so is what was recorded of it in this process."""
+        self._asked.ended()
 
     def found(self, overrides: dict[str, Any], first: Callable[[], Mapping[int, int]]) -> dict[str, Any]:
         """The settings with the ranks that are the slowest now, as in `Watch.found`."""
@@ -79,7 +95,7 @@ class Chooser:
         """Whether a step after this one could be captured, by what is known now."""
         if len(self._captured) >= settings.max_steps:
             return False
-        if self._asked or (self._watch is not None and self._watch.any_left(ordinal)):
+        if self._asked.any_to_come or (self._watch is not None and self._watch.any_left(ordinal)):
             return True
         return Steps.parse(settings.steps).any_after(step, ordinal)
 
@@ -91,11 +107,8 @@ class Chooser:
             return True
         return self._asked.foresee(step, ordinal) is not None or Steps.parse(settings.steps).match(step, ordinal)
 
-    def _bounded(self, settings: Settings, step: int, overrides: dict[str, Any]) -> dict[str, Any] | None:
-        if step not in self._captured and len(self._captured) >= settings.max_steps:
-            log.warning_once(
-                f"no more steps are captured: {len(self._captured)} were, the most that AUTOPROF_MAX_STEPS allows"
-            )
-            return None
-        self._captured.add(step)
-        return overrides
+    def _full(self, settings: Settings, step: int) -> str:
+        """What speaks against one more step, if `step` would be one."""
+        if step in self._captured or len(self._captured) < settings.max_steps:
+            return ""
+        return f"no more steps are captured: {len(self._captured)} were, the most that AUTOPROF_MAX_STEPS allows"

@@ -12,13 +12,12 @@ from pathlib import Path
 
 import msgspec
 
-from autoprof import __version__, analysing, control, doctor, doctor_run, listing, opening, settings, tables
+from autoprof import __version__, analysing, doctor, doctor_run, listing, opening, settings, tables, triggering
 from autoprof._boot import ENABLE, own_recipes
 from autoprof.authoring import command as authoring
 from autoprof.redaction import plain
 from autoprof.report import command as reporting
-from autoprof.rundir import RunDir
-from autoprof.settings import PREFIX, WINDOW_FIELDS, SettingsError
+from autoprof.settings import PREFIX, SettingsError
 
 # Options of `autoprof run`, each the setting of that name.
 _OPTIONS = {
@@ -74,16 +73,6 @@ def _parser() -> argparse.ArgumentParser:
     ls.add_argument("name", nargs="?", metavar="RUN", help="a run: its folder, its id, the beginning of it, or latest")
     ls.set_defaults(run=_ls)
 
-    ask = commands.add_parser("trigger", help="open a window in a run that is going on")
-    ask.add_argument("name", nargs="?", metavar="RUN", default="latest", help="a run, as for ls (default: latest)")
-    ask.add_argument("--steps", default="+1", help="as AUTOPROF_STEPS; +1 (the default) is the step that begins next")
-    for option in WINDOW_FIELDS:
-        ask.add_argument(f"--{option.replace('_', '-')}", help=f"{_OPTIONS[option.replace('_', '-')]}; for this window")
-    switch = ask.add_mutually_exclusive_group()
-    switch.add_argument("--off", action="store_true", help="have autoprof do nothing from the next step on")
-    switch.add_argument("--on", action="store_true", help="have it work again")
-    ask.set_defaults(run=_trigger)
-
     checkup = commands.add_parser("doctor", help="say what applies here, or why a run lacks a trace")
     checkup.add_argument("name", nargs="?", metavar="RUN", help="a run, as for ls; without it, this environment")
     checkup.set_defaults(run=_doctor)
@@ -109,6 +98,7 @@ def _parser() -> argparse.ArgumentParser:
 
     report = reporting.add(commands, _parent)
     show = opening.add(commands, _parent)
+    ask = triggering.add(commands, _parent, _OPTIONS)
 
     authoring.add(commands)
 
@@ -173,25 +163,6 @@ def _show(found: list[listing.Run], as_json: bool, captures: bool) -> int:
         ]
         print()
         tables.show(["step", "capture", "state", "size"], rows)
-    return 0
-
-
-def _trigger(parsed: argparse.Namespace) -> int:
-    asked = {name: getattr(parsed, name) for name in WINDOW_FIELDS if getattr(parsed, name) is not None}
-    trigger = control.checked(parsed.steps, asked)
-    found = listing.find(_parent(parsed), parsed.name)
-    if not found.state.startswith("running"):
-        return _complain(f"trigger: run {found.id} is not going on: its state is {found.state}", 1)
-    try:
-        if parsed.off or parsed.on:
-            control.switch(RunDir(Path(found.path)), parsed.off)
-            print(f"autoprof is switched {'off' if parsed.off else 'on'} in run {found.id} from the next step on")
-            return 0
-        path = control.ask(RunDir(Path(found.path)), trigger)
-    except OSError as error:
-        return _complain(f"trigger: {error.filename}: {error.strerror}; only who may write there can ask", 1)
-    print(f"asked run {found.id} for steps {trigger.steps}, in {path}")
-    print("it looks when a step begins; a server without a trainer when a request comes")
     return 0
 
 

@@ -1,84 +1,130 @@
-"""Requests of `autoprof trigger`: files in a run's `control/` folder, taken when a step begins. Nobody polls."""
+"""Requests of `autoprof trigger`: files in a run's `control/` folder, and what became of each.
+
+A request is `<name>.json`. Whoever takes it renames it to `<name>.json.taken`, and says in there what becomes of it
+when that changes, for `--wait` to read. One that is refused is kept as `<name>.json.refused`; its `.taken` says why.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import re
 import time
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
-from autoprof import _files, log, settings
+from autoprof import _files, log, rundir, settings
 from autoprof.rundir import RunDir, write_json
 from autoprof.window import STEPS_TAKE, Steps
 
-# What is taken, and what could not be read, stays there under these endings.
 TAKEN = ".taken"
 REFUSED = ".refused"
 ENDING = ".json"
 # While this is there, autoprof does nothing in the run.
 OFF = "off"
-_MOST_BYTES = 64 << 10
+MOST_BYTES = 64 << 10
+# What requests are called. A name that comes from elsewhere becomes part of a path.
+NAME = re.compile(r"[0-9]{1,20}-[0-9]{1,10}-[0-9a-f]{8}\.json")
+_MOST_STEPS = 1_000_000
+# Why a request can't be read.
+UNREADABLE = (OSError, ValueError, RecursionError, msgspec.MsgspecError)
 
 
-class Trigger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A window that somebody asked for while the run was going on.
+class Trigger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={"since": "from"}):
+    """A window that somebody asked for while the run was going on, or the switch of the whole run.
 
     Attributes:
-        steps: As in `AUTOPROF_STEPS`; `+1` is the step that begins next.
+        run: The id of the run that was asked.
+        steps: How many steps.
+        since: The number of the first one; without it, the one that begins next.
+        at: Steps as in `AUTOPROF_STEPS` in place of those two; `+1` is the step that begins next.
         overrides: Settings of that window: those of `settings.WINDOW_FIELDS`.
-        reason: Why it was asked for.
+        switch: What autoprof is switched in the run, if that is what was asked for.
+        reason: Why, where nobody has asked: what the run itself saw (`comparing.py`).
     """
 
-    steps: str = "+1"
+    run: str = ""
+    steps: int = 1
+    since: int | None = None
+    at: str = ""
     overrides: dict[str, Any] = {}
+    switch: Literal["", "off", "on"] = ""
     reason: str = ""
 
-
-class Windows:
-    """The triggers that this process has taken and that have not passed yet."""
-
-    def __init__(self) -> None:
-        self._open: list[_Window] = []
-        self._read: set[str] = set()
-
-    def look(self, run: RunDir, executed: int, take_it: bool = True) -> None:
-        """Take what was asked for since the last look. `executed` counts the steps before the one that is `+1`.
-
-        Without `take_it` another process takes it, and this one, a further rank of the same trainer, reads it as well.
-        """
-        asked = take(run) if take_it else _read_along(run, self._read)
-        self._open += [_Window(trigger, executed) for trigger in asked]
-
-    def match(self, step: int, ordinal: int) -> dict[str, Any] | None:
-        """The settings of its own that `step` is captured with, or None where nobody asked for it.
-
-        `step` is the `ordinal`-th of the run. Of several windows the one that was asked for last decides.
-        """
-        found = self.foresee(step, ordinal)
-        self._open = [each for each in self._open if each.steps.any_after(step, ordinal - each.executed)]
-        return found
-
-    def foresee(self, step: int, ordinal: int) -> dict[str, Any] | None:
-        """What `match` will return for a step that is still to come, by what was asked for until now."""
-        found = None
-        for window in self._open:
-            if window.steps.match(step, ordinal - window.executed):
-                found = window.overrides | {settings.REASON: window.reason or "autoprof trigger"}
-        return found
-
-    def __len__(self) -> int:
-        return len(self._open)
+    def __str__(self) -> str:
+        if self.at:
+            return f"steps {self.at}"
+        if self.since is None:
+            return "the next step" if self.steps == 1 else f"the next {self.steps} steps"
+        return f"step {self.since}" if self.steps == 1 else f"{self.steps} steps from {self.since} on"
 
 
-class _Window:
-    def __init__(self, trigger: Trigger, executed: int) -> None:
-        self.steps = Steps.parse(trigger.steps)
-        self.executed = executed
-        self.overrides = trigger.overrides
-        self.reason = trigger.reason
+class Became(msgspec.Struct, kw_only=True):
+    """What became of a request.
+
+    Attributes:
+        state: `taken`, and none of its steps has begun; `open`, one has; `done`, none is to come; `joined`, one with
+            the same content was open already; `refused`.
+        by: Host and pid of the process that took it.
+        captured: The steps that were captured and are through.
+        going_on: The one that is being captured.
+        joined: The name of the request that it joined.
+        reason: Why it was refused, or is done with less than was asked for.
+    """
+
+    state: Literal["taken", "open", "done", "joined", "refused"] = "taken"
+    by: str = ""
+    captured: list[int] = []
+    going_on: int | None = None
+    joined: str = ""
+    reason: str = ""
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing comes of it any more."""
+        return self.state in ("done", "joined", "refused")
+
+
+def checked(trigger: Trigger) -> Trigger:
+    """The trigger with its values as settings have them.
+
+    Raises:
+        SettingsError: One is wrong.
+    """
+    if not 1 <= trigger.steps <= _MOST_STEPS:
+        raise settings.SettingsError(f"steps: got {trigger.steps}; it takes how many, from 1 to {_MOST_STEPS}")
+    if trigger.since is not None and trigger.since < 0:
+        raise settings.SettingsError(f"from: got {trigger.since}; it takes the number of a step, from 0")
+    if trigger.at and (trigger.since is not None or trigger.steps != 1):
+        raise settings.SettingsError(f"at: got {trigger.at!r}; it takes the place of steps and from, so give it alone")
+    if trigger.at:
+        settings.steps(trigger.at, "at")
+        if not Steps.parse(trigger.at).any:
+            raise settings.SettingsError(f"at: got {trigger.at!r}; it takes {STEPS_TAKE}, and mixtures")
+    return msgspec.structs.replace(trigger, overrides=settings.overrides(trigger.overrides))
+
+
+def decoded(content: bytes, run_id: str) -> Trigger:
+    """The trigger that a request holds, checked.
+
+    Raises:
+        ValueError: It is none, or another run's.
+    """
+    if len(content) > MOST_BYTES:
+        raise ValueError(f"it has more than {MOST_BYTES} bytes")
+    trigger = msgspec.json.decode(content, type=Trigger)
+    if trigger.run != run_id:
+        raise ValueError(f"it is for run {trigger.run[:80]!r}")
+    return checked(trigger)
+
+
+def new_name() -> str:
+    """A name for a request: in order of their time, and nobody else's."""
+    return f"{time.time_ns()}-{os.getpid()}-{os.urandom(4).hex()}{ENDING}"
 
 
 def ask(run: RunDir, trigger: Trigger) -> Path:
@@ -88,55 +134,82 @@ def ask(run: RunDir, trigger: Trigger) -> Path:
         OSError: It can't be written.
     """
     _files.open_as(run.path)
-    name = f"{time.time_ns() // 1_000_000}-{os.getpid()}-{os.urandom(2).hex()}{ENDING}"
-    path = run.control / name
-    write_json(path, msgspec.to_builtins(trigger))
+    path = run.control / new_name()
+    write_json(path, msgspec.to_builtins(msgspec.structs.replace(trigger, run=run.path.name)))
     return path
 
 
-def take(run: RunDir) -> list[Trigger]:
-    """The requests that nobody has taken, oldest first. Each is taken once, whoever looks. Raises nothing."""
+def names(run: RunDir) -> list[str]:
+    """What lies in `control/`, oldest requests first."""
     try:
-        names = sorted(name for name in os.listdir(run.control) if name.endswith(ENDING))
+        return sorted(os.listdir(run.control))
     except OSError:  # nobody has asked for anything
         return []
+
+
+def take(run: RunDir, there: Iterable[str] | None = None) -> list[tuple[str, Trigger]]:
+    """The requests that nobody has taken, oldest first, by name. Each is taken once, whoever looks. Raises nothing.
+
+    Args:
+        run: Where to look.
+        there: What lies in `control/`, where that is known.
+    """
     taken = []
-    for name in names:
-        path = run.control / name
+    for name in names(run) if there is None else there:
+        if not name.endswith(ENDING):
+            continue
+        path = f"{run.control / name}{TAKEN}"
         try:
-            os.replace(path, f"{path}{TAKEN}")
+            os.replace(run.control / name, path)
         except FileNotFoundError:  # somebody else was faster
             continue
         except OSError as error:
-            log.warning_once(f"{path}: it can't be taken: {error.strerror}; the folder must be this user's")
+            log.warning_once(
+                f"{run.control / name}: it can't be taken: {error.strerror}; the folder must be this user's"
+            )
             continue
         try:
-            taken.append(_read(run, Path(f"{path}{TAKEN}")))
-        except (OSError, ValueError, RecursionError, msgspec.MsgspecError) as error:
+            taken.append((name, decoded(_content(run, path), run.path.name)))
+        except UNREADABLE as error:
             with contextlib.suppress(OSError):
-                os.replace(f"{path}{TAKEN}", f"{path}{REFUSED}")
-            log.warning(f"{path} is refused: {error}")
+                os.replace(path, f"{run.control / name}{REFUSED}")
+            refuse(run, name, error)
     return taken
 
 
-def _read_along(run: RunDir, known: set[str]) -> list[Trigger]:
-    """The requests that are there, taken or not, less those in `known`, which they are added to."""
+def refuse(run: RunDir, name: str, error: Exception) -> None:
+    """Say why a request is refused. Raises nothing."""
+    why = _why(error)
+    log.warning(f"the request {run.control / name} is refused: {why}")
+    note(run, name, None, Became(state="refused", reason=why))
+
+
+def note(run: RunDir, name: str, trigger: Trigger | None, became: Became) -> None:
+    """Say what has become of a request that was taken. Raises nothing."""
+    became.by = f"{rundir.HOST}-{os.getpid()}"
+    asked = {} if trigger is None else msgspec.to_builtins(trigger)
     try:
-        names = sorted({name.removesuffix(TAKEN) for name in os.listdir(run.control)})
-    except OSError:  # nobody has asked for anything
-        return []
+        write_json(Path(f"{run.control / name}{TAKEN}"), asked | {"became": msgspec.to_builtins(became)})
+    except OSError as error:
+        log.warning_once(f"{run.control}: what becomes of requests can't be written there: {error.strerror}")
+
+
+def read_along(run: RunDir, there: Iterable[str], known: set[str]) -> list[tuple[str, Trigger]]:
+    """The requests that are there and not over, taken or not, less those in `known`, which they are added to."""
     found = []
-    for name in names:
+    for name in sorted({name.removesuffix(TAKEN) for name in there}):
         if name in known or not name.endswith(ENDING):
             continue
         known.add(name)
-        for path in (run.control / name, Path(f"{run.control / name}{TAKEN}")):
+        for ending in ("", TAKEN):
             try:
-                found.append(_read(run, path))
+                fields = msgspec.json.decode(_content(run, f"{run.control / name}{ending}"), type=dict[str, Any])
+                if not msgspec.convert(fields.pop("became", {}) if ending else {}, Became).over:
+                    found.append((name, decoded(msgspec.json.encode(fields), run.path.name)))
                 break
             except FileNotFoundError:  # it has been taken just now
                 continue
-            except (OSError, ValueError, RecursionError, msgspec.MsgspecError):  # whoever takes it says so
+            except UNREADABLE:  # whoever takes it says so
                 break
     return found
 
@@ -160,27 +233,28 @@ def switch(run: RunDir, off: bool) -> None:
 
 def waiting(run: RunDir) -> list[str]:
     """The names of the requests that nobody has taken."""
-    return sorted(path.name for path in run.control.glob(f"*{ENDING}"))
+    return [name for name in names(run) if name.endswith(ENDING)]
 
 
-def refused(run: RunDir) -> list[str]:
-    """The names of the requests that could not be read."""
-    return sorted(path.name.removesuffix(REFUSED) for path in run.control.glob(f"*{REFUSED}"))
+def states(run: RunDir) -> dict[str, Became]:
+    """What became of the requests that were taken, by name. What can't be read is left out."""
+    found = {}
+    for name in names(run):
+        if name.endswith(f"{ENDING}{TAKEN}"):
+            with contextlib.suppress(*UNREADABLE):
+                content = msgspec.json.decode(_files.read(run.control / name, MOST_BYTES), type=dict[str, Any])
+                found[name.removesuffix(TAKEN)] = msgspec.convert(content.get("became", {}), Became)
+    return found
 
 
-def _read(run: RunDir, path: Path) -> Trigger:
+def _content(run: RunDir, path: str) -> bytes:
     # The run's directory says who it belongs to, where a disk has other owners for root.
     owners = {0, os.geteuid(), run.path.stat().st_uid}
-    trigger = msgspec.json.decode(_files.read(path, _MOST_BYTES, owners), type=Trigger)
-    return msgspec.structs.replace(checked(trigger.steps, trigger.overrides), reason=trigger.reason)
+    return _files.read(path, MOST_BYTES, owners)
 
 
-def checked(steps: str, overrides: dict[str, Any]) -> Trigger:
-    """A trigger whose values are right.
-
-    Raises:
-        SettingsError: One is wrong.
-    """
-    if not steps.strip():
-        raise settings.SettingsError(f"steps: got {steps!r}; it takes {STEPS_TAKE}, and mixtures")
-    return Trigger(steps=settings.steps(steps), overrides=settings.overrides(overrides))
+def _why(error: Exception) -> str:
+    """An error in the words of a request's."""
+    if isinstance(error, OSError):
+        return "it is a link" if error.errno == errno.ELOOP else str(error.strerror)
+    return " ".join(str(error).split())[:200]

@@ -97,8 +97,13 @@ def _executed(run: listing.Run) -> set[int]:
 def _check_control(report: Report, directory: RunDir) -> None:
     for name in control.waiting(directory):
         report.notes.append(f"control/{name}: no step has begun since it was asked for, or no trainer looks here")
-    for name in control.refused(directory):
-        report.problems.append(f"control/{name}: it was refused; the log of the trainer's process says why")
+    for name, became in control.states(directory).items():
+        if became.state == "refused":
+            report.problems.append(f"control/{name}: it was refused: {became.reason}")
+        elif became.reason:
+            report.notes.append(f"control/{name}: {became.reason}")
+        elif not became.over and not report.facts["state"].startswith("running"):
+            report.notes.append(f"control/{name}: the run ended before all of its steps had begun")
 
 
 def _check_captures(report: Report, run: listing.Run) -> None:

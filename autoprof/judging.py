@@ -1,6 +1,6 @@
 """Holds steps against conditions: what is usual, who is slower than its like, and for what a window is opened.
 
-Of figures alone: where they come from is `telling.py`'s and `watching.py`'s.
+Of figures alone: where they come from is `telling.py`'s and `comparing.py`'s.
 """
 
 from __future__ import annotations

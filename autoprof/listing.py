@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from autoprof import _files, _finish, control, rundir
+from autoprof.redaction import writable
 from autoprof.rundir import META, NSYS_REPORT, PART, RAW_ENDINGS, SNAPSHOT, TRACE, RunDir, is_merged
 
 UNFINISHED = "unfinished"
@@ -112,12 +113,24 @@ def read(path: Path) -> Run:
 
 
 def load_json(path: Path) -> dict[str, Any]:
-    """A JSON object, or an empty one where the file is not there or not whole."""
+    """A JSON object, or an empty one where the file is not there or not whole. Its texts are `writable`."""
     try:
-        content = json.loads(_files.read(path.resolve(), _MOST_BYTES))
+        read = _files.read(path.resolve(), _MOST_BYTES)
+        content = json.loads(read)
+        # Arguments of a command that are no UTF-8 stand there so.
+        if b"\\ud" in read.lower():
+            content = _writable(content)
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def _writable(content: Any) -> Any:
+    if isinstance(content, str):
+        return writable(content)
+    if isinstance(content, dict):
+        return {writable(name): _writable(value) for name, value in content.items()}
+    return [_writable(value) for value in content] if isinstance(content, list) else content
 
 
 def step(run: Run, number: int | None) -> Step:

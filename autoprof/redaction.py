@@ -67,3 +67,8 @@ def hidden_in(content: Any) -> Any:
 def plain(text: str) -> str:
     """A text for a terminal: what is no character to show, and what turns the direction of writing, is spelt out."""
     return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def writable(text: str) -> str:
+    """A text that UTF-8 can hold: what a name of a file or a JSON's escape has else is spelt out."""
+    return text.encode("utf-8", "backslashreplace").decode()

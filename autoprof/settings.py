@@ -155,13 +155,13 @@ def overrides(values: Mapping[str, Any]) -> dict[str, Any]:
     return _table(dict(values), "", WINDOW_FIELDS)
 
 
-def steps(value: str) -> str:
-    """Steps in the grammar of `AUTOPROF_STEPS`, checked.
+def steps(value: str, where: str = "steps") -> str:
+    """Steps in the grammar of `AUTOPROF_STEPS`, checked; `where` is what they are called.
 
     Raises:
         SettingsError: They are not.
     """
-    checked: str = _checked("steps", value, "steps")
+    checked: str = _checked("steps", value, where)
     return checked
 
 

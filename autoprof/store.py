@@ -32,10 +32,9 @@ def get(key: str) -> bytes | None:
     return found
 
 
-def delete(key: str) -> None:
-    """Keep nothing under `key` any more."""
-    if up():
-        _kv()._internal_kv_del(key.encode(), namespace=_NAMESPACE)
+def delete(key: str) -> bool:
+    """Keep nothing under `key` any more. Of those who try at a time, one is told that there was something."""
+    return up() and bool(_kv()._internal_kv_del(key.encode(), namespace=_NAMESPACE))
 
 
 def keys(prefix: str) -> Sequence[str]:

@@ -1,209 +1,179 @@
-"""Watches the steps of a run, in the process that drives them: when each has ended it is held against the conditions,
-and who was slowest is noted.
-
-What the process's own spans say is judged at once. What other processes tell is read in a thread, which no step waits
-for: its window begins with the next step, or with the one after where that has begun by then.
-"""
+"""What a run says of a request, and what its steps' folders hold: read where they lie, here or on a cluster's nodes."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import threading
-import time
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
 
 import msgspec
 
-from autoprof import control, log, posting, runtime
-from autoprof.conditions import RESUME, TOLD
-from autoprof.judging import FIRST, Judge, Measured, Opened
-from autoprof.runtime import Runtime
-from autoprof.settings import FOUND, REASON, Settings
-from autoprof.slowest import Slowest
-from autoprof.telling import RANK, REPLICA, OfRank, OfReplica, Teller
-
-# How long the thread waits for what is told of a step, and how often it looks.
-_PATIENCE_S, _LOOK_S = 2.0, 0.25
-# How long the end of Ray waits for the thread.
-_END_S = 2.0
-
-_stop = threading.Event()
-_threads: list[threading.Thread] = []
-_Told = TypeVar("_Told", OfRank, OfReplica)
+from autoprof import control, listing
+from autoprof.control import Became, Trigger
+from autoprof.listing import Run
 
 
-class Watch:
-    """The steps of the trainer in this process, or the batches of an engine without one."""
+class Contents(msgspec.Struct, frozen=True):
+    """One step's folder on one host: captures that have a meta file, by name, with its state, its reason and the bytes;
+    what is still being written, with its bytes, when it changed last, and whether it is a folder."""
 
-    def __init__(self, run: Runtime, teller: Teller) -> None:
-        self._run = run
-        self._teller = teller
-        self._judge = Judge(run.settings.when)
-        self._slowest = Slowest()
-        self._asks = any(condition.what in TOLD for condition in run.settings.when) or _slowest_anywhere(run.settings)
-        self._lock = threading.Lock()
-        self._due: Opened | None = None
-        self._resumed: Opened | None = None
-        self._at = 0
-        self._thread: threading.Thread | None = None
-        self._before: dict[int, OfReplica] = {}
-        self._told_of = -1
-        # Of several trainers that a launcher has started one decides, and asks the others as `autoprof trigger` does.
-        self._several = posting.ranks() > 1
-        self._decides = not self._several or int(os.environ.get("RANK") or 0) == 0 or run.started_here
+    folder: str
+    captures: dict[str, tuple[str, str, int]]
+    unfinished: dict[str, tuple[int, float, bool]]
 
-    def begins(self, step: int, ordinal: int) -> None:
-        """A step begins; `ordinal` counts those of this run from 1."""
-        self._at = step
-        if ordinal > 1:
-            return
-        for condition in self._run.settings.when:
-            # A run that was not resumed begins with step 1, or 0.
-            if condition.what == RESUME and step > 1 and self._resumed is None:
-                why = f"the run was resumed at step {step} ({condition})"
-                self._resumed = Opened(condition.steps, condition.overrides, why)
 
-    def due(self, ordinal: int) -> dict[str, Any] | None:
-        """The settings of the step that begins, if it is of a window that a condition has opened; that has one less."""
-        with self._lock:
-            found = self.foresee(ordinal)
-            if self._due is not None:
-                self._due = self._due._replace(steps=self._due.steps - 1) if self._due.steps > 1 else None
-        return found
+class View(msgspec.Struct, frozen=True):
+    """A run's directory as one host has it.
 
-    def foresee(self, ordinal: int) -> dict[str, Any] | None:
-        """What `due` will say of a step that comes, by what is known now."""
-        opened = self._due
-        if opened is None and self._resumed is not None and ordinal <= self._resumed.steps:
-            opened = self._resumed
-        return None if opened is None else opened.overrides | {REASON: opened.reason}
+    Attributes:
+        host: The host.
+        info: The content of `run.json`, empty where there is none.
+        alive: Whether the process that was asked about runs there.
+        off: Whether autoprof is switched off in the run.
+        requests: The requests that are there, with what became of them, by name.
+        steps: The folders of those steps that were asked about and are there.
+    """
 
-    def any_left(self, ordinal: int) -> bool:
-        """Whether a condition may open a window for a step after this one."""
-        resumed = self._resumed is not None and ordinal < self._resumed.steps
-        return self._due is not None or resumed or self._judge.any_left
+    host: str
+    info: dict[str, Any]
+    alive: bool
+    off: bool
+    requests: dict[str, dict[str, Any]]
+    steps: dict[int, Contents]
 
-    def found(self, overrides: Mapping[str, Any], first: Callable[[], Mapping[int, int]]) -> dict[str, Any]:
-        """The settings of a window with the ranks that are the slowest now, where it asks for those.
+    def became(self, name: str) -> Became | None:
+        """What became of a request; None where nobody has taken it."""
+        return _became(self.requests.get(f"{name}{control.TAKEN}"))
 
-        Args:
-            overrides: The settings that the window has of its own.
-            first: Gives the first global rank of each replica.
+    def standing(self, trigger: Trigger) -> str | None:
+        """The name of a request with this content that is there and not over."""
+        for name, content in sorted(self.requests.items()):
+            fields = {key: value for key, value in content.items() if key != "became"}
+            became = _became(content) if name.endswith(control.TAKEN) else None
+            if (became is None or not became.over) and same(fields, trigger):
+                return name.removesuffix(control.TAKEN)
+        return None
+
+
+class Place(Protocol):
+    """Where a run can be looked at."""
+
+    def look(self, steps: Sequence[int] = ()) -> list[View]:
+        """The run as it is now: where its steps are counted, and after that on the other nodes, if there are steps.
+
+        Raises:
+            Gone: There is no way to it any more.
         """
-        settings = self._run.settings.overridden(overrides)
-        if not _slowest_anywhere(settings):
-            return dict(overrides)
-        with self._lock:
-            found = self._slowest.find(settings, first())
-        return {**overrides, FOUND: found} if found else dict(overrides)
 
-    def ended(self, number: int, ordinal: int, captured: bool) -> None:
-        """The step has ended, and its span was written."""
-        line, parts = self._teller.take()
-        if line is None or line.step != number:
-            return
-        if not self._decides:
-            self._teller.tell()
-            return
-        step = Measured(number, line.start_ns, line.end_ns, parts)
-        fair = not captured and line.error is None
-        if fair:
-            with self._lock:
-                self._open(self._judge.step(step, ordinal))
-                unknown = self._judge.unknown(step, ordinal)
-            if unknown:
-                log.warning_once(unknown)
-        if self._asks and (self._thread is None or not self._thread.is_alive()) and not _stop.is_set():
-            own = self._teller.of_rank()
-            thread = threading.Thread(
-                target=self._hear, args=(step, ordinal, fair, own), name="autoprof-watching", daemon=True
-            )
-            with contextlib.suppress(RuntimeError):  # there may be no more threads
-                thread.start()
-                self._thread = thread
-                _threads[:] = [thread, *(each for each in _threads if each.is_alive())]
-
-    def _hear(self, step: Measured, ordinal: int, fair: bool, own: OfRank) -> None:
-        try:
-            ranks = [own, *self._read_ranks(step.number)]
-            replicas = self._since(_decoded(posting.read(self._run, REPLICA), OfReplica))
-            same = [each for each in ranks if each.step == step.number]
-            with self._lock:
-                self._open(self._judge.states(step.number, ranks, ordinal))
-                if fair and ordinal > FIRST:
-                    self._slowest.note(same, replicas)
-                    self._open(self._judge.ranks(step, same, ordinal))
-                    self._open(self._judge.replicas(step, replicas, ordinal))
-        except Exception as error:
-            if not _stop.is_set():
-                runtime.report("watching", error)
-
-    def _read_ranks(self, number: int) -> list[OfRank]:
-        """What the ranks tell. They do so when their last stage has ended, as the step does: for those that told of the
-        step before a moment is waited."""
-        deadline = time.monotonic() + _PATIENCE_S
-        while True:
-            told = _decoded(posting.read(self._run, RANK), OfRank)
-            late = any(each.step is not None and number - 2 <= each.step < number for each in told)
-            if not late or time.monotonic() > deadline or _stop.wait(_LOOK_S):
-                return told
-
-    def _since(self, told: list[OfReplica]) -> list[OfReplica]:
-        """What the replicas have done since the last step."""
-        before, self._before = self._before, {each.replica: each for each in told}
-        found = []
-        for each in told:
-            last = before.get(each.replica)
-            if last is None or last.requests > each.requests:  # it is new
-                last = OfReplica(replica=each.replica)
-            if each.requests > last.requests:
-                found.append(
-                    OfReplica(
-                        replica=each.replica,
-                        requests=each.requests - last.requests,
-                        seconds=each.seconds - last.seconds,
-                        tokens=each.tokens - last.tokens,
-                    )
-                )
-        return found
-
-    def _open(self, opened: Opened | None) -> None:
-        if opened is None:
-            return
-        log.info(f"{opened.reason}: {opened.steps} of the next steps are captured")
-        if self._several:
-            # The others may have begun the next step, and none is further than that.
-            steps = f"{self._at + 2}:{self._at + 2 + opened.steps}"
-            asked = control.Trigger(steps=steps, overrides=opened.overrides, reason=opened.reason)
-            control.ask(self._run.rundir, asked)
-            return
-        # A step that is slow for its slowest rank meets two conditions.
-        if self._due is not None:
-            both = f"{self._due.reason}; {opened.reason}"
-            opened = Opened(max(self._due.steps, opened.steps), self._due.overrides or opened.overrides, both)
-        self._due = opened
+    def pending(self, name: str) -> bool:
+        """Whether the request is on its way, where `look` does not show it."""
 
 
-def stop() -> None:
-    """Ray is about to end: nothing is read or told any more."""
-    _stop.set()
-    posting.stop()
-    for thread in _threads:
-        if thread is not threading.current_thread():
-            thread.join(_END_S)
+class Gone(Exception):
+    """The run can't be looked at any more. The message says why."""
 
 
-def _slowest_anywhere(settings: Settings) -> bool:
-    own = msgspec.structs.replace(settings, when=())
-    return own.compares or any("slowest" in str(each.overrides.get("ranks")) for each in settings.when)
+class OnDisk:
+    """A run whose directory is on a disk of this host's."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def look(self, steps: Sequence[int] = ()) -> list[View]:
+        found = view(reader()(self._run.path, list(steps)))
+        info = listing.load_json(Path(self._run.path) / "run.json")
+        return [msgspec.structs.replace(found, alive=listing.state(info) == "running")]
+
+    def pending(self, name: str) -> bool:
+        return False
 
 
-def _decoded(entries: list[bytes], kind: type[_Told]) -> list[_Told]:
-    """The entries of a kind; what another version of autoprof has written, or nobody, is left out."""
-    found = []
-    for entry in entries:
-        with contextlib.suppress(msgspec.DecodeError):
-            found.append(msgspec.json.decode(entry, type=kind))
-    return found
+def view(told: Mapping[str, Any]) -> View:
+    """What a `reader` told."""
+    return msgspec.convert(told, View)
+
+
+def reader() -> Callable[..., dict[str, Any]]:
+    """The function that looks at a run's directory. Made here, and of the standard library alone, so that it is shipped
+    by value to nodes that have no autoprof."""
+
+    def autoprof_look(directory: str, steps: list[int], pid: int = 0, ticks: int = 0) -> dict[str, Any]:
+        import json
+        import os
+        import socket
+        import stat
+
+        def load(path: str) -> dict[str, Any]:
+            try:
+                with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+                    found = os.fstat(file.fileno())
+                    content = json.loads(file.read()) if stat.S_ISREG(found.st_mode) and found.st_size < 1 << 24 else {}
+            except (OSError, ValueError, RecursionError):
+                return {}
+            return content if isinstance(content, dict) else {}
+
+        def names(path: str) -> list[str]:
+            try:
+                return sorted(os.listdir(path))
+            except OSError:
+                return []
+
+        def written(path: str) -> tuple[int, float, bool]:
+            try:
+                found = os.stat(path)
+            except OSError:  # it has just got its final name
+                return 0, 0.0, False
+            return found.st_size, found.st_mtime, stat.S_ISDIR(found.st_mode)
+
+        def runs() -> bool:
+            try:
+                with open(f"/proc/{pid}/stat", "rb") as file:
+                    fields = file.read().rpartition(b")")[2].split()
+                return fields[0] not in (b"Z", b"X") and ticks in (0, int(fields[19]))
+            except (OSError, ValueError, IndexError):
+                return False
+
+        def contents(folder: str) -> dict[str, Any]:
+            captures, unfinished = {}, {}
+            for name in names(folder):
+                if name.endswith(".meta.json"):
+                    meta = load(os.path.join(folder, name))
+                    told = str(meta.get("state", "unfinished")), str(meta.get("reason") or ""), meta.get("bytes") or 0
+                    captures[name.removesuffix(".meta.json")] = told
+                elif name.endswith(".part") and not name.startswith(".merge-"):
+                    unfinished[name] = written(os.path.join(folder, name))
+            return {"folder": folder, "captures": captures, "unfinished": unfinished}
+
+        control = os.path.join(directory, "control")
+        there = names(control)
+        folders = {step: os.path.join(directory, f"global_step_{step:06d}") for step in steps}
+        return {
+            "host": socket.gethostname(),
+            "info": load(os.path.join(directory, "run.json")),
+            "alive": runs(),
+            "off": "off" in there,
+            "requests": {
+                name: load(os.path.join(control, name)) for name in there if name.endswith((".json", ".json.taken"))
+            },
+            "steps": {step: contents(folder) for step, folder in folders.items() if os.path.isdir(folder)},
+        }
+
+    return autoprof_look
+
+
+def _became(content: Mapping[str, Any] | None) -> Became | None:
+    if content is None:
+        return None
+    try:
+        return msgspec.convert(content.get("became", {}), Became)
+    except msgspec.ValidationError:
+        return Became()
+
+
+def same(fields: Mapping[str, Any], trigger: Trigger) -> bool:
+    """Whether the fields of a request, as JSON has them, ask for the same, of whichever run."""
+    try:
+        asked = control.checked(msgspec.convert(fields, Trigger))
+    except control.UNREADABLE:
+        return False
+    return msgspec.structs.replace(asked, run=trigger.run) == trigger

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from bench import processes
 from bench.paired import Case, Goal, Table, in_turns
-from bench.processes import CHILDREN, MAIN, interpreter, missing
+from bench.processes import CHILDREN, absent, there
 from bench.results import Findings
 
 TURNS, QUICK = 10, 1
@@ -44,9 +44,8 @@ _DDTRACE = {"DD_INSTRUMENTATION_TELEMETRY_ENABLED": "false", "DD_REMOTE_CONFIGUR
 def run(turns: int) -> Findings:
     """Measure all peers that are there."""
     with tempfile.TemporaryDirectory() as folder:
-        cases = {case: _measured(*where, Path(folder)) for case, where in CASES.items() if _python(where[0])}
+        cases = {case: _measured(*where, Path(folder)) for case, where in there(CASES).items()}
         taken = in_turns(cases, turns, warm=0)
-    absent = dict.fromkeys(peer for peer, _ in CASES.values() if _python(peer) is None)
     return Findings(
         tables=[
             Table(title=title, unit="ns", base=WRAPT, values=taken[kind])
@@ -63,18 +62,12 @@ def run(turns: int) -> Findings:
             )
             for what in ("Function", "Coroutine function")
         ],
-        notes=[missing(peer) for peer in absent],
+        notes=absent(CASES),
     )
 
 
-def _python(peer: str) -> Path | None:
-    return interpreter(peer) if peer else MAIN
-
-
-def _measured(peer: str, name: str, folder: Path) -> Case:
-    python = _python(peer)
-    assert python is not None
-    variables: Mapping[str, str] = {} if peer != "ddtrace" else _DDTRACE
+def _measured(python: Path, name: str, folder: Path) -> Case:
+    variables: Mapping[str, str] = _DDTRACE if name.startswith("ddtrace") else {}
     if name.startswith("autoprof"):
         variables = {
             "AUTOPROF": "1",

@@ -16,7 +16,7 @@ from autoprof._boot import FOUND, RUN_ID
 from bench import processes
 from bench.boot import under
 from bench.paired import Case, Table, in_turns
-from bench.processes import MAIN, interpreter, missing
+from bench.processes import MAIN, absent, there
 from bench.results import Findings
 
 TURNS, QUICK = 5, 1
@@ -42,12 +42,8 @@ def run(turns: int) -> Findings:
         "OpenTelemetry": ("opentelemetry", under("opentelemetry")),
         "ddtrace": ("ddtrace", under("ddtrace")),
     }
-    notes = [missing(peer) for peer in dict.fromkeys(peer for peer, _ in peers.values()) if interpreter(peer) is None]
-    cases = {
-        case: _measured(python, variables)
-        for case, (peer, variables) in peers.items()
-        if (python := interpreter(peer)) is not None
-    }
+    notes = absent(peers)
+    cases = {case: _measured(*where) for case, where in there(peers).items()}
     tables = _tables(cases, turns, BARE, "an interpreter that does nothing") if BARE in cases else []
     with tempfile.TemporaryDirectory() as folder:
         on = {"AUTOPROF": "1", "AUTOPROF_DIR": folder}

@@ -9,7 +9,9 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+T = TypeVar("T")
 
 ROOT = Path(__file__).resolve().parent.parent
 CHILDREN = ROOT / "bench" / "children"
@@ -42,6 +44,21 @@ def interpreter(peer: str) -> Path | None:
     """The interpreter of a peer's environment, or None where `make bench` has not made it."""
     folder = ROOT / ".venvs" / f"bench-{peer}"
     return folder / "bin" / "python" if (folder / ".ready").exists() else None
+
+
+def python_of(peer: str) -> Path | None:
+    """The interpreter of a peer's environment, and the project's own where no peer is named."""
+    return interpreter(peer) if peer else MAIN
+
+
+def there(cases: Mapping[str, tuple[str, T]]) -> dict[str, tuple[Path, T]]:
+    """The cases whose interpreters are there, with these in place of the peers."""
+    return {case: (python, what) for case, (peer, what) in cases.items() if (python := python_of(peer))}
+
+
+def absent(cases: Mapping[str, tuple[str, object]]) -> list[str]:
+    """What is to be said of the others."""
+    return [missing(peer) for peer in dict.fromkeys(peer for peer, _ in cases.values()) if python_of(peer) is None]
 
 
 def site_packages(python: Path) -> Path:

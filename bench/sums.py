@@ -14,30 +14,27 @@ from pathlib import Path
 
 from bench import processes
 from bench.paired import Case, Goal, Table, in_turns
-from bench.processes import CHILDREN, MAIN, interpreter, missing
+from bench.processes import CHILDREN, MAIN, absent, there
 from bench.results import Findings
 
 TURNS, QUICK = 2, 1
 MEGABYTES, QUICK_MEGABYTES = 300, 20
 
 OURS, HTA = "autoprof", "HolisticTraceAnalysis"
+# By case: the environment that it runs in, and what children/sums.py calls it.
+WAYS = {OURS: ("", "autoprof"), "json.load": ("", "plain"), HTA: ("hta", "hta")}
 TIME, PEAK = "Time", "Peak of memory"
 
 
 def run(turns: int) -> Findings:
     """Measure the ways that are there."""
-    notes = []
-    ways = {OURS: ("autoprof", MAIN), "json.load": ("plain", MAIN)}
-    if python := interpreter("hta"):
-        ways[HTA] = ("hta", python)
-    else:
-        notes.append(missing("hta"))
+    notes = absent(WAYS)
     megabytes = MEGABYTES if turns > QUICK else QUICK_MEGABYTES
     if megabytes != MEGABYTES:
         notes.append(f"a trace of {megabytes} MB")
     with tempfile.TemporaryDirectory() as folder:
         processes.run([MAIN, CHILDREN / "sums.py", "make", folder, str(megabytes)])
-        taken = in_turns({case: _summed(*way, folder) for case, way in ways.items()}, turns, warm=0)
+        taken = in_turns({case: _summed(*way, folder) for case, way in there(WAYS).items()}, turns, warm=0)
     for what, which in (("short", "less than a microsecond a call"), ("long", "more")):
         off = (f"{case} {max(values):.1%}" for case, values in taken[what].items())
         notes.append(f"the sum of an operator that takes {which} is off by: {', '.join(off)}")
@@ -60,7 +57,7 @@ def run(turns: int) -> Findings:
     )
 
 
-def _summed(way: str, python: Path, folder: str) -> Case:
+def _summed(python: Path, way: str, folder: str) -> Case:
     def measure() -> dict[str, float]:
         said = processes.run([python, CHILDREN / "sums.py", way, folder]).output
         found: dict[str, float] = json.loads(said.splitlines()[-1])

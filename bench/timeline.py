@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bench import processes
 from bench.paired import Case, Goal, Table, in_turns
-from bench.processes import CHILDREN, MAIN, interpreter, missing
+from bench.processes import CHILDREN, absent, there
 from bench.results import Findings
 
 TURNS, QUICK = 10, 1
@@ -44,9 +44,12 @@ def run(turns: int) -> Findings:
     """Measure the ways that are there."""
     with tempfile.TemporaryDirectory() as folder:
         sizes: dict[str, float] = {}
-        there = {case: where for case, where in SPANS.items() if _python(where[0]) is not None}
-        spans = in_turns({case: _measured(*where, Path(folder), sizes) for case, where in there.items()}, turns, warm=0)
-        steps = in_turns({case: _measured(*where, Path(folder), sizes) for case, where in STEPS.items()}, turns, warm=0)
+        spans, steps = (
+            in_turns(
+                {case: _measured(*where, Path(folder), sizes) for case, where in there(cases).items()}, turns, warm=0
+            )
+            for cases in (SPANS, STEPS)
+        )
     few, many = sizes["autoprof-stage"] * _OTHERS, sizes["autoprof-step"]
     return Findings(
         tables=[
@@ -66,18 +69,12 @@ def run(turns: int) -> Findings:
             f"on disk: {many / 512 / 3:.0f} bytes a span of a sample, {sizes['autoprof-stage']:.0f} a stage's",
             f"{_RUN_STEPS:,} steps of {_OTHERS} steps, stages and timers: {few * _RUN_STEPS / 1e6:.0f} MB",
             f"{_RUN_STEPS:,} steps with 512 samples in each: {(few + many) * _RUN_STEPS / 1e9:.1f} GB",
-            *(missing(peer) for peer in dict.fromkeys(peer for peer, _ in SPANS.values()) if _python(peer) is None),
+            *absent(SPANS),
         ],
     )
 
 
-def _python(peer: str) -> Path | None:
-    return interpreter(peer) if peer else MAIN
-
-
-def _measured(peer: str, name: str, folder: Path, sizes: dict[str, float]) -> Case:
-    python = _python(peer)
-    assert python is not None
+def _measured(python: Path, name: str, folder: Path, sizes: dict[str, float]) -> Case:
     variables = {}
     if name.startswith("autoprof"):
         variables = {

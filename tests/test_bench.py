@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bench import __main__ as bench
-from bench import calls, results, steps
+from bench import calls, processes, results, steps
 from bench.paired import Goal, Spread, Table, in_turns, judge
 from bench.results import Findings, Section
 
@@ -141,7 +141,7 @@ def test_the_times_of_verls_steps_are_read_from_its_console() -> None:
 def test_a_benchmark_goes_on_without_its_peers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(calls, "interpreter", lambda peer: None)
+    monkeypatch.setattr(processes, "interpreter", lambda peer: None)
     assert bench.main(["--quick", "--keep", str(tmp_path), "calls"]) == 0
     (kept,) = results.load(tmp_path / "results.json").values()
     measured = kept.findings.tables[0].values

@@ -125,6 +125,29 @@ def test_names_in_markdown_are_text(runs: Path) -> None:
     assert "\n# f" not in text
 
 
+def test_names_from_traces_in_markdown_are_text(tmp_path: Path) -> None:
+    script = write(tmp_path / "run", captured=None)
+    who = {"role": "actor", "stage": "update_actor", "rank": 0}
+    when = script.stages[4, "update_actor"]
+    events = [event | {"cat": "<img src=x>|`"} for event in training(when) if event.get("cat") == "cpu_op"]
+    capture(tmp_path / "run", 4, "actor.update_actor.rank0", who, ("n1", 200), when, events)
+    text = markdown.text(build.figures(listing.read(tmp_path / "run"), [4]))
+    (row,) = [line for line in text.splitlines() if line.startswith("| `aten::mm`")]
+    assert "&lt;img src=x&gt;\\|\\`" in row
+    assert "<img" not in text
+
+
+def test_markdown_of_many_captures_has_the_first_of_each_stage(tmp_path: Path) -> None:
+    script = write(tmp_path / "run", captured=None)
+    when = script.stages[4, "update_actor"]
+    for rank in range(40):
+        who = {"role": "actor", "stage": "update_actor", "rank": rank}
+        capture(tmp_path / "run", 4, f"actor.update_actor.rank{rank}", who, ("n1", 200 + rank), when, [])
+    text = markdown.text(build.figures(listing.read(tmp_path / "run"), [4]))
+    assert text.count("\n### actor.update_actor rank") == 8
+    assert "32 other captures of this step are in the page and in the JSON." in text
+
+
 def test_two_steps_of_a_run(autoprof: Autoprof, runs: Path) -> None:
     done = autoprof("report", SLOW, "--dir", str(runs), "--step", "7", "--against", "5", "--json", "-")
     assert done.returncode == 0, done.stderr
@@ -156,6 +179,30 @@ def test_a_step_against_another_runs(autoprof: Autoprof, runs: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert f"## {SLOW} step 9 against {USUAL} step 4" in done.stdout
     assert "update_actor takes 22." in done.stdout
+
+
+def test_captures_without_a_timeline_are_compared_too(tmp_path: Path) -> None:
+    """What is 3 % of the step is then 3 % of the capture: an operator that grew by a hair is no finding."""
+    script = write(tmp_path / "run", captured=None)
+    who = {"role": "actor", "stage": "update_actor", "rank": 0}
+    when = script.stages[4, "update_actor"]
+    for number, more in ((3, 1.0), (4, 2.0)):
+        events = training(when)
+        for event in events:
+            if event["name"] == "aten::bmm":
+                event["dur"] *= more
+            if event["name"] == "sm90_xmma_gemm_bf16bf16_bf16f32":
+                event["dur"] *= 0.5 * more
+        capture(tmp_path / "run", number, "actor.update_actor.rank0", who, ("n1", 200), when, events)
+    for path in (tmp_path / "run" / "timeline").iterdir():
+        path.unlink()
+    for path in (tmp_path / "run").glob("global_step_*/*.meta.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"clock": {}}))
+    run = listing.read(tmp_path / "run")
+    figures = making.make(run, 4, (run, 3))
+    assert figures.comparison is not None
+    (finding,) = figures.comparison.findings
+    assert finding.text.startswith("sm90_xmma_gemm")
 
 
 def test_a_slower_operator_is_named(tmp_path: Path) -> None:

@@ -158,8 +158,8 @@ def test_a_file_that_was_cut_anywhere_is_read_up_to_there(tmp_path: Path, length
 
 
 def test_a_line_without_end_takes_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autoprof.report.reading._CHUNK_BYTES", 64)
-    monkeypatch.setattr("autoprof.report.reading._LINE_BYTES", 500)
+    monkeypatch.setattr("autoprof.traces.lines._CHUNK_BYTES", 64)
+    monkeypatch.setattr("autoprof.traces.lines._LINE_BYTES", 500)
     run = timeline(tmp_path / "run", n1=[step(10), step(20, 2, 10)])
     path = run / "timeline" / "n1-10.jsonl"
     first, second = path.read_bytes().splitlines(keepends=True)
@@ -206,7 +206,7 @@ def test_a_step_that_has_no_end_is_as_long_as_its_stages(tmp_path: Path) -> None
     found = figures(timeline(tmp_path / "run", n1=[step(10)], n2=worker), 2)
     assert [row.number for row in found.steps] == [1]
     assert [(each.number, each.seconds) for each in found.details] == [(2, 7)]
-    assert "step 2 has no end in the timeline: it goes on, or was cut off" in found.notes
+    assert "step 2 has no end in the timeline: cut off, or going on" in found.notes
 
 
 def test_a_step_that_is_not_there_is_said_with_those_that_are(tmp_path: Path) -> None:
@@ -277,6 +277,34 @@ def test_samples(tmp_path: Path) -> None:
     assert sum(part.seconds for part in samples.parts) == pytest.approx(samples.mean_s * 64)
 
 
+def test_tools_that_are_called_at_once_count_once(tmp_path: Path) -> None:
+    """verl's tool_agent_loop gathers the calls of a turn."""
+    ids = {"role": "agent_loop", "ids": {"sample": 1, "rollout": 0}}
+    spans = [
+        span("turn", "generate", 0, 2, **ids),
+        *(span("tool", "search", 2, 2 + took, **ids) for took in (3, 6, 6)),
+        span("tool", "python", 3, 4, **ids),
+        # By another clock it ends after its sample.
+        span("reward", "compute_score", 9, 11, **ids),
+        span("sample", "tool_agent", 0, 10, **ids),
+    ]
+    (found,) = figures(timeline(tmp_path / "run", n1=[step(10)], n2=spans), 1).details
+    assert found.samples is not None
+    (sample,) = found.samples.longest
+    assert {(part.kind, part.name): (part.seconds, part.count) for part in sample.parts} == {
+        ("turn", ""): (2, 1),
+        ("tool", "search"): (5, 3),
+        ("tool", "python"): (1, 1),
+        ("reward", ""): (1, 1),
+        ("waiting", ""): (1, 1),
+    }
+    # The calls themselves took what they took.
+    assert [(tool.name, tool.calls, tool.seconds) for tool in found.samples.tools] == [
+        ("search", 3, 15),
+        ("python", 1, 1),
+    ]
+
+
 def test_samples_that_can_not_be_told_apart_hold_nothing(tmp_path: Path) -> None:
     ids = {"role": "agent_loop", "ids": {"sample": 0, "rollout": 0}}
     spans = [span("sample", "loop", at, at + 5, **ids) for at in (0, 1, 2, 7)]
@@ -306,6 +334,20 @@ def test_where_the_workers_are_silent_there_is_no_gap(tmp_path: Path) -> None:
     worker = [span("stage", "sync", 0, 1, role="actor", rank=0), span("stage", "x", 6.6, 9, role="actor", rank=0)]
     (found,) = figures(timeline(tmp_path / "run", n1=driver, n2=worker), 1).details
     assert [(gap.start_s, gap.end_s) for gap in found.gaps] == [(6.0, 6.6)]
+
+
+def test_of_very_many_gaps_the_longest_are_told(tmp_path: Path) -> None:
+    worker = [span("stage", "x", at, at + (0.9 if at % 7 else 0.5), role="actor", rank=0) for at in range(300)]
+    (found,) = figures(timeline(tmp_path / "run", n1=[step(300)], n2=worker), 1).details
+    assert len(found.gaps) == 100
+    assert sum(gap.end_s - gap.start_s > 0.4 for gap in found.gaps) == 43
+    assert [gap.start_s for gap in found.gaps] == sorted(gap.start_s for gap in found.gaps)
+
+
+def test_a_timer_that_is_called_other_is_not_lost(tmp_path: Path) -> None:
+    driver = [span("timer", "gen", 0, 5), span("timer", "other", 5, 7), step(10)]
+    (row,) = figures(timeline(tmp_path / "run", n1=driver)).steps
+    assert row.stages == {"gen": 5, "other": 5}
 
 
 def test_agent_loops_that_hand_off_do_not_tell_of_generation(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_runs import BASE_NS, PLANTS, Script, capture, training, write
+from report_runs import BASE_NS, PLANTS, Script, capture, generation, training, write
 from test_report_figures import span, step, timeline
 from traces import Event, kineto, load, save
 
@@ -190,6 +190,31 @@ def test_weight_sync_that_is_long_in_every_step_is_a_finding_of_the_run(tmp_path
     (finding,) = figures.findings
     assert (finding.kind, finding.step) == ("weight_sync_share", None)
     assert finding.seconds == pytest.approx(15, rel=0.1)
+
+
+def test_weight_sync_in_every_other_step_is_as_usual(tmp_path: Path) -> None:
+    """Asynchronous trainers send weights every few steps: it is held against the steps that do so."""
+    spans = []
+    for number in range(1, 21):
+        at = 100.0 * number
+        took = 20 if number == 12 else 5
+        if not number % 4:
+            spans.append(span("timer", "update_weights", at + 80, at + 80 + took, step=number))
+        spans.append(step(at + 100, number, at))
+    figures = build.figures(listing.read(timeline(tmp_path / "run", n1=spans)))
+    (finding,) = figures.findings
+    assert (finding.kind, finding.step, finding.seconds) == ("weight_sync", 12, 15)
+    assert "weight sync took 20.0 s, usually 5.00 s" in finding.text
+
+
+def test_an_engine_that_waits_for_requests_does_not_wait_for_the_cpu(tmp_path: Path) -> None:
+    def few_requests(when: tuple[float, float]) -> list[Event]:
+        return [event | {"dur": event["dur"] / 4} if event["ph"] == "X" else event for event in generation(when)]
+
+    (finding,) = captured(tmp_path, few_requests)
+    assert finding.kind == "device_idle"
+    assert "CPU" not in finding.text
+    assert "waited for the host or for requests" in finding.evidence[2]
 
 
 def test_the_documentation_has_every_kind() -> None:

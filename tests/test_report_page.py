@@ -19,7 +19,7 @@ import report_pages
 from report_pages import HOSTILE
 
 from autoprof.report import charts, colours, html, step_charts, units
-from autoprof.report.figures import Lane, SpanRow, StepFigures
+from autoprof.report.figures import DeviceShares, Lane, SpanRow, StepFigures
 
 TEMPLATES = Path(html.__file__).parent / "templates"
 VOID = {"meta", "link", "br", "img", "input", "hr"}
@@ -348,6 +348,28 @@ def test_small_changes_are_neither_better_nor_worse() -> None:
     read = Read(html.page(figures))
     assert "worse" in {a.get("class") for _, a in read.elements}
     assert "1 operators and kernels of the captures" in read.text
+
+
+def test_a_device_s_shares_are_those_of_its_time() -> None:
+    """Copies beside kernels take none of it, and nothing is stretched or squeezed to fit."""
+    device = DeviceShares(device="GPU 0", seconds=10, compute=0.7, communication=0.2, copy=0.3, idle=0.1, overlap=0.5)
+    found = {share.name: share.share for share in html.device_shares(device)}
+    assert found == pytest.approx(
+        {"compute": 0.7, "communication without compute": 0.1, "copy alone": 0.1, "idle": 0.1}
+    )
+
+
+def test_nothing_is_said_to_hold_what_nobody_knows() -> None:
+    figures = report_pages.figures()
+    samples = figures.details[0].samples
+    assert samples is not None
+    assert samples.tail is not None
+    for count in (1, 3):
+        tail = msgspec.structs.replace(samples.tail, count=count, held_by="")
+        step = msgspec.structs.replace(figures.details[0], samples=msgspec.structs.replace(samples, tail=tail))
+        read = Read(html.page(msgspec.structs.replace(figures, details=[step])))
+        (said,) = re.findall(r"The batch waited.*?prompt 0", read.text, re.DOTALL)
+        assert "held by" not in said
 
 
 def test_every_link_leads_somewhere(usual: Read) -> None:

@@ -241,6 +241,41 @@ def test_what_is_no_trace_is_named(tmp_path: Path, content: bytes) -> None:
         summarize(save(tmp_path / "x.json", content))
 
 
+@pytest.mark.parametrize("base", ['"soon"', "null", "1.5", "[1]", "true"])
+def test_a_base_that_is_no_number_is_not_known(tmp_path: Path, base: str) -> None:
+    content = kineto(NESTED, None).replace(b'"schemaVersion": 1', b'"baseTimeNanoseconds": ' + base.encode())
+    found = summarize(save(tmp_path / "x.json", content))
+    assert (own(found), found.first_ns, found.last_ns) == (OWN, None, None)
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        {"ts": 1e306},
+        {"dur": 1e306},
+        {"dur": "inf"},
+        {"dur": "nan"},
+        {"ts": "1" + "0" * 400},
+        {"ts": "9" * 5000},
+    ],
+)
+def test_times_that_are_none_are_said(tmp_path: Path, damaged: Event) -> None:
+    with pytest.raises(TraceError, match=r"x\.json: an event can't be read"):
+        sums(tmp_path, [op("a", "1718176000000010.5", 1), op("b", 2, 1) | damaged])  # type: ignore[arg-type]
+
+
+def test_what_runs_backwards_takes_no_time(tmp_path: Path) -> None:
+    """Kineto has written such durations of events that had no end."""
+    found = sums(tmp_path, [op("a", 10, 10), op("b", 12, -5), op("c", 13, 1)])
+    assert own(found) == {"a": (1, 10, 9), "b": (1, 0, 0), "c": (1, 1, 1)}
+
+
+def test_devices_of_any_id(tmp_path: Path) -> None:
+    ids: list[Any] = ["Ascend", 1, None, 0.5, 0]
+    found = sums(tmp_path, [kernel("gemm", place, 1, pid=pid) for place, pid in enumerate(ids)])
+    assert [each.device for each in found.devices] == [0, 0.5, 1, None, "Ascend"]
+
+
 # What torch itself writes, against torch's own sums.
 
 

@@ -21,7 +21,7 @@ def test_a_run_leaves_its_timeline_and_no_capture(go: Go, tmp_path: Path, python
     result = go("Trainer().fit()", AUTOPROF_STEPS="", AUTOPROF_MODE="continuous")
     assert warnings(result) == []
     run = (tmp_path / "autoprof_runs" / "latest").resolve()
-    assert sorted(path.name for path in run.iterdir()) == ["hooks", "run.json", "timeline"]
+    assert sorted(path.name for path in run.iterdir()) == ["control", "hooks", "run.json", "timeline"]
     assert [(span["kind"], span["step"]) for span in spans(run)] == [
         (kind, step) for step in (1, 2, 3) for kind in ("stage", "step")
     ]
@@ -39,7 +39,7 @@ def test_a_window_can_still_be_opened(go: Go, tmp_path: Path) -> None:
     code = """
 from autoprof import cli
 trainer = Trainer()
-trainer.fit(inside=lambda: cli.main(["trigger", "latest", "--steps", "3", "--contents", "cpu"]))
+trainer.fit(inside=lambda: cli.main(["trigger", "latest", "--from", "3", "--contents", "cpu"]))
 """
     go(code, AUTOPROF_STEPS="")
     run = (tmp_path / "autoprof_runs" / "latest").resolve()

@@ -75,6 +75,8 @@ def test_a_trace_that_was_cut_to_size_is_whole(tmp_path: Path) -> None:
 
 
 WHOLE = kineto(process(7, "p"))
+# More than any decoder goes into.
+DEEP = b"[" * 5000 + b"]" * 5000
 
 
 @pytest.mark.parametrize(
@@ -92,6 +94,9 @@ WHOLE = kineto(process(7, "p"))
         (WHOLE.replace(b'"ph"', b"ph", 1), "can't be read"),
         (WHOLE.replace(b'"Ev Idx": 1', b'"Ev Idx": nan'), "can't be read"),
         (b'{"traceEvents": [1, 2]}', "can't be read"),
+        (b'{"traceEvents": [{"ph": "X", "args": %b}]}' % DEEP, "can't be read"),
+        (b'{"a": %b, "traceEvents": []}' % DEEP, "no Chrome trace"),
+        (b'{"traceEvents": [{"ph": "X"}], "a": %b}' % DEEP, "what follows the events"),
     ],
 )
 def test_what_is_no_trace_is_said_to_be_none(tmp_path: Path, content: bytes, said: str) -> None:

@@ -64,6 +64,7 @@ class Batches:
         if span is not None:
             span.end()
             self._chooser.judge(self.count, self.count)
+        self._chooser.ended()
         run = runtime.current()
         if self._last_window and run is not None:
             self._last_window = False

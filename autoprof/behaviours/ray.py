@@ -105,8 +105,8 @@ def _let_workers_write() -> None:
     try:
         clocks.stop()
         # Loaded where a setting compares steps.
-        if (watching := sys.modules.get("autoprof.watching")) is not None:
-            watching.stop()
+        if (comparing := sys.modules.get("autoprof.comparing")) is not None:
+            comparing.stop()
         ending.let_workers_write(run)
     except Exception as error:
         runtime.report("ray/shutdown", error)

@@ -177,6 +177,7 @@ def finish(error: BaseException | None = None) -> Generator[Wait, Any, None]:
     if step.captured:
         yield from rollout.stop(run)
         rollout.close_window()
+        yield InThread(_chooser.ended)
     step_workers.step_ended(together=_next_belongs_to_it(run, step))
     step.span.end(error)
     _chooser.judge(step.number, step.ordinal)

@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 
 from autoprof import __version__, listing
-from autoprof.report import captures, findings
+from autoprof.redaction import writable
+from autoprof.report import captures, findings, words
 from autoprof.report.details import choose, details
 from autoprof.report.figures import CaptureFigures, RunFigures, StepRow
 from autoprof.report.overview import NOBODY, Overview, StepSpan, shares
@@ -23,6 +24,8 @@ Progress = Callable[[int, int, str], None]
 
 # So many operators and kernels of a trace are told.
 OPERATORS = 50
+# The year 2116: what is later is no time.
+_MOST_NS = 1 << 62
 
 
 def figures(
@@ -48,13 +51,14 @@ def figures(
     folders = {step.number: step for step in run.steps}
     overview = Overview(files, reader, folders)
     rows = overview.cut_off | {row.number: row for row in overview.rows}
-    asked = list(dict.fromkeys(choose(overview.rows) if chosen is None else chosen))
+    asked = list(dict.fromkeys(choose(overview.rows, overview.cut_off.values()) if chosen is None else chosen))
     if chosen is None and not asked:
         asked = sorted(folders)[-1:]
     for number in asked:
         if number not in rows and number not in folders:
             raise listing.NotFound(_no_step(run, number, overview.rows))
-    spans = {number: overview.spans.get(number) or _span(rows, folders, number) for number in asked}
+    known = overview.cut_off_spans | overview.spans
+    spans = {number: known.get(number) or _span_of_captures(rows, folders[number]) for number in asked}
     shifts = {file.host: file.shift_ns for file in files}
     wanted = [folders[number] for number in asked if number in folders]
     summed = _captures(path, wanted, spans, shifts, progress, operators)
@@ -75,8 +79,8 @@ def figures(
         for step in shown
     ]
     return RunFigures(
-        id=run.id,
-        path=run.path,
+        id=writable(run.id),
+        path=writable(run.path),
         command=str(run.info.get("command", "")),
         state=run.state,
         started_ns=_ns(run.info.get("started")),
@@ -113,23 +117,22 @@ def trimmed(figures: RunFigures) -> RunFigures:
     )
 
 
-def _span(rows: dict[int, StepRow], folders: Mapping[int, listing.Step], number: int) -> StepSpan:
-    """A step whose end the timeline lacks: as long as its stages, or else as its captures."""
-    if number not in rows:
-        clocks = [clock for capture in folders[number].captures if (clock := _clock(capture.meta))]
-        start = min((start for start, _ in clocks), default=0)
-        length = max((end for _, end in clocks), default=0) - start
-        rows[number] = StepRow(
-            number=number,
-            start_ns=start,
-            seconds=length / 1e9,
-            captured=True,
-            slow=False,
-            usual_s=length / 1e9,
-            stages={},
-        )
-    row = rows[number]
-    return StepSpan(number, NOBODY, row.start_ns, row.start_ns + round(row.seconds * 1e9), "", None, None)
+def _span_of_captures(rows: dict[int, StepRow], folder: listing.Step) -> StepSpan:
+    """A step of which the timeline has nothing, as long as its captures; its row is added."""
+    clocks = [clock for capture in folder.captures if (clock := _clock(capture.meta))]
+    start = min((start for start, _ in clocks), default=0)
+    end = max((end for _, end in clocks), default=0)
+    length = (end - start) / 1e9
+    rows[folder.number] = StepRow(
+        number=folder.number,
+        start_ns=start,
+        seconds=length,
+        captured=True,
+        slow=False,
+        usual_s=length,
+        stages={},
+    )
+    return StepSpan(folder.number, NOBODY, start, end, "", None, None)
 
 
 def _captures(
@@ -156,8 +159,9 @@ def _captures(
 
 
 def _clock(meta: Mapping[str, Any]) -> tuple[int, int] | None:
-    with suppress(KeyError, TypeError, ValueError):
-        return int(meta["clock"]["start"]["unix_ns"]), int(meta["clock"]["stop"]["unix_ns"])
+    with suppress(KeyError, TypeError, ValueError, OverflowError):
+        start, stop = (int(meta["clock"][side]["unix_ns"]) for side in ("start", "stop"))
+        return (start, stop) if 0 < start <= stop < _MOST_NS else None
     return None
 
 
@@ -168,7 +172,7 @@ def _rate(rows: Sequence[StepRow]) -> float | None:
 
 
 def _ns(started: object) -> int | None:
-    return round(started * 1e9) if isinstance(started, (int, float)) else None
+    return round(started * 1e9) if isinstance(started, (int, float)) and 0 < started < _MOST_NS / 1e9 else None
 
 
 def _hosts(run: listing.Run, files: Sequence[Timeline]) -> list[str]:
@@ -183,7 +187,14 @@ def _versions(run: listing.Run) -> dict[str, str]:
 
 
 def _notes(overview: Overview, files: Sequence[Timeline]) -> list[str]:
-    notes = [f"step {number} has no end in the timeline: it goes on, or was cut off" for number in overview.cut_off]
+    notes = []
+    if overview.attempts > 1:
+        notes.append(f"the run was begun {overview.attempts} times; a step that ran again is told as it ran last")
+    if open_ends := list(overview.cut_off):
+        said = (
+            f"step {open_ends[0]} has" if len(open_ends) == 1 else f"steps {words.listed(map(str, open_ends), 10)} have"
+        )
+        notes.append(f"{said} no end in the timeline: cut off, or going on")
     if not files:
         notes.append("there is no timeline: the run was made by an autoprof without one, or its folder was removed")
     elif not overview.rows:

@@ -10,12 +10,13 @@ import msgspec
 
 from autoprof import rundir
 from autoprof.listing import CaptureFile
+from autoprof.redaction import writable
 from autoprof.report.figures import CaptureFigures, DeviceShares, EngineFigures, Operator, Phase
 from autoprof.rundir import NSYS_REPORT, SNAPSHOT, TRACE
 from autoprof.settings import PREFIX
 from autoprof.traces.device import DeviceSums
 from autoprof.traces.passes import EngineSums, PassSums
-from autoprof.traces.reader import Reader, TraceError
+from autoprof.traces.reader import NO_JSON, Reader, TraceError
 from autoprof.traces.sums import OperatorSums, TraceSums, summarize
 
 DAMAGED = "damaged"
@@ -40,7 +41,7 @@ def figures(run: Path, step: int, capture: CaptureFile, zero_ns: int | None, ope
     folder = rundir.RunDir(run).step(step)
     path = _file(folder, capture.name)
     found = CaptureFigures(
-        name=capture.name,
+        name=writable(capture.name),
         step=step,
         role=_text(capture.meta, "role") or capture.name.split(".")[0],
         stage=_text(capture.meta, "stage"),
@@ -49,7 +50,7 @@ def figures(run: Path, step: int, capture: CaptureFile, zero_ns: int | None, ope
         host=_text(capture.meta, "host") or None,
         pid=_number(capture.meta, "pid"),
         part=_text(capture.meta, "part"),
-        file=f"{folder.name}/{path.name if path else capture.name}",
+        file=writable(f"{folder.name}/{path.name if path else capture.name}"),
         state=capture.state,
         tool=_text(capture.meta, "tool"),
         bytes=capture.bytes,
@@ -67,7 +68,7 @@ def figures(run: Path, step: int, capture: CaptureFile, zero_ns: int | None, ope
     try:
         sums = summarize(path)
     except (TraceError, OSError) as error:
-        return msgspec.structs.replace(found, state=DAMAGED, reason=str(error).replace(f"{path}: ", ""))
+        return msgspec.structs.replace(found, state=DAMAGED, reason=writable(str(error).replace(f"{path}: ", "")))
     sums = msgspec.structs.replace(sums, operators=sums.operators[:operators], kernels=sums.kernels[:operators])
     return _summed(found, sums, zero_ns, _memory_total(path))
 
@@ -163,7 +164,7 @@ def _memory_total(path: Path) -> int | None:
     try:
         with Reader(path) as reader:
             devices = msgspec.json.decode(reader.fields.get("deviceProperties", b"[]"), type=list[_Device])
-    except (TraceError, msgspec.DecodeError):
+    except (TraceError, *NO_JSON):
         return None
     return min((device.totalGlobalMem for device in devices if device.totalGlobalMem), default=None)
 

@@ -65,7 +65,8 @@ def of_run(run: RunFigures) -> Side:
 
 def compared(a: Side, b: Side) -> Comparison:
     """What changed from `a` to `b`: the step, its tokens, and then what became slower by most."""
-    whole = max(a.step_s or 0.0, b.step_s or 0.0)
+    # Without a timeline the captures are all there is.
+    whole = max(a.step_s or 0.0, b.step_s or 0.0) or max(_captured_s(a), _captured_s(b))
     rows = [
         *_rows("stage", _named(a.stages), _named(b.stages), _ROW_SHARE * whole),
         *_rows("samples", _named(a.samples), _named(b.samples), 0.0),
@@ -98,6 +99,7 @@ def _findings(a: Side, b: Side, rows: Sequence[ComparisonRow], whole: float) -> 
             continue
         if (
             row.kind == "samples"
+            or row.change <= 0
             or row.change < FINDING_SHARE * whole
             or (row.b or 0.0) < FINDING_RATIO * (row.a or 0.0)
         ):
@@ -111,6 +113,14 @@ def _findings(a: Side, b: Side, rows: Sequence[ComparisonRow], whole: float) -> 
             seconds=row.change,
             step=b.step,
         )
+
+
+def _captured_s(side: Side) -> float:
+    """The seconds of the longest capture, as far as its operators tell."""
+    sums: dict[str, float] = defaultdict(float)
+    for (place, _), seconds_of in side.operators.items():
+        sums[place] += seconds_of
+    return max(sums.values(), default=0.0)
 
 
 def _rows(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from autoprof.report import words
 from autoprof.report.captures import windows
@@ -10,17 +10,27 @@ from autoprof.report.figures import CaptureFigures, StepFigures, StepRow
 from autoprof.report.lanes import Lanes
 from autoprof.report.overview import WHOLE, StepSpan
 from autoprof.report.reading import Line, Reader, Timeline
-from autoprof.report.samples import INSIDE, Samples
+from autoprof.report.sample_parts import INSIDE
+from autoprof.report.samples import Samples
 from autoprof.report.skews import skews
+from autoprof.traces.attempts import PROCESS, is_of
 
 # Where no step was chosen: so many slow ones, and so many of the captured ones, the last.
 _MOST_SLOW, _MOST_CAPTURED = 4, 4
+# More gaps than this nobody reads.
+_MOST_GAPS = 100
 
 
-def choose(rows: Sequence[StepRow]) -> list[int]:
-    """The steps that a report shows when none was asked for: slow ones, captured ones, else one that is like most."""
+def choose(rows: Sequence[StepRow], cut_off: Iterable[StepRow] = ()) -> list[int]:
+    """The steps that a report shows when none was asked for: slow ones, captured ones, else one that is like most.
+
+    Args:
+        rows: The steps that have ended.
+        cut_off: Those that have not, which are shown where they were captured.
+    """
     slow = sorted((row for row in rows if row.slow), key=lambda row: row.usual_s - row.seconds)[:_MOST_SLOW]
-    captured = [row for row in rows if row.captured][-_MOST_CAPTURED:]
+    all_captured = sorted((row for row in (*rows, *cut_off) if row.captured), key=lambda row: row.number)
+    captured = all_captured[-_MOST_CAPTURED:]
     found = {row.number for row in (*slow, *captured)}
     if not found and rows:
         found = {sorted(rows, key=lambda row: row.seconds)[len(rows) // 2].number}
@@ -36,11 +46,11 @@ class _Step:
         self.samples = Samples()
 
     def add(self, file: int, line: Line) -> None:
-        own = line.step == self.span.number
+        own = line.step == self.span.number and is_of(line, self.span.since_ns, self.span.until_ns)
         goes_on = line.start_ns < self.span.end_ns and line.end_ns > self.span.start_ns
         if not own and not goes_on:
             return
-        if line.kind == "step" or (line.kind == "timer" and (line.name == WHOLE or file != self.span.file)):
+        if line.kind in (PROCESS, "step") or (line.kind == "timer" and (line.name == WHOLE or file != self.span.file)):
             return
         self.lanes.add(file, line, own or line.step is None)
         if own and (line.kind == "sample" or line.kind in INSIDE):
@@ -81,13 +91,16 @@ def _figures(step: _Step, row: StepRow, timelines: Sequence[Timeline], captures:
     for lane in lanes:
         if lane.role == "agent_loop" or not labels[lane.file]:
             labels[lane.file] = lane.label
+    gaps = step.lanes.gaps(lanes)
+    shown = sorted(sorted(gaps, key=lambda gap: gap.start_s - gap.end_s)[:_MOST_GAPS], key=lambda gap: gap.start_s)
     return StepFigures(
         number=span.number,
         start_ns=span.start_ns,
         seconds=row.seconds,
         stages=row.stages,
         lanes=[lane.row(timelines[lane.file], span.start_ns, span.end_ns) for lane in lanes],
-        gaps=step.lanes.gaps(lanes),
+        gaps=shown,
+        gaps_left_out=len(gaps) - len(shown),
         samples=step.samples.figures(span.start_ns, labels, [timeline.name for timeline in timelines]),
         skews=skews(lanes, timelines),
         weight_sync_s=words.seconds_of(row.stages, words.SYNC),

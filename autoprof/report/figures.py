@@ -380,7 +380,8 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         stages: As in `StepRow`.
         lanes: Trainer first, then actors, ref, critic, reward, agent loops, rollout, each by rank or replica.
-        gaps: By start.
+        gaps: By start, at most the 100 longest.
+        gaps_left_out: How many there are besides.
         skews: By `waited_s`, longest first.
         weight_sync_s: Seconds in which weights were sent.
         path: The critical path.
@@ -400,6 +401,7 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
     path: list[PathPart]
     captures: list[CaptureFigures]
     findings: list[Finding]
+    gaps_left_out: int = 0
     captured_for: list[str] = []
 
 

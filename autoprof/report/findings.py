@@ -43,7 +43,7 @@ def of_run(rows: Sequence[StepRow], files: Mapping[int, str]) -> list[Finding]:
     """What the steps show beside one another; `files` has the driver's timeline of each step."""
     found: dict[str, list[Finding]] = defaultdict(list)
     for place, row in enumerate(rows):
-        around = Around(row=row, usual=usual_stages(rows, place))
+        around = Around(row=row, usual=usual_stages(rows, place), where_done=usual_stages(rows, place, where_done=True))
         for rule in ROW_RULES:
             for finding in rule(around):
                 found[finding.kind].append(msgspec.structs.replace(finding, file=files.get(row.number)))

@@ -145,17 +145,16 @@ def _step(step: StepFigures, run_looks: dict[str, colours.Look]) -> dict[str, An
 
 
 def device_shares(device: DeviceShares) -> list[Share]:
-    """What a device did, as parts that sum up to what is known of its time, each second counted once."""
-    hidden = device.communication * (device.overlap or 0.0)
+    """What a device did, as parts that sum up to its time, each second counted once."""
+    bare = device.communication * (1 - (device.overlap or 0.0))
     parts = [
         ("compute", device.compute, "generation", ""),
-        ("communication without compute", max(0.0, device.communication - hidden), "training", "/"),
-        ("copy", device.copy, "scoring", "."),
+        ("communication without compute", bare, "training", "/"),
+        ("copy alone", 1 - device.idle - device.compute - bare, "scoring", "."),
         ("idle", device.idle, "idle", ""),
     ]
-    whole = max(1.0, sum(share for _, share, *_ in parts))
     return [
-        Share(name, share / whole, colours.Look(f"{colours.TOKEN}{kind}", pattern))
+        Share(name, max(0.0, share), colours.Look(f"{colours.TOKEN}{kind}", pattern))
         for name, share, kind, pattern in parts
     ]
 

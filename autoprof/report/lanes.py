@@ -53,7 +53,7 @@ class LaneSpans:
         if line.kind == "request":
             took = (line.end_ns - line.start_ns) / 1e9
             self.requests_s.append(took)
-            if tokens := line.counts.get("response_tokens"):
+            if (tokens := line.counts.get("response_tokens") or 0) >= 1:
                 self.per_token_s.append(took / tokens)
 
     def spans(self) -> list[Line]:

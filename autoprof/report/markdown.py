@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from autoprof.redaction import plain
 from autoprof.report.captures import place_of
 from autoprof.report.figures import CaptureFigures, Comparison, Finding, RunFigures, StepFigures
 from autoprof.report.units import change, number, seconds, share
+from autoprof.report.words import several
 
 _MOST_STEPS = 15
 _MOST_ROWS = 15
+# Of a step. A pull request takes 65,536 characters.
+_MOST_CAPTURES = 8
 _SPECIAL = re.compile(r"([\\`*\[\]|])")
 
 
@@ -77,8 +81,23 @@ def _step(step: StepFigures) -> Iterable[str]:
     if late:
         rows = [[_safe(s.stage), _safe(s.slowest), seconds(s.slowest_s), seconds(s.median_s)] for s in late]
         yield from _table(["stage", "slowest", "took", "median"], rows)
-    for capture in step.captures:
+    shown = _first_of_each(step.captures)
+    for capture in shown:
         yield from _capture(capture)
+    if rest := len(step.captures) - len(shown):
+        yield f"{several(rest, 'other capture')} of this step are in the page and in the JSON."
+        yield ""
+
+
+def _first_of_each(captures: Sequence[CaptureFigures]) -> list[CaptureFigures]:
+    """The captures that are told: of each stage some, in their order."""
+    turns: Counter[tuple[str, str]] = Counter()
+    placed = []
+    for place, capture in enumerate(captures):
+        stage = capture.role, capture.stage
+        placed.append((turns[stage], place, capture))
+        turns[stage] += 1
+    return [capture for _, _, capture in sorted(sorted(placed)[:_MOST_CAPTURES], key=lambda each: each[1])]
 
 
 def _capture(capture: CaptureFigures) -> Iterable[str]:
@@ -103,7 +122,8 @@ def _capture(capture: CaptureFigures) -> Iterable[str]:
     most = sorted((*capture.operators, *capture.kernels), key=lambda each: -each.self_us)[:8]
     if most:
         rows = [
-            [_code(each.name[:80]), each.category, number(each.calls), seconds(each.self_us / 1e6)] for each in most
+            [_code(each.name[:80]), _safe(each.category), number(each.calls), seconds(each.self_us / 1e6)]
+            for each in most
         ]
         yield from _table(["operator", "kind", "calls", "own time"], rows)
 

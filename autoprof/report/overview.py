@@ -12,6 +12,7 @@ import msgspec
 from autoprof.report.figures import OTHER, StageShare, StepRow
 from autoprof.report.intervals import Union, exclusive
 from autoprof.report.reading import Line, Reader, Timeline
+from autoprof.traces.attempts import EVER, PROCESS, Attempts, is_of
 
 # A step is slow that takes so much longer than the median of the steps around it, and so many seconds.
 SLOW_RATIO, SLOW_S = 1.2, 1.0
@@ -33,6 +34,9 @@ class StepSpan(msgspec.Struct, frozen=True, gc=False):
     role: str
     rank: int | None
     error: str | None
+    # What carries its number counts as far as it lies between these: the rest is of another attempt.
+    since_ns: int = 0
+    until_ns: int = EVER
 
     def better_than(self, other: StepSpan) -> bool:
         """A trainer before an engine, rank 0 before others, what ran last before what was done again."""
@@ -52,15 +56,35 @@ class _Step:
         # By kind: turns, and requests where there are no turns.
         self.tokens: dict[str, tuple[float, float]] = {}
         self.samples = 0
+        self.first_ns, self.last_ns = EVER, 0
+
+    def add(self, file: int, line: Line) -> None:
+        """Take a line that carries the step's number, but for the step's own."""
+        self.first_ns, self.last_ns = min(self.first_ns, line.start_ns), max(self.last_ns, line.end_ns)
+        kind = line.kind
+        if kind == "timer":
+            self.timers.append((line.name, line.start_ns, line.end_ns, file))
+        elif kind == "stage":
+            self.stages[line.name].add(line.start_ns, line.end_ns)
+        elif line.ids.get("validate"):
+            return
+        elif kind == "sample":
+            self.samples += 1
+        elif kind in ("turn", "request") and line.counts:
+            prompt, response = self.tokens.get(kind, (0, 0))
+            more = line.counts.get("prompt_tokens") or 0, line.counts.get("response_tokens") or 0
+            self.tokens[kind] = prompt + more[0], response + more[1]
 
 
 class Overview:
-    """Reads all timeline files once.
+    """Reads all timeline files once; twice where the run was resumed and steps ran again.
 
     Attributes:
         spans: The steps that have ended, by number.
         rows: The same as figures.
-        cut_off: Steps that have no end, by number: as long as their stages, with nobody who drove them.
+        cut_off: Steps that have no end, by number: as long as what is known of them.
+        cut_off_spans: The same as spans, their file that of the driver where its timers tell, else `NOBODY`.
+        attempts: How often the run was begun.
     """
 
     def __init__(self, timelines: Sequence[Timeline], reader: Reader, captured: Iterable[int] = ()) -> None:
@@ -68,42 +92,78 @@ class Overview:
         self._captured = frozenset(captured)
         self._steps: dict[int, _Step] = defaultdict(_Step)
         self._unnumbered: list[tuple[str, int, int, int]] = []
+        # When steps ended that the same trainer did again.
+        self._before: dict[int, list[int]] = defaultdict(list)
+        attempts = Attempts()
         for number, timeline in enumerate(timelines):
             for line in reader.spans(timeline):
+                attempts.add(number, line)
                 self._add(number, line)
+        attempts.finish()
+        self.attempts = attempts.count
+        between = {number: self._between(number, attempts) for number in self.spans.keys() | self._steps.keys()}
+        self._leave_out(timelines, between)
         self._number_timers()
-        self.rows = _marked([self._row(span) for _, span in sorted(self.spans.items())])
-        self.cut_off = {
-            number: self._row(_bounds(number, step.stages))
-            for number, step in sorted(self._steps.items())
-            if number not in self.spans and any(union.length() for union in step.stages.values())
+        self.spans = {
+            number: msgspec.structs.replace(span, since_ns=between[number][0], until_ns=between[number][1])
+            for number, span in self.spans.items()
         }
+        self.rows = _marked([self._row(span) for _, span in sorted(self.spans.items())])
+        self.cut_off_spans = {
+            number: _cut_off(number, step, *between[number])
+            for number, step in sorted(self._steps.items())
+            if number not in self.spans and step.last_ns > step.first_ns
+        }
+        self.cut_off = {number: self._row(span) for number, span in self.cut_off_spans.items()}
         self._steps.clear()
 
     def _add(self, file: int, line: Line) -> None:
         kind, number = line.kind, line.step
-        if kind == "timer":
-            if line.name != WHOLE:
-                timer = (line.name, line.start_ns, line.end_ns, file)
-                (self._unnumbered if number is None else self._steps[number].timers).append(timer)
+        if kind == PROCESS or (kind == "timer" and line.name == WHOLE):
             return
         if number is None:
+            if kind == "timer":
+                self._unnumbered.append((line.name, line.start_ns, line.end_ns, file))
+        elif kind == "step":
+            self._take(StepSpan(number, file, line.start_ns, line.end_ns, line.role, line.rank, line.error))
+        else:
+            self._steps[number].add(file, line)
+
+    def _take(self, span: StepSpan) -> None:
+        other = self.spans.get(span.number)
+        if other is None:
+            self.spans[span.number] = span
             return
-        step = self._steps[number]
-        if kind == "step":
-            span = StepSpan(number, file, line.start_ns, line.end_ns, line.role, line.rank, line.error)
-            if number not in self.spans or span.better_than(self.spans[number]):
-                self.spans[number] = span
-        elif kind == "stage":
-            step.stages[line.name].add(line.start_ns, line.end_ns)
-        elif line.ids.get("validate"):
+        best, worse = (span, other) if span.better_than(other) else (other, span)
+        self.spans[span.number] = best
+        if best.role == worse.role == "trainer" and not best.rank and not worse.rank:
+            self._before[span.number].append(worse.end_ns)
+
+    def _between(self, number: int, attempts: Attempts) -> tuple[int, int]:
+        """From when on and until when what carries a step's number is of the step as it is told."""
+        span = self.spans.get(number)
+        if span is None:
+            # The last thing that is known of it.
+            return attempts.around(self._steps[number].last_ns - 1)
+        since, until = attempts.around(span.start_ns)
+        return max([since, *(end for end in self._before[number] if end <= span.start_ns)]), until
+
+    def _leave_out(self, timelines: Sequence[Timeline], between: Mapping[int, tuple[int, int]]) -> None:
+        """Count anew what there is of steps that ran more than once."""
+        again = {
+            number
+            for number, step in self._steps.items()
+            if step.first_ns < between[number][0] or step.last_ns > between[number][1]
+        }
+        if not again:
             return
-        elif kind == "sample":
-            step.samples += 1
-        elif kind in ("turn", "request") and line.counts:
-            prompt, response = step.tokens.get(kind, (0, 0))
-            more = line.counts.get("prompt_tokens") or 0, line.counts.get("response_tokens") or 0
-            step.tokens[kind] = prompt + more[0], response + more[1]
+        for number in again:
+            self._steps[number] = _Step()
+        reader = Reader()
+        for file, timeline in enumerate(timelines):
+            for line in reader.spans(timeline):
+                if line.step in again and line.kind != "step" and is_of(line, *between[line.step]):
+                    self._add(file, line)
 
     def _number_timers(self) -> None:
         """Timers that don't know their step are of the step in which their middle lies."""
@@ -136,10 +196,9 @@ class Overview:
         )
 
 
-def _bounds(number: int, stages: Mapping[str, Union]) -> StepSpan:
-    pieces = [piece for union in stages.values() for piece in union.pieces()]
-    start, end = min(start for start, _ in pieces), max(end for _, end in pieces)
-    return StepSpan(number, NOBODY, start, end, "", None, None)
+def _cut_off(number: int, step: _Step, since_ns: int, until_ns: int) -> StepSpan:
+    *_, driver = max(step.timers, key=lambda timer: timer[2], default=(NOBODY,))
+    return StepSpan(number, driver, step.first_ns, step.last_ns, "", None, None, since_ns, until_ns)
 
 
 def by_stage(span: StepSpan, timers: Iterable[tuple[str, int, int, int]], stages: dict[str, Union]) -> dict[str, float]:
@@ -155,8 +214,10 @@ def by_stage(span: StepSpan, timers: Iterable[tuple[str, int, int, int]], stages
     for low, high in covered.without(start, end):
         for name, length in exclusive(pieces, low, high).items():
             sums[name] = sums.get(name, 0) + length
+    # A timer may have that name, too.
+    rest = max(0, end - start - sum(sums.values())) + sums.pop(OTHER, 0)
     found = {name: length / 1e9 for name, length in sorted(sums.items(), key=lambda item: -item[1])}
-    found[OTHER] = max(0.0, (end - start - sum(sums.values())) / 1e9)
+    found[OTHER] = rest / 1e9
     return found
 
 
@@ -179,12 +240,17 @@ def _around(rows: Sequence[StepRow], place: int) -> list[StepRow]:
     return [*rows[max(1, place - AROUND) : place], *rows[max(1, place + 1) : place + 1 + AROUND]]
 
 
-def usual_stages(rows: Sequence[StepRow], place: int) -> dict[str, float]:
-    """The median seconds of each stage in the steps around the one at `place`; nothing for the first, or of too few."""
+def usual_stages(rows: Sequence[StepRow], place: int, where_done: bool = False) -> dict[str, float]:
+    """The median seconds of each stage in the steps around the one at `place`; nothing for the first, or of too few.
+
+    With `where_done` of those steps that have the stage, else of all.
+    """
     around = _around(rows, place)
     if not place or len(around) < FEWEST:
         return {}
     names = {name for row in around for name in row.stages}
+    if where_done:
+        return {name: median(row.stages[name] for row in around if name in row.stages) for name in names}
     return {name: median(row.stages.get(name, 0.0) for row in around) for name in names}
 
 

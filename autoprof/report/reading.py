@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
-from autoprof import _files
-from autoprof.traces import hosts
-from autoprof.traces.reader import TraceError
+from autoprof.redaction import writable
+from autoprof.traces import hosts, spans
+from autoprof.traces.attempts import PROCESS
+from autoprof.traces.lines import Ns, Number, lines
+from autoprof.traces.reader import NO_JSON, TraceError
 
-_CHUNK_BYTES = 1 << 20
-# No span's line is longer.
-_LINE_BYTES = 1 << 20
-
-Ids = dict[str, str | int | float | bool | None]
+Ids: TypeAlias = dict[str, str | int | float | bool | None]
+# More tokens than any engine makes in a span.
+_Count: TypeAlias = Annotated[float, Meta(ge=0, le=1e12)]
 
 
 class Line(msgspec.Struct, frozen=True, gc=False):
@@ -26,14 +26,14 @@ class Line(msgspec.Struct, frozen=True, gc=False):
 
     kind: str
     name: str = ""
-    step: int | None = None
+    step: Number | None = None
     role: str = ""
-    rank: int | None = None
-    start_ns: int = 0
-    end_ns: int = 0
+    rank: Number | None = None
+    start_ns: Ns = 0
+    end_ns: Ns = 0
     error: str | None = None
     ids: Ids = {}
-    counts: dict[str, int | float | None] = {}
+    counts: dict[str, _Count | None] = {}
 
 
 SPANS = frozenset({"step", "stage", "timer", "sample", "turn", "tool", "reward", "request", "window"})
@@ -59,9 +59,9 @@ def timelines(run: Path) -> tuple[list[Timeline], list[str]]:
     """
     found = []
     for path in sorted((run / "timeline").glob("*.jsonl")):
-        host, _, pid = path.stem.rpartition("-")
-        number = int(pid) if pid.isdecimal() else 0
-        found.append(Timeline(path=path, name=f"timeline/{path.name}", host=host, pid=number))
+        whose = spans.process(path)
+        name, host = writable(f"timeline/{path.name}"), writable(whose.host)
+        found.append(Timeline(path=path, name=name, host=host, pid=whose.pid))
     there = {timeline.host for timeline in found}
     if len(there) < 2:
         return found, []
@@ -96,23 +96,12 @@ class Reader:
         self._any: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 
     def spans(self, timeline: Timeline) -> Iterator[Line]:
-        """The spans of a file, in the order in which they ended. Nothing is raised."""
+        """The spans of a file, in the order in which they ended, and lines of kind `PROCESS`. Nothing is raised."""
         try:
-            with os.fdopen(_files.opened(timeline.path), "rb") as file:
-                rest, too_long = b"", False
-                while chunk := file.read(_CHUNK_BYTES):
-                    *lines, rest = (rest + chunk).split(b"\n")
-                    if too_long and lines:
-                        lines, too_long = lines[1:], False
-                    for content in lines:
-                        if (line := self._decoded(timeline, content)) is not None:
-                            yield line
-                    if len(rest) > _LINE_BYTES:
-                        if not too_long:
-                            self.left_out[timeline.name, "too long"] += 1
-                        rest, too_long = b"", True
-                # Whole or not: a process that writes has not ended its line yet, one that was killed never will.
-                if rest and not too_long and (line := self._decoded(timeline, rest)) is not None:
+            for content in lines(timeline.path):
+                if content is None:
+                    self.left_out[timeline.name, "too long"] += 1
+                elif (line := self._decoded(timeline, content)) is not None:
                     yield line
         except OSError as error:
             self.failed[timeline.name] = error.strerror or str(error)
@@ -120,12 +109,12 @@ class Reader:
     def _decoded(self, timeline: Timeline, content: bytes) -> Line | None:
         try:
             line = self._decoder.decode(content)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except NO_JSON:
             if content.strip() and not self._foreign(content):
                 self.left_out[timeline.name, "cut off or no span"] += 1
             return None
         if line.kind not in SPANS:
-            return None
+            return line if line.kind == PROCESS else None
         if not 0 < line.start_ns <= line.end_ns:
             self.left_out[timeline.name, "without a time"] += 1
             return None
@@ -138,7 +127,7 @@ class Reader:
         """Whether it is of a kind that is not known here: a newer autoprof may write such lines."""
         try:
             line = self._any.decode(content)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except NO_JSON:
             return False
         return isinstance(line, dict) and isinstance(line.get("kind"), str) and line["kind"] not in SPANS
 

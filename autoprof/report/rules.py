@@ -14,10 +14,16 @@ LEAST_S, LEAST_SHARE = 1.0, 0.03
 
 
 class Around(msgspec.Struct, frozen=True, kw_only=True):
-    """A step's row and what its stages usually take; empty where there are too few steps to tell."""
+    """A step's row and what its stages usually take; empty where there are too few steps to tell.
+
+    Attributes:
+        usual: The median of the steps around, in seconds; 0 of a stage that few of them have.
+        where_done: The median of those of them that have the stage.
+    """
 
     row: StepRow
     usual: Mapping[str, float]
+    where_done: Mapping[str, float] = {}
 
 
 StepRule: TypeAlias = Callable[[StepFigures], Iterable[Finding]]

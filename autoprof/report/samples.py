@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from statistics import fmean, median
 
 import msgspec
 
-from autoprof.report.figures import Part, SampleFigures, SampleRow, SpanRow, Tail, ToolRow
-from autoprof.report.intervals import Union
+from autoprof.report.figures import SampleFigures, SampleRow, SpanRow, Tail, ToolRow
 from autoprof.report.reading import Ids, Line
+from autoprof.report.sample_parts import Inside, Parts, held_by, parts_of, summed, usual
 
 _QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 _MOST_POINTS = 300
@@ -18,26 +19,8 @@ _MOST_LONGEST = 50
 _MOST_NAMED = 20
 # The tail is one of the last samples in so many, with fewer than FEWEST there is none.
 TAIL_PART, FEWEST = 20, 8
-WAITING = "waiting"
-INSIDE = ("turn", "tool", "reward")
 
 _Key = tuple[int, str, str]
-
-
-class _Inside(msgspec.Struct, frozen=True, gc=False):
-    """A turn, a tool call or a score."""
-
-    kind: str
-    name: str
-    start_ns: int
-    end_ns: int
-    error: str | None
-    prompt: float | None
-    response: float | None
-
-    @property
-    def part(self) -> tuple[str, str]:
-        return self.kind, self.name if self.kind == "tool" else ""
 
 
 class Sample(msgspec.Struct, frozen=True, gc=False):
@@ -62,7 +45,7 @@ class Samples:
 
     def __init__(self) -> None:
         self.all: list[Sample] = []
-        self._inside: dict[_Key, list[_Inside]] = defaultdict(list)
+        self._inside: dict[_Key, list[Inside]] = defaultdict(list)
         self._alike: set[_Key] = set()
 
     def add(self, file: int, line: Line) -> None:
@@ -74,7 +57,7 @@ class Samples:
             self.all.append(Sample(file, line.start_ns, line.end_ns, agent, line.ids, line.error))
             return
         counts = line.counts.get("prompt_tokens"), line.counts.get("response_tokens")
-        inside = _Inside(line.kind, line.name, line.start_ns, line.end_ns, line.error, *counts)
+        inside = Inside(line.kind, line.name, line.start_ns, line.end_ns, line.error, *counts)
         self._inside[_key(file, line.ids)].append(inside)
 
     def figures(self, zero_ns: int, lanes: Sequence[str], files: Sequence[str]) -> SampleFigures | None:
@@ -88,10 +71,12 @@ class Samples:
         if not self.all:
             return None
         self._alike = _alike(self.all)
+        for each in self._inside.values():
+            each.sort(key=_start)
         order = sorted(self.all, key=lambda sample: sample.start_ns - sample.end_ns)
         parts = [self._parts(sample) for sample in order]
-        usual = _usual(parts)
-        held = [held_by(part, usual) for part in parts]
+        most = usual(parts)
+        held = [held_by(part, most) for part in parts]
         lengths = [(sample.end_ns - sample.start_ns) / 1e9 for sample in reversed(order)]
         ends = sorted((sample.end_ns - zero_ns) / 1e9 for sample in order)
         tail, last = _tail(order, held)
@@ -105,7 +90,7 @@ class Samples:
             quantiles_s={f"{at:g}": _quantile(lengths, at) for at in _QUANTILES},
             done=_thinned([(end, count) for count, end in enumerate(ends, 1)]),
             tail=tail,
-            parts=_summed(parts),
+            parts=summed(parts),
             tools=self._tools(order),
             longest=[
                 _row(
@@ -116,36 +101,24 @@ class Samples:
             ],
         )
 
-    def _of(self, sample: Sample) -> list[_Inside]:
+    def _of(self, sample: Sample) -> list[Inside]:
         """What went on inside a sample. Its ids may have come before in the step: the times tell whose it is."""
         key = _key(sample.file, sample.ids)
-        there = self._inside.get(key, ()) if key not in self._alike else ()
-        return sorted(
-            (each for each in there if sample.start_ns <= each.start_ns <= sample.end_ns),
-            key=lambda each: each.start_ns,
-        )
+        there = self._inside.get(key, []) if key not in self._alike else []
+        return there[bisect_left(there, sample.start_ns, key=_start) : bisect_right(there, sample.end_ns, key=_start)]
 
-    def _parts(self, sample: Sample) -> dict[tuple[str, str], tuple[float, int]]:
-        """Seconds and calls of a sample by kind and tool; what nothing covers is waiting. Empty where unknown."""
+    def _parts(self, sample: Sample) -> Parts:
+        """What a sample did, empty where unknown."""
         if _key(sample.file, sample.ids) in self._alike:
             return {}
-        found: dict[tuple[str, str], tuple[float, int]] = {}
-        covered = Union()
-        for each in self._of(sample):
-            seconds, calls = found.get(each.part, (0.0, 0))
-            found[each.part] = seconds + (each.end_ns - each.start_ns) / 1e9, calls + 1
-            covered.add(each.start_ns, each.end_ns)
-        idle = covered.without(sample.start_ns, sample.end_ns)
-        found[WAITING, ""] = sum(end - start for start, end in idle) / 1e9, len(idle)
-        return found
+        return parts_of(self._of(sample), sample.start_ns, sample.end_ns)
 
     def _tools(self, samples: Iterable[Sample]) -> list[ToolRow]:
         calls: dict[str, list[tuple[float, str, bool]]] = defaultdict(list)
         for sample in samples:
             for each in self._of(sample):
                 if each.kind == "tool":
-                    took = (each.end_ns - each.start_ns) / 1e9
-                    calls[each.name].append((took, sample.label, each.error is not None))
+                    calls[each.name].append((each.seconds, sample.label, each.error is not None))
         rows = [
             ToolRow(
                 name=name,
@@ -161,12 +134,8 @@ class Samples:
         return sorted(rows, key=lambda row: -row.seconds)
 
 
-def held_by(part: dict[tuple[str, str], tuple[float, int]], usual: dict[tuple[str, str], float]) -> str:
-    """What a sample spent more time on than the median one: `turn`, `tool search`, `reward`, `waiting`; or empty."""
-    if not part:
-        return ""
-    kind, name = max(part, key=lambda which: part[which][0] - usual.get(which, 0.0))
-    return f"{kind} {name}".strip()
+def _start(inside: Inside) -> int:
+    return inside.start_ns
 
 
 def _key(file: int, ids: Ids) -> _Key:
@@ -186,21 +155,6 @@ def _alike(samples: Iterable[Sample]) -> set[_Key]:
             found.add(key)
         ends[key] = max(ends.get(key, 0), sample.end_ns)
     return found
-
-
-def _usual(parts: Sequence[dict[tuple[str, str], tuple[float, int]]]) -> dict[tuple[str, str], float]:
-    """The median over all samples: 0 of a tool that fewer than half of them call."""
-    which = {which for part in parts for which in part}
-    return {each: median(part.get(each, (0.0, 0))[0] for part in parts) for each in which}
-
-
-def _summed(parts: Iterable[dict[tuple[str, str], tuple[float, int]]]) -> list[Part]:
-    sums: dict[tuple[str, str], tuple[float, int]] = defaultdict(lambda: (0.0, 0))
-    for part in parts:
-        for which, (seconds, calls) in part.items():
-            sums[which] = sums[which][0] + seconds, sums[which][1] + calls
-    found = [Part(kind=kind, name=name, seconds=total, count=calls) for (kind, name), (total, calls) in sums.items()]
-    return sorted(found, key=lambda each: -each.seconds)
 
 
 def _quantile(ordered: Sequence[float], at: float) -> float:
@@ -242,9 +196,9 @@ def _tail(samples: Sequence[Sample], held: Sequence[str]) -> tuple[Tail | None, 
 
 def _row(
     sample: Sample,
-    inside: Sequence[_Inside],
+    inside: Sequence[Inside],
     held: str,
-    part: dict[tuple[str, str], tuple[float, int]],
+    part: Parts,
     zero_ns: int,
     lane: str,
     file: str,
@@ -262,7 +216,7 @@ def _row(
         end_s=(sample.end_ns - zero_ns) / 1e9,
         seconds=(sample.end_ns - sample.start_ns) / 1e9,
         held_by=held,
-        parts=_summed([part]),
+        parts=summed([part]),
         spans=[
             SpanRow(
                 name=each.name,

@@ -50,7 +50,7 @@ def skews(lanes: Iterable[LaneSpans], timelines: Sequence[Timeline]) -> list[Ske
 
 
 def _whole(lane: LaneSpans) -> Interval:
-    pieces = lane.busy.pieces()
+    pieces = lane.busy.pieces() or [(0, 0)]
     return pieces[0][0], pieces[-1][1]
 
 

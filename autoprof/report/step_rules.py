@@ -23,16 +23,16 @@ TOOL_SHARE = 0.3
 
 @row_rule("weight_sync")
 def weight_sync(around: Around) -> Iterator[Finding]:
-    """Weight sync takes twice what it usually takes."""
+    """Weight sync takes twice what it usually takes, in those steps in which there is one."""
     row = around.row
     took = words.seconds_of(row.stages, words.SYNC)
-    usual = words.seconds_of(around.usual, words.SYNC)
-    if around.usual and took >= SYNC_RATIO * usual and matters(took - usual, row.usual_s):
+    usual = words.seconds_of({name: around.where_done.get(name, 0.0) for name in row.stages}, words.SYNC)
+    if usual and took >= SYNC_RATIO * usual and matters(took - usual, row.usual_s):
         yield Finding(
             kind="weight_sync",
             text=f"step {row.number}: weight sync took {seconds(took)}, usually {seconds(usual)}",
             evidence=[
-                f"{name}: {seconds(row.stages[name])}, usually {seconds(around.usual.get(name, 0.0))}"
+                f"{name}: {seconds(row.stages[name])}, usually {seconds(around.where_done.get(name, 0.0))}"
                 for name in row.stages
                 if words.meaning(name) == words.SYNC
             ]

@@ -103,8 +103,13 @@ class Unions:
         )
 
 
-def bound(devices: list[DeviceSums]) -> tuple[str | None, str]:
-    """What a capture waited for, the device or the host's CPU, and why."""
+def bound(devices: list[DeviceSums], serves: bool) -> tuple[str | None, str]:
+    """What a capture waited for, the device or the host's CPU, and why.
+
+    Args:
+        devices: What they did.
+        serves: Whether it is of an engine, which has nothing to do while there are no requests.
+    """
     if not devices:
         return None, "no device was recorded"
     busiest = max(devices, key=lambda each: each.busy_us)
@@ -112,6 +117,8 @@ def bound(devices: list[DeviceSums]) -> tuple[str | None, str]:
     text = f"{busiest.name or f'device {busiest.device}'} was busy {share:.0%} of the time"
     if share >= BUSY:
         return "device", text
+    if share < IDLE and serves:
+        return None, f"{text}; the rest it waited for the host or for requests"
     if share < IDLE:
         return "cpu", f"{text}; the rest it waited for the host"
     return None, f"{text}: neither clearly waits for the other"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from autoprof.traces.rows import Rows
 
@@ -17,6 +17,9 @@ Key = tuple[str, str, Id, Id]
 # Names beyond this many are summed up as one: some put a number into every name.
 MOST_NAMES = 50_000
 OTHER_NAMES = "(other names)"
+# In µs, 30,000 years: what is more is no time, and what it is added to is none any more.
+_MOST_US = 1e18
+_Us = Annotated[float, Meta(ge=-_MOST_US, le=_MOST_US)]
 
 
 class Event(Struct, gc=False):
@@ -25,12 +28,21 @@ class Event(Struct, gc=False):
     cat: str = ""
     pid: Id = None
     tid: Id = None
-    ts: float | str = 0.0
-    dur: float | str = 0.0
+    ts: _Us | str = 0.0
+    dur: _Us | str = 0.0
     args: Raw | UnsetType = UNSET
 
 
 decode: Callable[[bytes], list[Event]] = msgspec.json.Decoder(list[Event]).decode
+
+
+_Number = TypeVar("_Number", int, float)
+
+
+def _time(value: _Number, text: float | str) -> _Number:
+    if not abs(value) <= _MOST_US:
+        raise ValueError(f"{str(text)[:40]!r} is no time")
+    return value
 
 
 class _Memory(Struct, rename={"allocated": "Total Allocated", "reserved": "Total Reserved", "type": "Device Type"}):
@@ -64,7 +76,12 @@ class Taken:
         self.whole_us = 0
 
     def events(self, events: list[Event]) -> None:
-        """Take some events."""
+        """Take some events.
+
+        Raises:
+            ValueError: A time is none.
+            msgspec.DecodeError: What an event says beside its times is not what it should be.
+        """
         self.count += len(events)
         numbers, rows = self._numbers, []
         for event in events:
@@ -77,7 +94,10 @@ class Taken:
                 if type(start) is not float:
                     start = self._start(start)
                 if type(length) is not float:
-                    length = float(length)
+                    length = _time(float(length), length)
+                if length < 0:
+                    # Kineto has guarded against such times since they were seen (output_json.cpp, handleActivity).
+                    length = 0.0
                 rows.append((start, -length, number))
             elif event.ph == "i" and event.name == "[memory]":
                 self._memory(event)
@@ -95,9 +115,10 @@ class Taken:
 
     def _start(self, text: float | str) -> float:
         """torch_npu writes microseconds since the epoch as text, since no float holds them to the nanosecond."""
-        whole, _, rest = str(text).partition(".")
-        self.whole_us = self.whole_us or int(whole)
-        return int(whole) - self.whole_us + float(f"0.{rest or 0}")
+        said, _, rest = str(text).partition(".")
+        whole = _time(int(said), text)
+        self.whole_us = self.whole_us or whole
+        return whole - self.whole_us + float(f"0.{rest or 0}")
 
     def _memory(self, event: Event) -> None:
         if event.args is UNSET:

@@ -13,7 +13,8 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from autoprof.traces.reader import TraceError
+from autoprof.traces.lines import Ns, lines
+from autoprof.traces.reader import NO_JSON, TraceError
 
 MEASURED, AS_SET = "measured", "as-set"
 # Stages take milliseconds and more. What is known worse than this does not tell which of two came first.
@@ -27,9 +28,9 @@ class Offset(Struct, frozen=True):
     """A host's clock less that of the driver's host, in ns, at a time of that one."""
 
     host: str
-    offset_ns: int
-    error_ns: int
-    unix_ns: int
+    offset_ns: Ns
+    error_ns: Ns
+    unix_ns: Ns
 
 
 class Clocks(Struct, frozen=True):
@@ -49,18 +50,18 @@ def read(run: Path) -> Clocks:
 
     Raises:
         TraceError: Several hosts measured, so that it is not known against which.
+        OSError: A file can't be read, or is none.
     """
     found: dict[str, list[Offset]] = {}
     drivers = set()
     for path in sorted((run / "clocks").glob("*.jsonl")):
         drivers.add(path.stem.rpartition("-")[0])
-        with path.open("rb") as file:
-            for line in file:
-                try:
-                    offset = msgspec.json.decode(line, type=Offset)
-                except (msgspec.DecodeError, UnicodeDecodeError):
-                    continue
-                found.setdefault(offset.host, []).append(offset)
+        for line in lines(path):
+            try:
+                offset = msgspec.json.decode(line or b"", type=Offset)
+            except NO_JSON:
+                continue
+            found.setdefault(offset.host, []).append(offset)
     if len(drivers) > 1:
         raise TraceError(f"{run / 'clocks'}: clocks were measured from several hosts ({_list(drivers)}); {_INSTEAD}")
     for offsets in found.values():

@@ -30,6 +30,8 @@ _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 # A bracket or a whole string; a string that the buffer cuts has no group 1.
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:(")|\\?\Z)|[\[\]{}]', re.DOTALL)
 _LIST = re.compile(rb"\s*\[\s*[{\]]")
+# What a decoder raises: text that is no UTF-8 and lists in lists without end have errors of their own.
+NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _object = msgspec.json.Decoder(dict[str, Raw])
 _list = msgspec.json.Decoder(list[Raw])
 
@@ -148,7 +150,7 @@ class Reader:
             for found in _EVENTS.finditer(buffer):
                 try:
                     self.fields = _object.decode(buffer[: found.end()] + b"]}")
-                except (msgspec.DecodeError, UnicodeDecodeError):  # the words stand in something else
+                except NO_JSON:  # the words stand in something else
                     continue
                 if "traceEvents" in self.fields:
                     return buffer[found.end() :]
@@ -165,13 +167,13 @@ class Reader:
                 _list.decode(b"[" + buffer)
             else:
                 self.fields = _object.decode(b'{"traceEvents":[' + buffer) | self.fields
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except NO_JSON as error:
             self._miss(f"what follows the events is not valid JSON ({error})")
 
     def _decode(self, body: bytes, decode: Callable[[bytes], list[T]]) -> list[T]:
         try:
             return decode(_array(body))
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except NO_JSON as error:
             raise TraceError(f"{self.path}: an event can't be read: {error}") from None
 
 
@@ -182,7 +184,7 @@ def _array(body: bytes) -> bytes:
 def _attempt(body: bytes, decode: Callable[[bytes], list[T]]) -> list[T] | None:
     try:
         return decode(_array(body))
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except NO_JSON:
         return None
 
 

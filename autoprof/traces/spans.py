@@ -9,7 +9,11 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-_PROCESS, _STEP = "process", "step"
+from autoprof.traces.attempts import PROCESS, Attempts, is_of
+from autoprof.traces.lines import Ns, Number, lines
+from autoprof.traces.reader import NO_JSON
+
+_STEP, _TRAINER = "step", "trainer"
 
 
 class Span(Struct, frozen=True):
@@ -39,11 +43,11 @@ class Line(Struct):
 
     kind: str = ""
     name: str = ""
-    start_ns: int | None = None
-    end_ns: int | None = None
-    step: int | None = None
+    start_ns: Ns | None = None
+    end_ns: Ns | None = None
+    step: Number | None = None
     role: str | None = None
-    rank: int | None = None
+    rank: Number | None = None
     error: str = ""
     ids: dict[str, Any] = {}
     counts: dict[str, Any] = {}
@@ -53,51 +57,66 @@ _decode = msgspec.json.Decoder(Line).decode
 
 
 def read(path: Path) -> Iterator[Span]:
-    """The spans of one file. Lines that can't be read, as where a process was killed, are left out."""
-    with path.open("rb") as file:
-        for text in file:
-            try:
-                line = _decode(text)
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                continue
-            if line.start_ns is not None and line.end_ns is not None and line.kind != _PROCESS:
-                yield Span(
-                    kind=line.kind,
-                    name=line.name,
-                    start_ns=line.start_ns,
-                    end_ns=max(line.start_ns, line.end_ns),
-                    step=line.step,
-                    role=line.role or "",
-                    rank=line.rank,
-                    error=line.error,
-                    ids=line.ids,
-                    counts=line.counts,
-                )
+    """The spans of one file, and one of kind `PROCESS` where a process begins its part of it.
+
+    Lines that can't be read, as where a process was killed, are left out.
+
+    Raises:
+        OSError: The file can't be read, or is none.
+    """
+    for text in lines(path):
+        try:
+            line = _decode(text or b"")
+        except NO_JSON:
+            continue
+        if line.kind == PROCESS:
+            yield Span(kind=PROCESS, name="", start_ns=0, end_ns=0)
+        elif line.start_ns is not None and line.end_ns is not None:
+            yield Span(
+                kind=line.kind,
+                name=line.name,
+                start_ns=line.start_ns,
+                end_ns=max(line.start_ns, line.end_ns),
+                step=line.step,
+                role=line.role or "",
+                rank=line.rank,
+                error=line.error,
+                ids=line.ids,
+                counts=line.counts,
+            )
 
 
 def process(path: Path) -> Process:
     """Whose file it is."""
     host, _, pid = path.stem.rpartition("-")
-    return Process(host or path.stem, int(pid) if pid.isdigit() else 0)
+    return Process(host or path.stem, int(pid) if pid.isdecimal() else 0)
 
 
 def of_step(run: Path, number: int) -> dict[Process, list[Span]]:
     """The spans of a step: those that carry its number, and those without one that begin while it runs.
 
-    The files are read twice, line by line; what is kept is one step's.
+    Of a step that ran again after the run was resumed, those of the last time. The files are read twice, line by line;
+    what is kept is one step's.
     """
-    paths = sorted((run / "timeline").glob("*.jsonl"))
+    paths = [path for path in sorted((run / "timeline").glob("*.jsonl")) if path.is_file()]
+    attempts = Attempts()
     # Each host's own clock: a step that the driver timed is compared with spans of other hosts as they stand.
-    bounds = [
-        (span.kind == _STEP, span.start_ns, span.end_ns) for path in paths for span in read(path) if span.step == number
-    ]
+    bounds = []
+    for place, path in enumerate(paths):
+        for span in read(path):
+            attempts.add(place, span)
+            if span.step == number:
+                bounds.append((span.kind == _STEP, span.role == _TRAINER, span.start_ns, span.end_ns))
+    attempts.finish()
     if not bounds:
         return {}
-    steps = [bound for bound in bounds if bound[0]] or bounds
-    start, end = min(bound[1] for bound in steps), max(bound[2] for bound in steps)
+    since, until = attempts.around(max(bounds)[2])
+    steps = [bound for bound in bounds if bound[0] and since < bound[3] and bound[2] < until] or bounds
+    start, end = min(bound[2] for bound in steps), max(bound[3] for bound in steps)
     found: dict[Process, list[Span]] = {}
     for path in paths:
         for span in read(path):
-            if span.step == number or (span.step is None and start <= span.start_ns <= end):
+            own = span.step == number and is_of(span, since, until)
+            if own or (span.step is None and span.kind != PROCESS and start <= span.start_ns <= end):
                 found.setdefault(process(path), []).append(span)
     return found

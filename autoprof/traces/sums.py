@@ -10,6 +10,7 @@ Times are in microseconds, as they stand in the trace: a duration below one coun
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -20,7 +21,7 @@ from autoprof.traces.clocks import BASE, EPOCH_US
 from autoprof.traces.device import DeviceSums
 from autoprof.traces.events import Taken, decode
 from autoprof.traces.passes import EngineSums, PassSums
-from autoprof.traces.reader import Reader, TraceError
+from autoprof.traces.reader import NO_JSON, Reader, TraceError
 from autoprof.traces.rows import Rows
 from autoprof.traces.threads import OperatorSums, Summing, ThreadSums
 
@@ -35,6 +36,8 @@ __all__ = [
     "summarize",
 ]
 
+# The year 2262: what is later is no time.
+_MOST_NS = 1 << 63
 # c10/core/DeviceType.h
 _DEVICE_TYPES = {0: "cpu", 1: "cuda", 6: "hip", 12: "xpu", 20: "npu"}
 
@@ -101,19 +104,18 @@ def summarize(path: Path) -> TraceSums:
         for events in reader.chunks(decode):
             try:
                 taken.events(events)
-            except (ValueError, msgspec.DecodeError) as error:
+            except (ValueError, *NO_JSON) as error:
                 raise TraceError(f"{path}: an event can't be read: {error}") from None
         return _sums(path, reader, taken, Summing(taken))
 
 
 def _sums(path: Path, reader: Reader, taken: Taken, summing: Summing) -> TraceSums:
     first, last = summing.first_us, summing.last_us
-    base_ns = taken.whole_us * 1000
-    if BASE in reader.fields:
-        base_ns = int(msgspec.json.decode(reader.fields[BASE], type=int, strict=False))
+    base_ns = _base_ns(reader) or taken.whole_us * 1000
     known = last > first and (base_ns > 0 or first > EPOCH_US)
     devices = summing.devices()
-    bound, reason = device.bound(devices)
+    engine = summing.engine()
+    bound, reason = device.bound(devices, serves=engine is not None)
     return TraceSums(
         path=str(path),
         cut=reader.cut,
@@ -125,11 +127,19 @@ def _sums(path: Path, reader: Reader, taken: Taken, summing: Summing) -> TraceSu
         kernels=summing.operators(on_device=True),
         threads=summing.threads(),
         devices=devices,
-        engine=summing.engine(),
+        engine=engine,
         memory=_memory(taken),
         bound=bound,
         reason=reason,
     )
+
+
+def _base_ns(reader: Reader) -> int:
+    """What the times count from, 0 where the trace does not say."""
+    with suppress(*NO_JSON):
+        said = msgspec.json.decode(reader.fields.get(BASE, b"0"), type=int, strict=False)
+        return said if 0 < said < _MOST_NS else 0
+    return 0
 
 
 def _memory(taken: Taken) -> list[MemoryPeak]:

@@ -76,6 +76,13 @@ def _take(inside: list[float], thread: _Thread, start: float, end: float) -> Non
             return
 
 
+def _device_order(device: Id) -> tuple[int, float, str]:
+    """Numbers, then those without one, then words."""
+    if isinstance(device, str):
+        return 2, 0.0, device
+    return (0, device, "") if device is not None else (1, 0.0, "")
+
+
 class Summing:
     """Adds up the rows of a trace.
 
@@ -186,7 +193,7 @@ class Summing:
         for pid, unions in self._devices.items():
             name = self._said("process_labels.labels", pid) or self._said("process_name.name", pid)
             found.append(unions.sums(pid, name, span))
-        return sorted(found, key=lambda each: (isinstance(each.device, str), each.device))
+        return sorted(found, key=lambda each: _device_order(each.device))
 
     def engine(self) -> EngineSums | None:
         """The passes of an engine."""

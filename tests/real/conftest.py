@@ -39,6 +39,15 @@ def v1(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
 
 
 @pytest.fixture(scope="session")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
+    """30 steps without a window; somebody asks for two of them when three are through, and waits for the traces."""
+    folder = tmp_path_factory.mktemp("asked")
+    asks = ["--steps 2 --wait --rollout-iterations 0:3"]
+    epochs = ["trainer.total_epochs=2", "trainer.total_training_steps=30"]
+    return verl_run(folder, *epochs, asks=asks, after=3, AUTOPROF="1", AUTOPROF_STEPS="")
+
+
+@pytest.fixture(scope="session")
 def v1_off(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
     """The V1 trainer without autoprof's variable."""
     return verl_run(tmp_path_factory.mktemp("v1-off"), *WHOLE)
@@ -76,10 +85,10 @@ def critic(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
     overrides = [*TWO_WORKERS, "trainer.total_training_steps=6"]
     overrides += ["actor_rollout_ref.actor.strategy=fsdp", "critic.strategy=fsdp"]
     asks = [
-        "--steps 3 --contents cpu --rollout-iterations 0:3",
-        f"--steps 4 --roles * --ranks all --contents {EVERYTHING} --rollout-iterations 0:3",
-        "--steps 5 --roles * --ranks 1 --contents cpu --mini-batches 1:2 --rollout-iterations 0:3",
-        "--steps 6 --roles actor,rollout --tool npu --contents cpu,npu,shapes --rollout-iterations 0:3",
+        "--at 3 --contents cpu --rollout-iterations 0:3",
+        f"--from 4 --roles * --ranks all --contents {EVERYTHING} --rollout-iterations 0:3",
+        "--from 5 --roles * --ranks 1 --contents cpu --mini-batches 1:2 --rollout-iterations 0:3",
+        "--at 6 --roles actor,rollout --tool npu --contents cpu,npu,shapes --rollout-iterations 0:3",
     ]
     settings |= {"AUTOPROF_TOOL": "torch", "TORCH_NPU_STAND_IN": RELEASES[-1]}
     return verl_run(folder, *overrides, asks=asks, packages=[STAND_INS], **settings)
@@ -96,7 +105,7 @@ def slowed(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
     ]
     overrides += ["data.train_batch_size=8", "actor_rollout_ref.rollout.n=2", "actor_rollout_ref.rollout.top_k=-1"]
     overrides += ["actor_rollout_ref.rollout.max_num_seqs=16", f"reward.custom_reward_function.path='{SLOW_REWARD}'"]
-    settings = {"AUTOPROF": "1", "AUTOPROF_STEPS": "", "AUTOPROF_WHEN": "step>2x, oom", "AUTOPROF_RANKS": "slowest"}
+    settings = {"AUTOPROF": "1", "AUTOPROF_STEPS": "", "AUTOPROF_WHEN": "step>3x, oom", "AUTOPROF_RANKS": "slowest"}
     settings |= {"AUTOPROF_ROLLOUT_ITERATIONS": "0:3"}
     return verl_run(tmp_path_factory.mktemp("slowed"), *overrides, **settings)
 
@@ -114,7 +123,7 @@ def continuous(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
         "AUTOPROF_CONTENTS": EVERYTHING,
         "AUTOPROF_ROLLOUT_ITERATIONS": "0:3",
     }
-    asks = ["--steps 7 --ranks 1 --contents cpu"]
+    asks = ["--from 7 --ranks 1 --contents cpu"]
     folder = tmp_path_factory.mktemp("continuous")
     two_answers = ["actor_rollout_ref.rollout.n=2", "data.train_batch_size=2"]
     two_answers += [f"{role}.ppo_mini_batch_size=1" for role in ("actor_rollout_ref.actor", "critic")]

@@ -39,7 +39,8 @@ def test_the_seconds_of_stages_are_those_that_verl_logs(v1: VerlRun) -> None:
 
 
 def test_a_slow_reward_is_found(slowed: VerlRun) -> None:
-    first = build.figures(listing.read(slowed.directory)).findings[0]
-    assert (first.kind, first.step) == ("slow_reward", 10)
-    assert "for 1 of 16 samples: the reward took 6.0" in first.text
-    assert first.seconds == pytest.approx(6, abs=1)
+    found = build.figures(listing.read(slowed.directory)).findings
+    slow = next(finding for finding in found if finding.kind == "slow_reward")
+    assert slow.step == 10
+    assert "for 1 of 16 samples: the reward took 15." in slow.text
+    assert slow.seconds == pytest.approx(15, abs=1)

@@ -18,12 +18,12 @@ def test_the_step_after_the_slow_one_is_captured_and_says_why(slowed: VerlRun) -
     metas = [json.loads(path.read_text()) for path in slowed.step_folder(SLOW + 1).glob("*.meta.json")]
     assert {meta["state"] for meta in metas} == {"complete"}
     (why,) = {meta["window"] for meta in metas}
-    figures = re.fullmatch(rf"step {SLOW} took ([0-9.]+) s, ([0-9.]+) times the median of ([0-9.]+) s \(step>2x\)", why)
+    figures = re.fullmatch(rf"step {SLOW} took ([0-9.]+) s, ([0-9.]+) times the median of ([0-9.]+) s \(step>3x\)", why)
     assert figures, why
     took, times, usual = map(float, figures.groups())
     start, end = slowed.step_window(SLOW)
     assert abs(took - (end - start) / 1e9) < 0.1
-    assert took > 6
+    assert took > 15
     assert abs(times - took / usual) < 0.2
 
 

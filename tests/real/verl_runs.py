@@ -105,13 +105,14 @@ def verl_run(
     folder: Path,
     *overrides: str,
     asks: Sequence[str] = (),
+    after: int = 0,
     script: str = "run_grpo.sh",
     packages: Sequence[Path] = (),
     status: int = 0,
     **variables: str,
 ) -> VerlRun:
     """Run verl's GRPO, or another script of the example, with further folders of packages; `asks` are the options of
-    calls of `autoprof trigger` once the run has begun. It must end with `status`."""
+    calls of `autoprof trigger` once the run has begun, and `after` so many steps of it. It must end with `status`."""
     probe = folder / "probe"
     probe.mkdir()
     environment = clean_environment(
@@ -123,7 +124,7 @@ def verl_run(
     )
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     command = [str(ROOT / "examples" / "verl_cpu" / script), *overrides]
-    asking = threading.Thread(target=_trigger, args=(folder, asks))
+    asking = threading.Thread(target=_trigger, args=(folder, asks, after))
     if asks:
         asking.start()
     finished = processes.run_framework(command, cwd=folder, env=environment, timeout_s=TIMEOUT_S)
@@ -133,12 +134,20 @@ def verl_run(
     return VerlRun(folder, finished, probe)
 
 
-def _trigger(folder: Path, asks: Sequence[str]) -> None:
-    """Ask as soon as the run is there, which is long before its first step."""
+def _trigger(folder: Path, asks: Sequence[str], after: int) -> None:
+    """Ask as soon as the run is there, which is long before its first step, or later."""
+    run = folder / "autoprof_runs" / "latest"
     deadline = time.monotonic() + TIMEOUT_S
-    while not (folder / "autoprof_runs" / "latest" / "run.json").exists() and time.monotonic() < deadline:
+    while not ((run / "run.json").exists() and _steps(run) >= after) and time.monotonic() < deadline:
         time.sleep(0.2)
     with (folder / "trigger.txt").open("w") as output:
         for options in asks:
             command = [sys.executable, "-m", "autoprof", "trigger", *options.split()]
-            subprocess.run(command, cwd=folder, env=clean_environment(), stdout=output, stderr=output, check=False)
+            asked = subprocess.run(command, cwd=folder, env=clean_environment(), stdout=output, stderr=output)
+            output.write(f"status {asked.returncode}\n")
+            output.flush()
+
+
+def _steps(run: Path) -> int:
+    """How many steps are through."""
+    return sum(path.read_text().count('"kind":"step"') for path in run.glob("timeline/*.jsonl"))

@@ -1,8 +1,8 @@
-"""A reward whose 152nd score takes 6 s: one of step 10's, with 16 samples a step."""
+"""A reward whose 152nd score takes 15 s: one of step 10's, with 16 samples a step."""
 
 import asyncio
 
-SLOW_S = 6.0
+SLOW_S = 15.0
 _scored = 0
 
 

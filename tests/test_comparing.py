@@ -12,9 +12,10 @@ import msgspec
 import pytest
 from pytest_mock import MockerFixture
 
-from autoprof import board, conditions, control, memory_share, posting, rundir, store, telling, watching
+from autoprof import board, comparing, conditions, control, memory_share, posting, rundir, store, telling
 from autoprof.board import Posting
 from autoprof.choosing import Chooser
+from autoprof.listening import Bell
 from autoprof.runtime import Runtime
 from autoprof.settings import Settings
 from autoprof.telling import OfRank, OfReplica
@@ -32,15 +33,16 @@ def kept(mocker: MockerFixture) -> dict[str, bytes]:
     mocker.patch.object(
         store, "entries", side_effect=lambda prefix: {k: v for k, v in kept.items() if k.startswith(prefix)}
     )
+    mocker.patch.object(Bell, "take", return_value=[])
     mocker.patch.object(threading.Thread, "start", lambda self: self.run())
-    mocker.patch.object(watching, "_PATIENCE_S", 0.0)
+    mocker.patch.object(comparing, "_PATIENCE_S", 0.0)
     return kept
 
 
 @pytest.fixture(autouse=True)
 def _nothing_is_over() -> Iterator[None]:
     yield
-    watching._stop.clear()
+    comparing._stop.clear()
     posting._stop.clear()
     board._own = None
 
@@ -136,7 +138,7 @@ def test_what_was_asked_for_by_hand_goes_first_and_the_window_comes_after_it(mad
     trainer = Trainer(made(steps="", when=conditions.parse("step>2x")))
     trainer.steps(*range(1, 10))
     trainer.step(10, 25.0)
-    control.ask(trainer.run.rundir, control.Trigger())
+    control.ask(trainer.run.rundir, control.Trigger(run="run"))
     trainer.steps(11, 12, 13)
     assert [each["reason"] for each in trainer.captured.values()] == [
         "autoprof trigger",
@@ -332,7 +334,7 @@ def test_slowest_ranks_are_rank_0_until_times_are_known(made: Made) -> None:
 def test_a_run_whose_ray_ends_reads_nothing_more(made: Made, mocker: MockerFixture) -> None:
     trainer = Trainer(made(steps="", when=conditions.parse("rank>1.3x")))
     read = mocker.patch.object(posting, "read")
-    watching.stop()
+    comparing.stop()
     trainer.steps(1, 2, 3)
     read.assert_not_called()
 

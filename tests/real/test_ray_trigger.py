@@ -1,0 +1,134 @@
+"""`autoprof trigger --ray`: a run in a real cluster is asked, and waited for, by way of Ray alone."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import processes
+import pytest
+from helpers import wait_for
+from test_ray import ON, SCRIPTS, cluster, environment
+
+__all__ = ["cluster"]
+
+
+class Asked:
+    """A run that goes on in a cluster."""
+
+    def __init__(self, folder: Path, address: str) -> None:
+        self.folder = folder
+        self.address = address
+        (folder / "elsewhere").mkdir()
+
+    @property
+    def run(self) -> Path:
+        return (self.folder / "autoprof_runs" / "latest").resolve()
+
+    def trigger(self, *options: str) -> subprocess.CompletedProcess[str]:
+        """`autoprof trigger --ray` in a folder from which no run is to be seen."""
+        command = [sys.executable, "-m", "autoprof", "trigger", "--ray", self.address, *options]
+        variables = environment(AUTOPROF="1")
+        return subprocess.run(
+            command, cwd=self.folder / "elsewhere", env=variables, capture_output=True, text=True, timeout=120
+        )
+
+    def steps(self) -> list[str]:
+        return sorted(path.name for path in self.run.glob("global_step_*"))
+
+
+@pytest.fixture(scope="module")
+def asked(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
+    """The run, when it has begun."""
+    folder = tmp_path_factory.mktemp("asked")
+    tag = uuid.uuid4().hex
+    log = folder / "output.log"
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            [sys.executable, str(SCRIPTS / "asked.py"), cluster, str(folder)],
+            cwd=folder,
+            env=environment(**ON, AUTOPROF_STEPS="", **{processes.TAG: tag}),
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+        )
+    try:
+        deadline = time.monotonic() + 120
+        while not list((folder / "autoprof_runs").glob("*/control")):
+            assert process.poll() is None, log.read_text()[-4000:]
+            assert time.monotonic() < deadline, log.read_text()[-4000:]
+            time.sleep(0.1)
+        yield Asked(folder, cluster)
+    finally:
+        (folder / "enough").touch()
+        try:
+            process.wait(60)
+        finally:
+            processes.end_all(tag, process.pid, grace_s=0)
+            process.wait()
+
+
+def test_a_window_is_opened_and_waited_for(asked: Asked) -> None:
+    done = asked.trigger("--steps", "2", "--wait", "--contents", "cpu")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert re.fullmatch(rf"asked run {asked.run.name} on \S+ for the next 2 steps, in Ray", lines[0])
+    steps = asked.steps()[-2:]
+    assert lines[-3].startswith("captures: 2, ")
+    assert lines[-2:] == [str(asked.run / step) for step in steps]
+    for step in steps:
+        assert len(list((asked.run / step).glob("actor.update_actor.rank0.*.pt.trace.json.gz"))) == 1
+    # Nothing is left in Ray but the bell and the run itself, and no run was begun by asking.
+    assert list((asked.folder / "elsewhere").iterdir()) == []
+
+
+def test_the_run_is_known_by_the_beginning_of_its_id(asked: Asked) -> None:
+    before = asked.steps()
+    done = asked.trigger(asked.run.name[:-2], "--wait")
+    assert done.returncode == 0, done.stderr
+    assert len(asked.steps()) == len(before) + 1
+    unknown = asked.trigger("1999", "--wait")
+    assert unknown.returncode == 1
+    assert f"no run matches '1999' in this cluster; there are {asked.run.name}" in unknown.stderr
+
+
+def test_it_is_switched_off_and_on(asked: Asked) -> None:
+    assert asked.trigger("--off").returncode == 0
+    wait_for(asked.run / "control" / "off")
+    refused = asked.trigger("--wait")
+    assert refused.returncode == 1
+    assert "is switched off in run" in refused.stderr
+    assert asked.trigger("--on").returncode == 0
+    deadline = time.monotonic() + 60
+    while (asked.run / "control" / "off").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert asked.trigger("--wait").returncode == 0
+
+
+def test_what_is_wrong_with_the_address_is_said(asked: Asked) -> None:
+    wrong = Asked.__new__(Asked)
+    wrong.folder, wrong.address = asked.folder, "not an address"
+    done = wrong.trigger()
+    assert done.returncode == 1
+    assert done.stderr.startswith("autoprof: trigger: --ray: got 'not an address': ")
+
+
+def test_a_run_that_has_ended_is_not_asked(asked: Asked) -> None:
+    name = asked.run.name
+    (asked.folder / "enough").touch()
+    wait = time.monotonic() + 60
+    while '"state": "ended"' not in (asked.run / "run.json").read_text():
+        assert time.monotonic() < wait
+        time.sleep(0.1)
+    done = asked.trigger()
+    assert done.returncode == 1
+    assert f"no run goes on in this cluster; there are {name}" in done.stderr
+    done = asked.trigger(name)
+    assert done.returncode == 1
+    assert f"run {name} is not going on: its trainer's process is not there any more" in done.stderr
