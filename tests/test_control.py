@@ -56,6 +56,7 @@ def test_a_request_is_a_file_of_the_users_own(going_on: RunDir, capsys: pytest.C
         "at": "",
         "overrides": {"contents": ["cpu", "shapes"], "ranks": "all"},
         "switch": "",
+        "reason": "",
     }
     assert f"asked run 20261120-101112-abcdef for 2 steps from 7 on, in {path}\n" in capsys.readouterr().out
 
