@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 from autoprof import control, log, settings
@@ -33,17 +34,23 @@ class Windows:
 
         Without `take_it` another process takes it, and this one, a further rank of the same trainer, reads it as well.
         """
-        asked = self._bell.take(run) if take_it else []
-        if self._folder.look(run):
-            there = self._folder.names
-            self.off = control.OFF in there
-            asked += control.take(run, there) if take_it else control.read_along(run, there, self._read)
+        changed = self._folder.look(run)
+        if changed:
+            self.off = control.OFF in self._folder.names
+        if not take_it:
+            for name, trigger, begun in control.read_along(run, self._folder.names, self._read) if changed else ():
+                if not trigger.switch:
+                    self._add(_Window(None, name, trigger, executed, begun))
+            return
+        asked = self._bell.take(run)
+        if changed:
+            asked += control.take(run, self._folder.names)
         for name, trigger in asked:
-            if not trigger.switch:
-                self._add(run if take_it else None, name, trigger, executed)
-            elif take_it:
+            if trigger.switch:
                 _switch(run, name, trigger)
                 self.off = control.switched_off(run)
+            else:
+                self._add(_Window(run, name, trigger, executed))
 
     def match(self, step: int, ordinal: int, against: str = "", for_good: bool = False) -> dict[str, Any] | None:
         """The settings of its own that `step` is captured with, or None where nobody asked for it.
@@ -54,8 +61,7 @@ class Windows:
         """
         wanting = []
         for window in self._open:
-            if window.became.going_on != step:
-                window.end()
+            window.before(step)
             if window.wants(step, ordinal):
                 wanting.append(window)
         for window in wanting:
@@ -80,6 +86,12 @@ class Windows:
             window.end()
         self._keep()
 
+    def close(self, reason: str) -> None:
+        """Nothing comes of what was asked for until now."""
+        for window in self._open:
+            window.close(reason)
+        self._keep()
+
     @property
     def any_to_come(self) -> bool:
         """Whether a step after the one that is going on was asked for."""
@@ -90,14 +102,14 @@ class Windows:
             window.note()
         self._open = [window for window in self._open if not window.became.over]
 
-    def _add(self, run: RunDir | None, name: str, trigger: Trigger, executed: int) -> None:
-        for window in self._open:
-            if window.trigger == trigger:
-                if run is not None:
-                    log.info(f"the request {name} is the same as {window.name}, which is open: they are one")
-                    control.note(run, name, trigger, Became(state="joined", joined=window.name))
+    def _add(self, window: _Window) -> None:
+        for other in self._open:
+            if other.trigger == window.trigger:
+                log.info(f"the request {window.name} is the same as {other.name}, which is open: they are one")
+                window.became = Became(state="joined", joined=other.name)
+                window.note()
                 return
-        self._open.append(_Window(run, name, trigger, executed))
+        self._open.append(window)
 
 
 class _Window:
@@ -109,7 +121,9 @@ class _Window:
         became: What became of it until now.
     """
 
-    def __init__(self, run: RunDir | None, name: str, trigger: Trigger, executed: int) -> None:
+    def __init__(
+        self, run: RunDir | None, name: str, trigger: Trigger, executed: int, begun: Sequence[int] = ()
+    ) -> None:
         self.name = name
         self.trigger = trigger
         self.steps = Steps.parse(trigger.at) if trigger.at else None
@@ -119,12 +133,21 @@ class _Window:
         self._run = run
         self._executed = executed
         self._left = trigger.steps
+        # Of another process that was faster.
+        self._begun = begun
         self._noted: Became | None = None
 
     @property
     def overrides(self) -> dict[str, Any]:
         """The settings that its steps are captured with, and why."""
         return self.trigger.overrides | {settings.REASON: self.trigger.reason or REASON}
+
+    def before(self, step: int) -> None:
+        """`step` begins. What another process had begun before it is not made up for."""
+        if self.became.going_on != step:
+            self.end()
+        self._left -= sum(number < step for number in self._begun)
+        self._begun = ()
 
     def wants(self, step: int, ordinal: int) -> bool:
         """Whether `step` is to be captured for it, if it is not being captured already."""
@@ -149,8 +172,13 @@ class _Window:
         else:
             self.to_come = self._left > 0
         if self.to_come and for_good:
-            self.to_come = False
-            self.became.reason = against
+            self.close(against)
+        self._close()
+
+    def close(self, reason: str) -> None:
+        """No further step is captured."""
+        self.to_come = False
+        self.became.reason = reason
         self._close()
 
     def end(self) -> None:

@@ -91,6 +91,10 @@ class Chooser:
         """The settings with the ranks that are the slowest now, as in `Watch.found`."""
         return overrides if self._watch is None else self._watch.found(overrides, first)
 
+    def close(self, reason: str) -> None:
+        """Nothing comes of what was asked for while the run was going on."""
+        self._asked.close(reason)
+
     def any_after(self, settings: Settings, step: int, ordinal: int) -> bool:
         """Whether a step after this one could be captured, by what is known now."""
         if len(self._captured) >= settings.max_steps:

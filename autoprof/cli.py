@@ -15,6 +15,7 @@ import msgspec
 from autoprof import __version__, analysing, doctor, doctor_run, listing, opening, settings, tables, triggering
 from autoprof._boot import ENABLE, own_recipes
 from autoprof.authoring import command as authoring
+from autoprof.collect import command as collecting
 from autoprof.redaction import plain
 from autoprof.report import command as reporting
 from autoprof.settings import PREFIX, SettingsError
@@ -36,6 +37,7 @@ _OPTIONS = {
     "config": "a TOML file with settings",
     "recipes": "further recipe files or folders",
     "disable": "recipes or hooks to leave out, as patterns",
+    "collect": "1: bring the parts of all nodes together at the end; a URL: and copy the run there",
     "on-finish": "a command to run after the last window",
     "log": "level of autoprof's own log",
 }
@@ -96,15 +98,16 @@ def _parser() -> argparse.ArgumentParser:
     analysis.add_argument("--step", type=int, metavar="N", help="a step (default: all)")
     analysis.set_defaults(run=_analyse)
 
+    collect = collecting.add(commands, _parent)
     report = reporting.add(commands, _parent)
     show = opening.add(commands, _parent)
     ask = triggering.add(commands, _parent, _OPTIONS)
 
     authoring.add(commands)
 
-    for command in (ls, ask, merge, checkup, analysis, report, show):
+    for command in (ls, ask, merge, checkup, analysis, collect, report, show):
         command.add_argument("--dir", help="parent of the run directories (default: AUTOPROF_DIR, ./autoprof_runs)")
-    for command in (ls, checkup):
+    for command in (ls, checkup, collect):
         command.add_argument("--json", action="store_true", help="print JSON")
     return parser
 

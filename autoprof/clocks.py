@@ -30,7 +30,8 @@ _LOOK_S = 0.2
 _END_S = 2.0
 
 _thread: threading.Thread | None = None
-_measured = float("-inf")
+# When each node was asked last.
+_asked_at: dict[str, float] = {}
 _stop = threading.Event()
 
 
@@ -44,14 +45,11 @@ class Offset(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure(run: Runtime) -> None:
-    """Measure in the background, where Ray is up, unless that was done a moment ago or is being done."""
-    global _thread, _measured
+    """Measure in the background, where Ray is up, the nodes that were not a moment ago, unless that is being done."""
+    global _thread
     ray = sys.modules.get("ray")
-    if ray is None or not getattr(ray, "is_initialized", bool)():
+    if ray is None or not getattr(ray, "is_initialized", bool)() or (_thread is not None and _thread.is_alive()):
         return
-    if (_thread is not None and _thread.is_alive()) or time.monotonic() - _measured < _GOOD_FOR_S:
-        return
-    _measured = time.monotonic()
     _stop.clear()
     thread = threading.Thread(target=_measure, args=(run, ray), name="autoprof-clocks", daemon=True)
     with contextlib.suppress(RuntimeError):  # there may be no more threads
@@ -70,7 +68,10 @@ def _measure(run: Runtime, ray: Any) -> None:
     try:
         here = ray.get_runtime_context().get_node_id()
         others = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != here]
-        found = offsets(ray, others)
+        now = time.monotonic()
+        others = [node for node in others if now - _asked_at.get(node, float("-inf")) >= _GOOD_FOR_S]
+        _asked_at.update(dict.fromkeys(others, now))
+        found = offsets(ray, others) if others else []
         if found:
             write(run, found)
     except Exception as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import socket
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,14 +13,21 @@ import msgspec
 from autoprof import listening, listing, store, watching
 from autoprof.control import Trigger, new_name
 from autoprof.listening import Registered
+from autoprof.redaction import hidden
 from autoprof.watching import Gone, View
 
 # How long a node has for an answer: Ray may have to start a worker there.
 _PATIENCE_S = 60.0
+# How long its head has to be there at all.
+_HEAD_S = 5.0
 
 
 class Unreachable(Exception):
     """There is no way to the cluster. The message says what was tried and what is wrong."""
+
+
+class Lost(Gone):
+    """The cluster itself is not there any more. Who calls Ray then waits for a minute, and is ended by it."""
 
 
 @contextlib.contextmanager
@@ -38,11 +46,15 @@ def connected(address: str) -> Iterator[Any]:
         off = {"env_vars": {"AUTOPROF": "0"}}
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, runtime_env=off)
     except Exception as error:
-        raise Unreachable(f"--ray: got {address!r}: {' '.join(str(error).split())[:300]}") from None
+        raise Unreachable(hidden(f"--ray: got {address!r}: {' '.join(str(error).split())[:300]}")) from None
     try:
         yield ray
-    finally:
+    except Lost:
+        raise
+    except BaseException:
         ray.shutdown()
+        raise
+    ray.shutdown()
 
 
 def find(ray: Any, name: str) -> InRay:
@@ -81,6 +93,8 @@ class InRay:
         self.run = run
         self._ray = ray
         self._task = ray.remote(watching.reader())
+        # Through ray:// the head is out of sight.
+        self._head = "" if ray.util.client.ray.is_connected() else ray.get_runtime_context().gcs_address
 
     def ask(self, trigger: Trigger) -> str:
         """Leave a request, ring the bell, and return the request's name."""
@@ -104,7 +118,12 @@ class InRay:
         return None
 
     def pending(self, name: str) -> bool:
-        """Whether nobody has taken the request from Ray's store."""
+        """Whether nobody has taken the request from Ray's store.
+
+        Raises:
+            Lost: There is no cluster any more.
+        """
+        self._check()
         return store.get(listening.asked(self.run.id, name)) is not None
 
     def look(self, steps: Sequence[int] = ()) -> list[View]:
@@ -113,6 +132,7 @@ class InRay:
         Raises:
             Gone: That node has gone, or does not answer.
         """
+        self._check()
         alive = {node["NodeID"] for node in self._ray.nodes() if node["Alive"]}
         if self.run.node not in alive:
             raise Gone(f"the node of the run's trainer, {self.run.host}, has gone")
@@ -130,6 +150,14 @@ class InRay:
                     why = f"{type(error).__name__}" if call in done else f"no answer within {_PATIENCE_S:g} s"
                     raise Gone(f"the node of the run's trainer, {self.run.host}, can't be asked: {why}") from None
         return [view for place, view in enumerate(views) if place == 0 or view.info]
+
+    def _check(self) -> None:
+        host, _, port = self._head.rpartition(":")
+        try:
+            if host:
+                socket.create_connection((host.strip("[]"), int(port)), _HEAD_S).close()
+        except OSError:
+            raise Lost("the run has ended, or its cluster: Ray's head is not there any more") from None
 
     def _call(self, node: str, steps: Sequence[int]) -> Any:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy

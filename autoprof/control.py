@@ -194,8 +194,11 @@ def note(run: RunDir, name: str, trigger: Trigger | None, became: Became) -> Non
         log.warning_once(f"{run.control}: what becomes of requests can't be written there: {error.strerror}")
 
 
-def read_along(run: RunDir, there: Iterable[str], known: set[str]) -> list[tuple[str, Trigger]]:
-    """The requests that are there and not over, taken or not, less those in `known`, which they are added to."""
+def read_along(run: RunDir, there: Iterable[str], known: set[str]) -> list[tuple[str, Trigger, list[int]]]:
+    """The requests that are there and not over, taken or not, less those in `known`, which they are added to.
+
+    With each come the steps of it that have begun in the process that took it.
+    """
     found = []
     for name in sorted({name.removesuffix(TAKEN) for name in there}):
         if name in known or not name.endswith(ENDING):
@@ -204,8 +207,10 @@ def read_along(run: RunDir, there: Iterable[str], known: set[str]) -> list[tuple
         for ending in ("", TAKEN):
             try:
                 fields = msgspec.json.decode(_content(run, f"{run.control / name}{ending}"), type=dict[str, Any])
-                if not msgspec.convert(fields.pop("became", {}) if ending else {}, Became).over:
-                    found.append((name, decoded(msgspec.json.encode(fields), run.path.name)))
+                became = msgspec.convert(fields.pop("became", {}) if ending else {}, Became)
+                if not became.over:
+                    begun = [*became.captured, *([] if became.going_on is None else [became.going_on])]
+                    found.append((name, decoded(msgspec.json.encode(fields), run.path.name), begun))
                 break
             except FileNotFoundError:  # it has been taken just now
                 continue

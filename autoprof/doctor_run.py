@@ -11,7 +11,7 @@ from autoprof import aftermath, control, doctor, listing, tables
 from autoprof._finish import NOT_ANALYSED
 from autoprof.doctor import Report
 from autoprof.hooklog import WAITING
-from autoprof.rundir import RunDir
+from autoprof.rundir import COLLECTED, RunDir
 from autoprof.window import Steps
 
 
@@ -42,6 +42,9 @@ def examine_run(run: listing.Run) -> Report:
     report.notes += notes + aftermath.out_of_memory(RunDir(Path(run.path)))
     report.problems += problems
     _check_control(report, RunDir(Path(run.path)))
+    for lost in listing.load_json(Path(run.path, COLLECTED)).get("missing", ()):
+        where = " ".join(filter(None, [str(lost["host"]), str(lost["path"])]))
+        report.problems.append(f"not collected, {where}: {lost['reason']}")
     return report
 
 

@@ -1,5 +1,5 @@
-"""The end of a run, or of its last window: files complete, `run.json` brought together, traces merged where that was
-asked for, the user's command run."""
+"""The end of a run, or of its last window: files complete, `run.json` brought together, traces merged and the run
+copied where that was asked for, the user's command run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 
 import autoprof
-from autoprof import log
+from autoprof import log, store
+from autoprof.redaction import is_url, url
 from autoprof.runtime import Runtime
 from autoprof.settings import MERGE
 from autoprof.traces import after
@@ -24,6 +25,8 @@ _HAND_OVER_S = 10.0
 _PAUSE_S = 0.1
 # A file that has not grown for so long is not being written any more: its process was killed.
 _STALE_S = 10.0
+# Whether this process runs `AUTOPROF_ON_FINISH`; unknown until somebody has asked the run's other nodes.
+_first: bool | None = None
 
 
 def end_run(run: Runtime) -> None:
@@ -33,7 +36,7 @@ def end_run(run: Runtime) -> None:
             return
         wait_for_files(run)
         run.complete()
-        if run.rundir.steps():
+        if run.rundir.steps() or is_url(run.settings.collect):
             _after(run)
     except Exception as error:
         log.warning(f"the end of the run could not be noted: {error}")
@@ -42,8 +45,11 @@ def end_run(run: Runtime) -> None:
 def window_passed(run: Runtime) -> None:
     """In the trainer, after the last step that could be captured: what comes then need not wait for the run's end.
 
-    It does where each of several ranks runs the trainer: another may not be through with the step.
+    It does where each of several ranks runs the trainer: another may not be through with the step. And it does where
+    the parts of several nodes are to be collected first.
     """
+    if run.settings.collect:
+        return
     one_of_several = int(os.environ.get("WORLD_SIZE") or 1) > 1 and not run.started_here
     if one_of_several or not (run.settings.on_finish or _merging(run)):
         return
@@ -101,14 +107,16 @@ def _after(run: Runtime) -> None:
 
     Merging is done again where a step was captured since.
     """
-    command = _command(run)
+    command = _command(run) if run.rundir.steps() else ""
     directory = str(run.rundir.path)
-    if not _merging(run):
+    to = run.settings.collect if is_url(run.settings.collect) else ""
+    if not _merging(run) and not to:
         if command:
             after.run_command(command, directory)
         return
     # Whoever reads this process's output need not wait for a merge to end; the command's is the user's own.
-    output = None if command else subprocess.DEVNULL
+    output = None if command or to else subprocess.DEVNULL
+    job = {"run": directory, "command": command, "merge": _merging(run), "to": to}
     try:
         process = subprocess.Popen(
             [sys.executable, "-c", _AFTER, str(Path(autoprof.__file__).parent.parent)],
@@ -120,21 +128,31 @@ def _after(run: Runtime) -> None:
         )
         assert process.stdin is not None
         with process.stdin:
-            process.stdin.write(json.dumps({"run": directory, "command": command}).encode())
+            process.stdin.write(json.dumps(job).encode())
     except OSError as error:
-        log.warning(f"no process could be started to merge traces: {error}")
+        log.warning(f"no process could be started to merge or copy traces: {error}")
         if command:
             after.run_command(command, directory)
         return
     try:
-        process.wait(_HAND_OVER_S)
+        process.wait(run.settings.stop_timeout_s if to else _HAND_OVER_S)
     except subprocess.TimeoutExpired:  # it goes on by itself
-        pass
+        if to:
+            log.warning(f"the run is still being copied to {url(to)}; autoprof collect --to goes on with it if need be")
+
+
+def first_to_finish(run: Runtime) -> bool:
+    """Whether this process is the one that runs `AUTOPROF_ON_FINISH`, of those on all nodes; to be asked while Ray is
+    up, and remembered."""
+    global _first
+    if _first is None and store.up():
+        _first = store.claim(f"finish/{run.info.id}")
+    return _first is not False
 
 
 def _command(run: Runtime) -> str:
     """`AUTOPROF_ON_FINISH`, for the first who asks."""
-    if not run.settings.on_finish:
+    if not run.settings.on_finish or not first_to_finish(run):
         return ""
     try:
         os.close(os.open(run.rundir.path / _MARK, os.O_CREAT | os.O_EXCL, 0o600))

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ class HookLog:
     def __init__(self, directory: RunDir, join: Callable[[], None]) -> None:
         self._directory = directory
         self._join = join
+        # Ray's id of the node that this process is on, once that is known.
+        self.node = ""
         self._lock = threading.RLock()
         self._hooks: dict[str, dict[str, Any]] = {}
         self._versions: dict[str, str] = {}
@@ -109,20 +111,7 @@ class HookLog:
 
     def summary(self) -> dict[str, Any]:
         """What `run.json` says of all processes: hosts, versions, recipes used."""
-        hosts: set[str] = set()
-        recipes: set[str] = set()
-        versions = dict(self._versions)
-        for path in sorted(self._directory.hooks.glob("*.json")):
-            try:
-                process = json.loads(_files.read(path, _MOST_BYTES))
-                hooks = process["hooks"].items()
-                applied = {key.partition("/")[0] for key, hook in hooks if hook["state"] == "applied"}
-                hosts.add(process["host"])
-                versions.update(process["versions"])
-            except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                continue
-            recipes |= applied
-        return {"hosts": sorted(hosts), "versions": versions, "recipes": sorted(recipes)}
+        return summary(self._directory, self._versions)
 
     def _set(self, hook: BoundHook, state: str, reason: str) -> None:
         self.add(hook)
@@ -136,6 +125,7 @@ class HookLog:
         with self._lock:
             return {
                 "host": rundir.HOST,
+                **({"node": self.node} if self.node else {}),
                 "pid": os.getpid(),
                 "parent": os.getppid(),
                 "process": process_title(),
@@ -165,6 +155,29 @@ class HookLog:
                 path = path.with_name(f"{rundir.HOST}-{os.getpid()}.{next(again)}.json")
             self._file = os.getpid(), path
         return self._file[1]
+
+
+def summary(directory: RunDir, versions: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """What `run.json` says of a run's processes: hosts, versions, recipes used. What can't be read is left out.
+
+    Args:
+        directory: The run's.
+        versions: Versions that are known besides.
+    """
+    hosts: set[str] = set()
+    recipes: set[str] = set()
+    found = dict(versions or {})
+    for path in sorted(directory.hooks.glob("*.json")):
+        try:
+            process = json.loads(_files.read(path, _MOST_BYTES))
+            hooks = process["hooks"].items()
+            applied = {key.partition("/")[0] for key, hook in hooks if hook["state"] == "applied"}
+            hosts.add(process["host"])
+            found.update(process["versions"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            continue
+        recipes |= applied
+    return {"hosts": sorted(hosts), "versions": found, "recipes": sorted(recipes)}
 
 
 def installed_version(recipe: Recipe) -> str:

@@ -146,7 +146,7 @@ def _taken(run: RunDir) -> list[tuple[str, Trigger]]:
 def _mark(folder: Path) -> _Mark | None:
     """What is another after a change in the folder; None where it is not there.
 
-    The folder is opened for it, since NFS asks its server then, as it does not for each `stat` (Linux 6.1,
+    The folder is opened for it, since NFS asks its server then, as it does not for each `stat` (Linux,
     fs/nfs/dir.c, nfs_lookup_verify_inode).
     """
     try:

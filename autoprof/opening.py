@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import base64
-import hashlib
 import html as markup
 import os
 import string
@@ -19,6 +17,7 @@ from autoprof.listing import NotFound, Run, Step
 from autoprof.redaction import plain
 from autoprof.report import serve
 from autoprof.report.command import REPORT
+from autoprof.report.policy import script_sources
 from autoprof.report.serve import PERFETTO, PERFETTO_PORT, Content, Server
 from autoprof.rundir import MERGED, META, tidy
 
@@ -59,7 +58,7 @@ def run(parsed: argparse.Namespace, parent: Path) -> int:
                 print(line)
             print("Ctrl-C ends it", flush=True)
             if not parsed.no_browser and _has_browser():
-                webbrowser.open(server.url())
+                webbrowser.open(server.link_once())
             server.serve_forever()
         except KeyboardInterrupt:
             print()
@@ -110,8 +109,7 @@ def _links(server: Server, step: Step, name: str) -> list[str]:
 
 
 def _policy(script: str) -> str:
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    own = f"script-src 'sha256-{digest}'; connect-src 'self'; style-src 'unsafe-inline'; img-src data:"
+    own = f"{script_sources(script)}; connect-src 'self'; style-src 'unsafe-inline'; img-src data:"
     return f"default-src 'none'; {own}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
 

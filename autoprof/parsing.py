@@ -17,6 +17,24 @@ def text(value: object) -> str:
     return value.strip()
 
 
+def switch_or(taken: Callable[[str], bool]) -> Callable[[object], str]:
+    """A parser for a switch, an empty text or `1`, or for text that `taken` says is right."""
+
+    def parse(value: object) -> str:
+        if isinstance(value, (bool, int)):
+            value = str(int(value))
+        word = text(value)
+        if word.lower() in ("", "0", "false", "off", "no"):
+            return ""
+        if word.lower() in ("1", "true", "on", "yes"):
+            return "1"
+        if not taken(word):
+            raise ValueError("")
+        return word
+
+    return parse
+
+
 def words(value: object) -> tuple[str, ...]:
     """Words, in a text with commas or in a list."""
     if isinstance(value, str):

@@ -21,6 +21,7 @@ _IN_TEXT = re.compile(
     re.IGNORECASE,
 )
 _IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+_URL = re.compile(r"[a-z][a-z0-9+.-]*(::[a-z][a-z0-9+.-]*)*://\S*", re.IGNORECASE)
 _BEARER = re.compile(r"\b(bearer|basic)(\s+)[\w.~+/=-]{8,}", re.IGNORECASE)
 _LOOKS = re.compile(
     r"\b(hf_[A-Za-z0-9]{8,}|sk-[\w-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}"
@@ -62,6 +63,16 @@ def hidden_in(content: Any) -> Any:
     if isinstance(content, dict):
         return {key: hidden_in(value) for key, value in content.items()}
     return [hidden_in(value) for value in content] if isinstance(content, (list, tuple)) else content
+
+
+def is_url(text: str) -> bool:
+    """Whether this looks like a URL, one of fsspec's that are chained among them (`simplecache::s3://...`)."""
+    return _URL.fullmatch(text) is not None
+
+
+def url(text: str) -> str:
+    """A URL without what may be secret in it: a user, a password, a query."""
+    return hidden(re.sub(r"(?<=://)[^/]*@", "", text.partition("?")[0]))
 
 
 def plain(text: str) -> str:

@@ -29,6 +29,10 @@ RAW_ENDINGS = (TRACE.removesuffix(".gz"), NPU_FOLDER, SNAPSHOT, NSYS_REPORT)
 MERGED = "merged"
 # How folders begin in which a merge is going on.
 MERGING = ".merge-"
+# The folder in which `autoprof collect` keeps what is not complete.
+COLLECTING = ".collect"
+# What it came to.
+COLLECTED = "collected.json"
 # Role, stage and host stand in a name.
 _LONGEST = 60
 
@@ -137,7 +141,7 @@ class RunDir:
             names = [name for name in (*folders, *files) if name.endswith(PART) and not name.startswith(MERGING)]
             names = [name for name in names if not name.endswith(TAKEN)]
             yield from (Path(place, name) for name in names)
-            folders[:] = [name for name in folders if not name.endswith((PART, NPU_FOLDER))]
+            folders[:] = [name for name in folders if not name.endswith((PART, NPU_FOLDER)) and name != COLLECTING]
 
     def point_latest(self) -> None:
         """Make `latest`, beside the run, point to this run."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from autoprof import __version__, _boot, _files, before, gates, listing, log, rundir, settings
+from autoprof import __version__, _boot, _files, before, gates, listing, log, nodes, rundir, settings
 from autoprof.hooklog import HookLog
 from autoprof.recipe import RecipeError
 from autoprof.redaction import hidden_in, redacted
@@ -53,6 +53,9 @@ class Runtime:
         # What this process has to tell others of itself, where a setting asks for that.
         self.teller: Teller | None = None
         self._joined = False
+        self._registered = False
+        # The nodes that the run worked on, as far as it is known when it ends.
+        self.nodes: list[dict[str, Any]] = []
         # The attempts at this run before it was resumed.
         self._earlier: list[dict[str, Any]] = []
 
@@ -63,6 +66,16 @@ class Runtime:
 
     def _join(self) -> None:
         """Make the run directory with the first hook that is applied: a process may import a target for nothing."""
+        self._make()
+        self.register()
+
+    def register(self) -> None:
+        """Say, once and where Ray is up, that this process's node works on the run."""
+        if not self._registered:
+            self.hooks.node = nodes.register(self.info.id, self.info.directory, self.started_here)
+            self._registered = bool(self.hooks.node)
+
+    def _make(self) -> None:
         if self._joined:
             return
         if self.rundir.run_json.exists():
@@ -108,6 +121,7 @@ class Runtime:
             "recipes": [],
             "state": "running",
             **({"earlier": self._earlier} if self._earlier else {}),
+            **({"nodes": self.nodes} if self.nodes else {}),
         }
 
     def complete(self) -> None:
@@ -196,7 +210,9 @@ def _read_info() -> RunInfo:
         python=platform.python_version(),
         settings=read,
     )
-    os.environ[_boot.RUN_INFO] = msgspec.json.encode(info).decode()
+    # Where the run is copied to is this process's own affair, and may hold a password.
+    told = msgspec.structs.replace(read, collect="1" if read.collect else "")
+    os.environ[_boot.RUN_INFO] = msgspec.json.encode(msgspec.structs.replace(info, settings=told)).decode()
     if read.recipes:
         # Those that the settings file names are known from here on, in the children too and wherever they work.
         os.environ["AUTOPROF_RECIPES"] = os.pathsep.join(read.recipes)

@@ -14,6 +14,7 @@ import msgspec
 from autoprof import conditions, parsing
 from autoprof.conditions import WHEN_TAKES, Condition
 from autoprof.options import KINDS, MemoryOptions, NpuOptions, NsysOptions, parse, takes
+from autoprof.redaction import hidden, is_url, url
 from autoprof.window import ITERATIONS_TAKE, MINI_BATCHES_TAKE, RANKS_TAKE, STEPS_TAKE, Ranks, Steps, parse_iterations
 
 PREFIX = "AUTOPROF_"
@@ -64,6 +65,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     # No more steps than these are captured.
     max_steps: int = 100
     stop_timeout_s: float = 60.0
+    # Empty, "1", or where the run is copied to besides.
+    collect: str = ""
     on_finish: str = ""
     log: str = "warning"
     npu: NpuOptions = NpuOptions()
@@ -122,6 +125,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """The settings as `run.json` shows them: a command may hold secrets, so it is only said to be there."""
         shown: dict[str, Any] = msgspec.to_builtins(self)
         shown["on_finish"] = "(set)" if self.on_finish else ""
+        shown["collect"] = url(self.collect)
         del shown[REASON], shown["found"]
         return shown
 
@@ -213,7 +217,7 @@ def _checked(name: str, value: object, where: str, kind: str = "") -> Any:
         return parse(value)
     except ValueError as error:
         why = f" ({_one_line(error)})" if str(error) else ""
-        raise SettingsError(f"{where}: got {_short(value)}{why}; it takes {takes}") from None
+        raise SettingsError(f"{where}: got {hidden(_short(value))}{why}; it takes {takes}") from None
 
 
 def _short(value: object) -> str:
@@ -244,6 +248,7 @@ _PARSERS: dict[str, tuple[Callable[[object], Any], str]] = {
     "min_free_mb": (parsing.positive, "a number of megabytes above 0"),
     "max_steps": (parsing.count, "a number of steps above 0"),
     "stop_timeout_s": (parsing.positive, "a number of seconds above 0"),
+    "collect": (parsing.switch_or(is_url), "1, 0, or a URL such as s3://bucket/folder"),
     "on_finish": (parsing.text, "a command"),
     "log": (parsing.one_of(LOG_LEVELS), f"one of {', '.join(LOG_LEVELS)}"),
 } | {name: (partial(parse, kind), takes(kind)) for name, kind in KINDS.items()}

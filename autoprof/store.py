@@ -18,12 +18,20 @@ def up() -> bool:
     return ray is not None and bool(getattr(ray, "is_initialized", bool)())
 
 
-def put(key: str, value: bytes) -> bool:
-    """Keep `value`; returns whether there is a store."""
+def put(key: str, value: bytes, overwrite: bool = True) -> bool:
+    """Keep `value`, without `overwrite` only where nothing is kept yet; returns whether there is a store."""
     if not up():
         return False
-    _kv()._internal_kv_put(key.encode(), value, overwrite=True, namespace=_NAMESPACE)
+    _kv()._internal_kv_put(key.encode(), value, overwrite=overwrite, namespace=_NAMESPACE)
     return True
+
+
+def claim(key: str) -> bool:
+    """Keep an empty value under `key`; False where somebody has done so. Of those who try it one succeeds.
+
+    Where there is no store, everybody does.
+    """
+    return not up() or not _kv()._internal_kv_put(key.encode(), b"", overwrite=False, namespace=_NAMESPACE)
 
 
 def get(key: str) -> bytes | None:

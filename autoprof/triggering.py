@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -62,6 +63,11 @@ def _run(parsed: argparse.Namespace, parent: Callable[[argparse.Namespace], Path
             return _in_ray(cluster.find(ray, parsed.name), trigger, parsed.wait)
     except OSError as error:
         return _complain(f"{error.filename}: {error.strerror}; only who may write there can ask", 1)
+    except cluster.Lost as error:
+        _complain(str(error), 1)
+        sys.stdout.flush()
+        # What Ray does at exit would wait for its head.
+        os._exit(1)
     except (cluster.Unreachable, Gone, waiting.GaveUp) as error:
         return _complain(str(error), 1)
 

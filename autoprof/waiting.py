@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from autoprof import progress, tables
 from autoprof.control import Became, Trigger
 from autoprof.redaction import plain
-from autoprof.watching import Contents, Gone, Place, View
+from autoprof.watching import Contents, Place, View
 
 # Nothing waits for a file that has not changed for so long, nor for a folder: torch_npu's is analysed for up to an
 # hour, and may be as it was meanwhile.
@@ -35,6 +35,7 @@ def wait(place: Place, name: str, trigger: Trigger, pause_s: float) -> None:
 
     Raises:
         GaveUp: They will not come, or not all.
+        Gone: The run can't be looked at any more.
         KeyboardInterrupt: The user has had enough of waiting.
     """
     total = 0 if trigger.at else trigger.steps
@@ -45,7 +46,7 @@ def wait(place: Place, name: str, trigger: Trigger, pause_s: float) -> None:
     problems = list(_problems(folders, became.captured, left))
     for problem in problems:
         print(plain(problem), flush=True)
-    _told(folders, several=len({view.host for view in views}) > 1)
+    _told(folders, views[0].host)
     if became.reason:
         raise GaveUp(f"steps captured: {', '.join(map(str, became.captured)) or 'none'}; {became.reason}")
     if problems:
@@ -56,7 +57,7 @@ def _windows_passed(place: Place, name: str, pause_s: float, show: progress.Show
     """Wait until no step of the request is to come."""
     nowhere = 0
     while True:
-        here = _look(place)[0]
+        here = place.look()[0]
         became = here.became(name)
         if became is None:
             there = name in here.requests or place.pending(name)
@@ -100,7 +101,7 @@ def _files_written(
     """Wait until all files have their final names. Returns those that don't get any."""
     seen: dict[str, tuple[object, float]] = {}
     while True:
-        views = _look(place, steps)
+        views = place.look(steps)
         now = time.monotonic()
         unfinished = {
             f"{contents.folder}/{name}": state
@@ -119,13 +120,6 @@ def _files_written(
             return views, sorted(unfinished)
         show(f"files that are still being written: {len(waiting)}", len(steps))
         time.sleep(pause_s)
-
-
-def _look(place: Place, steps: Sequence[int] = ()) -> list[View]:
-    try:
-        return place.look(steps)
-    except Gone as error:
-        raise GaveUp(str(error)) from None
 
 
 def _folders(views: Sequence[View]) -> dict[int, list[tuple[str, Contents]]]:
@@ -154,11 +148,12 @@ def _problems(
         yield f"{path}: it is not complete, and does not grow"
 
 
-def _told(folders: dict[int, list[tuple[str, Contents]]], several: bool) -> None:
-    """Say where the traces are: counts, and after that the folders alone, a line each."""
+def _told(folders: dict[int, list[tuple[str, Contents]]], here: str) -> None:
+    """Say where the traces are: counts, and then the folders, a line each, with their hosts where these differ."""
     there = [(host, contents) for hosts in folders.values() for host, contents in hosts]
     count = sum(len(contents.captures) for _, contents in there)
     size = sum(captured[2] for _, contents in there for captured in contents.captures.values())
     print(f"captures: {count}, {tables.size(size)}", flush=True)
+    several = any(host != here for host, _ in there)
     for host, contents in there:
         print(plain(f"{host}:{contents.folder}" if several else contents.folder), flush=True)

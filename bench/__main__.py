@@ -19,7 +19,10 @@ from bench import results
 from bench.processes import Failed
 from bench.results import Section
 
-NAMES = ("boot", "calls", "imports", "steps", "listening", "inside", "timeline", "stop", "memory", "merge", "sums")
+NAMES = (
+    *("boot", "calls", "imports", "steps", "growth", "listening", "inside", "timeline", "stop", "memory", "merge"),
+    "sums",
+)
 
 
 def measure(name: str, *, quick: bool, turns: int | None) -> Section:

@@ -19,7 +19,7 @@ from autoprof.runtime import Runtime
 @pytest.fixture
 def run(joined: Callable[..., Runtime], monkeypatch: pytest.MonkeyPatch) -> Iterator[Runtime]:
     monkeypatch.setattr(clocks, "_thread", None)
-    monkeypatch.setattr(clocks, "_measured", float("-inf"))
+    monkeypatch.setattr(clocks, "_asked_at", {})
     yield joined()
     clocks.stop()
     clocks._stop.clear()
@@ -63,9 +63,14 @@ def test_other_nodes_that_live_are_asked_once_a_minute(
     measure(run)
     measure(run)
     assert asked == [["there"]]
-    monkeypatch.setattr(clocks, "_measured", clocks._measured - clocks._GOOD_FOR_S)
+    # One that is added meanwhile is not waited for.
+    cluster.nodes().append({"NodeID": "new", "Alive": True})
     measure(run)
-    assert lines(run) == [{"host": "n2", "offset_ns": -5, "error_ns": 3, "unix_ns": number} for number in (1, 2)]
+    assert asked[1:] == [["new"]]
+    clocks._asked_at["there"] -= clocks._GOOD_FOR_S
+    measure(run)
+    assert asked[2:] == [["there"]]
+    assert lines(run) == [{"host": "n2", "offset_ns": -5, "error_ns": 3, "unix_ns": number} for number in (1, 2, 3)]
 
 
 def test_without_ray_nothing_happens(run: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -261,6 +261,16 @@ def test_a_further_rank_reads_what_rank_0_takes(tmp_path: Path) -> None:
     assert not late.any_to_come
 
 
+def test_a_further_rank_that_is_a_step_late_ends_with_the_others(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    first, further = Windows(), Windows()
+    control.ask(run, Trigger(steps=3))
+    first.look(run, 0)
+    assert first.match(1, 1) == ASKED
+    further.look(run, 1, take_it=False)
+    assert [further.match(step, step) for step in (2, 3, 4)] == [ASKED, ASKED, None]
+
+
 def test_what_a_window_overrides_goes_before_a_roles_own() -> None:
     settings = Settings(ranks="0", contents=("cpu",), role={"actor": {"ranks": "3", "max_trace_mb": 5.0}})
     changed = settings.overridden({"ranks": "all", "contents": ["cpu", "shapes"]}).for_role("actor")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +135,20 @@ def test_empty_traces_leave_valid_json(tmp_path: Path) -> None:
 
 
 # Clocks.
+
+
+def test_times_are_small_and_right_to_the_nanosecond(tmp_path: Path) -> None:
+    """Kineto's are too large for that as floats, which is how viewers read them."""
+    texts = ["4476518540898.979", "4476518542378.479", "4476518544946.771", "4476518544946", "4476518544946.5"]
+    content = kineto([op(0)[0] | {"ts": place} for place in range(len(texts))])
+    for place, text in enumerate(texts):
+        content = content.replace(b'"ts": %d,' % place, b'"ts": %s,' % text.encode())
+    events, _ = merged(tmp_path, content)
+    base = load(tmp_path / "out.json.gz")["baseTimeNanoseconds"]
+    assert [base + round(event["ts"] * 1000) for event in events if event["name"] == "op"] == [
+        BASE_NS + int(Decimal(text) * 1000) for text in texts
+    ]
+    assert all(6 * 3600e6 < event["ts"] < 8 * 3600e6 for event in events if event["name"] == "op")
 
 
 def op(us: float) -> list[Event]:
@@ -420,18 +436,23 @@ def test_traces_that_torch_wrote(tmp_path: Path) -> None:
         paths.append(tmp_path / f"{rank}.json{'.gz' * rank}")
         profile.export_chrome_trace(str(paths[-1]))
     assert os.getpid() in {event["pid"] for event in json.loads(paths[0].read_bytes())["traceEvents"]}
-    before = [json.loads(paths[0].read_bytes())["traceEvents"], load(paths[1])["traceEvents"]]
     merge([Input(path=path, label=path.name) for path in paths], tmp_path / "out.gz")
     after = load(tmp_path / "out.gz")["traceEvents"]
 
-    def kinds(events: list[Event]) -> Counter[tuple[Any, ...]]:
+    def kinds(content: bytes) -> Counter[tuple[Any, ...]]:
+        """The events with their times to the nanosecond, which floats since Kineto's base don't hold."""
+        whole = json.loads(content, parse_float=Decimal)
         return Counter(
-            (event["ph"], event["name"], event.get("ts"), event.get("dur"), json.dumps(event.get("args")))
-            for event in events
+            (
+                *(event["ph"], event["name"], event.get("dur"), json.dumps(event.get("args"), default=str)),
+                whole["baseTimeNanoseconds"] + event["ts"] * 1000 if "ts" in event else None,
+            )
+            for event in whole["traceEvents"]
             if event["name"] not in DESCRIBED
         )
 
-    assert kinds(after) == kinds(before[0]) + kinds(before[1])
+    before = [paths[0].read_bytes(), gzip.decompress(paths[1].read_bytes())]
+    assert kinds(gzip.decompress((tmp_path / "out.gz").read_bytes())) == kinds(before[0]) + kinds(before[1])
     flows = [[event for event in after if event["ph"] == phase] for phase in "sf"]
     assert len(flows[0]) == len(flows[1]) > 0
     assert len({event["id"] for event in flows[0]}) == len(flows[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +143,12 @@ def test_files_of_engines_as_they_lie(tmp_path: Path) -> None:
     }
     assert "1770000000.1-TP-0 (host)" in names
     files = [str(path) for path in sorted(folder.glob("177*"))]
+    # One lies elsewhere, where there is more room.
+    (tmp_path / "elsewhere.gz").symlink_to(Path(files[0]).rename(tmp_path / "moved.gz"))
+    Path(files[0]).symlink_to(tmp_path / "elsewhere.gz")
     assert ": 2 traces as they are" in command(tmp_path, "merge", *files, "--tar", "-o", "x.tar").stdout
+    with tarfile.open(tmp_path / "x.tar") as archive:
+        assert [member.isfile() for member in archive] == [True] * 3
     assert "there is no such run" in command(tmp_path, "merge", files[0], "gone.json").stderr
 
 

@@ -238,6 +238,39 @@ def test_a_link_in_place_of_the_trace_is_not_followed(server: Server, tmp_path: 
     assert ask(server.url("gone.gz"))[0] == 404
 
 
+def test_the_link_for_the_browser_works_once(server: Server) -> None:
+    """Others on this machine see the command line of the browser that is started."""
+    link = server.link_once()
+    assert urllib.parse.urlsplit(server.url()).path.strip("/") not in link
+    assert ask(link, Host="evil.example")[0] == 403
+    assert ask(link, "HEAD")[0] == 404
+    status, headers, body = ask(link)
+    assert (status, headers["Location"], body) == (302, server.url(), b"")
+    assert ask(link)[0] == 404
+    assert ask(server.url(), path="/")[0] == 404
+
+
+def test_nobody_is_asked_what_this_machine_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name server that does not answer would keep the command waiting."""
+    asked: list[str] = []
+    monkeypatch.setattr(socket, "getfqdn", asked.append)
+    with Server(0):
+        assert asked == []
+
+
+def test_the_browser_is_given_the_link_that_works_once(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr(opening, "_has_browser", lambda: True)
+    monkeypatch.setattr("webbrowser.open", shown.append)
+    monkeypatch.setattr(Server, "serve_forever", lambda _: None)
+    assert cli.main(["open", "--dir", str(runs), "--port", "0"]) == 0
+    page = page_of(capsys.readouterr().out.splitlines())
+    assert len(shown) == 1
+    assert urllib.parse.urlsplit(page).path not in shown[0]
+
+
 def test_who_goes_away_in_the_middle_disturbs_nobody(
     server: Server, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

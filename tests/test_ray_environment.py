@@ -29,6 +29,10 @@ def test_the_users_values_win_and_stay_as_they_were() -> None:
     assert given == {"working_dir": "/x", "env_vars": {"AUTOPROF_STEPS": "9", "A": "b"}}
 
 
+def test_where_a_run_is_copied_to_is_not_handed_to_ray() -> None:
+    assert merged(None, ENVIRON | {"AUTOPROF_COLLECT": "sftp://me:secret@host/x"})["env_vars"] == OURS
+
+
 def test_a_runtime_env_object_stays_one() -> None:
     result = merged(RuntimeEnv(env_vars={"A": "b"}), ENVIRON)
     assert isinstance(result, RuntimeEnv)

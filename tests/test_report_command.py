@@ -113,16 +113,18 @@ def test_why_a_step_was_captured_is_said_where_that_was_no_setting_of_steps(auto
 
 def test_names_in_markdown_are_text(runs: Path) -> None:
     figures = build.figures(listing.read(runs / USUAL), [5])
-    bad = "<img src=x onerror=alert(1)> `a` **b** [c](http://d) | e\n# f @all"
+    bad = "<img src=x onerror=alert(1)> `a` **b** [c](http://d) | e\n# f @all __init__ ~~no~~ $x$ old_log_prob"
     finding = Finding(kind="slow_tool", text=bad, evidence=[bad], seconds=1.0, file=bad)
     text = markdown.text(msgspec.structs.replace(figures, findings=[finding], command=bad))
     shown = [line for line in text.splitlines() if "onerror" in line]
     assert len(shown) == 4
     for line in shown:
         outside = "".join(line.split("`")[::2]) if line.count("`") == 2 else line
-        for live in ("<img", " **b**", "[c](", "@all"):
+        for live in ("<img", " **b**", "[c](", "@all", " __init__", "~~no~~", "$x$"):
             assert live not in outside
     assert "\n# f" not in text
+    # What is no markup inside of a word is left as it is.
+    assert " old_log_prob" in shown[0]
 
 
 def test_names_from_traces_in_markdown_are_text(tmp_path: Path) -> None:

@@ -417,7 +417,7 @@ def test_hosts_are_brought_onto_the_drivers_clock(tmp_path: Path) -> None:
     ]
     run = timeline(tmp_path / "run", n1=driver, n2=worker)
     before = figures(run, 1)
-    assert before.notes[-1] == "nobody measured the clock of n2: it is taken as it is set"
+    assert before.notes[-1] == "nobody measured the clocks of n1, n2: they are taken as they are set"
     measured = {"host": "n2", "offset_ns": 3 * SECOND, "error_ns": 200_000, "unix_ns": START_NS}
     (run / "clocks").mkdir()
     (run / "clocks" / "n1-10.jsonl").write_text(json.dumps(measured) + "\n")
@@ -425,3 +425,18 @@ def test_hosts_are_brought_onto_the_drivers_clock(tmp_path: Path) -> None:
     assert not any("clock" in note for note in found.notes)
     lanes = {lane.label: lane.spans[0] for lane in found.details[0].lanes}
     assert (lanes["rollout rank 0"].start_s, lanes["actor rank 0"].end_s) == (0, 9)
+
+
+def test_notes_of_very_many_files_are_few(tmp_path: Path) -> None:
+    ranks = {f"n{rank}": [span("stage", "x", 0, 1, role="actor", rank=rank)] for rank in range(100)}
+    run = timeline(tmp_path / "run", **ranks, driver=[step(10)])
+    for path in (run / "timeline").glob("n*"):
+        path.write_text(path.read_text() + "torn")
+    (run / "clocks").mkdir()
+    (run / "clocks" / "driver-1.jsonl").write_text("")
+    found = figures(run)
+    assert len(found.notes) < 25
+    assert (
+        "nobody measured the clocks of n0, n1, n10, n11, n12 and 95 more: they are taken as they are set" in found.notes
+    )
+    assert found.notes[-1] == "and 80 more such notes of other files"

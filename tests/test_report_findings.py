@@ -7,12 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_runs import BASE_NS, PLANTS, Script, capture, generation, training, write
+from report_runs import BASE_NS, PLANTS, START_NS, Script, capture, generation, training, write
 from test_report_figures import span, step, timeline
 from traces import Event, kineto, load, save
 
 from autoprof import listing
-from autoprof.report import build
+from autoprof.report import (
+    build,
+    capture_rules,
+    charts,
+    comparison,
+    findings,
+    html,
+    overview,
+    rules,
+    step_charts,
+    step_rules,
+)
 from autoprof.report.figures import Finding, RunFigures
 from autoprof.report.findings import KINDS
 
@@ -79,6 +90,29 @@ def test_the_costliest_of_several_is_first(tmp_path: Path) -> None:
     ]
 
 
+def test_what_held_up_slow_steps_that_are_not_shown_is_found_too(tmp_path: Path) -> None:
+    """Six slow steps, of which four are shown."""
+    places = zip(
+        (3, 6, 9, 12, 15, 18), ("slow_rank", "long_weight_sync", *PLANTS[:2], "slow_replica", "gap"), strict=True
+    )
+    causes = {cause: number for number, cause in places}
+    figures = found(tmp_path / "run", captured=None, steps=24, **causes)
+    assert len(figures.details) == 4
+    assert {finding.step: finding.kind for finding in figures.findings} == {
+        step: NAMED[cause][0] for cause, step in causes.items()
+    }
+
+
+def test_of_steps_that_are_alike_the_costliest_are_told(tmp_path: Path) -> None:
+    lengths = {number: 9.0 if number % 4 == 0 else 5.0 for number in range(1, 22)}
+    spans = [span("timer", "gen", 10 * at, 10 * at + length, step=at) for at, length in lengths.items()]
+    steps = [step(10 * at + length, at, 10 * at) for at, length in lengths.items()]
+    figures = build.figures(listing.read(timeline(tmp_path / "run", n1=[*spans, *steps])))
+    assert [finding.kind for finding in figures.findings] == ["slow_step"] * 3
+    assert all(finding.evidence[-1].startswith("also in 2 other steps: ") for finding in figures.findings)
+    assert [len(step.findings) for step in figures.details] == [1] * 4
+
+
 def test_two_causes_in_one_step_are_both_found(tmp_path: Path) -> None:
     figures = found(tmp_path / "run", slow_rank=6, slow_tool=6)
     assert {finding.kind for finding in figures.findings} == {"slow_rank", "slow_tool"}
@@ -113,6 +147,46 @@ def test_communication_beside_which_nothing_is_computed_is_found(tmp_path: Path)
     assert finding.kind == "communication"
     assert any("ncclDevKernel_AllReduce" in line for line in finding.evidence)
     assert finding.seconds == pytest.approx(12 * 0.75 * 0.2, rel=0.05)
+
+
+@pytest.mark.parametrize("on_device", [True, False], ids=["nccl", "gloo"])
+def test_a_rank_that_others_wait_for_in_collectives_is_found(tmp_path: Path, on_device: bool) -> None:
+    """The stage ends at the same time in all ranks: only what they did inside of it tells."""
+    script: Script = write(tmp_path / "run", captured=None)
+    begin, end = when = script.stages[4, "update_actor"]
+    first, length = (START_NS - BASE_NS) / 1e3 + begin * 1e6, (end - begin) * 1e6
+    for rank in range(4):
+        waits = {2: 0.02}.get(rank, 0.55 + rank / 100)
+        where: Event = {"ph": "X", "cat": "user_annotation", "name": "gloo:all_gather", "pid": 1, "tid": 1}
+        if on_device:
+            where |= {"cat": "kernel", "name": "ncclDevKernel_AllGather_RING_LL", "pid": 0, "tid": 20}
+        events = [{"ph": "X", "cat": "cpu_op", "name": "step", "pid": 1, "tid": 1, "ts": first, "dur": length}]
+        computes = {
+            "ph": "X",
+            "cat": "kernel",
+            "name": "gemm",
+            "pid": 0,
+            "tid": 7,
+            "ts": first,
+            "dur": (0.9 - waits) * length,
+        }
+        events += [computes] if on_device else []
+        # Two at a time, of which each second counts once.
+        for part in range(2):
+            at = first + (0.9 - waits) * length * (1 + part / 100)
+            events.append(where | {"tid": part, "ts": at, "dur": waits * length})
+        who = {"role": "actor", "stage": "update_actor", "rank": rank}
+        capture(tmp_path / "run", 4, f"actor.update_actor.rank{rank}", who, ("n1", 200 + rank), when, events)
+    figures = build.figures(listing.read(tmp_path / "run"))
+    finding = figures.findings[0]
+    assert [each.kind for each in figures.findings] == ["slow_rank"]
+    assert "actor rank 2 was slow in update_actor" in finding.text
+    assert finding.file == "global_step_000004/actor.update_actor.rank2.n1.pid202.pt.trace.json.gz"
+    assert finding.seconds == pytest.approx(0.54 * (end - begin), rel=0.05)
+    assert finding.evidence[0].startswith("actor rank 2: ")
+    (step,) = [step for step in figures.details if step.number == 4]
+    spent = {each.rank: each.collectives_s for each in step.captures}
+    assert spent[0] == pytest.approx(0.55 * (end - begin), rel=0.05)
 
 
 def test_a_capture_that_was_cut_off_is_found(tmp_path: Path) -> None:
@@ -217,6 +291,31 @@ def test_an_engine_that_waits_for_requests_does_not_wait_for_the_cpu(tmp_path: P
     assert "waited for the host or for requests" in finding.evidence[2]
 
 
+DOCUMENTATION = Path(__file__).parent.parent / "docs" / "report.md"
+
+
+@pytest.mark.parametrize(
+    ("values", "documented", "said"),
+    [
+        ((overview.SLOW_RATIO, overview.SLOW_S), (1.2, 1), "more than 1.2 times the median"),
+        ((overview.AROUND, overview.FEWEST), (10, 3), "the ten steps before it and the ten after it"),
+        ((rules.LEAST_S, rules.LEAST_SHARE), (1, 0.03), "less than a second, or of less than 3 % of the step"),
+        ((step_rules.SYNC_RATIO, findings.SYNC_SHARE), (2, 0.15), "takes 15 % of all steps"),
+        ((step_rules.REWARD_SHARE, step_rules.SAMPLE_REWARD_SHARE), (0.1, 0.25), "a tenth of the step; or samples"),
+        ((step_rules.TOOL_SHARE, capture_rules.IDLE_SHARE), (0.3, 0.4), "three tenths of their time on tools"),
+        ((capture_rules.BARE_SHARE, capture_rules.FULL_SHARE), (0.15, 0.92), "92 % of the device's memory"),
+        ((comparison.FINDING_RATIO, comparison.FINDING_SHARE), (1.1, 0.03), "1.1 times as long and 3 % of the step"),
+        ((charts.MOST_BARS, html.MOST_ROWS, step_charts.MOST_LANES), (300, 400, 96), "Of more than 300 steps a bar"),
+    ],
+)
+def test_the_documentation_has_the_thresholds(
+    values: tuple[float, ...], documented: tuple[float, ...], said: str
+) -> None:
+    """Whoever changes one changes what is said of it."""
+    assert values == documented
+    assert said in " ".join(DOCUMENTATION.read_text().split())
+
+
 def test_the_documentation_has_every_kind() -> None:
-    text = (Path(__file__).parent.parent / "docs" / "report.md").read_text()
+    text = DOCUMENTATION.read_text()
     assert [kind for kind in KINDS if f"`{kind}`" not in text] == []

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pytest_mock import MockerFixture
 
-from autoprof import ending, runtime
+from autoprof import control, ending, runtime
 from autoprof.behaviours import batches, serve, serve_http
 from autoprof.behaviours.engine import Request
 from autoprof.rundir import RunDir
@@ -69,6 +69,33 @@ def test_the_chosen_batches_are_recorded_and_the_command_is_run_after_the_last(r
 
     asyncio.run(drive(engine := Engine()))
     assert engine.log == [2, "stop", 3, "stop"]
+
+
+def test_a_trigger_counts_batches(run: Any) -> None:
+    run.settings = Settings(steps="")
+
+    async def drive(engine: Engine) -> None:
+        await batch(engine, run)
+        control.ask(run.rundir, control.Trigger(steps=2))
+        for _ in range(3):
+            await batch(engine, run)
+
+    asyncio.run(drive(engine := Engine()))
+    assert engine.log == [2, "stop", 3, "stop"]
+    assert [(each.state, each.captured) for each in control.states(run.rundir).values()] == [("done", [2, 3])]
+
+
+def test_an_engine_that_a_trainer_leads_says_so_to_who_asks(run: Any) -> None:
+    async def drive(engine: Engine) -> None:
+        engine.server.follow()
+        control.ask(run.rundir, control.Trigger())
+        await batch(engine, run)
+
+    asyncio.run(drive(engine := Engine()))
+    assert engine.log == []
+    assert [(each.state, each.reason) for each in control.states(run.rundir).values()] == [
+        ("done", "a trainer says what is recorded here: ask in its run")
+    ]
 
 
 def test_requests_of_a_batch_wait_until_it_is_recorded(run: Any) -> None:

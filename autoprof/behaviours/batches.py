@@ -37,10 +37,15 @@ class Batches:
         """Whether nobody has looked for some time at what `autoprof trigger` asked for."""
         return time.monotonic() - self._looked > _LOOK_S
 
-    def look(self, run: runtime.Runtime) -> None:
-        """Take what `autoprof trigger` asked for: `+1` is the batch that is going on, or else the next."""
+    def look(self, run: runtime.Runtime, led: bool = False) -> None:
+        """Take what `autoprof trigger` asked for: `+1` is the batch that is going on, or else the next.
+
+        Where the engine is `led`, a trainer opens its windows, and nobody else.
+        """
         self._looked = time.monotonic()
         self._chooser.look(run.rundir, self.count - self.going_on)
+        if led:
+            self._chooser.close("a trainer says what is recorded here: ask in its run")
 
     def asked(self, run: runtime.Runtime) -> Request | None:
         """What is asked of the engine if somebody asked for this batch."""

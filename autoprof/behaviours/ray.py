@@ -11,6 +11,7 @@ from typing import Any
 
 from autoprof import _boot, clocks, cupti, ending, importing, log, runtime
 from autoprof.behaviours import Behaviour
+from autoprof.collect import at_end
 from autoprof.paths import Parameter
 from autoprof.tools import nsys_launch
 from autoprof.wrapping import CALL, Around, Call
@@ -18,6 +19,7 @@ from autoprof.wrapping import CALL, Around, Call
 # What a job that was submitted brings along; ray.init refuses a variable that is in both (Ray 2.60,
 # ray/runtime_env/runtime_env.py, _merge_runtime_env).
 _JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+_COLLECT = "AUTOPROF_COLLECT"
 
 
 class Init(Behaviour):
@@ -33,6 +35,10 @@ class Init(Behaviour):
         # Ray's own end of the driver, which kills the workers, was registered when it was imported, so comes after it.
         atexit.unregister(_let_workers_write)
         atexit.register(_let_workers_write)
+        if run is not None:
+            run.register()
+            if run.started_here and (said := at_end.hindrance(run)):
+                log.warning_once(said)
         return None
 
     def install(self, owner: Any) -> bool:
@@ -84,6 +90,8 @@ def merged(runtime_env: Any, environ: Mapping[str, str]) -> Any:
     given = runtime_env.get("env_vars") or {} if runtime_env else {}
     job = json.loads(environ.get(_JOB_CONFIG) or "{}").get("runtime_env", {}).get("env_vars") or {}
     ours = {name: value for name, value in environ.items() if name.startswith(_boot.ENABLE) and name not in job}
+    # Ray logs what it hands to workers, and this may be a URL with a password.
+    ours.pop(_COLLECT, None)
     if cupti.INJECTION in given or cupti.INJECTION in job:
         # What the user gives the workers stays: they look for themselves (`cupti.guard`).
         ours |= {cupti.KEEP: "1"} if cupti.KEEP not in job else {}
@@ -108,6 +116,7 @@ def _let_workers_write() -> None:
         if (comparing := sys.modules.get("autoprof.comparing")) is not None:
             comparing.stop()
         ending.let_workers_write(run)
+        at_end.through_ray(run)
     except Exception as error:
         runtime.report("ray/shutdown", error)
 

@@ -94,7 +94,7 @@ class Server:
                 return ""
             if not self._busy:
                 await self._end_batch()
-            await asyncio.to_thread(self._batches.look, run)
+            await asyncio.to_thread(self._batches.look, run, self._led)
             chosen = self._batches.asked(run) if self._busy else self._batches.begin(run)
             if chosen is not None and not self._led and self._window is None and not self._captured:
                 self._captured = not await self._started(chosen)

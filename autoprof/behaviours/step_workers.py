@@ -10,7 +10,8 @@ from autoprof.settings import Settings
 from autoprof.window import Ranks
 from autoprof.wrapping import Call
 
-_workers: list[Any] = []
+# In their order, and quickly found: a cluster has hundreds.
+_workers: dict[Any, None] = {}
 
 
 def note(run: runtime.Runtime, overrides: Mapping[str, Any], call: Call, paths: list[str]) -> None:
@@ -21,8 +22,8 @@ def note(run: runtime.Runtime, overrides: Mapping[str, Any], call: Call, paths: 
     ranks = [Ranks.parse(text) for text in _ranks(settings)]
     for path in paths:
         for rank, worker in enumerate(call.at(path, None) or ()):
-            if any(rank in taken for taken in ranks) and worker not in _workers:
-                _workers.append(worker)
+            if any(rank in taken for taken in ranks):
+                _workers[worker] = None
 
 
 def step_ended(together: bool) -> None:

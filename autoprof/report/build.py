@@ -13,7 +13,7 @@ import msgspec
 from autoprof import __version__, listing
 from autoprof.redaction import writable
 from autoprof.report import captures, findings, words
-from autoprof.report.details import choose, details
+from autoprof.report.details import choose, details, looked_at
 from autoprof.report.figures import CaptureFigures, RunFigures, StepRow
 from autoprof.report.overview import NOBODY, Overview, StepSpan, shares
 from autoprof.report.reading import Reader, Timeline, timelines
@@ -58,25 +58,25 @@ def figures(
         if number not in rows and number not in folders:
             raise listing.NotFound(_no_step(run, number, overview.rows))
     known = overview.cut_off_spans | overview.spans
-    spans = {number: known.get(number) or _span_of_captures(rows, folders[number]) for number in asked}
+    others = looked_at(overview.rows, asked) if chosen is None else []
+    spans = {number: known.get(number) or _span_of_captures(rows, folders[number]) for number in (*asked, *others)}
     shifts = {file.host: file.shift_ns for file in files}
     wanted = [folders[number] for number in asked if number in folders]
     summed = _captures(path, wanted, spans, shifts, progress, operators)
-    shown = details(list(spans.values()), rows, files, summed)
-    shown = [msgspec.structs.replace(step, findings=findings.of_step(step)) for step in shown]
+    steps = details(list(spans.values()), rows, files, summed)
     stages = shares(overview.rows)
     drivers = {number: files[span.file].name for number, span in overview.spans.items()}
-    found = findings.of_run(overview.rows, drivers)
     everything = findings.settled(
         [
-            *(finding for step in shown for finding in step.findings),
-            *found,
+            *(finding for step in steps for finding in findings.of_step(step)),
+            *findings.of_run(overview.rows, drivers),
             *findings.overall(overview.rows, stages),
         ]
     )
     shown = [
         msgspec.structs.replace(step, findings=[each for each in everything if each.step == step.number])
-        for step in shown
+        for step in steps
+        if step.number in asked
     ]
     return RunFigures(
         id=writable(run.id),
@@ -90,7 +90,7 @@ def figures(
         stages=stages,
         median_s=median(row.seconds for row in overview.rows) if overview.rows else None,
         tokens_per_s=_rate(overview.rows),
-        findings=everything,
+        findings=findings.abridged(everything),
         details=shown,
         comparison=None,
         notes=[*_notes(overview, files), *clocks, *reader.notes()],

@@ -102,6 +102,7 @@ def _summed(found: CaptureFigures, sums: TraceSums, zero_ns: int | None, total: 
         state="truncated" if sums.cut and found.state == "complete" else found.state,
         start_s=None if zero_ns is None or sums.first_ns is None else (sums.first_ns - zero_ns) / 1e9,
         seconds=sums.span_us / 1e6,
+        collectives_s=None if sums.collectives_us is None else sums.collectives_us / 1e6,
         events=sums.events,
         operators=_operators(sums.operators),
         kernels=_operators(sums.kernels),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from autoprof.report import words
 from autoprof.report.captures import windows
@@ -15,8 +15,9 @@ from autoprof.report.samples import Samples
 from autoprof.report.skews import skews
 from autoprof.traces.attempts import PROCESS, is_of
 
-# Where no step was chosen: so many slow ones, and so many of the captured ones, the last.
-_MOST_SLOW, _MOST_CAPTURED = 4, 4
+# Where no step was chosen: so many slow ones, and so many of the captured ones, the last. What held them up is looked
+# for in so many more slow ones.
+_MOST_SLOW, _MOST_CAPTURED, _MOST_LOOKED_AT = 4, 4, 12
 # More gaps than this nobody reads.
 _MOST_GAPS = 100
 
@@ -28,13 +29,20 @@ def choose(rows: Sequence[StepRow], cut_off: Iterable[StepRow] = ()) -> list[int
         rows: The steps that have ended.
         cut_off: Those that have not, which are shown where they were captured.
     """
-    slow = sorted((row for row in rows if row.slow), key=lambda row: row.usual_s - row.seconds)[:_MOST_SLOW]
-    all_captured = sorted((row for row in (*rows, *cut_off) if row.captured), key=lambda row: row.number)
-    captured = all_captured[-_MOST_CAPTURED:]
-    found = {row.number for row in (*slow, *captured)}
+    captured = sorted(row.number for row in (*rows, *cut_off) if row.captured)[-_MOST_CAPTURED:]
+    found = {*_slowest(rows)[:_MOST_SLOW], *captured}
     if not found and rows:
         found = {sorted(rows, key=lambda row: row.seconds)[len(rows) // 2].number}
     return sorted(found)
+
+
+def looked_at(rows: Sequence[StepRow], shown: Collection[int]) -> list[int]:
+    """Slow steps that are not shown, the slowest first, but may have findings."""
+    return [number for number in _slowest(rows) if number not in shown][:_MOST_LOOKED_AT]
+
+
+def _slowest(rows: Sequence[StepRow]) -> list[int]:
+    return [row.number for row in sorted(rows, key=lambda row: row.usual_s - row.seconds) if row.slow]
 
 
 class _Step:

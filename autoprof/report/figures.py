@@ -336,6 +336,7 @@ class CaptureFigures(msgspec.Struct, frozen=True, kw_only=True):
         tool: `torch`, `npu`, `nsys` or `memory`.
         opens_with: What opens the file, where it is not Perfetto.
         seconds: From the first to the last event.
+        collectives_s: Of that, in collectives, waiting for other ranks included; None where the trace shows none.
         operators: Of the host, by own time, at most 50.
         kernels: Of the devices, by own time, at most 50.
         memory_peak_bytes: By the device or, without one, the host.
@@ -361,6 +362,7 @@ class CaptureFigures(msgspec.Struct, frozen=True, kw_only=True):
     opens_with: str = ""
     start_s: float | None = None
     seconds: float | None = None
+    collectives_s: float | None = None
     events: int | None = None
     operators: list[Operator] = []
     kernels: list[Operator] = []

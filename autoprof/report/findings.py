@@ -8,13 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from autoprof.report import capture_rules as _captures
+from autoprof.report import skew_rules as _skews
 from autoprof.report import step_rules as _steps
 from autoprof.report import units, words
 from autoprof.report.figures import Finding, StageShare, StepFigures, StepRow
 from autoprof.report.overview import usual_stages
 from autoprof.report.rules import CAPTURE_RULES, KINDS, ROW_RULES, STEP_RULES, Around
 
-__all__ = ["KINDS", "in_order", "of_run", "of_step", "overall", "settled"]
+__all__ = ["KINDS", "abridged", "in_order", "of_run", "of_step", "overall", "settled"]
 
 # Of what many steps or captures have, so many are told, the costliest.
 _MOST_ALIKE = 3
@@ -23,7 +24,7 @@ SYNC_SHARE = 0.15
 _SHARE = "weight_sync_share"
 KINDS.append(_SHARE)
 # Rules register themselves when they are imported.
-_RULES = (_captures, _steps)
+_RULES = (_captures, _steps, _skews)
 
 
 def of_step(step: StepFigures) -> list[Finding]:
@@ -41,17 +42,12 @@ def of_step(step: StepFigures) -> list[Finding]:
 
 def of_run(rows: Sequence[StepRow], files: Mapping[int, str]) -> list[Finding]:
     """What the steps show beside one another; `files` has the driver's timeline of each step."""
-    found: dict[str, list[Finding]] = defaultdict(list)
+    found = []
     for place, row in enumerate(rows):
         around = Around(row=row, usual=usual_stages(rows, place), where_done=usual_stages(rows, place, where_done=True))
         for rule in ROW_RULES:
-            for finding in rule(around):
-                found[finding.kind].append(msgspec.structs.replace(finding, file=files.get(row.number)))
-    return in_order(
-        finding
-        for alike in found.values()
-        for finding in _costliest(alike, "step", [str(each.step) for each in in_order(alike)])
-    )
+            found += [msgspec.structs.replace(each, file=files.get(row.number)) for each in rule(around)]
+    return in_order(found)
 
 
 def overall(rows: Sequence[StepRow], stages: Sequence[StageShare]) -> list[Finding]:
@@ -73,7 +69,11 @@ def overall(rows: Sequence[StepRow], stages: Sequence[StageShare]) -> list[Findi
 
 # What need not be told where something else says why: kinds, and of what kind that must be (empty for any). It must
 # cost half as much at least.
-_EXPLAINED: dict[str, tuple[str, ...]] = {"slow_step": (), "sample_tail": ("slow_replica",)}
+_EXPLAINED: dict[str, tuple[str, ...]] = {
+    "slow_step": (),
+    "sample_tail": ("slow_replica",),
+    "communication": ("slow_rank",),
+}
 
 
 def settled(findings: Iterable[Finding]) -> list[Finding]:
@@ -85,11 +85,23 @@ def settled(findings: Iterable[Finding]) -> list[Finding]:
         return by is not None and any(
             other.step == finding.step
             and other.seconds >= finding.seconds / 2
-            and (other.kind in by if by else other.kind not in _EXPLAINED or other.kind == "sample_tail")
+            and (other.kind in by if by else other.kind != finding.kind)
             for other in findings
         )
 
     return in_order(finding for finding in findings if not explained(finding))
+
+
+def abridged(findings: Iterable[Finding]) -> list[Finding]:
+    """The findings in order; of those that many steps have alike, those of the costliest steps."""
+    alike: dict[str, dict[int | None, list[Finding]]] = defaultdict(lambda: defaultdict(list))
+    for finding in in_order(findings):
+        alike[finding.kind][finding.step].append(finding)
+    kept = []
+    for steps in alike.values():
+        told, rest = list(steps.values())[:_MOST_ALIKE], [str(step) for step in steps][_MOST_ALIKE:]
+        kept += [_with_others(each, "step", rest) for same in told for each in same]
+    return in_order(kept)
 
 
 def in_order(findings: Iterable[Finding]) -> list[Finding]:
@@ -99,8 +111,11 @@ def in_order(findings: Iterable[Finding]) -> list[Finding]:
 
 def _costliest(alike: list[Finding], what: str, names: list[str]) -> list[Finding]:
     """The first few of findings of one kind, which tell of the others; `names` are what each is of, in order."""
-    order, rest = in_order(alike), names[_MOST_ALIKE:]
-    if not rest:
-        return order
-    also = f"also in {words.several(len(rest), f'other {what}')}: {words.listed(rest, 10)}"
-    return [msgspec.structs.replace(each, evidence=[*each.evidence, also]) for each in order[:_MOST_ALIKE]]
+    return [_with_others(each, what, names[_MOST_ALIKE:]) for each in in_order(alike)[:_MOST_ALIKE]]
+
+
+def _with_others(finding: Finding, what: str, names: list[str]) -> Finding:
+    if not names:
+        return finding
+    also = f"also in {words.several(len(names), f'other {what}')}: {words.listed(names, 10)}"
+    return msgspec.structs.replace(finding, evidence=[*finding.evidence, also])

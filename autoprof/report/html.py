@@ -6,9 +6,7 @@ name in a trace may hold stays text.
 
 from __future__ import annotations
 
-import base64
 import functools
-import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +17,7 @@ import msgspec
 from autoprof import __version__, _files
 from autoprof.report import charts, colours, sample_charts, step_charts, units
 from autoprof.report.figures import DeviceShares, Finding, RunFigures, StepFigures, StepRow
+from autoprof.report.policy import script_sources
 
 if TYPE_CHECKING:
     import jinja2
@@ -87,11 +86,8 @@ def page(figures: RunFigures) -> str:
 
 def policy(*scripts: str) -> str:
     """The content security policy of a page that holds these scripts and needs nothing else."""
-    hashes = " ".join(
-        f"'sha256-{base64.b64encode(hashlib.sha256(each.encode()).digest()).decode()}'" for each in scripts
-    )
     rest = "base-uri 'none'; form-action 'none'"
-    return f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; {rest}"
+    return f"default-src 'none'; {script_sources(*scripts)}; style-src 'unsafe-inline'; img-src data: blob:; {rest}"
 
 
 def embedded(content: Any) -> str:

@@ -11,6 +11,7 @@ from autoprof.report import words
 from autoprof.report.figures import OTHER, Gap, Lane, PathPart, SpanRow
 from autoprof.report.intervals import Union, segments
 from autoprof.report.reading import Line, Timeline
+from autoprof.traces.drawn import ROLES
 
 # So many spans of a lane are shown, the longest; a picture can't show more.
 _MOST_SPANS = 500
@@ -18,8 +19,6 @@ _MOST_SPANS = 500
 _NO_WORK = ("window", "step")
 # A gap between workers is shown from so many seconds on.
 _LEAST_GAP_NS = 50_000_000
-# From what drives a step down to what it calls.
-_ROLES = ("trainer", "actor", "ref", "critic", "reward", "agent_loop", "rollout")
 
 _Span = tuple[int, int, str, str, Line]
 
@@ -117,7 +116,7 @@ class Lanes:
         return f"{_with_rank(lane)} on {timeline.host}, pid {timeline.pid}"
 
     def _order(self, lane: LaneSpans) -> tuple[int, str, int, int, str, int]:
-        place = _ROLES.index(lane.role) if lane.role in _ROLES else len(_ROLES)
+        place = ROLES.index(lane.role) if lane.role in ROLES else len(ROLES)
         timeline = self._timelines[lane.file]
         numbers = (-1 if lane.replica is None else lane.replica, -1 if lane.rank is None else lane.rank)
         return place, lane.role, *numbers, timeline.host, timeline.pid

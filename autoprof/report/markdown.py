@@ -16,7 +16,8 @@ _MOST_STEPS = 15
 _MOST_ROWS = 15
 # Of a step. A pull request takes 65,536 characters.
 _MOST_CAPTURES = 8
-_SPECIAL = re.compile(r"([\\`*\[\]|])")
+# What is markup in GitHub's Markdown; an underscore is none between letters.
+_SPECIAL = re.compile(r"([\\`*\[\]|~$]|(?<![^\W_])_|_(?![^\W_]))")
 
 
 def text(figures: RunFigures) -> str:

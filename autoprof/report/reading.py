@@ -11,12 +11,15 @@ import msgspec
 from msgspec import Meta
 
 from autoprof.redaction import writable
+from autoprof.report.words import listed, several
 from autoprof.traces import hosts, spans
 from autoprof.traces.attempts import PROCESS
 from autoprof.traces.lines import Ns, Number, lines
 from autoprof.traces.reader import NO_JSON, TraceError
 
 Ids: TypeAlias = dict[str, str | int | float | bool | None]
+# Of the thousands of files of a large run's.
+_MOST_NOTES = 20
 # More tokens than any engine makes in a span.
 _Count: TypeAlias = Annotated[float, Meta(ge=0, le=1e12)]
 
@@ -78,7 +81,11 @@ def timelines(run: Path) -> tuple[list[Timeline], list[str]]:
         for timeline in found
     ]
     unknown = sorted(there - offsets.keys() - {clocks.driver})
-    return shifted, [f"nobody measured the clock of {host}: it is taken as it is set" for host in unknown]
+    if not unknown:
+        return shifted, []
+    if len(unknown) == 1:
+        return shifted, [f"nobody measured the clock of {unknown[0]}: it is taken as it is set"]
+    return shifted, [f"nobody measured the clocks of {listed(unknown)}: they are taken as they are set"]
 
 
 class Reader:
@@ -132,8 +139,10 @@ class Reader:
         return isinstance(line, dict) and isinstance(line.get("kind"), str) and line["kind"] not in SPANS
 
     def notes(self) -> list[str]:
-        """What was left out, a line for each file and reason."""
-        return [f"{file}: it can't be read: {reason}" for file, reason in sorted(self.failed.items())] + [
-            f"{file}: {count} line{'' if count == 1 else 's'} left out: {reason}"
+        """What was left out, a line for each file and reason; of very many files the first."""
+        notes = [f"{file}: it can't be read: {reason}" for file, reason in sorted(self.failed.items())] + [
+            f"{file}: {several(count, 'line')} left out: {reason}"
             for (file, reason), count in sorted(self.left_out.items())
         ]
+        rest = notes[_MOST_NOTES:]
+        return notes[:_MOST_NOTES] + ([f"and {several(len(rest), 'more such note')} of other files"] if rest else [])

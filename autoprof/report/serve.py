@@ -1,8 +1,8 @@
 """A web server for one person on this machine: it gives out a few pages and files, each under a path nobody can guess.
 
 It listens on 127.0.0.1 alone. Other users of the machine can reach that, too: they don't know the path, and are told
-nothing. A web page somewhere else can have its own name point to 127.0.0.1 (DNS rebinding): a request for any other
-name is refused.
+nothing. The command line of a browser that is started they do see: its link works once. A web page somewhere else can
+have its own name point to 127.0.0.1 (DNS rebinding): a request for any other name is refused.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import errno
 import os
 import secrets
 import shutil
+import socketserver
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -72,12 +73,31 @@ class Server(ThreadingHTTPServer):
         """
         self.contents: dict[str, Content] = {}
         self._path = f"/{secrets.token_urlsafe(18)}/"
+        self._once = ""
         try:
             super().__init__(("127.0.0.1", port), _Handler)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise PortTaken(error.errno, f"port {port} is taken") from error
             raise
+
+    def server_bind(self) -> None:
+        """Without asking for this machine's name, as HTTPServer does."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
+
+    def link_once(self) -> str:
+        """A link that leads to the first page, once."""
+        self._once = f"/{secrets.token_urlsafe(18)}"
+        return f"http://127.0.0.1:{self.server_port}{self._once}"
+
+    def redeem(self, path: str) -> bool:
+        """Whether a path is that of the link that works once, which it does no more then."""
+        expected, given = self._once.encode(), path.encode()
+        if not expected or not secrets.compare_digest(given, expected):
+            return False
+        self._once = ""
+        return True
 
     def url(self, name: str = "") -> str:
         """Where a content is."""
@@ -120,7 +140,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._say(HTTPStatus.FORBIDDEN)
             return
         content = self.server.find(self.path)
-        if content is None:
+        if content is None and body and self.server.redeem(self.path):
+            self._say(HTTPStatus.FOUND, {"Location": self.server.url()})
+        elif content is None:
             self._say(HTTPStatus.NOT_FOUND)
         elif content.file is None:
             made = content.text.encode()

@@ -44,7 +44,7 @@ def skews(lanes: Iterable[LaneSpans], timelines: Sequence[Timeline]) -> list[Ske
     served = [lane for lane in lanes if lane.replica is not None and lane.requests_s]
     # A long answer or a slow tool keep one replica busy for longer than others, which is not its fault: what it takes
     # for a token says whether it is slow.
-    rows = [_Of(lane, _weighed(lane, served), [_whole(lane)]) for lane in served]
+    rows = [_Of(lane, took, [_whole(lane)]) for lane, took in zip(served, _weighed(served), strict=True)]
     found += _skew("generate", "rollout", rows, timelines)
     return sorted(found, key=lambda skew: -skew.waited_s)
 
@@ -54,18 +54,18 @@ def _whole(lane: LaneSpans) -> Interval:
     return pieces[0][0], pieces[-1][1]
 
 
-def _weighed(lane: LaneSpans, lanes: Sequence[LaneSpans]) -> float:
-    """The seconds for which a replica is busy with as much to do as the median one has.
+def _weighed(lanes: Sequence[LaneSpans]) -> list[float]:
+    """The seconds for which each replica is busy with as much to do as the median one has.
 
     By its typical request: seconds a token where tokens are known, else seconds.
     """
-    if all(each.per_token_s for each in lanes):
-        typical = {id(each): median(each.per_token_s) for each in lanes}
-    else:
-        typical = {id(each): median(each.requests_s) for each in lanes}
-    usual = median(typical.values())
-    busy = median(each.busy.length() for each in lanes) / 1e9
-    return busy * typical[id(lane)] / usual if usual else busy
+    if not lanes:
+        return []
+    by_token = all(lane.per_token_s for lane in lanes)
+    typical = [median(lane.per_token_s if by_token else lane.requests_s) for lane in lanes]
+    usual = median(typical)
+    busy = median(lane.busy.length() for lane in lanes) / 1e9
+    return [busy * each / usual if usual else busy for each in typical]
 
 
 def _skew(stage: str, role: str, rows: list[_Of], timelines: Sequence[Timeline]) -> list[Skew]:

@@ -13,8 +13,6 @@ from autoprof.report.words import listed, several
 
 # Weight sync is long that takes so many times what it usually takes.
 SYNC_RATIO = 2.0
-# A rank or a replica is slow that takes so many times what the median of the others takes.
-RANK_RATIO, REPLICA_RATIO = 1.2, 1.3
 # Scoring in the driver is slow from such a share of the step on, in the samples from such a share of their time.
 REWARD_SHARE, SAMPLE_REWARD_SHARE = 0.1, 0.25
 # Tools take much from such a share of the samples' time on.
@@ -104,30 +102,6 @@ def tail(step: StepFigures) -> Iterator[Finding]:
         step=step.number,
         file=rows[0].file if rows else None,
     )
-
-
-@step_rule("slow_rank", "slow_replica")
-def skewed(step: StepFigures) -> Iterator[Finding]:
-    """One rank takes 1.2 times what the others take for a stage, or one replica 1.3 times for what it generates."""
-    told = set()
-    for skew in step.skews:
-        ratio = REPLICA_RATIO if skew.of == "replica" else RANK_RATIO
-        slow = skew.slowest_s >= ratio * skew.median_s and matters(skew.waited_s, step.seconds)
-        # A stage inside another one is slow with it.
-        if not slow or skew.slowest in told:
-            continue
-        told.add(skew.slowest)
-        per_token = " for the same work" if skew.of == "replica" else ""
-        yield Finding(
-            kind=f"slow_{skew.of}",
-            text=f"step {step.number}: {skew.slowest} was slow in {skew.stage}: {seconds(skew.slowest_s)}, the others "
-            f"{seconds(skew.median_s)} in the median{per_token}",
-            evidence=[f"{row.label}: {seconds(row.seconds)} in {several(row.calls, 'call')}" for row in skew.rows[:4]]
-            + ([f"the fastest: {skew.rows[-1].label}, {seconds(skew.rows[-1].seconds)}"] if len(skew.rows) > 4 else []),
-            seconds=skew.waited_s,
-            step=step.number,
-            file=skew.rows[0].file,
-        )
 
 
 @step_rule("idle_gap")

@@ -1,4 +1,5 @@
-"""What is done with a run's traces when they are there: a merged one for each rollout replica, then the user's command.
+"""What is done with a run's traces when they are there: a merged one for each rollout replica, a copy of the run, then
+the user's command.
 
 `ending.py` starts it, in a process that is nobody's child: Ray kills the children of a worker that exits (core worker,
 kill_child_processes_on_worker_exit), and neither a run's end nor its next step waits for a merge.
@@ -17,16 +18,23 @@ from typing import Any
 def main() -> None:
     """Take one job on stdin, leave the process that started this one, and do it."""
     job = json.load(sys.stdin)
-    if os.fork():
+    # A copy is waited for, at the end of the run.
+    if not job["to"] and os.fork():
         os._exit(0)
     os.nice(10)
     try:
         # Not before the fork: whoever started this one waits for it.
         from autoprof import _files
-        from autoprof.traces.steps import merge_replicas
 
         _files.open_as(job["run"])
-        merge_replicas(Path(job["run"]))
+        if job["merge"]:
+            from autoprof.traces.steps import merge_replicas
+
+            merge_replicas(Path(job["run"]))
+        if job["to"]:
+            from autoprof.collect import at_end
+
+            at_end.copy(Path(job["run"]), job["to"])
     finally:
         if job["command"]:
             run_command(job["command"], job["run"])

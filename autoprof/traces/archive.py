@@ -55,7 +55,7 @@ def pack(
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=MERGING, suffix=PART) as folder:
         part = Path(folder, "merged")
         os.close(_files.create(part))
-        with part.open("wb") as file, tarfile.open(fileobj=file, mode="w", format=_FORMAT) as archive:
+        with part.open("wb") as file, tarfile.open(fileobj=file, mode="w", format=_FORMAT, dereference=True) as archive:
             # The manifest has to come first.
             _add(archive, MANIFEST, msgspec.json.encode(_manifest(aligned, timeline, step)))
             if timeline is not None:

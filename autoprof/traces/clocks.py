@@ -52,6 +52,16 @@ def base_ns(path: Path) -> int:
         return _number(path, reader.fields[BASE])
 
 
+def first_us(path: Path) -> float | None:
+    """The time of the first event that has one, which is not always the earliest; None where there is none."""
+    with Reader(path, partial=True) as reader:
+        for events in reader.chunks(msgspec.json.Decoder(list[Timed]).decode):
+            for event in events:
+                if event.ph != "M" and event.ts:
+                    return _microseconds(path, event.ts)
+    return None
+
+
 def _microseconds(path: Path, ts: float | str) -> float:
     try:
         return float(ts)

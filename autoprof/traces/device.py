@@ -21,6 +21,9 @@ _COMMUNICATION = re.compile(
     r"|deep_ep|nvshmem",
     re.IGNORECASE,
 )
+# What c10d shows of a collective on the host for as long as it goes on, for backends that work there: torch 2.13,
+# ProcessGroupGloo.cpp and ProcessGroupMPI.cpp. NCCL's and the like ends as soon as the kernel is enqueued.
+_HOST_COLLECTIVE = re.compile(r"(gloo|mpi|ucc):")
 _COPY = re.compile(r"mem(cpy|set)|sdma", re.IGNORECASE)
 # Processes of a trace_view.json that torch_npu's analysis makes, which gives no categories.
 NPU_PROCESS = "Ascend Hardware"
@@ -67,6 +70,11 @@ def kind(category: str, name: str, process: str) -> int | None:
     return UNCOUNTED if category in OTHERS else None
 
 
+def host_collective(category: str, name: str) -> bool:
+    """Whether an event of the host is a collective that goes on there."""
+    return category == "user_annotation" and _HOST_COLLECTIVE.match(name) is not None
+
+
 class Unions:
     """Lengths of unions of one device's intervals, which come by their starts."""
 
@@ -85,6 +93,10 @@ class Unions:
             if end > before:
                 lengths[union] += end - (start if start > before else before)
                 ends[union] = end
+
+    @property
+    def communication_us(self) -> float:
+        return self._lengths[COMMUNICATION]
 
     def sums(self, device: int | float | str | None, name: str, span_us: float) -> DeviceSums:
         """The sums over a span of time."""

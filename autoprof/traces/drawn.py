@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 import msgspec
@@ -108,8 +109,8 @@ def _names(groups: list[_Group]) -> dict[_Group, str]:
         pid = f"pid {group.process.pid}" if with_pid else ""
         return " ".join(filter(None, [group.role or "other", "(timeline)", rank, replica, host, pid]))
 
-    short = [name(group, False) for group in groups]
-    return {group: name(group, short.count(own) > 1) for group, own in zip(groups, short, strict=True)}
+    like = Counter(name(group, False) for group in groups)
+    return {group: name(group, like[name(group, False)] > 1) for group in groups}
 
 
 def _order(group: _Group) -> tuple[int, str, int, int, str, int]:

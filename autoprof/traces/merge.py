@@ -18,7 +18,7 @@ import msgspec
 
 from autoprof import _files
 from autoprof.rundir import MERGING, PART
-from autoprof.traces.clocks import base_ns, corrections_ns
+from autoprof.traces.clocks import base_ns, corrections_ns, first_us
 from autoprof.traces.drawn import Timeline, draw
 from autoprof.traces.reader import TraceError
 from autoprof.traces.rewrite import Source, Tally, rewrite
@@ -30,6 +30,11 @@ _LEVEL = 1
 _WORTH_BYTES = 32 << 20
 _MOST_JOBS = 8
 _SECOND_NS = 1_000_000_000
+_HOUR_NS = 3600 * _SECOND_NS
+# How long before the first event of all the first one of a file may be, which is not always its earliest.
+_BEFORE_NS = 6 * _HOUR_NS
+# Below this a float of microseconds is right to half a nanosecond.
+_NEAR_US = 2.0**43
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,7 +119,7 @@ def merge(
         TraceError: There is neither a trace that can be read nor a timeline. Nothing is left.
         OSError: The file can't be written.
     """
-    aligned = align(inputs, timeline)
+    aligned = _nearer(align(inputs, timeline), timeline)
     sources = aligned.sources
     if jobs is None:
         large = sum(each.path.stat().st_size for each in sources) > _WORTH_BYTES
@@ -160,6 +165,28 @@ def align(inputs: Sequence[Input], timeline: Timeline | None = None) -> Aligned:
             shift = own - base + correction + each.shift_ns
             sources.append(Source(path=each.path, label=each.label, detail=each.detail, shift_ns=shift, name=each.name))
     return Aligned(base, sources, left_out)
+
+
+def _nearer(aligned: Aligned, timeline: Timeline | None) -> Aligned:
+    """The same with times that count from some hours before the first of them.
+
+    Kineto's count from up to three months before, which is more than a float holds to the nanosecond: Perfetto reads
+    floats, a quarter of the times are 1 ns off for it, and a slice that ends 1 ns after the one around it is left out.
+    """
+    sources, starts = [], [timeline.starts_ns] if timeline is not None and timeline.starts_ns else []
+    for source in aligned.sources:
+        try:
+            first = first_us(source.path)
+        except TraceError:
+            first = None
+        sources.append(msgspec.structs.replace(source, near=first is not None and abs(first) < _NEAR_US))
+        if first is not None:
+            starts.append(aligned.base_ns + round(first * 1000) + source.shift_ns)
+    nearer_ns = (min(starts, default=0) - aligned.base_ns - _BEFORE_NS) // _HOUR_NS * _HOUR_NS
+    if nearer_ns <= 0 or not aligned.base_ns:
+        return Aligned(aligned.base_ns, sources, aligned.left_out)
+    sources = [msgspec.structs.replace(each, shift_ns=each.shift_ns - nearer_ns) for each in sources]
+    return Aligned(aligned.base_ns + nearer_ns, sources, aligned.left_out)
 
 
 def _write(

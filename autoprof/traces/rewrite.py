@@ -52,7 +52,12 @@ class Event(msgspec.Struct, gc=False, omit_defaults=True):
     estack: Field = UNSET
 
 
+class _NearEvent(Event, gc=False, omit_defaults=True):
+    ts: float | str | UnsetType = UNSET  # type: ignore[assignment]
+
+
 _decoder = msgspec.json.Decoder(list[Event])
+_near_decoder = msgspec.json.Decoder(list[_NearEvent])
 _encoder = msgspec.json.Encoder()
 
 
@@ -64,6 +69,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
         label: How its processes are named.
         detail: What else is said of its processes.
         shift_ns: What is added to its times.
+        near: Whether a float holds its times to the nanosecond.
         name: What it is called where something is said of it.
     """
 
@@ -71,6 +77,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     label: str
     detail: str = ""
     shift_ns: int = 0
+    near: bool = False
     name: str = ""
 
 
@@ -111,6 +118,9 @@ def rewrite(
     processes = _Processes(source, number, of)
     new = processes.new
     shift_ns = source.shift_ns
+    near = bool(shift_ns) and source.near
+    # Whole microseconds are added without a rounding, which leaves a small number.
+    whole_us, rest_ns = float(shift_ns // 1000), float(shift_ns % 1000)
 
     def put(events: list[Event]) -> None:
         if events:
@@ -121,7 +131,8 @@ def rewrite(
 
     with Reader(source.path, partial=True) as reader:
         read = 0
-        for events in reader.chunks(_decoder.decode):
+        decode: Callable[[bytes], list[Event]] = _near_decoder.decode if near else _decoder.decode  # type: ignore[assignment]
+        for events in reader.chunks(decode):
             described = False
             progress(reader.place - read)
             read = reader.place
@@ -138,8 +149,12 @@ def rewrite(
                         event.bind_id = _own_id(event.bind_id, number, of)
                     if event.id2 is not UNSET:
                         event.id2 = _own_scopes(event.id2, number, of)
-                    if shift_ns and event.ts is not UNSET:
-                        event.ts = _shifted(event.ts, shift_ns)
+                    if shift_ns:
+                        ts: Any = event.ts
+                        if ts.__class__ is float:
+                            event.ts = round((ts + whole_us) * 1e3 + rest_ns) / 1e3  # type: ignore[assignment]
+                        elif ts is not UNSET:
+                            event.ts = _shifted(ts, shift_ns)
             except ValueError as error:
                 raise TraceError(f"{source.path}: an event can't be read: {error}") from None
             put([event for event in events if not _describes_process(event)] if described else events)
@@ -215,9 +230,9 @@ def _describes_process(event: Event) -> bool:
     return event.ph == "M" and event.name is not UNSET and bytes(event.name) in _PROCESS
 
 
-def _shifted(ts: Raw, shift_ns: int) -> Raw:
+def _shifted(ts: Raw | str, shift_ns: int) -> Raw:
     """A time in µs moved by ns. Microseconds since the epoch as a float are right to 250 ns, so they stay whole."""
-    text = bytes(ts).strip(b'"')
+    text = ts.encode() if isinstance(ts, str) else bytes(ts).strip(b'"')
     whole, _, rest = text.partition(b".")
     if whole.isdigit() and (rest.isdigit() or not rest):
         time_ns = int(whole) * 1000 + int((rest + b"00")[:3] or 0) + shift_ns

@@ -70,6 +70,8 @@ class TraceSums(Struct, frozen=True, kw_only=True):
         kernels: What devices did, the most time first.
         threads: The host's threads, the busiest first.
         devices: Busy times and shares of each device; empty where none was recorded.
+        collectives_us: For how long collectives went on, which is also how long this rank waited for others in them: by
+            the device's kernels or else, with gloo and MPI, on the host. None without any.
         engine: Forward passes that vLLM or SGLang marked; None where there are none.
         memory: Peaks by device; empty where memory was not recorded.
         bound: `device` or `cpu`: what the capture waited for; None where that can't be said.
@@ -86,6 +88,7 @@ class TraceSums(Struct, frozen=True, kw_only=True):
     kernels: list[OperatorSums]
     threads: list[ThreadSums]
     devices: list[DeviceSums]
+    collectives_us: float | None
     engine: EngineSums | None
     memory: list[MemoryPeak]
     bound: str | None
@@ -127,6 +130,7 @@ def _sums(path: Path, reader: Reader, taken: Taken, summing: Summing) -> TraceSu
         kernels=summing.operators(on_device=True),
         threads=summing.threads(),
         devices=devices,
+        collectives_us=summing.collectives_us(),
         engine=engine,
         memory=_memory(taken),
         bound=bound,

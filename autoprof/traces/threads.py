@@ -96,6 +96,7 @@ class Summing:
         self._operators: dict[tuple[bool, str, str], int] = {}
         self._threads: dict[tuple[Id, Id], _Thread] = {}
         self._devices: dict[Id, device.Unions] = {}
+        self._collectives = device.Unions()
         slots = [self._slot(key) for key in taken.keys]
         # By operator, and behind all one for what is not summed. `inside`: what ran inside of its calls.
         self._calls = [0] * (len(self._operators) + 1)
@@ -111,7 +112,9 @@ class Summing:
         kind = device.kind(category, name, self._said("process_name.name", pid))
         operator = self._operators.setdefault((kind is not None, category, name), len(self._operators))
         if kind is None:
-            return operator, self._threads.setdefault((pid, tid), _Thread()), None, 0
+            thread = self._threads.setdefault((pid, tid), _Thread())
+            collective = device.host_collective(category, name)
+            return operator, thread, self._collectives if collective else None, device.COMMUNICATION
         if kind == device.UNCOUNTED:
             return operator, None, None, kind
         return operator, None, self._devices.setdefault(pid, device.Unions()), kind
@@ -133,9 +136,9 @@ class Summing:
             if end > last:
                 last = end
                 first = min(first, start)
+            if unions is not None:
+                unions.add(start, end, kind)
             if thread is None:
-                if unions is not None:
-                    unions.add(start, end, kind)
                 continue
             ends, operators = thread.ends, thread.operators
             passed = start + _ROUNDING_US
@@ -194,6 +197,11 @@ class Summing:
             name = self._said("process_labels.labels", pid) or self._said("process_name.name", pid)
             found.append(unions.sums(pid, name, span))
         return sorted(found, key=lambda each: _device_order(each.device))
+
+    def collectives_us(self) -> float | None:
+        """For how long collectives went on: on the device with most of them, or else on the host. None without any."""
+        found = [unions.communication_us for unions in self._devices.values()]
+        return max(found, default=0.0) or self._collectives.communication_us or None
 
     def engine(self) -> EngineSums | None:
         """The passes of an engine."""

@@ -8,6 +8,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import processes
@@ -30,27 +31,44 @@ class Asked:
     def run(self) -> Path:
         return (self.folder / "autoprof_runs" / "latest").resolve()
 
-    def trigger(self, *options: str) -> subprocess.CompletedProcess[str]:
+    def shell(self, *options: str) -> subprocess.Popen[str]:
         """`autoprof trigger --ray` in a folder from which no run is to be seen."""
         command = [sys.executable, "-m", "autoprof", "trigger", "--ray", self.address, *options]
-        variables = environment(AUTOPROF="1")
-        return subprocess.run(
-            command, cwd=self.folder / "elsewhere", env=variables, capture_output=True, text=True, timeout=120
+        return subprocess.Popen(
+            command,
+            cwd=self.folder / "elsewhere",
+            env=environment(AUTOPROF="1"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
+
+    def trigger(self, *options: str) -> subprocess.CompletedProcess[str]:
+        """The same to its end."""
+        with self.shell(*options) as shell:
+            output, errors = shell.communicate(timeout=120)
+        return subprocess.CompletedProcess(shell.args, shell.returncode, output, errors)
+
+    def waited_for(self) -> subprocess.Popen[str]:
+        """One that waits for what never comes, once it does."""
+        shell = self.shell("--wait", "--from", "1000000")
+        assert shell.stdout is not None
+        while not (line := shell.stdout.readline()).startswith("taken"):
+            assert line, shell.communicate()
+        return shell
 
     def steps(self) -> list[str]:
         return sorted(path.name for path in self.run.glob("global_step_*"))
 
 
-@pytest.fixture(scope="module")
-def asked(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
+@contextmanager
+def going_on(folder: Path, address: str) -> Iterator[Asked]:
     """The run, when it has begun."""
-    folder = tmp_path_factory.mktemp("asked")
     tag = uuid.uuid4().hex
     log = folder / "output.log"
     with log.open("w") as file:
         process = subprocess.Popen(
-            [sys.executable, str(SCRIPTS / "asked.py"), cluster, str(folder)],
+            [sys.executable, str(SCRIPTS / "asked.py"), address, str(folder)],
             cwd=folder,
             env=environment(**ON, AUTOPROF_STEPS="", **{processes.TAG: tag}),
             stdout=file,
@@ -63,7 +81,9 @@ def asked(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[As
             assert process.poll() is None, log.read_text()[-4000:]
             assert time.monotonic() < deadline, log.read_text()[-4000:]
             time.sleep(0.1)
-        yield Asked(folder, cluster)
+        head = re.search(r"^head (\S+)$", log.read_text(), re.MULTILINE)
+        assert head is not None
+        yield Asked(folder, head[1])
     finally:
         (folder / "enough").touch()
         try:
@@ -71,6 +91,13 @@ def asked(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[As
         finally:
             processes.end_all(tag, process.pid, grace_s=0)
             process.wait()
+
+
+@pytest.fixture(scope="module")
+def asked(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
+    """A run in a cluster that was there before."""
+    with going_on(tmp_path_factory.mktemp("asked"), cluster) as asked:
+        yield asked
 
 
 def test_a_window_is_opened_and_waited_for(asked: Asked) -> None:
@@ -119,16 +146,23 @@ def test_what_is_wrong_with_the_address_is_said(asked: Asked) -> None:
     assert done.stderr.startswith("autoprof: trigger: --ray: got 'not an address': ")
 
 
-def test_a_run_that_has_ended_is_not_asked(asked: Asked) -> None:
+def test_a_run_that_has_ended_is_not_waited_for_nor_asked(asked: Asked) -> None:
     name = asked.run.name
-    (asked.folder / "enough").touch()
-    wait = time.monotonic() + 60
-    while '"state": "ended"' not in (asked.run / "run.json").read_text():
-        assert time.monotonic() < wait
-        time.sleep(0.1)
+    with asked.waited_for() as shell:
+        (asked.folder / "enough").touch()
+        errors = shell.communicate(timeout=120)[1]
+    assert (shell.returncode, errors) == (1, "autoprof: trigger: the run has ended\n")
     done = asked.trigger()
     assert done.returncode == 1
     assert f"no run goes on in this cluster; there are {name}" in done.stderr
     done = asked.trigger(name)
     assert done.returncode == 1
     assert f"run {name} is not going on: its trainer's process is not there any more" in done.stderr
+
+
+def test_a_cluster_that_ends_with_its_run_is_said(tmp_path: Path) -> None:
+    with going_on(tmp_path, "local") as asked, asked.waited_for() as shell:
+        (asked.folder / "enough").touch()
+        errors = shell.communicate(timeout=120)[1]
+    assert shell.returncode == 1
+    assert "autoprof: trigger: the run has ended" in errors

@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
 import pytest
-from verl_runs import VerlRun
+from helpers import clean_environment
+from verl_runs import VerlRun, verl_run
 
 from autoprof import listing
 from autoprof.report import build
+from autoprof.report.figures import Finding, RunFigures
+
+TOOL, REWARD = "planted_tool.py", "planted_reward.py"
+# As in planted.py: by step the finding's kind, what its text says, and the file that it is seen in.
+SLOW_S = 4.0
+CAUSES = {
+    3: ("slow_tool", "1 of 8 samples: tool search took 4.", "timeline/"),
+    5: ("weight_sync", "weight sync took 4.", "timeline/"),
+    7: ("slow_rank", "actor rank 1 was slow in update_actor", "global_step_000007/actor.update_actor.rank1."),
+    9: ("slow_replica", "rollout replica 1 was slow in generate", "timeline/"),
+    11: ("slow_reward", "1 of 8 samples: the reward took 4.", "timeline/"),
+}
 
 pytestmark = pytest.mark.real
 
@@ -38,9 +57,72 @@ def test_the_seconds_of_stages_are_those_that_verl_logs(v1: VerlRun) -> None:
     assert engine.decode.passes > engine.prefill.passes > 0
 
 
-def test_a_slow_reward_is_found(slowed: VerlRun) -> None:
-    found = build.figures(listing.read(slowed.directory)).findings
-    slow = next(finding for finding in found if finding.kind == "slow_reward")
-    assert slow.step == 10
-    assert "for 1 of 16 samples: the reward took 15." in slow.text
-    assert slow.seconds == pytest.approx(15, abs=1)
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
+    """Two trainer workers, two engines, samples that call a tool: six of 14 steps are slow, each for its own cause.
+
+    One of them is captured, on both ranks: a rank that is late inside a stage is waited for inside of it.
+    """
+    folder = tmp_path_factory.mktemp("planted")
+    scripts = Path(__file__).parent / "verl_scripts"
+    rollout, actor = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
+    return verl_run(
+        folder,
+        *("trainer.n_gpus_per_node=2", "++ray_kwargs.ray_init.num_gpus=2", "ray_kwargs.ray_init.num_cpus=32"),
+        *("trainer.total_training_steps=14", "data.max_response_length=64"),
+        *("actor_rollout_ref.model.external_lib=planted", f"reward.custom_reward_function.path='{scripts / REWARD}'"),
+        *(f"{actor}.policy_loss.loss_mode=planted", f"{actor}.use_kl_loss=False"),
+        # Both answers to a prompt, and different ones.
+        *(f"{rollout}.n=2", f"{rollout}.top_k=-1", f"{rollout}.max_num_seqs=16"),
+        *(f"{rollout}.multi_turn.enable=True", f"{rollout}.agent.default_agent_loop=tool_agent"),
+        *(f"{rollout}.multi_turn.format=planted", f"{rollout}.multi_turn.max_assistant_turns=2"),
+        f"{rollout}.multi_turn.function_tool_path='{scripts / TOOL}'",
+        packages=[scripts],
+        PLANTED=str(folder),
+        AUTOPROF="1",
+        AUTOPROF_STEPS="7",
+        AUTOPROF_RANKS="all",
+        AUTOPROF_ROLES="actor",
+        AUTOPROF_CONTENTS="cpu",
+    )
+
+
+@pytest.fixture(scope="module")
+def reported(planted: VerlRun) -> RunFigures:
+    """What `autoprof report --json` prints."""
+    command = [sys.executable, "-m", "autoprof", "report", "--json", "-"]
+    ran = subprocess.run(command, cwd=planted.folder, env=clean_environment(), capture_output=True, check=True)
+    return msgspec.json.decode(ran.stdout, type=RunFigures)
+
+
+def test_each_planted_cause_is_the_first_finding_of_its_step(reported: RunFigures) -> None:
+    first: dict[int | None, Finding] = {}
+    for finding in reported.findings:
+        first.setdefault(finding.step, finding)
+    for step, (kind, said, file) in CAUSES.items():
+        finding = first[step]
+        assert (finding.kind, said in finding.text) == (kind, True), finding
+        assert (finding.file or "").startswith(file)
+        assert SLOW_S * 0.6 < finding.seconds < SLOW_S * 1.4
+
+
+def test_the_findings_say_who_it_was(reported: RunFigures) -> None:
+    said = {(finding.step, finding.kind): [finding.text, *finding.evidence] for finding in reported.findings}
+    assert re.search(r"for 1 of 8 samples: .* in prompt \d+, rollout [01]", said[3, "slow_tool"][0])
+    assert any(
+        re.fullmatch(r"tool search: 8 calls, .* longest 4\.\d+ s in prompt .*", line) for line in said[3, "slow_tool"]
+    )
+    assert any(re.fullmatch(r"update_weights: 4\.\d+ s, usually .*", line) for line in said[5, "weight_sync"])
+    assert re.search(r": 4\.\d+ s outside of collectives, the others .* they waited for it", said[7, "slow_rank"][0])
+    assert re.fullmatch(r"actor rank 0: 4\.\d+ s of 4\.\d+ s in collectives", said[7, "slow_rank"][2])
+    assert any(re.fullmatch(r"rollout replica 1: \d\.\d+ s in \d+ calls", line) for line in said[9, "slow_replica"])
+    # On one rank only: that is seen without a capture, since the other one has ended by then.
+    assert "actor rank 1 was slow in update_weights" in said[13, "slow_rank"][0]
+    assert (13, "weight_sync") in said
+
+
+def test_healthy_steps_have_none_of_them(reported: RunFigures) -> None:
+    """Whatever else the machine has to do, which may take a second."""
+    costly = {finding.step for finding in reported.findings if finding.seconds > SLOW_S / 2}
+    assert costly == set(CAUSES) | {13}
+    assert {row.number for row in reported.steps} == set(range(1, 15))

@@ -129,6 +129,23 @@ def test_a_trigger_opens_the_next_batch(server: servers.Server, batches: list[st
     assert server.meta(new)["contents"] == ["cpu", "shapes"]
 
 
+def test_who_waits_for_the_next_batches_is_told_when_they_are_there(server: servers.Server, batches: list[str]) -> None:
+    known = set(server.steps())
+    command = [sys.executable, "-m", "autoprof", "trigger", "--steps", "2", "--wait"]
+    with subprocess.Popen(
+        command, cwd=server.folder, env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as waiting:
+        deadline = time.monotonic() + 120
+        while waiting.poll() is None and time.monotonic() < deadline:
+            generate(server)
+        said = waiting.communicate(timeout=60)[0].splitlines()
+    assert waiting.returncode == 0, said
+    new = sorted(set(server.steps()) - known)
+    assert len(new) == 2
+    assert said[-2:] == [str(server.run().resolve() / f"global_step_{step:06d}") for step in new]
+    assert {meta["window"] for meta in map(server.meta, new)} == {"autoprof trigger"}
+
+
 def test_a_trigger_reaches_a_server_that_is_never_idle(server: servers.Server, batches: list[str]) -> None:
     known = set(server.steps())
     deadline = time.monotonic() + 60

@@ -15,7 +15,7 @@ CHOSEN = "verl-0.5.0 verl-0.7.1"
 EXAMPLES = ROOT / "examples" / "verl_cpu"
 STEPS = 3
 # A quiet machine with 2 cores needs 80 to 110 s.
-TIMEOUT_S = 300
+TIMEOUT_S = 420
 
 
 def version_of(name: str) -> tuple[int, ...]:

@@ -188,3 +188,52 @@ def test_doctor_finds_what_a_run_needs(name: str, report: dict[str, Any]) -> Non
     for stage in ("compute-log-prob", "compute-ref-log-prob", "update-actor", "update-critic", "compute-values"):
         needed.append(f"{workers}/{prefix}{stage}")
     assert {key: states.get(key) for key in needed} == dict.fromkeys(needed, "applied")
+
+
+def of_kind(run: VerlRun, kind: str) -> list[dict[str, Any]]:
+    return [span for span in run.spans if span["kind"] == kind]
+
+
+def inside(inner: dict[str, Any], outer: dict[str, Any]) -> bool:
+    return bool(outer["start_ns"] <= inner["start_ns"] <= inner["end_ns"] <= outer["end_ns"])
+
+
+PROMPTS = 4
+
+
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_every_sample_is_on_the_timeline_with_its_turn(name: str, run: VerlRun, step: int) -> None:
+    (whole,) = [span for span in of_kind(run, "step") if span["step"] == step]
+    samples = [span for span in of_kind(run, "sample") if span["step"] == step]
+    assert len({span["ids"]["sample"] for span in samples}) == len(samples) == PROMPTS
+    for sample in samples:
+        assert inside(sample, whole)
+        assert sample["role"] == "agent_loop"
+        assert sample["ids"] | {"sample": 0} == {"sample": 0, "rollout": 0, "agent": "single_turn_agent"}
+        mine = [span for span in run.spans if span.get("ids", {}).get("sample") == sample["ids"]["sample"]]
+        (turn,) = [span for span in mine if span["kind"] == "turn" and span["step"] == step]
+        assert inside(turn, sample)
+        assert turn["ids"].items() >= sample["ids"].items()
+        assert turn["ids"]["request"]
+        assert 0 < turn["counts"]["prompt_tokens"] <= 64
+        assert turn["counts"]["response_tokens"] > 0
+        rewards = [span for span in mine if span["kind"] == "reward" and span["step"] == step]
+        # Before, the driver scores.
+        assert len(rewards) == (1 if version_of(name) >= (0, 7) else 0)
+        assert all(inside(reward, sample) and reward["start_ns"] >= turn["end_ns"] for reward in rewards)
+
+
+def test_each_turn_is_one_request_of_the_server(run: VerlRun) -> None:
+    turns, requests = of_kind(run, "turn"), of_kind(run, "request")
+    assert len(turns) == len(requests) == 3 * PROMPTS
+    for request in requests:
+        assert (request["role"], request["ids"]["replica"]) == ("rollout", 0)
+        around = [turn for turn in turns if inside(request, turn)]
+        assert request["counts"] in [turn["counts"] for turn in around]
+
+
+def test_the_drivers_timers_are_on_the_timeline(run: VerlRun) -> None:
+    timers = {(span["step"], span["name"]) for span in of_kind(run, "timer")}
+    assert {
+        (step, name) for step in (1, 2, 3) for name in ("gen", "old_log_prob", "ref", "adv", "update_actor")
+    } <= timers

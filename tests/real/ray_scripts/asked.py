@@ -37,7 +37,10 @@ class Trainer:
 def main():
     address, folder = sys.argv[1:]
     place = os.path.dirname(os.path.abspath(__file__))
-    ray.init(address=address, runtime_env={"env_vars": {"PYTHONPATH": place, "OMP_NUM_THREADS": "1"}})
+    variables = {"PYTHONPATH": place, "OMP_NUM_THREADS": "1"}
+    local = {"num_cpus": 2, "include_dashboard": False, "object_store_memory": 100_000_000}
+    ray.init(address=address, runtime_env={"env_vars": variables}, **(local if address == "local" else {}))
+    print("head", ray.get_runtime_context().gcs_address, flush=True)
     import asked
 
     trainer = ray.remote(num_cpus=0)(asked.Trainer).remote(folder)

@@ -1,0 +1,1 @@
+"""Brings the parts of a run together that its nodes have on disks of their own."""

@@ -1,0 +1,112 @@
+"""Decides which files of a node are fetched, and what they are called here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from autoprof import listing
+from autoprof.collect.fetching import GROWING, Fetcher, File, sha256
+from autoprof.collect.index import Index
+from autoprof.collect.naming import group, of_node, safe
+from autoprof.rundir import META, RAW_ENDINGS, TRACE
+
+RUN = "run.json"
+# A file of a node: its path, its bytes, when it was written to.
+Listed = tuple[str, int, int]
+
+
+class Plan:
+    """What is fetched from one node.
+
+    Attributes:
+        unsafe: Paths that lead out of the run directory.
+        changed: Files that changed while they were read, for another try.
+        again: Whether this is the other try.
+    """
+
+    def __init__(self, run: Path, node: str, index: Index, driver: bool) -> None:
+        self._run = run
+        self._node = node
+        self._index = index
+        self._driver = driver
+        self.unsafe: list[str] = []
+        self.changed: list[File] = []
+        self.again = False
+
+    def made(self, files: Sequence[Listed], fetcher: Fetcher) -> Iterator[File]:
+        """The files that are to be fetched; `fetcher.progress` is told of those that are not.
+
+        Raises:
+            Lost: The node does not answer any more.
+        """
+        fetched: list[Listed] = []
+        disputed: list[Listed] = []
+        for path, size, mtime_ns in files:
+            if not safe(path):
+                self.unsafe.append(str(path))
+            elif self._index.same(self._node, path, size, mtime_ns) or self._others_run_json(path):
+                fetcher.progress(size)
+            elif self._index.target(self._node, path) or self._replaced(path):
+                fetched.append((path, size, mtime_ns))
+            else:
+                disputed.append((path, size, mtime_ns))
+        apart, grown = self._compared(disputed, fetcher)
+        for path, size, mtime_ns in [*fetched, *grown]:
+            target = self._index.target(self._node, path)
+            yield File(path, size, mtime_ns, target or (of_node(path, self._node) if group(path) in apart else path))
+        for path, size, mtime_ns in disputed:
+            if group(path) in apart:
+                yield File(path, size, mtime_ns, of_node(path, self._node))
+            elif (path, size, mtime_ns) not in grown:
+                fetcher.progress(size)
+
+    def _replaced(self, path: str) -> bool:
+        """Whether nothing speaks against the file's own name."""
+        return not os.path.lexists(self._run / path) or path == RUN
+
+    def _others_run_json(self, path: str) -> bool:
+        """Each part has one, made when the first process joined there; that of the driver's node tells how it ended."""
+        return path == RUN and not self._driver and os.path.lexists(self._run / RUN)
+
+    def _compared(self, disputed: Sequence[Listed], fetcher: Fetcher) -> tuple[set[str], list[Listed]]:
+        """The groups of which something here has the same name and is something else, and files that have grown since.
+
+        Those were collected by somebody who was killed before it was noted where they came from.
+        """
+        here = {path: max(0, _size(self._run / path)) for path, _, _ in disputed}
+        lengths = {path: min(size, here[path]) if path.endswith(GROWING) else size for path, size, _ in disputed}
+        theirs = fetcher.digests([(path, lengths[path]) for path, _, _ in disputed])
+        apart: set[str] = set()
+        grown = []
+        for (path, size, mtime_ns), digest in zip(disputed, theirs, strict=True):
+            length = lengths[path]
+            if not digest or here[path] != length or sha256(self._run / path, length) != digest:
+                apart.add(group(path))
+            elif length < size:
+                grown.append((path, size, mtime_ns))
+        return apart, [each for each in grown if group(each[0]) not in apart]
+
+
+def captures(unfinished: Iterable[str]) -> list[str]:
+    """What is not complete, each capture once: it may have several files that end in `.part`."""
+    halves = [*(f"{ending}.part" for ending in (TRACE, *RAW_ENDINGS, META)), ".part"]
+    found = []
+    for path in unfinished:
+        ending = next((each for each in halves if path.endswith(each)), "")
+        found.append(path.removesuffix(ending))
+    return sorted(set(found))
+
+
+def writers(run: Path, index: Index) -> set[str]:
+    """The nodes whose processes have written into this directory themselves, by what they left in `hooks/`."""
+    own = [path for path in (run / "hooks").glob("*.json") if not index.owner(f"hooks/{path.name}")]
+    return {str(listing.load_json(path).get("node", "")) for path in own}
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.lstat().st_size
+    except OSError:
+        return -1

@@ -1,0 +1,18 @@
+"""A trainer that does nothing, with Ray actors that do nothing, as a target."""
+
+import ray
+
+
+class Trainer:
+    def __init__(self, workers):
+        self.workers = workers
+        self.global_step = 0
+
+    def step(self):
+        pass
+
+
+@ray.remote(num_cpus=0)
+class Worker:
+    def nothing(self):
+        pass

@@ -1,0 +1,104 @@
+"""What a step's begin and end cost with more actors
+
+A trainer with small Ray actors, in one process with autoprof, and steps in which nothing is done: what they take is
+what autoprof adds at their begin and end. Beside it the framework's own broadcast: `ray.get` of a call that does
+nothing to each actor. In a window whole steps are recorded of all ranks (`AUTOPROF_MODE=continuous`,
+`AUTOPROF_RANKS=all`), where autoprof makes a call to each actor at the end; else it makes none.
+"""
+
+from __future__ import annotations
+
+import tempfile
+
+import msgspec
+
+from bench import processes
+from bench.paired import Goal, Table
+from bench.processes import CHILDREN, MAIN
+from bench.results import Findings
+
+TURNS, QUICK = 20, 3
+COUNTS, FEW = (1, 8, 64, 256), (1, 8)
+# Starting actors takes most of it.
+TIMEOUT_S = 1500
+
+BROADCAST, OUTSIDE, INSIDE = "ray.get of a call to each", "autoprof, no window", "autoprof, window"
+
+
+class Grown(msgspec.Struct):
+    """What the child says of one number of actors.
+
+    Attributes:
+        values: By case, milliseconds for each turn.
+        counts: By case, what a step did on average: files made, looks at `control/`, entries written to Ray's store and
+            read from it.
+        worker_mb: What an actor's process takes, its part of shared memory included.
+    """
+
+    values: dict[str, list[float]]
+    counts: dict[str, dict[str, float]]
+    worker_mb: float
+
+
+def run(turns: int) -> Findings:
+    """Measure in a process with a cluster of its own, for each number of actors."""
+    grown = {count: _measure(count, turns) for count in (COUNTS if turns > QUICK else FEW)}
+    first, last = min(grown), max(grown)
+    tables = [
+        Table(title=_title(count), unit="ms", base=BROADCAST, values=found.values) for count, found in grown.items()
+    ]
+    growth = {case: {_title(count): found.values[case] for count, found in grown.items()} for case in (OUTSIDE, INSIDE)}
+    tables += [
+        Table(title=f"Growth, {case}", unit="ms", base=_title(first), values=each) for case, each in growth.items()
+    ]
+    remedy = "fewer calls at the end of a captured step; nothing else is done for each actor."
+    goals = [
+        Goal(
+            text=f"a step's begin and end with {last} actors, {case}, at most the framework's own call to each",
+            table=_title(last),
+            case=case,
+            limit=1.0,
+            remedy=remedy,
+        )
+        for case in (OUTSIDE, INSIDE)
+    ]
+    return Findings(tables=tables, goals=goals, notes=_notes(grown))
+
+
+def _measure(count: int, turns: int) -> Grown:
+    with tempfile.TemporaryDirectory() as folder:
+        variables = {
+            "AUTOPROF": "1",
+            "AUTOPROF_DIR": folder,
+            "AUTOPROF_MODE": "continuous",
+            "AUTOPROF_RANKS": "all",
+            "AUTOPROF_CONTENTS": "cpu",
+            "AUTOPROF_STEPS": "::2",
+            "AUTOPROF_MAX_STEPS": "1000000",
+            "AUTOPROF_RECIPES": str(CHILDREN / "growing.toml"),
+            "PYTHONPATH": str(CHILDREN),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_AUTH_MODE": "disabled",
+            "OMP_NUM_THREADS": "1",
+        }
+        said = processes.run(
+            [MAIN, CHILDREN / "growth.py", str(count), str(turns)], variables, timeout_s=TIMEOUT_S
+        ).output
+    return msgspec.json.decode(said.splitlines()[-1], type=Grown)
+
+
+def _title(count: int) -> str:
+    return f"{count} actors" if count > 1 else "1 actor"
+
+
+def _notes(grown: dict[int, Grown]) -> list[str]:
+    notes = []
+    for case in (OUTSIDE, INSIDE):
+        for count, found in grown.items():
+            did = ", ".join(f"{amount:g} {what}" for what, amount in found.counts[case].items())
+            notes.append(f"a step with {_title(count)}, {case}, in the driver: {did}")
+    count, last = max(grown.items())
+    return [
+        *notes,
+        f"an actor's process takes {last.worker_mb:.0f} MB with {_title(count)}, its part of what is shared",
+    ]

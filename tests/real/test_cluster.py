@@ -1,0 +1,237 @@
+"""Runs over several nodes of real Ray, with disks and host names of their own: what reaches them, `autoprof collect`,
+one merged trace, and a node that dies.
+
+The cluster is started before the runs, without autoprof's environment.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import processes
+import pytest
+from clusters import Spread, permitted
+from helpers import wait_for
+from test_ray import SCRIPTS, environment
+
+from autoprof import listing, rundir
+from autoprof.listing import Run
+from autoprof.rundir import RunDir
+from autoprof.traces import hosts as clocks
+
+pytestmark = pytest.mark.skipif(not permitted(), reason="host names and mounts of their own take root")
+
+BARE, DRIVER, LATER = "bare", rundir.HOST, "later"
+TRACED = [DRIVER, "node-b", "node-c"]
+ON = {
+    "AUTOPROF": "1",
+    "AUTOPROF_RECIPES": str(SCRIPTS / "spread_lib.toml"),
+    "AUTOPROF_RANKS": "all",
+    "AUTOPROF_CONTENTS": "cpu",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+class Spreading:
+    """The runs on one cluster, each in the same folder of runs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.runs = folder / "autoprof_runs"
+        # A node that has died is noticed in a second or two, not in a minute.
+        quickly = {"RAY_health_check_period_ms": "500", "RAY_health_check_failure_threshold": "4"}
+        self.cluster = Spread(folder, self.runs, environment(OMP_NUM_THREADS="1", **quickly))
+
+    def drive(self, phase: str, during: Any, **variables: str) -> tuple[dict[str, Any], str]:
+        beside = threading.Thread(target=during)
+        beside.start()
+        command = [sys.executable, str(SCRIPTS / "spread.py"), self.cluster.address, phase]
+        finished = processes.run(command, cwd=self.folder, env=environment(**ON, **variables), timeout_s=240)
+        beside.join()
+        assert finished.status == 0, finished.output[-4000:]
+        (line,) = re.findall(r"^RESULT (.*)$", finished.output, re.MULTILINE)
+        result: dict[str, Any] = json.loads(line)
+        return result, finished.output
+
+    def autoprof(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "autoprof", *arguments]
+        return subprocess.run(
+            command, cwd=self.folder, env=environment(), capture_output=True, text=True, timeout=120, check=False
+        )
+
+    def run(self) -> Run:
+        return listing.find(self.runs, "latest")
+
+
+@pytest.fixture(scope="module")
+def spread(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spreading]:
+    made = Spreading(tmp_path_factory.mktemp("spread"))
+    try:
+        for name in ("node-b", "node-c", BARE):
+            made.cluster.add(name, bare=name == BARE)
+        yield made
+    finally:
+        made.cluster.end()
+
+
+class Windowed:
+    """A run with windows in steps 2 and 3, between which a node came and a worker died, and what collecting it gave."""
+
+    def __init__(self, spread: Spreading) -> None:
+        self.spread = spread
+
+        def add() -> None:
+            wait_for(spread.folder / "wants-later", 200)
+            spread.cluster.add(LATER)
+
+        self.result, self.output = spread.drive("window", add, AUTOPROF_STEPS="2,3")
+        self.before = hosts(spread.run(), 2)
+        self.path = Path(spread.run().path)
+        self.state_before = listing.load_json(self.path / "run.json")
+        self.collected = spread.autoprof("collect", "--ray", spread.cluster.address, "--json")
+        self.again = spread.autoprof("collect", "--ray", spread.cluster.address, "--json")
+
+
+@pytest.fixture(scope="module")
+def windowed(spread: Spreading) -> Windowed:
+    return Windowed(spread)
+
+
+def hosts(run: Run, step: int) -> list[str]:
+    return sorted(capture.meta["host"] for capture in listing.step(run, step).captures)
+
+
+def test_settings_run_id_and_step_reach_nodes_added_later_and_workers_started_anew(windowed: Windowed) -> None:
+    result = windowed.result
+    assert sorted(result["nodes"]) == sorted([*TRACED, BARE, LATER])
+    run_ids = {host: shown["AUTOPROF_RUN_ID"] for host, shown in result["environment"].items()}
+    assert run_ids == dict.fromkeys([*TRACED, BARE, LATER], windowed.path.name)
+    assert result["before"]["node-b"] != result["after"]["node-b"]
+    captures = listing.step(windowed.spread.run(), 3).captures
+    (anew,) = [capture for capture in captures if capture.meta["host"] == "node-b"]
+    assert anew.meta["pid"] == result["after"]["node-b"]
+    assert hosts(windowed.spread.run(), 3) == sorted([*TRACED, LATER])
+
+
+def test_collect_brings_the_parts_of_all_nodes(windowed: Windowed) -> None:
+    assert windowed.before == [DRIVER]
+    assert windowed.collected.returncode == 0, windowed.collected.stdout + windowed.collected.stderr
+    run = windowed.spread.run()
+    assert hosts(run, 2) == sorted(TRACED)
+    assert {capture.state for capture in run.captures} == {"complete"}
+    states = {node["host"]: node["state"] for node in json.loads(windowed.collected.stdout)["nodes"]}
+    collected = dict.fromkeys(["node-b", "node-c", LATER], "collected")
+    assert states == {DRIVER: "here", BARE: "no autoprof", **collected}
+    for capture in run.captures:
+        folder = RunDir(windowed.path).step(capture.meta["step"])
+        json.loads(gzip.decompress((folder / f"{capture.name}.pt.trace.json.gz").read_bytes()))
+
+
+def test_run_json_tells_of_all_hosts(windowed: Windowed) -> None:
+    assert windowed.state_before["hosts"] == [DRIVER]
+    info = windowed.spread.run().info
+    assert (info["hosts"], info["state"]) == (sorted([*TRACED, LATER]), "ended")
+    assert sorted(node["host"] for node in info["nodes"]) == sorted([*TRACED, LATER])
+    assert info["versions"]["ray"]
+
+
+def test_a_node_without_autoprof_runs_the_users_method(windowed: Windowed) -> None:
+    assert windowed.result["after"][BARE] is not None
+
+
+def test_what_is_there_is_not_fetched_again(windowed: Windowed) -> None:
+    again = json.loads(windowed.again.stdout)
+    assert windowed.again.returncode == 0
+    assert sum(node["fetched"] for node in again["nodes"]) == 0
+    assert sum(node["files"] for node in again["nodes"]) > 0
+
+
+def test_one_merged_trace_of_all_hosts_on_the_clock_of_the_drivers(windowed: Windowed) -> None:
+    merged = windowed.spread.autoprof("merge", "--step", "3")
+    assert merged.returncode == 0, merged.stderr
+    folder = RunDir(windowed.path).step(3)
+    trace = json.loads(gzip.decompress((folder / "merged.pt.trace.json.gz").read_bytes()))
+    named = {event["pid"]: event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "process_name"}
+    measured = clocks.read(windowed.path)
+    assert measured.driver == DRIVER
+    assert sorted(measured.offsets) == sorted({*TRACED, BARE, LATER} - {DRIVER})
+    for capture in listing.step(windowed.spread.run(), 3).captures:
+        host = capture.meta["host"]
+        own = json.loads(gzip.decompress((folder / f"{capture.name}.pt.trace.json.gz").read_bytes()))
+        (theirs,) = ranges(own)
+        (here,) = [event for event in ranges(trace) if re.search(rf"\b{host}\b", named[event["pid"]])]
+        moved = absolute_ns(trace, here) - absolute_ns(own, theirs)
+        offset = clocks.offset_ns(measured, host, capture.meta["clock"]["start"]["unix_ns"])
+        assert abs(moved + offset) < 2000
+        assert (offset == 0) == (host == DRIVER)
+    lanes = [name for name in named.values() if "timeline" in name]
+    assert {host for host in [*TRACED, LATER] if any(host in lane for lane in lanes)} == {*TRACED, LATER}
+
+
+def ranges(trace: dict[str, Any]) -> list[dict[str, Any]]:
+    events = trace["traceEvents"]
+    return [
+        event
+        for event in events
+        if event.get("name") == "actor.update_actor" and event.get("cat") in ("user_annotation", "cpu_op")
+    ]
+
+
+def absolute_ns(trace: dict[str, Any], event: dict[str, Any]) -> float:
+    return int(trace.get("baseTimeNanoseconds", 0)) + float(event["ts"]) * 1000
+
+
+def test_a_copy_goes_where_fsspec_reaches(windowed: Windowed, tmp_path: Path) -> None:
+    target = f"file://{tmp_path}/there"
+    copied = windowed.spread.autoprof("collect", "--ray", windowed.spread.cluster.address, "--to", target)
+    assert copied.returncode == 0, copied.stdout + copied.stderr
+    run = listing.read(tmp_path / "there" / windowed.path.name)
+    assert hosts(run, 2) == sorted(TRACED)
+    assert not list((tmp_path / "there").rglob("*.part"))
+
+
+@pytest.fixture(scope="module")
+def lossy(windowed: Windowed) -> tuple[Spreading, dict[str, Any], str]:
+    """A run with AUTOPROF_COLLECT, one of whose nodes is killed inside of the window."""
+    spread = windowed.spread
+
+    def kill() -> None:
+        wait_for(spread.folder / "inside", 200)
+        spread.cluster.kill(LATER)
+
+    command = (
+        f'echo "$AUTOPROF_RUN_DIR" $(ls "$AUTOPROF_RUN_DIR"/global_step_000002 | wc -l) >> {spread.folder}/finished'
+    )
+    result, output = spread.drive("loss", kill, AUTOPROF_STEPS="2", AUTOPROF_COLLECT="1", AUTOPROF_ON_FINISH=command)
+    return spread, result, output
+
+
+@pytest.mark.fault("a node is killed inside of a window", "goes on; the rest is collected", "what that node had")
+def test_a_node_that_is_killed_inside_the_window_is_named_and_the_rest_is_complete(lossy: Any) -> None:
+    spread, result, output = lossy
+    assert result["after"][LATER] is None
+    run = spread.run()
+    assert hosts(run, 2) == sorted(TRACED)
+    assert {capture.state for capture in run.captures} == {"complete"}
+    assert f"collecting is not complete: {LATER} ({result['nodes'][LATER][:8]}): the node has died" in output
+    told = json.loads((Path(run.path) / rundir.COLLECTED).read_text())
+    assert {node["host"]: node["state"] for node in told["nodes"]}[LATER] == "dead"
+    assert run.info["hosts"] == sorted(TRACED)
+    shell = spread.autoprof("collect", run.id, "--ray", spread.cluster.address)
+    assert shell.returncode == 1
+    assert f"missing: {LATER}" in shell.stdout
+
+
+def test_the_command_runs_once_when_all_is_collected(lossy: Any) -> None:
+    spread, _, _ = lossy
+    (line,) = wait_for(spread.folder / "finished").splitlines()
+    # A trace and a meta file of each.
+    assert line.split() == [spread.run().path, str(2 * len(TRACED))]
