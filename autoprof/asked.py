@@ -70,14 +70,14 @@ class Windows:
         for window in self._open:
             window.passed(step, ordinal, against, for_good)
         self._keep()
-        return wanting[-1].trigger.overrides | {settings.REASON: REASON} if wanting and not against else None
+        return wanting[-1].overrides if wanting and not against else None
 
     def foresee(self, step: int, ordinal: int) -> dict[str, Any] | None:
         """What `match` will return for a step that is still to come, by what was asked for until now."""
         found = None
         for window in self._open:
             if window.wants(step, ordinal):
-                found = window.trigger.overrides | {settings.REASON: REASON}
+                found = window.overrides
         return found
 
     def ended(self) -> None:
@@ -136,6 +136,11 @@ class _Window:
         # Of another process that was faster.
         self._begun = begun
         self._noted: Became | None = None
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """The settings that its steps are captured with, and why."""
+        return self.trigger.overrides | {settings.REASON: self.trigger.reason or REASON}
 
     def before(self, step: int) -> None:
         """`step` begins. What another process had begun before it is not made up for."""

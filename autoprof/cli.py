@@ -23,13 +23,14 @@ from autoprof.settings import PREFIX, SettingsError
 # Options of `autoprof run`, each the setting of that name.
 _OPTIONS = {
     "steps": "steps to capture: 2,5 or 10:13 or ::50 or +2",
+    "when": "conditions that open a window: step>2x,update_actor>1.5x,rank>1.3x,memory>0.9,resume:2,oom",
     "dir": "parent of the run directory",
     "access": "who may read it: private or group",
     "tool": "what records: torch, npu, nsys, memory",
     "mode": "a trace per stage (discrete) or per step (continuous)",
     "consecutive": "steps that follow one another, in continuous mode: apart or together",
     "roles": "roles to capture, as patterns",
-    "ranks": "global ranks to capture: 0,8 or 0:4 or all",
+    "ranks": "global ranks to capture: 0,8 or 0:4 or all or slowest:2",
     "contents": "what to record: cpu,cuda,memory,shapes,stack,...",
     "rollout-iterations": "forward passes of the engine to record: start:stop or all",
     "mini-batches": "mini-batches of a stage to record: start:stop or all",

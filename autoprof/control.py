@@ -44,6 +44,7 @@ class Trigger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         at: Steps as in `AUTOPROF_STEPS` in place of those two; `+1` is the step that begins next.
         overrides: Settings of that window: those of `settings.WINDOW_FIELDS`.
         switch: What autoprof is switched in the run, if that is what was asked for.
+        reason: Why, where nobody has asked: what the run itself saw (`comparing.py`).
     """
 
     run: str = ""
@@ -52,6 +53,7 @@ class Trigger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     at: str = ""
     overrides: dict[str, Any] = {}
     switch: Literal["", "off", "on"] = ""
+    reason: str = ""
 
     def __str__(self) -> str:
         if self.at:

@@ -66,7 +66,8 @@ def _grouped(hooks: list[tuple[str, str, str]]) -> list[list[str]]:
 def examine_environment(settings: Settings) -> Report:
     """What autoprof would patch here and now, by importing the targets in a process of its own."""
     report = Report(subject=f"environment: {sys.executable}")
-    report.facts["settings"] = f"steps {settings.steps or 'none'}, ranks {settings.ranks}"
+    when = f", when {', '.join(map(str, settings.when))}" if settings.when else ""
+    report.facts["settings"] = f"steps {settings.steps or 'none'}{when}, ranks {settings.ranks}"
     _check_activation(report)
     _check_folder(report, settings)
     _check_variables(report)

@@ -156,6 +156,10 @@ def join() -> Runtime | None:
                     f"{cupti.INJECTION} named libcupti, with which torch.profiler records no GPU activity; "
                     f"this run goes without it ({cupti.KEEP}=1 keeps it)"
                 )
+            if run.settings.compares:
+                from autoprof import telling
+
+                telling.attach(run)
             if run.settings.memory.oom:
                 from autoprof.tools import oom
 

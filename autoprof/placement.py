@@ -20,6 +20,7 @@ from autoprof.runtime import Runtime
 from autoprof.settings import GROUP, MERGE, Settings
 from autoprof.tools import Tool
 from autoprof.tools.memory import MemoryTool
+from autoprof.window import Ranks
 
 
 class Placement:
@@ -240,8 +241,16 @@ class Placement:
             "bytes": 0,
             "state": state,
             "reason": hidden(reason),
+            **self._slowest(),
             **self._more,
         }
+
+    def _slowest(self) -> dict[str, str]:
+        """Which ranks are captured as the slowest, and why, where the window asks for these."""
+        why = self._settings.found.get(self._subject.role, "")
+        if not why and Ranks.parse(self._settings.ranks).slowest:
+            why = f"{self._settings.ranks}: rank 0, for no times of several are known"
+        return {"slowest": why} if why else {}
 
 
 def why_not(error: Exception) -> str:

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -19,6 +19,9 @@ from autoprof.redaction import hidden_in, redacted
 from autoprof.rundir import RunDir
 from autoprof.settings import Settings, SettingsError
 from autoprof.timeline import Timeline
+
+if TYPE_CHECKING:
+    from autoprof.telling import Teller
 
 
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +50,8 @@ class Runtime:
         _files.open_to_group(info.settings.access == settings.GROUP)
         self.hooks = HookLog(self.rundir, self._join)
         self.timeline = Timeline(self.rundir)
+        # What this process has to tell others of itself, where a setting asks for that.
+        self.teller: Teller | None = None
         self._joined = False
         self._registered = False
         # The nodes that the run worked on, as far as it is known when it ends.

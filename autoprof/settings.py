@@ -11,7 +11,8 @@ from typing import Any
 
 import msgspec
 
-from autoprof import parsing
+from autoprof import conditions, parsing
+from autoprof.conditions import WHEN_TAKES, Condition
 from autoprof.options import KINDS, MemoryOptions, NpuOptions, NsysOptions, parse, takes
 from autoprof.redaction import hidden, is_url, url
 from autoprof.window import ITERATIONS_TAKE, MINI_BATCHES_TAKE, RANKS_TAKE, STEPS_TAKE, Ranks, Steps, parse_iterations
@@ -26,6 +27,8 @@ GROUP = "group"
 ACCESS = ("private", GROUP)
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 REASON = "reason"
+# The slowest ranks of each role, as they were found when a window was opened.
+FOUND = "slowest"
 # What autoprof does itself, after the recording.
 MERGE = "merge-profiles"
 # What one backend alone knows travels with the rest and is filtered where it is used.
@@ -40,6 +43,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """What the user asked for, checked. Values keep the user's notation, so that `run.json` shows it."""
 
     steps: str = "+2"
+    # What opens further windows while the run goes on.
+    when: tuple[Condition, ...] = ()
     dir: str = "./autoprof_runs"
     access: str = "private"
     # Empty: each process chooses (tools.choose).
@@ -68,8 +73,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     nsys: NsysOptions = NsysOptions()
     memory: MemoryOptions = MemoryOptions()
     role: dict[str, dict[str, Any]] = {}
-    # Why the window was opened, where that is not `steps`; nothing that a user sets.
+    # Nothing that a user sets: why the window was opened, where that is not `steps`, and why these ranks of each role
+    # are captured, where they are the slowest.
     reason: str = ""
+    found: dict[str, str] = {}
 
     def for_role(self, role: str) -> Settings:
         """The settings of one role: its `[role.NAME]` table over the rest."""
@@ -78,17 +85,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def overridden(self, values: Mapping[str, Any]) -> Settings:
         """The settings with those of a window over them, over those of every role too.
 
-        `values` may hold besides, as `reason`, why the window was opened.
+        `values` may hold besides, as `reason`, why the window was opened, and as `slowest` the ranks of each role that
+        stand for those words, and why.
         """
         if not values:
             return self
-        reason = str(values.get(REASON, ""))
-        values = {name: value for name, value in values.items() if name != REASON}
+        reason, found = str(values.get(REASON, "")), values.get(FOUND, {})
+        values = {name: value for name, value in values.items() if name not in (REASON, FOUND)}
         tables = {
             role: {name: value for name, value in table.items() if name not in values}
             for role, table in self.role.items()
         }
-        return msgspec.structs.replace(self, role=tables, reason=reason, **overrides(values))
+        for role, (ranks, _) in found.items():
+            tables[role] = {**tables.get(role, {}), "ranks": ranks}
+        whys = {role: why for role, (_, why) in found.items()}
+        return msgspec.structs.replace(self, role=tables, reason=reason, found=whys, **overrides(values))
 
     def takes_role(self, role: str) -> bool:
         """Whether `role` is captured: the last of `roles` that matches decides, `!` excludes."""
@@ -98,6 +109,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             if fnmatchcase(role, pattern.lstrip("!")):
                 taken = not pattern.startswith("!")
         return taken
+
+    @property
+    def compares(self) -> bool:
+        """Whether steps, ranks or replicas are compared during the run: for a condition, or for the slowest of them."""
+        ranks = (self.ranks, *(str(table.get("ranks", "")) for table in self.role.values()))
+        return bool(self.when) or any(Ranks.parse(text).slowest for text in ranks if text)
 
     def disabled(self, recipe: str, hook: str) -> bool:
         """Whether `AUTOPROF_DISABLE` leaves out the hook, named `hook` or `recipe/hook`, or its recipe."""
@@ -109,7 +126,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         shown: dict[str, Any] = msgspec.to_builtins(self)
         shown["on_finish"] = "(set)" if self.on_finish else ""
         shown["collect"] = url(self.collect)
-        del shown[REASON]
+        del shown[REASON], shown["found"]
         return shown
 
 
@@ -162,26 +179,40 @@ def _from_file(named: str, directory: Path) -> dict[str, Any]:
         return {}
     except (OSError, ValueError) as error:
         raise SettingsError(f"{path}: it can't be read as TOML ({_one_line(error)})") from None
-    roles = content.pop("role", {})
+    roles, when = content.pop("role", {}), content.get("when")
+    tables = content.pop("when") if isinstance(when, list) and any(isinstance(each, dict) for each in when) else []
     values = _table(content, f"{path}: ", _FIELDS)
+    if tables:
+        values["when"] = tuple(_condition(table, f"{path}: [[when]]") for table in tables)
     if not isinstance(roles, dict) or not all(isinstance(table, dict) for table in roles.values()):
         raise SettingsError(f"{path}: role: got {_short(roles)}; it takes tables named [role.NAME]")
     values["role"] = {name: _table(table, f"{path}: [role.{name}] ", _ROLE_FIELDS) for name, table in roles.items()}
     return values
 
 
-def _table(table: dict[str, Any], where: str, fields: tuple[str, ...]) -> dict[str, Any]:
+def _condition(table: object, where: str) -> Condition:
+    if not isinstance(table, dict):
+        raise SettingsError(f"{where}: got {_short(table)}; it takes tables only, or conditions only")
+    read = _table(table, f"{where} ", _CONDITION_FIELDS, _CONDITION)
+    try:
+        return conditions.from_table(read)
+    except ValueError as error:
+        raise SettingsError(f"{where}: got {_short(table)} ({_one_line(error)}); it takes {WHEN_TAKES}") from None
+
+
+def _table(table: dict[str, Any], where: str, fields: tuple[str, ...], kind: str = "") -> dict[str, Any]:
     values = {}
     for key, value in table.items():
         name = key.replace("-", "_").lower()
         if name not in fields:
             raise SettingsError(f"{where}{_short(key)}: there is no such setting here; there are {', '.join(fields)}")
-        values[name] = _checked(name, value, where + key)
+        values[name] = _checked(name, value, where + key, kind)
     return values
 
 
-def _checked(name: str, value: object, where: str) -> Any:
-    parse, takes = _PARSERS[name]
+def _checked(name: str, value: object, where: str, kind: str = "") -> Any:
+    """The value, as settings of the name take it, or fields of it in tables of this kind."""
+    parse, takes = _PARSERS.get(kind + name) or _PARSERS[name]
     try:
         return parse(value)
     except ValueError as error:
@@ -200,6 +231,7 @@ def _one_line(error: Exception) -> str:
 
 _PARSERS: dict[str, tuple[Callable[[object], Any], str]] = {
     "steps": (parsing.grammar(Steps.parse), STEPS_TAKE + ", mixtures, and nothing for the timeline alone"),
+    "when": (conditions.parse, WHEN_TAKES),
     "dir": (parsing.text, "a folder"),
     "access": (parsing.one_of(ACCESS), " or ".join(ACCESS)),
     "tool": (parsing.several_of(TOOLS), f"some of {', '.join(TOOLS)}"),
@@ -222,4 +254,7 @@ _PARSERS: dict[str, tuple[Callable[[object], Any], str]] = {
 } | {name: (partial(parse, kind), takes(kind)) for name, kind in KINDS.items()}
 _FIELDS = tuple(_PARSERS)
 WINDOW_FIELDS = ("roles", "ranks", "tool", "contents", "rollout_iterations", "mini_batches")
+_CONDITION = "when."
+_CONDITION_FIELDS = (*conditions.PARSERS, *WINDOW_FIELDS)
+_PARSERS |= {_CONDITION + name: parser for name, parser in conditions.PARSERS.items()}
 _ROLE_FIELDS = ("ranks", "contents", "rollout_iterations", "mini_batches", "max_trace_mb", "stop_timeout_s")

@@ -12,7 +12,7 @@ import atexit
 import os
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -132,6 +132,7 @@ class Timeline:
     Attributes:
         life: Another object in a forked child.
         going: The spans that are going on and will be kept.
+        hear: Told of each line, where somebody in this process goes by them. A forked child tells nobody.
     """
 
     def __init__(self, run: RunDir) -> None:
@@ -142,6 +143,7 @@ class Timeline:
     def _begin(self) -> None:
         self.life = object()
         self.going: set[Span] = set()
+        self.hear: Callable[[Line], None] | None = None
         self._lines: deque[Line] = deque()
         self._writing = Lock()
         self._oldest = 0
@@ -153,6 +155,8 @@ class Timeline:
 
     def add(self, line: Line, now: int, *, at_once: bool = False) -> None:
         """Keep a line that ends now (`time.monotonic_ns`), and write what is due."""
+        if self.hear is not None:
+            self.hear(line)
         lines = self._lines
         if not lines:
             self._oldest = now

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 _NUMBER = re.compile(r"[0-9]{1,12}")
 _ORDINAL = re.compile(r"\+([0-9]{1,12})")
+_SLOWEST = re.compile(r"slowest(?::([0-9]{1,4}))?")
 _RANGE = re.compile(r"([0-9]{0,12}):([0-9]{0,12})(?::([0-9]{0,12}))?")
 
 STEPS_TAKE = "a step (2), steps (2,5), a half-open range (10:13), every 50th (::50), the second step of this run (+2)"
-RANKS_TAKE = "a rank (0), ranks (0,8), a half-open range (0:4), or all"
+RANKS_TAKE = "a rank (0), ranks (0,8), a half-open range (0:4), all, or slowest:2"
 MINI_BATCHES_TAKE = "start:stop in mini-batches of a stage with start < stop (0:2), or all"
 ITERATIONS_TAKE = "start:stop in forward passes of the engine with start < stop (0:100), or all"
 
@@ -76,9 +77,16 @@ class Steps:
 
 @dataclass(frozen=True)
 class Ranks:
-    """The global ranks to capture; `spans` is None for all of them."""
+    """The global ranks to capture.
+
+    Attributes:
+        spans: None for all of them.
+        slowest: So many of the slowest, which a window's settings name (`Settings.overridden`) where they are known.
+            Where they are not it is rank 0.
+    """
 
     spans: tuple[_Span, ...] | None
+    slowest: int = 0
 
     @classmethod
     def parse(cls, text: str) -> Ranks:
@@ -89,6 +97,10 @@ class Ranks:
         """
         if text.strip().lower() == "all":
             return cls(None)
+        if match := _SLOWEST.fullmatch(text.strip().lower()):
+            if (count := int(match[1] or 1)) < 1:
+                raise ValueError(f"{text.strip()} is none")
+            return cls((_Span(0, 1),), count)
         return cls(tuple(_span(item) for item in _items(text)))
 
     def __contains__(self, rank: int) -> bool:

@@ -56,6 +56,7 @@ def test_a_request_is_a_file_of_the_users_own(going_on: RunDir, capsys: pytest.C
         "at": "",
         "overrides": {"contents": ["cpu", "shapes"], "ranks": "all"},
         "switch": "",
+        "reason": "",
     }
     assert f"asked run 20261120-101112-abcdef for 2 steps from 7 on, in {path}\n" in capsys.readouterr().out
 
@@ -304,7 +305,7 @@ class Trainer:
 @pytest.fixture
 def trainer(mocker: MockerFixture, tmp_path: Path) -> Trainer:
     settings = Settings(steps="42")
-    run = SimpleNamespace(settings=settings, info=SimpleNamespace(id="run"), rundir=RunDir(tmp_path))
+    run = SimpleNamespace(settings=settings, info=SimpleNamespace(id="run"), rundir=RunDir(tmp_path), teller=None)
     mocker.patch.object(runtime, "current", return_value=run)
     mocker.patch.object(step, "Span")
     mocker.patch.object(step.ending, "window_passed")

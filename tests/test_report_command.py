@@ -17,6 +17,7 @@ from traces import kineto, save
 from autoprof import listing
 from autoprof.report import build, making, markdown
 from autoprof.report.figures import Comparison, Finding, RunFigures
+from autoprof.rundir import RunDir
 
 Autoprof = Callable[..., "subprocess.CompletedProcess[str]"]
 SLOW, USUAL = "20261120-101010-aaaaaa", "20261121-111111-bbbbbb"
@@ -85,6 +86,29 @@ def test_markdown(autoprof: Autoprof, runs: Path) -> None:
     tables = [line for line in done.stdout.splitlines() if line.startswith("|")]
     assert len(tables) > 20
     assert all(line.endswith("|") for line in tables)
+
+
+def test_why_a_step_was_captured_is_said_where_that_was_no_setting_of_steps(autoprof: Autoprof, tmp_path: Path) -> None:
+    run = tmp_path / SLOW
+    write(run)
+    why = "step 4 took 92.1 s, 2.1 times the median of 44.0 s (step>2x)"
+    slowest = "slowest:1: rank 3 took <b>"
+    captured = [number for number, _ in RunDir(run).steps()]
+    for path in run.glob("global_step_*/*.meta.json"):
+        said = {"window": why, "slowest": slowest} if f"{captured[0]:06d}" in path.parent.name else {}
+        said = said or {"window": "AUTOPROF_STEPS=5"}
+        path.write_text(json.dumps(json.loads(path.read_text()) | said))
+    figures = build.figures(listing.read(run), captured)
+    assert [step.captured_for for step in figures.details] == [[why], *([] for _ in captured[1:])]
+    done = autoprof("report", str(run))
+    assert f"step {captured[0]} was captured for: {why}\n" in done.stdout
+    assert done.stdout.count("was captured for") == 1
+    page = (run / "report.html").read_text()
+    assert page.count("<p>Captured for: step 4 took 92.1 s, 2.1 times the median of 44.0 s (step&gt;2x)</p>") == 1
+    assert "<p>slowest:1: rank 3 took &lt;b&gt;</p>" in page
+    text = markdown.text(figures)
+    assert text.count("\nCaptured for: step 4 took") == 1
+    assert "slowest:1: rank 3 took" in text
 
 
 def test_names_in_markdown_are_text(runs: Path) -> None:

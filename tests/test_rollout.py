@@ -76,6 +76,7 @@ def run(mocker: MockerFixture, tmp_path: Path) -> Iterator[Any]:
         settings=Settings(steps="7", ranks="all"),
         info=SimpleNamespace(id="run"),
         rundir=RunDir(tmp_path),
+        teller=None,
         hooks=SimpleNamespace(versions=dict),
     )
     mocker.patch.object(runtime, "current", return_value=made)

@@ -41,7 +41,7 @@ class Engine:
 
 @pytest.fixture
 def run(mocker: MockerFixture, tmp_path: Path) -> Any:
-    made = SimpleNamespace(settings=Settings(steps="2,3"), rundir=RunDir(tmp_path))
+    made = SimpleNamespace(settings=Settings(steps="2,3"), rundir=RunDir(tmp_path), teller=None)
     mocker.patch.object(runtime, "current", return_value=made)
     mocker.patch.object(batches, "Span")
     mocker.patch.object(ending, "window_passed")

@@ -1,11 +1,12 @@
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pytest_mock import MockerFixture
 
-from autoprof import settings
+from autoprof import conditions, settings
 from autoprof.settings import Settings, SettingsError, load
 
 
@@ -53,6 +54,12 @@ def test_disabled() -> None:
     [
         ("STEPS", "5:2"),
         ("RANKS", "x"),
+        ("RANKS", "slowest:0"),
+        ("WHEN", "step>2"),
+        ("WHEN", "memory>2x"),
+        ("WHEN", "oom>2x"),
+        ("WHEN", "resume:0"),
+        ("WHEN", "__import__('os')"),
         ("TOOL", "perf"),
         ("MODE", "both"),
         ("CONTENTS", "cpu,everything"),
@@ -131,3 +138,96 @@ def test_no_file_gives_anything_but_settings_or_one_line(
         assert "\n" not in str(error)
     else:
         assert isinstance(read, Settings)
+
+
+def test_conditions_in_a_text_and_in_tables_are_the_same(tmp_path: Path) -> None:
+    text = "step>2x, update_actor>1.5x, rank>1.3x, replica>1.3x, memory>0.9, resume:2, oom"
+    read = load({"AUTOPROF_WHEN": text}, tmp_path)
+    assert ", ".join(map(str, read.when)) == text
+    (tmp_path / "autoprof.toml").write_text(f'when = "{text}"\n')
+    assert load({}, tmp_path).when == read.when
+    factors = {"step": 2, "update_actor": 1.5, "rank": 1.3, "replica": 1.3}
+    tables = [f'[[when]]\nwhat = "{what}"\nfactor = {factor}\n' for what, factor in factors.items()]
+    tables += [
+        '[[when]]\nwhat = "memory"\nabove = 0.9\n',
+        '[[when]]\nwhat = "resume"\nsteps = 2\n',
+        "[[when]]\nwhat='oom'",
+    ]
+    (tmp_path / "autoprof.toml").write_text("".join(tables))
+    assert load({}, tmp_path).when == read.when
+
+
+def test_a_condition_has_a_window_of_its_own(tmp_path: Path) -> None:
+    own = 'steps = 2\ncool-down = 0\nat-most = 1\ncontents = "cpu,stack"\nranks = "all"\n'
+    (tmp_path / "autoprof.toml").write_text(f'[[when]]\nwhat = "step"\nfactor = 3\n{own}')
+    (condition,) = load({}, tmp_path).when
+    assert (condition.steps, condition.cool_down, condition.at_most) == (2, 0, 1)
+    assert condition.overrides == {"contents": ("cpu", "stack"), "ranks": "all"}
+    (other,) = load({"AUTOPROF_WHEN": "step>2x"}, tmp_path).when
+    assert (other.steps, other.cool_down, other.at_most, other.overrides) == (1, 20, 3, {})
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ('what = "step"', "factor is missing"),
+        ('what = "step"\nfactor = 1', "a factor is above 1"),
+        ('what = "step"\nfactor = 2\nabove = 2', "step takes no above"),
+        ('what = "memory"\nabove = 90', "a share lies between 0 and 1"),
+        ('what = "oom"\nfactor = 2', "oom takes no factor"),
+        ('what = "resume"\ncool_down = 3', "a run is resumed once"),
+        ("factor = 2", "what is missing"),
+        ('what = "two words"\nfactor = 2', "it takes one of step, rank"),
+        ('what = "step"\nfactor = 2\ncool_down = -1', "it takes a number of steps"),
+        ('what = "step"\nfactor = 2\ncontents = "gpu"', "[[when]] contents: got 'gpu'"),
+        ('what = "step"\nfactor = 2\ndir = "/"', "[[when]] 'dir': there is no such setting here"),
+        ("'step>2x'", "it can't be read as TOML"),
+    ],
+)
+def test_a_wrong_condition_is_one_line_that_says_why(table: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "autoprof.toml").write_text(f"[[when]]\n{table}\n")
+    with pytest.raises(SettingsError) as caught:
+        load({}, tmp_path)
+    assert message in str(caught.value)
+    assert str(caught.value).startswith(str(tmp_path / "autoprof.toml"))
+    assert "\n" not in str(caught.value)
+
+
+condition_tables = st.dictionaries(
+    st.sampled_from([*settings._CONDITION_FIELDS, "dir"]),
+    st.one_of(
+        toml_values, st.sampled_from(["step", "memory", "oom", "resume", "cpu"]), st.floats(0, 3), st.integers(0, 9)
+    ),
+    max_size=5,
+)
+
+
+@given(tables=st.lists(st.one_of(condition_tables, toml_values), max_size=3))
+def test_no_tables_give_anything_but_conditions_or_one_line(
+    tables: list[object], tmp_path: Path, mocker: MockerFixture
+) -> None:
+    (tmp_path / "autoprof.toml").touch()
+    mocker.patch("autoprof.settings.msgspec.toml.decode", return_value={"when": tables})
+    try:
+        read = load({}, tmp_path)
+    except SettingsError as error:
+        assert "\n" not in str(error)
+    else:
+        assert all(each.steps > 0 and each.cool_down >= 0 for each in read.when)
+        handed = msgspec.json.decode(msgspec.json.encode(read), type=Settings)
+        assert [str(each) for each in handed.when] == [str(each) for each in read.when]
+
+
+words_of_conditions = st.sampled_from(
+    ["step", "gen", "memory", "rank", "resume", "oom", ">", ":", "2", "0.9", "x", ",", " "]
+)
+
+
+@given(st.lists(words_of_conditions, max_size=12).map("".join))
+def test_what_is_taken_reads_the_same_again(text: str) -> None:
+    try:
+        read = conditions.parse(text)
+    except ValueError as error:
+        assert "\n" not in str(error)
+    else:
+        assert conditions.parse(",".join(map(str, read))) == read

@@ -56,6 +56,7 @@ class Batches:
         """A batch begins; returns what is asked of the engine if it is chosen, by `AUTOPROF_STEPS` or by a trigger."""
         self.count += 1
         self._span = Span(run, "step", "step", step=self.count, role=ROLE, rank=None)
+        self._chooser.watch(run, self.count, self.count)
         overrides = self._chooser.choose(run.settings, self.count, self.count)
         if overrides is None:
             return None
@@ -67,6 +68,7 @@ class Batches:
         span, self._span = self._span, None
         if span is not None:
             span.end()
+            self._chooser.judge(self.count, self.count)
         self._chooser.ended()
         run = runtime.current()
         if self._last_window and run is not None:

@@ -112,6 +112,9 @@ def _let_workers_write() -> None:
         return
     try:
         clocks.stop()
+        # Loaded where a setting compares steps.
+        if (comparing := sys.modules.get("autoprof.comparing")) is not None:
+            comparing.stop()
         ending.let_workers_write(run)
         at_end.through_ray(run)
     except Exception as error:

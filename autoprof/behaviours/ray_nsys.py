@@ -43,9 +43,9 @@ def wanted(given: Mapping[str, Any], inherited: Mapping[str, Any], settings: Set
     if any(env.get(name) for name in _NSIGHT for env in (given, inherited)):
         return False
     rank = str((given.get("env_vars") or {}).get("RANK", ""))
-    if rank.isdigit() and not any(
-        int(rank) in Ranks.parse(settings.for_role(role).ranks) for role in ("", *settings.role)
-    ):
+    taken = [Ranks.parse(settings.for_role(role).ranks) for role in ("", *settings.role)]
+    # Any may turn out to be the slowest.
+    if rank.isdigit() and not any(each.slowest or int(rank) in each for each in taken):
         return False
     if why := _unable(given, inherited, settings):
         log.warning_once(f"AUTOPROF_TOOL=nsys: {why}; actors are not started under nsys")

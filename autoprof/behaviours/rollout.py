@@ -127,6 +127,11 @@ class _Window:
 _window: _Window | None = None
 
 
+def first_ranks(call: Call, places: list[Replicas]) -> dict[int, int]:
+    """The first global rank that each replica owns, by its number."""
+    return {engine.number: engine.ranks.start for place in places for engine in place.engines(call)}
+
+
 def open_window(step: int, overrides: dict[str, Any], call: Call, places: list[Replicas]) -> None:
     """Note the engines of a step that is captured, and the settings of its own that it is captured with."""
     global _window

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Mapping
 from typing import Any, Literal
 
 from autoprof import board, clocks, continuous, ending, log, runtime
@@ -26,15 +26,16 @@ class _Step:
         self.overrides: dict[str, Any] = {}
         self.span = Span(run, "step", "step", step=number, role="trainer", rank=own_rank())
 
-    def announce(self, run: runtime.Runtime) -> None:
-        """Decide whether this step is captured, and tell the other processes."""
+    def announce(self, run: runtime.Runtime, first: Callable[[], Mapping[int, int]]) -> None:
+        """Decide whether this step is captured, and tell the other processes. `first` as in `Watch.found`."""
         was_off = _chooser.off
         # Where torchrun has started several trainers, rank 0 takes what is asked for.
         _chooser.look(run.rundir, self.ordinal - 1, take_it=own_rank() == 0 or run.started_here)
+        _chooser.watch(run, self.number, self.ordinal)
         overrides = _chooser.choose(run.settings, self.number, self.ordinal)
         self.off = _chooser.off
         self.captured = overrides is not None
-        self.overrides = overrides or {}
+        self.overrides = {} if overrides is None else _chooser.found(overrides, first)
         if was_off and self.off:  # all know it
             return
         posting = board.Posting(step=self.number, captured=self.captured, overrides=self.overrides, off=self.off)
@@ -86,7 +87,7 @@ class StepBehaviour(Behaviour):
             yield from finish()
         _executed += 1
         step = _current = _Step(run, number, _executed)
-        yield InThread(step.announce, run)
+        yield InThread(step.announce, run, lambda: rollout.first_ranks(call, self.replicas))
         if step.captured:
             log.info(f"step {number} is captured")
             clocks.measure(run)
@@ -179,6 +180,7 @@ def finish(error: BaseException | None = None) -> Generator[Wait, Any, None]:
         yield InThread(_chooser.ended)
     step_workers.step_ended(together=_next_belongs_to_it(run, step))
     step.span.end(error)
+    _chooser.judge(step.number, step.ordinal)
     yield InThread(board.post, run.info.id, None)
     if step.captured and not _chooser.any_after(run.settings, step.number, step.ordinal):
         ending.window_passed(run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from autoprof.listing import CaptureFile
 from autoprof.redaction import writable
 from autoprof.report.figures import CaptureFigures, DeviceShares, EngineFigures, Operator, Phase
 from autoprof.rundir import NSYS_REPORT, SNAPSHOT, TRACE
+from autoprof.settings import PREFIX
 from autoprof.traces.device import DeviceSums
 from autoprof.traces.passes import EngineSums, PassSums
 from autoprof.traces.reader import NO_JSON, Reader, TraceError
@@ -53,6 +55,8 @@ def figures(run: Path, step: int, capture: CaptureFile, zero_ns: int | None, ope
         tool=_text(capture.meta, "tool"),
         bytes=capture.bytes,
         reason=_text(capture.meta, "reason"),
+        window=_text(capture.meta, "window"),
+        slowest=_text(capture.meta, "slowest"),
     )
     if path is None:
         return found
@@ -75,6 +79,12 @@ def place_of(capture: CaptureFigures) -> str:
     if capture.replica is not None:
         return f"{capture.role}{stage} replica {capture.replica} {capture.part}".rstrip()
     return f"{capture.role}{stage}" + ("" if capture.rank is None else f" rank {capture.rank}")
+
+
+def windows(captures: Sequence[CaptureFigures]) -> list[str]:
+    """For what else than `AUTOPROF_STEPS` these were made, each reason once."""
+    found = dict.fromkeys(capture.window for capture in captures)
+    return [window for window in found if window and not window.startswith(f"{PREFIX}STEPS=")]
 
 
 def _file(folder: Path, name: str) -> Path | None:

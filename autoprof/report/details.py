@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from autoprof.report import words
+from autoprof.report.captures import windows
 from autoprof.report.figures import CaptureFigures, StepFigures, StepRow
 from autoprof.report.lanes import Lanes
 from autoprof.report.overview import WHOLE, StepSpan
@@ -114,4 +115,5 @@ def _figures(step: _Step, row: StepRow, timelines: Sequence[Timeline], captures:
         path=step.lanes.path(lanes),
         captures=captures,
         findings=[],
+        captured_for=windows(captures),
     )

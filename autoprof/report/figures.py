@@ -342,6 +342,8 @@ class CaptureFigures(msgspec.Struct, frozen=True, kw_only=True):
         memory_peak_bytes: By the device or, without one, the host.
         bound: `cpu` or `device`: which of the two the other waits for; None where the trace does not tell.
         reason: Why it is in this state, or why there are no figures.
+        window: Why the step was captured, as its meta file says.
+        slowest: Why this rank was, where the slowest were asked for.
     """
 
     name: str
@@ -370,6 +372,8 @@ class CaptureFigures(msgspec.Struct, frozen=True, kw_only=True):
     memory_total_bytes: int | None = None
     bound: str | None = None
     reason: str = ""
+    window: str = ""
+    slowest: str = ""
 
 
 class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -384,6 +388,7 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
         weight_sync_s: Seconds in which weights were sent.
         path: The critical path.
         findings: Those of this step, by seconds.
+        captured_for: Why it was captured, where that was not `AUTOPROF_STEPS`: a condition, or who asked for it.
     """
 
     number: int
@@ -399,6 +404,7 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
     captures: list[CaptureFigures]
     findings: list[Finding]
     gaps_left_out: int = 0
+    captured_for: list[str] = []
 
 
 class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -161,6 +161,9 @@ def show(figures: RunFigures) -> None:
         _table(figures.comparison.findings, "nothing became slower by much")
         print()
     _table(figures.findings, "nothing stands out")
+    for step in figures.details:
+        for reason in step.captured_for:
+            print(plain(f"step {step.number} was captured for: {reason}"))
     for note in figures.notes[:5]:
         print(plain(note))
 

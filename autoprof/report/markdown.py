@@ -61,6 +61,9 @@ def _lines(run: RunFigures) -> Iterable[str]:
 def _step(step: StepFigures) -> Iterable[str]:
     yield f"## Step {step.number}: {seconds(step.seconds)}"
     yield ""
+    for reason in step.captured_for:
+        yield f"Captured for: {_safe(reason)}"
+        yield ""
     if step.stages:
         took = [[_safe(name), seconds(value)] for name, value in step.stages.items()]
         yield from _table(["stage", "seconds"], took)
@@ -103,6 +106,7 @@ def _capture(capture: CaptureFigures) -> Iterable[str]:
     yield ""
     said = [f"{seconds(capture.seconds)}"] if capture.seconds is not None else []
     said += [f"{_safe(capture.bound)}-bound" if capture.bound else "", _safe(capture.reason), _safe(capture.opens_with)]
+    said += [_safe(capture.slowest)]
     said += [
         f"{_safe(each.device)}: compute {share(each.compute)}, communication {share(each.communication)}, "
         f"copies {share(each.copy)}, idle {share(each.idle)}"

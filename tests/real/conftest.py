@@ -28,6 +28,7 @@ TWO_WORKERS = [
     "critic.ppo_micro_batch_size_per_gpu=1",
     "critic.forward_micro_batch_size_per_gpu=1",
 ]
+SLOW_REWARD = Path(__file__).parent / "verl_scripts" / "slow_reward.py"
 EVERYTHING = "cpu,stack,shapes,memory,module"
 
 
@@ -91,6 +92,22 @@ def critic(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
     ]
     settings |= {"AUTOPROF_TOOL": "torch", "TORCH_NPU_STAND_IN": RELEASES[-1]}
     return verl_run(folder, *overrides, asks=asks, packages=[STAND_INS], **settings)
+
+
+@pytest.fixture(scope="session")
+def slowed(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
+    """Twelve steps in two workers, of which the tenth waits for a reward; a step that is slow opens a window."""
+    overrides = [
+        *TWO_WORKERS,
+        "algorithm.adv_estimator=grpo",
+        "trainer.total_training_steps=12",
+        "trainer.total_epochs=8",
+    ]
+    overrides += ["data.train_batch_size=8", "actor_rollout_ref.rollout.n=2", "actor_rollout_ref.rollout.top_k=-1"]
+    overrides += ["actor_rollout_ref.rollout.max_num_seqs=16", f"reward.custom_reward_function.path='{SLOW_REWARD}'"]
+    settings = {"AUTOPROF": "1", "AUTOPROF_STEPS": "", "AUTOPROF_WHEN": "step>3x, oom", "AUTOPROF_RANKS": "slowest"}
+    settings |= {"AUTOPROF_ROLLOUT_ITERATIONS": "0:3"}
+    return verl_run(tmp_path_factory.mktemp("slowed"), *overrides, **settings)
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,49 @@
+"""A window that a slow step of a real run of verl opens by `AUTOPROF_WHEN`, for the ranks that were the slowest."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from verl_runs import VerlRun
+
+from autoprof.report.units import seconds
+
+# The step whose reward is slow.
+SLOW = 10
+
+
+def test_the_step_after_the_slow_one_is_captured_and_says_why(slowed: VerlRun) -> None:
+    assert [path.name for path in slowed.directory.glob("global_step_*")] == [slowed.step_folder(SLOW + 1).name]
+    metas = [json.loads(path.read_text()) for path in slowed.step_folder(SLOW + 1).glob("*.meta.json")]
+    assert {meta["state"] for meta in metas} == {"complete"}
+    (why,) = {meta["window"] for meta in metas}
+    figures = re.fullmatch(rf"step {SLOW} took ([0-9.]+) s, ([0-9.]+) times the median of ([0-9.]+) s \(step>3x\)", why)
+    assert figures, why
+    took, times, usual = map(float, figures.groups())
+    start, end = slowed.step_window(SLOW)
+    assert abs(took - (end - start) / 1e9) < 0.1
+    assert took > 15
+    assert abs(times - took / usual) < 0.2
+
+
+def test_the_ranks_are_those_that_were_the_slowest_and_the_meta_files_say_why(slowed: VerlRun) -> None:
+    metas = [json.loads(path.read_text()) for path in slowed.step_folder(SLOW + 1).glob("*.meta.json")]
+    assert {meta["role"] for meta in metas} == {"actor", "ref", "rollout", "trainer"}
+    took = {}
+    for role in ("actor", "ref", "rollout"):
+        # One rank of each role.
+        (rank,) = {meta["rank"] for meta in metas if meta["role"] == role}
+        (why,) = {meta["slowest"] for meta in metas if meta["role"] == role}
+        what, unit = ("replica", "token") if role == "rollout" else ("rank", "step")
+        said = re.match(
+            rf"slowest:1: {what} {rank} ([0-9.]+ m?s) a {unit} in the last 5 steps that were compared; ", why
+        )
+        assert said, why
+        took[role] = said[1]
+    # What the timeline has of the same five steps; what is told of the last may come too late for the next.
+    (rank,) = {meta["rank"] for meta in metas if meta["role"] == "ref"}
+    stages = [span for span in slowed.spans if (span["role"], span["rank"], span["kind"]) == ("ref", rank, "stage")]
+    by_step = {span["step"]: (span["end_ns"] - span["start_ns"]) / 1e9 for span in stages}
+    means = [sum(by_step[number] for number in range(last - 4, last + 1)) / 5 for last in (SLOW - 1, SLOW)]
+    assert took["ref"] in [seconds(mean) for mean in means]
