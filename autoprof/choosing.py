@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from autoprof import log
+from autoprof import log, runtime
 from autoprof.asked import Windows
 from autoprof.rundir import RunDir
 from autoprof.runtime import Runtime
@@ -43,16 +43,22 @@ class Chooser:
         """A step begins, which is watched where a setting compares it with others."""
         if run.teller is None:
             return
-        if self._watch is None:
-            from autoprof.comparing import Watch
+        try:
+            if self._watch is None:
+                from autoprof.comparing import Watch
 
-            self._watch = Watch(run, run.teller)
-        self._watch.begins(step, ordinal)
+                self._watch = Watch(run, run.teller)
+            self._watch.begins(step, ordinal)
+        except Exception as error:  # whoever works on the step must hear of it all the same
+            runtime.report("comparing", error)
 
     def judge(self, step: int, ordinal: int) -> None:
         """The step has ended, and its span was written."""
-        if self._watch is not None:
-            self._watch.ended(step, ordinal, captured=step in self._captured)
+        try:
+            if self._watch is not None:
+                self._watch.ended(step, ordinal, captured=step in self._captured)
+        except Exception as error:
+            runtime.report("comparing", error)
 
     def choose(self, settings: Settings, step: int, ordinal: int) -> dict[str, Any] | None:
         """The settings of its own that `step` is captured with, or None where it is not captured.
@@ -89,7 +95,11 @@ class Chooser:
 
     def found(self, overrides: dict[str, Any], first: Callable[[], Mapping[int, int]]) -> dict[str, Any]:
         """The settings with the ranks that are the slowest now, as in `Watch.found`."""
-        return overrides if self._watch is None else self._watch.found(overrides, first)
+        try:
+            return overrides if self._watch is None else self._watch.found(overrides, first)
+        except Exception as error:
+            runtime.report("comparing", error)
+            return overrides
 
     def close(self, reason: str) -> None:
         """Nothing comes of what was asked for while the run was going on."""

@@ -16,11 +16,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from autoprof import control, log, posting, runtime
-from autoprof.conditions import RESUME, TOLD
+from autoprof import control, log, posting, runtime, telling
+from autoprof.conditions import RESUME
 from autoprof.judging import FIRST, Judge, Measured, Opened
 from autoprof.runtime import Runtime
-from autoprof.settings import FOUND, REASON, Settings
+from autoprof.settings import FOUND, REASON
 from autoprof.slowest import Slowest
 from autoprof.telling import RANK, REPLICA, OfRank, OfReplica, Teller
 
@@ -42,7 +42,7 @@ class Watch:
         self._teller = teller
         self._judge = Judge(run.settings.when)
         self._slowest = Slowest()
-        self._asks = any(condition.what in TOLD for condition in run.settings.when) or _slowest_anywhere(run.settings)
+        self._asks = telling.asked(run.settings)
         self._lock = threading.Lock()
         self._due: Opened | None = None
         self._resumed: Opened | None = None
@@ -93,7 +93,7 @@ class Watch:
             first: Gives the first global rank of each replica.
         """
         settings = self._run.settings.overridden(overrides)
-        if not _slowest_anywhere(settings):
+        if not telling.asks_for_slowest(settings):
             return dict(overrides)
         with self._lock:
             found = self._slowest.find(settings, first())
@@ -193,11 +193,6 @@ def stop() -> None:
     for thread in _threads:
         if thread is not threading.current_thread():
             thread.join(_END_S)
-
-
-def _slowest_anywhere(settings: Settings) -> bool:
-    own = msgspec.structs.replace(settings, when=())
-    return own.compares or any("slowest" in str(each.overrides.get("ranks")) for each in settings.when)
 
 
 def _decoded(entries: list[bytes], kind: type[_Told]) -> list[_Told]:

@@ -14,10 +14,12 @@ from collections.abc import Sequence
 import msgspec
 
 from autoprof import board, memory_share, rundir, runtime
-from autoprof.conditions import MEMORY
+from autoprof.conditions import MEMORY, TOLD
 from autoprof.posting import Post
 from autoprof.runtime import Runtime
+from autoprof.settings import Settings
 from autoprof.timeline import Line
+from autoprof.window import Ranks
 
 HOST = memory_share.HOST
 # A replica tells when it has nothing left to do, once in so many seconds at most, and while it has, every so many.
@@ -59,6 +61,17 @@ class OfReplica(msgspec.Struct, kw_only=True, omit_defaults=True):
     tokens: int = 0
 
 
+def asked(settings: Settings) -> bool:
+    """Whether a condition, or ranks that are the slowest, need what other processes tell."""
+    return any(condition.what in TOLD for condition in settings.when) or asks_for_slowest(settings)
+
+
+def asks_for_slowest(settings: Settings) -> bool:
+    """Whether the slowest ranks are asked for, for any role or by a condition."""
+    tables = [{"ranks": settings.ranks}, *settings.role.values(), *(each.overrides for each in settings.when)]
+    return any(Ranks.parse(str(table["ranks"])).slowest for table in tables if "ranks" in table)
+
+
 def per_unit(replicas: Sequence[OfReplica]) -> tuple[str, dict[int, float]]:
     """Of what, `token` or else `request`, each of the replicas has generated one in how many seconds."""
     unit = "token" if all(each.tokens for each in replicas) else "request"
@@ -79,6 +92,8 @@ class Teller:
         self.parts: list[tuple[str, int, int]] = []
         self._run = run
         self._post = Post(run)
+        # Steps and stages are judged by what the trainer's process knows by itself.
+        self._asked = asked(run.settings)
         self._memory = any(condition.what == MEMORY for condition in run.settings.when)
         self._rank = OfRank(role="trainer", rank=int(os.environ.get("RANK") or 0), host=rundir.HOST)
         self._replicas: dict[int, OfReplica] = {}
@@ -110,8 +125,10 @@ class Teller:
         return told
 
     def tell(self) -> None:
-        """Tell it, in a thread."""
+        """Tell it, in a thread, if anybody asks for it."""
         self._sent = True
+        if not self._asked:
+            return
         told = self.of_rank()
         self._post.send(f"{RANK}{rundir.tidy(told.role)}.{told.rank}", lambda: told)
 
@@ -119,7 +136,7 @@ class Teller:
         drives = board.own()[1] is not None
         if line.kind == "step":
             self.step = line
-        elif line.kind == "request":
+        elif line.kind == "request" and self._asked:
             self._request(line)
         elif line.kind in ("stage", "timer"):
             # verl's own timer of this name is around the step.

@@ -183,6 +183,24 @@ def test_a_worker_tells_once_a_step_when_its_last_stage_has_ended(made: Made, ke
     assert (entry.rank, entry.step, entry.stages) == (3, 3, {"actor": stages})
 
 
+def test_nobody_tells_what_no_condition_needs(made: Made, kept: dict[str, bytes]) -> None:
+    told = worker(made(when=conditions.parse("step>2x, update_actor>2x, resume:2")))
+    for step in range(1, 5):
+        told.hear(line("stage", "update_actor", 1.0, step=step, rank=3))
+        told.hear(line("request", "generate", 1.0, role="rollout", ids={"replica": 0}))
+    assert kept == {}
+
+
+def test_an_error_of_ours_costs_the_comparison_alone(made: Made, mocker: MockerFixture) -> None:
+    trainer = Trainer(made(steps="2", when=conditions.parse("step>2x")))
+    report = mocker.patch("autoprof.runtime.report")
+    for name in ("begins", "ended", "found"):
+        mocker.patch.object(comparing.Watch, name, side_effect=LookupError(name))
+    trainer.steps(1, 2, 3)
+    assert trainer.captured == {2: {}}
+    assert report.call_count == 7
+
+
 def test_a_slow_rank_opens_a_window(made: Made, kept: dict[str, bytes]) -> None:
     trainer = Trainer(made(steps="", when=conditions.parse("rank>1.3x")))
     for number in range(1, 12):
