@@ -15,7 +15,7 @@ from helpers import clean_environment
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
-from autoprof import behaviours, capture, gates, importing, naming, rundir, runtime
+from autoprof import behaviours, capture, gates, importing, log, naming, rundir, runtime
 from autoprof.runtime import RunInfo, Runtime
 from autoprof.settings import Settings
 from autoprof.wrapping import wrap
@@ -34,10 +34,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 class _Scheduling(LoadScopeScheduling):
-    """The real runs go to one process of `-n 2`: tests share them, and each is many processes itself."""
+    """The real runs go to one process of `-n 2`: tests share them, and Ray joins whichever cluster it finds. Those of
+    vLLM without Ray go to one, too, which may be the other, beside the units."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "real" if nodeid.startswith("tests/real/") else nodeid.partition("::")[0]
+        module = nodeid.partition("::")[0]
+        if not module.startswith("tests/real/"):
+            return module
+        return "vllm" if module.startswith("tests/real/test_vllm") and "ray" not in module else "real"
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
@@ -81,6 +85,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("AUTOPROF")]:
         monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def _a_log_that_has_said_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is warned of once in a process is warned of in each test."""
+    monkeypatch.setattr(log, "_said", set())
+    monkeypatch.setattr(log._logger, "propagate", True)
 
 
 @pytest.fixture(autouse=True)

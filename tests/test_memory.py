@@ -279,9 +279,7 @@ def test_a_full_disk_costs_the_snapshot_only(made: Any, allocator: Allocator, mo
     assert list(run.rundir.path.rglob("*.pickle*")) == []
 
 
-def test_a_process_without_cuda_records_none(made: Any, caplog: pytest.LogCaptureFixture, mocker: Any) -> None:
-    mocker.patch("autoprof.log._said", set())
-    mocker.patch("autoprof.log._logger.propagate", True)
+def test_a_process_without_cuda_records_none(made: Any, caplog: pytest.LogCaptureFixture) -> None:
     assert MemoryTool.unavailable() == "this process uses no CUDA"
     both, alone = Settings(tool=("torch", "memory")), Settings(tool=("memory",))
     assert tools.beside(both, tools.choose(both)) == []

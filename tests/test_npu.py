@@ -126,8 +126,6 @@ def test_ranges_that_frameworks_mark_can_be_left_out(torch_npu: Any) -> None:
 def test_what_this_torch_npu_has_not_is_left_out_and_named(
     make: Any, torch_npu: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("autoprof.log._said", set())
-    monkeypatch.setattr("autoprof.log._logger.propagate", True)
     # As the parameters were before lists, and without the cache (experimental_config.py before 2.5).
     kind = torch_npu.profiler._ExperimentalConfig
     kept = [
@@ -413,8 +411,6 @@ def test_a_process_that_uses_no_npu_takes_torchs(
     assert isinstance(tools.choose(Settings(tool=())), TorchTool)
     assert isinstance(tools.choose(Settings(tool=("npu", "torch"))), TorchTool)
     assert caplog.text == ""
-    monkeypatch.setattr("autoprof.log._said", set())
-    monkeypatch.setattr("autoprof.log._logger.propagate", True)
     assert isinstance(tools.choose(Settings(tool=("npu",))), TorchTool)
     tools.choose(Settings(tool=("npu",)))
     assert caplog.text.count("AUTOPROF_TOOL=npu: this process uses no NPU; torch.profiler records instead") == 1

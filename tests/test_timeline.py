@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoprof import _files, log, rundir, timeline
+from autoprof import _files, rundir, timeline
 from autoprof.runtime import Runtime
 from autoprof.timeline import Span
 
@@ -176,10 +176,7 @@ def test_text_that_is_no_utf8_does_not_cost_the_others(run: Runtime, one_going_o
 
 
 @pytest.mark.fault("the disk is full while the timeline is written", "goes on", "spans; whole lines are left")
-def test_a_full_disk_leaves_whole_lines_and_is_said_once(
-    run: Runtime, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(log, "_said", set())
+def test_a_full_disk_leaves_whole_lines_and_is_said_once(run: Runtime, caplog: pytest.LogCaptureFixture) -> None:
     begin(run, "stage", "fits").end()
     path = run.rundir.process_file("timeline", ".jsonl")
     size = path.stat().st_size
@@ -210,9 +207,8 @@ def test_an_earlier_process_of_the_same_pid_keeps_its_lines(run: Runtime) -> Non
 
 
 def test_no_more_are_kept_than_memory_is_for(
-    run: Runtime, one_going_on: Span, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    run: Runtime, one_going_on: Span, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(log, "_said", set())
     assert run.timeline._writing.acquire(blocking=False)  # a write that hangs, in another thread
     for _ in range(timeline._MOST + 10):
         begin(run).end()
