@@ -22,6 +22,8 @@ COUNTS, FEW = (1, 8, 64, 256), (1, 8)
 # Starting actors takes most of it.
 TIMEOUT_S = 1500
 
+# How the line begins with which a child says what it found.
+FOUND = "found: "
 BROADCAST, OUTSIDE, INSIDE = "ray.get of a call to each", "autoprof, no window", "autoprof, window"
 
 
@@ -84,7 +86,9 @@ def _measure(count: int, turns: int) -> Grown:
         said = processes.run(
             [MAIN, CHILDREN / "growth.py", str(count), str(turns)], variables, timeout_s=TIMEOUT_S
         ).output
-    return msgspec.json.decode(said.splitlines()[-1], type=Grown)
+    # Ray may have said something after it.
+    (line,) = (line for line in said.splitlines() if line.startswith(FOUND))
+    return msgspec.json.decode(line.removeprefix(FOUND), type=Grown)
 
 
 def _title(count: int) -> str:
