@@ -11,10 +11,10 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from autoprof.conditions import MEMORY, OOM, OWN, RANK, REPLICA, RESUME, STEP, Condition
-from autoprof.report.intervals import Union
-from autoprof.report.units import seconds as in_words
-from autoprof.report.units import share as percent
+from autoprof.intervals import Union
 from autoprof.telling import HOST, OfRank, OfReplica, per_unit
+from autoprof.units import seconds as in_words
+from autoprof.units import share as percent
 
 # So many steps make a median, which is that of the last `KEPT`; the first of a run are like no others.
 FEWEST, KEPT, FIRST = 5, 100, 2

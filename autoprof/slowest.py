@@ -6,9 +6,9 @@ from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from statistics import mean, median
 
-from autoprof.report.units import seconds
 from autoprof.settings import Settings
 from autoprof.telling import OfRank, OfReplica, per_unit
+from autoprof.units import seconds
 from autoprof.window import Ranks
 
 # By the mean of so many steps.

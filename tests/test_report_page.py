@@ -18,7 +18,8 @@ import pytest
 import report_pages
 from report_pages import HOSTILE
 
-from autoprof.report import charts, colours, html, step_charts, units
+from autoprof import units
+from autoprof.report import charts, colours, html, step_charts
 from autoprof.report.figures import DeviceShares, Lane, SpanRow, StepFigures
 
 TEMPLATES = Path(html.__file__).parent / "templates"

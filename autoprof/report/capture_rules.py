@@ -8,8 +8,8 @@ from autoprof import tables
 from autoprof.report.captures import place_of
 from autoprof.report.figures import CaptureFigures, Finding
 from autoprof.report.rules import LEAST_S, capture_rule
-from autoprof.report.units import seconds
-from autoprof.report.units import share as percent
+from autoprof.units import seconds
+from autoprof.units import share as percent
 
 # A device is idle from such a share of a capture on, communication is not hidden from such a share on.
 IDLE_SHARE, BARE_SHARE = 0.4, 0.15

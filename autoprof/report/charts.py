@@ -10,7 +10,7 @@ import html
 from collections.abc import Sequence
 from typing import Any
 
-from autoprof.report import units
+from autoprof import units
 from autoprof.report.colours import Look
 from autoprof.report.figures import StepRow
 

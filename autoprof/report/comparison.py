@@ -11,7 +11,7 @@ import msgspec
 from autoprof.report.captures import place_of
 from autoprof.report.figures import CaptureFigures, Comparison, ComparisonRow, Finding, RunFigures, StepFigures
 from autoprof.report.findings import in_order
-from autoprof.report.units import number, seconds
+from autoprof.units import number, seconds
 
 # What changed is worth a row from such a share of the step or capture on, and a finding from such a one on.
 _ROW_SHARE, FINDING_SHARE = 0.0005, 0.03

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from autoprof import units
 from autoprof.report import capture_rules as _captures
 from autoprof.report import skew_rules as _skews
 from autoprof.report import step_rules as _steps
-from autoprof.report import units, words
+from autoprof.report import words
 from autoprof.report.figures import Finding, StageShare, StepFigures, StepRow
 from autoprof.report.overview import usual_stages
 from autoprof.report.rules import CAPTURE_RULES, KINDS, ROW_RULES, STEP_RULES, Around

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from autoprof import __version__, _files
-from autoprof.report import charts, colours, sample_charts, step_charts, units
+from autoprof import __version__, _files, units
+from autoprof.report import charts, colours, sample_charts, step_charts
 from autoprof.report.figures import DeviceShares, Finding, RunFigures, StepFigures, StepRow
 from autoprof.report.policy import script_sources
 

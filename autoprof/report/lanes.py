@@ -7,9 +7,9 @@ from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
+from autoprof.intervals import Union, segments
 from autoprof.report import words
 from autoprof.report.figures import OTHER, Gap, Lane, PathPart, SpanRow
-from autoprof.report.intervals import Union, segments
 from autoprof.report.reading import Line, Timeline
 from autoprof.traces.drawn import ROLES
 

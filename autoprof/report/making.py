@@ -18,7 +18,7 @@ from autoprof.redaction import plain
 from autoprof.report import build, comparison
 from autoprof.report.command import REPORT
 from autoprof.report.figures import Finding, RunFigures
-from autoprof.report.units import number, seconds
+from autoprof.units import number, seconds
 
 _MOST_SHOWN = 12
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from autoprof.redaction import plain
 from autoprof.report.captures import place_of
 from autoprof.report.figures import CaptureFigures, Comparison, Finding, RunFigures, StepFigures
-from autoprof.report.units import change, number, seconds, share
 from autoprof.report.words import several
+from autoprof.units import change, number, seconds, share
 
 _MOST_STEPS = 15
 _MOST_ROWS = 15

@@ -9,8 +9,8 @@ from statistics import median
 
 import msgspec
 
+from autoprof.intervals import Union, exclusive
 from autoprof.report.figures import OTHER, StageShare, StepRow
-from autoprof.report.intervals import Union, exclusive
 from autoprof.report.reading import Line, Reader, Timeline
 from autoprof.traces.attempts import EVER, PROCESS, Attempts, is_of
 

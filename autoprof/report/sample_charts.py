@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from autoprof.report import colours, units
+from autoprof import units
+from autoprof.report import colours
 from autoprof.report.charts import Plot, axis, bar, layout, rows_axis, text
 from autoprof.report.figures import Part, SampleFigures
 

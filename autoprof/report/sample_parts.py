@@ -9,8 +9,8 @@ from typing import TypeAlias
 
 import msgspec
 
+from autoprof.intervals import segments
 from autoprof.report.figures import Part
-from autoprof.report.intervals import segments
 
 INSIDE = ("turn", "tool", "reward")
 WAITING = "waiting"

@@ -8,8 +8,8 @@ from statistics import median
 
 from autoprof.report.figures import CaptureFigures, Finding, StepFigures
 from autoprof.report.rules import matters, step_rule
-from autoprof.report.units import seconds
 from autoprof.report.words import several
+from autoprof.units import seconds
 
 # A rank or a replica is slow that takes so many times what the median of the others takes.
 RANK_RATIO, REPLICA_RATIO = 1.2, 1.3

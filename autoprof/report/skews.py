@@ -8,8 +8,8 @@ from statistics import median
 
 import msgspec
 
+from autoprof.intervals import Interval
 from autoprof.report.figures import Skew, SkewRow
-from autoprof.report.intervals import Interval
 from autoprof.report.lanes import LaneSpans
 from autoprof.report.reading import Timeline
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from autoprof.report import units
+from autoprof import units
 from autoprof.report.charts import Plot, axis, bar, layout, rows_axis, text
 from autoprof.report.colours import Look
 from autoprof.report.figures import Lane, StepFigures

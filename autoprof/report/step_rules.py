@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from autoprof.report import words
 from autoprof.report.figures import OTHER, Finding, SampleRow, StepFigures, StepRow, ToolRow
 from autoprof.report.rules import Around, matters, row_rule, step_rule
-from autoprof.report.units import seconds
-from autoprof.report.units import share as percent
 from autoprof.report.words import listed, several
+from autoprof.units import seconds
+from autoprof.units import share as percent
 
 # Weight sync is long that takes so many times what it usually takes.
 SYNC_RATIO = 2.0

@@ -7,7 +7,7 @@ import re
 
 from verl_runs import VerlRun
 
-from autoprof.report.units import seconds
+from autoprof.units import seconds
 
 # The step whose reward is slow.
 SLOW = 10

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoprof.report.intervals import Union, exclusive, segments
+from autoprof.intervals import Union, exclusive, segments
 
 moments = st.integers(0, 30)
 intervals = st.tuples(moments, moments)
