@@ -177,13 +177,14 @@ def finish(error: BaseException | None = None) -> Generator[Wait, Any, None]:
     if step.captured:
         yield from rollout.stop(run)
         rollout.close_window()
-        yield InThread(_chooser.ended)
     step_workers.step_ended(together=_next_belongs_to_it(run, step))
     step.span.end(error)
     _chooser.judge(step.number, step.ordinal)
     yield InThread(board.post, run.info.id, None)
-    if step.captured and not _chooser.any_after(run.settings, step.number, step.ordinal):
-        ending.window_passed(run)
+    if step.captured:
+        yield InThread(_chooser.ended)
+        if not _chooser.any_after(run.settings, step.number, step.ordinal):
+            ending.window_passed(run)
 
 
 def _next_belongs_to_it(run: runtime.Runtime, step: _Step) -> bool:
