@@ -195,6 +195,12 @@ def stop() -> None:
             thread.join(_END_S)
 
 
+def resume() -> None:
+    """Ray is up again."""
+    _stop.clear()
+    posting.resume()
+
+
 def _decoded(entries: list[bytes], kind: type[_Told]) -> list[_Told]:
     """The entries of a kind; what another version of autoprof has written, or nobody, is left out."""
     found = []

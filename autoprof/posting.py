@@ -85,6 +85,11 @@ def stop() -> None:
     _stop.set()
 
 
+def resume() -> None:
+    """Ray is up again."""
+    _stop.clear()
+
+
 def _put(run: Runtime, name: str, content: bytes) -> None:
     if not store.put(f"{TOLD}/{run.info.id}/{name}", content) and ranks() > 1:
         folder = run.rundir.make(run.rundir.path / TOLD)

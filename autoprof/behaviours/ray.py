@@ -35,6 +35,9 @@ class Init(Behaviour):
         # Ray's own end of the driver, which kills the workers, was registered when it was imported, so comes after it.
         atexit.unregister(_let_workers_write)
         atexit.register(_let_workers_write)
+        # Loaded where a setting compares steps.
+        if (comparing := sys.modules.get("autoprof.comparing")) is not None:
+            comparing.resume()
         if run is not None:
             run.register()
             if run.started_here and (said := at_end.hindrance(run)):
@@ -112,7 +115,6 @@ def _let_workers_write() -> None:
         return
     try:
         clocks.stop()
-        # Loaded where a setting compares steps.
         if (comparing := sys.modules.get("autoprof.comparing")) is not None:
             comparing.stop()
         ending.let_workers_write(run)

@@ -1,4 +1,4 @@
-"""An actor that dies in a window and that Ray starts anew, with its task tried again."""
+"""What is begun anew under Ray: an actor that died in a window, its task, and Ray itself."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from small_trainer import metas, prepare
 
 from autoprof import listing
 
-SCRIPT = """
+DIES = """
 import os, ray
 ray.init(num_cpus=1, include_dashboard=False)
 
@@ -32,28 +32,61 @@ ray.shutdown()
 """
 
 
-@pytest.mark.fault("a Ray actor is started anew, a task retried", "go on", "the dead one's capture")
-def test_an_actor_that_is_started_anew_overwrites_nothing(tmp_path: Path) -> None:
-    prepare(tmp_path, lambda *_, **__: None)  # type: ignore[arg-type,return-value]
-    (tmp_path / "drive.py").write_text(SCRIPT)
-    lib = tmp_path / "lib"
+# Its memory runs out only when Ray is up for the second time. Who ran out of it is heard of in a thread.
+AGAIN = """
+import time, ray, torch
+from small import Trainer
+
+def runs_out():
+    raise torch.OutOfMemoryError("made up")
+
+ray.init(num_cpus=1, include_dashboard=False)
+Trainer().fit()
+ray.shutdown()
+ray.init(num_cpus=1, include_dashboard=False)
+try:
+    Trainer().fit(runs_out)
+except torch.OutOfMemoryError:
+    time.sleep(5)
+Trainer().fit()
+ray.shutdown()
+"""
+
+
+def driven(folder: Path, script: str, **variables: str) -> tuple[listing.Run, str]:
+    """The run of a driver that may import the small trainer, and what it printed."""
+    prepare(folder, lambda *_, **__: None)  # type: ignore[arg-type,return-value]
+    (folder / "drive.py").write_text(script)
+    lib = folder / "lib"
     environment = clean_environment(
         AUTOPROF="1",
-        AUTOPROF_STEPS="2",
         AUTOPROF_RECIPES=str(lib / "small.toml"),
         PYTHONPATH=str(lib),
         OMP_NUM_THREADS="1",
         RAY_USAGE_STATS_ENABLED="0",
         RAY_AUTH_MODE="disabled",
+        **variables,
     )
-    done = processes.run([sys.executable, "drive.py"], cwd=tmp_path, env=environment, timeout_s=150)
+    done = processes.run([sys.executable, "drive.py"], cwd=folder, env=environment, timeout_s=150)
     assert done.status == 0, done.output[-3000:]
-    (run,) = listing.runs(tmp_path / "autoprof_runs")
+    (run,) = listing.runs(folder / "autoprof_runs")
     assert run.state == "ended"
+    return run, done.output
+
+
+@pytest.mark.fault("a Ray actor is started anew, a task retried", "go on", "the dead one's capture")
+def test_an_actor_that_is_started_anew_overwrites_nothing(tmp_path: Path) -> None:
+    run, output = driven(tmp_path, DIES, AUTOPROF_STEPS="2")
     states = {capture.name.rpartition(".pid")[2]: capture.state for capture in run.captures}
-    (second,) = [line.split()[1] for line in done.output.splitlines() if line.startswith("PID ")]
+    (second,) = [line.split()[1] for line in output.splitlines() if line.startswith("PID ")]
     assert sorted(states.values()) == ["complete", "unfinished"]
     assert states[second] == "complete"
     assert [str(meta["pid"]) for meta in metas(tmp_path)] == [second]
     # Neither took the other's name.
     assert all(".2." not in capture.name for capture in run.captures)
+
+
+def test_conditions_hold_where_ray_is_ended_and_begun_anew(tmp_path: Path) -> None:
+    driven(tmp_path, AGAIN, AUTOPROF_STEPS="", AUTOPROF_WHEN="oom")
+    (meta,) = metas(tmp_path)
+    assert (meta["step"], meta["window"]) == (1, "actor rank 0 ran out of memory in update_actor of step 2 (oom)")
