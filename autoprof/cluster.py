@@ -40,13 +40,14 @@ def connected(address: str) -> Iterator[Any]:
     try:
         import ray
     except ImportError:
-        raise Unreachable("--ray: there is no Ray here; take the environment of the run's driver") from None
+        raise Unreachable("there is no Ray here; take the environment of the run's driver") from None
     try:
         # Workers of a cluster that a run started would think that they belong to it.
         off = {"env_vars": {"AUTOPROF": "0"}}
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, runtime_env=off)
     except Exception as error:
-        raise Unreachable(hidden(f"--ray: got {address!r}: {' '.join(str(error).split())[:300]}")) from None
+        said = " ".join(str(error).split())[:300]
+        raise Unreachable(hidden(f"no Ray cluster at {address!r}: {said}")) from None
     try:
         yield ray
     except Lost:

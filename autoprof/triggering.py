@@ -68,7 +68,9 @@ def _run(parsed: argparse.Namespace, parent: Callable[[argparse.Namespace], Path
         sys.stdout.flush()
         # What Ray does at exit would wait for its head.
         os._exit(1)
-    except (cluster.Unreachable, Gone, waiting.GaveUp) as error:
+    except cluster.Unreachable as error:
+        return _complain(f"--ray: {error}", 1)
+    except (Gone, waiting.GaveUp) as error:
         return _complain(str(error), 1)
 
 

@@ -40,7 +40,7 @@ class Folder:
         self._functions = functions()
 
     def ask(self, name: str, *arguments: Any) -> Asked:
-        return Asked(name, arguments, None)
+        return Asked(name, arguments, None, 0.0)
 
     def answer(self, asked: Asked) -> Any:
         self.asked.append(asked)

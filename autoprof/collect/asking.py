@@ -27,11 +27,12 @@ class Out(Lost):
 
 
 class Asked(NamedTuple):
-    """A question that is on its way."""
+    """A question that is on its way since a moment (`time.monotonic`)."""
 
     name: str
     arguments: tuple[Any, ...]
     answer: Any
+    since: float
 
 
 class Source(Protocol):
@@ -95,12 +96,13 @@ class OnRay:
         }
 
     def ask(self, name: str, *arguments: Any) -> Asked:
-        return Asked(name, arguments, self._functions[name].remote(*arguments))
+        return Asked(name, arguments, self._functions[name].remote(*arguments), time.monotonic())
 
     def answer(self, asked: Asked) -> Any:
         for tries in range(1, _TRIES + 1):
             try:
-                return self._wait(asked.answer)
+                # Several nodes that don't answer are waited for together.
+                return self._wait(asked.answer, asked.since + _PATIENCE_S)
             except Lost:
                 raise
             except Exception as error:  # Ray's own, of a worker or a node that died
@@ -108,8 +110,7 @@ class OnRay:
                     raise Lost(self._why(error)) from None
                 asked = self.ask(asked.name, *asked.arguments)
 
-    def _wait(self, reference: Any) -> Any:
-        deadline = time.monotonic() + _PATIENCE_S
+    def _wait(self, reference: Any, deadline: float) -> Any:
         # In short waits: the end of Ray must not find a thread in one.
         while not self._ray.wait([reference], timeout=_LOOK_S)[0]:
             if self._patience.out:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -13,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from autoprof import listing, nodes, progress, tables
-from autoprof.redaction import hidden, is_url, plain
+from autoprof import cluster, listing, nodes, progress, tables
+from autoprof.redaction import is_url, plain
 from autoprof.redaction import url as shown
 from autoprof.rundir import COLLECTED
 
@@ -30,10 +31,6 @@ def add(commands: Any, parent: Callable[[argparse.Namespace], Path]) -> argparse
     return parser
 
 
-class _NoRay(Exception):
-    """There is no cluster. The message says why."""
-
-
 def _run(parsed: argparse.Namespace, parent: Path) -> int:
     from autoprof.collect import here
     from autoprof.collect.asking import Patience
@@ -46,22 +43,23 @@ def _run(parsed: argparse.Namespace, parent: Path) -> int:
     told: dict[str, Any] = {}
     missing: list[str] = []
     patience = Patience()
+    address = parsed.ray or os.environ.get("RAY_ADDRESS") or "auto"
     try:
-        try:
-            ray = _connected(parsed.ray)
-        except _NoRay as error:
-            run = Path(listing.find(parent, parsed.name).path)
-            missing += _without(run, str(error))
-            if not missing and not parsed.json:
-                print(plain(f"{error}; nothing of run {run.name} lacks here"))
-        else:
-            run = _found(parent, parsed.name)
-            result = here.collect(ray, run, patience, progress=partial(progress.bar, "collecting"))
-            told = msgspec.to_builtins(result)
-            missing += [each.line for each in result.missing]
-            if not parsed.json:
-                _show(result)
-            ray.shutdown()
+        with contextlib.ExitStack() as stack:
+            try:
+                ray = stack.enter_context(cluster.connected(address))
+            except cluster.Unreachable as error:
+                run = Path(listing.find(parent, parsed.name).path)
+                missing += _without(run, str(error))
+                if not missing and not parsed.json:
+                    print(plain(f"{error}; nothing of run {run.name} lacks here"))
+            else:
+                run = _found(parent, parsed.name)
+                result = here.collect(ray, run, patience, progress=partial(progress.bar, "collecting"))
+                told = msgspec.to_builtins(result)
+                missing += [each.line for each in result.missing]
+                if not parsed.json:
+                    _show(result)
         if parsed.to:
             sending = Sending(run, parsed.to, patience)
             with progress.bar("copying", sum(size for _, size, _ in sending.files())) as done:
@@ -80,28 +78,6 @@ def _run(parsed: argparse.Namespace, parent: Path) -> int:
         for line in missing:
             print(plain(f"missing: {line}"))
     return 1 if missing else 0
-
-
-def _connected(address: str | None) -> Any:
-    """The module ray, connected to a cluster.
-
-    Raises:
-        _NoRay: There is none.
-    """
-    # The command is no part of any run.
-    for name in [name for name in os.environ if name.startswith("AUTOPROF")]:
-        del os.environ[name]
-    try:
-        import ray
-    except ImportError as error:
-        raise _NoRay(f"Ray can't be imported: {error}") from None
-    try:
-        wanted = address or os.environ.get("RAY_ADDRESS") or "auto"
-        ray.init(address=wanted, log_to_driver=False, logging_level="error")
-    except Exception as error:  # Ray's own, of many kinds
-        first = (str(error).strip().splitlines() or [""])[0]
-        raise _NoRay(f"no Ray cluster at {wanted}: {hidden(first)[:200]}") from None
-    return ray
 
 
 def _found(parent: Path, name: str) -> Path:

@@ -143,7 +143,7 @@ def test_what_is_wrong_with_the_address_is_said(asked: Asked) -> None:
     wrong.folder, wrong.address = asked.folder, "not an address"
     done = wrong.trigger()
     assert done.returncode == 1
-    assert done.stderr.startswith("autoprof: trigger: --ray: got 'not an address': ")
+    assert done.stderr.startswith("autoprof: trigger: --ray: no Ray cluster at 'not an address': ")
 
 
 def test_a_run_that_has_ended_is_not_waited_for_nor_asked(asked: Asked) -> None:
