@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import wrapt
+from helpers import clean_environment
+
+from autoprof import listing
+from autoprof.listing import Run
 
 Python = Callable[..., "subprocess.CompletedProcess[str]"]
 Go = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -53,6 +60,32 @@ def prepare(folder: Path, python: Python) -> Go:
         return python(BEGIN + code, check=check, **settings | path | variables)
 
     return go
+
+
+def torchrun(folder: Path, script: str, *options: str, trainer: str = TRAINER, **variables: str) -> Run:
+    """Run a script in two ranks of torchrun's, which may import the small trainer or another one in its place, and
+    return the run that it left; both must end well."""
+    prepare(folder, lambda *_, **__: None)  # type: ignore[arg-type,return-value]
+    lib = folder / "lib"
+    (lib / "small.py").write_text(trainer)
+    (folder / "train.py").write_text(script)
+    environment = clean_environment(
+        AUTOPROF="1",
+        AUTOPROF_RANKS="all",
+        AUTOPROF_RECIPES=str(lib / "small.toml"),
+        OMP_NUM_THREADS="1",
+        # The launcher imports autoprof's dependencies before all of `site` is through.
+        PYTHONPATH=f"{lib}:{Path(wrapt.__file__).parent.parent}",
+        **variables,
+    )
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *options]
+    done = subprocess.run(
+        [*launcher, "train.py"], cwd=folder, env=environment, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    (run,) = listing.runs(folder / "autoprof_runs")
+    assert run.state == "ended"
+    return run
 
 
 def metas(folder: Path) -> list[dict[str, Any]]:

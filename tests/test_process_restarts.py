@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import wrapt
-from helpers import clean_environment
-from small_trainer import metas, prepare
-
-from autoprof import listing
+from small_trainer import metas, torchrun
 
 SCRIPT = """
 from small import *
@@ -30,31 +24,7 @@ Trainer().fit(inside)
 
 @pytest.mark.fault("torchrun starts ranks anew", "goes on", "the dead rank's capture")
 def test_ranks_that_are_started_anew_overwrite_nothing(tmp_path: Path) -> None:
-    prepare(tmp_path, lambda *_, **__: None)  # type: ignore[arg-type,return-value]
-    (tmp_path / "train.py").write_text(SCRIPT)
-    lib = tmp_path / "lib"
-    environment = clean_environment(
-        AUTOPROF="1",
-        AUTOPROF_STEPS="2",
-        AUTOPROF_RANKS="all",
-        AUTOPROF_RECIPES=str(lib / "small.toml"),
-        OMP_NUM_THREADS="1",
-        # The launcher imports autoprof's dependencies before all of `site` is through.
-        PYTHONPATH=f"{lib}:{Path(wrapt.__file__).parent.parent}",
-    )
-    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
-    done = subprocess.run(
-        [sys.executable, "-m", *torchrun, "train.py"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    (run,) = listing.runs(tmp_path / "autoprof_runs")
-    assert run.state == "ended"
+    run = torchrun(tmp_path, SCRIPT, "--max-restarts", "1", AUTOPROF_STEPS="2")
     hooks = [json.loads(path.read_text()) for path in Path(run.path, "hooks").glob("*.json")]
     assert run.info["pid"] in {process["parent"] for process in hooks}
     # In the first attempt both ranks were ended in the window, which is what the names say that they had taken.

@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
-import wrapt
-from helpers import clean_environment
-from small_trainer import metas, prepare
-
-from autoprof import listing
+from small_trainer import metas, torchrun
 
 # Steps wait for one another, as collectives have them do. Rank 1 runs out of memory in step 2, and goes on.
 TRAINER = """
@@ -39,32 +33,8 @@ class Trainer:
 
 
 def test_all_ranks_capture_the_steps_that_rank_0_decides_on(tmp_path: Path) -> None:
-    prepare(tmp_path, lambda *_, **__: None)  # type: ignore[arg-type,return-value]
-    lib = tmp_path / "lib"
-    (lib / "small.py").write_text(TRAINER)
-    environment = clean_environment(
-        AUTOPROF="1",
-        AUTOPROF_STEPS="",
-        AUTOPROF_WHEN="step>8x, oom",
-        AUTOPROF_RANKS="all",
-        AUTOPROF_RECIPES=str(lib / "small.toml"),
-        OMP_NUM_THREADS="1",
-        # The launcher imports autoprof's dependencies before all of `site` is through.
-        PYTHONPATH=f"{lib}:{Path(wrapt.__file__).parent.parent}",
-    )
-    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
-    done = subprocess.run(
-        [sys.executable, "-m", *torchrun, sys.executable, "-c", "import small; small.Trainer().fit()"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    (run,) = listing.runs(tmp_path / "autoprof_runs")
-    assert run.state == "ended"
+    script = "import small; small.Trainer().fit()"
+    torchrun(tmp_path, script, trainer=TRAINER, AUTOPROF_STEPS="", AUTOPROF_WHEN="step>8x, oom")
     found = [(meta["step"], meta["rank"], meta["state"], meta["window"]) for meta in metas(tmp_path)]
     (first, _, _, ran_out), _, (second, _, _, slow), _ = found
     assert found == [
