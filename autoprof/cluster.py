@@ -42,6 +42,13 @@ def connected(address: str) -> Iterator[Any]:
     except ImportError:
         raise Unreachable("there is no Ray here; take the environment of the run's driver") from None
     try:
+        # Where nobody listens `ray.init` tries for a quarter of an hour (Ray 2.60, ray/_private/node.py).
+        if "://" not in address:
+            _reach(address)
+    except (OSError, OverflowError) as error:
+        said = getattr(error, "strerror", None) or error
+        raise Unreachable(f"no Ray cluster at {address!r}: nothing answers there ({said})") from None
+    try:
         # Workers of a cluster that a run started would think that they belong to it.
         off = {"env_vars": {"AUTOPROF": "0"}}
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, runtime_env=off)
@@ -153,10 +160,8 @@ class InRay:
         return [view for place, view in enumerate(views) if place == 0 or view.info]
 
     def _check(self) -> None:
-        host, _, port = self._head.rpartition(":")
         try:
-            if host:
-                socket.create_connection((host.strip("[]"), int(port)), _HEAD_S).close()
+            _reach(self._head)
         except OSError:
             raise Lost("the run has ended, or its cluster: Ray's head is not there any more") from None
 
@@ -170,6 +175,18 @@ class InRay:
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id=node, soft=False),
         }
         return self._task.options(**options).remote(self.run.directory, list(steps), self.run.pid, self.run.ticks)
+
+
+def _reach(address: str) -> None:
+    """Connect to HOST:PORT, if the address is of that form.
+
+    Raises:
+        OSError: Nobody listens there.
+        OverflowError: There is no such port.
+    """
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), _HEAD_S).close()
 
 
 def _there(runs: Sequence[Registered]) -> str:
