@@ -131,6 +131,22 @@ def test_what_fails_always_is_named_and_the_run_is_not_said_to_be_whole(run: Pat
     assert (made.sent, missing) == (2, [])
 
 
+@pytest.mark.fault("an object store is not there", "gives up after a few files", "the copy, which is named")
+def test_where_nothing_can_be_copied_not_all_is_tried(run: Path, flaky: type[Flaky]) -> None:
+    tried = []
+
+    def never(path: str) -> None:
+        tried.append(path)
+        raise ConnectionError("refused")
+
+    for number in range(10):
+        (run / "hooks" / f"h-{number}.json").write_text("{}")
+    flaky.fails = staticmethod(never)
+    made, missing = send(run, "flaky://bucket/runs")
+    assert (made.sent, len(set(tried)), len(missing)) == (0, 3, 4)
+    assert missing[-1] == "10 more files, not tried after 3 failures in a row"
+
+
 @pytest.mark.fault("an object store keeps less than was sent", "tries again, then names it", "that file")
 def test_a_size_that_is_not_right_is_noticed(run: Path, flaky: type[Flaky], monkeypatch: pytest.MonkeyPatch) -> None:
     info = Flaky.info

@@ -25,6 +25,8 @@ RUN = "run.json"
 # Where a file can be seen while it is being written; an object of a store is there when it is complete.
 _RENAMED = {"file", "local", "memory", "sftp", "ssh", "ftp", "smb", "hdfs", "arrow_hdfs", "webhdfs"}
 _TRIES = 3
+# So many files that fail one after the other: the next ones would, too, and each try may take a minute.
+_FAILING = 3
 _PAUSE_S = 0.5
 
 
@@ -86,7 +88,13 @@ class Sending:
         _files.folder(self._run / COLLECTING)
         known = self._known()
         missing: list[Missing] = []
-        for path, size, mtime_ns in self.files():
+        files = self.files()
+        failing = 0
+        for place, (path, size, mtime_ns) in enumerate(files):
+            if failing == _FAILING:
+                rest = len(files) - place
+                missing.append(Missing("", "", "", f"{rest} more files, not tried after {failing} failures in a row"))
+                break
             if self._patience.out:
                 missing.append(Missing("", "", path, "there was no time left to copy it"))
                 continue
@@ -99,7 +107,9 @@ class Sending:
                 continue
             if problem := self._try(path, size, progress):
                 missing.append(Missing("", "", path, problem))
+                failing += 1
                 continue
+            failing = 0
             self.sent += 1
             self.bytes += size
             with contextlib.suppress(OSError):
