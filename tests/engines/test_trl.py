@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gzip
 import json
+import re
 import subprocess
 from collections import Counter
 from collections.abc import Callable
@@ -102,6 +103,11 @@ def scored(ran: Callable[..., Ran]) -> Ran:
 
 
 @pytest.fixture
+def slowed(ran: Callable[..., Ran]) -> Ran:
+    return ran("slowed", AUTOPROF="1", AUTOPROF_STEPS="", AUTOPROF_WHEN="step>8x, compute_reward>8x")
+
+
+@pytest.fixture
 def several(ran: Callable[..., Ran]) -> Ran:
     """Training that fails, and then others in the same process."""
     return ran("failing", "sft", "rloo", AUTOPROF="1", AUTOPROF_STEPS="2", AUTOPROF_ROLLOUT_ITERATIONS="0:3")
@@ -177,6 +183,17 @@ def test_an_evaluation_is_on_the_timeline_and_in_no_trace(scored: Ran) -> None:
     assert scored.steps() == [1, 2, 3, 4]
 
 
+def test_the_step_after_a_slow_one_is_captured_and_says_why(slowed: Ran) -> None:
+    assert slowed.steps() == [10]
+    assert {"rollout.generate", "reward.compute_reward", "actor.update_actor"} <= slowed.names(10)
+    metas = [json.loads(path.read_text()) for path in slowed.run.glob("global_step_000010/*.meta.json")]
+    (why,) = {meta["window"] for meta in metas}
+    times = r"[0-9.]+ times the median of [0-9.]+ (m|µ)?s"
+    step = rf"step 9 took [89]\.[0-9]+ s, {times} \(step>8x\)"
+    stage = rf"compute_reward took 8\.[0-9]+ s in step 9, {times} \(compute_reward>8x\)"
+    assert re.fullmatch(f"{step}; {stage}", why), why
+
+
 def test_a_training_that_fails_leaves_nothing_on(several: Ran) -> None:
     assert several.said["raised"] == """KeyError("the user's own")"""
     captures = several.captures(2)
@@ -240,7 +257,7 @@ def test_a_wrong_setting_is_said_once_for_all_ranks(ran: Callable[..., Ran]) -> 
     assert len([line for line in wrong.output.splitlines() if "AUTOPROF_STEPS" in line]) == 1
 
 
-@pytest.mark.parametrize("name", ["grpo", "accumulated", "scored", "several", "plain", "both_ranks"])
+@pytest.mark.parametrize("name", ["grpo", "accumulated", "scored", "slowed", "several", "plain", "both_ranks"])
 def test_no_hook_failed_and_no_error_is_ours(ran: Any, name: str, request: pytest.FixtureRequest) -> None:
     run: Ran = request.getfixturevalue(name)
     assert list(run.run.rglob("*.part")) == []

@@ -187,7 +187,8 @@ def sft_resumed(sft: VerlRun, tmp_path_factory: pytest.TempPathFactory) -> VerlR
     resume = [f"trainer.default_local_dir={sft.folder}/checkpoints", "trainer.resume_mode=auto"]
     folder = tmp_path_factory.mktemp("sft-resumed")
     steps = "trainer.total_training_steps=5"
-    return verl_run(folder, *resume, steps, script="run_sft.sh", RANKS="2", AUTOPROF="1", AUTOPROF_STEPS="+2")
+    settings = {"AUTOPROF": "1", "AUTOPROF_STEPS": "+2", "AUTOPROF_WHEN": "resume:1"}
+    return verl_run(folder, *resume, steps, script="run_sft.sh", RANKS="2", **settings)
 
 
 @pytest.fixture(scope="session")

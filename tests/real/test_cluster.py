@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -235,3 +236,32 @@ def test_the_command_runs_once_when_all_is_collected(lossy: Any) -> None:
     (line,) = wait_for(spread.folder / "finished").splitlines()
     # A trace and a meta file of each.
     assert line.split() == [spread.run().path, str(2 * len(TRACED))]
+
+
+def test_a_trigger_by_way_of_ray_waits_for_the_files_of_all_nodes_and_says_where_they_are(lossy: Any) -> None:
+    spread, _, _ = lossy
+    known = {run.name for run in spread.runs.iterdir()}
+    asked = []
+
+    def ask() -> None:
+        deadline = time.monotonic() + 200
+        while not [run for run in spread.runs.glob("*/timeline/*.jsonl") if run.parts[-3] not in known]:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        asked.append(spread.autoprof("trigger", "--ray", spread.cluster.address, "--steps", "2", "--wait"))
+        (spread.folder / "enough").touch()
+
+    spread.drive("asked", ask, AUTOPROF_STEPS="")
+    (said,) = asked
+    assert said.returncode == 0, said.stdout + said.stderr
+    lines = said.stdout.splitlines()
+    run = spread.run()
+    (first, second) = [step.number for step in run.steps]
+    assert second == first + 1
+    assert re.fullmatch(r"captures: 6, [0-9.]+ [kM]B", lines[-7])
+    places = [f"{host}:{run.path}/global_step_{step:06d}" for step in (first, second) for host in TRACED]
+    assert sorted(lines[-6:]) == sorted(places)
+    # They lie there: nobody has fetched them yet.
+    assert hosts(run, first) == [DRIVER]
+    assert spread.autoprof("collect", "--ray", spread.cluster.address).returncode == 0
+    assert hosts(spread.run(), first) == hosts(spread.run(), second) == sorted(TRACED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -24,7 +25,7 @@ CAUSES = {
     5: ("weight_sync", "weight sync took 4.", "timeline/"),
     7: ("slow_rank", "actor rank 1 was slow in update_actor", "global_step_000007/actor.update_actor.rank1."),
     9: ("slow_replica", "rollout replica 1 was slow in generate", "timeline/"),
-    11: ("slow_reward", "1 of 8 samples: the reward took 4.", "timeline/"),
+    12: ("slow_reward", "1 of 8 samples: the reward took 4.", "timeline/"),
 }
 
 pytestmark = pytest.mark.real
@@ -59,9 +60,10 @@ def test_the_seconds_of_stages_are_those_that_verl_logs(v1: VerlRun) -> None:
 
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
-    """Two trainer workers, two engines, samples that call a tool: six of 14 steps are slow, each for its own cause.
+    """Two trainer workers, two engines, samples that call a tool: six of 16 steps are slow, each for its own cause.
 
-    One of them is captured, on both ranks: a rank that is late inside a stage is waited for inside of it.
+    One of them is captured, on both ranks: a rank that is late inside a stage is waited for inside of it. A replica and
+    a rank that are slower than their like open windows, too.
     """
     folder = tmp_path_factory.mktemp("planted")
     scripts = Path(__file__).parent / "verl_scripts"
@@ -69,7 +71,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
     return verl_run(
         folder,
         *("trainer.n_gpus_per_node=2", "++ray_kwargs.ray_init.num_gpus=2", "ray_kwargs.ray_init.num_cpus=32"),
-        *("trainer.total_training_steps=14", "data.max_response_length=64"),
+        *("trainer.total_training_steps=16", "data.max_response_length=64"),
         *("actor_rollout_ref.model.external_lib=planted", f"reward.custom_reward_function.path='{scripts / REWARD}'"),
         *(f"{actor}.policy_loss.loss_mode=planted", f"{actor}.use_kl_loss=False"),
         # Both answers to a prompt, and different ones.
@@ -81,6 +83,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
         PLANTED=str(folder),
         AUTOPROF="1",
         AUTOPROF_STEPS="7",
+        AUTOPROF_WHEN="rank>8x, replica>8x",
         AUTOPROF_RANKS="all",
         AUTOPROF_ROLES="actor",
         AUTOPROF_CONTENTS="cpu",
@@ -117,12 +120,28 @@ def test_the_findings_say_who_it_was(reported: RunFigures) -> None:
     assert re.fullmatch(r"actor rank 0: 4\.\d+ s of 4\.\d+ s in collectives", said[7, "slow_rank"][2])
     assert any(re.fullmatch(r"rollout replica 1: \d\.\d+ s in \d+ calls", line) for line in said[9, "slow_replica"])
     # On one rank only: that is seen without a capture, since the other one has ended by then.
-    assert "actor rank 1 was slow in update_weights" in said[13, "slow_rank"][0]
-    assert (13, "weight_sync") in said
+    assert "actor rank 1 was slow in update_weights" in said[14, "slow_rank"][0]
+    assert (14, "weight_sync") in said
 
 
 def test_healthy_steps_have_none_of_them(reported: RunFigures) -> None:
     """Whatever else the machine has to do, which may take a second."""
     costly = {finding.step for finding in reported.findings if finding.seconds > SLOW_S / 2}
-    assert costly == set(CAUSES) | {13}
-    assert {row.number for row in reported.steps} == set(range(1, 15))
+    assert costly == set(CAUSES) | {14}
+    assert {row.number for row in reported.steps} == set(range(1, 17))
+
+
+def test_a_slow_replica_and_a_slow_rank_each_open_a_window(planted: VerlRun) -> None:
+    metas = [json.loads(path.read_text()) for path in planted.directory.glob("global_step_*/*.meta.json")]
+    assert {(meta["role"], meta["state"]) for meta in metas} == {("actor", "complete")}
+    whys = {meta["step"]: meta["window"] for meta in metas}
+    asked, by_replica, by_rank = sorted(whys)
+    assert (asked, whys[asked]) == (7, "AUTOPROF_STEPS=7")
+    # What others tell is heard in a thread: the next step may have begun.
+    assert by_replica in (10, 11)
+    assert by_rank in (15, 16)
+    times = r"[0-9.]+ times the median of the others, [0-9.]+ m?s"
+    replica = rf"replica 1 took [0-9.]+ m?s a token in step 9, {times} \(replica>8x\)"
+    rank = rf"actor rank 1 took 4\.[0-9]+ s for update_weights in step 14, {times} \(rank>8x\)"
+    assert re.fullmatch(replica, whys[by_replica]), whys
+    assert re.fullmatch(rank, whys[by_rank]), whys

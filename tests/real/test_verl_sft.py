@@ -41,6 +41,12 @@ def test_a_resumed_run_goes_on_counting(sft_resumed: VerlRun) -> None:
     assert captures(sft_resumed, 5) == [("trainer", "train_batch", 0, "complete", "")]
 
 
+def test_the_first_step_after_a_resume_is_captured_and_says_why(sft_resumed: VerlRun) -> None:
+    assert captures(sft_resumed, 4) == [("trainer", "train_batch", 0, "complete", "")]
+    whys = {step: {meta["window"] for meta in metas(sft_resumed, step)} for step in (4, 5)}
+    assert whys == {4: {"the run was resumed at step 4 (resume:1)"}, 5: {"AUTOPROF_STEPS=+2"}}
+
+
 def test_in_ray_the_driver_counts_and_the_worker_is_captured(sft_ray: VerlRun) -> None:
     assert list(steps(sft_ray).values()) == [[1, 2, 3, 4]]
     assert captures(sft_ray, 2) == [("trainer", "train_batch", 0, "complete", "")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 
 import pytest
 from helpers import spans
@@ -12,6 +13,8 @@ from vllm_runs import SCRIPT, Driven, drive, make_model
 OFFLINE = SCRIPT.with_name("offline.py")
 # The sixth is the beam search, in the eighth the user profiles.
 STEPS = "2,4,6,8,9"
+# A batch that takes much longer than the others opens a window for the next.
+WHEN, LONG = "step>25x", 18
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +25,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def apart(model: str, tmp_path_factory: pytest.TempPathFactory) -> Driven:
     """The engine in processes of its own; no profiler configured."""
-    return drive(tmp_path_factory.mktemp("apart"), model, "apart", script=OFFLINE, AUTOPROF_STEPS=STEPS)
+    return drive(
+        tmp_path_factory.mktemp("apart"), model, "apart", script=OFFLINE, AUTOPROF_STEPS=STEPS, AUTOPROF_WHEN=WHEN
+    )
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +35,8 @@ def here(model: str, tmp_path_factory: pytest.TempPathFactory) -> Driven:
     """The engine and its worker in the script's process; vLLM's profiler configured by the user."""
     folder = tmp_path_factory.mktemp("here")
     arguments = (model, "here", str(folder / "users"))
-    return drive(folder, *arguments, script=OFFLINE, AUTOPROF_STEPS=STEPS, VLLM_ENABLE_V1_MULTIPROCESSING="0")
+    variables = {"AUTOPROF_STEPS": STEPS, "AUTOPROF_WHEN": WHEN, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    return drive(folder, *arguments, script=OFFLINE, **variables)
 
 
 @pytest.fixture(scope="module", params=["apart", "here"])
@@ -78,10 +84,19 @@ def test_every_call_is_a_step_of_the_timeline(driven: Driven) -> None:
 def test_a_profiling_of_the_users_goes_first(apart: Driven, here: Driven) -> None:
     assert here.said["user start"] == here.said["user stop"] == "ok"
     assert len(list((here.folder / "users").glob("*.gz"))) == 1
-    assert steps(here) == [2, 4, 6, 9]
+    assert steps(here) == [2, 4, 6, 9, LONG + 1]
     # Without a profiler configured theirs fails, as it does without autoprof, and is in nobody's way.
     assert apart.said["user start"] == apart.said["user stop"] == "Exception"
-    assert steps(apart) == [2, 4, 6, 8, 9]
+    assert steps(apart) == [2, 4, 6, 8, 9, LONG + 1]
+
+
+def test_the_call_after_a_slow_one_is_captured_and_says_why(driven: Driven) -> None:
+    assert passes(driven, LONG + 1) in (6, 7)
+    whys = {number: {meta["window"] for meta in driven.metas(number)} for number in (9, LONG + 1)}
+    assert whys[9] == {f"AUTOPROF_STEPS={STEPS}"}
+    (why,) = whys[LONG + 1]
+    said = rf"step {LONG} took [0-9.]+ m?s, [0-9.]+ times the median of [0-9.]+ m?s \(step>25x\)"
+    assert re.fullmatch(said, why), why
 
 
 def test_a_request_that_is_refused_leaves_the_engine_well(driven: Driven) -> None:

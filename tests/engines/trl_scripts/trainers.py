@@ -6,6 +6,7 @@ layers and random weights, and is made here, as is its tokenizer of single bytes
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -75,14 +76,14 @@ def rows(column: str) -> Any:
     return Dataset.from_list([{column: f"say {number}"} for number in range(64)])
 
 
-def grpo(kind: Any = None, **arguments: Any) -> Any:
+def grpo(kind: Any = None, reward_funcs: Any = reward, **arguments: Any) -> Any:
     from trl import GRPOConfig, GRPOTrainer
 
     tokens = tokenizer()
     return (kind or GRPOTrainer)(
         model=model(tokens),
         processing_class=tokens,
-        reward_funcs=reward,
+        reward_funcs=reward_funcs,
         args=GRPOConfig(**COMMON | GENERATES | arguments),
         train_dataset=rows("prompt"),
         eval_dataset=rows("prompt").select(range(4)),
@@ -97,6 +98,18 @@ def accumulated() -> Any:
 def scored() -> Any:
     """Two steps for each generation, so the completions are scored before the first; evaluates, generating again."""
     return grpo(steps_per_generation=2, num_iterations=2, eval_strategy="steps", eval_steps=2, eval_on_start=True)
+
+
+def slowed() -> Any:
+    """Twelve steps, of which the ninth waits for its rewards."""
+    calls = itertools.count(1)
+
+    def slow_reward(completions: list[str], **_: Any) -> list[float]:
+        if next(calls) == 9:
+            time.sleep(8)
+        return reward(completions)
+
+    return grpo(reward_funcs=slow_reward, max_steps=12)
 
 
 def colocated() -> Any:
@@ -189,7 +202,8 @@ def plain() -> Any:
     )
 
 
-TRAINERS = {made.__name__: made for made in (grpo, accumulated, scored, colocated, served, failing, rloo, sft, plain)}
+MADE = (grpo, accumulated, scored, slowed, colocated, served, failing, rloo, sft, plain)
+TRAINERS = {made.__name__: made for made in MADE}
 
 
 def main() -> None:

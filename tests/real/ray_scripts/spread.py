@@ -1,7 +1,8 @@
-"""spread.py ADDRESS window|loss: a run over all nodes of a cluster, which prints what it saw as JSON.
+"""spread.py ADDRESS window|loss|asked: a run over all nodes of a cluster, which prints what it saw as JSON.
 
 `window`: waits, after the first captured step, for a node `later` to be added, and kills a worker that Ray starts anew.
 `loss`: waits in the captured step until somebody has killed the node `later`.
+`asked`: goes on until somebody makes a file `enough`.
 """
 
 import json
@@ -82,6 +83,14 @@ def loss():
     return {"after": dict(zip(workers, trainer.pids, strict=True)), "nodes": known}
 
 
+def asked():
+    trainer = Trainer([worker(rank, node) for rank, (_, node) in enumerate(sorted(nodes().items()))])
+    while not Path("enough").exists():
+        trainer.fit(1)
+        time.sleep(0.2)
+    return {"steps": trainer.global_step}
+
+
 address, phase = sys.argv[1:]
 ray.init(address=address, log_to_driver=False)
-print("RESULT " + json.dumps({"window": window, "loss": loss}[phase]()), flush=True)
+print("RESULT " + json.dumps({"window": window, "loss": loss, "asked": asked}[phase]()), flush=True)

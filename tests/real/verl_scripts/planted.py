@@ -17,7 +17,7 @@ from verl.trainer.ppo.core_algos import get_policy_loss_fn, register_policy_loss
 from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
 
 # The steps, each with one cause.
-SLOW_TOOL, SLOW_SYNC, SLOW_RANK, SLOW_REPLICA, SLOW_REWARD, SLOW_SENDER = 3, 5, 7, 9, 11, 13
+SLOW_TOOL, SLOW_SYNC, SLOW_RANK, SLOW_REPLICA, SLOW_REWARD, SLOW_SENDER = 3, 5, 7, 9, 12, 14
 SLOW_S = 4.0
 # A turn ends with one of these of 512 tokens, after eight of them or so.
 STOPS = list(range(100, 164))
