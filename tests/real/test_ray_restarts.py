@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -32,7 +33,7 @@ ray.shutdown()
 """
 
 
-# Its memory runs out only when Ray is up for the second time. Who ran out of it is heard of in a thread.
+# Its memory runs out only when Ray is up for the second time. What is told of it is heard in a thread.
 AGAIN = """
 import time, ray, torch
 from small import Trainer
@@ -41,7 +42,7 @@ def runs_out():
     raise torch.OutOfMemoryError("made up")
 
 ray.init(num_cpus=1, include_dashboard=False)
-Trainer().fit()
+Trainer().fit(lambda: time.sleep(3))
 ray.shutdown()
 ray.init(num_cpus=1, include_dashboard=False)
 try:
@@ -87,6 +88,9 @@ def test_an_actor_that_is_started_anew_overwrites_nothing(tmp_path: Path) -> Non
 
 
 def test_conditions_hold_where_ray_is_ended_and_begun_anew(tmp_path: Path) -> None:
-    driven(tmp_path, AGAIN, AUTOPROF_STEPS="", AUTOPROF_WHEN="oom")
-    (meta,) = metas(tmp_path)
-    assert (meta["step"], meta["window"]) == (1, "actor rank 0 ran out of memory in update_actor of step 2 (oom)")
+    driven(tmp_path, AGAIN, AUTOPROF_STEPS="", AUTOPROF_WHEN="oom, memory>0.001")
+    ran_out, full = metas(tmp_path)
+    assert (ran_out["step"], ran_out["window"]) == (1, "actor rank 0 ran out of memory in update_actor of step 2 (oom)")
+    assert full["step"] in (2, 3)
+    said = rf"{re.escape(full['host'])} had [0-9.]+ % of its memory in use after step [12] \(memory>0.001\)"
+    assert re.fullmatch(said, full["window"]), full["window"]
