@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from helpers import clean_environment
 
 from autoprof import ending, nodes, store
 from autoprof.collect import at_end, gathering, here
@@ -200,3 +203,13 @@ def test_a_disk_is_known_by_machine_and_folder(tmp_path: Path) -> None:
     assert nodes.identity(str(tmp_path / "a")) == nodes.identity(f"{tmp_path}/../{tmp_path.name}/a") != ""
     assert nodes.identity(str(tmp_path / "a")) != nodes.identity(str(tmp_path))
     assert nodes.identity(str(tmp_path / "b")) == ""
+
+
+def test_without_a_cluster_and_without_a_run_here_both_are_said(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "autoprof", "collect", "--ray", "127.0.0.1:1"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("autoprof: no Ray cluster at '127.0.0.1:1': nothing answers there (")
+    assert f"); there is no folder '{tmp_path}/autoprof_runs'" in done.stderr

@@ -49,7 +49,7 @@ def _run(parsed: argparse.Namespace, parent: Path) -> int:
             try:
                 ray = stack.enter_context(cluster.connected(address))
             except cluster.Unreachable as error:
-                run = Path(listing.find(parent, parsed.name).path)
+                run = _here(parent, parsed.name, str(error))
                 missing += _without(run, str(error))
                 if not missing and not parsed.json:
                     print(plain(f"{error}; nothing of run {run.name} lacks here"))
@@ -96,6 +96,18 @@ def _found(parent: Path, name: str) -> Path:
             return (parent / matching[0]).absolute()
         there = ", ".join(matching[-5:] or known[-5:]) or "none"
         raise listing.NotFound(f"{error}; the cluster knows {there}") from None
+
+
+def _here(parent: Path, name: str, why: str) -> Path:
+    """The directory of a run that is here.
+
+    Raises:
+        NotFound: There is none, or several; and `why` nobody else can be asked.
+    """
+    try:
+        return Path(listing.find(parent, name).path)
+    except listing.NotFound as error:
+        raise listing.NotFound(f"{why}; {error}") from None
 
 
 def _without(run: Path, why: str) -> list[str]:
