@@ -15,7 +15,7 @@ from helpers import clean_environment
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
-from autoprof import behaviours, capture, gates, importing, log, naming, rundir, runtime
+from autoprof import _files, behaviours, capture, gates, importing, log, naming, rundir, runtime
 from autoprof.runtime import RunInfo, Runtime
 from autoprof.settings import Settings
 from autoprof.wrapping import wrap
@@ -92,6 +92,12 @@ def _a_log_that_has_said_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is warned of once in a process is warned of in each test."""
     monkeypatch.setattr(log, "_said", set())
     monkeypatch.setattr(log._logger, "propagate", True)
+
+
+@pytest.fixture(autouse=True)
+def _files_of_the_user_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an earlier test let the group read is no affair of this one."""
+    monkeypatch.setattr(_files, "_group", False)
 
 
 @pytest.fixture(autouse=True)
