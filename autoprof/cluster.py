@@ -45,9 +45,9 @@ def connected(address: str) -> Iterator[Any]:
         # Where nobody listens `ray.init` tries for a quarter of an hour (Ray 2.60, ray/_private/node.py).
         if "://" not in address:
             _reach(address)
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, UnicodeError) as error:
         said = getattr(error, "strerror", None) or error
-        raise Unreachable(f"no Ray cluster at {address!r}: nothing answers there ({said})") from None
+        raise Unreachable(hidden(f"no Ray cluster at {address!r}: nothing answers there ({said})")) from None
     try:
         # Workers of a cluster that a run started would think that they belong to it.
         off = {"env_vars": {"AUTOPROF": "0"}}
@@ -183,6 +183,7 @@ def _reach(address: str) -> None:
     Raises:
         OSError: Nobody listens there.
         OverflowError: There is no such port.
+        UnicodeError: That is no host's name.
     """
     host, _, port = address.rpartition(":")
     if host and port.isdecimal():

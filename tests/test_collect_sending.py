@@ -139,12 +139,12 @@ def test_where_nothing_can_be_copied_not_all_is_tried(run: Path, flaky: type[Fla
         tried.append(path)
         raise ConnectionError("refused")
 
-    for number in range(10):
+    for number in range(20):
         (run / "hooks" / f"h-{number}.json").write_text("{}")
     flaky.fails = staticmethod(never)
     made, missing = send(run, "flaky://bucket/runs")
-    assert (made.sent, len(set(tried)), len(missing)) == (0, 3, 4)
-    assert missing[-1] == "10 more files, not tried after 3 failures in a row"
+    assert (made.sent, len(set(tried)), len(missing)) == (0, 10, 11)
+    assert missing[-1] == "13 more files, not tried after 10 failures in a row"
 
 
 @pytest.mark.fault("an object store keeps less than was sent", "tries again, then names it", "that file")

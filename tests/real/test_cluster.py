@@ -245,11 +245,13 @@ def test_a_trigger_by_way_of_ray_waits_for_the_files_of_all_nodes_and_says_where
 
     def ask() -> None:
         deadline = time.monotonic() + 200
-        while not [run for run in spread.runs.glob("*/timeline/*.jsonl") if run.parts[-3] not in known]:
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
-        asked.append(spread.autoprof("trigger", "--ray", spread.cluster.address, "--steps", "2", "--wait"))
-        (spread.folder / "enough").touch()
+        try:
+            while not [run for run in spread.runs.glob("*/timeline/*.jsonl") if run.parts[-3] not in known]:
+                assert time.monotonic() < deadline
+                time.sleep(0.2)
+            asked.append(spread.autoprof("trigger", "--ray", spread.cluster.address, "--steps", "2", "--wait"))
+        finally:
+            (spread.folder / "enough").touch()
 
     spread.drive("asked", ask, AUTOPROF_STEPS="")
     (said,) = asked
