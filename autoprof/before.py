@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from pathlib import Path
 from typing import Any
 
-from autoprof import listing
+from autoprof import interrupts, listing
 from autoprof.rundir import META, TAKEN, RunDir
 
 # What was written so lately is still being written, by a process that outlives the run.
@@ -38,7 +37,7 @@ def unfinished(run: RunDir) -> list[str]:
     found = []
     for _, folder in run.steps():
         names: set[str] = set()
-        with contextlib.suppress(OSError):
+        with interrupts.suppress(OSError):
             names = set(os.listdir(folder))
         for name in sorted(names):
             base = name.removesuffix(TAKEN)
@@ -55,7 +54,8 @@ def unfinished(run: RunDir) -> list[str]:
 def _fresh(part: Path) -> bool:
     try:
         return not part.name.endswith(TAKEN) and abs(time.time() - part.lstat().st_mtime) < _FRESH_S
-    except OSError:  # it has its final name now
+    except OSError as error:  # it has its final name now
+        interrupts.pass_on(error)
         return True
 
 

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import autoprof
-from autoprof import log, store
+from autoprof import interrupts, log, store
 from autoprof.redaction import is_url, url
 from autoprof.runtime import Runtime
 from autoprof.settings import MERGE
@@ -39,6 +39,7 @@ def end_run(run: Runtime) -> None:
         if run.rundir.steps() or is_url(run.settings.collect):
             _after(run)
     except Exception as error:
+        interrupts.pass_on(error)
         log.warning(f"the end of the run could not be noted: {error}")
 
 
@@ -130,6 +131,7 @@ def _after(run: Runtime) -> None:
         with process.stdin:
             process.stdin.write(json.dumps(job).encode())
     except OSError as error:
+        interrupts.pass_on(error)
         log.warning(f"no process could be started to merge or copy traces: {error}")
         if command:
             after.run_command(command, directory)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from typing import Any
 
-from autoprof import _finish, log
+from autoprof import _finish, interrupts, log
 
 # How long that process may take to start: some 10 ms, and more on a machine that is busy.
 _HAND_OVER_S = 60.0
@@ -26,6 +26,7 @@ def over(job: dict[str, Any]) -> None:
             check=True,
         )
     except (OSError, subprocess.SubprocessError) as error:
+        interrupts.pass_on(error)
         log.warning_once(f"no process could be started to compress traces ({error}); it is done here")
         # Analysing a folder of torch_npu's takes too long for the training thread.
         _finish.finish(job | {"python": ""})

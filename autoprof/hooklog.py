@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from autoprof import _files, log, rundir
+from autoprof import _files, interrupts, log, rundir
 from autoprof.recipe import BoundHook, Recipe
 from autoprof.redaction import hidden, redacted
 from autoprof.rundir import RunDir
@@ -143,6 +143,7 @@ class HookLog:
                 self._join()
                 rundir.write_json(self._own_file(), self.content())
             except OSError as error:
+                interrupts.pass_on(error)
                 self._worth_writing = False
                 log.warning_once(f"can't write to {self._directory.path}: {error}; nothing will be left there")
 
@@ -174,7 +175,8 @@ def summary(directory: RunDir, versions: Mapping[str, str] | None = None) -> dic
             applied = {key.partition("/")[0] for key, hook in hooks if hook["state"] == "applied"}
             hosts.add(process["host"])
             found.update(process["versions"])
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            interrupts.pass_on(error)
             continue
         recipes |= applied
     return {"hosts": sorted(hosts), "versions": found, "recipes": sorted(recipes)}
@@ -195,7 +197,8 @@ def process_title() -> str:
     try:
         with open("/proc/self/cmdline", "rb") as file:
             words = file.read(4096).decode(errors="replace").split("\0")
-    except OSError:
+    except OSError as error:
+        interrupts.pass_on(error)
         words = sys.argv
     if "--multiprocessing-fork" in words:
         import multiprocessing

@@ -20,7 +20,7 @@ from typing import Any
 
 import wrapt
 
-from autoprof import _boot, capture, cupti, ending, gates, log, recipe, runtime
+from autoprof import _boot, capture, cupti, ending, gates, interrupts, log, recipe, runtime
 from autoprof.behaviours import Behaviour
 from autoprof.recipe import BoundHook, RecipeError
 from autoprof.runtime import Runtime
@@ -188,6 +188,7 @@ def _imported(hook: BoundHook, module: ModuleType) -> None:
     try:
         _apply(hook, module, hook.hook.attribute)
     except Exception as error:
+        interrupts.pass_on(error)
         runtime.report(hook.key, error)
 
 
@@ -204,8 +205,10 @@ def _apply(hook: BoundHook, root: Any, path: str) -> None:
         if group := hook.behaviour.idle_unless():
             gates.idle_unless(group, hook.key)
     except LookupError as error:
+        interrupts.pass_on(error)
         run.hooks.skipped(hook, str(error.args[0]))
     except Exception as error:
+        interrupts.pass_on(error)
         run.hooks.failed(hook, f"{type(error).__name__}: {error}")
     else:
         tested = recipe.fits(version, hook.recipe.versions)

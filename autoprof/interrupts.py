@@ -32,6 +32,21 @@ def from_handler(error: BaseException) -> bool:
     return _of_handler(error) is not None
 
 
+def alone(error: BaseException, outer: BaseException | None) -> None:
+    """Take autoprof's own exceptions out of the contexts of one that interrupted autoprof's code.
+
+    Args:
+        error: What a signal handler raised, or a signal.
+        outer: What the user was handling when autoprof's code was called.
+    """
+    while (context := error.__context__) is not None and context is not outer:
+        begins = context.__traceback__
+        if begins is None or not _is_handler(begins.tb_frame):
+            error.__context__ = outer if outer is not error else None
+            return
+        error = context
+
+
 class suppress:
     """`contextlib.suppress`, but for what signal handlers raise."""
 

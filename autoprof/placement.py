@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import time
@@ -12,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from autoprof import __version__, _files, _finish, cupti, handing, log, rundir, tools, writing
+from autoprof import __version__, _files, _finish, cupti, handing, interrupts, log, rundir, tools, writing
 from autoprof.budget import Budget, OverBudget
 from autoprof.naming import Name, Subject
 from autoprof.redaction import hidden
@@ -104,6 +103,7 @@ class Placement:
             try:
                 place.start(other, ranged)
             except Exception as error:
+                interrupts.pass_on(error)
                 place.fail(why_not(error))
             else:
                 self._beside.append((place, other))
@@ -152,6 +152,7 @@ class Placement:
         try:
             self._hand_over(tool, raw, meta, suspicion)
         except Exception as error:  # in this thread there is nobody else to catch it
+            interrupts.pass_on(error)
             self.problem = f"{type(error).__name__}: {error}"
             log.warning(f"{self.folder.name}/{self._name.base.name}: {self.problem}")
 
@@ -159,9 +160,10 @@ class Placement:
         try:
             tool.export(str(raw))
         except Exception as error:
+            interrupts.pass_on(error)
             self._give_up(f"the trace could not be exported: {error}")
             return
-        with contextlib.suppress(OSError):
+        with interrupts.suppress(OSError):
             self._budget.written(_finish.size(str(raw)))
         handing.over(
             {

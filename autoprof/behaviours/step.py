@@ -11,7 +11,7 @@ from autoprof.behaviours.stage import own_rank
 from autoprof.choosing import Chooser
 from autoprof.paths import CallPath
 from autoprof.timeline import Span
-from autoprof.waits import InThread
+from autoprof.waits import InThread, ask
 from autoprof.wrapping import CALL, Around, Call, Wait
 
 
@@ -87,7 +87,7 @@ class StepBehaviour(Behaviour):
             yield from finish()
         _executed += 1
         step = _current = _Step(run, number, _executed)
-        yield InThread(step.announce, run, lambda: rollout.first_ranks(call, self.replicas))
+        yield from ask(step.announce, run, lambda: rollout.first_ranks(call, self.replicas))
         if step.captured:
             log.info(f"step {number} is captured")
             clocks.measure(run)
@@ -180,9 +180,9 @@ def finish(error: BaseException | None = None) -> Generator[Wait, Any, None]:
     step_workers.step_ended(together=_next_belongs_to_it(run, step))
     step.span.end(error)
     _chooser.judge(step.number, step.ordinal)
-    yield InThread(board.post, run.info.id, None)
+    yield from ask(board.post, run.info.id, None)
     if step.captured:
-        yield InThread(_chooser.ended)
+        yield from ask(_chooser.ended)
         if not _chooser.any_after(run.settings, step.number, step.ordinal):
             ending.window_passed(run)
 

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from autoprof import log
+from autoprof import interrupts, log
 from autoprof.settings import Settings
 
 # Where nothing is asked for.
@@ -105,6 +105,7 @@ def outlook(asked: tuple[str, ...]) -> str:
     try:
         importlib.import_module("torch_npu.profiler")
     except Exception as error:
+        interrupts.pass_on(error)
         return f"torch ({said}; importing torch_npu raised {type(error).__name__}: {error})"
     return f"npu in processes that use an NPU, torch in others ({said})"
 

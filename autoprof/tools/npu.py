@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autoprof import log, rundir
+from autoprof import interrupts, log, rundir
 from autoprof.settings import Settings
 from autoprof.tools.npu_config import experimental_config
 from autoprof.tools.torch import DEVICES, FLAGS, foreign, mark, mark_own, stamp
@@ -54,6 +54,7 @@ class NpuTool:
         try:
             return "" if npu is not None and npu.is_initialized() else "this process uses no NPU"
         except Exception as error:
+            interrupts.pass_on(error)
             return f"torch_npu: {type(error).__name__}: {error}"
 
     def start(self, settings: Settings, raw: Path) -> list[str]:

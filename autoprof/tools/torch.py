@@ -6,7 +6,6 @@ torch has one profiler a process: a second one starts without an error and empti
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
@@ -17,7 +16,7 @@ from typing import Any
 
 import wrapt
 
-from autoprof import _boot, log
+from autoprof import _boot, interrupts, log
 from autoprof.settings import Settings
 from autoprof.tools import swaps
 
@@ -54,7 +53,7 @@ def _in_child() -> None:
     leave by `os._exit`.
     """
     if _recorded:
-        with contextlib.suppress(Exception):
+        with interrupts.suppress(Exception):
             import ctypes
 
             libc = ctypes.CDLL(None)
@@ -136,7 +135,7 @@ class TorchTool:
 
 def _forget(profile: Any) -> None:
     """Free what a profile recorded."""
-    with contextlib.suppress(ValueError):  # it was freed before it was written
+    with interrupts.suppress(ValueError):  # it was freed before it was written
         _unwritten.remove(profile)
     profile.profiler = None
 
@@ -214,6 +213,7 @@ def stamp(profile: Any, subject: dict[str, Any]) -> None:
     try:
         profile.add_metadata_json("autoprof", json.dumps(subject))
     except Exception as error:
+        interrupts.pass_on(error)
         log.warning_once(f"the trace can't be told what it is of: {type(error).__name__}: {error}")
 
 
@@ -250,6 +250,7 @@ def _watch_module(module: Any) -> None:
         wrapt.wrap_function_wrapper(module, "profile.start", _start)
         wrapt.wrap_function_wrapper(module, "profile.stop", _stop)
     except Exception as error:
+        interrupts.pass_on(error)
         log.warning_once(f"{module.__name__} can't be watched: {type(error).__name__}: {error}")
 
 
@@ -260,6 +261,7 @@ def _start(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
                 _interrupt(f"{_called(instance)} was started in this process")
             _foreign.add(instance)
         except Exception as error:
+            interrupts.pass_on(error)
             log.warning_once(f"torch.profiler: {type(error).__name__}: {error}")
     return wrapped(*args, **kwargs)
 
