@@ -39,6 +39,8 @@ def alone(error: BaseException, outer: BaseException | None) -> None:
         error: What a signal handler raised, or a signal.
         outer: What the user was handling when autoprof's code was called.
     """
+    if error is outer:
+        return
     while (context := error.__context__) is not None and context is not outer:
         begins = context.__traceback__
         if begins is None or not _is_handler(begins.tb_frame):

@@ -148,11 +148,18 @@ def wrapped_by(function: Any) -> set[str]:
     """The keys of the hooks around `function`, known by their code: `functools.wraps` would copy a marker."""
     keys = set()
     while function is not None:
-        if getattr(function, "__code__", None) in _WRAPPER_CODES:
-            cells = dict(zip(function.__code__.co_freevars, function.__closure__, strict=True))
-            keys.add(cells["key"].cell_contents)
+        if (key := wrapper_key(function)) is not None:
+            keys.add(key)
         function = getattr(function, "__wrapped__", None)
     return keys
+
+
+def wrapper_key(function: Any) -> str | None:
+    """The key of the hook whose wrapper `function` itself is, or None."""
+    if getattr(function, "__code__", None) not in _WRAPPER_CODES:
+        return None
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__, strict=True))
+    return str(cells["key"].cell_contents)
 
 
 def _wrap_plain(function: Callable[..., Any], key: str, closed: Gate) -> Callable[..., Any]:

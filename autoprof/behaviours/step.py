@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from autoprof import board, clocks, continuous, ending, log, runtime
 from autoprof.behaviours import Behaviour, rollout, stage_pair, step_workers
@@ -13,6 +13,9 @@ from autoprof.paths import CallPath
 from autoprof.timeline import Span
 from autoprof.waits import InThread, ask
 from autoprof.wrapping import CALL, Around, Call, Wait
+
+# A step goes around its stages, and the loop around the last step.
+STEP, LOOP = 1, 2
 
 
 class _Step:
@@ -61,6 +64,7 @@ class StepBehaviour(Behaviour):
             does it.
     """
 
+    layer: ClassVar[int] = STEP
     number: CallPath = ""
     resumed: CallPath = ""
     offset: int = 0
@@ -132,6 +136,8 @@ class Wrap(StepBehaviour):
 class End(Behaviour):
     """The step ends when the call has returned."""
 
+    layer: ClassVar[int] = STEP
+
     def around(self, call: Call) -> Around:
         outcome = yield CALL
         yield from finish(outcome.error)
@@ -143,6 +149,8 @@ class Loop(Behaviour):
 
     Under Ray the workers may be ended right after, so what they are writing is waited for.
     """
+
+    layer: ClassVar[int] = LOOP
 
     def around(self, call: Call) -> Around:
         outcome = yield CALL
