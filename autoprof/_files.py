@@ -38,19 +38,17 @@ def folder(path: str | os.PathLike[str]) -> None:
     Raises:
         OSError: It can't be made; a file or a link is in its place.
     """
-    try:
-        os.mkdir(path, 0o700)
-    except FileNotFoundError:
-        above = os.path.dirname(path)
-        if above in ("", path):
-            raise
-        folder(above)
-        folder(path)
-    except FileExistsError:
-        if not stat.S_ISDIR(os.lstat(path).st_mode):
-            raise
-    else:
-        _show(path, 0o750)
+    place = os.fspath(path)
+    missing = []
+    while not _made(place):
+        missing.append(place)
+        place = os.path.dirname(place)
+        if place in ("", missing[-1]):
+            break
+    for place in reversed(missing):
+        # There are disks where nothing can be made though what is above is there: /proc, and what was deleted.
+        if not _made(place):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), place)
 
 
 def create(path: str | os.PathLike[str]) -> int:
@@ -175,6 +173,20 @@ def show(path: str | os.PathLike[str]) -> None:
     """Give a file that somebody else made the permissions of the run's files."""
     with contextlib.suppress(OSError):
         os.chmod(path, 0o640 if _group else 0o600)
+
+
+def _made(path: str) -> bool:
+    """Make a folder where there is none; False where there is no folder to make it in."""
+    try:
+        os.mkdir(path, 0o700)
+    except FileNotFoundError:
+        return False
+    except FileExistsError:
+        if not stat.S_ISDIR(os.lstat(path).st_mode):
+            raise
+    else:
+        _show(path, 0o750)
+    return True
 
 
 def _create(path: str | os.PathLike[str]) -> int:

@@ -32,7 +32,7 @@ _first: bool | None = None
 def end_run(run: Runtime) -> None:
     """At exit of the process that started the run. Never raises."""
     try:
-        if not run.started_here or not run.rundir.run_json.exists():
+        if not run.started_here or not os.path.exists(run.rundir.run_json):
             return
         wait_for_files(run)
         run.complete()

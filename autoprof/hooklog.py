@@ -142,9 +142,10 @@ class HookLog:
             try:
                 self._join()
                 rundir.write_json(self._own_file(), self.content())
-            except OSError as error:
+            # Nobody else stops it: this runs where an error of ours is reported, too.
+            except Exception as error:
                 self._worth_writing = False
-                log.warning_once(f"can't write to {self._directory.path}: {error}; nothing will be left there")
+                log.warning_once(self._directory.unwritable(error))
 
     def _own_file(self) -> Path:
         """The file of this process: a new one, where an earlier process of the run had the same pid."""

@@ -78,7 +78,7 @@ class Runtime:
     def _make(self) -> None:
         if self._joined:
             return
-        if self.rundir.run_json.exists():
+        if os.path.exists(self.rundir.run_json):
             self._joined = True
             if self.started_here:
                 self._resume()

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from helpers import clean_environment, spans
 from test_capture import SUBJECT, finished, work
 
-from autoprof import capture, ending, listing, rundir
+from autoprof import _files, capture, ending, listing, rundir
 from autoprof.timeline import Span
 
 TARGET = "class Trainer:\n    def step(self, value): return value\n"
@@ -116,6 +117,72 @@ def test_a_folder_that_this_user_may_not_write_costs_the_profile_only(tmp_path: 
     said = through(start(tmp_path, nobody + CODE, AUTOPROF_DIR=str(tmp_path / "runs")))
     assert "can't write to" in said
     assert list((tmp_path / "runs").iterdir()) == []
+
+
+@pytest.fixture
+def deleted_mount(tmp_path: Path) -> Iterator[Path]:
+    """A folder of another place, as containers have them, that was deleted there."""
+    (tmp_path / "source").mkdir()
+    (tmp_path / "mounted").mkdir()
+    if subprocess.run(["mount", "--bind", tmp_path / "source", tmp_path / "mounted"], check=False).returncode:
+        pytest.skip("mounting is not permitted here")
+    (tmp_path / "source").rmdir()
+    yield tmp_path / "mounted"
+    subprocess.run(["umount", "-l", tmp_path / "mounted"], check=True)
+
+
+@pytest.fixture
+def read_only(tmp_path: Path) -> Iterator[Path]:
+    (tmp_path / "mounted").mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "ro", "none", tmp_path / "mounted"]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("mounting is not permitted here")
+    yield tmp_path / "mounted"
+    subprocess.run(["umount", "-l", tmp_path / "mounted"], check=True)
+
+
+def costs_the_profile_only(folder: Path, runs: str | Path, code: str = CODE) -> None:
+    said = through(start(folder, code, AUTOPROF_DIR=str(runs)))
+    assert "can't write to" in said
+    assert (said.count("\n"), said.count("autoprof:")) == (1, 1)
+
+
+@pytest.mark.fault("AUTOPROF_DIR can't be made", "goes on", "autoprof's files; said on stderr")
+@pytest.mark.parametrize("place", ["/proc/x", "dangling/x", "loop/x", "file/x", f"{'x' * 300}", "/".join("x" * 2100)])
+def test_a_folder_that_can_not_be_made_costs_the_profile_only(tmp_path: Path, place: str) -> None:
+    (tmp_path / "dangling").symlink_to("nowhere")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "file").touch()
+    costs_the_profile_only(tmp_path, tmp_path / place)
+
+
+@pytest.mark.fault("AUTOPROF_DIR was deleted where it is mounted from", "goes on", "autoprof's files; said on stderr")
+def test_a_folder_that_was_deleted_where_it_is_mounted_from_costs_the_profile_only(
+    tmp_path: Path, deleted_mount: Path
+) -> None:
+    costs_the_profile_only(tmp_path, deleted_mount)
+    costs_the_profile_only(tmp_path, deleted_mount / "runs")
+
+
+@pytest.mark.fault("AUTOPROF_DIR is on a read-only disk", "goes on", "autoprof's files; said on stderr")
+def test_a_folder_on_a_read_only_disk_costs_the_profile_only(tmp_path: Path, read_only: Path) -> None:
+    costs_the_profile_only(tmp_path, read_only / "a" / "b")
+
+
+def test_a_folder_far_below_where_nothing_can_be_made_is_an_error_of_the_disk() -> None:
+    with pytest.raises(OSError, match="No such file"):
+        _files.folder("/proc/" + "x/" * 2000)
+
+
+@pytest.mark.fault("the working directory was deleted", "goes on", "autoprof is off; said on stderr")
+@pytest.mark.parametrize("runs", ["", "some/runs"])
+def test_a_working_directory_that_was_deleted_costs_the_profile_only(tmp_path: Path, runs: str) -> None:
+    run = f"subprocess.check_output([sys.executable, '-c', {CODE!r}], text=True)"
+    on = {"AUTOPROF": "1", "AUTOPROF_DIR": runs}
+    gone = "import os, subprocess, sys; os.mkdir('x'); os.chdir('x'); os.rmdir('../x')"
+    code = f"{gone}; os.environ |= {on}; print({run}, end='')"
+    said = through(start(tmp_path, code, AUTOPROF="0"))
+    assert said.count("autoprof:") == 1
 
 
 @pytest.mark.fault("the run directory is removed", "goes on", "what was in it")
