@@ -16,8 +16,8 @@ _NAME = re.compile(rf"({_NAMES})$", re.IGNORECASE)
 # In a text: what is called so, and what follows `=` or `:`, in quotes or up to where a value ends. Of
 # `Authorization: Bearer x` the second word is meant, too. Quotes that are not closed may have been: texts get cut.
 _VALUE = r"""("[^"]*("|\Z)|'[^']*('|\Z)|[^\s,;&"'{}()\[\]]+)"""
-# None of these expressions goes over a character more than a few times, wherever it begins to match: what comes in front
-# of a name is left out, and a word that looks like a JWT's beginning and is none is taken as a whole.
+# None of these expressions goes over a character more than a few times, wherever it begins to match: what comes in
+# front of a name is left out, and a word that looks like a JWT's beginning and is none is taken as a whole.
 _IN_TEXT = re.compile(
     rf"""(?P<name>({_NAMES})["']?\s*[=:]\s*)(?P<scheme>["']?(bearer|basic|token)\s+)?{_VALUE}""", re.IGNORECASE
 )

@@ -126,7 +126,7 @@ class Runtime:
 
     def complete(self) -> None:
         """Bring together in `run.json` what the processes of the run left in `hooks/`."""
-        described = self.describe() | self.hooks.summary()
+        described = self.describe() | self.hooks.summary() | before.note(self.rundir)
         rundir.write_json(self.rundir.run_json, described | {"ended": time.time(), "state": "ended"})
 
 

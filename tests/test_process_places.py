@@ -74,6 +74,43 @@ def test_a_run_that_is_resumed_keeps_what_was_there_and_says_so(tmp_path: Path) 
     assert info["earlier"][0]["pid"] != info["pid"]
 
 
+# What is done in a folder of runs until the last step is through.
+WATCH = """
+import collections, os, sys
+done = collections.Counter()
+def note(event, path):
+    if isinstance(path, (str, os.PathLike)) and "autoprof_runs" in str(path):
+        done[event, os.path.dirname(os.path.relpath(path, "autoprof_runs"))] += 1
+sys.addaudithook(lambda event, args: note(event, args[0]) if event in ("open", "os.listdir", "os.scandir") else None)
+def noting(name, real):
+    return lambda path, *args, **kwargs: (note(name, path), real(path, *args, **kwargs))[1]
+os.stat, os.lstat = noting("stat", os.stat), noting("stat", os.lstat)
+"""
+
+
+@pytest.mark.parametrize("run_id", ["old", "new"])
+@pytest.mark.parametrize("state", ["running", "ended"])
+def test_the_start_of_a_run_and_its_steps_do_not_grow_with_what_is_there(
+    tmp_path: Path, run_id: str, state: str
+) -> None:
+    counted = []
+    for files in (10, 10_000):
+        place = tmp_path / f"{files}"
+        step = place / "autoprof_runs" / "old" / "global_step_000002"
+        step.mkdir(parents=True)
+        for number in range(files // 2):
+            (step / f"x{number}.meta.json.part").touch()
+            (step / f"x{number}.pt.trace.json.part").touch()
+        told = {"id": "old", "state": state, "host": rundir.HOST, "pid": 2**30}
+        rundir.write_json(step.parent / "run.json", told)
+        (step.parent.parent / "latest").symlink_to("old")
+        code = f"{WATCH}\n{CODE}; print(sorted(done.items()), file=sys.stderr)"
+        counted.append(through(start(place, code, AUTOPROF_RUN_ID=run_id)).splitlines()[-1])
+    assert counted[0] == counted[1]
+    assert "('open', 'old')" in counted[0]
+    assert "global_step" not in counted[0]
+
+
 @pytest.mark.fault("a relative AUTOPROF_DIR, actors elsewhere", "go on", "nothing")
 def test_a_relative_folder_is_that_of_the_process_that_began(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
