@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from typing import Any
 
-from autoprof import _finish, log
+from autoprof import _finish, interpreter, log
 
 # How long that process may take to start: some 10 ms, and more on a machine that is busy.
 _HAND_OVER_S = 60.0
@@ -16,9 +15,10 @@ _HAND_OVER_S = 60.0
 def over(job: dict[str, Any]) -> None:
     """Compress and name a trace without the training thread waiting for it, in a process that outlives this one."""
     try:
+        python = interpreter.find()
         subprocess.run(
-            [sys.executable, "-I", "-S", _finish.__file__],
-            input=json.dumps(job, default=str).encode(),
+            [python, "-I", "-S", _finish.__file__],
+            input=json.dumps(job | {"python": job.get("python") and python}, default=str).encode(),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
