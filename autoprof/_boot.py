@@ -228,8 +228,11 @@ class Finder:
         self._looks = found() is None
         self._seen: set[str] = set()
         self._hooks: dict[str, list[Callable[[ModuleType], None]]] = {}
-        # Targets whose recipes are being read; what a thread is looking for; what a `Loader` is executing.
+        # Targets whose recipes are being read, and the threads that do so; targets that autoprof itself imports
+        # meanwhile; what a thread is looking for; what a `Loader` is executing.
         self._loading: set[str] = set()
+        self._loaders: set[int] = set()
+        self._late: set[str] = set()
         self._finding: set[tuple[int, str]] = set()
         self._executing: set[str] = set()
 
@@ -286,18 +289,27 @@ class Finder:
 
     def load(self, name: str) -> None:
         """Load the recipes for the target `name`, once. Raises nothing of autoprof's own."""
+        here = get_ident()
         self._loading.add(name)
         self.targets.discard(name)
+        if here in self._loaders:
+            self._late.add(name)
+            return
+        self._loaders.add(here)
         try:
             from autoprof import importing
 
             importing.load(name)
+            while self._late:
+                importing.load(late := self._late.pop())
+                self._loading.discard(late)
         except BaseException as error:
             if not _ours(error):
                 self.targets.add(name)
                 raise
             switch_off(f"could not load the recipes for {name} ({type(error).__name__}: {error})")
         finally:
+            self._loaders.discard(here)
             self._loading.discard(name)
 
     def look(self) -> None:

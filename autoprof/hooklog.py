@@ -138,14 +138,16 @@ class HookLog:
     def _write(self) -> None:
         if not self._worth_writing:
             return
-        with self._lock:
-            try:
-                self._join()
+        try:
+            # Without the lock: it may import modules of Ray's, for which a thread that comes here may have to wait.
+            self._join()
+            with self._lock:
                 rundir.write_json(self._own_file(), self.content())
-            except OSError as error:
-                interrupts.pass_on(error)
-                self._worth_writing = False
-                log.warning_once(f"can't write to {self._directory.path}: {error}; nothing will be left there")
+        # Nobody else stops it: this runs where an error of ours is reported, too.
+        except Exception as error:
+            interrupts.pass_on(error)
+            self._worth_writing = False
+            log.warning_once(self._directory.unwritable(error))
 
     def _own_file(self) -> Path:
         """The file of this process: a new one, where an earlier process of the run had the same pid."""

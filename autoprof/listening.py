@@ -169,7 +169,7 @@ def _tells(folder: Path) -> bool:
 
     The folder is made where it is not there: that there was none may be remembered for a minute on NFS, too.
     """
-    if not folder.parent.is_dir():
+    if not os.path.isdir(folder.parent):
         return True
     probe = folder / f".probe-{os.urandom(4).hex()}"
     try:

@@ -120,7 +120,7 @@ def load_json(path: Path) -> dict[str, Any]:
         # Arguments of a command that are no UTF-8 stand there so.
         if b"\\ud" in read.lower():
             content = _writable(content)
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError, RuntimeError):  # a loop of links is a RuntimeError before Python 3.13
         return {}
     return content if isinstance(content, dict) else {}
 

@@ -121,6 +121,10 @@ class RunDir:
         _files.folder(folder)
         return folder
 
+    def unwritable(self, error: Exception) -> str:
+        """Return the message for a run directory that can't be written: the same from whoever tries first."""
+        return f"can't write to {self.path}: {error}; nothing will be left there"
+
     def step(self, number: int) -> Path:
         """The folder of a global step."""
         return self.path / f"global_step_{number:06d}"

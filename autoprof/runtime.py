@@ -78,7 +78,7 @@ class Runtime:
     def _make(self) -> None:
         if self._joined:
             return
-        if self.rundir.run_json.exists():
+        if os.path.exists(self.rundir.run_json):
             self._joined = True
             if self.started_here:
                 self._resume()
@@ -126,7 +126,7 @@ class Runtime:
 
     def complete(self) -> None:
         """Bring together in `run.json` what the processes of the run left in `hooks/`."""
-        described = self.describe() | self.hooks.summary()
+        described = self.describe() | self.hooks.summary() | before.note(self.rundir)
         rundir.write_json(self.rundir.run_json, described | {"ended": time.time(), "state": "ended"})
 
 

@@ -16,6 +16,8 @@ from autoprof.wrapping import Around, Call, Outcome, Reply, Wait
 
 def drive(key: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call `function` with the behaviour of the hook `key` around it."""
+    if _compiling():
+        return function(*args, **kwargs)
     run = _Run(key)
     with run:
         wait = run.before(Call(key, function, args, kwargs))
@@ -74,6 +76,12 @@ async def drive_coroutine(key: str, function: Callable[..., Any], args: tuple[An
         while wait is not None:
             wait = run.resume(*await _suspend(run, wait))
     return result
+
+
+def _compiling() -> bool:
+    """Whether torch.compile traces this call into a graph, in which only the user's function belongs."""
+    torch = sys.modules.get("torch")
+    return torch is not None and hasattr(torch, "compiler") and torch.compiler.is_compiling()
 
 
 def _block(run: _Run, wait: Wait) -> tuple[Any, Exception | None]:

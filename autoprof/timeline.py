@@ -187,7 +187,8 @@ class Timeline:
                 self._append(_encoded(lines))
             except OSError as problem:
                 interrupts.pass_on(problem)
-                log.warning_once(f"can't write the timeline: {problem}")
+                there = os.path.isdir(self._run.path)
+                log.warning_once(f"can't write the timeline: {problem}" if there else self._run.unwritable(problem))
             finally:
                 self._written = time.monotonic_ns()
                 self._took = self._written - begun
