@@ -59,7 +59,8 @@ def _swapping(swap: Callable[..., None]) -> Callable[..., None]:
     def swap_impl(*tensors: Any) -> None:
         try:
             return swap(*tensors)
-        except RuntimeError:
+        except RuntimeError as error:
+            interrupts.pass_on(error)
             if not _freed():
                 raise
         return swap(*tensors)
