@@ -262,3 +262,30 @@ def test_a_clock_that_is_set_back_in_a_capture_shows_in_its_meta_file_only(made:
     (line,) = spans(run.rundir.path)
     assert 0 <= line["end_ns"] - line["start_ns"] < 600 * 10**9
     assert rundir.HOST in str(run.rundir.process_file("timeline", ".jsonl"))
+
+
+@pytest.mark.fault("a command line of 200 kB", "goes on, and starts what it starts", "nothing")
+def test_what_travels_in_the_environment_is_small_whatever_the_command_is(tmp_path: Path) -> None:
+    code = f"""
+import os, subprocess
+{CODE.replace("print", "found =")}
+assert subprocess.run(["echo", "x"], capture_output=True).stdout == b"x\\n"
+assert len(os.environ["AUTOPROF_RUN_INFO"]) < 8000
+print(found)
+"""
+    process = start(tmp_path, code + "#" + "x" * 100_000)
+    assert through(process) == ""
+    lib = str(tmp_path / "lib")
+    (tmp_path / "long.py").write_text(code)
+    command = [sys.executable, "long.py", *(f"trainer.some_argument_{number}=1" for number in range(8000))]
+    settings = {"AUTOPROF": "1", "AUTOPROF_RECIPES": f"{lib}/tiny.toml", "PYTHONPATH": lib}
+    result = subprocess.run(command, cwd=tmp_path, env=clean_environment(**settings), capture_output=True, timeout=100)
+    assert (result.returncode, result.stdout) == (0, b"[1, 2]\n"), result.stderr
+    runs = listing.runs(tmp_path / "autoprof_runs")
+    commands = [json.loads(Path(run.path, "run.json").read_text())["command"] for run in runs]
+    assert "trainer.some_argument_100=1" in max(commands, key=len)
+
+
+def test_settings_that_are_too_large_to_travel_switch_autoprof_off(tmp_path: Path) -> None:
+    (tmp_path / "autoprof.toml").write_text("\n".join(f'[role.r{number}]\nranks = "0"' for number in range(5000)))
+    assert "can be handed to the processes of a run" in through(start(tmp_path))

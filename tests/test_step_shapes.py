@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -68,6 +70,49 @@ def test_a_tick_at_the_begin_of_a_step(python: Python, tmp_path: Path) -> None:
 def test_a_tick_at_the_end_of_a_step(python: Python, tmp_path: Path) -> None:
     found = spans(python, tmp_path, ("end", "step.tick", 'number = "self.state.finished", offset = 1'))
     assert found == [("work", None), ("work", 12), ("step", 12), ("work", 13), ("step", 13)]
+
+
+# Each order in which a step, its loop and a stage can stand in a recipe, or come from different ones.
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.fault("hooks of a step and a stage on one method", "goes on", "nothing; the step goes around the stage")
+def test_a_step_goes_around_what_else_is_hooked_on_its_method(
+    python: Python, tmp_path: Path, order: tuple[int, ...], apart: bool
+) -> None:
+    kinds = [("step.wrap", 'number = "number"'), ("step.end", ""), ("stage", 'stage = "update", role = "actor"')]
+    (tmp_path / "small.py").write_text(TRAINER)
+    tables = [HOOK.format(f"h{place}", "step", *kinds[place]) for place in order]
+    if apart:  # another target's hooks come when that is imported, which may be later
+        (tmp_path / "other.py").write_text("")
+        (tmp_path / "small.toml").write_text('target = "small"\n' + tables[0])
+        (tmp_path / "other.toml").write_text('target = "other"\n' + "".join(tables[1:]))
+    else:
+        (tmp_path / "small.toml").write_text('target = "small"\n' + "".join(tables))
+    recipes = "small.toml:other.toml" if apart else "small.toml"
+    code = "import small, other" if apart else "import small"
+    python(f"{code}; small.Trainer().fit()", AUTOPROF="1", AUTOPROF_RECIPES=recipes)
+    (timeline,) = (tmp_path / "autoprof_runs").glob("2*/timeline/*.jsonl")
+    found = [(span["name"], span["step"]) for span in helpers.spans(timeline)]
+    assert found == [(name, number) for number in (11, 12, 13) for name in ("update", "step")]
+
+
+def test_a_stage_that_a_foreign_wrapper_keeps_from_its_step_is_refused(python: Python, tmp_path: Path) -> None:
+    foreign = "import functools\nfrom small import Trainer\nstep = Trainer.step\n"
+    foreign += "Trainer.step = functools.wraps(step)(lambda self, number: step(self, number))\n"
+    (tmp_path / "small.py").write_text(TRAINER)
+    (tmp_path / "foreign.py").write_text(foreign)
+    (tmp_path / "other.py").write_text("")
+    step, stage = ("step", "step.wrap", 'number = "number"'), ("step", "stage", 'stage = "update", role = "actor"')
+    (tmp_path / "small.toml").write_text('target = "small"\n' + HOOK.format("step", *step))
+    (tmp_path / "other.toml").write_text('target = "other"\n' + HOOK.format("update", *stage))
+    code = "import small, foreign, other; small.Trainer().fit()"
+    python(code, AUTOPROF="1", AUTOPROF_RECIPES="small.toml:other.toml")
+    (hooks,) = (tmp_path / "autoprof_runs").glob("2*/hooks/*.json")
+    update = json.loads(hooks.read_text())["hooks"]["other/update"]
+    assert update["state"] == "failed"
+    assert "small/step has to go around it" in update["reason"]
+    (timeline,) = (tmp_path / "autoprof_runs").glob("2*/timeline/*.jsonl")
+    assert [span["name"] for span in helpers.spans(timeline)] == ["step"] * 3
 
 
 def test_a_trainer_that_is_started_as_a_module(python: Python, tmp_path: Path) -> None:

@@ -15,7 +15,9 @@ from misbehaving import BEHAVIOURS, NAMES, SCRIPTS, Scripted, nothing, waits
 from pytest_mock import MockerFixture
 
 from autoprof import importing
-from autoprof.wrapping import wrap
+from autoprof.behaviours import Behaviour
+from autoprof.waits import InThread
+from autoprof.wrapping import CALL, Around, Call, wrap
 
 Behave = Callable[[Scripted], None]
 AWAITS = 3
@@ -224,3 +226,49 @@ def test_what_a_function_sets_in_its_context_is_its_callers_too(behave: Behave) 
         return context.get()
 
     assert asyncio.run(main()) == 7
+
+
+class Asks(Behaviour):
+    """Waits for a thread, as where Ray is asked for the step."""
+
+    def around(self, call: Call) -> Around:
+        assert (yield InThread(threading.get_ident)) != threading.get_ident()
+        yield CALL
+        return None
+
+
+@pytest.mark.fault("the loop's own executor is full of the user's jobs", "goes on", "nothing")
+def test_a_stage_does_not_wait_for_the_users_executor(behave: Any) -> None:
+    behave(Asks())
+    done = threading.Event()
+
+    async def stage() -> str:
+        done.set()
+        return "ran"
+
+    async def main() -> str:
+        executor = ThreadPoolExecutor(1)
+        asyncio.get_running_loop().set_default_executor(executor)
+        # It waits for what the stage does.
+        waiting = asyncio.get_running_loop().run_in_executor(None, done.wait, 60)
+        result = await wrap(stage, "k")()
+        assert await waiting
+        return str(result)
+
+    assert asyncio.run(main()) == "ran"
+
+
+def test_without_ray_a_coroutine_function_takes_no_turn_of_its_loop_more(hooked: Any, joined: Any) -> None:
+    joined(steps="")
+
+    async def stage() -> None:
+        pass
+
+    wrapped = hooked(stage, "stage", stage="x", role="actor")()
+    with pytest.raises(StopIteration):
+        wrapped.send(None)
+
+
+def test_where_no_thread_can_be_started_a_wait_is_made_here(behave: Any, mocker: MockerFixture) -> None:
+    mocker.patch("threading.Thread.start", side_effect=RuntimeError("can't start new thread"))
+    assert asyncio.run(InThread(int, "7").suspend()) == 7
