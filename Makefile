@@ -35,7 +35,7 @@ WRAPTS := $(patsubst tests/wrapt/%.txt,%,$(wildcard tests/wrapt/*.txt))
 PEERS := $(patsubst bench/requirements/%.txt,%,$(wildcard bench/requirements/*.txt))
 INSTALLED := pyproject.toml $(wildcard sitecustomize/* recipes/*) $(shell find autoprof -name '*.py')
 
-.PHONY: demo environments chromium test faults test-engines test-releases contracts bench check clean
+.PHONY: demo environments chromium test differential faults test-engines test-releases contracts bench check clean
 
 # What the tests need, with -j beside each other.
 environments: chromium $(VENV)/.ready-for-tests $(WRAPTS:%=.venvs/%/.ready) $(CHOSEN:%=.venvs/%/.ready) $(VERLS:%=.venvs/%/.ready)
@@ -48,6 +48,10 @@ chromium:
 
 test: chromium $(VENV)/.ready-for-tests $(WRAPTS:%=.venvs/%/.ready)
 	$(VENV)/bin/python -m pytest -n 2 --ignore tests/engines --ignore tests/releases $(PYTEST)
+
+# Programs and other people's test suites, without autoprof and with it; those that are quick are in `make test`, too.
+differential: $(VENV)/.ready-for-tests .venvs/differential/.ready
+	DIFFERENTIAL=.venvs/differential $(VENV)/bin/python -m pytest -n 2 tests/differential --thorough $(PYTEST)
 
 # Those that are quick are in `make test`, too.
 faults: $(VENV)/.ready-for-tests
