@@ -1,4 +1,4 @@
-"""`python tests/differential/diff.py NAME...`: how programs differ with autoprof on, line by line."""
+"""`python tests/differential/diff.py [--captures] NAME...`: how programs differ with autoprof on, line by line."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
 
-from running import captures, hooks_called, programs
+from running import captures, hooks_called, programs  # noqa: E402
 
 
 def main(names: list[str]) -> None:
     """Run programs off and on, all without names, and print what differs."""
+    recording = "--captures" in names
+    names = [name for name in names if name != "--captures"]
     for program in programs():
-        if names and program.name not in names:
+        if names and program.name not in names and program.path.stem not in names:
             continue
         with tempfile.TemporaryDirectory() as folder:
-            off, on = (program.run(Path(folder), on=on) for on in (False, True))
+            off, on = (program.run(Path(folder), on, recording or program.captures) for on in (False, True))
             found = [
                 line
                 for part in ("stdout", "stderr", "files")
@@ -29,7 +31,7 @@ def main(names: list[str]) -> None:
             calls, states = hooks_called(Path(folder) / "runs"), captures(Path(folder) / "runs")
             print(f"{'DIFFERS' if found else 'same'}: {program.name}: {off.status}, {calls} hooks, captures: {states}")
             print("".join(found), end="")
-            if names:
+            if len(names) == 1:
                 print("".join([*off.stdout, *off.stderr]))
 
 

@@ -6,9 +6,10 @@ A program says in lines `#: key: value` at its top how it is run:
     shell: $PYTHON a.py      a command of `sh` in its place
     stdin: text              what it reads; `{script}` is the program itself
     set: NAME=value          a variable of its environment; `unset: NAME` takes one away
-    steps: 1                 AUTOPROF_STEPS; every step with `captures`, none without
-    captures:                torch.profiler records in it
-    hooks: none              no hook applies, as where `site` is not imported
+    steps: 1                 AUTOPROF_STEPS, in place of every step or none
+    captures: yes            it is there for its captures. Others are tried with captures too with --thorough, if it is
+                             not `no`: captures cost memory, time and garbage, which some programs measure
+    hooks: none              no hook applies, as where `site` is not imported; `unseen`: nothing can be left by them
     needs: dill              modules without which it is skipped
     ignore: REGEX            lines of its output that no two runs have alike
     slow:                    only with --thorough
@@ -17,6 +18,7 @@ A program says in lines `#: key: value` at its top how it is run:
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import re
@@ -34,9 +36,11 @@ HERE = Path(__file__).resolve().parent
 PROGRAMS = HERE / "programs"
 LIBRARY = HERE / "library"
 # Longer than any takes: it only ends what hangs.
-HANGS_S = 150
+HANGS_S = 90
 _DIRECTIVE = re.compile(rb"#: ?([a-z]+): ?(.*)")
 _ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
+# Of an import of torch, and of the processes that finish traces.
+_BYPRODUCTS = {"__pycache__", f"torchinductor_{getpass.getuser()}", f"autoprof-{os.getuid()}-finish0.lock"}
 _OWN_FRAME = re.compile(rf'^[ |]*File "{re.escape(str(ROOT))}/autoprof/')
 _KEYS = {"python", "shell", "stdin", "set", "unset", "steps", "captures", "hooks", "needs", "ignore", "slow", "differs"}
 
@@ -64,10 +68,16 @@ class Program:
 
     @property
     def captures(self) -> bool:
-        return "captures" in self.says
+        """Whether it is there for its captures."""
+        return self.said("captures", "no") != "no"
 
-    def run(self, folder: Path, on: bool) -> Outcome:
-        """Run it in `folder/cwd`, which is then moved away: both runs have the same paths."""
+    def run(self, folder: Path, on: bool, recording: bool) -> Outcome:
+        """Run it in `folder/cwd`, which is then moved away: both runs have the same paths.
+
+        Args:
+            on: Whether autoprof is.
+            recording: Whether all steps are captured then, if the program says nothing of steps.
+        """
         cwd = folder / "cwd"
         if self.path.is_dir():
             shutil.copytree(self.path, cwd, ignore=shutil.ignore_patterns("__pycache__"))
@@ -87,7 +97,7 @@ class Program:
         process = subprocess.Popen(
             command,
             cwd=cwd,
-            env=self._environment(cwd, folder / "runs", on),
+            env=self._environment(cwd, folder / "runs", on, recording),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -103,7 +113,7 @@ class Program:
         cwd.rename(folder / ("on" if on else "off"))
         return outcome
 
-    def _environment(self, cwd: Path, runs: Path, on: bool) -> dict[str, str]:
+    def _environment(self, cwd: Path, runs: Path, on: bool, recording: bool) -> dict[str, str]:
         variables = {
             "PYTHONPATH": str(LIBRARY),
             "LIBRARY": str(LIBRARY),
@@ -117,7 +127,7 @@ class Program:
             variables |= {
                 "AUTOPROF": "1",
                 "AUTOPROF_RECIPES": str(LIBRARY / "tinyrl.toml"),
-                "AUTOPROF_STEPS": self.said("steps", "::1" if self.captures else ""),
+                "AUTOPROF_STEPS": self.said("steps", "::1" if recording else ""),
                 "AUTOPROF_DIR": str(runs),
                 "AUTOPROF_MIN_FREE_MB": "1",
             }
@@ -178,7 +188,7 @@ def captures(runs: Path) -> list[str]:
 def _left(cwd: Path) -> list[str]:
     """What a program left in its working directory, its home and its folder for temporary files."""
     found = []
-    for path in sorted(path for path in cwd.rglob("*") if "__pycache__" not in path.parts):
+    for path in sorted(path for path in cwd.rglob("*") if not _BYPRODUCTS.intersection(path.parts)):
         content = zlib.crc32(path.read_bytes()) if path.is_file() else None
         found.append(f"{path.relative_to(cwd)} {path.lstat().st_mode:o} {content}")
     return found

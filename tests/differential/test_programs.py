@@ -8,36 +8,40 @@ from pathlib import Path
 import pytest
 from running import Program, captures, hooks_called, programs
 
-
-def _parametrised(with_captures: bool) -> list[object]:
-    chosen = [program for program in programs() if program.captures == with_captures]
-    return [pytest.param(program, id=program.name, marks=_marks(program)) for program in chosen]
+PROGRAMS = programs()
 
 
-def _marks(program: Program) -> list[pytest.MarkDecorator]:
+def _marked(program: Program, *marks: pytest.MarkDecorator) -> object:
     lacking = [name for name in program.says["needs"] if importlib.util.find_spec(name) is None]
-    marks = [pytest.mark.skip(reason=f"{', '.join(lacking)} is not installed")] if lacking else []
+    if lacking:
+        marks = (*marks, pytest.mark.skip(reason=f"{', '.join(lacking)} is not installed"))
     if "slow" in program.says:
-        marks.append(pytest.mark.usefixtures("thorough"))
+        marks = (*marks, pytest.mark.usefixtures("thorough"))
     if "differs" in program.says:
-        marks.append(pytest.mark.xfail(strict=True, reason=program.said("differs")))
-    return marks
+        marks = (*marks, pytest.mark.xfail(strict=True, reason=program.said("differs")))
+    return pytest.param(program, id=program.name, marks=marks)
 
 
-@pytest.mark.parametrize("program", _parametrised(with_captures=False))
+@pytest.mark.parametrize("program", [_marked(program) for program in PROGRAMS if not program.captures])
 def test_a_program_with_hooks(program: Program, tmp_path: Path) -> None:
-    _differs_in_nothing(program, tmp_path)
+    _differs_in_nothing(program, tmp_path, recording=False)
 
 
-@pytest.mark.parametrize("program", _parametrised(with_captures=True))
+@pytest.mark.parametrize("program", [_marked(program) for program in PROGRAMS if program.captures])
 def test_a_program_with_captures(program: Program, tmp_path: Path) -> None:
-    _differs_in_nothing(program, tmp_path)
+    _differs_in_nothing(program, tmp_path, recording=True)
     assert captures(tmp_path / "runs"), "nothing was captured"
 
 
-def _differs_in_nothing(program: Program, folder: Path) -> None:
-    off = program.run(folder, on=False)
-    on = program.run(folder, on=True)
+@pytest.mark.usefixtures("thorough")
+@pytest.mark.parametrize("program", [_marked(each) for each in PROGRAMS if each.said("captures") == ""])
+def test_a_program_that_says_nothing_of_captures(program: Program, tmp_path: Path) -> None:
+    _differs_in_nothing(program, tmp_path, recording=True)
+
+
+def _differs_in_nothing(program: Program, folder: Path, recording: bool) -> None:
+    off = program.run(folder, False, recording)
+    on = program.run(folder, True, recording)
     assert "IT HANGS" not in "".join(off.stderr)
     assert on.stderr == off.stderr
     assert on.stdout == off.stdout
@@ -45,5 +49,5 @@ def _differs_in_nothing(program: Program, folder: Path) -> None:
     assert on.files == off.files
     if program.said("hooks") == "none":
         assert not hooks_called(folder / "runs")
-    else:
+    elif program.said("hooks") != "unseen":
         assert hooks_called(folder / "runs"), "no hook was called"

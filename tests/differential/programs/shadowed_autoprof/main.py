@@ -1,0 +1,7 @@
+#: hooks: unseen
+"""A module of the user's own that is called autoprof."""
+
+import autoprof
+from tinyrl import Trainer
+
+print(getattr(autoprof, "MINE", "another"), Trainer().fit())
