@@ -90,6 +90,11 @@ $(VENV)/.ready-for-tests: $(VENV)/.ready tests/requirements.txt
 	$(PIP) install --quiet --no-deps --upgrade --target .venvs/wrapt-$* -r $<
 	@touch $@
 
+# In front of the packages of $(VENV), of the programs that use them only.
+.venvs/differential/.ready: tests/differential/requirements.txt | $(VENV)/.ready-for-tests
+	$(PIP) install --quiet --no-deps --upgrade --target .venvs/differential -r $<
+	@touch $@
+
 .venvs/%/.ready: tests/engines/requirements/%.txt pyproject.toml $(wildcard sitecustomize/*) | $(VENV)/.ready-for-tests
 	@echo "== The environment .venvs/$*, once =="
 	test -x .venvs/$*/bin/python || $(PYTHON) -m venv .venvs/$*

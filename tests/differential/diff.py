@@ -19,6 +19,9 @@ def main(names: list[str]) -> None:
     for program in programs():
         if names and program.name not in names and program.path.stem not in names:
             continue
+        if lacking := program.lacks():
+            print(f"skipped: {program.name}: {lacking} is not installed")
+            continue
         with tempfile.TemporaryDirectory() as folder:
             off, on = (program.run(Path(folder), on, recording or program.captures) for on in (False, True))
             found = [

@@ -27,6 +27,7 @@ import subprocess
 import sys
 import zlib
 from collections import defaultdict
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,6 +36,8 @@ from helpers import ROOT, clean_environment
 HERE = Path(__file__).resolve().parent
 PROGRAMS = HERE / "programs"
 LIBRARY = HERE / "library"
+# Where tests/differential/requirements.txt is installed, with `make differential`.
+TOOLS = [str(Path(place).resolve()) for place in [os.environ.get("DIFFERENTIAL", "")] if place]
 # Longer than any takes: it only ends what hangs.
 HANGS_S = 90
 _DIRECTIVE = re.compile(rb"#: ?([a-z]+): ?(.*)")
@@ -65,6 +68,11 @@ class Program:
 
     def said(self, key: str, default: str = "") -> str:
         return self.says[key][0] if key in self.says else default
+
+    def lacks(self) -> str:
+        """The modules that it needs and that are not there."""
+        places = [*TOOLS, *sys.path]
+        return ", ".join(name for name in self.says["needs"] if PathFinder.find_spec(name, places) is None)
 
     @property
     def captures(self) -> bool:
@@ -115,7 +123,7 @@ class Program:
 
     def _environment(self, cwd: Path, runs: Path, on: bool, recording: bool) -> dict[str, str]:
         variables = {
-            "PYTHONPATH": str(LIBRARY),
+            "PYTHONPATH": os.pathsep.join([str(LIBRARY), *TOOLS]),
             "LIBRARY": str(LIBRARY),
             "PYTHON": sys.executable,
             "HOME": str(cwd / "home"),

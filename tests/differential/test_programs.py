@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -12,9 +11,8 @@ PROGRAMS = programs()
 
 
 def _marked(program: Program, *marks: pytest.MarkDecorator) -> object:
-    lacking = [name for name in program.says["needs"] if importlib.util.find_spec(name) is None]
-    if lacking:
-        marks = (*marks, pytest.mark.skip(reason=f"{', '.join(lacking)} is not installed"))
+    if lacking := program.lacks():
+        marks = (*marks, pytest.mark.skip(reason=f"{lacking} is not installed"))
     if "slow" in program.says:
         marks = (*marks, pytest.mark.usefixtures("thorough"))
     if "differs" in program.says:

@@ -6,7 +6,7 @@ import sys
 
 from tinyrl import Trainer
 
-code = "import os; print(sorted((k, v) for k, v in os.environ.items() if not k.startswith('AUTOPROF') and k != 'LC_CTYPE'))"
+code = "import os; print(sorted(each for each in os.environ.items() if not each[0].startswith(('AUTOPROF', 'LC_')))"
 os.environ["MY_SETTING"] = "1"
 Trainer().fit()
 print(sorted((k, v) for k, v in os.environ.items() if not k.startswith("AUTOPROF")))

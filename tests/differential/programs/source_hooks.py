@@ -1,3 +1,4 @@
+#: hooks: none
 """A loader that changes the source of a hooked module, as beartype.claw, typeguard and pytest's assertions do."""
 
 import importlib.machinery

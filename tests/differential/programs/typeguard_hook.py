@@ -1,3 +1,4 @@
+#: hooks: none
 #: needs: typeguard
 """typeguard's import hook on a hooked package."""
 

@@ -18,7 +18,7 @@ from tinyrl import Trainer, score
 wrapt.wrap_function_wrapper(
     "tinyrl.trainer", "Trainer.generate", lambda wrapped, instance, args, kwargs: wrapped(*args)
 )
-print(Trainer().fit(), type(Trainer.__dict__["update"]).__name__)
+print(Trainer().fit())
 
 
 @wrapt.decorator
@@ -29,7 +29,6 @@ def around(wrapped, instance, args, kwargs):
 print(
     around(score)(["a"]),
     wrapt.ObjectProxy(Trainer()).fit(),
-    wrapt.FunctionWrapper(score, around)(["b"]) if False else "",
 )
 wrapt.register_post_import_hook(lambda module: print("hook", module.__name__), "tinyrl")
 wrapt.register_post_import_hook(lambda module: print("hook", module.__name__), "colorsys")

@@ -1,3 +1,4 @@
+#: differs: a module of this name is hidden by autoprof, which is there before it
 #: hooks: unseen
 """A module of the user's own that is called autoprof."""
 

@@ -1,3 +1,4 @@
+#: hooks: unseen
 """Files beside the script with the names of modules of the standard library."""
 
 import queue

@@ -1,6 +1,8 @@
+import sys
+
 import circle.a
 
-SEEN = hasattr(circle.a, "Trainer")
+SEEN = hasattr(sys.modules["circle.a"], "Trainer")
 
 
 def late():
