@@ -31,6 +31,9 @@ endif
 # Other releases of wrapt, likewise, which the tests put in front: that of $(VENV) is the newest.
 WRAPTS := $(patsubst tests/wrapt/%.txt,%,$(wildcard tests/wrapt/*.txt))
 
+# Whose tests `make differential` runs, which only source distributions have.
+SUITES := wrapt==2.5.2 accelerate==1.15.0
+
 # What autoprof is measured against: each in an environment of its own, since its .pth runs in every interpreter there.
 PEERS := $(patsubst bench/requirements/%.txt,%,$(wildcard bench/requirements/*.txt))
 INSTALLED := pyproject.toml $(wildcard sitecustomize/* recipes/*) $(shell find autoprof -name '*.py')
@@ -93,6 +96,7 @@ $(VENV)/.ready-for-tests: $(VENV)/.ready tests/requirements.txt
 # In front of the packages of $(VENV), of the programs that use them only.
 .venvs/differential/.ready: tests/differential/requirements.txt | $(VENV)/.ready-for-tests
 	$(PIP) install --quiet --no-deps --upgrade --target .venvs/differential -r $<
+	$(PIP) download --quiet --no-deps --no-build-isolation --no-binary :all: --dest .venvs/differential/sources $(SUITES)
 	@touch $@
 
 .venvs/%/.ready: tests/engines/requirements/%.txt pyproject.toml $(wildcard sitecustomize/*) | $(VENV)/.ready-for-tests
