@@ -13,7 +13,7 @@ A program says in lines `#: key: value` at its top how it is run:
     needs: dill              modules without which it is skipped
     ignore: REGEX            lines of its output that no two runs have alike
     slow:                    only with --thorough
-    differs: REASON          it is known to differ, and must until that is mended
+    differs: REASON          it is known to differ, and must until that is mended; `sometimes: REASON`: it may
 """
 
 from __future__ import annotations
@@ -45,7 +45,21 @@ _ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
 # Of an import of torch, and of the processes that finish traces.
 _BYPRODUCTS = {"__pycache__", f"torchinductor_{getpass.getuser()}", f"autoprof-{os.getuid()}-finish0.lock"}
 _OWN_FRAME = re.compile(rf'^[ |]*File "{re.escape(str(ROOT))}/autoprof/')
-_KEYS = {"python", "shell", "stdin", "set", "unset", "steps", "captures", "hooks", "needs", "ignore", "slow", "differs"}
+_KEYS = {
+    "python",
+    "shell",
+    "stdin",
+    "set",
+    "unset",
+    "steps",
+    "captures",
+    "hooks",
+    "needs",
+    "ignore",
+    "slow",
+    "differs",
+    "sometimes",
+}
 
 
 class Program:

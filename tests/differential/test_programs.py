@@ -17,6 +17,8 @@ def _marked(program: Program, *marks: pytest.MarkDecorator) -> object:
         marks = (*marks, pytest.mark.usefixtures("thorough"))
     if "differs" in program.says:
         marks = (*marks, pytest.mark.xfail(strict=True, reason=program.said("differs")))
+    if "sometimes" in program.says:
+        marks = (*marks, pytest.mark.xfail(strict=False, reason=program.said("sometimes")))
     return pytest.param(program, id=program.name, marks=marks)
 
 

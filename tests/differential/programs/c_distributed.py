@@ -1,3 +1,4 @@
+#: set: GLOO_SOCKET_IFNAME=lo
 #: captures: yes
 #: slow:
 #: needs: torch

@@ -1,3 +1,4 @@
+#: sometimes: a fork while autoprof starts its own helper keeps the pipes of that open, and it is waited for
 #: captures: yes
 #: slow:
 #: needs: torch

@@ -1,4 +1,4 @@
-"""A test suite of pytest's, inside of a step and a stage: `others.py FOLDER FILE...` prints each test and how it ended."""
+"""A suite of pytest's, inside of a step and a stage: `others.py FOLDER FILE...` prints each test and how it ended."""
 
 import os
 import sys
