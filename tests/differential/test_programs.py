@@ -13,8 +13,6 @@ PROGRAMS = programs()
 def _marked(program: Program, *marks: pytest.MarkDecorator) -> object:
     if lacking := program.lacks():
         marks = (*marks, pytest.mark.skip(reason=f"{lacking} is not installed"))
-    if "slow" in program.says:
-        marks = (*marks, pytest.mark.usefixtures("thorough"))
     if "differs" in program.says:
         marks = (*marks, pytest.mark.xfail(strict=True, reason=program.said("differs")))
     if "sometimes" in program.says:
@@ -23,12 +21,16 @@ def _marked(program: Program, *marks: pytest.MarkDecorator) -> object:
 
 
 @pytest.mark.parametrize("program", [_marked(program) for program in PROGRAMS if not program.captures])
-def test_a_program_with_hooks(program: Program, tmp_path: Path) -> None:
+def test_a_program_with_hooks(program: Program, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    if "slow" in program.says:
+        request.getfixturevalue("thorough")
     _differs_in_nothing(program, tmp_path, recording=False)
 
 
 @pytest.mark.parametrize("program", [_marked(program) for program in PROGRAMS if program.captures])
-def test_a_program_with_captures(program: Program, tmp_path: Path) -> None:
+def test_a_program_with_captures(program: Program, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    if "slow" in program.says:
+        request.getfixturevalue("thorough")
     _differs_in_nothing(program, tmp_path, recording=True)
     assert captures(tmp_path / "runs"), "nothing was captured"
 
