@@ -1,3 +1,4 @@
+#: files: no
 #: captures: yes
 #: slow:
 #: needs: torch
