@@ -10,6 +10,7 @@ A program says in lines `#: key: value` at its top how it is run:
     captures: yes            it is there for its captures. Others are tried with captures too with --thorough, if it is
                              not `no`: captures cost memory, time and garbage, which some programs measure
     hooks: none              no hook applies, as where `site` is not imported; `unseen`: nothing can be left by them
+    files: no                what it leaves is not compared: no two runs leave the same
     needs: dill              modules without which it is skipped
     ignore: REGEX            lines of its output that no two runs have alike
     slow:                    only with --thorough
@@ -41,6 +42,8 @@ TOOLS = [str(Path(place).resolve()) for place in [os.environ.get("DIFFERENTIAL",
 # Longer than any takes: it only ends what hangs.
 HANGS_S = 90
 _DIRECTIVE = re.compile(rb"#: ?([a-z]+): ?(.*)")
+# What torch 2.13's own profiler says on stderr, and where it first records in another thread than the main one.
+KINETO = ("USDT:", "ERROR: External init callback must run in same thread")
 _ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
 # Of an import of torch, and of the processes that finish traces.
 _BYPRODUCTS = {"__pycache__", f"torchinductor_{getpass.getuser()}", f"autoprof-{os.getuid()}-finish0.lock"}
@@ -54,6 +57,7 @@ _KEYS = {
     "steps",
     "captures",
     "hooks",
+    "files",
     "needs",
     "ignore",
     "slow",
@@ -131,7 +135,9 @@ class Program:
             os.killpg(process.pid, 9)
             out, err = process.communicate()
             err += b"\nIT HANGS\n"
-        outcome = Outcome(process.returncode, self._seen(out), self._seen(err), _left(cwd))
+        outcome = Outcome(
+            process.returncode, self._seen(out), self._seen(err), [] if "files" in self.says else _left(cwd)
+        )
         cwd.rename(folder / ("on" if on else "off"))
         return outcome
 
@@ -171,7 +177,7 @@ class Program:
             within = -1
             if _OWN_FRAME.match(line):
                 within = depth
-            elif not line.startswith(("autoprof:", "USDT:")) and not any(
+            elif not line.startswith(("autoprof:", *KINETO)) and not any(
                 re.search(each, line) for each in self.says["ignore"]
             ):
                 lines.append(_ADDRESS.sub("0x", line))

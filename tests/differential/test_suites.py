@@ -19,16 +19,14 @@ pytestmark = pytest.mark.usefixtures("thorough")
 SUITES = HERE / "suites"
 CPYTHON = (
     *("contextlib", "contextlib_async", "import", "importlib", "inspect", "pickle", "signal", "subprocess"),
-    *("threading", "asyncio"),
+    *("threading", *(f"asyncio.test_{part}" for part in ("tasks", "taskgroups", "timeouts", "queues", "locks"))),
+    *(f"asyncio.test_{part}" for part in ("runners", "futures", "waitfor", "pep492", "context", "protocols")),
 )
 # Of source distributions that `make differential` downloads: their folder of tests, and those that need no network,
 # no GPU and no more than minutes.
 OTHERS = {
     "wrapt": ("core",),
-    "accelerate": (
-        *("test_hooks.py", "test_optimizer.py", "test_scheduler.py", "test_logging.py", "test_offload.py"),
-        *("test_accelerator.py", "test_data_loader.py", "test_kwargs_handlers.py"),
-    ),
+    "accelerate": (*("test_hooks.py", "test_optimizer.py", "test_scheduler.py", "test_logging.py", "test_offload.py"),),
 }
 _CPYTHONS = re.compile(r"(test\.\S+) (passed|failed|skipped|error|failed as expected|failed in a sub-test)\b.*")
 _PYTESTS = re.compile(r"(\S+::.+) (setup|call|teardown) (passed|failed|skipped)")
