@@ -31,11 +31,14 @@ endif
 # Other releases of wrapt, likewise, which the tests put in front: that of $(VENV) is the newest.
 WRAPTS := $(patsubst tests/wrapt/%.txt,%,$(wildcard tests/wrapt/*.txt))
 
+# Whose tests `make differential` runs, which only source distributions have.
+SUITES := wrapt==2.5.2 accelerate==1.15.0
+
 # What autoprof is measured against: each in an environment of its own, since its .pth runs in every interpreter there.
 PEERS := $(patsubst bench/requirements/%.txt,%,$(wildcard bench/requirements/*.txt))
 INSTALLED := pyproject.toml $(wildcard sitecustomize/* recipes/*) $(shell find autoprof -name '*.py')
 
-.PHONY: demo environments chromium test faults test-engines test-releases contracts bench check clean
+.PHONY: demo environments chromium test differential faults test-engines test-releases contracts bench check clean
 
 # What the tests need, with -j beside each other.
 environments: chromium $(VENV)/.ready-for-tests $(WRAPTS:%=.venvs/%/.ready) $(CHOSEN:%=.venvs/%/.ready) $(VERLS:%=.venvs/%/.ready)
@@ -48,6 +51,10 @@ chromium:
 
 test: chromium $(VENV)/.ready-for-tests $(WRAPTS:%=.venvs/%/.ready)
 	$(VENV)/bin/python -m pytest -n 2 --ignore tests/engines --ignore tests/releases $(PYTEST)
+
+# Programs and other people's test suites, without autoprof and with it; those that are quick are in `make test`, too.
+differential: $(VENV)/.ready-for-tests .venvs/differential/.ready
+	DIFFERENTIAL=.venvs/differential $(VENV)/bin/python -m pytest -n 2 tests/differential --thorough $(PYTEST)
 
 # Those that are quick are in `make test`, too.
 faults: $(VENV)/.ready-for-tests
@@ -84,6 +91,12 @@ $(VENV)/.ready-for-tests: $(VENV)/.ready tests/requirements.txt
 
 .venvs/wrapt-%/.ready: tests/wrapt/wrapt-%.txt | $(VENV)/.ready-for-tests
 	$(PIP) install --quiet --no-deps --upgrade --target .venvs/wrapt-$* -r $<
+	@touch $@
+
+# In front of the packages of $(VENV), of the programs that use them only.
+.venvs/differential/.ready: tests/differential/requirements.txt | $(VENV)/.ready-for-tests
+	$(PIP) install --quiet --no-deps --upgrade --target .venvs/differential -r $<
+	$(PIP) download --quiet --no-deps --no-build-isolation --no-binary :all: --dest .venvs/differential/sources $(SUITES)
 	@touch $@
 
 .venvs/%/.ready: tests/engines/requirements/%.txt pyproject.toml $(wildcard sitecustomize/*) | $(VENV)/.ready-for-tests

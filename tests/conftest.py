@@ -35,10 +35,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 class _Scheduling(LoadScopeScheduling):
     """The real runs go to one process of `-n 2`: tests share them, and Ray joins whichever cluster it finds. Those of
-    vLLM without Ray go to one, too, which may be the other, beside the units."""
+    vLLM without Ray go to one, too, which may be the other, beside the units. Programs of the differential suite go
+    wherever there is room."""
 
     def _split_scope(self, nodeid: str) -> str:
         module = nodeid.partition("::")[0]
+        if module.startswith("tests/differential/"):
+            return nodeid
         if not module.startswith("tests/real/"):
             return module
         return "vllm" if module.startswith("tests/real/test_vllm") and "ray" not in module else "real"

@@ -1,0 +1,12 @@
+#: ignore: ^(Extension modules:.*)?$
+"""abort in a stage, with faulthandler's traceback."""
+
+import faulthandler
+import os
+import resource
+
+from tinyrl import Trainer
+
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+faulthandler.enable()
+Trainer().fit(inside=os.abort)

@@ -1,0 +1,18 @@
+#: differs: options of hooks are read from the instance: a counting __getattribute__ sees global_step more often
+"""How often an instance is asked for its attributes, by a class that counts it."""
+
+import collections
+
+from tinyrl import Trainer
+
+
+class Asked(Trainer):
+    asked = collections.Counter()
+
+    def __getattribute__(self, name):
+        type(self).asked[name] += 1
+        return super().__getattribute__(name)
+
+
+Asked().fit()
+print(Asked.asked)

@@ -1,0 +1,13 @@
+"""SystemExit and os._exit at exit decide the status."""
+
+import atexit
+import os
+import sys
+
+from tinyrl import Trainer
+
+Trainer().fit()
+atexit.register(os._exit, 9)
+atexit.register(sys.stdout.flush)
+atexit.register(Trainer().update, lambda: sys.exit(4))
+print("ends")

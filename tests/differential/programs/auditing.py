@@ -1,0 +1,21 @@
+"""An audit hook of the user's that refuses sockets and counts what is opened for writing in the working directory."""
+
+import os
+import sys
+
+from tinyrl import Trainer
+
+seen = []
+here = os.getcwd()
+
+
+def hook(event, arguments):
+    if event.startswith("socket."):
+        raise RuntimeError(event)
+    if event == "open" and str(arguments[0]).startswith(here):
+        seen.append(arguments[0])
+
+
+Trainer().fit()
+sys.addaudithook(hook)
+print(Trainer().fit(), seen)

@@ -1,0 +1,24 @@
+#: set: GLOO_SOCKET_IFNAME=lo
+#: captures: yes
+#: slow:
+#: needs: torch
+"""A process group of one in captured stages, and its end."""
+
+import torch
+import torch.distributed as dist
+from tinyrl import Trainer
+
+dist.init_process_group("gloo", init_method="file:///" + __import__("os").path.abspath("store"), rank=0, world_size=1)
+
+
+def work():
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor)
+    dist.barrier()
+    return tensor.tolist()
+
+
+print(Trainer().fit(2, work))
+dist.destroy_process_group()
+print(dist.is_initialized())
+__import__("os").remove("store") if __import__("os").path.exists("store") else None

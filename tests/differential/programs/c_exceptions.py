@@ -1,0 +1,33 @@
+#: captures: yes
+#: needs: torch
+"""Exceptions in captured stages, their tracebacks, groups and causes, and what torch raises."""
+
+import traceback
+
+import torch
+from tinyrl import Trainer, evaluate
+
+
+def chained():
+    try:
+        torch.ones(2) @ torch.ones(3)
+    except RuntimeError as error:
+        raise KeyError("chained") from error
+
+
+def oom():
+    raise torch.OutOfMemoryError("CUDA out of memory.")
+
+
+def grouped():
+    raise BaseExceptionGroup("several", [KeyboardInterrupt(), ValueError(1)])
+
+
+trainer = Trainer()
+for trainer.global_step, work in enumerate((chained, oom, grouped, lambda: torch.empty(2, 3) @ torch.empty(2)), 1):
+    for call in (trainer.train_step, trainer.update, evaluate):
+        try:
+            call(inside=work)
+        except BaseException as error:
+            print(type(error), error.args, repr(error.__cause__), repr(error.__context__))
+            traceback.print_exc()

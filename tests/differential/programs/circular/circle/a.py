@@ -1,0 +1,4 @@
+import circle.b
+from tinyrl import Trainer
+
+SEEN = hasattr(circle.b, "late")

@@ -1,0 +1,1 @@
+from circle.half import whole

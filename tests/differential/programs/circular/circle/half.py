@@ -1,0 +1,2 @@
+from circle.broken import nothing
+import tinyrl

@@ -1,0 +1,24 @@
+#: differs: a span of a sample has a context variable of its own
+"""Which context variables there are, as a program sees that copies contexts to send them."""
+
+import asyncio
+import contextvars
+
+from tinyrl import Trainer
+
+seen = []
+
+
+def look(*_):
+    seen.append(sorted(variable.name for variable in contextvars.copy_context()))
+
+
+async def alook(*args):
+    look()
+
+
+Trainer().fit(inside=look)
+asyncio.run(Trainer().afit(inside=alook))
+asyncio.run(Trainer().sample(3, alook))
+look()
+print(seen)

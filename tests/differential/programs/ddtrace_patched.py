@@ -1,0 +1,17 @@
+#: needs: ddtrace
+#: set: DD_TRACE_ENABLED=false
+#: set: DD_INSTRUMENTATION_TELEMETRY_ENABLED=false
+#: set: DD_REMOTE_CONFIGURATION_ENABLED=false
+"""ddtrace's import hooks and patches of the standard library."""
+
+import ddtrace.auto
+from ddtrace import tracer
+from tinyrl import Trainer
+
+
+@tracer.wrap()
+def work():
+    return "traced"
+
+
+print(Trainer().fit(inside=work), tracer.wrap()(Trainer().update)(lambda: 3))

@@ -1,0 +1,30 @@
+#: captures: no
+#: differs: defect 4: hooks of coroutine functions use the default executor of the loop
+"""A default executor of the user's own: who runs in it, and that nobody else has made one."""
+
+import asyncio
+import concurrent.futures
+import threading
+
+from tinyrl import Trainer
+
+submitted = []
+
+
+class Executor(concurrent.futures.ThreadPoolExecutor):
+    def submit(self, function, /, *args, **kwargs):
+        submitted.append(getattr(function, "__name__", type(function).__name__))
+        return super().submit(function, *args, **kwargs)
+
+
+async def main():
+    loop = asyncio.get_running_loop()
+    print(loop._default_executor)
+    await Trainer().afit()
+    print(loop._default_executor, [thread.name for thread in threading.enumerate()])
+    loop.set_default_executor(Executor(2, "mine"))
+    await Trainer().afit()
+    print(await loop.run_in_executor(None, lambda: "mine"), len(submitted))
+
+
+asyncio.run(main())

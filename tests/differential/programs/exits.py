@@ -1,0 +1,12 @@
+"""sys.exit with every kind of code, inside of stages."""
+
+import subprocess
+import sys
+
+if len(sys.argv) > 1:
+    from tinyrl import Trainer
+
+    Trainer().fit(inside=lambda: sys.exit(eval(sys.argv[1])))
+for code in ("None", "0", "7", "'a text'", "256", "-1", "(1, 2)", "True"):
+    done = subprocess.run([sys.executable, __file__, code], capture_output=True, text=True)
+    print(code, done.returncode, done.stdout, done.stderr)

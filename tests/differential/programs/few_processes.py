@@ -1,0 +1,23 @@
+#: captures: no
+"""No thread and no process can be started (root is not held to it, others are)."""
+
+import os
+import resource
+import threading
+
+from tinyrl import Trainer
+
+Trainer().fit(1)
+resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
+os.setgroups([])
+os.setresgid(65534, 65534, 65534)
+os.setresuid(65534, 65534, 65534)
+try:
+    threading.Thread(target=print, args=("runs",)).start()
+except RuntimeError as error:
+    print(error)
+try:
+    os.fork()
+except OSError as error:
+    print(error)
+print(Trainer().fit())

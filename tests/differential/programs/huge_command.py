@@ -1,0 +1,16 @@
+#: captures: no
+#: differs: defect 3: the command line stands in the environment of every child
+"""A command line of 11,000 arguments, and children of the program."""
+
+import os
+import subprocess
+import sys
+
+if len(sys.argv) == 1:
+    os.execv(sys.executable, [sys.executable, __file__, *(f"--argument={number:08}" for number in range(11_000))])
+from tinyrl import Trainer
+
+Trainer().fit()
+print(len(sys.argv), flush=True)
+subprocess.run(["echo", "a child"])
+Trainer().fit(1, lambda: subprocess.run([sys.executable, "-c", "print('a child of a stage')"]))

@@ -1,0 +1,7 @@
+#: python: -i -q {script}
+#: stdin: print(Trainer().fit(1))
+"""An interactive session after a script."""
+
+from tinyrl import Trainer
+
+print(Trainer().fit())

@@ -1,0 +1,1 @@
+from tinyrl import Trainer

@@ -1,0 +1,11 @@
+#: set: PYTHONHASHSEED=0
+"""Random numbers of a seed are the same, whatever is done between them."""
+
+import random
+import uuid
+
+from tinyrl import Trainer
+
+random.seed(1)
+print(Trainer().fit(inside=random.random), random.getstate()[1][:3], hash("a"), len(str(uuid.uuid4())))
+print(random.Random(3).random(), [id(a) == id(a) for a in "ab"], list({"a", "b", "c", "d"}))

@@ -1,0 +1,4 @@
+from tinyrl import score
+
+SCORE = score(["a"])
+print(__name__)

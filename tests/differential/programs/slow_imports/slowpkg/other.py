@@ -1,0 +1,6 @@
+import time
+
+time.sleep(0.1)
+import tinyrl.trainer
+
+VALUE = "other"

@@ -1,0 +1,3 @@
+import tinyrl.trainer
+
+VALUE = "user"

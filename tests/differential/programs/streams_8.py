@@ -1,0 +1,23 @@
+#: shell: exec $PYTHON streams_8.py 1>/dev/full
+"""Standard streams that are closed, full or shared."""
+
+import os
+import sys
+
+said = open("said", "w")
+from tinyrl import Trainer
+
+
+def work():
+    print("prints")
+    print("says", file=sys.stderr)
+    opened = os.open("/dev/null", os.O_RDONLY)
+    print(opened < 3, sys.stdin is None, sys.stdout is None, sys.stderr is None, file=said)
+    os.close(opened)
+
+
+try:
+    Trainer().fit(inside=work)
+except Exception as error:
+    print(repr(error), file=said)
+said.close()

@@ -1,0 +1,14 @@
+"""An exception that nobody catches: its traceback on stderr, status 1."""
+
+import atexit
+
+from tinyrl import Trainer
+
+atexit.register(print, "at exit")
+
+
+def fail():
+    raise ConnectionError("lost") from OSError(5, "why")
+
+
+Trainer().fit(inside=fail)

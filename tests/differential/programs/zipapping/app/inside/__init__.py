@@ -1,0 +1,5 @@
+from tinyrl import Trainer
+
+
+class Mine(Trainer):
+    pass
