@@ -8,8 +8,6 @@ import inspect
 import os
 import sys
 import threading
-from collections.abc import Sequence
-from importlib.machinery import ModuleSpec
 from types import (
     BuiltinFunctionType,
     FunctionType,
@@ -21,7 +19,6 @@ from types import (
 from typing import Any
 
 import wrapt
-import wrapt.importer
 
 from autoprof import _boot, capture, cupti, ending, gates, log, recipe, runtime
 from autoprof.behaviours import Behaviour
@@ -61,16 +58,7 @@ def load(target: str) -> None:
         if reason := left_out(run, hook):
             run.hooks.skipped(hook, reason)
             continue
-        wrapt.register_post_import_hook(functools.partial(_imported, hook), hook.hook.module)
-
-
-def find_spec(name: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
-    """Find a module through wrapt's finder, which has its post-import hooks called."""
-    for finder in sys.meta_path:
-        if isinstance(finder, wrapt.importer.ImportHookFinder):
-            spec: ModuleSpec | None = finder.find_spec(name, path, target)
-            return spec
-    return None
+        _boot.finder().when_imported(hook.hook.module, functools.partial(_imported, hook))
 
 
 def known() -> list[BoundHook]:

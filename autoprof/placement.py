@@ -131,6 +131,7 @@ class Placement:
         """Have a thread write what `tool` recorded, and another process finish it and write the meta file."""
         for place, other in self._beside:
             place.keep(other, state, reason)
+        self._lacking += tool.lost
         raw = self.raw(tool)
         meta = self._meta(state, reason)
         # What speaks against the GPU being in it, if the process that finishes it finds nothing of it there.

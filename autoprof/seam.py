@@ -6,11 +6,10 @@ whatever a behaviour does. What a behaviour began to record before it failed is 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
-from autoprof import gates
+from autoprof import gates, interrupts
 from autoprof.wrapping import Around, Call, Outcome, Reply, Wait
 
 
@@ -19,7 +18,7 @@ def drive(key: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs:
     run = _Run(Call(key, function, args, kwargs))
     wait = run.before()
     while wait is not None:
-        wait = run.resume(*_block(wait))
+        wait = run.resume(*_block(run, wait))
     if run.reply is not None:
         return run.reply.value
     try:
@@ -29,14 +28,14 @@ def drive(key: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs:
         try:
             wait = run.after(Outcome(None, error))
             while wait is not None:
-                wait = run.resume(*_block(wait))
+                wait = run.resume(*_block(run, wait))
         finally:
             error.__traceback__ = traceback
             del traceback
         raise
     wait = run.after(Outcome(result, None))
     while wait is not None:
-        wait = run.resume(*_block(wait))
+        wait = run.resume(*_block(run, wait))
     return result
 
 
@@ -70,21 +69,24 @@ async def drive_coroutine(key: str, function: Callable[..., Any], args: tuple[An
     return result
 
 
-def _block(wait: Wait) -> tuple[Any, Exception | None]:
+def _block(run: _Run, wait: Wait) -> tuple[Any, Exception | None]:
     try:
         return wait.block(), None
-    except Exception as error:
+    except BaseException as error:
+        if not _ours(error):
+            run.give_up()
+            raise
         return None, error
 
 
 async def _suspend(run: _Run, wait: Wait) -> tuple[Any, Exception | None]:
     try:
         return await wait.suspend(), None
-    except (asyncio.CancelledError, GeneratorExit):
-        # Of the user's task or coroutine: the call ends here.
-        run.give_up()
-        raise
-    except Exception as error:
+    except BaseException as error:
+        # A cancellation is of the user's task, and what a signal handler raises is the user's: the call ends here.
+        if not _ours(error):
+            run.give_up()
+            raise
         return None, error
 
 
@@ -106,7 +108,9 @@ class _Run:
             behaviour = importing.behaviour(call.key)
             if behaviour is not None and behaviour.applies(call):
                 self._around = behaviour.around(call)
-        except Exception as error:
+        except BaseException as error:
+            if not _ours(error):
+                raise
             self._failed(error)
 
     def before(self) -> Wait | None:
@@ -133,7 +137,9 @@ class _Run:
         try:
             if around is not None:
                 around.close()
-        except Exception as error:
+        except BaseException as error:
+            if not _ours(error):
+                raise
             self._failed(error)
 
     def _advance(self, move: Callable[[Around], Wait | None]) -> Wait | None:
@@ -150,21 +156,34 @@ class _Run:
             if isinstance(stop.value, Reply) and not self._called:
                 self.reply = stop.value
             gates.worked(self._key)
-        except Exception as error:
+        except BaseException as error:
             self._around = None
+            if not _ours(error):
+                self._cut_short(f"{type(error).__name__} was raised in the process")
+                raise
             self._failed(error)
         return None
 
     def _failed(self, error: Exception) -> None:
         try:
-            from autoprof import capture, runtime
+            from autoprof import runtime
 
             runtime.report(self._key, error)
             if gates.failed(self._key):
                 runtime.switched_off(self._key)
-            # Nobody else would stop what this call has switched on.
-            capture.cut_short(f"autoprof failed in {self._key}", but_for=self._recording)
-        except Exception:  # not even the report works: the user's call matters more
-            pass
+            self._cut_short(f"autoprof failed in {self._key}")
+        except Exception as another:  # not even the report works: the user's call matters more
+            interrupts.pass_on(another)
         # Its frames hold the user's arguments, and some of them the error itself: a cycle, which would keep a model.
         error.__traceback__ = None
+
+    def _cut_short(self, reason: str) -> None:
+        """End what this call has begun to record: nobody else would."""
+        from autoprof import capture
+
+        capture.cut_short(reason, but_for=self._recording)
+
+
+def _ours(error: BaseException) -> TypeGuard[Exception]:
+    """Whether an exception that came out of autoprof's code is an error of autoprof's."""
+    return isinstance(error, Exception) and not interrupts.from_handler(error)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -20,7 +23,24 @@ class InThread(Wait):
         return self._function(*self._args)
 
     async def suspend(self) -> Any:
-        return await asyncio.to_thread(self._function, *self._args)
+        """Wait for a thread of its own: the user's executors may be full of what waits for this call (`to_thread`)."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Any] = loop.create_future()
+
+        def run() -> None:
+            try:
+                settle, outcome = answer.set_result, self.block()
+            except BaseException as error:
+                settle, outcome = answer.set_exception, error
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(lambda: None if answer.done() else settle(outcome))
+
+        context = contextvars.copy_context()
+        try:
+            threading.Thread(target=context.run, args=(run,), name="autoprof-waiting", daemon=True).start()
+        except RuntimeError:  # the system gives no more threads
+            return self.block()
+        return await answer
 
 
 class Coroutine(Wait):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Generator
 from types import FunctionType
 from typing import Any, NamedTuple, TypeAlias
@@ -161,8 +162,9 @@ def _wrap_plain(function: Callable[..., Any], key: str, closed: Gate) -> Callabl
             return function(*args, **kwargs)
         try:
             from autoprof.seam import drive
-        except Exception:
-            pass  # the call is not made here: our error would be the context of the user's
+        except Exception as error:  # the call is not made here: our error would be the context of the user's
+            if (interrupts := sys.modules.get("autoprof.interrupts")) is not None:
+                interrupts.pass_on(error)
         else:
             return drive(key, function, args, kwargs)
         return function(*args, **kwargs)
@@ -177,8 +179,9 @@ def _wrap_coroutine(function: Callable[..., Any], key: str, closed: Gate) -> Cal
             return await function(*args, **kwargs)
         try:
             from autoprof.seam import drive_coroutine
-        except Exception:
-            pass
+        except Exception as error:
+            if (interrupts := sys.modules.get("autoprof.interrupts")) is not None:
+                interrupts.pass_on(error)
         else:
             return await drive_coroutine(key, function, args, kwargs)
         return await function(*args, **kwargs)

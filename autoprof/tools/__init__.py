@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,10 +22,12 @@ class Tool(Protocol):
     Attributes:
         name: Its word in `AUTOPROF_TOOL`.
         ending: How the name of what it writes ends.
+        lost: What it did not record, known when it has stopped.
     """
 
     name: str
     ending: str
+    lost: Sequence[str]
 
     def start(self, settings: Settings, raw: Path) -> list[str]:
         """Begin to record the contents of `settings`, or what is usual where they are empty; returns what is recorded.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ class MemoryTool:
 
     name = "memory"
     ending = rundir.SNAPSHOT
+    lost: Sequence[str] = ()
 
     def __init__(self) -> None:
         self._subject: dict[str, Any] = {}

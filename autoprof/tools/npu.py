@@ -11,7 +11,7 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ class NpuTool:
 
     name = "npu"
     ending = rundir.NPU_FOLDER
+    lost: Sequence[str] = ()
 
     def __init__(self) -> None:
         self._profile: Any = None

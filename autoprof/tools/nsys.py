@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ class NsysTool:
 
     name = "nsys"
     ending = rundir.NSYS_REPORT
+    lost: Sequence[str] = ()
 
     def __init__(self, asked: bool = True) -> None:
         """`asked`: whether the user wants autoprof to open windows in this session of nsys."""

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import wrapt
 
-from autoprof import _files, log, rundir, runtime, tools
+from autoprof import _boot, _files, log, rundir, runtime, tools
 from autoprof.runtime import Runtime
 from autoprof.tools import history
 from autoprof.tools.memory import write
@@ -33,7 +32,7 @@ def watch(run: Runtime, doing: Callable[[], Any]) -> None:
         run: The run.
         doing: Gives what this process is recording, or None.
     """
-    wrapt.register_post_import_hook(lambda cuda: _await_cuda(cuda, run, doing), "torch.cuda")
+    _boot.finder().when_imported("torch.cuda", lambda cuda: _await_cuda(cuda, run, doing))
 
 
 def _await_cuda(cuda: Any, run: Runtime, doing: Callable[[], Any]) -> None:
