@@ -1,6 +1,7 @@
 # make demo: a real GRPO run of verl on this machine, profiled. make test: the tests. make faults: those that let things go
 # wrong, and a table of what was lost. make test-engines: the same engine in several releases, each in an environment of
-# its own; ENGINES=all for all of them. make test-releases: real runs of older releases of verl, each its
+# its own; ENGINES=all for all of them. make matrix: whether figures are the same with and without autoprof, whatever is
+# recorded, in real runs of verl and TRL. make test-releases: real runs of older releases of verl, each its
 # own wheel in front of the same environment; RELEASES=all for all of them. PYTEST=--thorough makes the real runs too for
 # which CI has no time, PYTEST='-n 0' has one process for all tests. Tests of pages take the
 # machine's Chromium, and root gets Debian's where there is none (tests/chromium.sh; CHROMIUM=none: they are skipped).
@@ -38,7 +39,7 @@ SUITES := wrapt==2.5.2 accelerate==1.15.0
 PEERS := $(patsubst bench/requirements/%.txt,%,$(wildcard bench/requirements/*.txt))
 INSTALLED := pyproject.toml $(wildcard sitecustomize/* recipes/*) $(shell find autoprof -name '*.py')
 
-.PHONY: demo environments chromium test differential faults test-engines test-releases contracts bench check clean
+.PHONY: demo environments chromium test differential faults matrix test-engines test-releases contracts bench check clean
 
 # What the tests need, with -j beside each other.
 environments: chromium $(VENV)/.ready-for-tests $(WRAPTS:%=.venvs/%/.ready) $(CHOSEN:%=.venvs/%/.ready) $(VERLS:%=.venvs/%/.ready)
@@ -65,6 +66,10 @@ test-engines: $(VENV)/.ready-for-tests $(CHOSEN:%=.venvs/%/.ready)
 
 test-releases: $(VENV)/.ready-for-tests $(VERLS:%=.venvs/%/.ready)
 	$(VENV)/bin/python -m pytest tests/releases --releases "$(VERLS)" $(PYTEST)
+
+# Whatever is recorded changes no figure: of verl (some 16 runs), and of TRL in the environments of ENGINES.
+matrix: $(VENV)/.ready-for-tests $(CHOSEN:%=.venvs/%/.ready)
+	ENGINES="$(CHOSEN)" $(VENV)/bin/python -m pytest -rP --thorough tests/real/test_verl_matrix.py tests/engines/test_trl_matrix.py $(PYTEST)
 
 contracts: $(VENV)/.ready-for-tests
 	$(VENV)/bin/python tests/contracts/make.py $(CONTRACTS)

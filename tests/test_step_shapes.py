@@ -46,6 +46,31 @@ def spans(python: Python, folder: Path, *hooks: tuple[str, str, str]) -> list[tu
     return [(span["name"], span["step"]) for span in helpers.spans(timeline)]
 
 
+FOREIGN = """
+import functools
+from small import Trainer
+step = Trainer.step
+Trainer.step = functools.wraps(step)(lambda self, number: step(self, number))
+"""
+
+
+def later(table: str) -> str:
+    """The hook of a module that has the class, too, and is imported later."""
+    return table.replace('module = "small"', 'module = "small.later"')
+
+
+def package(python: Python, folder: Path, imports: str, *tables: str) -> list[tuple[str, int | None]]:
+    """Run the trainer of a package with these hooks; the spans of its timeline in order of their ends."""
+    (folder / "small").mkdir()
+    (folder / "small" / "__init__.py").write_text(TRAINER)
+    (folder / "small" / "foreign.py").write_text(FOREIGN)
+    (folder / "small" / "later.py").write_text("from small import Trainer\n")
+    (folder / "small.toml").write_text('target = "small"\n' + "".join(tables))
+    python(f"{imports}\nsmall.Trainer().fit()", AUTOPROF="1", AUTOPROF_RECIPES="small.toml")
+    (timeline,) = (folder / "autoprof_runs").glob("2*/timeline/*.jsonl")
+    return [(span["name"], span["step"]) for span in helpers.spans(timeline)]
+
+
 @pytest.mark.parametrize(
     ("hooks", "numbers"),
     [
@@ -80,39 +105,24 @@ def test_a_step_goes_around_what_else_is_hooked_on_its_method(
     python: Python, tmp_path: Path, order: tuple[int, ...], apart: bool
 ) -> None:
     kinds = [("step.wrap", 'number = "number"'), ("step.end", ""), ("stage", 'stage = "update", role = "actor"')]
-    (tmp_path / "small.py").write_text(TRAINER)
     tables = [HOOK.format(f"h{place}", "step", *kinds[place]) for place in order]
-    if apart:  # another target's hooks come when that is imported, which may be later
-        (tmp_path / "other.py").write_text("")
-        (tmp_path / "small.toml").write_text('target = "small"\n' + tables[0])
-        (tmp_path / "other.toml").write_text('target = "other"\n' + "".join(tables[1:]))
-    else:
-        (tmp_path / "small.toml").write_text('target = "small"\n' + "".join(tables))
-    recipes = "small.toml:other.toml" if apart else "small.toml"
-    code = "import small, other" if apart else "import small"
-    python(f"{code}; small.Trainer().fit()", AUTOPROF="1", AUTOPROF_RECIPES=recipes)
-    (timeline,) = (tmp_path / "autoprof_runs").glob("2*/timeline/*.jsonl")
-    found = [(span["name"], span["step"]) for span in helpers.spans(timeline)]
-    assert found == [(name, number) for number in (11, 12, 13) for name in ("update", "step")]
+    if apart:  # another module has the class, too, and is imported later
+        tables[1:] = [later(table) for table in tables[1:]]
+    assert package(python, tmp_path, "import small.later", *tables) == [
+        (name, number) for number in (11, 12, 13) for name in ("update", "step")
+    ]
 
 
 def test_a_stage_that_a_foreign_wrapper_keeps_from_its_step_is_refused(python: Python, tmp_path: Path) -> None:
-    foreign = "import functools\nfrom small import Trainer\nstep = Trainer.step\n"
-    foreign += "Trainer.step = functools.wraps(step)(lambda self, number: step(self, number))\n"
-    (tmp_path / "small.py").write_text(TRAINER)
-    (tmp_path / "foreign.py").write_text(foreign)
-    (tmp_path / "other.py").write_text("")
     step, stage = ("step", "step.wrap", 'number = "number"'), ("step", "stage", 'stage = "update", role = "actor"')
-    (tmp_path / "small.toml").write_text('target = "small"\n' + HOOK.format("step", *step))
-    (tmp_path / "other.toml").write_text('target = "other"\n' + HOOK.format("update", *stage))
-    code = "import small, foreign, other; small.Trainer().fit()"
-    python(code, AUTOPROF="1", AUTOPROF_RECIPES="small.toml:other.toml")
+    tables = HOOK.format("step", *step), later(HOOK.format("update", *stage))
+    assert package(python, tmp_path, "import small.foreign, small.later", *tables) == [
+        ("step", number) for number in (11, 12, 13)
+    ]
     (hooks,) = (tmp_path / "autoprof_runs").glob("2*/hooks/*.json")
-    update = json.loads(hooks.read_text())["hooks"]["other/update"]
+    update = json.loads(hooks.read_text())["hooks"]["small/update"]
     assert update["state"] == "failed"
     assert "small/step has to go around it" in update["reason"]
-    (timeline,) = (tmp_path / "autoprof_runs").glob("2*/timeline/*.jsonl")
-    assert [span["name"] for span in helpers.spans(timeline)] == ["step"] * 3
 
 
 def test_a_trainer_that_is_started_as_a_module(python: Python, tmp_path: Path) -> None:

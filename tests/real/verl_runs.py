@@ -24,7 +24,7 @@ from helpers import ROOT, clean_environment, spans
 TIMEOUT_S = 420
 
 _STEP = re.compile(r"step:(\d+) - (.*)")
-_TIMED = re.compile(r"timing|time|throughput|mfu|memory|perf/|num_turns/.*time|idle|bubble")
+_TIMED = re.compile(r"timing|time|throughput|mfu|memory|idle|bubble")
 
 
 @dataclass(frozen=True)

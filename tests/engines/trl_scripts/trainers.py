@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import sys
 import time
 from typing import Any
@@ -33,7 +34,12 @@ COMMON = {
     "seed": 0,
     "learning_rate": 1e-3,
 }
+EACH_STEP = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
 GENERATES = {"num_generations": 4, "max_completion_length": 8, "beta": 0.0}
+
+
+# What is logged and depends on time.
+TIMED = re.compile("time|per_second", re.IGNORECASE)
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
@@ -76,7 +82,7 @@ def rows(column: str) -> Any:
     return Dataset.from_list([{column: f"say {number}"} for number in range(64)])
 
 
-def grpo(kind: Any = None, reward_funcs: Any = reward, **arguments: Any) -> Any:
+def grpo(kind: Any = None, reward_funcs: Any = reward, peft_config: Any = None, **arguments: Any) -> Any:
     from trl import GRPOConfig, GRPOTrainer
 
     tokens = tokenizer()
@@ -87,6 +93,7 @@ def grpo(kind: Any = None, reward_funcs: Any = reward, **arguments: Any) -> Any:
         args=GRPOConfig(**COMMON | GENERATES | arguments),
         train_dataset=rows("prompt"),
         eval_dataset=rows("prompt").select(range(4)),
+        peft_config=peft_config,
     )
 
 
@@ -98,6 +105,29 @@ def accumulated() -> Any:
 def scored() -> Any:
     """Two steps for each generation, so the completions are scored before the first; evaluates, generating again."""
     return grpo(steps_per_generation=2, num_iterations=2, eval_strategy="steps", eval_steps=2, eval_on_start=True)
+
+
+def checkpointed() -> Any:
+    """Activations are computed again in the backward pass; each step is evaluated and saved."""
+    return grpo(gradient_checkpointing=True, output_dir="out/checkpointed", **EACH_STEP)
+
+
+def resumed() -> Any:
+    """Goes on from the second step of `checkpointed`."""
+    return checkpointed()
+
+
+def adapted() -> Any:
+    """The same with an adapter of PEFT's, whose weights alone are trained and saved."""
+    from peft import LoraConfig
+
+    adapter = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    return grpo(gradient_checkpointing=True, peft_config=adapter, output_dir="out/adapted", **EACH_STEP)
+
+
+def compiled() -> Any:
+    """Compiled; likewise evaluated and saved."""
+    return grpo(torch_compile=True, output_dir="out/compiled", **EACH_STEP)
 
 
 def slowed() -> Any:
@@ -202,7 +232,23 @@ def plain() -> Any:
     )
 
 
-MADE = (grpo, accumulated, scored, slowed, colocated, served, failing, rloo, sft, plain)
+MADE = (
+    grpo,
+    checkpointed,
+    resumed,
+    adapted,
+    compiled,
+    accumulated,
+    scored,
+    slowed,
+    colocated,
+    served,
+    failing,
+    rloo,
+    sft,
+    plain,
+)
+RESUMED = {"resumed": "out/checkpointed/checkpoint-2"}
 TRAINERS = {made.__name__: made for made in MADE}
 
 
@@ -211,14 +257,11 @@ def main() -> None:
     for name in sys.argv[1:]:
         trainer = TRAINERS[name]()
         try:
-            trainer.train()
+            trainer.train(resume_from_checkpoint=RESUMED.get(name))
         except KeyError as error:
             said["raised"] = repr(error)
         history = trainer.state.log_history
-        said[name] = [
-            {key: value for key, value in line.items() if key in ("loss", "grad_norm", "reward", "eval_loss")}
-            for line in history
-        ]
+        said[name] = [{key: value for key, value in line.items() if not TIMED.search(key)} for line in history]
         said["global_step"] = trainer.state.global_step
     said["autoprof"] = sorted(module for module in sys.modules if module.partition(".")[0] == "autoprof")
     if os.environ.get("RANK", "0") == "0":
