@@ -220,7 +220,7 @@ class Finder:
 
     The import system calls `find_spec` with its own lock held, for which the imports of all other threads wait (CPython
     3.11, `importlib._bootstrap._find_spec`). So `find_spec` imports no module and waits for no lock: it finds the
-    module as the finders behind it do, and puts a `Loader` in front of the module's own.
+    module as the finders behind it do, and the rest comes when the module's loader executes it.
     """
 
     def __init__(self, targets: set[str]) -> None:
@@ -254,8 +254,20 @@ class Finder:
         finally:
             self._finding.discard(search)
         if spec is not None and hasattr(spec.loader, "exec_module"):
-            spec.loader = Loader(self, spec.loader)  # type: ignore[assignment]
+            if getattr(spec.loader, "name", None) == fullname and hasattr(spec.loader, "__dict__"):
+                self._execute_instead(spec.loader)
+            else:  # it is of no file, or of several modules
+                spec.loader = Loader(self, spec.loader)  # type: ignore[assignment]
         return spec
+
+    def _execute_instead(self, loader: Any) -> None:
+        """Have a loader that is of one module alone execute it here, once; it stays what it is otherwise."""
+
+        def exec_module(module: ModuleType) -> None:
+            vars(loader).pop("exec_module", None)
+            self.execute(module, loader)
+
+        loader.exec_module = exec_module
 
     def _find_behind(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
         finders = list(sys.meta_path)
@@ -339,7 +351,7 @@ class Finder:
 
 
 class Loader:
-    """A module's own loader, but for the moment when the module is executed."""
+    """In the place of a module's own loader, until the module is executed."""
 
     def __init__(self, finder: Finder, loader: Any) -> None:
         self._finder = finder

@@ -1,4 +1,3 @@
-#: differs: defect 4: a coroutine is cancelled while its hook waits for a thread, before it begins
 """Coroutines: awaited, gathered, cancelled, timed out, shielded, in task groups, as callbacks."""
 
 import asyncio

@@ -1,7 +1,6 @@
 #: captures: yes
 #: slow:
 #: needs: torch
-#: differs: Dynamo traces into the wrapper of a hooked function, and warns of time.time
 """torch.compile of functions with hooked ones inside, and of a module called in captured stages."""
 
 import torch

@@ -1,7 +1,6 @@
 #: captures: no
 #: needs: torch
 #: slow:
-#: differs: Dynamo traces a hooked function's wrapper, which it can't: fullgraph=True fails
 """torch.compile with fullgraph=True of a function that calls a hooked one."""
 
 import torch

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from tinyrl import Trainer
 
-dist.init_process_group("gloo", init_method="file:///" + __import__("os").path.abspath("store"), rank=0, world_size=1)
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
 
 def work():
@@ -21,4 +21,3 @@ def work():
 print(Trainer().fit(2, work))
 dist.destroy_process_group()
 print(dist.is_initialized())
-__import__("os").remove("store") if __import__("os").path.exists("store") else None

@@ -2,7 +2,6 @@
 #: slow:
 #: needs: torch
 #: set: AUTOPROF_CONTENTS=cpu,stack,shapes
-#: differs: defect 1: the profiler has weak references to parameters where shapes are recorded, and torch swaps none
 """The same where shapes are recorded."""
 
 import torch

@@ -1,5 +1,4 @@
 #: captures: no
-#: differs: defect 4: a coroutine function's hook waits for a thread of the loop's default executor
 """The default executor is full of jobs that wait for what a hooked coroutine does."""
 
 import asyncio

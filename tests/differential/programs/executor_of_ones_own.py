@@ -1,5 +1,4 @@
 #: captures: no
-#: differs: defect 4: hooks of coroutine functions use the default executor of the loop
 """A default executor of the user's own: who runs in it, and that nobody else has made one."""
 
 import asyncio

@@ -1,5 +1,4 @@
 #: captures: no
-#: differs: defect 3: the command line stands in the environment of every child
 """A command line of 11,000 arguments, and children of the program."""
 
 import os

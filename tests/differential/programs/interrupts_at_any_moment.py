@@ -1,5 +1,4 @@
 #: captures: no
-#: differs: defect 5: KeyboardInterrupt at any moment
 """Ctrl-C at any moment of a step is a KeyboardInterrupt, whose context is none of an error of autoprof."""
 
 import signal

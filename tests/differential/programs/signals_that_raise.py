@@ -1,5 +1,4 @@
 #: captures: no
-#: differs: defect 5: what a handler raises is lost where it falls into autoprof's code
 """A watchdog's handler raises around hooked calls, again and again: none is lost, none has a context."""
 
 import signal

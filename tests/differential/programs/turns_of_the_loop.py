@@ -1,4 +1,3 @@
-#: differs: defect 4: a hook of a coroutine function takes turns of the loop for its thread
 """How many turns of the loop a coroutine takes, and in which order tasks end."""
 
 import asyncio
