@@ -179,7 +179,9 @@ def report(where: str, error: Exception) -> None:
     """Count an error of autoprof's own and say it once. It goes no further."""
     text = str(error) if isinstance(error, RecipeError) else f"{type(error).__name__}: {error}"
     # Every process of a run reads the same recipes; what is wrong with one is said where the run was started.
-    if not isinstance(error, RecipeError):
+    if _runtime is not None and isinstance(error, OSError) and not os.path.isdir(_runtime.rundir.path):
+        log.warning_once(_runtime.rundir.unwritable(error))
+    elif not isinstance(error, RecipeError):
         log.warning_once(f"{where}: {text}")
     elif _runtime is None or _runtime.started_here:
         log.warning_once(f"{text}; this recipe is left out")
