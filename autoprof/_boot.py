@@ -201,11 +201,9 @@ def finder() -> Finder:
 
 def _ours(error: BaseException) -> bool:
     """Whether an exception in autoprof's code is an error of autoprof's: no signal's, and no signal handler's."""
-    if not isinstance(error, Exception):
-        return False
     from autoprof import interrupts
 
-    return not interrupts.from_handler(error)
+    return interrupts.of_user(error) is None
 
 
 def _say(text: str) -> None:
@@ -255,19 +253,10 @@ class Finder:
             self._finding.discard(search)
         if spec is not None and hasattr(spec.loader, "exec_module"):
             if getattr(spec.loader, "name", None) == fullname and hasattr(spec.loader, "__dict__"):
-                self._execute_instead(spec.loader)
+                spec.loader.exec_module = _Execution(self, spec.loader)  # type: ignore[union-attr]
             else:  # it is of no file, or of several modules
                 spec.loader = Loader(self, spec.loader)  # type: ignore[assignment]
         return spec
-
-    def _execute_instead(self, loader: Any) -> None:
-        """Have a loader that is of one module alone execute it here, once; it stays what it is otherwise."""
-
-        def exec_module(module: ModuleType) -> None:
-            vars(loader).pop("exec_module", None)
-            self.execute(module, loader)
-
-        loader.exec_module = exec_module
 
     def _find_behind(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
         finders = list(sys.meta_path)
@@ -348,6 +337,30 @@ class Finder:
     def add(self, names: Iterable[str]) -> None:
         """Have the recipes of these targets loaded too, but for those that are imported already."""
         self.targets.update(name for name in names if name not in sys.modules)
+
+
+class _Execution:
+    """Executes a module in the place of a loader that is of this module alone, once."""
+
+    def __init__(self, finder: Finder | None, loader: Any) -> None:
+        self._finder = finder
+        self._loader = loader
+
+    def __call__(self, module: ModuleType) -> None:
+        vars(self._loader).pop("exec_module", None)
+        if self._finder is not None:
+            self._finder.execute(module, self._loader)
+        else:
+            self._loader.exec_module(module)
+
+    # Loaders are compared by their attributes, and specs with their loaders can be pickled.
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Execution)
+
+    __hash__ = object.__hash__
+
+    def __reduce__(self) -> tuple[type, tuple[None, Any]]:
+        return _Execution, (None, self._loader)
 
 
 class Loader:

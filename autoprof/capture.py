@@ -89,6 +89,8 @@ class Capture(Recording):
         return end_if_recorded
 
     def finish(self, state: str, reason: str) -> None:
+        if not hasattr(self, "_place"):  # a signal came before it began
+            return
         self._place.stop(self.tool)
         self._place.keep(self.tool, state, reason)
 

@@ -79,7 +79,8 @@ class StepCapture(Capture):
     def finish(self, state: str, reason: str) -> None:
         self.end_step()
         roles = dict.fromkeys(stage["role"] for stage in self._stages)
-        self._place.describe("+".join(roles), {"steps": self.steps, "stages": self._stages})
+        if hasattr(self, "_place"):
+            self._place.describe("+".join(roles), {"steps": self.steps, "stages": self._stages})
         super().finish(state, reason)
 
 

@@ -161,7 +161,8 @@ def take(run: RunDir, there: Iterable[str] | None = None) -> list[tuple[str, Tri
         path = f"{run.control / name}{TAKEN}"
         try:
             os.replace(run.control / name, path)
-        except FileNotFoundError:  # somebody else was faster
+        except FileNotFoundError as error:  # somebody else was faster
+            interrupts.pass_on(error)
             continue
         except OSError as error:
             interrupts.pass_on(error)
@@ -215,7 +216,8 @@ def read_along(run: RunDir, there: Iterable[str], known: set[str]) -> list[tuple
                     begun = [*became.captured, *([] if became.going_on is None else [became.going_on])]
                     found.append((name, decoded(msgspec.json.encode(fields), run.path.name), begun))
                 break
-            except FileNotFoundError:  # it has been taken just now
+            except FileNotFoundError as error:  # it has been taken just now
+                interrupts.pass_on(error)
                 continue
             except UNREADABLE as error:  # whoever takes it says so
                 interrupts.pass_on(error)

@@ -86,7 +86,8 @@ def wait_for_files(run: Runtime, folders: bool = True) -> None:
                     continue
                 # What is of tomorrow was written before the clock was set back.
                 fresh |= abs(time.time() - _changed(part)) < _STALE_S
-            except FileNotFoundError:
+            except FileNotFoundError as error:
+                interrupts.pass_on(error)
                 fresh = True
         if not fresh:
             return
@@ -162,6 +163,7 @@ def _command(run: Runtime) -> str:
         return ""
     try:
         os.close(os.open(run.rundir.path / _MARK, os.O_CREAT | os.O_EXCL, 0o600))
-    except FileExistsError:
+    except FileExistsError as error:
+        interrupts.pass_on(error)
         return ""
     return run.settings.on_finish

@@ -286,6 +286,7 @@ def _rewrapped(function: Any, hook: BoundHook) -> Any:
 def _member(owner: Any, name: str) -> Any:
     try:
         return getattr(owner, name)
-    except AttributeError:
+    except AttributeError as error:
+        interrupts.pass_on(error)
         where = getattr(owner, "__qualname__", None) or getattr(owner, "__name__", repr(owner))
         raise LookupError(f"{where} has no {name}") from None

@@ -23,13 +23,17 @@ _OPTIMIZED, _VARARGS = 0x01, 0x04
 
 def pass_on(error: BaseException) -> None:
     """Raise what a signal handler raised, if that is what `error` is or was caused by."""
-    if (theirs := _of_handler(error)) is not None:
+    if (theirs := of_handler(error)) is not None:
         raise theirs
 
 
-def from_handler(error: BaseException) -> bool:
-    """Whether a signal handler raised `error`, or what caused it."""
-    return _of_handler(error) is not None
+def of_user(error: BaseException) -> BaseException | None:
+    """Return what belongs to the user of an exception that comes out of autoprof's code, or None.
+
+    That is what a signal handler raised, and what is no `Exception`: `KeyboardInterrupt`, `SystemExit`, a cancellation.
+    """
+    theirs = of_handler(error)
+    return theirs if theirs is not None or isinstance(error, Exception) else error
 
 
 def alone(error: BaseException, outer: BaseException | None) -> None:
@@ -67,8 +71,8 @@ class suppress:
         return True
 
 
-def _of_handler(error: BaseException | None) -> BaseException | None:
-    """The exception that a signal handler raised: `error`, or one that was caught on its way.
+def of_handler(error: BaseException | None) -> BaseException | None:
+    """Return the exception that a signal handler raised: `error`, or one that was caught on its way; or None.
 
     What was raised before autoprof's code was called may be the context of `error`, too, and is not meant: nobody
     caught it in a frame that `error` has come through.
@@ -76,9 +80,11 @@ def _of_handler(error: BaseException | None) -> BaseException | None:
     frames: set[FrameType] = set()
     while error is not None:
         entries = list(_entries(error.__traceback__))
-        if frames and (not entries or entries[0] not in frames):
+        # A generator's frame is not in the traceback of the RuntimeError that stands for its StopIteration.
+        if frames and (not entries or (entries[0] not in frames and not isinstance(error, StopIteration))):
             return None
-        if any(map(_is_handler, entries)):
+        # The first frame is that which caught it.
+        if any(map(_is_handler, entries[1:])):
             return error
         if frames.issuperset(entries):
             return None

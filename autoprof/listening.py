@@ -6,7 +6,6 @@ leaves a request in Ray's key-value store rings it then, by giving it another va
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from pathlib import Path
@@ -177,7 +176,7 @@ def _tells(folder: Path) -> bool:
         os.utime(folder, (1, 1))
         before = folder.stat().st_mtime_ns
         os.close(_files.create(probe))
-        with contextlib.suppress(FileNotFoundError):
+        with interrupts.suppress(FileNotFoundError):
             os.unlink(probe)
         return folder.stat().st_mtime_ns != before
     except OSError as error:

@@ -7,6 +7,8 @@ from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
+from autoprof import interrupts
+
 # What options of behaviours take that name a place in a call: `self.state.global_step` begins with a parameter, `app`
 # is one. `extra` tells them from other texts, for those who check a recipe.
 PARAMETER = "parameter"
@@ -36,7 +38,8 @@ def follow(root: Any, path: str, default: Any = MISSING) -> Any:
             raise LookupError(f"{name} (of {path}) is Python's own, and not read")
         try:
             place = place[name] if isinstance(place, Mapping) else getattr(place, name)
-        except (AttributeError, KeyError):
+        except (AttributeError, KeyError) as error:
+            interrupts.pass_on(error)
             if default is not MISSING:
                 return default
             raise LookupError(f"there is no {name} (of {path}) on {type(root).__name__}") from None

@@ -3,7 +3,6 @@ anew: in Ray's key-value store, or in the run's `told/` where a launcher such as
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
@@ -72,7 +71,7 @@ def read(run: Runtime, prefix: str) -> list[bytes]:
         return list(store.entries(f"{TOLD}/{run.info.id}/{prefix}").values())
     found = []
     for path in sorted((run.rundir.path / TOLD).glob(f"{prefix}*.json")) if ranks() > 1 else ():
-        with contextlib.suppress(FileNotFoundError):
+        with interrupts.suppress(FileNotFoundError):
             found.append(_files.read(path, _MOST_BYTES))
     return found
 

@@ -199,7 +199,8 @@ def _located(error: msgspec.ValidationError, document: Any) -> str:
         index = int(match[1])
         try:
             found = table(document["hook"][index]["name"])
-        except (KeyError, IndexError, TypeError):
+        except (KeyError, IndexError, TypeError) as error:
+            interrupts.pass_on(error)
             found = table(index)
         place = f"{found} {match[2]}".strip()
     return f"{place}: {message}" if place else message

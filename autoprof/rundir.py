@@ -121,7 +121,7 @@ class RunDir:
         _files.folder(folder)
         return folder
 
-    def unwritable(self, error: Exception) -> str:
+    def unwritable(self, error: BaseException) -> str:
         """Return the message for a run directory that can't be written: the same from whoever tries first."""
         return f"can't write to {self.path}: {error}; nothing will be left there"
 

@@ -175,7 +175,7 @@ def start() -> Runtime | None:
         return _runtime
 
 
-def report(where: str, error: Exception) -> None:
+def report(where: str, error: BaseException) -> None:
     """Count an error of autoprof's own and say it once. It goes no further."""
     text = str(error) if isinstance(error, RecipeError) else f"{type(error).__name__}: {error}"
     # Every process of a run reads the same recipes; what is wrong with one is said where the run was started.

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, TypeGuard
+from typing import Any, NoReturn
 
-from autoprof import gates, interrupts
+from autoprof import gates, interrupts, log
 from autoprof.wrapping import Around, Call, Outcome, Reply, Wait
 
 
@@ -84,31 +84,31 @@ def _compiling() -> bool:
     return torch is not None and hasattr(torch, "compiler") and torch.compiler.is_compiling()
 
 
-def _block(run: _Run, wait: Wait) -> tuple[Any, Exception | None]:
+def _block(run: _Run, wait: Wait) -> tuple[Any, BaseException | None]:
     try:
         return wait.block(), None
     except BaseException as error:
-        if not _ours(error):
+        if (theirs := interrupts.of_user(error)) is not None:
             run.give_up()
-            run.cut_short(error)
-            raise
+            run.cut_short(theirs)
+            _hand_on(theirs)
         return None, error
 
 
-async def _suspend(run: _Run, wait: Wait) -> tuple[Any, Exception | None]:
+async def _suspend(run: _Run, wait: Wait) -> tuple[Any, BaseException | None]:
     try:
         return await wait.suspend(), None
     except BaseException as error:
         # A cancellation is of the user's task, and what a signal handler raises is the user's: the call ends here.
-        if not _ours(error):
+        if (theirs := interrupts.of_user(error)) is not None:
             run.give_up()
-            raise
+            _hand_on(theirs)
         return None, error
 
 
-def _ours(error: BaseException) -> TypeGuard[Exception]:
-    """Whether an exception that comes out of autoprof's code is an error of autoprof's. If not, it is the user's."""
-    return isinstance(error, Exception) and not interrupts.from_handler(error)
+def _hand_on(theirs: BaseException) -> NoReturn:
+    """Raise the user's exception itself, in the place of one that it has caused."""
+    raise theirs
 
 
 class _Run:
@@ -146,24 +146,24 @@ class _Run:
                 return None
             self._around = behaviour.around(call)
         except BaseException as error:
-            if not _ours(error):
-                raise
+            if (theirs := interrupts.of_user(error)) is not None:
+                _hand_on(theirs)
             self._failed(error)
-        return self._advance(lambda around: next(around))
+        return self._advance(None)
 
     def after(self, outcome: Outcome) -> Wait | None:
         """Go on with the behaviour after the call."""
         self._called = True
-        return self._advance(lambda around: around.send(outcome))
+        return self._advance(outcome)
 
-    def resume(self, answer: Any, error: Exception | None) -> Wait | None:
+    def resume(self, answer: Any, error: BaseException | None) -> Wait | None:
         """Go on with the behaviour after it waited."""
-        if error is not None:
-            try:
-                return self._advance(lambda around: around.throw(error))
-            finally:
-                error.__traceback__ = None  # as in _failed
-        return self._advance(lambda around: around.send(answer))
+        if error is None:
+            return self._advance(answer)
+        try:
+            return self._advance(error, "throw")
+        finally:
+            error.__traceback__ = None  # as in _failed
 
     def give_up(self) -> None:
         """Have the behaviour end what it began: the call is cancelled while the behaviour waits."""
@@ -172,33 +172,34 @@ class _Run:
             if around is not None:
                 around.close()
         except BaseException as error:
-            if not _ours(error):
-                raise
+            if (theirs := interrupts.of_user(error)) is not None:
+                _hand_on(theirs)
             self._failed(error)
 
-    def _advance(self, move: Callable[[Around], Wait | None]) -> Wait | None:
+    def _advance(self, value: Any, how: str = "send") -> Wait | None:
         if self._around is None:
             return None
         try:
-            wait = move(self._around)
+            wait: Wait | None = getattr(self._around, how)(value)
             if wait is None and self._called:
                 self._around.close()
                 raise RuntimeError("the behaviour yielded to the call twice")
             return wait
-        except StopIteration as stop:
-            self._around = None
-            if isinstance(stop.value, Reply) and not self._called:
-                self.reply = stop.value
-            gates.worked(self._key)
         except BaseException as error:
             self._around = None
-            if not _ours(error):
-                self.cut_short(error)
-                raise
+            # The generator's own end has come through no other frame than this.
+            if isinstance(error, StopIteration) and error.__traceback__.tb_next is None:  # type: ignore[union-attr]
+                if isinstance(error.value, Reply) and not self._called:
+                    self.reply = error.value
+                gates.worked(self._key)
+                return None
+            if (theirs := interrupts.of_user(error)) is not None:
+                self.cut_short(theirs)
+                _hand_on(theirs)
             self._failed(error)
         return None
 
-    def _failed(self, error: Exception) -> None:
+    def _failed(self, error: BaseException) -> None:
         try:
             from autoprof import runtime
 
@@ -213,7 +214,11 @@ class _Run:
 
     def cut_short(self, why: str | BaseException) -> None:
         """End what this call has begun to record: nobody else would."""
-        from autoprof import capture
+        try:
+            from autoprof import capture
 
-        reason = why if isinstance(why, str) else f"{type(why).__name__} was raised while autoprof was at work"
-        capture.cut_short(reason, but_for=self._recording)
+            reason = why if isinstance(why, str) else f"{type(why).__name__} was raised while autoprof was at work"
+            capture.cut_short(reason, but_for=self._recording)
+        except Exception as error:
+            interrupts.pass_on(error)
+            log.warning(f"{self._key}: what was being recorded could not be ended ({type(error).__name__}: {error})")

@@ -173,7 +173,8 @@ def _from_file(named: str, directory: Path) -> dict[str, Any]:
     path = directory / Path(named or CONFIG_FILE).expanduser()
     try:
         content = msgspec.toml.decode(path.read_bytes())
-    except FileNotFoundError:
+    except FileNotFoundError as error:
+        interrupts.pass_on(error)
         if named:
             raise SettingsError(f"AUTOPROF_CONFIG: there is no file {str(path)!r}; it takes a TOML file") from None
         return {}

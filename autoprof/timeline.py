@@ -205,7 +205,8 @@ class Timeline:
             return
         try:
             _files.append(self._path, content, first)
-        except FileNotFoundError:  # somebody has removed the folder
+        except FileNotFoundError as error:  # somebody has removed the folder
+            interrupts.pass_on(error)
             self._run.make(Path(self._path).parent)
             _files.append(self._path, content, first)
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Generator
 from types import FunctionType
 from typing import Any, NamedTuple, TypeAlias
 
+from autoprof import interrupts
 from autoprof.gates import Gate, gate
 from autoprof.paths import MISSING, follow
 
@@ -93,7 +94,8 @@ class Call:
         name, _, rest = path.partition(".")
         try:
             value = self.argument(name)
-        except LookupError:
+        except LookupError as error:
+            interrupts.pass_on(error)
             if default is not MISSING:
                 return default
             raise LookupError(f"there is no parameter {name} (of {path})") from None
@@ -170,8 +172,8 @@ def _wrap_plain(function: Callable[..., Any], key: str, closed: Gate) -> Callabl
         try:
             from autoprof.seam import drive
         except Exception as error:  # the call is not made here: our error would be the context of the user's
-            if (interrupts := sys.modules.get("autoprof.interrupts")) is not None:
-                interrupts.pass_on(error)
+            if (theirs := sys.modules.get("autoprof.interrupts")) is not None:
+                theirs.pass_on(error)
         else:
             return drive(key, function, args, kwargs)
         return function(*args, **kwargs)
@@ -187,8 +189,8 @@ def _wrap_coroutine(function: Callable[..., Any], key: str, closed: Gate) -> Cal
         try:
             from autoprof.seam import drive_coroutine
         except Exception as error:
-            if (interrupts := sys.modules.get("autoprof.interrupts")) is not None:
-                interrupts.pass_on(error)
+            if (theirs := sys.modules.get("autoprof.interrupts")) is not None:
+                theirs.pass_on(error)
         else:
             return await drive_coroutine(key, function, args, kwargs)
         return await function(*args, **kwargs)

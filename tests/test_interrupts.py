@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
+import json
 import signal
 import subprocess
 import sys
@@ -164,7 +165,20 @@ def test_a_handlers_exception_that_a_library_has_wrapped_is_found(alarm: Any) ->
         ours()
 
 
-BROAD = {"Exception", "BaseException", "OSError", "RuntimeError", "ValueError", "LookupError", "TimeoutError"}
+BROAD = {
+    *(
+        "Exception",
+        "BaseException",
+        "OSError",
+        "RuntimeError",
+        "ValueError",
+        "LookupError",
+        "TimeoutError",
+        "TypeError",
+    ),
+    *("KeyError", "IndexError", "AttributeError", "ImportError", "ArithmeticError", "ZeroDivisionError"),
+    *("FileNotFoundError", "FileExistsError"),
+}
 # What only people start, and what reads a run afterwards; `listing` is read when a run begins, as a file of JSON.
 READERS = {
     *("cli", "doctor", "doctor_run", "aftermath", "opening", "progress", "tables", "triggering", "waiting", "watching"),
@@ -172,7 +186,7 @@ READERS = {
     *("traces", "report", "authoring", "collect"),
 }
 # They decide by themselves: see `_ours` in both, and what a wrapper does that was shipped by value.
-SEAMS = {"seam", "_boot", "wrapping"}
+SEAMS = {"seam", "_boot", "_files"}
 
 
 def swallowed() -> Iterator[str]:
@@ -187,7 +201,11 @@ def swallowed() -> Iterator[str]:
                 kinds = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
                 broad = BROAD & {ast.unparse(kind).rpartition(".")[2] if kind else "Exception" for kind in kinds}
                 raised = any(isinstance(each, ast.Raise) and each.exc is None for each in node.body)
-                if broad and not raised and not ast.unparse(node.body[0]).startswith("interrupts.pass_on("):
+                first = ast.unparse(node.body[0])
+                passed_on = first.startswith(
+                    ("interrupts.pass_on(", "if (theirs := sys.modules.get('autoprof.interrupts')")
+                )
+                if broad and not raised and not passed_on:
                     yield place
             suppresses = isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[0] == "contextlib"
             if suppresses and BROAD & {ast.unparse(kind).rpartition(".")[2] for kind in node.args}:
@@ -196,6 +214,36 @@ def swallowed() -> Iterator[str]:
 
 def test_each_clause_that_catches_much_passes_on_what_a_handler_raises() -> None:
     assert list(swallowed()) == []
+
+
+KINDS = """
+import signal, sys, torch
+from small import Trainer
+kinds = [TimeoutError, OSError, ValueError, KeyError, StopIteration, SystemExit, RuntimeError, AttributeError,
+         ImportError, RecursionError, KeyboardInterrupt, FileNotFoundError, BlockingIOError, StopAsyncIteration, TypeError]
+fired = 0
+def handler(number, frame):
+    global fired
+    fired += 1
+    raise kind("mine")
+signal.signal(signal.SIGALRM, handler)
+trainer = Trainer()
+trainer.train_step()
+wrong = []
+for number in range(150):
+    kind, before = kinds[number % len(kinds)], fired
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.0002 + number % 37 * 0.0005)
+        while fired == before:
+            trainer.train_step()
+        wrong.append((kind.__name__, "lost"))
+    except BaseException as error:
+        if type(error) is not kind or error.args != ("mine",) or error.__context__ or error.__cause__:
+            wrong.append((kind.__name__, repr(error), repr(error.__context__)))
+print(wrong, fired, torch.autograd._profiler_enabled())
+for _ in range(3):
+    trainer.train_step()
+"""
 
 
 WATCHDOG = """
@@ -267,3 +315,17 @@ def test_alarms_leave_no_recording_behind(python: Python, tmp_path: Path) -> Non
     assert result.stdout == "equal\n", result.stderr
     with contextlib.suppress(FileNotFoundError):
         assert len(list((tmp_path / "autoprof_runs" / "made").glob("global_step_*"))) > 5
+
+
+@pytest.mark.fault(
+    "a handler raises whatever autoprof catches elsewhere", "it reaches the user", "what was being recorded"
+)
+def test_exceptions_of_any_kind_reach_the_user_from_captured_steps(python: Python, tmp_path: Path) -> None:
+    (tmp_path / "small.py").write_text(SMALL)
+    (tmp_path / "small.toml").write_text(RECIPE)
+    result = python(
+        KINDS, AUTOPROF="1", AUTOPROF_STEPS="::1", AUTOPROF_RECIPES="small.toml", AUTOPROF_MAX_STEPS="100000"
+    )
+    assert result.stdout == "[] 150 False\n", result.stderr
+    metas = sorted((tmp_path / "autoprof_runs").glob("*/global_step_*/*.meta.json"), key=lambda path: path.parent.name)
+    assert [json.loads(path.read_text())["state"] for path in metas[-3:]] == ["complete"] * 3

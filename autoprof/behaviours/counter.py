@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from autoprof import interrupts
 from autoprof.behaviours.step import StepBehaviour, finish
 from autoprof.paths import CallPath
 from autoprof.wrapping import CALL, Around, Call, wrap
@@ -36,7 +37,8 @@ class Counter(StepBehaviour):
         def get(self: Any) -> Any:
             try:
                 return vars(self)[name]
-            except KeyError:
+            except KeyError as error:
+                interrupts.pass_on(error)
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}") from None
 
         def assign(self: Any, value: Any) -> None:

@@ -6,7 +6,6 @@ name, counts forward passes, and writes into the step's folder. vllm-ascend's wo
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from typing import Any
 
@@ -232,7 +231,7 @@ def _rank_in_replica(worker: Any) -> int:
 def _rank_part(worker: Any) -> str:
     """What tells the workers of a replica apart in file names, as vLLM itself names them from 0.17 on."""
     part = f"rank{worker.rank}"
-    with contextlib.suppress(ImportError):
+    with interrupts.suppress(ImportError):
         from vllm.distributed.utils import get_worker_rank_suffix
 
         part = str(get_worker_rank_suffix(global_rank=worker.rank))

@@ -127,6 +127,7 @@ def _own_folder() -> Iterator[None]:
         creator = importlib.import_module("torch_npu.profiler._profiler_path_creator").ProfPathCreator()
         before = {"worker_name": creator._worker_name, "dir_name": creator._dir_path}
     except (ImportError, AttributeError) as error:
+        interrupts.pass_on(error)
         log.warning_once(f"torch_npu's folder can't be set back: {error}")
         yield
         return

@@ -80,7 +80,6 @@ def _freed() -> bool:
 def _moved(apply: Callable[..., Any]) -> Callable[..., Any]:
     import torch
 
-    # By its other name it is called for the children of a module.
     record: Callable[[bool], None] = torch.autograd._enable_record_function
 
     @functools.wraps(apply)

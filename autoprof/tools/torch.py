@@ -204,7 +204,8 @@ def _trace_only() -> Any:
         from torch._C._profiler import _ExperimentalConfig
 
         return _ExperimentalConfig(trace_only=True)
-    except (ImportError, TypeError):
+    except (ImportError, TypeError) as error:
+        interrupts.pass_on(error)
         return None
 
 
