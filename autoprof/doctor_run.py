@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from autoprof import aftermath, control, doctor, listing, tables
 from autoprof._finish import NOT_ANALYSED
 from autoprof.doctor import Report
 from autoprof.hooklog import WAITING
+from autoprof.report.reading import Reader, timelines
 from autoprof.rundir import COLLECTED, RunDir
 from autoprof.window import Steps
 
@@ -64,7 +64,7 @@ def _merged(processes: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def _check_steps(report: Report, run: listing.Run) -> None:
-    executed = sorted(_executed(run))
+    executed = sorted(_executed(report, run))
     report.facts["steps executed"] = f"{executed[0]} to {executed[-1]}" if executed else "none was seen"
     report.facts["steps captured"] = ", ".join(str(step.number) for step in run.steps) or "none"
     if not executed:
@@ -84,17 +84,12 @@ def _check_steps(report: Report, run: listing.Run) -> None:
         report.problems.append("the run executed none of the steps that AUTOPROF_STEPS asked for")
 
 
-def _executed(run: listing.Run) -> set[int]:
-    numbers = set()
-    for path in Path(run.path, "timeline").glob("*.jsonl"):
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
-            try:
-                span = json.loads(line)
-                if span["kind"] == "step":
-                    numbers.add(int(span["step"]))
-            except (ValueError, TypeError, KeyError):  # a line that was cut off
-                continue
-    return numbers
+def _executed(report: Report, run: listing.Run) -> set[int]:
+    reader = Reader()
+    files, _ = timelines(Path(run.path))
+    numbers = {line.step for file in files for line in reader.spans(file) if line.kind == "step"}
+    report.notes += reader.notes()
+    return {number for number in numbers if number is not None}
 
 
 def _check_control(report: Report, directory: RunDir) -> None:

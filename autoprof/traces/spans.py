@@ -13,6 +13,8 @@ from autoprof.traces.attempts import PROCESS, Attempts, is_of
 from autoprof.traces.lines import Ns, Number, lines
 from autoprof.traces.reader import NO_JSON
 
+# No viewer shows more spans of a step.
+MOST_SPANS = 500_000
 _STEP, _TRAINER = "step", "trainer"
 
 
@@ -92,11 +94,11 @@ def process(path: Path) -> Process:
     return Process(host or path.stem, int(pid) if pid.isdecimal() else 0)
 
 
-def of_step(run: Path, number: int) -> dict[Process, list[Span]]:
+def of_step(run: Path, number: int, said: list[str] | None = None) -> dict[Process, list[Span]]:
     """The spans of a step: those that carry its number, and those without one that begin while it runs.
 
     Of a step that ran again after the run was resumed, those of the last time. The files are read twice, line by line;
-    what is kept is one step's.
+    what is kept is one step's, and no more than `MOST_SPANS`; `said` is told what is left out.
     """
     paths = [path for path in sorted((run / "timeline").glob("*.jsonl")) if path.is_file()]
     attempts = Attempts()
@@ -114,9 +116,17 @@ def of_step(run: Path, number: int) -> dict[Process, list[Span]]:
     steps = [bound for bound in bounds if bound[0] and since < bound[3] and bound[2] < until] or bounds
     start, end = min(bound[2] for bound in steps), max(bound[3] for bound in steps)
     found: dict[Process, list[Span]] = {}
+    count = 0
     for path in paths:
         for span in read(path):
             own = span.step == number and is_of(span, since, until)
             if own or (span.step is None and span.kind != PROCESS and start <= span.start_ns <= end):
+                count += 1
+                if count > MOST_SPANS:
+                    continue
                 found.setdefault(process(path), []).append(span)
+    if count > MOST_SPANS and said is not None:
+        said.append(
+            f"left out: {count - MOST_SPANS} spans of the timeline, which has more than {MOST_SPANS} of the step"
+        )
     return found

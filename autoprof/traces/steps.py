@@ -82,7 +82,8 @@ def of_step(run: Run, step: Step, wishes: Wishes) -> Work:
     folder = RunDir(Path(run.path)).step(step.number)
     wanted = Settings(roles=tuple(word.strip() for word in wishes.roles.split(",")))
     captures = [capture for capture in step.captures if any(map(wanted.takes_role, inputs.roles(capture)))]
-    timeline = inputs.timeline_of(spans.of_step(Path(run.path), step.number), wanted.takes_role)
+    missing: list[str] = []
+    timeline = inputs.timeline_of(spans.of_step(Path(run.path), step.number, missing), wanted.takes_role)
     taken = inputs.of_step(folder, captures)
     if not taken and not timeline.processes:
         there = ", ".join(dict.fromkeys(map(inputs.role, step.captures))) or "none"
@@ -97,7 +98,8 @@ def of_step(run: Run, step: Step, wishes: Wishes) -> Work:
     place = folder / f"{name}{ending}" if step.captures else Path(run.path, "timeline", f"{folder.name}.{name}{ending}")
     made = _checked(wishes.output, bool(part)) or RunDir(Path(run.path)).make(place.parent) / place.name
     meta = folder / f"{name}{META}" if wishes.output is None and step.captures and not wishes.tar else None
-    return Work(taken, timeline, made, [*filter(None, [said]), *inputs.not_taken(folder)], meta, step.number)
+    lines = [*filter(None, [said]), *inputs.not_taken(folder), *missing]
+    return Work(taken, timeline, made, lines, meta, step.number)
 
 
 def _roles(captures: Sequence[CaptureFile], timeline: Timeline) -> set[str]:
