@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from autoprof.intervals import Union, segments
 from autoprof.report import words
-from autoprof.report.figures import OTHER, Gap, Lane, PathPart, SpanRow
+from autoprof.report.figures import OTHER, PROFILING, Gap, Lane, PathPart, SpanRow
 from autoprof.report.reading import Line, Timeline
 from autoprof.traces.drawn import ROLES
 
@@ -31,6 +31,7 @@ class LaneSpans:
         self.rank: int | None = None
         self.label = ""
         self.busy = Union()
+        self.profiling = Union()
         self.count = 0
         # By length, the shortest first, with a number so that nothing else is compared.
         self._longest: list[tuple[int, int, Line]] = []
@@ -41,6 +42,8 @@ class LaneSpans:
     def add(self, line: Line) -> None:
         if line.kind not in _NO_WORK:
             self.busy.add(line.start_ns, line.end_ns)
+        if line.kind == PROFILING:
+            self.profiling.add(line.start_ns, line.end_ns)
         if line.kind in ("turn", "tool", "reward"):
             return
         self.count += 1
@@ -213,7 +216,7 @@ def _edge(lanes: Iterable[LaneSpans], at: int, side: int) -> tuple[str, str]:
 
 def _tells(line: Line) -> bool:
     """Whether a worker's span says how long its work takes: agent loops hand theirs off, and are done at once."""
-    return line.kind not in _NO_WORK and (line.role, line.kind) != ("agent_loop", "stage")
+    return line.kind not in (*_NO_WORK, PROFILING) and (line.role, line.kind) != ("agent_loop", "stage")
 
 
 def _is_stage(line: Line) -> bool:

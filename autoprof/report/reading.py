@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from autoprof.redaction import writable
+from autoprof.report.figures import PROFILING
 from autoprof.report.words import listed, several
 from autoprof.traces import hosts, spans
 from autoprof.traces.attempts import PROCESS
@@ -43,7 +44,7 @@ class Line(msgspec.Struct, frozen=True, gc=False):
     counts: dict[str, _Count | None] = {}
 
 
-SPANS = frozenset({"step", "stage", "timer", "sample", "turn", "tool", "reward", "request", "window"})
+SPANS = frozenset({"step", "stage", "timer", "sample", "turn", "tool", "reward", "request", "window", PROFILING})
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
