@@ -9,6 +9,7 @@ from typing import Any
 from msgspec import Struct
 
 from autoprof import __version__, _files, listing, rundir, tables
+from autoprof.documents import MetaDocument
 from autoprof.listing import CaptureFile, NotFound, Run, Step
 from autoprof.rundir import MERGED, META, TAR, TRACE, RunDir, is_whole_step, tidy
 from autoprof.settings import Settings
@@ -147,7 +148,7 @@ def is_current(work: Work) -> bool:
     """Whether the file that is there is what this work would make of the same traces, by its meta file."""
     if work.meta is None:
         return True
-    meta = listing.load_json(work.meta)
+    meta = listing.load_json(work.meta, MetaDocument)
     try:
         told = {*meta.get("merged", ()), *meta.get("left_out", ())}
         size = work.made.stat().st_size
