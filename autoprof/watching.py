@@ -169,7 +169,7 @@ def _became(content: Mapping[str, Any] | None) -> Became | None:
         return None
     try:
         return msgspec.convert(content.get("became", {}), Became)
-    except msgspec.ValidationError:
+    except (msgspec.ValidationError, ValueError):  # ValueError: text that is no UTF-8
         return Became()
 
 
