@@ -13,12 +13,14 @@ from __future__ import annotations
 import os
 import sys
 import time
+from _thread import get_ident
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from importlib.machinery import ModuleSpec
     from types import FrameType, ModuleType
+    from typing import Any
 
 ON = ("1", "true", "on", "yes")
 ENABLE = "AUTOPROF"
@@ -68,7 +70,9 @@ def activate() -> None:
     _activated = True
     try:
         _activate(getattr(sys, "orig_argv", None) or sys.argv)
-    except Exception as error:
+    except BaseException as error:
+        if not _ours(error):
+            raise
         switch_off(f"could not start ({type(error).__name__}: {error})")
 
 
@@ -186,6 +190,24 @@ def _starting() -> bool:
     return False
 
 
+def finder() -> Finder:
+    """The finder of this process, which is put in front of all others where there is none yet."""
+    for each in sys.meta_path:
+        if isinstance(each, Finder):
+            return each
+    sys.meta_path.insert(0, first := Finder(set()))
+    return first
+
+
+def _ours(error: BaseException) -> bool:
+    """Whether an exception in autoprof's code is an error of autoprof's: no signal's, and no signal handler's."""
+    if not isinstance(error, Exception):
+        return False
+    from autoprof import interrupts
+
+    return not interrupts.from_handler(error)
+
+
 def _say(text: str) -> None:
     try:
         sys.stderr.write(f"autoprof: {text}\n")
@@ -194,39 +216,105 @@ def _say(text: str) -> None:
 
 
 class Finder:
-    """Loads a target's recipes when the target is first imported, and finds no module itself."""
+    """Loads a target's recipes when the target is first imported, and calls what waits for a module to be imported.
+
+    The import system calls `find_spec` with its own lock held, for which the imports of all other threads wait (CPython
+    3.11, `importlib._bootstrap._find_spec`). So `find_spec` imports no module and waits for no lock: it finds the
+    module as the finders behind it do, and puts a `Loader` in front of the module's own.
+    """
 
     def __init__(self, targets: set[str]) -> None:
         self.targets = targets
         self._looks = found() is None
         self._seen: set[str] = set()
+        self._hooks: dict[str, list[Callable[[ModuleType], None]]] = {}
+        # Targets whose recipes are being read, and the threads that do so; targets that autoprof itself imports
+        # meanwhile; what a thread is looking for; what a `Loader` is executing.
+        self._loading: set[str] = set()
+        self._loaders: set[int] = set()
+        self._late: set[str] = set()
+        self._finding: set[tuple[int, str]] = set()
+        self._executing: set[str] = set()
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if self._looks and "." not in fullname and fullname not in sys.stdlib_module_names and not _starting():
+        top = fullname.partition(".")[0]
+        if self._looks and fullname == top and fullname not in sys.stdlib_module_names and not _starting():
             self.look()
-        if fullname not in self.targets or not self.load(fullname):
+        if not (top in self.targets or fullname in self._hooks or top in self._loading):
             return None
-        from autoprof import importing
+        # Another finder, as wrapt's, may search anew from the first finder on.
+        search = (get_ident(), fullname)
+        if search in self._finding:
+            return None
+        self._finding.add(search)
+        try:
+            spec = self._find_behind(fullname, path, target)
+        finally:
+            self._finding.discard(search)
+        if spec is not None and hasattr(spec.loader, "exec_module"):
+            spec.loader = Loader(self, spec.loader)  # type: ignore[assignment]
+        return spec
 
-        # wrapt's finder has just been put in front of this one, where this import no longer looks.
-        return importing.find_spec(fullname, path, target)
+    def _find_behind(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
+        finders = list(sys.meta_path)
+        for finder in finders[finders.index(self) + 1 :] if self in finders else ():
+            find = getattr(finder, "find_spec", None)
+            spec: ModuleSpec | None = find(fullname, path, target) if find is not None else None
+            if spec is not None:
+                return spec
+        return None
 
-    def load(self, name: str) -> bool:
-        """Load the recipes for the target `name`, once, and say whether that worked. Never raises."""
+    def execute(self, module: ModuleType, loader: Any) -> None:
+        """Execute a module with its own loader: the recipes of its target are loaded before, its hooks called after."""
+        name = module.__spec__.name if module.__spec__ is not None else module.__name__
+        self._executing.add(name)
+        try:
+            top = name.partition(".")[0]
+            if top in self.targets:
+                self.load(top)
+            loader.exec_module(module)
+        finally:
+            self._executing.discard(name)
+        for hook in list(self._hooks.get(name, ())):
+            hook(sys.modules.get(name, module))
+
+    def when_imported(self, name: str, hook: Callable[[ModuleType], None]) -> None:
+        """Call `hook` with the module `name` now if it is imported, and each time that it is executed from here on."""
+        self._hooks.setdefault(name, []).append(hook)
+        module = sys.modules.get(name)
+        if module is not None and name not in self._executing:
+            hook(module)
+
+    def load(self, name: str) -> None:
+        """Load the recipes for the target `name`, once. Raises nothing of autoprof's own."""
+        here = get_ident()
+        self._loading.add(name)
         self.targets.discard(name)
+        if here in self._loaders:
+            self._late.add(name)
+            return
+        self._loaders.add(here)
         try:
             from autoprof import importing
 
             importing.load(name)
-        except Exception as error:
+            while self._late:
+                importing.load(late := self._late.pop())
+                self._loading.discard(late)
+        except BaseException as error:
+            if not _ours(error):
+                self.targets.add(name)
+                raise
             switch_off(f"could not load the recipes for {name} ({type(error).__name__}: {error})")
-            return False
-        return True
+        finally:
+            self._loaders.discard(here)
+            self._loading.discard(name)
 
     def look(self) -> None:
-        """Look for recipes of distributions where `sys.path` has grown since the last time. Never raises.
+        """Look for recipes of distributions where `sys.path` has grown since the last time. Raises nothing of
+        autoprof's own.
 
         A process that was told what there is does not look.
         """
@@ -239,9 +327,38 @@ class Finder:
 
             if _entry_points.look(places):
                 self.add(recipe_files())
-        except Exception as error:
+        except BaseException as error:
+            if not _ours(error):
+                self._seen.difference_update(places)
+                raise
             _say(f"could not look for recipes of distributions ({type(error).__name__}: {error})")
 
     def add(self, names: Iterable[str]) -> None:
         """Have the recipes of these targets loaded too, but for those that are imported already."""
         self.targets.update(name for name in names if name not in sys.modules)
+
+
+class Loader:
+    """A module's own loader, but for the moment when the module is executed."""
+
+    def __init__(self, finder: Finder, loader: Any) -> None:
+        self._finder = finder
+        self._loader = loader
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return type(self._loader)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        module: ModuleType | None = self._loader.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        # What has been imported has its own loader, as without autoprof.
+        for holder, name in ((module, "__loader__"), (getattr(module, "__spec__", None), "loader")):
+            if getattr(holder, name, None) is self:
+                setattr(holder, name, self._loader)
+        self._finder.execute(module, self._loader)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
-from autoprof import _boot
+from autoprof import _boot, interrupts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -68,7 +68,8 @@ def declared(places: Iterable[str]) -> Iterator[EntryPoint]:
     for place in places:
         try:
             names = sorted(os.listdir(place or "."))
-        except OSError:
+        except OSError as error:
+            interrupts.pass_on(error)
             continue
         for name in names:
             if name.endswith(_FOLDERS):
@@ -79,7 +80,8 @@ def _of_distribution(folder: str) -> Iterator[EntryPoint]:
     try:
         with open(os.path.join(folder, _FILE), "rb") as file:
             content = file.read()
-    except OSError:
+    except OSError as error:
+        interrupts.pass_on(error)
         return
     if GROUP.encode() not in content:
         return
@@ -101,7 +103,8 @@ def _places(package: str) -> list[str]:
             continue
         try:
             spec = finder.find_spec(package, None)
-        except Exception:  # somebody else's finder
+        except Exception as error:  # somebody else's finder
+            interrupts.pass_on(error)
             continue
         if spec is not None:
             return list(spec.submodule_search_locations or ())

@@ -6,11 +6,15 @@ what is there already is opened only if it is a file. The process that finishes 
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import shutil
 import stat
+
+if __package__:
+    from autoprof.interrupts import suppress
+else:  # the process that finishes captures has no signal handlers, and loads this file alone
+    from contextlib import suppress  # type: ignore[assignment]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,19 +42,17 @@ def folder(path: str | os.PathLike[str]) -> None:
     Raises:
         OSError: It can't be made; a file or a link is in its place.
     """
-    try:
-        os.mkdir(path, 0o700)
-    except FileNotFoundError:
-        above = os.path.dirname(path)
-        if above in ("", path):
-            raise
-        folder(above)
-        folder(path)
-    except FileExistsError:
-        if not stat.S_ISDIR(os.lstat(path).st_mode):
-            raise
-    else:
-        _show(path, 0o750)
+    place = os.fspath(path)
+    missing = []
+    while not _made(place):
+        missing.append(place)
+        place = os.path.dirname(place)
+        if place in ("", missing[-1]):
+            break
+    for place in reversed(missing):
+        # There are disks where nothing can be made though what is above is there: /proc, and what was deleted.
+        if not _made(place):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), place)
 
 
 def create(path: str | os.PathLike[str]) -> int:
@@ -59,7 +61,7 @@ def create(path: str | os.PathLike[str]) -> int:
     Raises:
         OSError: It can't be made.
     """
-    with contextlib.suppress(FileNotFoundError):
+    with suppress(FileNotFoundError):
         os.unlink(path)
     return _create(path)
 
@@ -91,7 +93,7 @@ def write(path: str | os.PathLike[str], content: bytes) -> None:
             file.close()
             os.replace(part, path)
         except BaseException:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 os.unlink(part)
             raise
 
@@ -149,7 +151,7 @@ def read(path: str | os.PathLike[str], most: int, owners: Container[int] | None 
 
 def empty(path: str | os.PathLike[str]) -> None:
     """Give back what a file takes of the disk. Nothing happens where there is none, or where it has other names."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         descriptor = os.open(path, os.O_WRONLY | _CAREFULLY)
         try:
             found = os.fstat(descriptor)
@@ -167,14 +169,28 @@ def remove(*paths: str) -> None:
         elif os.path.lexists(path):
             # Kineto keeps a file open that it could not write, and with it its room on the disk (torch 2.13).
             empty(path)
-            with contextlib.suppress(FileNotFoundError):
+            with suppress(FileNotFoundError):
                 os.unlink(path)
 
 
 def show(path: str | os.PathLike[str]) -> None:
     """Give a file that somebody else made the permissions of the run's files."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         os.chmod(path, 0o640 if _group else 0o600)
+
+
+def _made(path: str) -> bool:
+    """Make a folder where there is none; False where there is no folder to make it in."""
+    try:
+        os.mkdir(path, 0o700)
+    except FileNotFoundError:
+        return False
+    except FileExistsError:
+        if not stat.S_ISDIR(os.lstat(path).st_mode):
+            raise
+    else:
+        _show(path, 0o750)
+    return True
 
 
 def _create(path: str | os.PathLike[str]) -> int:
@@ -186,7 +202,7 @@ def _create(path: str | os.PathLike[str]) -> int:
 def _show(made: int | str | os.PathLike[str], mode: int) -> None:
     """Let the group read what was just made, whatever the umask, if it may. Some disks know no permissions."""
     if _group:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             os.chmod(made, mode | (os.stat(made).st_mode & stat.S_ISGID))
 
 

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
-from autoprof import control, log, settings
+from autoprof import control, interrupts, log, settings
 from autoprof.control import Became, Trigger
 from autoprof.listening import Bell, Folder
 from autoprof.rundir import RunDir
@@ -207,5 +207,6 @@ def _switch(run: RunDir, name: str, trigger: Trigger) -> None:
     try:
         control.switch(run, trigger.switch == "off")
     except OSError as error:
+        interrupts.pass_on(error)
         became.reason = f"{run.control}: {error.strerror}"
     control.note(run, name, trigger, became)

@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable
 
-from autoprof import log, runtime, tools, writing
+from autoprof import interrupts, log, runtime, tools, writing
 from autoprof.budget import OverBudget
 from autoprof.naming import Subject
 from autoprof.placement import Placement, why_not
@@ -264,6 +264,7 @@ def _at_exit() -> None:
             recording.abandon("the process ended while another thread was in the stage")
         recording.wait()
     except Exception as error:
+        interrupts.pass_on(error)
         log.warning(f"a capture could not be ended: {type(error).__name__}: {error}")
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from autoprof import log, runtime
+from autoprof import interrupts, log, runtime
 from autoprof.asked import Windows
 from autoprof.rundir import RunDir
 from autoprof.runtime import Runtime
@@ -50,6 +50,7 @@ class Chooser:
                 self._watch = Watch(run, run.teller)
             self._watch.begins(step, ordinal)
         except Exception as error:  # whoever works on the step must hear of it all the same
+            interrupts.pass_on(error)
             runtime.report("comparing", error)
 
     def judge(self, step: int, ordinal: int) -> None:
@@ -58,6 +59,7 @@ class Chooser:
             if self._watch is not None:
                 self._watch.ended(step, ordinal, captured=step in self._captured)
         except Exception as error:
+            interrupts.pass_on(error)
             runtime.report("comparing", error)
 
     def choose(self, settings: Settings, step: int, ordinal: int) -> dict[str, Any] | None:
@@ -98,6 +100,7 @@ class Chooser:
         try:
             return overrides if self._watch is None else self._watch.found(overrides, first)
         except Exception as error:
+            interrupts.pass_on(error)
             runtime.report("comparing", error)
             return overrides
 

@@ -6,7 +6,6 @@ where the other clock is to within half of that.
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import threading
 import time
@@ -15,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from autoprof import _files, rundir
+from autoprof import _files, interrupts, rundir
 from autoprof.runtime import Runtime
 
 # A measurement is good for so long: clocks that run apart by 1 ms a minute are out of order.
@@ -52,7 +51,7 @@ def measure(run: Runtime) -> None:
         return
     _stop.clear()
     thread = threading.Thread(target=_measure, args=(run, ray), name="autoprof-clocks", daemon=True)
-    with contextlib.suppress(RuntimeError):  # there may be no more threads
+    with interrupts.suppress(RuntimeError):  # there may be no more threads
         thread.start()
         _thread = thread
 
@@ -75,6 +74,7 @@ def _measure(run: Runtime, ray: Any) -> None:
         if found:
             write(run, found)
     except Exception as error:
+        interrupts.pass_on(error)
         if not _stop.is_set():
             run.hooks.error("clocks", f"{type(error).__name__}: {error}")
 
@@ -119,7 +119,8 @@ def offsets(ray: Any, nodes: Sequence[str], host: Callable[[str, str], str] = la
             node = waiting.pop(reference)
             try:
                 measured = _node(ray, on_node[node], node, host)
-            except Exception:  # the node has gone
+            except Exception as error:  # the node has gone
+                interrupts.pass_on(error)
                 continue
             if measured is not None and measured.host != rundir.HOST:
                 found.append(measured)

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from autoprof import control, log, posting, runtime, telling
+from autoprof import control, interrupts, log, posting, runtime, telling
 from autoprof.conditions import RESUME
 from autoprof.judging import FIRST, Judge, Measured, Opened
 from autoprof.runtime import Runtime
@@ -120,7 +120,7 @@ class Watch:
             thread = threading.Thread(
                 target=self._hear, args=(step, ordinal, fair, own), name="autoprof-comparing", daemon=True
             )
-            with contextlib.suppress(RuntimeError):  # there may be no more threads
+            with interrupts.suppress(RuntimeError):  # there may be no more threads
                 thread.start()
                 self._thread = thread
                 _threads[:] = [thread, *(each for each in _threads if each.is_alive())]
@@ -137,6 +137,7 @@ class Watch:
                     self._open(self._judge.ranks(step, same, ordinal))
                     self._open(self._judge.replicas(step, replicas, ordinal))
         except Exception as error:
+            interrupts.pass_on(error)
             if not _stop.is_set():
                 runtime.report("comparing", error)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from autoprof import capture, log, runtime
+from autoprof import capture, interrupts, log, runtime
 from autoprof.capture import Capture
 from autoprof.naming import Subject
 from autoprof.placement import clock
@@ -131,6 +131,7 @@ def end_in_worker(actor: object, together: bool) -> None:
     try:
         step_ended(together)
     except Exception as error:
+        interrupts.pass_on(error)
         runtime.report("continuous", error)
 
 
@@ -146,13 +147,15 @@ def _end_quietly(told: StepCapture) -> None:
         if told is _open:
             end()
     except Exception as error:
+        interrupts.pass_on(error)
         runtime.report("continuous", error)
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:
     try:
         return asyncio.get_running_loop()
-    except RuntimeError:
+    except RuntimeError as error:
+        interrupts.pass_on(error)
         return None
 
 
@@ -163,4 +166,5 @@ def _at_exit() -> None:
         if last is not None:  # the interpreter does not wait for a thread that starts now
             last.wait()
     except Exception as error:
+        interrupts.pass_on(error)
         log.warning(f"the capture of a step could not be ended: {error}")

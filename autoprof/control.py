@@ -6,7 +6,6 @@ when that changes, for `--wait` to read. One that is refused is kept as `<name>.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import re
@@ -17,7 +16,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from autoprof import _files, log, rundir, settings
+from autoprof import _files, interrupts, log, rundir, settings
 from autoprof.rundir import RunDir, write_json
 from autoprof.window import STEPS_TAKE, Steps
 
@@ -143,7 +142,8 @@ def names(run: RunDir) -> list[str]:
     """What lies in `control/`, oldest requests first."""
     try:
         return sorted(os.listdir(run.control))
-    except OSError:  # nobody has asked for anything
+    except OSError as error:  # nobody has asked for anything
+        interrupts.pass_on(error)
         return []
 
 
@@ -164,6 +164,7 @@ def take(run: RunDir, there: Iterable[str] | None = None) -> list[tuple[str, Tri
         except FileNotFoundError:  # somebody else was faster
             continue
         except OSError as error:
+            interrupts.pass_on(error)
             log.warning_once(
                 f"{run.control / name}: it can't be taken: {error.strerror}; the folder must be this user's"
             )
@@ -171,7 +172,8 @@ def take(run: RunDir, there: Iterable[str] | None = None) -> list[tuple[str, Tri
         try:
             taken.append((name, decoded(_content(run, path), run.path.name)))
         except UNREADABLE as error:
-            with contextlib.suppress(OSError):
+            interrupts.pass_on(error)
+            with interrupts.suppress(OSError):
                 os.replace(path, f"{run.control / name}{REFUSED}")
             refuse(run, name, error)
     return taken
@@ -191,6 +193,7 @@ def note(run: RunDir, name: str, trigger: Trigger | None, became: Became) -> Non
     try:
         write_json(Path(f"{run.control / name}{TAKEN}"), asked | {"became": msgspec.to_builtins(became)})
     except OSError as error:
+        interrupts.pass_on(error)
         log.warning_once(f"{run.control}: what becomes of requests can't be written there: {error.strerror}")
 
 
@@ -214,7 +217,8 @@ def read_along(run: RunDir, there: Iterable[str], known: set[str]) -> list[tuple
                 break
             except FileNotFoundError:  # it has been taken just now
                 continue
-            except UNREADABLE:  # whoever takes it says so
+            except UNREADABLE as error:  # whoever takes it says so
+                interrupts.pass_on(error)
                 break
     return found
 
@@ -246,7 +250,7 @@ def states(run: RunDir) -> dict[str, Became]:
     found = {}
     for name in names(run):
         if name.endswith(f"{ENDING}{TAKEN}"):
-            with contextlib.suppress(*UNREADABLE):
+            with interrupts.suppress(*UNREADABLE):
                 content = msgspec.json.decode(_files.read(run.control / name, MOST_BYTES), type=dict[str, Any])
                 found[name.removesuffix(TAKEN)] = msgspec.convert(content.get("became", {}), Became)
     return found

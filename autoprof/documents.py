@@ -17,7 +17,7 @@ from typing import Annotated, Any, TypedDict
 import msgspec
 from msgspec import Meta
 
-from autoprof import _files
+from autoprof import _files, interrupts
 from autoprof.redaction import writable
 
 # No file that autoprof writes for itself is larger, or has more objects in one another.
@@ -151,8 +151,10 @@ def read(path: Path, kind: Any, left_out: list[str] | None = None) -> dict[str, 
     except FileNotFoundError:
         pass
     except OSError as error:
+        interrupts.pass_on(error)
         named.append(f"it can't be read: {error.strerror or error}")
     except (ValueError, RecursionError, RuntimeError) as error:  # RuntimeError: links that lead to one another
+        interrupts.pass_on(error)
         named.append(f"it can't be read: {str(error)[:100]}")
     kept: dict[str, Any] = _kept(content, kind, "", named) if isinstance(content, dict) else {}
     if left_out is not None and named:

@@ -12,14 +12,14 @@ import time
 from pathlib import Path
 
 import autoprof
-from autoprof import log, store
+from autoprof import interpreter, interrupts, log, store
 from autoprof.redaction import is_url, url
 from autoprof.runtime import Runtime
 from autoprof.settings import MERGE
 from autoprof.traces import after
 
 _MARK = ".on_finish"
-_AFTER = "import sys; sys.path.append(sys.argv[1]); from autoprof.traces import after; after.main()"
+_AFTER = "import sys; sys.path += sys.argv[1].split(':'); from autoprof.traces import after; after.main()"
 # How long it may take to stop being a child, which is some 100 ms.
 _HAND_OVER_S = 10.0
 _PAUSE_S = 0.1
@@ -32,13 +32,14 @@ _first: bool | None = None
 def end_run(run: Runtime) -> None:
     """At exit of the process that started the run. Never raises."""
     try:
-        if not run.started_here or not run.rundir.run_json.exists():
+        if not run.started_here or not os.path.exists(run.rundir.run_json):
             return
         wait_for_files(run)
         run.complete()
         if run.rundir.steps() or is_url(run.settings.collect):
             _after(run)
     except Exception as error:
+        interrupts.pass_on(error)
         log.warning(f"the end of the run could not be noted: {error}")
 
 
@@ -118,8 +119,12 @@ def _after(run: Runtime) -> None:
     output = None if command or to else subprocess.DEVNULL
     job = {"run": directory, "command": command, "merge": _merging(run), "to": to}
     try:
+        python = interpreter.find()
+        # Another interpreter than this process's may not find its packages.
+        others = sys.path if python != sys.executable else []
+        path = os.pathsep.join([str(Path(autoprof.__file__).parent.parent), *filter(None, map(str, others))])
         process = subprocess.Popen(
-            [sys.executable, "-c", _AFTER, str(Path(autoprof.__file__).parent.parent)],
+            [python, "-c", _AFTER, path],
             env=os.environ | {"AUTOPROF": "0"},
             stdin=subprocess.PIPE,
             stdout=output,
@@ -130,6 +135,7 @@ def _after(run: Runtime) -> None:
         with process.stdin:
             process.stdin.write(json.dumps(job).encode())
     except OSError as error:
+        interrupts.pass_on(error)
         log.warning(f"no process could be started to merge or copy traces: {error}")
         if command:
             after.run_command(command, directory)

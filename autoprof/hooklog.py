@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from autoprof import documents, log, rundir
+from autoprof import documents, interrupts, log, rundir
 from autoprof.documents import ProcessDocument
 from autoprof.recipe import BoundHook, Recipe
 from autoprof.redaction import hidden, redacted
@@ -136,13 +136,16 @@ class HookLog:
     def _write(self) -> None:
         if not self._worth_writing:
             return
-        with self._lock:
-            try:
-                self._join()
+        try:
+            # Without the lock: it may import modules of Ray's, for which a thread that comes here may have to wait.
+            self._join()
+            with self._lock:
                 rundir.write_json(self._own_file(), self.content())
-            except OSError as error:
-                self._worth_writing = False
-                log.warning_once(f"can't write to {self._directory.path}: {error}; nothing will be left there")
+        # Nobody else stops it: this runs where an error of ours is reported, too.
+        except Exception as error:
+            interrupts.pass_on(error)
+            self._worth_writing = False
+            log.warning_once(self._directory.unwritable(error))
 
     def _own_file(self) -> Path:
         """The file of this process: a new one, where an earlier process of the run had the same pid."""
@@ -190,7 +193,8 @@ def process_title() -> str:
     try:
         with open("/proc/self/cmdline", "rb") as file:
             words = file.read(4096).decode(errors="replace").split("\0")
-    except OSError:
+    except OSError as error:
+        interrupts.pass_on(error)
         words = sys.argv
     if "--multiprocessing-fork" in words:
         import multiprocessing

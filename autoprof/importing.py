@@ -8,8 +8,6 @@ import inspect
 import os
 import sys
 import threading
-from collections.abc import Sequence
-from importlib.machinery import ModuleSpec
 from types import (
     BuiltinFunctionType,
     FunctionType,
@@ -21,13 +19,12 @@ from types import (
 from typing import Any
 
 import wrapt
-import wrapt.importer
 
-from autoprof import _boot, capture, cupti, ending, gates, log, recipe, runtime
+from autoprof import _boot, capture, cupti, ending, gates, interrupts, log, recipe, runtime
 from autoprof.behaviours import Behaviour
 from autoprof.recipe import BoundHook, RecipeError
 from autoprof.runtime import Runtime
-from autoprof.wrapping import wrap, wrapped_by
+from autoprof.wrapping import wrap, wrapped_by, wrapper_key
 
 # What a wrapper can stand in for, beside functions that other compilers make. Other objects that can be called have
 # attributes of their own, and classes are more than what they make.
@@ -61,16 +58,7 @@ def load(target: str) -> None:
         if reason := left_out(run, hook):
             run.hooks.skipped(hook, reason)
             continue
-        wrapt.register_post_import_hook(functools.partial(_imported, hook), hook.hook.module)
-
-
-def find_spec(name: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
-    """Find a module through wrapt's finder, which has its post-import hooks called."""
-    for finder in sys.meta_path:
-        if isinstance(finder, wrapt.importer.ImportHookFinder):
-            spec: ModuleSpec | None = finder.find_spec(name, path, target)
-            return spec
-    return None
+        _boot.finder().when_imported(hook.hook.module, functools.partial(_imported, hook))
 
 
 def known() -> list[BoundHook]:
@@ -200,6 +188,7 @@ def _imported(hook: BoundHook, module: ModuleType) -> None:
     try:
         _apply(hook, module, hook.hook.attribute)
     except Exception as error:
+        interrupts.pass_on(error)
         runtime.report(hook.key, error)
 
 
@@ -216,8 +205,10 @@ def _apply(hook: BoundHook, root: Any, path: str) -> None:
         if group := hook.behaviour.idle_unless():
             gates.idle_unless(group, hook.key)
     except LookupError as error:
+        interrupts.pass_on(error)
         run.hooks.skipped(hook, str(error.args[0]))
     except Exception as error:
+        interrupts.pass_on(error)
         run.hooks.failed(hook, f"{type(error).__name__}: {error}")
     else:
         tested = recipe.fits(version, hook.recipe.versions)
@@ -248,7 +239,7 @@ def _patch(hook: BoundHook, root: Any, path: str) -> None:
         return
     if not (isinstance(function, _FUNCTIONS) or hasattr(function, "__code__")):
         raise TypeError(f"it is a {type(function).__name__}, not a function")
-    wrapped = _rewrapped(function, hook) if hook.hook.rewrap else wrap(function, hook.key)
+    wrapped = _rewrapped(function, hook) if hook.hook.rewrap else _wrapped(function, hook)
     if isinstance(raw, (staticmethod, classmethod)):
         wrapped = type(raw)(wrapped)
     elif isinstance(owner, type) and isinstance(raw, _UNBOUND):
@@ -266,7 +257,24 @@ def _renew(metadata: Any) -> None:
     )
 
 
+def _wrapped(function: Any, hook: BoundHook) -> Any:
+    """Put a hook around a function, but inside of the hooks of a higher layer that are around it."""
+    key = wrapper_key(function)
+    if key is not None and _layer(key) > hook.behaviour.layer:
+        return wrap(_wrapped(function.__wrapped__, hook), key)
+    if outer := [key for key in wrapped_by(function) if _layer(key) > hook.behaviour.layer]:
+        raise TypeError(f"{outer[0]} has to go around it, and somebody else's wrapper is around that one")
+    return wrap(function, hook.key)
+
+
+def _layer(key: str) -> int:
+    hook = _bound.get(key)
+    return hook.behaviour.layer if hook is not None else 0
+
+
 def _rewrapped(function: Any, hook: BoundHook) -> Any:
+    if (key := wrapper_key(function)) is not None:
+        raise TypeError(f"{key} is around it already: a hook with rewrap must be the first on its function")
     inner = getattr(function, "__wrapped__", None)
     if inner is None:
         raise LookupError(f"{hook.hook.attribute} is not decorated, but the hook has rewrap = {hook.hook.rewrap!r}")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from autoprof import _files, control, log, rundir, runtime, store
+from autoprof import _files, control, interrupts, log, rundir, runtime, store
 from autoprof.control import Trigger
 from autoprof.rundir import RunDir
 
@@ -75,6 +75,7 @@ class Bell:
             self._heard = rung
             return taken
         except Exception as error:
+            interrupts.pass_on(error)
             log.warning_once(f"what was asked for through Ray can't be read: {type(error).__name__}: {error}")
             return []
 
@@ -139,6 +140,7 @@ def _taken(run: RunDir) -> list[tuple[str, Trigger]]:
         try:
             taken.append((name, control.decoded(content, run.path.name)))
         except control.UNREADABLE as error:
+            interrupts.pass_on(error)
             control.refuse(run, name, error)
     return taken
 
@@ -151,7 +153,8 @@ def _mark(folder: Path) -> _Mark | None:
     """
     try:
         descriptor = os.open(folder, _OPEN)
-    except OSError:
+    except OSError as error:
+        interrupts.pass_on(error)
         return None
     try:
         found = os.fstat(descriptor)
@@ -166,7 +169,7 @@ def _tells(folder: Path) -> bool:
 
     The folder is made where it is not there: that there was none may be remembered for a minute on NFS, too.
     """
-    if not folder.parent.is_dir():
+    if not os.path.isdir(folder.parent):
         return True
     probe = folder / f".probe-{os.urandom(4).hex()}"
     try:
@@ -177,5 +180,6 @@ def _tells(folder: Path) -> bool:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(probe)
         return folder.stat().st_mtime_ns != before
-    except OSError:
+    except OSError as error:
+        interrupts.pass_on(error)
         return False

@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from autoprof import interrupts
+
 DEVICE, HOST = "device", "host"
 _CGROUP = Path("/sys/fs/cgroup")
 _MEMINFO = Path("/proc/meminfo")
@@ -43,14 +45,16 @@ def _of_host(cgroup: Path = _CGROUP, meminfo: Path = _MEMINFO) -> float:
         try:
             limit = int((folder / limit_name).read_text())
             used = int((folder / used_name).read_text()) - _lines(folder / "memory.stat").get(inactive, 0)
-        except (OSError, ValueError):  # there is no limit, or no cgroup
+        except (OSError, ValueError) as error:  # there is no limit, or no cgroup
+            interrupts.pass_on(error)
             continue
         if 0 < limit < 1 << 60:
             return max(0.0, used / limit)
     try:
         found = _lines(meminfo)
         return 1 - found["MemAvailable:"] / found["MemTotal:"]
-    except (OSError, KeyError, ZeroDivisionError):
+    except (OSError, KeyError, ZeroDivisionError) as error:
+        interrupts.pass_on(error)
         return 0.0
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from autoprof import log, rundir, store
+from autoprof import interrupts, log, rundir, store
 
 _BEGINS = "node/"
 
@@ -51,6 +51,7 @@ def register(run_id: str, directory: str, driver: bool) -> str:
         node = Node(id=here, host=rundir.HOST, directory=directory, disk=identity(directory), driver=driver)
         store.put(f"{_BEGINS}{run_id}/{here}", msgspec.json.encode(node), overwrite=driver)
     except Exception as error:  # the run goes on, and the node is found as long as it lives
+        interrupts.pass_on(error)
         log.debug(f"this node could not be registered: {type(error).__name__}: {error}")
     return here
 
@@ -78,13 +79,15 @@ def identity(directory: str) -> str:
     """
     try:
         found = os.stat(directory)
-    except OSError:
+    except OSError as error:
+        interrupts.pass_on(error)
         return ""
     # As `collect.remote` has it.
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             machine = file.read().strip()
-    except OSError:
+    except OSError as error:
+        interrupts.pass_on(error)
         machine = socket.gethostname()
     return f"{machine}:{found.st_dev}:{found.st_ino}"
 

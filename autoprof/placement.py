@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from autoprof import __version__, _files, _finish, cupti, handing, log, rundir, tools, writing
+from autoprof import __version__, _files, _finish, cupti, handing, interrupts, log, rundir, tools, writing
 from autoprof.budget import Budget, OverBudget
 from autoprof.naming import Name, Subject
 from autoprof.redaction import hidden
@@ -122,6 +122,7 @@ class Placement:
             try:
                 place.start(other, ranged)
             except Exception as error:
+                interrupts.pass_on(error)
                 place.fail(why_not(error))
             else:
                 self._beside.append((place, other))
@@ -153,6 +154,7 @@ class Placement:
         """Have a thread write what `tool` recorded, and another process finish it and write the meta file."""
         for place, other in self._beside:
             place.keep(other, state, reason)
+        self._lacking += tool.lost
         raw = self.raw(tool)
         meta = self._meta(state, reason)
         # What speaks against the GPU being in it, if the process that finishes it finds nothing of it there.
@@ -174,6 +176,7 @@ class Placement:
         try:
             self._hand_over(tool, raw, meta, suspicion)
         except Exception as error:  # in this thread there is nobody else to catch it
+            interrupts.pass_on(error)
             self.problem = f"{type(error).__name__}: {error}"
             log.warning(f"{self.folder.name}/{self._name.base.name}: {self.problem}")
 
@@ -181,9 +184,10 @@ class Placement:
         try:
             tool.export(str(raw))
         except Exception as error:
+            interrupts.pass_on(error)
             self._give_up(f"the trace could not be exported: {error}")
             return
-        with contextlib.suppress(OSError):
+        with interrupts.suppress(OSError):
             self._budget.written(_finish.size(str(raw)))
         handing.over(
             {

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from autoprof import _files, runtime, store
+from autoprof import _files, interrupts, runtime, store
 from autoprof.runtime import Runtime
 
 # The folder, and how keys of the store begin.
@@ -40,7 +40,8 @@ class Post:
             self._going = True
         try:
             threading.Thread(target=self._work, name="autoprof-posting", daemon=True).start()
-        except RuntimeError:  # there may be no more threads
+        except RuntimeError as error:  # there may be no more threads
+            interrupts.pass_on(error)
             self._going = False
 
     def _work(self) -> None:
@@ -56,6 +57,7 @@ class Post:
             try:
                 _put(self._run, name, msgspec.json.encode(make()))
             except Exception as error:
+                interrupts.pass_on(error)
                 if not _stop.is_set():
                     runtime.report("posting", error)
 

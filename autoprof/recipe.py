@@ -11,7 +11,7 @@ import msgspec
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from autoprof import behaviours
+from autoprof import behaviours, interrupts
 
 HOOK_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
 
@@ -104,6 +104,7 @@ def read(path: str) -> dict[str, Any]:
         with open(path, "rb") as file:
             document: dict[str, Any] = msgspec.toml.decode(file.read())
     except (OSError, ValueError, RecursionError) as error:
+        interrupts.pass_on(error)
         raise RecipeError(f"{path}: it can't be read as TOML ({_one_line(error)})") from None
     return document
 

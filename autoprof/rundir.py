@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from autoprof import _files
+from autoprof import _files, interrupts
 
 PART = ".part"
 TRACE = ".pt.trace.json.gz"
@@ -95,7 +95,8 @@ def began(pid: int) -> int | None:
             # The name of the program stands in brackets and may hold anything.
             fields = file.read().rpartition(b")")[2].split()
         return None if fields[0] in (b"Z", b"X") else int(fields[19])
-    except (OSError, ValueError, IndexError):
+    except (OSError, ValueError, IndexError) as error:
+        interrupts.pass_on(error)
         return None
 
 
@@ -136,6 +137,10 @@ class RunDir:
         _files.folder(folder)
         return folder
 
+    def unwritable(self, error: Exception) -> str:
+        """Return the message for a run directory that can't be written: the same from whoever tries first."""
+        return f"can't write to {self.path}: {error}; nothing will be left there"
+
     def step(self, number: int) -> Path:
         """The folder of a global step."""
         return self.path / f"{_STEP}{number:06d}"
@@ -167,5 +172,6 @@ class RunDir:
         try:
             part.symlink_to(self.path.name)
             os.replace(part, link)
-        except OSError:  # a file system without links, or a real folder of that name
+        except OSError as error:  # a file system without links, or a real folder of that name
+            interrupts.pass_on(error)
             part.unlink(missing_ok=True)

@@ -78,7 +78,7 @@ class Runtime:
     def _make(self) -> None:
         if self._joined:
             return
-        if self.rundir.run_json.exists():
+        if os.path.exists(self.rundir.run_json):
             self._joined = True
             if self.started_here:
                 self._resume()
@@ -126,9 +126,13 @@ class Runtime:
 
     def complete(self) -> None:
         """Bring together in `run.json` what the processes of the run left in `hooks/`."""
-        described = self.describe() | self.hooks.summary()
+        described = self.describe() | self.hooks.summary() | before.note(self.rundir)
         rundir.write_json(self.rundir.run_json, described | {"ended": time.time(), "state": "ended"})
 
+
+# Characters of a command line in the environment, and of all that a process hands on there.
+_MOST_COMMAND = 1000
+_MOST_HANDED = 64_000
 
 _lock = threading.RLock()
 _runtime: Runtime | None = None
@@ -191,6 +195,13 @@ def switched_off(key: str) -> None:
         _runtime.hooks.switched_off(key, reason)
 
 
+def shortened(command: str) -> str:
+    """Shorten a command line to what may stand in the environment, of which the system allows 128 kB a variable, and
+    often 2 MB with the arguments of what is started (Linux, MAX_ARG_STRLEN and ARG_MAX)."""
+    cut = len(command) - _MOST_COMMAND
+    return command if cut <= 0 else f"{command[:_MOST_COMMAND]}... ({cut} characters more)"
+
+
 def _read_info() -> RunInfo:
     handed = os.environ.get(_boot.RUN_INFO)
     if handed:
@@ -212,7 +223,14 @@ def _read_info() -> RunInfo:
     )
     # Where the run is copied to is this process's own affair, and may hold a password.
     told = msgspec.structs.replace(read, collect="1" if read.collect else "")
-    os.environ[_boot.RUN_INFO] = msgspec.json.encode(msgspec.structs.replace(info, settings=told)).decode()
+    handed_on = msgspec.structs.replace(info, settings=told, command=shortened(info.command))
+    text = msgspec.json.encode(handed_on).decode()
+    if len(text) > _MOST_HANDED:
+        raise SettingsError(
+            f"the settings are {len(text)} characters long, and no more than {_MOST_HANDED} can be handed to the "
+            "processes of a run: shorten the lists of recipes, roles or conditions"
+        )
+    os.environ[_boot.RUN_INFO] = text
     if read.recipes:
         # Those that the settings file names are known from here on, in the children too and wherever they work.
         os.environ["AUTOPROF_RECIPES"] = os.pathsep.join(read.recipes)

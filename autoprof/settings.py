@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from autoprof import conditions, parsing
+from autoprof import conditions, interrupts, parsing
 from autoprof.conditions import WHEN_TAKES, Condition
 from autoprof.options import KINDS, MemoryOptions, NpuOptions, NsysOptions, parse, takes
 from autoprof.redaction import hidden, is_url, url
@@ -178,6 +178,7 @@ def _from_file(named: str, directory: Path) -> dict[str, Any]:
             raise SettingsError(f"AUTOPROF_CONFIG: there is no file {str(path)!r}; it takes a TOML file") from None
         return {}
     except (OSError, ValueError) as error:
+        interrupts.pass_on(error)
         raise SettingsError(f"{path}: it can't be read as TOML ({_one_line(error)})") from None
     roles, when = content.pop("role", {}), content.get("when")
     tables = content.pop("when") if isinstance(when, list) and any(isinstance(each, dict) for each in when) else []
@@ -197,6 +198,7 @@ def _condition(table: object, where: str) -> Condition:
     try:
         return conditions.from_table(read)
     except ValueError as error:
+        interrupts.pass_on(error)
         raise SettingsError(f"{where}: got {_short(table)} ({_one_line(error)}); it takes {WHEN_TAKES}") from None
 
 
@@ -216,6 +218,7 @@ def _checked(name: str, value: object, where: str, kind: str = "") -> Any:
     try:
         return parse(value)
     except ValueError as error:
+        interrupts.pass_on(error)
         why = f" ({_one_line(error)})" if str(error) else ""
         raise SettingsError(f"{where}: got {hidden(_short(value))}{why}; it takes {takes}") from None
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from autoprof import board, memory_share, rundir, runtime
+from autoprof import board, interrupts, memory_share, rundir, runtime
 from autoprof.conditions import MEMORY, TOLD
 from autoprof.posting import Post
 from autoprof.runtime import Runtime
@@ -109,6 +109,7 @@ class Teller:
         try:
             self._hear(line)
         except Exception as error:
+            interrupts.pass_on(error)
             runtime.report("telling", error)
 
     def take(self) -> tuple[Line | None, list[tuple[str, int, int]]]:

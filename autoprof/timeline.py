@@ -20,7 +20,7 @@ from weakref import WeakSet
 
 import msgspec
 
-from autoprof import __version__, _files, log, rundir
+from autoprof import __version__, _files, interrupts, log, rundir
 from autoprof.rundir import RunDir
 
 if TYPE_CHECKING:
@@ -186,7 +186,9 @@ class Timeline:
                 lines = [self._lines.popleft() for _ in range(len(self._lines))]
                 self._append(_encoded(lines))
             except OSError as problem:
-                log.warning_once(f"can't write the timeline: {problem}")
+                interrupts.pass_on(problem)
+                there = os.path.isdir(self._run.path)
+                log.warning_once(f"can't write the timeline: {problem}" if there else self._run.unwritable(problem))
             finally:
                 self._written = time.monotonic_ns()
                 self._took = self._written - begun
@@ -215,7 +217,8 @@ _all: WeakSet[Timeline] = WeakSet()
 def _encoded(lines: list[Line]) -> bytes:
     try:
         return _encoder.encode_lines(lines)
-    except Exception:  # text with lone surrogates, as in file names that are no UTF-8
+    except Exception as error:  # text with lone surrogates, as in file names that are no UTF-8
+        interrupts.pass_on(error)
         return _encoder.encode_lines([_mended(msgspec.to_builtins(line)) for line in lines])
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import contextvars
+import threading
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import Any
 
+from autoprof import interrupts, store
 from autoprof.wrapping import Wait
 
 
@@ -20,7 +23,36 @@ class InThread(Wait):
         return self._function(*self._args)
 
     async def suspend(self) -> Any:
-        return await asyncio.to_thread(self._function, *self._args)
+        """Wait for a thread of its own: the user's executors may be full of what waits for this call (`to_thread`)."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Any] = loop.create_future()
+
+        def run() -> None:
+            try:
+                settle, outcome = answer.set_result, self.block()
+            except BaseException as error:
+                interrupts.pass_on(error)
+                settle, outcome = answer.set_exception, error
+            with interrupts.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(lambda: None if answer.done() else settle(outcome))
+
+        context = contextvars.copy_context()
+        try:
+            threading.Thread(target=context.run, args=(run,), name="autoprof-waiting", daemon=True).start()
+        except RuntimeError as error:  # the system gives no more threads
+            interrupts.pass_on(error)
+            return self.block()
+        return await answer
+
+
+def ask(function: Callable[..., Any], *args: Any) -> Generator[Wait, Any, Any]:
+    """Call a function that asks Ray where Ray is up: `answer = yield from ask(...)`.
+
+    Without Ray there is nothing to wait for, and a coroutine function takes no turn of its event loop more.
+    """
+    if not store.up():
+        return function(*args)
+    return (yield InThread(function, *args))
 
 
 class Coroutine(Wait):
@@ -59,4 +91,5 @@ class RayCalls(Wait):
         try:
             return ray.get(reference)
         except Exception as error:
+            interrupts.pass_on(error)
             return error

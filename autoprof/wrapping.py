@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Generator
 from types import FunctionType
 from typing import Any, NamedTuple, TypeAlias
@@ -147,11 +148,18 @@ def wrapped_by(function: Any) -> set[str]:
     """The keys of the hooks around `function`, known by their code: `functools.wraps` would copy a marker."""
     keys = set()
     while function is not None:
-        if getattr(function, "__code__", None) in _WRAPPER_CODES:
-            cells = dict(zip(function.__code__.co_freevars, function.__closure__, strict=True))
-            keys.add(cells["key"].cell_contents)
+        if (key := wrapper_key(function)) is not None:
+            keys.add(key)
         function = getattr(function, "__wrapped__", None)
     return keys
+
+
+def wrapper_key(function: Any) -> str | None:
+    """The key of the hook whose wrapper `function` itself is, or None."""
+    if getattr(function, "__code__", None) not in _WRAPPER_CODES:
+        return None
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__, strict=True))
+    return str(cells["key"].cell_contents)
 
 
 def _wrap_plain(function: Callable[..., Any], key: str, closed: Gate) -> Callable[..., Any]:
@@ -161,8 +169,9 @@ def _wrap_plain(function: Callable[..., Any], key: str, closed: Gate) -> Callabl
             return function(*args, **kwargs)
         try:
             from autoprof.seam import drive
-        except Exception:
-            pass  # the call is not made here: our error would be the context of the user's
+        except Exception as error:  # the call is not made here: our error would be the context of the user's
+            if (interrupts := sys.modules.get("autoprof.interrupts")) is not None:
+                interrupts.pass_on(error)
         else:
             return drive(key, function, args, kwargs)
         return function(*args, **kwargs)
@@ -177,8 +186,9 @@ def _wrap_coroutine(function: Callable[..., Any], key: str, closed: Gate) -> Cal
             return await function(*args, **kwargs)
         try:
             from autoprof.seam import drive_coroutine
-        except Exception:
-            pass
+        except Exception as error:
+            if (interrupts := sys.modules.get("autoprof.interrupts")) is not None:
+                interrupts.pass_on(error)
         else:
             return await drive_coroutine(key, function, args, kwargs)
         return await function(*args, **kwargs)

@@ -13,6 +13,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from autoprof import interrupts
+
 # Each keeps a whole recording in memory until it is written.
 _AT_ONCE = 2
 _free = threading.BoundedSemaphore(_AT_ONCE)
@@ -48,7 +50,8 @@ def later(write: Callable[[], None], patience_s: float) -> Callable[[float], Non
     _writing[thread] = patience_s
     try:
         thread.start()
-    except RuntimeError:  # the interpreter ends, or the system gives no more threads
+    except RuntimeError as error:  # the interpreter ends, or the system gives no more threads
+        interrupts.pass_on(error)
         run()
         return _nothing
     atexit.unregister(_flush)

@@ -31,11 +31,13 @@ def _activate(here: str) -> None:
     try:
         from autoprof import _boot
     except ImportError:
-        # In a wheel this folder is autoprof/sitecustomize, in a checkout it lies beside autoprof/.
+        # In a wheel this folder is autoprof/sitecustomize, in a checkout it lies beside autoprof/. The checkout may be
+        # called autoprof, too, and be found as a namespace package where the folder that it is in is on the path.
         parent = os.path.dirname(here)
-        root = os.path.dirname(parent) if os.path.basename(parent) == "autoprof" else parent
+        root = os.path.dirname(parent) if os.path.isfile(os.path.join(parent, "_boot.py")) else parent
         if not os.path.isfile(os.path.join(root, "autoprof", "_boot.py")):
             return
+        sys.modules.pop("autoprof", None)
         sys.path.append(root)
         from autoprof import _boot
     _boot.activate()

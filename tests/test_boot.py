@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -156,6 +157,32 @@ def test_sitecustomize_activates_where_autoprof_is_not_installed(python: Python,
     code = "import sys; sys.path.insert(0, %r); import sitecustomize; print('autoprof._boot' in sys.modules)"
     result = python(["-S", "-c", code % str(ROOT / "sitecustomize")], AUTOPROF="1")
     assert result.stdout.strip() == "True"
+
+
+@pytest.fixture(params=["checkout", "wheel"])
+def laid_out(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A copy of autoprof in a folder called as `git clone` calls it, in one whose name has a space."""
+    root = tmp_path / "a folder" / "autoprof"
+    inside = root if request.param == "checkout" else root / "autoprof"
+    without = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "autoprof", root / "autoprof", ignore=without)
+    for name in ("recipes", "sitecustomize"):
+        shutil.copytree(ROOT / name, inside / name, ignore=without)
+    return root
+
+
+@pytest.mark.parametrize("python_path", ["", "the folder that it is in"])
+def test_run_activates_from_a_checkout_called_autoprof_and_from_a_wheel(
+    laid_out: Path, python: Python, python_path: str
+) -> None:
+    # -S leaves out site-packages, as where nothing is installed; what the site module does is done by hand.
+    start = "import sys; sys.path.insert(0, sys.argv[1]); from autoprof.cli import main; main(sys.argv[2:])"
+    show = "import sys, sitecustomize; print(sys.modules['autoprof._boot'].__file__, *sys.modules['autoprof'].__path__)"
+    variables = {"PYTHONPATH": str(laid_out.parent)} if python_path else {}
+    result = python(["-c", start, str(laid_out), "run", "--", sys.executable, "-S", "-c", show], **variables)
+    package = laid_out / "autoprof"
+    assert result.stdout.strip() == f"{package / '_boot.py'} {package}"
+    assert result.stderr == ""
 
 
 def test_an_error_of_the_hidden_sitecustomize_is_the_users(tmp_path: Path, python: Python) -> None:

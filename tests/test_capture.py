@@ -342,7 +342,7 @@ def test_what_goes_wrong_after_the_start_leaves_no_profiler_on(made: Any, mocker
 
 def test_without_another_process_the_trace_is_finished_here(made: Any, mocker: Any) -> None:
     run = made()
-    mocker.patch("autoprof.handing.sys.executable", "/nowhere/python")
+    mocker.patch("autoprof.interpreter._find", return_value="")
     recording = capture.begin(run, SUBJECT)
     work()
     capture.end(recording)

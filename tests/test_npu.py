@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ import stored
 import torch
 from npu_stand_in import RELEASES
 
-from autoprof import _finish, capture, cli, doctor_run, ending, handing, listing, rundir, tools
+from autoprof import _finish, capture, cli, doctor_run, ending, listing, rundir, tools
 from autoprof.naming import Subject
 from autoprof.options import NpuOptions
 from autoprof.runtime import Runtime
@@ -329,7 +330,7 @@ def test_an_analysis_that_hangs_is_ended(
     mocker.patch("autoprof.handing.subprocess.run", side_effect=OSError)
     mocker.patch.multiple(_finish, _SIGN_OF_LIFE_S=0.05, _ANALYSE_TIMEOUT_S=0.1, _ANALYSE="while True: pass")
     real = _finish.finish
-    mocker.patch.object(_finish, "finish", side_effect=lambda job: real(job | {"python": handing.sys.executable}))
+    mocker.patch.object(_finish, "finish", side_effect=lambda job: real(job | {"python": sys.executable}))
     assert record(make())["reason"] == "torch_npu has not analysed it"
 
 

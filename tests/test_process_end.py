@@ -13,7 +13,7 @@ import pytest
 from small_trainer import Go, Python, metas, prepare, warnings
 
 from autoprof import cli, listing
-from autoprof.before import cut_off
+from autoprof.before import cut_off, note
 from autoprof.rundir import HOST, RunDir, write_json
 
 
@@ -52,13 +52,37 @@ def test_a_process_that_is_ended_in_a_window_leaves_the_name_of_what_was_lost(
 
 
 @pytest.mark.fault("the run before was killed", "says so in one line", "nothing")
-def test_the_next_run_says_what_was_cut_off_and_the_one_after_it_nothing(go: Go, tmp_path: Path) -> None:
+def test_the_next_run_says_that_it_was_killed_and_the_one_after_it_nothing(go: Go, tmp_path: Path) -> None:
     go("Trainer().fit(lambda: os._exit(3))", check=False)
     run = the_run(tmp_path)
     (said,) = warnings(go("Trainer().fit(steps=1)"))
     assert said.startswith(f"autoprof: the run before this one, {run.id}: its process ")
-    assert f"captures were cut off: global_step_000002/{run.captures[0].name}; autoprof doctor {run.id}" in said
+    assert said.endswith(f"ended without a word; autoprof doctor {run.id} says more")
     assert warnings(go("Trainer().fit(steps=1)")) == []
+
+
+@pytest.mark.fault("a rank of the run before was killed", "says so in one line", "nothing")
+def test_the_next_run_says_what_was_cut_off(go: Go, tmp_path: Path) -> None:
+    go("""
+if os.fork() == 0:
+    Trainer().fit(lambda: os._exit(3))
+os.wait()
+""")
+    run = the_run(tmp_path)
+    assert run.state == "ended"
+    (said,) = warnings(go("Trainer().fit(steps=1)"))
+    assert f", {run.id}: captures were cut off: global_step_000002/{run.captures[0].name}; autoprof doctor" in said
+    assert warnings(go("Trainer().fit(steps=1)")) == []
+
+
+def test_what_was_cut_off_is_named_by_its_first_and_counted(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "one")
+    folder = run.make(run.step(1))
+    for name in ("whole", *"abcde"):
+        (folder / f"{name}.meta.json.part").touch()
+    (folder / "whole.meta.json").touch()
+    (folder / "e.pt.trace.json.part").touch()
+    assert note(run) == {"cut_off": "global_step_000001/a, global_step_000001/b, global_step_000001/c and 1 more"}
 
 
 @pytest.mark.fault("SIGKILL while a trace is written", "ended as without autoprof", "the trace; a `.part` is left")

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from helpers import clean_environment, spans
 from test_capture import SUBJECT, finished, work
 
-from autoprof import capture, ending, listing, rundir
+from autoprof import _files, capture, ending, listing, rundir
 from autoprof.timeline import Span
 
 TARGET = "class Trainer:\n    def step(self, value): return value\n"
@@ -73,6 +74,43 @@ def test_a_run_that_is_resumed_keeps_what_was_there_and_says_so(tmp_path: Path) 
     assert info["earlier"][0]["pid"] != info["pid"]
 
 
+# What is done in a folder of runs until the last step is through.
+WATCH = """
+import collections, os, sys
+done = collections.Counter()
+def note(event, path):
+    if isinstance(path, (str, os.PathLike)) and "autoprof_runs" in str(path):
+        done[event, os.path.dirname(os.path.relpath(path, "autoprof_runs"))] += 1
+sys.addaudithook(lambda event, args: note(event, args[0]) if event in ("open", "os.listdir", "os.scandir") else None)
+def noting(name, real):
+    return lambda path, *args, **kwargs: (note(name, path), real(path, *args, **kwargs))[1]
+os.stat, os.lstat = noting("stat", os.stat), noting("stat", os.lstat)
+"""
+
+
+@pytest.mark.parametrize("run_id", ["old", "new"])
+@pytest.mark.parametrize("state", ["running", "ended"])
+def test_the_start_of_a_run_and_its_steps_do_not_grow_with_what_is_there(
+    tmp_path: Path, run_id: str, state: str
+) -> None:
+    counted = []
+    for files in (10, 10_000):
+        place = tmp_path / f"{files}"
+        step = place / "autoprof_runs" / "old" / "global_step_000002"
+        step.mkdir(parents=True)
+        for number in range(files // 2):
+            (step / f"x{number}.meta.json.part").touch()
+            (step / f"x{number}.pt.trace.json.part").touch()
+        told = {"id": "old", "state": state, "host": rundir.HOST, "pid": 2**30}
+        rundir.write_json(step.parent / "run.json", told)
+        (step.parent.parent / "latest").symlink_to("old")
+        code = f"{WATCH}\n{CODE}; print(sorted(done.items()), file=sys.stderr)"
+        counted.append(through(start(place, code, AUTOPROF_RUN_ID=run_id)).splitlines()[-1])
+    assert counted[0] == counted[1]
+    assert "('open', 'old')" in counted[0]
+    assert "global_step" not in counted[0]
+
+
 @pytest.mark.fault("a relative AUTOPROF_DIR, actors elsewhere", "go on", "nothing")
 def test_a_relative_folder_is_that_of_the_process_that_began(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
@@ -116,6 +154,72 @@ def test_a_folder_that_this_user_may_not_write_costs_the_profile_only(tmp_path: 
     said = through(start(tmp_path, nobody + CODE, AUTOPROF_DIR=str(tmp_path / "runs")))
     assert "can't write to" in said
     assert list((tmp_path / "runs").iterdir()) == []
+
+
+@pytest.fixture
+def deleted_mount(tmp_path: Path) -> Iterator[Path]:
+    """A folder of another place, as containers have them, that was deleted there."""
+    (tmp_path / "source").mkdir()
+    (tmp_path / "mounted").mkdir()
+    if subprocess.run(["mount", "--bind", tmp_path / "source", tmp_path / "mounted"], check=False).returncode:
+        pytest.skip("mounting is not permitted here")
+    (tmp_path / "source").rmdir()
+    yield tmp_path / "mounted"
+    subprocess.run(["umount", "-l", tmp_path / "mounted"], check=True)
+
+
+@pytest.fixture
+def read_only(tmp_path: Path) -> Iterator[Path]:
+    (tmp_path / "mounted").mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "ro", "none", tmp_path / "mounted"]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("mounting is not permitted here")
+    yield tmp_path / "mounted"
+    subprocess.run(["umount", "-l", tmp_path / "mounted"], check=True)
+
+
+def costs_the_profile_only(folder: Path, runs: str | Path, code: str = CODE) -> None:
+    said = through(start(folder, code, AUTOPROF_DIR=str(runs)))
+    assert "can't write to" in said
+    assert (said.count("\n"), said.count("autoprof:")) == (1, 1)
+
+
+@pytest.mark.fault("AUTOPROF_DIR can't be made", "goes on", "autoprof's files; said on stderr")
+@pytest.mark.parametrize("place", ["/proc/x", "dangling/x", "loop/x", "file/x", f"{'x' * 300}", "/".join("x" * 2100)])
+def test_a_folder_that_can_not_be_made_costs_the_profile_only(tmp_path: Path, place: str) -> None:
+    (tmp_path / "dangling").symlink_to("nowhere")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "file").touch()
+    costs_the_profile_only(tmp_path, tmp_path / place)
+
+
+@pytest.mark.fault("AUTOPROF_DIR was deleted where it is mounted from", "goes on", "autoprof's files; said on stderr")
+def test_a_folder_that_was_deleted_where_it_is_mounted_from_costs_the_profile_only(
+    tmp_path: Path, deleted_mount: Path
+) -> None:
+    costs_the_profile_only(tmp_path, deleted_mount)
+    costs_the_profile_only(tmp_path, deleted_mount / "runs")
+
+
+@pytest.mark.fault("AUTOPROF_DIR is on a read-only disk", "goes on", "autoprof's files; said on stderr")
+def test_a_folder_on_a_read_only_disk_costs_the_profile_only(tmp_path: Path, read_only: Path) -> None:
+    costs_the_profile_only(tmp_path, read_only / "a" / "b")
+
+
+def test_a_folder_far_below_where_nothing_can_be_made_is_an_error_of_the_disk() -> None:
+    with pytest.raises(OSError, match="No such file"):
+        _files.folder("/proc/" + "x/" * 2000)
+
+
+@pytest.mark.fault("the working directory was deleted", "goes on", "autoprof is off; said on stderr")
+@pytest.mark.parametrize("runs", ["", "some/runs"])
+def test_a_working_directory_that_was_deleted_costs_the_profile_only(tmp_path: Path, runs: str) -> None:
+    run = f"subprocess.check_output([sys.executable, '-c', {CODE!r}], text=True)"
+    on = {"AUTOPROF": "1", "AUTOPROF_DIR": runs}
+    gone = "import os, subprocess, sys; os.mkdir('x'); os.chdir('x'); os.rmdir('../x')"
+    code = f"{gone}; os.environ |= {on}; print({run}, end='')"
+    said = through(start(tmp_path, code, AUTOPROF="0"))
+    assert said.count("autoprof:") == 1
 
 
 @pytest.mark.fault("the run directory is removed", "goes on", "what was in it")

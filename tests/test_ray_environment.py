@@ -6,11 +6,12 @@ import json
 from typing import Any
 
 import pytest
+from ray.job_config import JobConfig
 from ray.runtime_env import RuntimeEnv
 from ray.runtime_env.runtime_env import _merge_runtime_env
 
 from autoprof import cupti
-from autoprof.behaviours.ray import merged
+from autoprof.behaviours.ray import given, job_with_site, merged
 
 ENVIRON = {"AUTOPROF": "1", "AUTOPROF_STEPS": "3", "AUTOPROF_RUN_ID": "x", "HOME": "/root"}
 OURS = {name: value for name, value in ENVIRON.items() if name != "HOME"}
@@ -54,6 +55,24 @@ def test_the_site_folder_goes_in_front_of_the_users_pythonpath() -> None:
     environ = ENVIRON | {"AUTOPROF_SITE": "/site"}
     assert merged(None, environ)["env_vars"]["PYTHONPATH"] == "/site:${PYTHONPATH}"
     assert merged({"env_vars": {"PYTHONPATH": "/mine"}}, environ)["env_vars"]["PYTHONPATH"] == "/site:/mine"
+
+
+def test_the_runtime_env_of_a_job_config_is_kept() -> None:
+    config = JobConfig(runtime_env={"env_vars": {"MY_SETTING": "mine"}})
+    assert merged(given({"job_config": config}, ENVIRON), ENVIRON)["env_vars"] == OURS | {"MY_SETTING": "mine"}
+    # As in ray.init: its own argument wins over the JobConfig's, and a submitted job's over that.
+    assert given({"job_config": config, "runtime_env": {"env_vars": {}}}, ENVIRON) == {"env_vars": {}}
+    assert given({"job_config": config}, {"RAY_JOB_CONFIG_JSON_ENV_VAR": "{}"}) is None
+
+
+def test_a_submitted_job_keeps_its_pythonpath_behind_the_site_folder() -> None:
+    job = {"runtime_env": {"env_vars": {"PYTHONPATH": "/mine", "A": "b"}}, "metadata": {"x": "y"}}
+    environ = ENVIRON | {"AUTOPROF_SITE": "/site", "RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(job)}
+    parent = json.loads(job_with_site(json.dumps(job), environ))
+    together = _merge_runtime_env(RuntimeEnv(**parent["runtime_env"]), RuntimeEnv(**merged(None, environ)))
+    assert together is not None
+    assert together["env_vars"] == OURS | {"AUTOPROF_SITE": "/site", "PYTHONPATH": "/site:/mine", "A": "b"}
+    assert parent["metadata"] == {"x": "y"}
 
 
 # What NVTX loads.

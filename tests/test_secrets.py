@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import re
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from regex_steps import Counting
 from rich.console import Console
 
-from autoprof import control, doctor, log, paths, rundir, runtime, tables
+from autoprof import control, doctor, log, paths, redaction, rundir, runtime, tables
 from autoprof.asked import Windows
 from autoprof.naming import Subject
 from autoprof.placement import Placement
@@ -183,3 +189,111 @@ def test_a_request_of_another_user_is_refused(run: RunDir) -> None:
     os.chown(path, 12345, -1)
     os.chown(run.path, 12345, -1)
     assert len(control.take(run)) == 1
+
+
+# What the expressions look for, and what looks like it for a while.
+PIECES = [
+    *("token", "secret", "api_key", "API-KEY", "authorization", "password", "credentials", "key", "wandb"),
+    *("=", ":", " = ", '"', "'", " ", "\n", ",", ".", "-", "_", "/", "@", "://", "{", "}", "s3://", "a", "1"),
+    *("bearer ", "Basic ", "hf_", "sk-", "ghp_", "AKIA", "xoxb-", "eyJ", "-eyJ", "abcdefgh", "ABCDEFGH12345678", "a.b"),
+]
+
+
+def before(text: str) -> str:
+    """What `hidden` made of a text when its expressions began to match at every character, however long it is."""
+    name = "token|secret|password|passwd|passphrase|credentials?|authorization|cookie"
+    name += "|(api|access|secret|private|wandb|auth|account|signing|encryption|ssh|license)[_-]?key"
+    value = r"""("[^"]*"|'[^']*'|[^\s,;&"'{}()\[\]]+)"""
+    head = rf"""(?P<name>[\w.+-]*({name})["']?(?P<is>\s*[=:]\s*))"""
+    text = re.sub(r"(?<=://)[^/@\s]+(?=@)", "***", text)
+    in_text = re.compile(rf"""{head}(?P<scheme>["']?(bearer|basic|token)\s+)?{value}""", re.IGNORECASE)
+    text = in_text.sub(lambda found: f"{found['name']}{found['scheme'] or ''}***", text)
+    text = re.sub(r"\b(bearer|basic)(\s+)[\w.~+/=-]{8,}", r"\1\2***", text, flags=re.IGNORECASE)
+    looks = r"hf_[A-Za-z0-9]{8,}|sk-[\w-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|(AKIA|ASIA)[0-9A-Z]{16}"
+    looks += r"|xox[abeprs]-[\w-]{10,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"
+    return re.sub(rf"\b({looks})", "***", text)
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=14).map("".join))
+def test_secrets_are_hidden_as_they_were_when_it_took_longer(text: str) -> None:
+    # A quote that is never closed, and one secret inside of another, are hidden better than they were.
+    assume(not any(text.count(quote) % 2 for quote in "\"'"))
+    assume(not ("eyJ" in text and re.search("hf_|sk-|ghp_|AKIA|xoxb-", text)))
+    assume(not any(quote in text for quote in "\"'") or text.count('"') * text.count("'") == 0)
+    assert hidden(text) == before(text)
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=30).map("".join), st.integers(0, 200))
+def test_a_text_that_is_cut_holds_nothing_that_the_whole_one_hides(text: str, most: int) -> None:
+    shown = hidden(text, most)
+    if len(text) <= most:
+        assert shown == hidden(text)
+        return
+    kept, _, note = shown.rpartition("... (")
+    assert note == f"{len(text) - most} more characters)" or int(note.split()[0]) > len(text) - most
+    whole = hidden(text, len(text))
+    same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(kept, whole, strict=False)))
+    # Where the two differ, the cut one has hidden what it could not see the end of.
+    assert kept[same : same + 1] in ("", "*"), (kept, whole)
+
+
+SEARCHING = ["_NAME", "_IN_TEXT", "_IN_URL", "_BEARER", "_LOOKS", "_JWT"]
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Counting]]:
+    """Puts counting patterns in the place of those that look for secrets."""
+    real = {name: getattr(redaction, name) for name in SEARCHING}
+
+    def count(steps: bool = True) -> list[Counting]:
+        made = {name: Counting(pattern, steps) for name, pattern in real.items()}
+        for name, counting in made.items():
+            monkeypatch.setattr(redaction, name, counting)
+        return list(made.values())
+
+    return count
+
+
+# An expression that begins anew at each character and goes to the end needs more than half the length of the text.
+A_FEW = 150
+LONG = 400
+# Of one that begins anew at each word of a long word more of it is needed.
+LONGER = {"-eyJabcdefgh": 6000, ":eyJabcdefgh.abcdefgh-": 6000}
+
+
+@pytest.mark.fault("an error, or an argument, that is endless", "goes on", "the end of the text")
+@pytest.mark.parametrize("piece", [*PIECES, *LONGER, 'token="', "token  ", "://a"])
+def test_the_steps_of_a_search_grow_with_the_text_and_no_faster(counted: Any, piece: str) -> None:
+    for tail in ("", "=", "."):
+        size = LONGER.get(piece, LONG)
+        text = (piece * size)[:size] + tail
+        patterns = counted()
+        hidden(text)
+        redacted([text, f"--{text}=x"])
+        assert max(pattern.steps / len(text) for pattern in patterns) < A_FEW
+
+
+@settings(max_examples=30)
+@given(unit=st.lists(st.sampled_from(PIECES), min_size=1, max_size=5).map("".join))
+def test_the_steps_grow_so_whatever_is_repeated(counted: Any, unit: str) -> None:
+    text = (unit * 300)[:300]
+    patterns = counted()
+    hidden(text)
+    assert max(pattern.steps / len(text) for pattern in patterns) < A_FEW
+
+
+@pytest.mark.parametrize("size", [100_000, 10_000_000])
+@pytest.mark.parametrize("piece", ["a", "token ", "-eyJabcdefgh"])
+def test_of_a_text_of_any_size_as_much_is_searched(counted: Any, piece: str, size: int) -> None:
+    text = (piece * size)[:size]
+    for search in (hidden, lambda text: redacted([text, "more"]), lambda text: redacted([text[:50]] * (size // 50))):
+        patterns = counted(steps=False)
+        assert len(search(text)) < 2 * redaction._MOST
+        assert max(pattern.searched for pattern in patterns) < 4 * redaction._MOST
+
+
+def test_a_text_that_is_too_long_says_how_much_was_left_out() -> None:
+    assert hidden("one two three", 7) == "one ... (9 more characters)"
+    assert hidden(f"password='{SECRET} {SECRET}'", 20) == "password=***... (30 more characters)"
+    assert hidden(f"at s3://{SECRET},{SECRET}@host", 30).startswith("at s3... (")
+    assert redacted(["train", *["x" * 100] * 1000]).endswith(" more arguments)")

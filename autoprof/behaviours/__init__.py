@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -65,6 +65,8 @@ class Behaviour(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         unless: Path from a parameter of the call to a value that is true where the call is left alone.
     """
 
+    # Of the hooks on one function, those of a higher layer go around the others, wherever they stand in a recipe.
+    layer: ClassVar[int] = 0
     when: dict[CallPath, str] = {}
     unless: CallPath = ""
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from autoprof import runtime
+from autoprof import interrupts, runtime
 from autoprof.behaviours import Behaviour
 from autoprof.paths import CallPath
 from autoprof.settings import Settings
@@ -66,6 +66,7 @@ class Server(Behaviour):
             request = msgspec.convert(asked, Request)
             answer = yield Coroutine(self.start(engine, request) if request.action == "start" else self.stop(engine))
         except Exception as error:
+            interrupts.pass_on(error)
             return Reply({"problem": f"{type(error).__name__}: {error}"})
         return Reply(answer)
 

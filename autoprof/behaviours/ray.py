@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from autoprof import _boot, clocks, cupti, ending, importing, log, runtime
+from autoprof import _boot, clocks, cupti, ending, importing, interrupts, log, runtime
 from autoprof.behaviours import Behaviour
 from autoprof.collect import at_end
 from autoprof.paths import Parameter
@@ -30,8 +30,15 @@ class Init(Behaviour):
         run = runtime.current()
         if run is not None and "nsys" in run.settings.tool:
             nsys_launch.put_on_path(run.settings.nsys)
-        call.kwargs["runtime_env"] = merged(call.kwargs.get("runtime_env"), os.environ)
-        yield CALL
+        call.kwargs["runtime_env"] = merged(given(call.kwargs, os.environ), os.environ)
+        job = os.environ.get(_JOB_CONFIG)
+        if job is not None:
+            os.environ[_JOB_CONFIG] = job_with_site(job, os.environ)
+        try:
+            yield CALL
+        finally:
+            if job is not None:
+                os.environ[_JOB_CONFIG] = job
         # Ray's own end of the driver, which kills the workers, was registered when it was imported, so comes after it.
         atexit.unregister(_let_workers_write)
         atexit.register(_let_workers_write)
@@ -83,6 +90,32 @@ class ActorClass(Behaviour):
         return None
 
 
+def given(kwargs: Mapping[str, Any], environ: Mapping[str, str]) -> Any:
+    """Return the runtime environment that `ray.init` would take from these arguments: that of a `JobConfig` where there
+    is no other, and no submitted job's (Ray 2.60, ray/_private/worker.py).
+    """
+    runtime_env = kwargs.get("runtime_env")
+    if runtime_env or _JOB_CONFIG in environ:
+        return runtime_env
+    return getattr(kwargs.get("job_config"), "runtime_env", None)
+
+
+def job_with_site(job: str, environ: Mapping[str, str]) -> str:
+    """Put autoprof's folders in front of the PYTHONPATH that a submitted job sets: `ray.init` may not set it again.
+
+    Args:
+        job: The job's configuration, in JSON.
+        environ: The environment of the driver.
+    """
+    content = json.loads(job)
+    variables = (content.get("runtime_env") or {}).get("env_vars") or {}
+    site = _site_folders(environ)
+    if not site or "PYTHONPATH" not in variables:
+        return job
+    variables["PYTHONPATH"] = os.pathsep.join([*site, variables["PYTHONPATH"]])
+    return json.dumps(content)
+
+
 def merged(runtime_env: Any, environ: Mapping[str, str]) -> Any:
     """`runtime_env` with autoprof's variables; what the user put there wins.
 
@@ -91,7 +124,7 @@ def merged(runtime_env: Any, environ: Mapping[str, str]) -> Any:
         environ: The environment of the driver.
     """
     given = runtime_env.get("env_vars") or {} if runtime_env else {}
-    job = json.loads(environ.get(_JOB_CONFIG) or "{}").get("runtime_env", {}).get("env_vars") or {}
+    job = (json.loads(environ.get(_JOB_CONFIG) or "{}").get("runtime_env") or {}).get("env_vars") or {}
     ours = {name: value for name, value in environ.items() if name.startswith(_boot.ENABLE) and name not in job}
     # Ray logs what it hands to workers, and this may be a URL with a password.
     ours.pop(_COLLECT, None)
@@ -100,7 +133,7 @@ def merged(runtime_env: Any, environ: Mapping[str, str]) -> Any:
         ours |= {cupti.KEEP: "1"} if cupti.KEEP not in job else {}
     elif environ.get(cupti.INJECTION) == cupti.NOTHING:
         ours[cupti.INJECTION] = cupti.NOTHING
-    if site := _site_folders(environ):
+    if "PYTHONPATH" not in job and (site := _site_folders(environ)):
         # Ray replaces ${PYTHONPATH} by the worker's own (Ray 2.60, ray/_private/runtime_env/context.py).
         theirs = given.get("PYTHONPATH", "${PYTHONPATH}")
         given = {**given, "PYTHONPATH": os.pathsep.join([*site, theirs])}
@@ -120,6 +153,7 @@ def _let_workers_write() -> None:
         ending.let_workers_write(run)
         at_end.through_ray(run)
     except Exception as error:
+        interrupts.pass_on(error)
         runtime.report("ray/shutdown", error)
 
 

@@ -12,7 +12,7 @@ import urllib.request
 from http.client import HTTPException
 from typing import Any, NamedTuple
 
-from autoprof import board, log, runtime
+from autoprof import board, interrupts, log, runtime
 from autoprof.behaviours import Behaviour
 from autoprof.behaviours.rollout import ROLE
 from autoprof.behaviours.running import in_whole
@@ -93,6 +93,7 @@ def _ask(url: str, content: dict[str, Any], settings: Settings) -> _Answer:
         said = error.read(500).decode(errors="replace")
         return _Answer(f"it answered HTTP {error.code}: {said}", refused=True)
     except (OSError, ValueError, HTTPException) as error:
+        interrupts.pass_on(error)
         return _Answer(f"{type(error).__name__}: {error}")
     if not isinstance(answer, dict) or "problem" not in answer:
         return _Answer(f"it answered {str(answer)[:100]}, which is no answer of autoprof's", refused=True)

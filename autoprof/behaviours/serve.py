@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from autoprof import log, runtime
+from autoprof import interrupts, log, runtime
 from autoprof.behaviours.batches import Batches, request
 from autoprof.behaviours.engine import Request
 from autoprof.settings import REASON
@@ -178,6 +178,7 @@ async def _asked(answer: Awaitable[dict[str, Any]]) -> str:
     try:
         return said(await answer)
     except Exception as error:
+        interrupts.pass_on(error)
         return said({"problem": f"{type(error).__name__}: {error}"})
 
 
@@ -185,5 +186,6 @@ async def _guarded(work: Coroutine[Any, Any, str]) -> str:
     try:
         return await work
     except Exception as error:
+        interrupts.pass_on(error)
         runtime.report("serve", error)
         return f"{type(error).__name__}: {error}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from autoprof import interrupts
 from autoprof.behaviours import serve
 
 # What autoprof knows in the body of `/start_profile`.
@@ -16,6 +17,7 @@ async def answer_start(server: serve.Server, body: bytes) -> tuple[int, dict[str
     try:
         step, duration_s = window_of(body)
     except ValueError as error:
+        interrupts.pass_on(error)
         return 400, {"problem": str(error)}
     return _answer(await server.open_window(step, duration_s))
 
@@ -61,7 +63,8 @@ def fields_of(body: bytes) -> dict[str, Any] | None:
     """The fields of a body, none without one. None if it is no object in JSON."""
     try:
         content = json.loads(body) if body.strip() else {}
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError) as error:
+        interrupts.pass_on(error)
         return None
     return content if isinstance(content, dict) else None
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from autoprof import runtime
+from autoprof import interrupts, runtime
 from autoprof.behaviours import engine as engines
 from autoprof.behaviours.engine import Request
 from autoprof.behaviours.sglang_scheduler import MARK, Order
@@ -148,6 +148,7 @@ async def _send(engine: Any, order: Order) -> str:
         else:
             answer = await method(_request_type()(**fields))
     except Exception as error:
+        interrupts.pass_on(error)
         return f"{type(error).__name__}: {error}"
     message = str(getattr(answer, "message", ""))
     return message.removeprefix(MARK) if message.startswith(MARK) else "the scheduler runs without autoprof"

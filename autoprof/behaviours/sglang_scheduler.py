@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from autoprof import runtime, tools
+from autoprof import interrupts, runtime, tools
 from autoprof.behaviours import Behaviour
 from autoprof.behaviours.engine import ROLE
 from autoprof.behaviours.sglang_recorder import DECODE, EXTEND, Session
@@ -64,6 +64,7 @@ class Scheduler(Behaviour):
         try:
             problem = _obey(call.instance, msgspec.json.decode(text.removeprefix(MARK), type=Order))
         except Exception as error:
+            interrupts.pass_on(error)
             runtime.report("sglang/scheduler", error)
             problem = f"{type(error).__name__}: {error}"
         return Reply(_answer(MARK + problem))

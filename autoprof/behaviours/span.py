@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from autoprof import board, runtime
+from autoprof import board, interrupts, runtime
 from autoprof.behaviours.running import wholes
 from autoprof.behaviours.stage import Named, posted
 from autoprof.paths import CallPath, Path, follow
@@ -136,7 +136,8 @@ def plain(value: Any) -> Id | None:
         if hasattr(value, "__len__") and not isinstance(value, str):
             return kind.__name__
         return str(value)[:_LONGEST]
-    except Exception:  # of the user's class
+    except Exception as error:  # of the user's class
+        interrupts.pass_on(error)
         return None
 
 
@@ -145,7 +146,8 @@ def _amount(value: Any) -> int | None:
         return value
     try:
         return len(value)
-    except Exception:
+    except Exception as error:
+        interrupts.pass_on(error)
         number = plain(value)
         return number if type(number) is int else None
 
@@ -153,12 +155,14 @@ def _amount(value: Any) -> int | None:
 def _at(call: Call, path: str) -> Any:
     try:
         return call.at(path, None)
-    except Exception:  # of a property of the user's
+    except Exception as error:  # of a property of the user's
+        interrupts.pass_on(error)
         return None
 
 
 def _follow(root: Any, path: str) -> Any:
     try:
         return follow(root, path, None) if path else root
-    except Exception:
+    except Exception as error:
+        interrupts.pass_on(error)
         return None

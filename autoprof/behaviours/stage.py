@@ -18,7 +18,7 @@ from autoprof.paths import CallPath
 from autoprof.runtime import Runtime
 from autoprof.settings import Settings
 from autoprof.timeline import Span
-from autoprof.waits import InThread
+from autoprof.waits import ask
 from autoprof.window import Ranks
 from autoprof.wrapping import CALL, Around, Call, Wait
 
@@ -157,11 +157,11 @@ class MiniBatch(Behaviour):
 
 
 def posted(run: Runtime) -> Generator[Wait, Any, Posting | None]:
-    """The step that the trainer is in. A thread is needed only where Ray has to be asked."""
+    """The step that the trainer is in."""
     _, own = board.own()
     if own is not None:
         return own
-    posting: Posting | None = yield InThread(board.read, run.info.id)
+    posting: Posting | None = yield from ask(board.read, run.info.id)
     return posting
 
 

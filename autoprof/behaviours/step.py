@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from autoprof import board, clocks, continuous, ending, log, runtime
 from autoprof.behaviours import Behaviour, rollout, stage_pair, step_workers
@@ -11,8 +11,11 @@ from autoprof.behaviours.stage import own_rank
 from autoprof.choosing import Chooser
 from autoprof.paths import CallPath
 from autoprof.timeline import Span
-from autoprof.waits import InThread
+from autoprof.waits import InThread, ask
 from autoprof.wrapping import CALL, Around, Call, Wait
+
+# A step goes around its stages, and the loop around the last step.
+STEP, LOOP = 1, 2
 
 
 class _Step:
@@ -61,6 +64,7 @@ class StepBehaviour(Behaviour):
             does it.
     """
 
+    layer: ClassVar[int] = STEP
     number: CallPath = ""
     resumed: CallPath = ""
     offset: int = 0
@@ -87,7 +91,7 @@ class StepBehaviour(Behaviour):
             yield from finish()
         _executed += 1
         step = _current = _Step(run, number, _executed)
-        yield InThread(step.announce, run, lambda: rollout.first_ranks(call, self.replicas))
+        yield from ask(step.announce, run, lambda: rollout.first_ranks(call, self.replicas))
         if step.captured:
             log.info(f"step {number} is captured")
             clocks.measure(run)
@@ -132,6 +136,8 @@ class Wrap(StepBehaviour):
 class End(Behaviour):
     """The step ends when the call has returned."""
 
+    layer: ClassVar[int] = STEP
+
     def around(self, call: Call) -> Around:
         outcome = yield CALL
         yield from finish(outcome.error)
@@ -143,6 +149,8 @@ class Loop(Behaviour):
 
     Under Ray the workers may be ended right after, so what they are writing is waited for.
     """
+
+    layer: ClassVar[int] = LOOP
 
     def around(self, call: Call) -> Around:
         outcome = yield CALL
@@ -180,9 +188,9 @@ def finish(error: BaseException | None = None) -> Generator[Wait, Any, None]:
     step_workers.step_ended(together=_next_belongs_to_it(run, step))
     step.span.end(error)
     _chooser.judge(step.number, step.ordinal)
-    yield InThread(board.post, run.info.id, None)
+    yield from ask(board.post, run.info.id, None)
     if step.captured:
-        yield InThread(_chooser.ended)
+        yield from ask(_chooser.ended)
         if not _chooser.any_after(run.settings, step.number, step.ordinal):
             ending.window_passed(run)
 

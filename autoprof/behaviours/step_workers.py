@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autoprof import continuous, log, runtime
+from autoprof import continuous, interrupts, log, runtime
 from autoprof.settings import Settings
 from autoprof.window import Ranks
 from autoprof.wrapping import Call
@@ -34,6 +34,7 @@ def step_ended(together: bool) -> None:
             # Nobody waits for the answer: the call comes before the trainer's next one in the actor's queue.
             worker.__ray_call__.remote(continuous.end_in_worker, together)
         except Exception as error:
+            interrupts.pass_on(error)
             log.warning_once(f"a worker could not be told that the step has ended: {type(error).__name__}: {error}")
     if not together:
         _workers.clear()

@@ -8,13 +8,12 @@ which is taken out again. Nothing is configured when the engine starts.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from contextvars import ContextVar
 from typing import Any, Literal
 
 import msgspec
 
-from autoprof import log, runtime
+from autoprof import interrupts, log, runtime
 from autoprof.behaviours import Behaviour, vllm_frontend
 from autoprof.behaviours import engine as engines
 from autoprof.behaviours.engine import ROLE, Request
@@ -86,7 +85,7 @@ async def start(engine: Any, request: Request) -> dict[str, Any]:
         workers = await _rpc(engine, run, "autoprof_prepare", msgspec.to_builtins(request))
     except Exception:
         # Those workers that were prepared must not keep it: a later profiling of the user's would be autoprof's.
-        with contextlib.suppress(Exception):
+        with interrupts.suppress(Exception):
             await _rpc(engine, run, "autoprof_release")
         raise
     if all(worker["problem"] for worker in workers):
@@ -127,7 +126,8 @@ async def stop(engine: Any, cut: str = "") -> dict[str, Any]:
         if cut:
             await _rpc(engine, run, "autoprof_cut", cut)
         await _own(engine.stop_profile, run)
-    except asyncio.TimeoutError:
+    except asyncio.TimeoutError as error:
+        interrupts.pass_on(error)
         hung = [{"problem": "the engine's own stop did not end in time"}]
     finally:
         span: Span = getattr(engine, _OPEN)

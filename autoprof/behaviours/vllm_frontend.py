@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from autoprof import capture, runtime
+from autoprof import capture, interrupts, runtime
 from autoprof.behaviours.vllm_profiler import annotation
 from autoprof.capture import Capture
 from autoprof.naming import Subject
@@ -172,4 +172,5 @@ def _guard() -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        interrupts.pass_on(error)
         runtime.report("vllm/front-end", error)

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from autoprof import runtime
+from autoprof import interrupts, runtime
 from autoprof.behaviours.vllm_profiler import annotation
 
 
@@ -67,5 +67,6 @@ class Passes:
         try:
             return self._before()
         except Exception as error:
+            interrupts.pass_on(error)
             runtime.report("vllm/worker", error)
             return False

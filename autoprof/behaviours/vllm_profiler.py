@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from autoprof import runtime
+from autoprof import interrupts, runtime
 
 
 class Recorder:
@@ -129,4 +129,5 @@ def _safely(action: Callable[[], None]) -> None:
     try:
         action()
     except Exception as error:
+        interrupts.pass_on(error)
         runtime.report("vllm/worker", error)

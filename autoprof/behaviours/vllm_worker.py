@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from autoprof import capture, log, runtime, tools
+from autoprof import capture, interrupts, log, runtime, tools
 from autoprof.behaviours import Behaviour
 from autoprof.behaviours.engine import ROLE, Request
 from autoprof.behaviours.stage import takes
@@ -172,6 +172,7 @@ def _prepare(worker: Any, asked: dict[str, Any]) -> dict[str, str]:
     try:
         session, problem = _session(worker, msgspec.convert(asked, Request))
     except Exception as error:
+        interrupts.pass_on(error)
         runtime.report("vllm/worker", error)
         problem = f"{type(error).__name__}: {error}"
     setattr(worker, _PLACE, Place(worker, session))
@@ -213,6 +214,7 @@ def _release(worker: Any) -> dict[str, str]:
         session = vars(worker).pop(_SESSION, None)
         return {"problem": session.close() if session is not None else ""}
     except Exception as error:
+        interrupts.pass_on(error)
         runtime.report("vllm/worker", error)
         return {"problem": f"{type(error).__name__}: {error}"}
 

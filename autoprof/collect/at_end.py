@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from autoprof import ending, log, nodes, redaction, store
+from autoprof import ending, interrupts, log, nodes, redaction, store
 from autoprof.collect.result import Missing
 from autoprof.runtime import Runtime
 
@@ -69,6 +69,7 @@ def copy(run: Path, to: str) -> None:
         missing = Sending(run, to, Patience()).send(lambda done: None)
         _say(missing, f"autoprof collect {run.name} --to URL goes on with it")
     except (NoTarget, OSError) as error:
+        interrupts.pass_on(error)
         log.warning(f"the run is not copied: {error}")
 
 

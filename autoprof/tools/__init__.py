@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from autoprof import log
+from autoprof import interrupts, log
 from autoprof.settings import Settings
 
 # Where nothing is asked for.
@@ -22,10 +22,12 @@ class Tool(Protocol):
     Attributes:
         name: Its word in `AUTOPROF_TOOL`.
         ending: How the name of what it writes ends.
+        lost: What it did not record, known when it has stopped.
     """
 
     name: str
     ending: str
+    lost: Sequence[str]
 
     def start(self, settings: Settings, raw: Path) -> list[str]:
         """Begin to record the contents of `settings`, or what is usual where they are empty; returns what is recorded.
@@ -103,6 +105,7 @@ def outlook(asked: tuple[str, ...]) -> str:
     try:
         importlib.import_module("torch_npu.profiler")
     except Exception as error:
+        interrupts.pass_on(error)
         return f"torch ({said}; importing torch_npu raised {type(error).__name__}: {error})"
     return f"npu in processes that use an NPU, torch in others ({said})"
 

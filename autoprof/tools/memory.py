@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from autoprof import rundir
+from autoprof import interrupts, rundir
 from autoprof.settings import Settings
 from autoprof.tools import history
 
@@ -18,6 +18,7 @@ class MemoryTool:
 
     name = "memory"
     ending = rundir.SNAPSHOT
+    lost: Sequence[str] = ()
 
     def __init__(self) -> None:
         self._subject: dict[str, Any] = {}
@@ -36,6 +37,7 @@ class MemoryTool:
         try:
             return "" if cuda is not None and cuda.is_initialized() else "this process uses no CUDA"
         except Exception as error:
+            interrupts.pass_on(error)
             return f"torch.cuda: {type(error).__name__}: {error}"
 
     def start(self, settings: Settings, raw: Path) -> list[str]:
@@ -59,10 +61,12 @@ class MemoryTool:
             else:
                 self._snapshot = history.snapshot()
         except Exception as error:
+            interrupts.pass_on(error)
             self._problem = f"{type(error).__name__}: {error}"
         try:
             history.end()
         except Exception as error:
+            interrupts.pass_on(error)
             self._problem = self._problem or f"{type(error).__name__}: {error}"
 
     def export(self, path: str) -> None:

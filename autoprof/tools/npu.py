@@ -11,11 +11,11 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autoprof import log, rundir
+from autoprof import interrupts, log, rundir
 from autoprof.settings import Settings
 from autoprof.tools.npu_config import experimental_config
 from autoprof.tools.torch import DEVICES, FLAGS, foreign, mark, mark_own, stamp
@@ -36,6 +36,7 @@ class NpuTool:
 
     name = "npu"
     ending = rundir.NPU_FOLDER
+    lost: Sequence[str] = ()
 
     def __init__(self) -> None:
         self._profile: Any = None
@@ -53,6 +54,7 @@ class NpuTool:
         try:
             return "" if npu is not None and npu.is_initialized() else "this process uses no NPU"
         except Exception as error:
+            interrupts.pass_on(error)
             return f"torch_npu: {type(error).__name__}: {error}"
 
     def start(self, settings: Settings, raw: Path) -> list[str]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autoprof import log, rundir
+from autoprof import interrupts, log, rundir
 from autoprof.settings import Settings
 
 # What autoprof gives an actor that it has Ray start under nsys: the `-o` of that nsys, where %p is the process.
@@ -48,6 +48,7 @@ class NsysTool:
 
     name = "nsys"
     ending = rundir.NSYS_REPORT
+    lost: Sequence[str] = ()
 
     def __init__(self, asked: bool = True) -> None:
         """`asked`: whether the user wants autoprof to open windows in this session of nsys."""
@@ -89,6 +90,7 @@ class NsysTool:
 
             torch.cuda.nvtx.mark(json.dumps({"autoprof": subject}))
         except Exception as error:
+            interrupts.pass_on(error)
             log.warning_once(f"nsys can't be told what it records: {type(error).__name__}: {error}")
 
     def mark(self, name: str) -> Callable[[], None]:
@@ -98,6 +100,7 @@ class NsysTool:
 
             begun = nvtx.range_start(f"{self._prefix}{name}")
         except Exception as error:
+            interrupts.pass_on(error)
             log.warning_once(f"ranges can't be marked for nsys: {type(error).__name__}: {error}")
             return _nothing
         self._prefix = ""

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 
+from autoprof import interrupts
 from autoprof.options import NsysOptions
 
 # As Ray's plug-in takes it: %p is the process that is recorded, as nsys and the process itself know it.
@@ -77,6 +78,7 @@ def _said(executable: str, *arguments: str) -> str:
     """What an `nsys` prints, or an empty text where it does not run."""
     try:
         said = subprocess.run([executable, *arguments], capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
-    except (OSError, subprocess.SubprocessError):
+    except (OSError, subprocess.SubprocessError) as error:
+        interrupts.pass_on(error)
         return ""
     return said.stdout

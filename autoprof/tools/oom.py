@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import wrapt
 
-from autoprof import _files, log, rundir, runtime, tools
+from autoprof import _boot, _files, interrupts, log, rundir, runtime, tools
 from autoprof.runtime import Runtime
 from autoprof.tools import history
 from autoprof.tools.memory import write
@@ -33,7 +32,7 @@ def watch(run: Runtime, doing: Callable[[], Any]) -> None:
         run: The run.
         doing: Gives what this process is recording, or None.
     """
-    wrapt.register_post_import_hook(lambda cuda: _await_cuda(cuda, run, doing), "torch.cuda")
+    _boot.finder().when_imported("torch.cuda", lambda cuda: _await_cuda(cuda, run, doing))
 
 
 def _await_cuda(cuda: Any, run: Runtime, doing: Callable[[], Any]) -> None:
@@ -41,6 +40,7 @@ def _await_cuda(cuda: Any, run: Runtime, doing: Callable[[], Any]) -> None:
         # What is queued so is called when CUDA is initialised, or at once where it is (torch 2.13, cuda/__init__.py).
         cuda._lazy_call(lambda: _attach(run, doing))
     except Exception as error:
+        interrupts.pass_on(error)
         runtime.report("memory/oom", error)
 
 
@@ -56,6 +56,7 @@ def _attach(run: Runtime, doing: Callable[[], Any]) -> None:
         torch._C._cuda_attach_out_of_memory_observer(ran_out)
         history.keep(run.settings.memory)
     except Exception as error:
+        interrupts.pass_on(error)
         runtime.report("memory/oom", error)
 
 
@@ -95,4 +96,5 @@ def _ran_out(run: Runtime, memory: dict[str, int], doing: Callable[[], Any]) -> 
         rundir.write_json(base.with_name(f"{base.name}{rundir.META}"), meta)
         log.warning(f"CUDA is out of memory, asked for {memory['asked_bytes']} bytes; its state is in {path}")
     except Exception as error:
+        interrupts.pass_on(error)
         runtime.report("memory/oom", error)

@@ -6,19 +6,19 @@ torch has one profiler a process: a second one starts without an error and empti
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import wrapt
 
-from autoprof import log
+from autoprof import _boot, interrupts, log
 from autoprof.settings import Settings
+from autoprof.tools import swaps
 
 # Words of AUTOPROF_CONTENTS, and what torch calls them.
 DEVICES = {"cpu": "cpu", "cuda": "cuda", "npu": "privateuse1"}
@@ -29,6 +29,8 @@ FLAGS = {
     "flops": "with_flops",
     "module": "with_modules",
 }
+# What a meta file says where a module moved while shapes were recorded (tools/swaps.py).
+MOVES = "torch.module-moves"
 # What follows the events of a trace, which is what Kineto was told of the run, is shorter than this, in bytes.
 TAIL = 65536
 _OWN = "_autoprof_own"
@@ -51,7 +53,7 @@ def _in_child() -> None:
     leave by `os._exit`.
     """
     if _recorded:
-        with contextlib.suppress(Exception):
+        with interrupts.suppress(Exception):
             import ctypes
 
             libc = ctypes.CDLL(None)
@@ -70,6 +72,7 @@ class TorchTool:
 
     def __init__(self) -> None:
         self._profile: Any = None
+        self.lost: Sequence[str] = ()
 
     @staticmethod
     def unavailable() -> str:
@@ -85,8 +88,14 @@ class TorchTool:
 
         self._profile = profile(**arguments)
         mark_own(self._profile)
+        swaps.allow(_end_and_free)
         self._profile.start()
+        if swaps.HELD.intersection(used):
+            swaps.begin(self._moved)
         return used
+
+    def _moved(self) -> None:
+        self.lost = [MOVES]
 
     def stamp(self, subject: dict[str, Any]) -> None:
         stamp(self._profile, subject)
@@ -96,7 +105,14 @@ class TorchTool:
 
     def stop(self) -> None:
         _unwritten.append(self._profile)
-        self._profile.stop()
+        try:
+            self._profile.stop()
+        except BaseException:
+            # A signal, or its handler, came in between: nothing else would end the recording.
+            _disable()
+            raise
+        finally:
+            swaps.end()
 
     def export(self, path: str) -> None:
         """Write the trace, in any thread.
@@ -108,14 +124,45 @@ class TorchTool:
         try:
             self._profile.export_chrome_trace(path)
         finally:
-            _unwritten.remove(self._profile)
-            self._profile.profiler = None
+            _forget(self._profile)
             self._profile = None
         if not _whole(path):
             raise OSError("torch could not write all of it; is the disk full?")
 
     def busy(self) -> str:
         return foreign()
+
+
+def _forget(profile: Any) -> None:
+    """Free what a profile recorded."""
+    with interrupts.suppress(ValueError):  # it was freed before it was written
+        _unwritten.remove(profile)
+    profile.profiler = None
+
+
+def _enabled() -> bool:
+    """Whether somebody records in this process."""
+    from torch.autograd import _profiler_enabled
+
+    return bool(_profiler_enabled())
+
+
+def _disable() -> None:
+    """Have torch end what it records, whatever becomes of it."""
+    if _enabled():
+        from torch.autograd import _disable_profiler
+
+        _disable_profiler()
+
+
+def _end_and_free(reason: str) -> bool:
+    """End and free what autoprof records, or is writing, in this process; returns whether there was something."""
+    if _interrupt is None or _foreign or not (_unwritten or _enabled()):
+        return False
+    _interrupt(reason)
+    for profile in list(_unwritten):
+        _forget(profile)
+    return True
 
 
 def _whole(path: str) -> bool:
@@ -166,6 +213,7 @@ def stamp(profile: Any, subject: dict[str, Any]) -> None:
     try:
         profile.add_metadata_json("autoprof", json.dumps(subject))
     except Exception as error:
+        interrupts.pass_on(error)
         log.warning_once(f"the trace can't be told what it is of: {type(error).__name__}: {error}")
 
 
@@ -194,7 +242,7 @@ def watch(interrupt: Callable[[str], None]) -> None:
     if _interrupt is None:
         _interrupt = interrupt
         for name in ("torch.profiler.profiler", "torch_npu.profiler.profiler"):
-            wrapt.register_post_import_hook(_watch_module, name)
+            _boot.finder().when_imported(name, _watch_module)
 
 
 def _watch_module(module: Any) -> None:
@@ -202,6 +250,7 @@ def _watch_module(module: Any) -> None:
         wrapt.wrap_function_wrapper(module, "profile.start", _start)
         wrapt.wrap_function_wrapper(module, "profile.stop", _stop)
     except Exception as error:
+        interrupts.pass_on(error)
         log.warning_once(f"{module.__name__} can't be watched: {type(error).__name__}: {error}")
 
 
@@ -212,6 +261,7 @@ def _start(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
                 _interrupt(f"{_called(instance)} was started in this process")
             _foreign.add(instance)
         except Exception as error:
+            interrupts.pass_on(error)
             log.warning_once(f"torch.profiler: {type(error).__name__}: {error}")
     return wrapped(*args, **kwargs)
 

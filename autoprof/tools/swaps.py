@@ -1,0 +1,100 @@
+"""Moves of modules while torch records shapes.
+
+A recording with shapes keeps weak references to the tensors of each operator until its result is freed, one with stacks
+those to some parameters. `torch.utils.swap_tensors` refuses tensors that have any, and with it `Module.to` for the
+parameters of `fully_shard` (torch 2.13, `InputOutputEncoder` in torch/csrc/profiler/collection.h; `THPVariable` in
+torch/csrc/autograd/python_variable.cpp). So a move records no operators of its own, and where a parameter is held all
+the same, the recording is ended and freed first.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from autoprof import interrupts, log
+
+# Words of AUTOPROF_CONTENTS with which operators hold their tensors: `with_flops` records shapes, too.
+HELD = frozenset(("shapes", "flops"))
+_free: Callable[[str], bool] | None = None
+# The thread that is recorded with shapes, and what is called when a module moves in it.
+_recorded: tuple[int, Callable[[], None]] | None = None
+_moving = threading.local()
+
+
+def allow(free: Callable[[str], bool]) -> None:
+    """Let modules move in this process whatever is recorded.
+
+    Args:
+        free: Ends and frees what is recorded, for the reason that it is given; returns whether there was something.
+    """
+    global _free
+    if _free is None:
+        _free = free
+        import torch
+
+        if hasattr(torch._C, "_swap_tensor_impl"):
+            torch._C._swap_tensor_impl = _swapping(torch._C._swap_tensor_impl)
+        if hasattr(torch.autograd, "_enable_record_function"):
+            torch.nn.Module._apply = _moved(torch.nn.Module._apply)
+
+
+def begin(moved: Callable[[], None]) -> None:
+    """This thread is recorded with shapes from here on. `moved` is called when a module moves."""
+    global _recorded
+    _recorded = threading.get_ident(), moved
+
+
+def end() -> None:
+    """Nothing is recorded with shapes any more."""
+    global _recorded
+    _recorded = None
+
+
+def _swapping(swap: Callable[..., None]) -> Callable[..., None]:
+    # It looks before it changes anything, so it may be called again. `swap_tensors` may not: it swaps attributes first.
+    @functools.wraps(swap)
+    def swap_impl(*tensors: Any) -> None:
+        try:
+            return swap(*tensors)
+        except RuntimeError as error:
+            interrupts.pass_on(error)
+            if not _freed():
+                raise
+        return swap(*tensors)
+
+    return swap_impl
+
+
+def _freed() -> bool:
+    try:
+        return _free is not None and _free("a parameter is swapped, which torch refuses while it is recorded")
+    except Exception as error:
+        interrupts.pass_on(error)
+        log.warning_once(f"torch.profiler: {type(error).__name__}: {error}")
+        return False
+
+
+def _moved(apply: Callable[..., Any]) -> Callable[..., Any]:
+    import torch
+
+    # By its other name it is called for the children of a module.
+    record: Callable[[bool], None] = torch.autograd._enable_record_function
+
+    @functools.wraps(apply)
+    def _apply(*args: Any, **kwargs: Any) -> Any:
+        recorded = _recorded
+        if recorded is None or recorded[0] != threading.get_ident() or getattr(_moving, "now", False):
+            return apply(*args, **kwargs)
+        recorded[1]()
+        _moving.now = True
+        record(False)
+        try:
+            return apply(*args, **kwargs)
+        finally:
+            record(True)
+            _moving.now = False
+
+    return _apply
