@@ -60,6 +60,8 @@ class RunDocument(TypedDict, total=False):
     versions: dict[str, str]
     settings: RunSettings
     nodes: list[NodeEntry]
+    earlier: list[dict[str, Any]]
+    cut_off: str
 
 
 class Moments(TypedDict, total=False):

@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 from report_runs import START_NS
 from traces import kineto, process, save
 
-from autoprof import cli, cluster, documents, listing, opening, recipe
+from autoprof import before, cli, cluster, control, documents, hooklog, listing, opening, recipe, watching
+from autoprof.control import Trigger
 from autoprof.documents import CollectedDocument, MetaDocument, ProcessDocument, RunDocument
 from autoprof.report import html
 from autoprof.report.serve import Server
+from autoprof.rundir import RunDir
 
 CAPTURE = "actor.update_actor.rank0.n1.pid7"
 CLOCK = {
@@ -31,6 +33,7 @@ FILES: dict[str, Any] = {
     "run.json": {
         **{"id": "run", "command": "x", "state": "running", "host": "n1", "pid": 1, "ticks": 1, "started": 1.0},
         **{"hosts": ["n1"], "recipes": ["verl"], "versions": {"verl": "0.9.1"}},
+        **{"earlier": [{"host": "n1", "pid": 5, "state": "ended"}], "cut_off": "a capture"},
         "settings": {"steps": "1", "recipes": [], "tool": ["torch"]},
         "nodes": [{"id": "a", "host": "n2", "directory": "/x"}],
     },
@@ -106,9 +109,23 @@ def ask_all(run: Path, capsys: pytest.CaptureFixture[str], what: str) -> None:
         assert "Traceback" not in said
         if command[-1] in ("--json", "-") and status != 2 and out:
             json.loads(out, parse_constant=_no_json)
+    ask_the_run(run)
     if (run / "run.json").exists():
         with Server(0) as server:
             opening.fill(server, listing.read(run), None)
+
+
+def ask_the_run(run: Path) -> None:
+    """What a run reads that is going on, or the next one."""
+    directory = RunDir(run)
+    before.cut_off(run)
+    json.dumps(before.attempts(listing.load_json(directory.run_json, RunDocument)))
+    hooklog.summary(directory)
+    control.read_along(directory, control.names(directory), set())
+    control.states(directory)
+    (view,) = watching.OnDisk(listing.read(run)).look([1])
+    view.became("1-1-00000001.json")
+    view.standing(Trigger(run="run"))
 
 
 @pytest.mark.fault("any JSON file of a run is damaged", "no traceback; the rest is read", "what is damaged, said")
