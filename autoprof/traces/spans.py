@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -58,15 +59,17 @@ class Line(Struct):
 _decode = msgspec.json.Decoder(Line).decode
 
 
-def read(path: Path) -> Iterator[Span]:
+def read(path: Path, too_long: Counter[str] | None = None) -> Iterator[Span]:
     """The spans of one file, and one of kind `PROCESS` where a process begins its part of it.
 
-    Lines that can't be read, as where a process was killed, are left out.
+    Lines that can't be read, as where a process was killed, are left out; `too_long` counts those that are that.
 
     Raises:
         OSError: The file can't be read, or is none.
     """
     for text in lines(path):
+        if text is None and too_long is not None:
+            too_long[path.name] += 1
         try:
             line = _decode(text or b"")
         except NO_JSON:
@@ -101,15 +104,18 @@ def of_step(run: Path, number: int, said: list[str] | None = None) -> dict[Proce
     what is kept is one step's, and no more than `MOST_SPANS`; `said` is told what is left out.
     """
     paths = [path for path in sorted((run / "timeline").glob("*.jsonl")) if path.is_file()]
-    attempts = Attempts()
+    attempts, too_long = Attempts(), Counter[str]()
     # Each host's own clock: a step that the driver timed is compared with spans of other hosts as they stand.
     bounds = []
     for place, path in enumerate(paths):
-        for span in read(path):
+        for span in read(path, too_long):
             attempts.add(place, span)
             if span.step == number:
                 bounds.append((span.kind == _STEP, span.role == _TRAINER, span.start_ns, span.end_ns))
     attempts.finish()
+    if said is not None:
+        lines_of = {name: "1 line" if count == 1 else f"{count} lines" for name, count in too_long.items()}
+        said += [f"timeline/{name}: {several} left out: too long" for name, several in lines_of.items()]
     if not bounds:
         return {}
     since, until = attempts.around(max(bounds)[2])
