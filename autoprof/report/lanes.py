@@ -32,6 +32,7 @@ class LaneSpans:
         self.label = ""
         self.busy = Union()
         self.profiling = Union()
+        self.worked = False
         self.count = 0
         # By length, the shortest first, with a number so that nothing else is compared.
         self._longest: list[tuple[int, int, Line]] = []
@@ -44,6 +45,8 @@ class LaneSpans:
             self.busy.add(line.start_ns, line.end_ns)
         if line.kind == PROFILING:
             self.profiling.add(line.start_ns, line.end_ns)
+        else:
+            self.worked = True
         if line.kind in ("turn", "tool", "reward"):
             return
         self.count += 1
@@ -103,7 +106,8 @@ class Lanes:
 
     def finish(self) -> list[LaneSpans]:
         """The lanes in the order in which they are shown, with their labels."""
-        order = sorted(self._lanes.values(), key=self._order)
+        # An engine's worker tells of its profiler alone; its replica's work is told by another process.
+        order = sorted((lane for lane in self._lanes.values() if lane.worked), key=self._order)
         for name in (_label, _with_rank, self._with_process):
             like = Counter(lane.label or name(lane) for lane in order)
             for lane in order:
