@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autoprof import listing, tables
+from autoprof.documents import MetaDocument
 from autoprof.listing import CaptureFile, Run
 from autoprof.rundir import META, SNAPSHOT, RunDir
 
@@ -29,8 +30,8 @@ def out_of_memory(directory: RunDir) -> list[str]:
     """What is in `oom/`."""
     notes = []
     for path in sorted(directory.oom.glob(f"*{META}")):
-        meta = listing.load_json(path)
-        where = f"in step {meta['step']}, {meta['role']} {meta['stage']}, " if "step" in meta else ""
+        meta = listing.load_json(path, MetaDocument)
+        where = f"in step {meta['step']}, {meta.get('role', '')} {meta.get('stage', '')}, " if "step" in meta else ""
         asked, free = tables.size(meta.get("asked_bytes", 0)), tables.size(meta.get("free_bytes", 0))
         name = f"oom/{path.name.removesuffix(META)}{SNAPSHOT}"
         notes.append(f"{name}: CUDA ran out of memory {where}with {asked} asked for, {free} free")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from autoprof import interrupts, listing
+from autoprof.documents import RunDocument
 from autoprof.rundir import META, PART, TAKEN, RunDir
 
 # What was written so lately is still being written, by a process that outlives the run.
@@ -23,7 +24,7 @@ def cut_off(latest: Path) -> str:
 
     Only its `run.json` is read: the start of a run must not take longer after one that left much.
     """
-    info = listing.load_json(latest / "run.json")
+    info = listing.load_json(latest / "run.json", RunDocument)
     state = listing.state(info)
     if not info or state == "running":
         return ""

@@ -166,6 +166,8 @@ def _show(found: list[listing.Run], as_json: bool, captures: bool) -> int:
         ]
         print()
         tables.show(["step", "capture", "state", "size"], rows)
+        for line in [line for run in found for line in run.left_out]:
+            _complain(f"ls: {line}", 0)
     return 0
 
 

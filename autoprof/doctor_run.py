@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from autoprof import aftermath, control, doctor, listing, tables
+from autoprof import aftermath, control, doctor, documents, listing, tables
 from autoprof._finish import NOT_ANALYSED
 from autoprof.doctor import Report
+from autoprof.documents import CollectedDocument, ProcessDocument
 from autoprof.hooklog import WAITING
+from autoprof.report.reading import Reader, timelines
 from autoprof.rundir import COLLECTED, RunDir
 from autoprof.window import Steps
 
@@ -21,19 +22,23 @@ def examine_run(run: listing.Run) -> Report:
     info = run.info
     report.facts["state"] = run.state
     report.facts["settings"] = f"steps {info.get('settings', {}).get('steps', '?') or 'none, the timeline alone'}"
-    processes = [listing.load_json(path) for path in sorted(RunDir(Path(run.path)).hooks.glob("*.json"))]
-    processes = [process for process in processes if process]
+    left_out = list(run.left_out)
+    paths = sorted(RunDir(Path(run.path)).hooks.glob("*.json"))
+    processes = [process for path in paths if (process := documents.read(path, ProcessDocument, left_out))]
     report.facts["processes"] = str(len(processes))
     for process in processes:
-        states = Counter(hook["state"] for hook in process["hooks"].values())
-        fired = [key for key, hook in process["hooks"].items() if hook["called"]]
+        hooks = process.setdefault("hooks", {})
+        for hook in hooks.values():
+            hook |= {"state": hook.get("state", "unknown"), "reason": hook.get("reason", "")}
+            hook.setdefault("called", None)
+        states = Counter(hook["state"] for hook in hooks.values())
+        fired = [key for key, hook in hooks.items() if hook["called"]]
         counts = ", ".join(f"{states[state]} {state}" for state in ("applied", "failed") if states[state])
-        report.facts[f"{process['host']} {process['pid']} {process['process']}"] = (
-            f"{counts}; fired: {', '.join(fired) or 'none'}"
-        )
-        for where, error in process["errors"].items():
-            report.problems.append(f"{process['process']} ({process['pid']}): {where}: {error['last']}")
-    versions = {name: version for process in processes for name, version in process["versions"].items()}
+        name, pid = process.get("process", "?"), process.get("pid", "?")
+        report.facts[f"{process.get('host', '?')} {pid} {name}"] = f"{counts}; fired: {', '.join(fired) or 'none'}"
+        for where, error in process.get("errors", {}).items():
+            report.problems.append(f"{name} ({pid}): {where}: {error.get('last', '?')}")
+    versions = {name: version for process in processes for name, version in process.get("versions", {}).items()}
     doctor.check_versions(report, versions, info.get("settings", {}).get("recipes", []))
     doctor.list_hooks(report, {"hooks": _merged(processes)})
     _check_steps(report, run)
@@ -42,9 +47,10 @@ def examine_run(run: listing.Run) -> Report:
     report.notes += notes + aftermath.out_of_memory(RunDir(Path(run.path)))
     report.problems += problems
     _check_control(report, RunDir(Path(run.path)))
-    for lost in listing.load_json(Path(run.path, COLLECTED)).get("missing", ()):
-        where = " ".join(filter(None, [str(lost["host"]), str(lost["path"])]))
-        report.problems.append(f"not collected, {where}: {lost['reason']}")
+    for lost in documents.read(Path(run.path, COLLECTED), CollectedDocument, left_out).get("missing", ()):
+        where = " ".join(filter(None, [lost.get("host"), lost.get("path")]))
+        report.problems.append(f"not collected, {where}: {lost.get('reason', '?')}")
+    report.problems += left_out
     return report
 
 
@@ -56,7 +62,8 @@ def _merged(processes: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
         for key, hook in process["hooks"].items():
             known = merged.setdefault(key, dict(hook))
             called = known["called"] or hook["called"]
-            if (order[hook["state"]], hook["reason"] != WAITING) > (order[known["state"]], known["reason"] != WAITING):
+            said, before = ((order.get(each["state"], -1), each["reason"] != WAITING) for each in (hook, known))
+            if said > before:
                 merged[key] = known = dict(hook)
             known["called"] = called
             known["fired"] = "fired" if called else "never called"
@@ -64,7 +71,7 @@ def _merged(processes: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def _check_steps(report: Report, run: listing.Run) -> None:
-    executed = sorted(_executed(run))
+    executed = sorted(_executed(report, run))
     report.facts["steps executed"] = f"{executed[0]} to {executed[-1]}" if executed else "none was seen"
     report.facts["steps captured"] = ", ".join(str(step.number) for step in run.steps) or "none"
     if not executed:
@@ -84,17 +91,12 @@ def _check_steps(report: Report, run: listing.Run) -> None:
         report.problems.append("the run executed none of the steps that AUTOPROF_STEPS asked for")
 
 
-def _executed(run: listing.Run) -> set[int]:
-    numbers = set()
-    for path in Path(run.path, "timeline").glob("*.jsonl"):
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
-            try:
-                span = json.loads(line)
-                if span["kind"] == "step":
-                    numbers.add(int(span["step"]))
-            except (ValueError, TypeError, KeyError):  # a line that was cut off
-                continue
-    return numbers
+def _executed(report: Report, run: listing.Run) -> set[int]:
+    reader = Reader()
+    files, _ = timelines(Path(run.path))
+    numbers = {line.step for file in files for line in reader.spans(file) if line.kind == "step"}
+    report.notes += reader.notes()
+    return {number for number in numbers if number is not None}
 
 
 def _check_control(report: Report, directory: RunDir) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import sys
 import threading
@@ -13,13 +12,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from autoprof import _files, interrupts, log, rundir
+from autoprof import documents, interrupts, log, rundir
+from autoprof.documents import ProcessDocument
 from autoprof.recipe import BoundHook, Recipe
 from autoprof.redaction import hidden, redacted
 from autoprof.rundir import RunDir
 
-# No file of a process is larger.
-_MOST_BYTES = 16 << 20
 WAITING = "the module was not imported here"
 
 
@@ -171,16 +169,12 @@ def summary(directory: RunDir, versions: Mapping[str, str] | None = None) -> dic
     recipes: set[str] = set()
     found = dict(versions or {})
     for path in sorted(directory.hooks.glob("*.json")):
-        try:
-            process = json.loads(_files.read(path, _MOST_BYTES))
-            hooks = process["hooks"].items()
-            applied = {key.partition("/")[0] for key, hook in hooks if hook["state"] == "applied"}
-            hosts.add(process["host"])
-            found.update(process["versions"])
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            interrupts.pass_on(error)
+        process = documents.read(path, ProcessDocument)
+        if not {"host", "hooks", "versions"} <= process.keys():
             continue
-        recipes |= applied
+        hosts.add(process["host"])
+        found.update(process["versions"])
+        recipes |= {key.partition("/")[0] for key, hook in process["hooks"].items() if hook.get("state") == "applied"}
     return {"hosts": sorted(hosts), "versions": found, "recipes": sorted(recipes)}
 
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from autoprof import _files, _finish, control, rundir
-from autoprof.redaction import writable
+from autoprof import _finish, control, rundir
+from autoprof.documents import MetaDocument, RunDocument
+from autoprof.documents import read as document
 from autoprof.rundir import META, NSYS_REPORT, PART, RAW_ENDINGS, SNAPSHOT, TRACE, RunDir, is_merged
 
 UNFINISHED = "unfinished"
 _WHOLE = (TRACE, SNAPSHOT, NSYS_REPORT)
-# No file that autoprof writes for itself is larger.
-_MOST_BYTES = 64 << 20
 
 
 class NotFound(LookupError):
@@ -41,12 +39,13 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class Run(msgspec.Struct, frozen=True):
-    """A run as it lies on disk."""
+    """A run as it lies on disk. `left_out` says what could not be read of its files."""
 
     id: str
     path: str
     info: dict[str, Any]
     steps: list[Step]
+    left_out: list[str] = []
 
     @property
     def captures(self) -> list[CaptureFile]:
@@ -108,29 +107,15 @@ def find(parent: Path, name: str) -> Run:
 def read(path: Path) -> Run:
     """Read one run directory; what can't be read in it is left out."""
     directory = RunDir(path)
-    steps = [_step(number, folder) for number, folder in directory.steps()]
-    return Run(path.name, str(path), load_json(directory.run_json), steps)
+    left_out: list[str] = []
+    info = document(directory.run_json, RunDocument, left_out)
+    steps = [_step(number, folder, left_out) for number, folder in directory.steps()]
+    return Run(path.name, str(path), info, steps, left_out)
 
 
-def load_json(path: Path) -> dict[str, Any]:
-    """A JSON object, or an empty one where the file is not there or not whole. Its texts are `writable`."""
-    try:
-        read = _files.read(path.resolve(), _MOST_BYTES)
-        content = json.loads(read)
-        # Arguments of a command that are no UTF-8 stand there so.
-        if b"\\ud" in read.lower():
-            content = _writable(content)
-    except (OSError, ValueError, RuntimeError):  # a loop of links is a RuntimeError before Python 3.13
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
-def _writable(content: Any) -> Any:
-    if isinstance(content, str):
-        return writable(content)
-    if isinstance(content, dict):
-        return {writable(name): _writable(value) for name, value in content.items()}
-    return [_writable(value) for value in content] if isinstance(content, list) else content
+def load_json(path: Path, kind: Any = dict[str, Any]) -> dict[str, Any]:
+    """A JSON object, or an empty one where the file is not there or not whole (`documents.read`)."""
+    return document(path, kind)
 
 
 def step(run: Run, number: int | None) -> Step:
@@ -150,8 +135,12 @@ def step(run: Run, number: int | None) -> Step:
     raise NotFound(f"{run.id} has no {'captured step' if number is None else f'step {number}'}; there are {there}")
 
 
-def _step(number: int, folder: Path) -> Step:
-    found = _captures(folder)
+def _step(number: int, folder: Path, left_out: list[str]) -> Step:
+    try:
+        found = _captures(folder, left_out)
+    except OSError as error:
+        left_out.append(f"{folder.name}: it can't be read: {error.strerror}")
+        found = []
     return Step(
         number,
         [capture for capture in found if not is_merged(capture.name)],
@@ -159,7 +148,7 @@ def _step(number: int, folder: Path) -> Step:
     )
 
 
-def _captures(folder: Path) -> list[CaptureFile]:
+def _captures(folder: Path, left_out: list[str]) -> list[CaptureFile]:
     halves = [f"{ending}{PART}" for ending in (TRACE, *RAW_ENDINGS, META)]
     names: dict[str, Path | None] = {}
     for path in sorted(folder.iterdir()):
@@ -171,10 +160,10 @@ def _captures(folder: Path) -> list[CaptureFile]:
                 name = path.name.removesuffix(ending)
                 names[name] = path if ending in _WHOLE else names.get(name)
                 break
-    return [_capture(folder, name, trace) for name, trace in sorted(names.items())]
+    return [_capture(folder, name, trace, left_out) for name, trace in sorted(names.items())]
 
 
-def _capture(folder: Path, name: str, trace: Path | None) -> CaptureFile:
-    meta: Mapping[str, Any] = load_json(folder / f"{name}{META}")
+def _capture(folder: Path, name: str, trace: Path | None, left_out: list[str]) -> CaptureFile:
+    meta = document(folder / f"{name}{META}", MetaDocument, left_out)
     size = _finish.size(str(trace)) if trace is not None else 0
-    return CaptureFile(name, size, str(meta.get("state", UNFINISHED)), dict(meta))
+    return CaptureFile(name, size, str(meta.get("state", UNFINISHED)), meta)

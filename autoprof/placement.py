@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from autoprof.naming import Name, Subject
 from autoprof.redaction import hidden
 from autoprof.runtime import Runtime
 from autoprof.settings import GROUP, MERGE, Settings
+from autoprof.timeline import Span
 from autoprof.tools import Tool
 from autoprof.tools.memory import MemoryTool
 from autoprof.window import Ranks
@@ -78,6 +80,23 @@ class Placement:
             OverBudget: There is no room for what it would record.
             Exception: `tool` does not record.
         """
+        with self._told("profiler start"):
+            self._start(tool, ranged)
+
+    @contextlib.contextmanager
+    def _told(self, name: str) -> Iterator[None]:
+        """Have the timeline tell what a capture costs the run beside what it records."""
+        subject = self._subject
+        ids = {} if subject.replica is None else {"replica": subject.replica}
+        span = Span(
+            self._run, "profiling", name, step=subject.step, role=subject.role, rank=subject.rank, ids=ids or None
+        )
+        try:
+            yield
+        finally:
+            span.end()
+
+    def _start(self, tool: Tool, ranged: bool) -> None:
         self._budget.begin()
         # torch's result must be gone before anything else records (tools/torch.py).
         if not writing.wait(self._settings.stop_timeout_s):
@@ -114,6 +133,10 @@ class Placement:
 
     def stop(self, tool: Tool) -> None:
         """End what `start` began."""
+        with self._told("profiler stop"):
+            self._stop(tool)
+
+    def _stop(self, tool: Tool) -> None:
         self._budget.end()
         end_range, self._end_range = self._end_range, _nothing
         try:
@@ -146,7 +169,8 @@ class Placement:
         """Wait, within `AUTOPROF_STOP_TIMEOUT_S`, until no more than other processes' work is left of what was kept."""
         for place, _ in self._beside:
             place.wait()
-        self._wait(self._settings.stop_timeout_s)
+        with self._told("writing"):
+            self._wait(self._settings.stop_timeout_s)
 
     def _write(self, tool: Tool, raw: Path, meta: dict[str, Any], suspicion: str) -> None:
         try:

@@ -25,14 +25,16 @@ SNAPSHOT = ".pickle"
 NSYS_REPORT = ".nsys-rep"
 # How what a tool writes ends, before .part.
 RAW_ENDINGS = (TRACE.removesuffix(".gz"), NPU_FOLDER, SNAPSHOT, NSYS_REPORT)
-# What traces merged from others are called.
+# What traces merged from others are called: this alone is the whole step, `merged.<of what>` a part of it.
 MERGED = "merged"
+TAR = ".tar"
 # How folders begin in which a merge is going on.
 MERGING = ".merge-"
 # The folder in which `autoprof collect` keeps what is not complete.
 COLLECTING = ".collect"
 # What it came to.
 COLLECTED = "collected.json"
+_STEP = "global_step_"
 # Role, stage and host stand in a name.
 _LONGEST = 60
 
@@ -59,7 +61,21 @@ def tidy(name: str) -> str:
 def is_merged(name: str) -> bool:
     """Whether files of this name, without endings, hold what other captures of the step hold already."""
     words = name.split(".")
-    return name == MERGED or (words[1:2] != [] and words[1].startswith("replica") and words[2:3] == [MERGED])
+    if words[0] == MERGED:
+        return len(words) <= 2
+    return words[1:2] != [] and words[1].startswith("replica") and words[2:3] == [MERGED]
+
+
+def is_whole_step(path: Path) -> bool:
+    """Whether this is where the merged trace of a whole step of a run is kept, which no part of it may take."""
+    path = Path(os.path.realpath(path.parent), path.name)
+    run = path.parent.parent
+    if not os.path.lexists(run / "run.json") or not path.name.endswith((TRACE, TAR)):
+        return False
+    name = path.name.removesuffix(TRACE).removesuffix(TAR)
+    if path.parent.name == "timeline":
+        return name.startswith(_STEP) and name.endswith(f".{MERGED}")
+    return name == MERGED and path.parent.name.startswith(_STEP)
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -127,14 +143,15 @@ class RunDir:
 
     def step(self, number: int) -> Path:
         """The folder of a global step."""
-        return self.path / f"global_step_{number:06d}"
+        return self.path / f"{_STEP}{number:06d}"
 
     def steps(self) -> list[tuple[int, Path]]:
         """The step folders that are there, in order."""
         found = []
-        for path in self.path.glob("global_step_*"):
-            number = path.name.removeprefix("global_step_")
-            if number.isdigit() and path.is_dir():
+        for path in self.path.glob(f"{_STEP}*"):
+            number = path.name.removeprefix(_STEP)
+            # Others find the folder by the number.
+            if number.isdecimal() and self.step(int(number)) == path and path.is_dir():
                 found.append((int(number), path))
         return sorted(found)
 

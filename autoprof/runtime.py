@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from autoprof import __version__, _boot, _files, before, gates, listing, log, nodes, rundir, settings
+from autoprof.documents import RunDocument
 from autoprof.hooklog import HookLog
 from autoprof.recipe import RecipeError
 from autoprof.redaction import hidden_in, redacted
@@ -92,7 +93,7 @@ class Runtime:
 
     def _resume(self) -> None:
         """Say in `run.json` that the run goes on where an earlier attempt at it is over: a resumed run has its id."""
-        info = listing.load_json(self.rundir.run_json)
+        info = listing.load_json(self.rundir.run_json, RunDocument)
         own = (self.info.host, self.info.pid, self.info.ticks)
         if (info.get("host"), info.get("pid"), info.get("ticks")) == own or listing.state(info) == "running":
             return

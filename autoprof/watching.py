@@ -10,6 +10,7 @@ import msgspec
 
 from autoprof import control, listing
 from autoprof.control import Became, Trigger
+from autoprof.documents import RunDocument
 from autoprof.listing import Run
 
 
@@ -81,7 +82,7 @@ class OnDisk:
 
     def look(self, steps: Sequence[int] = ()) -> list[View]:
         found = view(reader()(self._run.path, list(steps)))
-        info = listing.load_json(Path(self._run.path) / "run.json")
+        info = listing.load_json(Path(self._run.path) / "run.json", RunDocument)
         return [msgspec.structs.replace(found, alive=listing.state(info) == "running")]
 
     def pending(self, name: str) -> bool:
@@ -138,8 +139,10 @@ def reader() -> Callable[..., dict[str, Any]]:
             for name in names(folder):
                 if name.endswith(".meta.json"):
                     meta = load(os.path.join(folder, name))
-                    told = str(meta.get("state", "unfinished")), str(meta.get("reason") or ""), meta.get("bytes") or 0
-                    captures[name.removesuffix(".meta.json")] = told
+                    told = str(meta.get("state", "unfinished")), str(meta.get("reason") or "")
+                    size = meta.get("bytes")
+                    size = size if isinstance(size, int) and 0 <= size < 1 << 62 else 0
+                    captures[name.removesuffix(".meta.json")] = *told, size
                 elif name.endswith(".part") and not name.startswith(".merge-"):
                     unfinished[name] = written(os.path.join(folder, name))
             return {"folder": folder, "captures": captures, "unfinished": unfinished}
@@ -166,7 +169,7 @@ def _became(content: Mapping[str, Any] | None) -> Became | None:
         return None
     try:
         return msgspec.convert(content.get("became", {}), Became)
-    except msgspec.ValidationError:
+    except (msgspec.ValidationError, ValueError):  # ValueError: text that is no UTF-8
         return Became()
 
 

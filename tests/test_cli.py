@@ -46,7 +46,7 @@ def make_run(parent: Path, name: str, *, state: str = "ended", pid: int = 1, ste
     (step / "actor.b.rank0.h.pid1.meta.json").write_text(json.dumps({"state": "failed", "reason": "disk full"}))
     (step / "actor.c.rank0.h.pid1.pt.trace.json.part").write_bytes(b"x")
     (folder / "timeline").mkdir()
-    spans = [{"kind": "step", "step": number} for number in (1, 2, 3, 4)]
+    spans = [{"kind": "step", "step": number, "start_ns": number, "end_ns": number} for number in (1, 2, 3, 4)]
     (folder / "timeline" / "h-1.jsonl").write_text("".join(json.dumps(span) + "\n" for span in spans))
     (folder / "hooks").mkdir()
     hook = {"module": "m", "attribute": "a", "behaviour": "stage", "state": "applied", "reason": "", "called": 1.0}

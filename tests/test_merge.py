@@ -20,7 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from traces import BASE_NS, Event, dumped, kineto, load, process, save
 
-from autoprof import ending, listing
+from autoprof import ending, listing, opening
+from autoprof.report.serve import Server
 from autoprof.rundir import RunDir, is_merged
 from autoprof.settings import Settings
 from autoprof.traces.clocks import corrections_ns
@@ -307,6 +308,64 @@ def test_merge_of_some_roles_into_a_file_of_ones_own(run: Path, tmp_path: Path) 
     assert listing.read(run).steps[0].merged == []
 
 
+def roles_in(trace: Path) -> set[str]:
+    names = described(load(trace)["traceEvents"], "process_name", "name").values()
+    return {name.split()[0].split(".")[0] for name in names}
+
+
+@pytest.mark.fault("a part of a step is merged", "makes a file of its own", "nothing: the whole step's stays")
+@pytest.mark.parametrize("tar", [False, True], ids=["json", "tar"])
+def test_a_part_of_a_step_never_has_the_name_of_the_whole(run: Path, tmp_path: Path, tar: bool) -> None:
+    folder, more = RunDir(run).step(2), ["--tar"] if tar else []
+    whole = folder / ("merged.tar" if tar else "merged.pt.trace.json.gz")
+    ending = whole.name.removeprefix("merged")
+    assert command(tmp_path, "merge", run.name, "--step", "2", *more).returncode == 0
+    content = whole.read_bytes()
+    traces = sorted(str(path) for path in folder.glob("rollout.replica0.*.gz"))
+    made = set()
+    for part in (
+        [run.name, "--step", "2", "--role", "actor"],
+        [run.name, "--step", "2", "--role", "!actor"],
+        [run.name, "--step", "2", "--role", "actor,rollout"],
+        traces,
+        traces[:1],
+        [str(folder)],
+    ):
+        result = command(tmp_path, "merge", *part, *more)
+        assert (result.returncode, result.stderr) == (0, "")
+        made.add(Path(result.stdout.split(": ")[0]).name)
+        assert whole.read_bytes() == content, part
+    assert len(made) == 6
+    assert {f"merged.{roles}{ending}" for roles in ("actor", "actor+rollout", "rollout+trainer")} < made
+    for asked in (["merge", run.name, "--step", "2", "--role", "actor"], ["merge", *traces]):
+        result = command(tmp_path, *asked, "-o", str(whole), *more)
+        assert (result.returncode, whole.read_bytes() == content) == (1, True)
+        assert "this name is kept for the trace of the whole step" in result.stderr
+    # They are no captures, and not half written ones.
+    (step, _) = listing.read(run).steps
+    assert len(step.captures) == 5
+    assert {each.state for each in step.merged} == (set() if tar else {"complete"})
+
+
+@pytest.mark.parametrize("by", ["an older autoprof", "hand"])
+def test_what_is_served_as_the_step_is_all_of_it(run: Path, tmp_path: Path, by: str) -> None:
+    """Whoever has put a part into its place."""
+    folder = RunDir(run).step(2)
+    part = command(tmp_path, "merge", run.name, "--step", "2", "--role", "actor").stdout.split(": ")[0]
+    assert command(tmp_path, "merge", run.name, "--step", "2").returncode == 0
+    whole = folder / "merged.pt.trace.json.gz"
+    roles = roles_in(whole)
+    whole.write_bytes(Path(part).read_bytes())
+    if by != "hand":
+        meta = folder / "merged.actor.meta.json"
+        meta.rename(folder / "merged.meta.json")
+    with Server(0) as server:
+        opening.fill(server, listing.read(run), 2)
+        (served,) = [content.file for content in server.contents.values() if content.for_perfetto]
+    assert served == whole
+    assert roles_in(whole) == roles > {"actor"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -378,6 +437,8 @@ def test_names_of_merged_files() -> None:
     assert is_merged("rollout.replica10.merged")
     assert not is_merged("rollout.replica0.TP-0.merged.pid7")
     assert not is_merged("actor.merged.rank0.h.pid7")
+    assert is_merged("merged.actor+ref")
+    assert not is_merged("merged.x.rank0.h.pid7")
 
 
 @pytest.mark.parametrize("contents", ['("merge-profiles",)', "()"])

@@ -327,7 +327,7 @@ def test_an_analysis_that_hangs_is_ended(
     make: Any, torch_npu: Any, monkeypatch: pytest.MonkeyPatch, mocker: Any, tmp_path: Path
 ) -> None:
     # Finished in this process, with a Python that never ends in the place of the analysis.
-    mocker.patch("autoprof.handing.subprocess.run", side_effect=OSError)
+    mocker.patch("autoprof.interpreter.find", side_effect=OSError)
     mocker.patch.multiple(_finish, _SIGN_OF_LIFE_S=0.05, _ANALYSE_TIMEOUT_S=0.1, _ANALYSE="while True: pass")
     real = _finish.finish
     mocker.patch.object(_finish, "finish", side_effect=lambda job: real(job | {"python": sys.executable}))

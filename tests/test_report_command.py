@@ -58,6 +58,24 @@ def test_findings_are_printed_and_the_page_is_in_the_run(autoprof: Autoprof, run
     assert not list((runs / SLOW).glob("*.part"))
 
 
+@pytest.mark.fault("a report of one step, or against a run", "gets a name of its own", "nothing: report.html stays")
+def test_only_the_report_of_the_whole_run_has_its_name(autoprof: Autoprof, runs: Path) -> None:
+    whole = runs / SLOW / "report.html"
+    assert autoprof("report", SLOW, "--dir", str(runs)).returncode == 0
+    content = whole.read_bytes()
+    for options, name in (
+        (["--step", "7"], "report.step7.html"),
+        (["--step", "7", "--against", "5"], f"report.step7.against.{SLOW}.step5.html"),
+        (["--against", USUAL], f"report.against.{USUAL}.html"),
+    ):
+        done = autoprof("report", SLOW, "--dir", str(runs), *options)
+        assert done.stdout.splitlines()[-1] == f"report: {runs / SLOW / name}"
+        assert (runs / SLOW / name).is_file()
+        done = autoprof("report", SLOW, "--dir", str(runs), *options, "-o", str(whole))
+        assert (done.returncode, whole.read_bytes() == content) == (2, True)
+        assert "kept for the report of the whole run" in done.stderr
+
+
 def test_a_healthy_run_says_so(autoprof: Autoprof, runs: Path, tmp_path: Path) -> None:
     done = autoprof("report", USUAL, "--dir", str(runs), "-o", str(tmp_path / "page.html"))
     assert done.returncode == 0, done.stderr

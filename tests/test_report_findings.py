@@ -319,3 +319,63 @@ def test_the_documentation_has_the_thresholds(
 def test_the_documentation_has_every_kind() -> None:
     text = DOCUMENTATION.read_text()
     assert [kind for kind in KINDS if f"`{kind}`" not in text] == []
+
+
+def costly(**cost: float) -> list[dict[str, Any]]:
+    """A driver of eight steps of 10 s; step 5 is captured, which takes `start` and `stop` seconds more."""
+    lines, at = [], 0.0
+    for number in range(1, 9):
+        start, stop = (cost.get("start", 0.0), cost.get("stop", 0.0)) if number == 5 else (0.0, 0.0)
+        end = at + 10 + start + stop
+        lines += [
+            span("timer", "gen", at, at + 4, step=number),
+            span("timer", "update_actor", at + 4, end, step=number),
+            step(end, number, at, rank=0),
+        ]
+        if start:
+            lines += [
+                span("profiling", "profiler start", at + 4, at + 4 + start, step=5, role="actor", rank=0),
+                span("profiling", "profiler stop", end - stop, end, step=5, role="actor", rank=0),
+            ]
+        at = end
+    return lines
+
+
+@pytest.mark.fault("a capture's profiler takes 4 s to start", "the report tells it as profiling", "nothing")
+def test_what_a_capture_costs_is_no_finding(tmp_path: Path) -> None:
+    run = timeline(tmp_path / "run", n1=costly(start=3.0, stop=1.0))
+    figures = build.figures(listing.read(run), [5])
+    assert figures.findings == []
+    row = figures.steps[4]
+    assert (row.slow, row.seconds, row.usual_s) == (False, 14, 10)
+    assert row.stages == pytest.approx({"update_actor": 6, "gen": 4, "profiling": 4, "other": 0})
+    against = comparison.compared(comparison.of_step(figures, 5, False), comparison.of_step(figures, 5, False))
+    assert against.findings == []
+    usual = build.figures(listing.read(run), [4, 5])
+    against = comparison.compared(comparison.of_step(usual, 4, False), comparison.of_step(usual, 5, False))
+    assert against.findings == []
+    assert html.page(figures)
+
+
+def test_the_real_cause_comes_without_what_the_capture_costs(tmp_path: Path) -> None:
+    lines = costly(start=3.0, stop=1.0)
+    for line in lines:
+        if line["step"] == 5 and line["name"] in ("update_actor", "step"):
+            start, end = line["at"]
+            line["at"] = start, end + 5
+        elif line["step"] > 5:
+            line["at"] = tuple(moment + 5 for moment in line["at"])
+    figures = build.figures(listing.read(timeline(tmp_path / "run", n1=lines)))
+    (finding,) = figures.findings
+    assert (finding.text, finding.seconds) == ("step 5 took 15.0 s, usually 10.0 s: 5.00 s more in update_actor", 5)
+    assert "profiling took another 4.00 s" in finding.evidence
+
+
+def test_a_rank_whose_profiler_starts_inside_of_a_stage_is_not_slow(tmp_path: Path) -> None:
+    ranks = {
+        f"n{rank}": [span("stage", "update_actor", 1, 9 if rank == 1 else 5, role="actor", rank=rank)]
+        for rank in range(4)
+    }
+    ranks["n1"].append(span("profiling", "profiler start", 2, 6, role="actor", rank=1))
+    figures = build.figures(listing.read(timeline(tmp_path / "run", d=[step(10)], **ranks)), [1])
+    assert [finding.kind for finding in figures.findings] == []

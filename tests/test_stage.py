@@ -57,7 +57,7 @@ def captures(run: Runtime) -> dict[str, str]:
 
 
 def spans(run: Runtime) -> list[tuple[str, str]]:
-    return [(span["role"], span["name"]) for span in helpers.spans(run.rundir.path)]
+    return [(span["role"], span["name"]) for span in helpers.spans(run.rundir.path) if span["kind"] != "profiling"]
 
 
 def recorded(run: Runtime, name: str) -> set[str]:

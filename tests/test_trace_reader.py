@@ -94,7 +94,7 @@ DEEP = b"[" * 5000 + b"]" * 5000
         (WHOLE.replace(b'"ph"', b"ph", 1), "can't be read"),
         (WHOLE.replace(b'"Ev Idx": 1', b'"Ev Idx": nan'), "can't be read"),
         (b'{"traceEvents": [1, 2]}', "can't be read"),
-        (b'{"traceEvents": [{"ph": "X", "args": %b}]}' % DEEP, "can't be read"),
+        (b'{"traceEvents": [{"ph": "X", "args": %b}]}' % DEEP, "lists or objects in one another"),
         (b'{"a": %b, "traceEvents": []}' % DEEP, "no Chrome trace"),
         (b'{"traceEvents": [{"ph": "X"}], "a": %b}' % DEEP, "what follows the events"),
     ],

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from autoprof import cluster, listing, nodes, progress, tables
+from autoprof.documents import CollectedDocument, RunDocument
 from autoprof.redaction import is_url, plain
 from autoprof.redaction import url as shown
 from autoprof.rundir import COLLECTED
@@ -112,7 +113,8 @@ def _here(parent: Path, name: str, why: str) -> Path:
 
 def _without(run: Path, why: str) -> list[str]:
     """What is missing of a run whose cluster can't be asked, by what its driver noted at the end."""
-    info, collected = listing.load_json(run / "run.json"), listing.load_json(run / COLLECTED)
+    info = listing.load_json(run / "run.json", RunDocument)
+    collected = listing.load_json(run / COLLECTED, CollectedDocument)
     alone = info.get("state") == "ended" and not info.get("nodes")
     if alone or (collected and not collected.get("missing")):
         return []

@@ -14,6 +14,7 @@ from autoprof import _files, hooklog, listing, nodes, rundir
 from autoprof.collect.asking import OnRay, Patience
 from autoprof.collect.gathering import Gathering, Progress
 from autoprof.collect.result import Result
+from autoprof.documents import RunDocument
 from autoprof.redaction import hidden_in
 from autoprof.rundir import COLLECTED, RunDir
 
@@ -58,7 +59,7 @@ def note(result: Result) -> None:
     directory = RunDir(Path(result.directory))
     told = hidden_in(msgspec.to_builtins(result)) | {"when": time.time()}
     rundir.write_json(directory.path / COLLECTED, told)
-    info = listing.load_json(directory.run_json)
+    info = listing.load_json(directory.run_json, RunDocument)
     # The process that started the run brings it up to date when it ends.
     if info and not (info.get("host") == rundir.HOST and listing.state(info) == "running"):
         found = hooklog.summary(directory, info.get("versions") or {})

@@ -9,6 +9,7 @@ import msgspec
 
 from autoprof import _files
 from autoprof.rundir import COLLECTING
+from autoprof.traces.lines import lines
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -31,9 +32,8 @@ class Index:
         self._by_target: dict[str, Entry] = {}
         self._targets: dict[tuple[str, str], str] = {}
         try:
-            with open(_files.opened(self._file), "rb") as file:
-                for line in file:
-                    self._take(line)
+            for line in lines(self._file):
+                self._take(line or b"")
         except OSError:  # nothing was collected yet
             pass
 
@@ -69,16 +69,16 @@ class Index:
             OSError: It can't be written.
         """
         # Names may be of any bytes, which msgspec does not take.
-        lines = [json.dumps(msgspec.to_builtins(entry)).encode() + b"\n" for entry in entries]
-        if lines:
-            _files.append(self._file, b"".join(lines))
+        text = [json.dumps(msgspec.to_builtins(entry)).encode() + b"\n" for entry in entries]
+        if text:
+            _files.append(self._file, b"".join(text))
         for entry in entries:
             self._note(entry)
 
     def _take(self, line: bytes) -> None:
         try:
             self._note(msgspec.convert(json.loads(line), Entry))
-        except (ValueError, msgspec.MsgspecError):  # it was cut off
+        except (ValueError, RecursionError, msgspec.MsgspecError):  # it was cut off
             pass
 
     def _note(self, entry: Entry) -> None:

@@ -10,6 +10,7 @@ from autoprof import listing
 from autoprof.collect.fetching import GROWING, Fetcher, File, sha256
 from autoprof.collect.index import Index
 from autoprof.collect.naming import group, of_node, safe
+from autoprof.documents import ProcessDocument
 from autoprof.rundir import META, RAW_ENDINGS, TRACE
 
 RUN = "run.json"
@@ -102,7 +103,7 @@ def captures(unfinished: Iterable[str]) -> list[str]:
 def writers(run: Path, index: Index) -> set[str]:
     """The nodes whose processes have written into this directory themselves, by what they left in `hooks/`."""
     own = [path for path in (run / "hooks").glob("*.json") if not index.owner(f"hooks/{path.name}")]
-    return {str(listing.load_json(path).get("node", "")) for path in own}
+    return {str(listing.load_json(path, ProcessDocument).get("node", "")) for path in own}
 
 
 def _size(path: Path) -> int:

@@ -20,6 +20,7 @@ from autoprof.collect.fetching import GROWING
 from autoprof.collect.result import Missing
 from autoprof.redaction import hidden
 from autoprof.rundir import COLLECTING, PART
+from autoprof.traces.lines import lines
 
 RUN = "run.json"
 # Where a file can be seen while it is being written; an object of a store is there when it is complete.
@@ -176,10 +177,10 @@ class Sending:
 
     def _known(self) -> dict[str, tuple[int, int]]:
         found = {}
-        with contextlib.suppress(OSError), open(_files.opened(self._index), "rb") as file:
-            for line in file:
-                with contextlib.suppress(ValueError, TypeError):
-                    path, size, mtime_ns = json.loads(line)
+        with contextlib.suppress(OSError):
+            for line in lines(self._index):
+                with contextlib.suppress(ValueError, TypeError, RecursionError):
+                    path, size, mtime_ns = json.loads(line or b"")
                     found[str(path)] = size, mtime_ns
         return found
 

@@ -93,7 +93,7 @@ def figures(
         findings=findings.abridged(everything),
         details=shown,
         comparison=None,
-        notes=[*_notes(overview, files), *clocks, *reader.notes()],
+        notes=[*run.left_out, *_notes(overview, files), *clocks, *reader.notes()],
         autoprof=__version__,
     )
 

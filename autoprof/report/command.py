@@ -16,7 +16,8 @@ def add(commands: Any, parent: Callable[[argparse.Namespace], Path]) -> argparse
     parser.add_argument("name", nargs="?", metavar="RUN", default="latest", help="a run, as for ls (default: latest)")
     parser.add_argument("--step", type=int, metavar="N", help="the step in detail (default: slow and captured ones)")
     parser.add_argument("--against", metavar="RUN|N|RUN:N", help="hold it against a run, a step, or another run's step")
-    parser.add_argument("-o", "--output", metavar="FILE", type=Path, help=f"(default: {REPORT} in the run's folder)")
+    text = f"(default: {REPORT} in the run's folder; with --step and --against a name with these in it)"
+    parser.add_argument("-o", "--output", metavar="FILE", type=Path, help=text)
     parser.add_argument("--json", metavar="FILE", help="write the figures as JSON; - for standard output")
     parser.add_argument("--md", metavar="FILE", help="write Markdown; - for standard output")
     parser.set_defaults(run=lambda parsed: _run(parsed, parent(parsed)))

@@ -9,7 +9,15 @@ from statistics import fmean, median
 import msgspec
 
 from autoprof.report.captures import place_of
-from autoprof.report.figures import CaptureFigures, Comparison, ComparisonRow, Finding, RunFigures, StepFigures
+from autoprof.report.figures import (
+    PROFILING,
+    CaptureFigures,
+    Comparison,
+    ComparisonRow,
+    Finding,
+    RunFigures,
+    StepFigures,
+)
 from autoprof.report.findings import in_order
 from autoprof.units import number, seconds
 
@@ -86,6 +94,7 @@ def compared(a: Side, b: Side) -> Comparison:
 
 
 def _findings(a: Side, b: Side, rows: Sequence[ComparisonRow], whole: float) -> Iterable[Finding]:
+    cost = b.stages.get(PROFILING, 0.0) - a.stages.get(PROFILING, 0.0)
     for row in rows:
         if row.kind == "rate":
             if row.a and row.b is not None and row.b * FINDING_RATIO < row.a:
@@ -97,10 +106,12 @@ def _findings(a: Side, b: Side, rows: Sequence[ComparisonRow], whole: float) -> 
                     step=b.step,
                 )
             continue
+        change = row.change - (cost if row.kind == "step" else 0.0)
         if (
             row.kind == "samples"
-            or row.change <= 0
-            or row.change < FINDING_SHARE * whole
+            or (row.kind, row.name) == ("stage", PROFILING)
+            or change <= 0
+            or change < FINDING_SHARE * whole
             or (row.b or 0.0) < FINDING_RATIO * (row.a or 0.0)
         ):
             continue

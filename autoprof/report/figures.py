@@ -12,6 +12,8 @@ import msgspec
 SCHEMA = 1
 # The part of a step that no timer and no stage covers.
 OTHER = "other"
+# What autoprof itself took of a captured step: to start the profiler, to stop it, to wait for what is written.
+PROFILING = "profiling"
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):

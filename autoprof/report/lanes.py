@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from autoprof.intervals import Union, segments
 from autoprof.report import words
-from autoprof.report.figures import OTHER, Gap, Lane, PathPart, SpanRow
+from autoprof.report.figures import OTHER, PROFILING, Gap, Lane, PathPart, SpanRow
 from autoprof.report.reading import Line, Timeline
 from autoprof.traces.drawn import ROLES
 
@@ -31,6 +31,8 @@ class LaneSpans:
         self.rank: int | None = None
         self.label = ""
         self.busy = Union()
+        self.profiling = Union()
+        self.worked = False
         self.count = 0
         # By length, the shortest first, with a number so that nothing else is compared.
         self._longest: list[tuple[int, int, Line]] = []
@@ -41,6 +43,10 @@ class LaneSpans:
     def add(self, line: Line) -> None:
         if line.kind not in _NO_WORK:
             self.busy.add(line.start_ns, line.end_ns)
+        if line.kind == PROFILING:
+            self.profiling.add(line.start_ns, line.end_ns)
+        else:
+            self.worked = True
         if line.kind in ("turn", "tool", "reward"):
             return
         self.count += 1
@@ -100,7 +106,8 @@ class Lanes:
 
     def finish(self) -> list[LaneSpans]:
         """The lanes in the order in which they are shown, with their labels."""
-        order = sorted(self._lanes.values(), key=self._order)
+        # An engine's worker tells of its profiler alone; its replica's work is told by another process.
+        order = sorted((lane for lane in self._lanes.values() if lane.worked), key=self._order)
         for name in (_label, _with_rank, self._with_process):
             like = Counter(lane.label or name(lane) for lane in order)
             for lane in order:
@@ -213,7 +220,7 @@ def _edge(lanes: Iterable[LaneSpans], at: int, side: int) -> tuple[str, str]:
 
 def _tells(line: Line) -> bool:
     """Whether a worker's span says how long its work takes: agent loops hand theirs off, and are done at once."""
-    return line.kind not in _NO_WORK and (line.role, line.kind) != ("agent_loop", "stage")
+    return line.kind not in (*_NO_WORK, PROFILING) and (line.role, line.kind) != ("agent_loop", "stage")
 
 
 def _is_stage(line: Line) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from autoprof.redaction import plain
 from autoprof.report import build, comparison
 from autoprof.report.command import REPORT
 from autoprof.report.figures import Finding, RunFigures
+from autoprof.rundir import tidy
 from autoprof.units import number, seconds
 
 _MOST_SHOWN = 12
@@ -38,9 +40,14 @@ def run(parsed: argparse.Namespace, parent: Path) -> int:
         return _complain(str(error), 2)
     if other is not None and other[1] is not None and parsed.step is None:
         return _complain(f"--against {parsed.against} is a step; say with --step which one to hold against it", 2)
+    own = Path(found.path, REPORT)
+    name = _name(parsed.step, other)
+    page = parsed.output or own.with_name(name)
+    if name != REPORT and os.path.realpath(page) == os.path.realpath(own):
+        return _complain(f"-o {page}: this name is kept for the report of the whole run; give another one", 2)
     figures = make(found, parsed.step, other)
     try:
-        return _write(figures, found, parsed)
+        return _write(figures, found, parsed, page)
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -110,7 +117,16 @@ def _with_bar(run: Run, chosen: Sequence[int] | None, operators: int = build.OPE
         return build.figures(run, chosen, told, operators)
 
 
-def _write(figures: RunFigures, run: Run, parsed: argparse.Namespace) -> int:
+def _name(step: int | None, other: tuple[Run, int | None] | None) -> str:
+    """What the page is called: `autoprof open` shows the one of this name as the run's."""
+    words = [] if step is None else [f"step{step}"]
+    if other is not None:
+        run, number = other
+        words += ["against", tidy(run.id), *([] if number is None else [f"step{number}"])]
+    return ".".join([*REPORT.split(".")[:1], *words, *REPORT.split(".")[1:]])
+
+
+def _write(figures: RunFigures, run: Run, parsed: argparse.Namespace, page: Path) -> int:
     from autoprof.report import markdown
 
     _files.open_as(run.path)
@@ -126,7 +142,7 @@ def _write(figures: RunFigures, run: Run, parsed: argparse.Namespace) -> int:
         show(figures)
     status = 0
     if pages:
-        status = _page(figures, parsed.output or Path(run.path) / REPORT, out)
+        status = _page(figures, page, out)
     for path in (parsed.json, parsed.md):
         if path and path != "-":
             print(f"written: {path}", file=out)

@@ -10,7 +10,7 @@ from statistics import median
 import msgspec
 
 from autoprof.intervals import Union, exclusive
-from autoprof.report.figures import OTHER, StageShare, StepRow
+from autoprof.report.figures import OTHER, PROFILING, StageShare, StepRow
 from autoprof.report.reading import Line, Reader, Timeline
 from autoprof.traces.attempts import EVER, PROCESS, Attempts, is_of
 
@@ -53,6 +53,7 @@ class _Step:
     def __init__(self) -> None:
         self.timers: list[tuple[str, int, int, int]] = []
         self.stages: dict[str, Union] = defaultdict(Union)
+        self.profiling = Union()
         # By kind: turns, and requests where there are no turns.
         self.tokens: dict[str, tuple[float, float]] = {}
         self.samples = 0
@@ -66,6 +67,8 @@ class _Step:
             self.timers.append((line.name, line.start_ns, line.end_ns, file))
         elif kind == "stage":
             self.stages[line.name].add(line.start_ns, line.end_ns)
+        elif kind == PROFILING:
+            self.profiling.add(line.start_ns, line.end_ns)
         elif line.ids.get("validate"):
             return
         elif kind == "sample":
@@ -187,7 +190,7 @@ class Overview:
             captured=span.number in self._captured,
             slow=False,
             usual_s=length,
-            stages=by_stage(span, step.timers, step.stages),
+            stages=by_stage(span, step.timers, step.stages, step.profiling),
             samples=step.samples or None,
             prompt_tokens=None if prompt is None else int(prompt),
             response_tokens=None if response is None else int(response),
@@ -201,24 +204,36 @@ def _cut_off(number: int, step: _Step, since_ns: int, until_ns: int) -> StepSpan
     return StepSpan(number, driver, step.first_ns, step.last_ns, "", None, None, since_ns, until_ns)
 
 
-def by_stage(span: StepSpan, timers: Iterable[tuple[str, int, int, int]], stages: dict[str, Union]) -> dict[str, float]:
+def by_stage(
+    span: StepSpan, timers: Iterable[tuple[str, int, int, int]], stages: dict[str, Union], profiling: Union
+) -> dict[str, float]:
     """Seconds of a step by stage, each second counted once, the most first and what nothing covers last.
 
-    The driver's own timers have their time; what they leave has the stages of all processes.
+    What autoprof itself took comes off first, whichever process waited for it. The driver's own timers have their time
+    of what is left; what they leave has the stages of all processes.
     """
     start, end = span.start_ns, span.end_ns
     own = [(name, low, high) for name, low, high, file in timers if file == span.file]
-    covered = Union((low, high) for _, low, high in own)
     pieces = [(name, low, high) for name, union in stages.items() for low, high in union.within(start, end)]
-    sums = exclusive(own, start, end)
-    for low, high in covered.without(start, end):
-        for name, length in exclusive(pieces, low, high).items():
-            sums[name] = sums.get(name, 0) + length
+    covered = Union([*((low, high) for _, low, high in own), *profiling.pieces()])
+    sums: dict[str, int] = {}
+    free = profiling.without(start, end) if profiling.within(start, end) else [(start, end)]
+    for spans, parts in ((own, free), (pieces, covered.without(start, end))):
+        for low, high in parts:
+            for name, length in exclusive(spans, low, high).items():
+                sums[name] = sums.get(name, 0) + length
+    if cost := profiling.length(start, end):
+        sums[PROFILING] = sums.get(PROFILING, 0) + cost
     # A timer may have that name, too.
     rest = max(0, end - start - sum(sums.values())) + sums.pop(OTHER, 0)
     found = {name: length / 1e9 for name, length in sorted(sums.items(), key=lambda item: -item[1])}
     found[OTHER] = rest / 1e9
     return found
+
+
+def own_seconds(row: StepRow) -> float:
+    """The seconds of a step without what autoprof took of it."""
+    return row.seconds - row.stages.get(PROFILING, 0.0)
 
 
 def _marked(rows: list[StepRow]) -> list[StepRow]:
@@ -228,8 +243,8 @@ def _marked(rows: list[StepRow]) -> list[StepRow]:
         around = _around(rows, place)
         # The first one of a run fills caches, compiles kernels and starts what starts late.
         if place and len(around) >= FEWEST:
-            usual = median(each.seconds for each in around)
-            slow = row.seconds > SLOW_RATIO * usual and row.seconds - usual > SLOW_S
+            usual, own = median(map(own_seconds, around)), own_seconds(row)
+            slow = own > SLOW_RATIO * usual and own - usual > SLOW_S
             row = msgspec.structs.replace(row, usual_s=usual, slow=slow)
         marked.append(row)
     return marked

@@ -11,15 +11,20 @@ import msgspec
 from msgspec import Meta
 
 from autoprof.redaction import writable
+from autoprof.report.figures import PROFILING
 from autoprof.report.words import listed, several
 from autoprof.traces import hosts, spans
 from autoprof.traces.attempts import PROCESS
+from autoprof.traces.events import OTHER_NAMES
 from autoprof.traces.lines import Ns, Number, lines
 from autoprof.traces.reader import NO_JSON, TraceError
 
 Ids: TypeAlias = dict[str, str | int | float | bool | None]
 # Of the thousands of files of a large run's.
 _MOST_NOTES = 20
+# So many names of spans, roles and steps are told apart: some put a number into every name. What is told of a step
+# grows with them, and so does each page.
+MOST_NAMES, MOST_ROLES, MOST_STEPS = 1_000, 200, 100_000
 # More tokens than any engine makes in a span.
 _Count: TypeAlias = Annotated[float, Meta(ge=0, le=1e12)]
 
@@ -39,7 +44,7 @@ class Line(msgspec.Struct, frozen=True, gc=False):
     counts: dict[str, _Count | None] = {}
 
 
-SPANS = frozenset({"step", "stage", "timer", "sample", "turn", "tool", "reward", "request", "window"})
+SPANS = frozenset({"step", "stage", "timer", "sample", "turn", "tool", "reward", "request", "window", PROFILING})
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,6 +104,8 @@ class Reader:
     def __init__(self) -> None:
         self.left_out: Counter[tuple[str, str]] = Counter()
         self.failed: dict[str, str] = {}
+        self._known: dict[str, set[str | int]] = {"name": set(), "role": set(), "step": set()}
+        self._beyond: Counter[str] = Counter()
         self._decoder = msgspec.json.Decoder(Line)
         self._any: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 
@@ -125,10 +132,27 @@ class Reader:
         if not 0 < line.start_ns <= line.end_ns:
             self.left_out[timeline.name, "without a time"] += 1
             return None
+        if not self._is_known("step", line.step, MOST_STEPS):
+            return None
+        if not self._is_known("name", line.name, MOST_NAMES):
+            line = msgspec.structs.replace(line, name=OTHER_NAMES)
+        if not self._is_known("role", line.role, MOST_ROLES):
+            line = msgspec.structs.replace(line, role=OTHER_NAMES)
         if timeline.shift_ns:
             shift = timeline.shift_ns
             return msgspec.structs.replace(line, start_ns=line.start_ns + shift, end_ns=line.end_ns + shift)
         return line
+
+    def _is_known(self, what: str, value: str | int | None, most: int) -> bool:
+        """Whether it is one of the first `most` values."""
+        known = self._known[what]
+        if value is None or value in known:
+            return True
+        if len(known) >= most:
+            self._beyond[what] += 1
+            return False
+        known.add(value)
+        return True
 
     def _foreign(self, content: bytes) -> bool:
         """Whether it is of a kind that is not known here: a newer autoprof may write such lines."""
@@ -144,5 +168,9 @@ class Reader:
             f"{file}: {several(count, 'line')} left out: {reason}"
             for (file, reason), count in sorted(self.left_out.items())
         ]
+        for what, did in (("name", "told as one name"), ("role", "told as one role"), ("step", "left out")):
+            if count := self._beyond[what]:
+                most = len(self._known[what])
+                notes.insert(0, f"{several(count, 'span')} {did}: they are beyond the first {most} {what}s")
         rest = notes[_MOST_NOTES:]
         return notes[:_MOST_NOTES] + ([f"and {several(len(rest), 'more such note')} of other files"] if rest else [])

@@ -38,7 +38,10 @@ def skews(lanes: Iterable[LaneSpans], timelines: Sequence[Timeline]) -> list[Ske
     for (role, stage), by_rank in by_stage.items():
         rows = []
         for same in by_rank.values():
-            calls = sorted(call for lane in same for call in lane.stages[stage])
+            # A profiler that starts inside of a stage is not the rank's fault.
+            calls = sorted(
+                (start, end - lane.profiling.length(start, end)) for lane in same for start, end in lane.stages[stage]
+            )
             rows.append(_Of(same[-1], sum(end - start for start, end in calls) / 1e9, calls))
         found += _skew(stage, role, rows, timelines)
     served = [lane for lane in lanes if lane.replica is not None and lane.requests_s]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from autoprof.report import words
-from autoprof.report.figures import OTHER, Finding, SampleRow, StepFigures, StepRow, ToolRow
+from autoprof.report.figures import OTHER, PROFILING, Finding, SampleRow, StepFigures, StepRow, ToolRow
+from autoprof.report.overview import own_seconds
 from autoprof.report.rules import Around, matters, row_rule, step_rule
 from autoprof.report.words import listed, several
 from autoprof.units import seconds
@@ -46,21 +47,23 @@ def slow_step(around: Around) -> Iterator[Finding]:
     row = around.row
     if not row.slow:
         return
-    more = {name: value - around.usual.get(name, 0.0) for name, value in row.stages.items()}
+    took = own_seconds(row)
+    more = {name: value - around.usual.get(name, 0.0) for name, value in row.stages.items() if name != PROFILING}
     grown = sorted(more, key=lambda name: -more[name])
     first = grown[0]
     kind = {words.CHECKPOINT: "checkpoint", words.VALIDATION: "validation"}.get(words.meaning(first), "slow_step")
     yield Finding(
         kind=kind,
-        text=f"step {row.number} took {seconds(row.seconds)}, usually {seconds(row.usual_s)}: "
+        text=f"step {row.number} took {seconds(took)}, usually {seconds(row.usual_s)}: "
         f"{seconds(more[first])} more {'outside of all stages' if first == OTHER else f'in {first}'}",
         evidence=[
             f"{name}: {seconds(row.stages[name])}, usually {seconds(around.usual.get(name, 0.0))}"
             for name in grown[:3]
             if more[name] > 0
         ]
-        + (["it was captured, which takes time, too"] if row.captured else []),
-        seconds=row.seconds - row.usual_s,
+        + ([f"profiling took another {seconds(row.seconds - took)}"] if row.seconds > took else [])
+        + (["it was captured: what is recorded runs slower"] if row.captured else []),
+        seconds=took - row.usual_s,
         step=row.number,
     )
 

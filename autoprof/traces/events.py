@@ -17,6 +17,8 @@ Key = tuple[str, str, Id, Id]
 # Names beyond this many are summed up as one: some put a number into every name.
 MOST_NAMES = 50_000
 OTHER_NAMES = "(other names)"
+# No host has as many.
+_MOST_DEVICES = 1_000
 # In µs, 30,000 years: what is more is no time, and what it is added to is none any more.
 _MOST_US = 1e18
 _Us = Annotated[float, Meta(ge=-_MOST_US, le=_MOST_US)]
@@ -108,6 +110,8 @@ class Taken:
     def _number(self, key: Key) -> int:
         if len(self._numbers) >= MOST_NAMES:
             key = (key[0], OTHER_NAMES, key[2], key[3])
+            if len(self.keys) >= 2 * MOST_NAMES:
+                key = ("", OTHER_NAMES, None, None)
         number = self._numbers.setdefault(key, len(self.keys))
         if number == len(self.keys):
             self.keys.append(key)
@@ -124,6 +128,8 @@ class Taken:
         if event.args is UNSET:
             return
         said = _decode_memory(event.args)
+        if (said.type, said.id) not in self.peaks and len(self.peaks) >= _MOST_DEVICES:
+            return
         peak = self.peaks.setdefault((said.type, said.id), [0, 0])
         peak[0] = max(peak[0], said.allocated)
         peak[1] = max(peak[1], said.reserved)
@@ -132,6 +138,6 @@ class Taken:
         arguments: Any = msgspec.json.decode(event.args) if event.args is not UNSET else {}
         if isinstance(arguments, dict):
             for name, value in arguments.items():
-                if isinstance(value, str):
+                if isinstance(value, str) and len(self.said) < 2 * MOST_NAMES:
                     thread = event.tid if event.name == "thread_name" else None
                     self.said[f"{event.name}.{name}", event.pid, thread] = value

@@ -11,7 +11,7 @@ import msgspec
 
 from autoprof import _finish
 from autoprof.listing import CaptureFile
-from autoprof.rundir import TRACE
+from autoprof.rundir import MERGED, META, TRACE, is_merged
 from autoprof.traces import hosts
 from autoprof.traces.drawn import ROLES, Timeline
 from autoprof.traces.merge import Input
@@ -50,7 +50,7 @@ def of_files(given: Sequence[Path]) -> list[Input]:
     for path in given:
         if path.is_dir():
             there = {found for pattern in _TRACES for found in path.glob(pattern)}
-            paths += sorted(found for found in there if not found.name.startswith("merged."))
+            paths += sorted(found for found in there if not _is_made(found.name))
         elif path.exists():
             paths.append(path)
         else:
@@ -61,6 +61,11 @@ def of_files(given: Sequence[Path]) -> list[Input]:
         detail = f"on {meta['host']}" if meta else ""
         found.append(Input(path=path, label=_ENDINGS.sub("", path.name), detail=detail, meta=meta))
     return found
+
+
+def _is_made(name: str) -> bool:
+    """Whether a file is none that a profiler wrote: one of merge's own, or what is said of a capture."""
+    return name.endswith(META) or name.startswith(f"{MERGED}.") or is_merged(_ENDINGS.sub("", name))
 
 
 def _host_name(path: Path) -> str:

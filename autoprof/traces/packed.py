@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
 import zlib
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
 _MAGIC = b"\x1f\x8b"
 _READ_BYTES = 256 << 10
+# Traces unpack to ten times their size or thirty. What goes beyond both of these is made to fill memory and disks.
+_FREE_BYTES = 1 << 30
+_MOST_TIMES = 300
 
 
 class Bytes(Protocol):
@@ -28,6 +34,7 @@ class Gunzip:
         self._engine = zlib.decompressobj(wbits=31)
         self._packed = b""
         self._ended = self._begun = False
+        self._unpacked = 0
 
     def read(self, size: int, /) -> bytes:
         """At most `size` bytes, fewer only where the file or what can be read of it ends.
@@ -62,6 +69,10 @@ class Gunzip:
                 self._begun = False
             pieces.append(piece)
             size -= len(piece)
+            self._unpacked += len(piece)
+            if self._unpacked > max(_FREE_BYTES, _MOST_TIMES * self._file.tell()):
+                self._ended = True
+                raise OSError(f"it unpacks to more than {_MOST_TIMES} times its size")
         return b"".join(pieces)
 
     def tell(self) -> int:
@@ -78,7 +89,11 @@ def unpacked(path: Path) -> Bytes:
     Raises:
         OSError: It can't be opened.
     """
-    file = path.open("rb")
+    # Nobody waits for what comes out of a pipe.
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is no file", str(path))
     compressed = file.read(2) == _MAGIC
     file.seek(0)
     return Gunzip(file) if compressed else file

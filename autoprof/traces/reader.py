@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -24,7 +25,9 @@ from autoprof.traces.packed import Bytes, unpacked
 CHUNK_BYTES = 1 << 20
 # No event and nothing around the events is larger: what is, is no trace.
 _LIMIT_BYTES = 64 << 20
-_GUESSES = 4
+# No event has more lists in lists, or objects.
+_DEEPEST = 100
+_GUESSES, _BRACES = 4, 100
 _BETWEEN = b" \t\r\n,"
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 # A bracket or a whole string; a string that the buffer cuts has no group 1.
@@ -103,33 +106,39 @@ class Reader:
             TraceError: The file ends early and that is not accepted, or an event is not what `decode` takes.
         """
         buffer = self._buffer
-        ended = False
+        ended = stuck = False
         while not ended:
-            more = self._read()
+            # As much again where no event ended: what is gone through again and again stays twice the whole.
+            more = self._read(len(buffer) if stuck else 0)
             buffer += more
             found = _guess_end(buffer, decode) if not more else _guess_cut(buffer, decode)
             if found is None:
-                cut, ended = _scan(buffer)
-                if not cut and not ended:
+                cut, ended, deep = _scan(buffer)
+                stuck = not cut and not ended
+                if stuck:
+                    if deep:
+                        self._miss(f"an event has more than {_DEEPEST} lists or objects in one another")
+                        return
                     if not more:
                         if not (self._list_alone and not buffer.strip(_BETWEEN)):
                             self._miss("it ends in the middle of its events")
                         return
                     if len(buffer) > _LIMIT_BYTES:
-                        raise TraceError(f"{self.path}: an event has more than {_LIMIT_BYTES >> 20} MB")
+                        self._miss(f"an event has more than {_LIMIT_BYTES >> 20} MB")
+                        return
                     continue
                 found = self._decode(buffer[:cut], decode), cut
             else:
-                ended = not more
+                ended, stuck = not more, False
             events, cut = found
             buffer = buffer[cut:]
             if events:
                 yield events
         self._read_tail(buffer)
 
-    def _read(self) -> bytes:
+    def _read(self, least: int = 0) -> bytes:
         try:
-            return self._file.read(self._chunk_bytes)
+            return self._file.read(max(least, self._chunk_bytes))
         except OSError as error:
             self._miss(f"it can't be read to its end: {error.strerror or error}")
             return b""
@@ -142,12 +151,12 @@ class Reader:
     def _read_head(self) -> bytes:
         buffer = b""
         while len(buffer) < _LIMIT_BYTES:
-            more = self._read()
+            more = self._read(len(buffer))
             buffer += more
             if _LIST.match(buffer):
                 self._list_alone = True
                 return buffer.lstrip()[1:]
-            for found in _EVENTS.finditer(buffer):
+            for found in islice(_EVENTS.finditer(buffer), _GUESSES):
                 try:
                     self.fields = _object.decode(buffer[: found.end()] + b"]}")
                 except NO_JSON:  # the words stand in something else
@@ -160,7 +169,7 @@ class Reader:
         raise TraceError(f"{self.path}: it is no Chrome trace: there is no list of traceEvents{why}")
 
     def _read_tail(self, buffer: bytes) -> None:
-        while len(buffer) < _LIMIT_BYTES and (more := self._read()):
+        while len(buffer) < _LIMIT_BYTES and (more := self._read(len(buffer))):
             buffer += more
         try:
             if self._list_alone:
@@ -191,9 +200,11 @@ def _attempt(body: bytes, decode: Callable[[bytes], list[T]]) -> list[T] | None:
 def _guess_cut(buffer: bytes, decode: Callable[[bytes], list[T]]) -> tuple[list[T], int] | None:
     """The events up to the last one that another follows, and where they end."""
     place, guesses = len(buffer), 0
-    while guesses < _GUESSES and (place := buffer.rfind(b"{", 0, place)) > 0:
-        cut = buffer.rfind(b"}", 0, place) + 1
-        if not cut:
+    # Braces in braces without end would each be looked at from all those before.
+    for _ in range(_BRACES):
+        place = buffer.rfind(b"{", 0, place)
+        cut = buffer.rfind(b"}", 0, max(0, place)) + 1
+        if not cut or guesses == _GUESSES:
             break
         if buffer[cut:place].strip() == b",":
             guesses += 1
@@ -214,19 +225,22 @@ def _guess_end(buffer: bytes, decode: Callable[[bytes], list[T]]) -> tuple[list[
     return None
 
 
-def _scan(buffer: bytes) -> tuple[int, bool]:
-    """Where the last whole event ends, 0 where there is none, and whether the list of events ends there."""
+def _scan(buffer: bytes) -> tuple[int, bool, bool]:
+    """Where the last whole event ends, 0 where there is none; whether the list of events ends there; and whether what
+    follows is nested too deep."""
     depth = cut = 0
     for token in _TOKEN.finditer(buffer):
         first = buffer[token.start()]
         if first in b"{[":
             depth += 1
+            if depth > _DEEPEST:
+                return cut, False, True
         elif first in b"}]":
             depth -= 1
             if depth < 0:
-                return token.start(), True
+                return token.start(), True, False
             if depth == 0:
                 cut = token.end()
         elif token[1] is None:
             break
-    return cut, False
+    return cut, False, False

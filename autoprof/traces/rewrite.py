@@ -15,10 +15,12 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from autoprof.traces.reader import Reader, TraceError
+from autoprof.traces.reader import NO_JSON, Reader, TraceError
 
 Pid = int | float | str | None
 Field = Raw | UnsetType
+# No trace has as many.
+_MOST_PROCESSES = 50_000
 # Phases whose `id` holds in the whole file: flows, asynchronous events, and the older form of these.
 _SHARED_IDS = frozenset("stfbneSTpF")
 _PROCESS = frozenset((b'"process_name"', b'"process_labels"', b'"process_sort_index"'))
@@ -155,7 +157,7 @@ def rewrite(
                             event.ts = round((ts + whole_us) * 1e3 + rest_ns) / 1e3  # type: ignore[assignment]
                         elif ts is not UNSET:
                             event.ts = _shifted(ts, shift_ns)
-            except ValueError as error:
+            except (ValueError, *NO_JSON) as error:
                 raise TraceError(f"{source.path}: an event can't be read: {error}") from None
             put([event for event in events if not _describes_process(event)] if described else events)
         tally.cut = reader.cut
@@ -177,6 +179,8 @@ class _Processes:
         """The id that stands for one of this trace, in no other trace."""
         new = self.new.get(old)
         if new is None:
+            if len(self.new) >= _MOST_PROCESSES:
+                raise ValueError(f"there are more than {_MOST_PROCESSES} processes")
             new = self.new[old] = next(self._ids)
         return new
 
@@ -184,7 +188,8 @@ class _Processes:
         """Keep what an event says of its process."""
         arguments = msgspec.json.decode(event.args) if event.args is not UNSET else {}
         if isinstance(arguments, dict):
-            self._said.setdefault(event.pid, {}).update(arguments)
+            said = self._said.setdefault(event.pid, {}) if len(self._said) < _MOST_PROCESSES else {}
+            said.update({name: arguments[name] for name in ("name", "labels", "sort_index") if name in arguments})
 
     def descriptions(self) -> list[Event]:
         """The processes in their old order, behind those of the traces before; Kineto's own tracks behind all.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from autoprof.traces.attempts import PROCESS, Attempts, is_of
 from autoprof.traces.lines import Ns, Number, lines
 from autoprof.traces.reader import NO_JSON
 
+# No viewer shows more spans of a step.
+MOST_SPANS = 500_000
 _STEP, _TRAINER = "step", "trainer"
 
 
@@ -56,15 +59,17 @@ class Line(Struct):
 _decode = msgspec.json.Decoder(Line).decode
 
 
-def read(path: Path) -> Iterator[Span]:
+def read(path: Path, too_long: Counter[str] | None = None) -> Iterator[Span]:
     """The spans of one file, and one of kind `PROCESS` where a process begins its part of it.
 
-    Lines that can't be read, as where a process was killed, are left out.
+    Lines that can't be read, as where a process was killed, are left out; `too_long` counts those that are that.
 
     Raises:
         OSError: The file can't be read, or is none.
     """
     for text in lines(path):
+        if text is None and too_long is not None:
+            too_long[path.name] += 1
         try:
             line = _decode(text or b"")
         except NO_JSON:
@@ -92,31 +97,42 @@ def process(path: Path) -> Process:
     return Process(host or path.stem, int(pid) if pid.isdecimal() else 0)
 
 
-def of_step(run: Path, number: int) -> dict[Process, list[Span]]:
+def of_step(run: Path, number: int, said: list[str] | None = None) -> dict[Process, list[Span]]:
     """The spans of a step: those that carry its number, and those without one that begin while it runs.
 
     Of a step that ran again after the run was resumed, those of the last time. The files are read twice, line by line;
-    what is kept is one step's.
+    what is kept is one step's, and no more than `MOST_SPANS`; `said` is told what is left out.
     """
     paths = [path for path in sorted((run / "timeline").glob("*.jsonl")) if path.is_file()]
-    attempts = Attempts()
+    attempts, too_long = Attempts(), Counter[str]()
     # Each host's own clock: a step that the driver timed is compared with spans of other hosts as they stand.
     bounds = []
     for place, path in enumerate(paths):
-        for span in read(path):
+        for span in read(path, too_long):
             attempts.add(place, span)
             if span.step == number:
                 bounds.append((span.kind == _STEP, span.role == _TRAINER, span.start_ns, span.end_ns))
     attempts.finish()
+    if said is not None:
+        lines_of = {name: "1 line" if count == 1 else f"{count} lines" for name, count in too_long.items()}
+        said += [f"timeline/{name}: {several} left out: too long" for name, several in lines_of.items()]
     if not bounds:
         return {}
     since, until = attempts.around(max(bounds)[2])
     steps = [bound for bound in bounds if bound[0] and since < bound[3] and bound[2] < until] or bounds
     start, end = min(bound[2] for bound in steps), max(bound[3] for bound in steps)
     found: dict[Process, list[Span]] = {}
+    count = 0
     for path in paths:
         for span in read(path):
             own = span.step == number and is_of(span, since, until)
             if own or (span.step is None and span.kind != PROCESS and start <= span.start_ns <= end):
+                count += 1
+                if count > MOST_SPANS:
+                    continue
                 found.setdefault(process(path), []).append(span)
+    if count > MOST_SPANS and said is not None:
+        said.append(
+            f"left out: {count - MOST_SPANS} spans of the timeline, which has more than {MOST_SPANS} of the step"
+        )
     return found

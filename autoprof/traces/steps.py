@@ -9,8 +9,9 @@ from typing import Any
 from msgspec import Struct
 
 from autoprof import __version__, _files, listing, rundir, tables
+from autoprof.documents import MetaDocument
 from autoprof.listing import CaptureFile, NotFound, Run, Step
-from autoprof.rundir import MERGED, META, TRACE, RunDir
+from autoprof.rundir import MERGED, META, TAR, TRACE, RunDir, is_whole_step, tidy
 from autoprof.settings import Settings
 from autoprof.traces import archive, hosts, inputs, spans
 from autoprof.traces.drawn import Timeline
@@ -19,6 +20,8 @@ from autoprof.traces.reader import TraceError
 
 ROLLOUT = "rollout"
 
+# The patterns that take every role.
+ALL = "*"
 # Perfetto in a browser takes 2.7 times the JSON in memory (307 MB: 0.83 GB, v52), of which it has 4 GB.
 _VIEWER_BYTES = 1 << 30
 
@@ -28,12 +31,13 @@ class Wishes(Struct, frozen=True, kw_only=True):
 
     Attributes:
         roles: Patterns for the roles that are merged.
-        output: The file; by default `merged.pt.trace.json.gz` or `merged.tar` in the step's folder.
+        output: The file; by default `merged.pt.trace.json.gz` or `merged.tar` in the step's folder, of some roles
+            `merged.<roles>.pt.trace.json.gz`.
         tar: Whether the traces are put into an archive as they are.
         clocks: `measured`, or `as-set` for each host's clock as it is.
     """
 
-    roles: str = "*"
+    roles: str = ALL
     output: Path | None = None
     tar: bool = False
     clocks: str = hosts.MEASURED
@@ -79,19 +83,45 @@ def of_step(run: Run, step: Step, wishes: Wishes) -> Work:
     folder = RunDir(Path(run.path)).step(step.number)
     wanted = Settings(roles=tuple(word.strip() for word in wishes.roles.split(",")))
     captures = [capture for capture in step.captures if any(map(wanted.takes_role, inputs.roles(capture)))]
-    timeline = inputs.timeline_of(spans.of_step(Path(run.path), step.number), wanted.takes_role)
+    missing: list[str] = []
+    timeline = inputs.timeline_of(spans.of_step(Path(run.path), step.number, missing), wanted.takes_role)
     taken = inputs.of_step(folder, captures)
     if not taken and not timeline.processes:
         there = ", ".join(dict.fromkeys(map(inputs.role, step.captures))) or "none"
         raise NotFound(f"{run.id} has no trace of {wishes.roles} in step {step.number}; there are roles {there}")
     taken, timeline, said = inputs.placed(taken, timeline, Path(run.path), wishes.clocks)
     _files.open_as(run.path)
-    name = f"{MERGED}.tar" if wishes.tar else f"{MERGED}{TRACE}"
+    # Patterns such as `actor*` and `!ref` are the same by their letters alone: the name says what is in it.
+    part = "" if wishes.roles == ALL else "+".join(sorted(_roles(captures, timeline))) or "other"
+    ending = TAR if wishes.tar else TRACE
+    name = _name(part)
     # A folder of a step says that it was captured.
-    place = folder / name if step.captures else Path(run.path, "timeline", f"{folder.name}.{name}")
-    made = wishes.output or RunDir(Path(run.path)).make(place.parent) / place.name
-    meta = folder / f"{MERGED}{META}" if wishes.output is None and step.captures and not wishes.tar else None
-    return Work(taken, timeline, made, [*filter(None, [said]), *inputs.not_taken(folder)], meta, step.number)
+    place = folder / f"{name}{ending}" if step.captures else Path(run.path, "timeline", f"{folder.name}.{name}{ending}")
+    made = _checked(wishes.output, bool(part)) or RunDir(Path(run.path)).make(place.parent) / place.name
+    meta = folder / f"{name}{META}" if wishes.output is None and step.captures and not wishes.tar else None
+    lines = [*filter(None, [said]), *inputs.not_taken(folder), *missing]
+    return Work(taken, timeline, made, lines, meta, step.number)
+
+
+def _roles(captures: Sequence[CaptureFile], timeline: Timeline) -> set[str]:
+    drawn = {span.role for spans in timeline.processes.values() for span in spans} - {""}
+    return {role for capture in captures for role in inputs.roles(capture)} | drawn
+
+
+def _name(part: str) -> str:
+    """What a merged trace is called, without its ending; `part` says what it holds, if not all there is."""
+    return f"{MERGED}.{tidy(part)}" if part else MERGED
+
+
+def _checked(output: Path | None, part: bool) -> Path | None:
+    """The file that was asked for.
+
+    Raises:
+        TraceError: It would take the place of a whole step's.
+    """
+    if output is not None and part and is_whole_step(output):
+        raise TraceError(f"{output}: this name is kept for the trace of the whole step; give another one with -o")
+    return output
 
 
 def of_files(given: Sequence[Path], wishes: Wishes) -> Work:
@@ -103,10 +133,28 @@ def of_files(given: Sequence[Path], wishes: Wishes) -> Work:
     taken = inputs.of_files(given)
     if not taken:
         raise TraceError(f"{', '.join(map(str, given))}: there is no trace (*.json, *.json.gz)")
-    name = f"{MERGED}.tar" if wishes.tar else f"{MERGED}{TRACE}"
-    made = wishes.output or (given[0] if given[0].is_dir() else given[0].parent) / name
+    ending = TAR if wishes.tar else TRACE
+    folder = given[0] if given[0].is_dir() else given[0].parent
+    in_step = is_whole_step(folder / f"{MERGED}{ending}")
+    # All of a folder that is no step's is a whole, too. A step's lacks the timeline.
+    part = "" if [folder] == list(given) and not in_step else "+".join(each.label for each in taken)
+    made = _checked(wishes.output, part=True) or folder / f"{_name(part)}{ending}"
+    meta = folder / f"{_name(part)}{META}" if in_step and wishes.output is None and not wishes.tar else None
     taken, timeline, said = inputs.placed(taken, Timeline({}), given[0].parent, wishes.clocks)
-    return Work(taken, timeline, made, [*filter(None, [said])])
+    return Work(taken, timeline, made, [*filter(None, [said])], meta)
+
+
+def is_current(work: Work) -> bool:
+    """Whether the file that is there is what this work would make of the same traces, by its meta file."""
+    if work.meta is None:
+        return True
+    meta = listing.load_json(work.meta, MetaDocument)
+    try:
+        told = {*meta.get("merged", ()), *meta.get("left_out", ())}
+        size = work.made.stat().st_size
+    except (OSError, TypeError):
+        return False
+    return (meta.get("state"), meta.get("bytes")) == ("complete", size) and told == {each.name for each in work.taken}
 
 
 def do(work: Work, tar: bool = False, progress: Callable[[int], object] = lambda read: None) -> Iterable[str]:

@@ -116,6 +116,60 @@ def test_the_timeline_has_all_steps_and_their_stages(run: Path) -> None:
     ]
 
 
+def test_what_profilers_cost_is_a_part_of_its_own(run: Path) -> None:
+    told = [(span["step"], span["role"], span["name"]) for span in spans(run) if span["kind"] == "profiling"]
+    assert sorted(told) == sorted(
+        (number, role, f"profiler {what}")
+        for number in (2, 4)
+        for role in ("rollout", "actor")
+        for what in ("start", "stop")
+    )
+    rows = json.loads(autoprof("report", str(run), "--json", "-", cwd=run).stdout)["steps"]
+    for row in rows:
+        cost = sum(
+            span["end_ns"] - span["start_ns"]
+            for span in spans(run)
+            if span["kind"] == "profiling" and span["step"] == row["number"]
+        )
+        assert row["stages"].get("profiling", 0.0) == pytest.approx(cost / 1e9)
+
+
+# A profiler whose first start takes as long as Kineto's does where it looks for GPUs.
+SLOW_START = """
+import runpy, sys, time
+import torch
+
+def start(profile, begin=torch.profiler.profile.start):
+    time.sleep(4)
+    begin(profile)
+
+torch.profiler.profile.start = start
+sys.argv[1:] = ["9"]
+runpy.run_path("train.py", run_name="__main__")
+"""
+
+
+@pytest.mark.fault("a real profiler takes 4 s to start, twice", "the report tells it as profiling", "nothing")
+def test_a_step_is_not_slow_for_what_its_capture_costs(tmp_path: Path) -> None:
+    environment = clean_environment(
+        AUTOPROF="1",
+        AUTOPROF_STEPS="6",
+        AUTOPROF_RECIPES=str(RECIPE),
+        AUTOPROF_DIR=str(tmp_path),
+        PYTHONPATH=str(EXAMPLE),
+    )
+    subprocess.run([sys.executable, "-c", SLOW_START], cwd=EXAMPLE, env=environment, timeout=300, check=True)
+    told = json.loads(autoprof("report", "latest", "--dir", str(tmp_path), "--json", "-", cwd=tmp_path).stdout)
+    row = told["steps"][5]
+    assert row["number"] == 6
+    assert row["stages"]["profiling"] >= 8
+    assert sum(row["stages"].values()) == pytest.approx(row["seconds"])
+    # The machine may be busy, and recorded operators are slower.
+    own = row["seconds"] - row["stages"]["profiling"]
+    assert sum(finding["seconds"] for finding in told["findings"] if finding["step"] == 6) <= own
+    assert "profiling" not in "".join(finding["text"] for finding in told["findings"])
+
+
 def test_the_run_says_which_recipe_it_used(run: Path) -> None:
     described = json.loads((run / "run.json").read_text())
     assert (described["recipes"], described["state"]) == (["small_trainer"], "ended")

@@ -36,8 +36,10 @@ def test_the_seconds_of_stages_are_those_that_verl_logs(v1: VerlRun) -> None:
     assert [row.number for row in figures.steps] == [1, 2, 3, 4]
     for row in figures.steps:
         timed = v1.timed(row.number)
+        # verl's timers run while profilers start and stop, too.
+        cost = row.stages.get("profiling", 0.0)
         for stage in ("gen", "old_log_prob", "ref", "adv", "update_actor", "update_weights"):
-            assert row.stages[stage] == pytest.approx(timed[stage], abs=0.02), stage
+            assert timed[stage] - cost - 0.02 <= row.stages[stage] <= timed[stage] + 0.02, stage
         assert sum(row.stages.values()) == pytest.approx(row.seconds)
         assert row.samples == 4
         assert row.tokens_per_s
