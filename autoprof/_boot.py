@@ -253,7 +253,7 @@ class Finder:
             self._finding.discard(search)
         if spec is not None and hasattr(spec.loader, "exec_module"):
             if getattr(spec.loader, "name", None) == fullname and hasattr(spec.loader, "__dict__"):
-                spec.loader.exec_module = _Execution(self, spec.loader)  # type: ignore[union-attr]
+                spec.loader.exec_module = _Execution(self, spec.loader)  # type: ignore[method-assign, union-attr]
             else:  # it is of no file, or of several modules
                 spec.loader = Loader(self, spec.loader)  # type: ignore[assignment]
         return spec

@@ -150,7 +150,8 @@ def read(path: Path, kind: Any, left_out: list[str] | None = None) -> dict[str, 
         content = _writable(json.loads(_files.read(path.resolve(), _MOST_BYTES)), _DEEPEST)
         if not isinstance(content, dict):
             named.append("it is no object")
-    except FileNotFoundError:
+    except FileNotFoundError as error:
+        interrupts.pass_on(error)
         pass
     except OSError as error:
         interrupts.pass_on(error)

@@ -220,7 +220,7 @@ KINDS = """
 import signal, sys, torch
 from small import Trainer
 kinds = [TimeoutError, OSError, ValueError, KeyError, StopIteration, SystemExit, RuntimeError, AttributeError,
-         ImportError, RecursionError, KeyboardInterrupt, FileNotFoundError, BlockingIOError, StopAsyncIteration, TypeError]
+         ImportError, RecursionError, KeyboardInterrupt, FileNotFoundError, BlockingIOError, TypeError]
 fired = 0
 def handler(number, frame):
     global fired
