@@ -55,8 +55,14 @@ def end() -> None:
 
 def _swapping(swap: Callable[..., None]) -> Callable[..., None]:
     # It looks before it changes anything, so it may be called again. `swap_tensors` may not: it swaps attributes first.
+    import torch
+
+    compiling = torch.compiler.is_compiling
+
     @functools.wraps(swap)
     def swap_impl(*tensors: Any) -> None:
+        if compiling():
+            return swap(*tensors)
         try:
             return swap(*tensors)
         except RuntimeError as error:
@@ -81,10 +87,12 @@ def _moved(apply: Callable[..., Any]) -> Callable[..., Any]:
     import torch
 
     record: Callable[[bool], None] = torch.autograd._enable_record_function
+    # What torch.compile traces is the user's alone.
+    compiling = torch.compiler.is_compiling
 
     @functools.wraps(apply)
     def _apply(*args: Any, **kwargs: Any) -> Any:
-        recorded = _recorded
+        recorded = None if compiling() else _recorded
         if recorded is None or recorded[0] != threading.get_ident() or getattr(_moving, "now", False):
             return apply(*args, **kwargs)
         recorded[1]()
