@@ -16,8 +16,10 @@ from typing import Any
 
 from autoprof import interrupts, log
 
-# Words of AUTOPROF_CONTENTS with which operators hold their tensors: `with_flops` records shapes, too.
+# Words of AUTOPROF_CONTENTS with which operators hold their tensors, since `with_flops` records shapes, too; and those with
+# which a recording refers to parameters at all.
 HELD = frozenset(("shapes", "flops"))
+REFERRED = HELD | {"stack"}
 _free: Callable[[str], bool] | None = None
 # The thread that is recorded with shapes, and what is called when a module moves in it.
 _recorded: tuple[int, Callable[[], None]] | None = None

@@ -88,7 +88,8 @@ class TorchTool:
 
         self._profile = profile(**arguments)
         mark_own(self._profile)
-        swaps.allow(_end_and_free)
+        if swaps.REFERRED.intersection(used):
+            swaps.allow(_end_and_free)
         self._profile.start()
         if swaps.HELD.intersection(used):
             swaps.begin(self._moved)
