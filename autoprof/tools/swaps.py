@@ -16,8 +16,8 @@ from typing import Any
 
 from autoprof import interrupts, log
 
-# Words of AUTOPROF_CONTENTS with which operators hold their tensors, since `with_flops` records shapes, too; and those with
-# which a recording refers to parameters at all.
+# Words of AUTOPROF_CONTENTS with which operators hold their tensors, since `with_flops` records shapes, too. And those
+# with which a recording refers to parameters at all.
 HELD = frozenset(("shapes", "flops"))
 REFERRED = HELD | {"stack"}
 _free: Callable[[str], bool] | None = None
