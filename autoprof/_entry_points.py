@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
-from autoprof import _boot, interrupts
+from autoprof import _boot
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,6 +22,14 @@ _FILE = "entry_points.txt"
 _FOLDERS = (".dist-info", ".egg-info")
 # Finders that have targets patched, which must not begin while somebody only asks where a package is.
 _OUR_FINDERS = ("autoprof", "wrapt")
+
+
+def _pass_on(error: BaseException) -> None:
+    """`interrupts.pass_on`, which is not imported for a file that is not there: a handler would have a frame there."""
+    if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
+        from autoprof import interrupts
+
+        interrupts.pass_on(error)
 
 
 class EntryPoint:
@@ -69,7 +77,7 @@ def declared(places: Iterable[str]) -> Iterator[EntryPoint]:
         try:
             names = sorted(os.listdir(place or "."))
         except OSError as error:
-            interrupts.pass_on(error)
+            _pass_on(error)
             continue
         for name in names:
             if name.endswith(_FOLDERS):
@@ -81,7 +89,7 @@ def _of_distribution(folder: str) -> Iterator[EntryPoint]:
         with open(os.path.join(folder, _FILE), "rb") as file:
             content = file.read()
     except OSError as error:
-        interrupts.pass_on(error)
+        _pass_on(error)
         return
     if GROUP.encode() not in content:
         return
@@ -104,7 +112,7 @@ def _places(package: str) -> list[str]:
         try:
             spec = finder.find_spec(package, None)
         except Exception as error:  # somebody else's finder
-            interrupts.pass_on(error)
+            _pass_on(error)
             continue
         if spec is not None:
             return list(spec.submodule_search_locations or ())

@@ -95,7 +95,7 @@ class MetaDocument(TypedDict, total=False):
     steps: list[Whole]
     merged: list[str]
     left_out: list[str] | dict[str, str]
-    device_events: Size
+    device_events: bool
     device_reason: str
     asked_bytes: Size
     free_bytes: Size

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # `signal` in C: it takes any number, and imports nothing
 import sys
-from functools import partial
 from itertools import pairwise
 
 TYPE_CHECKING = False
@@ -121,6 +120,8 @@ def _is_handler(frame: FrameType) -> bool:
 
 def _handlers() -> set[CodeType]:
     """The code of the handlers that are installed now: one that is called otherwise, or has dropped its arguments."""
+    # Whoever has made one has imported it.
+    partial = getattr(sys.modules.get("functools"), "partial", ())
     codes = set()
     for number in range(1, _signal.NSIG):
         handler: object = _signal.getsignal(number)

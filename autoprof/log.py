@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 
+from autoprof import interrupts
 from autoprof.redaction import hidden, plain
 
 _logger = logging.getLogger("autoprof")
@@ -18,10 +19,18 @@ class _Plain(logging.Formatter):
         return plain(hidden(super().format(record).replace("\n", " ")))
 
 
+class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
+    """What can't be written is left; what a signal handler raises meanwhile is the user's."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if (error := sys.exc_info()[1]) is not None:
+            interrupts.pass_on(error)
+
+
 def configure(level: str) -> None:
     """Set up the log of this process. `level` is a value of `AUTOPROF_LOG`."""
     if not _logger.handlers:
-        handler = logging.StreamHandler(sys.stderr)
+        handler = _Handler(sys.stderr)
         handler.setFormatter(_Plain("autoprof: %(message)s"))
         _logger.addHandler(handler)
         _logger.propagate = False

@@ -203,7 +203,7 @@ def swallowed() -> Iterator[str]:
                 raised = any(isinstance(each, ast.Raise) and each.exc is None for each in node.body)
                 first = ast.unparse(node.body[0])
                 passed_on = first.startswith(
-                    ("interrupts.pass_on(", "if (theirs := sys.modules.get('autoprof.interrupts')")
+                    ("interrupts.pass_on(", "_pass_on(", "if (theirs := sys.modules.get('autoprof.interrupts')")
                 )
                 if broad and not raised and not passed_on:
                     yield place
@@ -221,7 +221,9 @@ import signal, sys, torch
 from small import Trainer
 kinds = [TimeoutError, OSError, ValueError, KeyError, StopIteration, SystemExit, RuntimeError, AttributeError,
          ImportError, RecursionError, KeyboardInterrupt, FileNotFoundError, BlockingIOError, TypeError]
-fired = 0
+fired, ignored = 0, []
+# Python itself ignores what is raised in the callbacks of weak references and in destructors.
+sys.unraisablehook = lambda what: ignored.append(what.exc_type)
 def handler(number, frame):
     global fired
     fired += 1
@@ -231,12 +233,13 @@ trainer = Trainer()
 trainer.train_step()
 wrong = []
 for number in range(150):
-    kind, before = kinds[number % len(kinds)], fired
+    kind, before, lost = kinds[number % len(kinds)], fired, len(ignored)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.0002 + number % 37 * 0.0005)
         while fired == before:
             trainer.train_step()
-        wrong.append((kind.__name__, "lost"))
+        if len(ignored) == lost:
+            wrong.append((kind.__name__, "lost"))
     except BaseException as error:
         if type(error) is not kind or error.args != ("mine",) or error.__context__ or error.__cause__:
             wrong.append((kind.__name__, repr(error), repr(error.__context__)))
@@ -250,6 +253,9 @@ WATCHDOG = """
 import os, signal, sys
 os.environ["AUTOPROF_RUN_ID"] = "made"
 raised = caught = 0
+# Python itself ignores what is raised in the callbacks of weak references and in destructors.
+ignored = []
+sys.unraisablehook = lambda what: ignored.append(what.exc_type)
 class Alarm(Exception): pass
 def handler(number, frame):
     global raised
@@ -268,7 +274,7 @@ for number in range(4000):
     except Alarm:
         caught += 1
 signal.setitimer(signal.ITIMER_REAL, 0)
-assert raised == caught, (raised, caught)
+assert raised == caught + len(ignored), (raised, caught, ignored)
 assert raised > 50 and done > 50, (raised, done)
 from autoprof import capture, gates
 assert capture.current() is None

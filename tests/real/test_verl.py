@@ -222,7 +222,7 @@ def test_the_merged_step_is_right_in_perfettos_own_engine(v1: VerlRun, python: A
     alone = [query(part, SLICES, FLOWS) for part in parts]
     ours = "select count(*) from slice where category in ('step', 'stage', 'timer', 'sample', 'turn', 'tool', 'reward',"
     slices, spans, flows, astray, processes = query(
-        made, SLICES, f"{ours} 'request', 'window')", FLOWS, FLOWS_BETWEEN_PROCESSES, PROCESSES
+        made, SLICES, f"{ours} 'request', 'window', 'profiling')", FLOWS, FLOWS_BETWEEN_PROCESSES, PROCESSES
     )
     assert slices[0][0] == sum(found[0][0][0] for found in alone) + spans[0][0]
     assert flows[0][0] == sum(found[1][0][0] for found in alone) > 0
