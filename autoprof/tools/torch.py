@@ -90,7 +90,11 @@ class TorchTool:
         mark_own(self._profile)
         if swaps.REFERRED.intersection(used):
             swaps.allow(_end_and_free)
-        self._profile.start()
+        try:
+            self._profile.start()
+        except BaseException:  # as in `stop`
+            _disable()
+            raise
         if swaps.HELD.intersection(used):
             swaps.begin(self._moved)
         return used

@@ -1,3 +1,4 @@
+#: slow:
 #: captures: no
 """Ctrl-C at any moment of a step is a KeyboardInterrupt, whose context is none of an error of autoprof."""
 

@@ -1,3 +1,4 @@
+#: slow:
 #: captures: no
 """A watchdog's handler raises around hooked calls, again and again: none is lost, none has a context."""
 
