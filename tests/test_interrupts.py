@@ -325,6 +325,7 @@ def test_alarms_leave_no_recording_behind(python: Python, tmp_path: Path) -> Non
         assert len(list((tmp_path / "autoprof_runs" / "made").glob("global_step_*"))) > 5
 
 
+@pytest.mark.usefixtures("thorough")  # it is about moments, which are other ones each time
 @pytest.mark.fault(
     "a handler raises whatever autoprof catches elsewhere", "it reaches the user", "what was being recorded"
 )
