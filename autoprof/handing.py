@@ -36,7 +36,12 @@ def over(job: dict[str, Any]) -> None:
                     start_new_session=True,
                 )
         # The child forks, and ends when its own child is at work.
-        if status := process.wait(_HAND_OVER_S):
+        try:
+            status = process.wait(_HAND_OVER_S)
+        except subprocess.TimeoutExpired:
+            process.kill()  # it is done here then, and by nobody else
+            raise
+        if status:
             raise subprocess.CalledProcessError(status, process.args)
     except (OSError, subprocess.SubprocessError) as error:
         interrupts.pass_on(error)
