@@ -1,13 +1,18 @@
-# make demo: a real GRPO run of verl on this machine, profiled. make test: the tests. make faults: those that let things go
-# wrong, and a table of what was lost. make test-engines: the same engine in several releases, each in an environment of
-# its own; ENGINES=all for all of them. make matrix: whether figures are the same with and without autoprof, whatever is
-# recorded, in real runs of verl and TRL. make test-releases: real runs of older releases of verl, each its
-# own wheel in front of the same environment; RELEASES=all for all of them. PYTEST=--thorough makes the real runs too for
-# which CI has no time, PYTEST='-n 0' has one process for all tests. Tests of pages take the
-# machine's Chromium, and root gets Debian's where there is none (tests/chromium.sh; CHROMIUM=none: they are skipped).
-# make contracts: the stored signatures of the targets' releases, from PyPI; CONTRACTS=--new looks for newer releases,
-# CONTRACTS=vllm==0.33.0 refreshes one. make bench: the benchmarks, and bench/RESULTS.md; BENCH="boot calls" for some of
-# them, BENCH=--quick for a look. All make what they need.
+# make demo: a real GRPO run of verl on this machine, profiled. make test: the tests; the runs of verl are in tests/real/run_table.py. make faults: those that let things go wrong, and a table of what was
+# lost. make matrix: whether figures are the same with and without autoprof, whatever is recorded, in real runs of verl
+# and TRL. make test-engines: the same engine in several releases, each in an environment of its own; ENGINES=all for all
+# of them. make test-releases: real runs of older releases of verl, each its own wheel in front of the same environment;
+# RELEASES=all for all of them. make differential: programs and other people's tests without autoprof and with it.
+# With --thorough there are tests for which CI has no time: make faults, matrix and differential give it, each for its
+# own, and `make test PYTEST=--thorough` makes all of them. PYTEST='-n 0' has one process for all tests. Tests of pages
+# take the machine's Chromium, and root gets Debian's where there is none (tests/support/chromium.sh;
+# CHROMIUM=none: they are skipped). make contracts: the stored signatures of the targets' releases, from PyPI; CONTRACTS=--new looks for newer
+# releases, CONTRACTS=vllm==0.33.0 refreshes one. make formats: the generated parts of docs/reference, from the code.
+# make bench: the benchmarks, and bench/RESULTS.md; BENCH="boot calls" for some of them, BENCH=--quick for a look. All make what they need.
+# make gpu: shows what autoprof does on this machine's GPU, or with DEVICE=cpu what of it needs none; WHEELS=folder has what
+# torch and transformers do not bring, and make gpu-wheels PYTHON_VERSION=3.12 makes that folder where there is a network.
+# make docs: the site of docs/ in site/; every link and anchor leads somewhere. make docs-outputs: runs the commands on the pages,
+# and writes the outputs beneath them anew where they differ. make docs-images: the pictures in docs/images.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
@@ -16,14 +21,14 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 unexport PYTHONDONTWRITEBYTECODE
 
 # Other releases of the engines, by the names of their requirement files; these, or ENGINES=all.
-ENGINES ?= sglang-0.5.8 sglang-0.5.23 trl-1.16.0 vllm-0.32.0
+ENGINES ?= sglang-0.5.23 trl-1.16.0 vllm-0.32.0
 CHOSEN := $(ENGINES)
 ifeq ($(ENGINES),all)
 CHOSEN := $(patsubst tests/engines/requirements/%.txt,%,$(wildcard tests/engines/requirements/*.txt))
 endif
 
 # Older releases of verl, likewise; these, or RELEASES=all.
-RELEASES ?= verl-0.5.0 verl-0.7.1
+RELEASES ?= verl-0.5.0
 VERLS := $(RELEASES)
 ifeq ($(RELEASES),all)
 VERLS := $(patsubst tests/releases/requirements/%.txt,%,$(wildcard tests/releases/requirements/*.txt))
@@ -39,7 +44,15 @@ SUITES := wrapt==2.5.2 accelerate==1.15.0
 PEERS := $(patsubst bench/requirements/%.txt,%,$(wildcard bench/requirements/*.txt))
 INSTALLED := pyproject.toml $(wildcard sitecustomize/* recipes/*) $(shell find autoprof -name '*.py')
 
-.PHONY: demo environments chromium test differential faults matrix test-engines test-releases contracts bench check clean
+# Where `make gpu` runs: the interpreter with torch, which may be none of ours. PYTHON=... names it.
+DEVICE ?= cuda
+OUT ?= gpu_results
+PYTHON_VERSION ?= 3.12
+HAS_TORCH := import sys, importlib.util; sys.exit(importlib.util.find_spec("torch") is None)
+GPU_PYTHON = $(if $(filter file,$(origin PYTHON)),$(or $(shell for each in python python3 $(PYTHON); do \
+	$$each -c '$(HAS_TORCH)' 2>/dev/null && echo $$each && break; done),python3),$(PYTHON))
+
+.PHONY: demo environments chromium test differential faults matrix test-engines test-releases contracts formats docs docs-outputs docs-images bench gpu gpu-wheels check clean
 
 # What the tests need, with -j beside each other.
 environments: chromium $(VENV)/.ready-for-tests $(WRAPTS:%=.venvs/%/.ready) $(CHOSEN:%=.venvs/%/.ready) $(VERLS:%=.venvs/%/.ready)
@@ -48,10 +61,10 @@ demo: $(VENV)/.ready
 	@examples/demo.sh
 
 chromium:
-	@tests/chromium.sh
+	@tests/support/chromium.sh
 
 test: chromium $(VENV)/.ready-for-tests $(WRAPTS:%=.venvs/%/.ready)
-	$(VENV)/bin/python -m pytest -n 2 --ignore tests/engines --ignore tests/releases $(PYTEST)
+	$(VENV)/bin/python -m pytest -n 3 --ignore tests/engines --ignore tests/releases $(PYTEST)
 
 # Programs and other people's test suites, without autoprof and with it; those that are quick are in `make test`, too.
 differential: $(VENV)/.ready-for-tests .venvs/differential/.ready
@@ -62,26 +75,46 @@ faults: $(VENV)/.ready-for-tests
 	$(VENV)/bin/python -m pytest --ignore tests/engines --ignore tests/releases --thorough --faults -m fault $(PYTEST)
 
 test-engines: $(VENV)/.ready-for-tests $(CHOSEN:%=.venvs/%/.ready)
-	ENGINES="$(CHOSEN)" $(VENV)/bin/python -m pytest tests/engines $(PYTEST)
+	ENGINES="$(CHOSEN)" $(VENV)/bin/python -m pytest -n 2 tests/engines $(PYTEST)
 
 test-releases: $(VENV)/.ready-for-tests $(VERLS:%=.venvs/%/.ready)
-	$(VENV)/bin/python -m pytest tests/releases --releases "$(VERLS)" $(PYTEST)
+	$(VENV)/bin/python -m pytest -n 2 tests/releases --releases "$(VERLS)" $(PYTEST)
 
 # Whatever is recorded changes no figure: of verl (some 16 runs), and of TRL in the environments of ENGINES.
 matrix: $(VENV)/.ready-for-tests $(CHOSEN:%=.venvs/%/.ready)
 	ENGINES="$(CHOSEN)" $(VENV)/bin/python -m pytest -rP --thorough tests/real/test_verl_matrix.py tests/engines/test_trl_matrix.py $(PYTEST)
 
 contracts: $(VENV)/.ready-for-tests
-	$(VENV)/bin/python tests/contracts/make.py $(CONTRACTS)
+	$(VENV)/bin/python -m tests.contracts.make $(CONTRACTS)
+
+formats: $(VENV)/.ready-for-tests
+	$(VENV)/bin/python -m tests.support.reference
+
+docs: .venvs/docs/.installed
+	NO_MKDOCS_2_WARNING=1 .venvs/docs/bin/mkdocs build --quiet --strict
+
+docs-outputs: $(VENV)/.ready-for-tests
+	$(VENV)/bin/python -m tests.support.page_runs
+
+docs-images: chromium $(VENV)/.ready-for-tests
+	$(VENV)/bin/python -m tests.support.report_pictures docs/images
+	$(VENV)/bin/python -m tests.support.tutorial_pictures docs/images
 
 bench: $(VENV)/.ready-for-tests $(PEERS:%=.venvs/bench-%/.ready) .venvs/bench-autoprof/.installed
 	$(VENV)/bin/python -m bench $(BENCH)
+
+gpu:
+	@$(GPU_PYTHON) -m bench.gpu --device $(DEVICE) --out $(OUT) $(if $(WHEELS),--wheels $(WHEELS)) $(ROWS)
+
+gpu-wheels:
+	$(PYTHON) -m bench.gpu.wheels --python-version $(PYTHON_VERSION) $(or $(WHEELS),gpu_wheels)
 
 check: $(VENV)/.ready-for-tests
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
-	$(VENV)/bin/vermin --quiet --no-tips --violations --target=3.10- autoprof sitecustomize
+	$(VENV)/bin/lint-imports --no-cache
+	$(VENV)/bin/vermin --quiet --no-tips --violations --target=3.10- autoprof sitecustomize bench/gpu
 
 $(VENV)/.ready: examples/verl_cpu/requirements.txt pyproject.toml $(wildcard sitecustomize/*)
 	@echo "== The environment in $(VENV): verl, Ray, vLLM and torch for the CPU, 1 GB to download, once =="
@@ -120,10 +153,15 @@ $(VENV)/.ready-for-tests: $(VENV)/.ready tests/requirements.txt
 	$(PIP) --python .venvs/bench-autoprof/bin/python install --quiet --no-deps --force-reinstall .
 	@touch $@
 
+.venvs/docs/.installed: docs/requirements.txt
+	test -x .venvs/docs/bin/python || $(PYTHON) -m venv .venvs/docs
+	.venvs/docs/bin/python -m pip --disable-pip-version-check install --quiet -r $<
+	@touch $@
+
 # Python alone: the wheel is put in front of the packages of $(VENV).
 .venvs/verl-%/.ready: tests/releases/requirements/verl-%.txt | $(VENV)/.ready-for-tests
 	$(PIP) install --quiet --no-deps --upgrade --target .venvs/verl-$* -r $<
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .venvs autoprof_runs examples/verl_cpu/.assets
+	rm -rf $(VENV) .venvs site autoprof_runs examples/verl_cpu/.assets

@@ -1,6 +1,6 @@
 """`python -m autoprof`: the command line."""
 
-from autoprof.cli import main
+from autoprof.cli.main import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

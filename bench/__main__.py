@@ -1,4 +1,4 @@
-"""Runs benchmarks, prints their tables, and brings RESULTS.md up to date.
+"""Runner of benchmarks: prints their tables, and brings RESULTS.md up to date.
 
 python -m bench [--quick] [--turns N] [--keep FOLDER] [NAMES...]
 """
@@ -48,7 +48,7 @@ def measure(name: str, *, quick: bool, turns: int | None) -> Section:
 
 
 def machine() -> str:
-    """This machine in words that tell nobody which one it is."""
+    """Describe this machine in words that tell nobody which one it is."""
     cores = len(os.sched_getaffinity(0))
     words = [f"{cores} core{'s' if cores > 1 else ''}", platform.machine(), f"Python {platform.python_version()}"]
     for target in ("torch", "verl"):

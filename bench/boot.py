@@ -1,4 +1,4 @@
-"""What autoprof adds to the start of a Python interpreter
+"""Start-up time that autoprof adds to a Python interpreter
 
 Whole processes that do nothing. Each peer is installed in an environment of its own, without pip, so that an
 interpreter runs no `.pth` file but that of one peer; autoprof as the wheel of this checkout. CPU time is the user and
@@ -47,7 +47,7 @@ _COLLECTED = re.compile(r"Collected : (\d+)")
 
 @dataclass(frozen=True)
 class Start:
-    """How a process is started: a peer's interpreter, or its command in front of that.
+    """A way to start a process: a peer's interpreter, or its command in front of that.
 
     Attributes:
         repeats: How often in a turn; the short ones are many, and their mean is taken.
@@ -60,13 +60,13 @@ class Start:
     repeats: int = 5
 
     def line(self, python: Path) -> list[str]:
-        """The command line."""
+        """Return the command line."""
         before = [str(python.parent / self.command)] if self.command else []
         return [*before, str(python), "-c", self.code]
 
 
 def starts(folder: Path) -> dict[str, Start]:
-    """All cases. Coverage writes its data into `folder`."""
+    """Return all cases. Coverage writes its data into `folder`."""
     settings = folder / "coveragerc"
     settings.write_text(f"[run]\ndata_file = {folder}/data\n")
     return {
@@ -91,7 +91,7 @@ def starts(folder: Path) -> dict[str, Start]:
 
 
 def under(peer: str) -> dict[str, str]:
-    """The environment of a process that a peer's command has started."""
+    """Return the environment of a process that a peer's command has started."""
     python = interpreter(peer)
     path = {"PYTHONPATH": str(site_packages(python) / _BOOTSTRAPS[peer])} if python else {}
     return _NO_SERVER[peer] | path
@@ -130,8 +130,10 @@ def _timed(start: Start) -> Case:
 
 
 def _counted(cases: Mapping[str, Start], notes: list[str]) -> Table:
-    """Instructions of one start each: another one takes as many. Those of a command would end where it becomes the
-    program."""
+    """Count the instructions of one start each: another one takes as many.
+
+    A command's would end where it becomes the program.
+    """
     values = {}
     for case, start in cases.items():
         python = interpreter(start.peer)
@@ -184,13 +186,13 @@ _GOALS = [
         table=COUNTED,
         case=ON,
         limit=1.35,
-        remedy="fewer imports in `_boot.py`, and no look at the folders of recipes before a target is imported.",
+        remedy="fewer imports in `_boot/`, and no look at the folders of recipes before a target is imported.",
     ),
     Goal(
         text="on with no target, at most 1.35 of not installed, in CPU time",
         table=CPU,
         case=ON,
         limit=1.35,
-        remedy="fewer imports in `_boot.py`, and no look at the folders of recipes before a target is imported.",
+        remedy="fewer imports in `_boot/`, and no look at the folders of recipes before a target is imported.",
     ),
 ]

@@ -1,4 +1,4 @@
-"""What a call of a hooked function costs outside of windows
+"""Cost of a call of a hooked function outside of windows
 
 A method that returns its argument, and its coroutine function awaited, each case in a process of its own. The whole
 call is measured, the loop around it included. Wrappers of autoprof are those that a recipe puts there in a process

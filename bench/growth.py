@@ -1,4 +1,4 @@
-"""What a step's begin and end cost with more actors
+"""Cost of a step's begin and end with more actors
 
 A trainer with small Ray actors, in one process with autoprof, and steps in which nothing is done: what they take is
 what autoprof adds at their begin and end. Beside it the framework's own broadcast: `ray.get` of a call that does
@@ -28,7 +28,7 @@ BROADCAST, OUTSIDE, INSIDE = "ray.get of a call to each", "autoprof, no window",
 
 
 class Grown(msgspec.Struct):
-    """What the child says of one number of actors.
+    """The child's answer for one number of actors.
 
     Attributes:
         values: By case, milliseconds for each turn.

@@ -1,4 +1,4 @@
-"""What autoprof adds to the import of a target
+"""CPU time that autoprof adds to the import of a target
 
 Whole processes that import one target and end, in the environment of the real targets: CPU time with autoprof on, in
 the process that starts a run and in a child of one, to the same with autoprof off. On, the recipes are read, the hooks

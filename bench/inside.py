@@ -1,4 +1,4 @@
-"""What a stage costs inside of a window
+"""Cost of a stage inside of a window
 
 The same stage, of about a second, in one process: without a profiler; with a torch.profiler that somebody has written
 around it, which leaves a trace (`tensorboard_trace_handler`, plain JSON); with the same that leaves none (started

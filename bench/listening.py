@@ -1,4 +1,4 @@
-"""What it costs a step to listen to `autoprof trigger`, with no request
+"""Cost for a step to listen to `autoprof trigger`, with no request
 
 A chooser of steps that looks, as a trainer's does when a step begins, in a process of its own, at a run's `control/` on
 this machine's disk: with what other runs before it have left in there, which is not listed, and connected to a Ray

@@ -1,4 +1,4 @@
-"""How much memory autoprof adds to a process
+"""Memory that autoprof adds to a process
 
 What a process has at its end that no other can share (`Anonymous` in `/proc/self/smaps_rollup`), and the most that it
 ever had, files that it maps included (`VmHWM`): first interpreters that do nothing, each peer in an environment of its

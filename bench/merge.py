@@ -1,9 +1,9 @@
-"""How long merging the traces of several ranks takes, and how much memory
+"""Time and memory to merge the traces of several ranks
 
 Four traces of 50 MB, made up in Kineto's layout, of equal content. autoprof's merge runs in one process and in as many
 as there are cores for; beside it SGLang's own `ProfileMerger`, by its source, and the shortest merge that is right
 about nothing: `json.load`, one list, `json.dumps`, gzip at level 1. Each runs in a process of its own. Memory is the
-peak of all processes at work. That the results are right is for tests/test_merge.py; only the flows are counted here.
+peak of all processes at work. tests/unit/traces/test_merge.py proves the results; only the flows are counted here.
 
 Then eight traces of 300 MB, which autoprof alone merges: the others hold all of their events at once.
 """
@@ -60,7 +60,7 @@ def run(turns: int) -> Findings:
 
 
 def _large(folder: Path, megabytes: int) -> Taken:
-    """What autoprof takes for many large traces, in the proportion in which `megabytes` are less."""
+    """Measure autoprof with many large traces, in the proportion in which `megabytes` are less."""
     for path in folder.iterdir():
         path.unlink()
     size = LARGE * megabytes // MEGABYTES

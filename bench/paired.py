@@ -20,7 +20,7 @@ Taken = dict[str, dict[str, list[float]]]
 
 
 class Spread(NamedTuple):
-    """The middle of some values, and where half of them lie; all of them where there are fewer than four."""
+    """The middle of some values, and the range of their middle half; of all where there are fewer than four."""
 
     middle: float
     low: float
@@ -49,21 +49,21 @@ class Table(msgspec.Struct, kw_only=True):
     differences: bool = False
 
     def spread(self, case: str) -> Spread:
-        """What was measured of a case."""
+        """Return the spread of a case."""
         return Spread.of(self.values[case])
 
     def ratio(self, case: str, base: str = "") -> Spread:
-        """A case to another, or to the table's base, within the turns."""
+        """Return a case to another, or to the table's base, within the turns."""
         pairs = zip(self.values[case], self.values[base or self.base], strict=True)
         return Spread.of([value / other for value, other in pairs])
 
     def difference(self, case: str) -> Spread:
-        """How much more than the base a case is, within the turns."""
+        """Return how much more than the base a case is, within the turns."""
         pairs = zip(self.values[case], self.values[self.base], strict=True)
         return Spread.of([value - other for value, other in pairs])
 
     def noise(self, case: str) -> float | None:
-        """By how much a case differs from itself from one turn to another, as a part of it; None of a single turn."""
+        """Return how much a case differs between turns, as a part of it; None of a single turn."""
         values = self.values[case]
         return (max(values) - min(values)) / statistics.median(values) if len(values) > 1 else None
 
@@ -88,7 +88,7 @@ class Goal(msgspec.Struct, kw_only=True):
 
 
 class Verdict(NamedTuple):
-    """What became of a goal. `met` is None where what was measured does not say."""
+    """The verdict on a goal. `met` is None if the measurements don't tell."""
 
     ratio: Spread
     met: bool | None
@@ -96,7 +96,7 @@ class Verdict(NamedTuple):
 
 
 def judge(goal: Goal, tables: Sequence[Table]) -> Verdict | None:
-    """Whether a goal is met, by the middle of the ratios; None where one of its cases was not measured."""
+    """Judge a goal by the middle of the ratios; None if one of its cases was not measured."""
     table = next((table for table in tables if table.title == goal.table), None)
     if table is None or not {goal.case, goal.base or table.base} <= table.values.keys():
         return None

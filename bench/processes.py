@@ -1,4 +1,4 @@
-"""Interpreters that a benchmark starts: in which environment, and what they took."""
+"""Interpreters that a benchmark starts: their environments, and their usage."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FOREIGN = ("AUTOPROF", "AUTOWRAPT_", "COVERAGE_", "DD_", "OTEL_", "PYTHONPATH",
 
 
 class Usage(NamedTuple):
-    """What one process took, its children that it waited for included, and what it printed."""
+    """Time and memory of one process, its children that it waited for included, and its output."""
 
     cpu_s: float
     wall_s: float
@@ -35,39 +35,39 @@ class Failed(Exception):
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """The environment without what would set up autoprof or a peer of it, plus `variables`."""
+    """Return the environment without what would set up autoprof or a peer of it, plus `variables`."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
     return kept | variables
 
 
 def interpreter(peer: str) -> Path | None:
-    """The interpreter of a peer's environment, or None where `make bench` has not made it."""
+    """Return the interpreter of a peer's environment, or None if `make bench` has not made it."""
     folder = ROOT / ".venvs" / f"bench-{peer}"
     return folder / "bin" / "python" if (folder / ".ready").exists() else None
 
 
 def python_of(peer: str) -> Path | None:
-    """The interpreter of a peer's environment, and the project's own where no peer is named."""
+    """Return the interpreter of a peer's environment, and the project's own if no peer is named."""
     return interpreter(peer) if peer else MAIN
 
 
 def there(cases: Mapping[str, tuple[str, T]]) -> dict[str, tuple[Path, T]]:
-    """The cases whose interpreters are there, with these in place of the peers."""
+    """Return the cases whose interpreters are there, with these in place of the peers."""
     return {case: (python, what) for case, (peer, what) in cases.items() if (python := python_of(peer))}
 
 
 def absent(cases: Mapping[str, tuple[str, object]]) -> list[str]:
-    """What is to be said of the others."""
+    """Return notes on the others."""
     return [missing(peer) for peer in dict.fromkeys(peer for peer, _ in cases.values()) if python_of(peer) is None]
 
 
 def site_packages(python: Path) -> Path:
-    """Where the packages of an environment lie."""
+    """Return the packages' folder in an environment."""
     return next(python.parent.parent.glob("lib/python*/site-packages"))
 
 
 def missing(peer: str) -> str:
-    """How to say that a peer is not there."""
+    """Return the note on a peer that is not there."""
     return f"{peer} was not measured: its environment is not there (`make bench` makes it)"
 
 

@@ -1,4 +1,4 @@
-"""What the benchmarks found: kept in results.json, shown in RESULTS.md.
+"""Results of the benchmarks: kept in results.json, shown in RESULTS.md.
 
 A benchmark that is run replaces its own section; those of the others stay as they were measured, each with its date and
 the machine it ran on.
@@ -27,7 +27,7 @@ in brackets where the middle half of them lies (all of them, where there were fe
 
 
 class Findings(msgspec.Struct, kw_only=True):
-    """What one benchmark measured, and what was hoped for.
+    """Measurements of one benchmark, and its goals.
 
     Attributes:
         notes: What was left out, and why; what else is to be known.
@@ -52,7 +52,7 @@ class Section(msgspec.Struct, kw_only=True):
 
 
 def load(path: Path = STORE) -> dict[str, Section]:
-    """The sections that are kept, by name."""
+    """Load the sections that are kept, by name."""
     return msgspec.json.decode(path.read_bytes(), type=dict[str, Section]) if path.exists() else {}
 
 
@@ -65,7 +65,7 @@ def save(sections: Iterable[Section], path: Path = STORE, page: Path = PAGE) -> 
 
 
 def render(sections: Sequence[Section]) -> str:
-    """The whole page."""
+    """Return the whole page."""
     goals = [row for section in sections for row in _goal_rows(section)]
     parts = [_INTRODUCTION]
     if goals:
@@ -74,7 +74,7 @@ def render(sections: Sequence[Section]) -> str:
 
 
 def grid(header: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 1) -> str:
-    """A Markdown table that can be read as it is, too. Its first columns, `texts` of them, are no numbers."""
+    """Return a Markdown table that can be read as it is, too. Its first columns, `texts` of them, are no numbers."""
     widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
 
     def line(cells: Sequence[str]) -> str:
@@ -89,7 +89,7 @@ def grid(header: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 1) -
 
 
 def show(table: Table) -> str:
-    """One table."""
+    """Return one table."""
     header = ["", table.unit, f"to “{table.base}”"] + ([f"more, {table.unit}"] if table.differences else [])
     rows = []
     for case in table.values:
@@ -101,13 +101,13 @@ def show(table: Table) -> str:
 
 
 def spread(found: Spread) -> str:
-    """A ratio: its middle, and between what half of them lie."""
+    """Return a ratio: its middle, and the range of its middle half."""
     middle, low, high = (_ratio(value) for value in found)
     return f"{middle} ({low} to {high})" if low != high else middle
 
 
 def number(value: float) -> str:
-    """Three significant digits, and all of those before the point."""
+    """Return three significant digits, and all of those before the point."""
     size = abs(value)
     return f"{value:.0f}" if size >= 100 else f"{value:.1f}" if size >= 10 else f"{value:.2f}"
 

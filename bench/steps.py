@@ -1,4 +1,4 @@
-"""What autoprof adds to a step of verl outside of windows
+"""Time that autoprof adds to a step of verl outside of windows
 
 Real runs on the CPU: verl 0.9's GRPO of `examples/verl_cpu` (trainer, actor, reference, vLLM) with the likeliest token
 always taken, so that all runs do the same work. On means `AUTOPROF=1` with a window that never comes. A run's time is
@@ -20,7 +20,7 @@ from bench.results import Findings
 
 sys.path += [str(ROOT / "tests"), str(ROOT / "tests" / "real")]
 
-import processes as trees
+from tests.support import processes as trees
 
 TURNS, QUICK = 2, 1
 STEPS = 16
@@ -51,7 +51,7 @@ def run(turns: int) -> Findings:
 
 
 def step_times(output: str) -> dict[int, float]:
-    """What verl printed that each step took, in seconds, by the step's number."""
+    """Read the seconds of each step that verl printed, by the step's number."""
     return {int(number): float(seconds) for number, seconds in _TIMED.findall(output)}
 
 

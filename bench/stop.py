@@ -1,4 +1,4 @@
-"""How long the end of a capture holds the training thread up
+"""Time for which the end of a capture holds the training thread up
 
 The same work, a trace of 120 MB, is recorded in one process by autoprof, by verl's own profiler (verl.utils.profiler,
 its function and its handler, which compress in the training thread), and by torch.profiler with plain JSON. What is

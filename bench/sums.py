@@ -1,4 +1,4 @@
-"""How long summing a trace up by operator takes, and how much memory
+"""Time and memory to sum a trace up by operator
 
 One trace of 300 MB, made up in Kineto's layout: modules that call operators that call operators, one of which takes
 half a microsecond. autoprof's sums, with own times besides, which the others don't tell; HolisticTraceAnalysis, which

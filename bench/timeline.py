@@ -1,4 +1,4 @@
-"""What the timeline costs
+"""Cost of the timeline
 
 One span of a sample, from its begin to where it is on its way to the file: as autoprof keeps it, with four ids and two
 counts; by a wrapped coroutine function, from which it reads them; and what else is done for it: a dict that is written

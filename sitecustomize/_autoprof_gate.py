@@ -1,4 +1,4 @@
-"""Tests the environment before anything of autoprof is imported.
+"""Test of the environment before anything of autoprof is imported.
 
 `autoprof.pth`, `autoprof.start` (PEP 829) and the entry points of verl and vLLM all name this module, so that a
 process that runs without `AUTOPROF=1` imports these few lines and nothing more. verl only loads its entry point and
@@ -9,7 +9,7 @@ import os
 
 
 def activate() -> None:
-    """Activate autoprof in this process if `AUTOPROF` says so. May be called any number of times."""
+    """Activate autoprof in this process if `AUTOPROF` asks for it. May be called any number of times."""
     if os.environ.get("AUTOPROF", "").strip().lower() not in ("1", "true", "on", "yes"):
         return
     try:

@@ -1,4 +1,4 @@
-"""Activates autoprof where site-packages can't be written: `autoprof run` puts this folder on PYTHONPATH.
+"""Activation of autoprof where site-packages can't be written: `autoprof run` puts this folder on PYTHONPATH.
 
 Python imports one sitecustomize only, so this one first runs the sitecustomize that it hides.
 """
@@ -34,8 +34,8 @@ def _activate(here: str) -> None:
         # In a wheel this folder is autoprof/sitecustomize, in a checkout it lies beside autoprof/. The checkout may be
         # called autoprof, too, and be found as a namespace package where the folder that it is in is on the path.
         parent = os.path.dirname(here)
-        root = os.path.dirname(parent) if os.path.isfile(os.path.join(parent, "_boot.py")) else parent
-        if not os.path.isfile(os.path.join(root, "autoprof", "_boot.py")):
+        root = os.path.dirname(parent) if os.path.isfile(os.path.join(parent, "_boot", "__init__.py")) else parent
+        if not os.path.isfile(os.path.join(root, "autoprof", "_boot", "__init__.py")):
             return
         sys.modules.pop("autoprof", None)
         sys.path.append(root)

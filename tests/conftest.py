@@ -1,8 +1,11 @@
-"""What all tests share: an environment without autoprof's variables, and Python in child processes."""
+"""Fixtures of all tests: an environment without autoprof's variables, and Python in child processes."""
 
 from __future__ import annotations
 
+import functools
+import gc
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,14 +14,20 @@ from typing import Any
 
 import msgspec
 import pytest
-from helpers import clean_environment
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
-from autoprof import _files, behaviours, capture, gates, importing, log, naming, rundir, runtime
-from autoprof.runtime import RunInfo, Runtime
-from autoprof.settings import Settings
-from autoprof.wrapping import wrap
+from autoprof.base import identity, process
+from autoprof.capture import lifecycle
+from autoprof.config.settings import Settings
+from autoprof.hooks import behaviour as behaviours
+from autoprof.hooks import gates, registry
+from autoprof.hooks.wrapper import wrap
+from autoprof.run import runtime
+from autoprof.run.info import RunInfo
+from autoprof.run.runtime import Runtime
+from tests.support import helpers, processes
+from tests.support.helpers import clean_environment
 
 # Machines that run the tests may be slow and busy; nothing here asserts on time.
 settings.register_profile(
@@ -27,34 +36,84 @@ settings.register_profile(
 settings.load_profile("autoprof")
 
 
+def pytest_configure() -> None:
+    """Keep the terminal, on which it is said what real runs do: later on pytest takes what tests print."""
+    processes.terminal = os.dup(2)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """How much is run."""
+    """Add the options that say how much is run."""
     parser.addoption("--faults", action="store_true", help="print the table of what was let go wrong")
     parser.addoption("--thorough", action="store_true", help="make the real runs too for which CI has no time")
 
 
+# The modules that share runs of verl, and in node ids the environment of an engine's release, or the release of verl.
+_VERL = re.compile(r"tests/real/test_(verl(?!_tools|_trtllm)|faults)")
+_RELEASE = re.compile(r"\b(?:sglang|trl|vllm)-[0-9.]+[0-9]|\bverl-0\.(?:[0-6]\.[0-9]|7\.0)")
+
+
+def _together(nodeid: str) -> str:
+    """Return what a test shares its process with: those of its module; but tests that share runs of verl have one
+    process for all of them and the other real ones have one, so that their dozens of processes leave something of the
+    machine to one another; each release of an engine may have its own, and so may each program of the differential
+    suite.
+
+    Two runs of verl never go on at a time: from 0.7.1 on their sockets for new weights have the same names.
+    """
+    module = nodeid.partition("::")[0]
+    if module.startswith("tests/differential/"):
+        return nodeid
+    if module.startswith(("tests/engines/", "tests/releases/")) and (release := _RELEASE.search(nodeid)):
+        return f"{module} {release[0]}"
+    return "verl" if _VERL.match(module) else "real" if module.startswith("tests/real/") else module
+
+
 class _Scheduling(LoadScopeScheduling):
-    """The real runs go to one process of `-n 2`: tests share them, and Ray joins whichever cluster it finds. Those of
-    vLLM without Ray go to one, too, which may be the other, beside the units. Programs of the differential suite go
-    wherever there is room."""
+    """Tests are shared out by what belongs together, in their order."""
 
     def _split_scope(self, nodeid: str) -> str:
-        module = nodeid.partition("::")[0]
-        if module.startswith("tests/differential/"):
-            return nodeid
-        if not module.startswith("tests/real/"):
-            return module
-        return "vllm" if module.startswith("tests/real/test_vllm") and "ray" not in module else "real"
+        return _together(nodeid)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest first: the runs of verl, which one process is busy with, then other real ones, beside them."""
+    kinds = ["tests/real/", "tests/engines/", "tests/releases/", "tests/differential/"]
+
+    def order(item: pytest.Item) -> tuple[bool, int]:
+        kind = next((number for number, kind in enumerate(kinds) if item.nodeid.startswith(kind)), len(kinds))
+        return _together(item.nodeid) != "verl", kind
+
+    items.sort(key=order)
+
+
+def pytest_collection() -> None:
+    """Nothing of what is imported and collected is garbage."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Who looks for garbage from now on need not go through all tests and what they import, each time."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
-    """How tests are shared out. xdist's own groups get lost in pytest 9.2, which makes node ids anew (xdist 3.8.0)."""
+    """Share out tests by `_Scheduling`: xdist's own groups get lost in pytest 9.2, which makes new ids (3.8.0)."""
+    config.option.loadscopereorder = False
     return _Scheduling(config, log)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tests beside the runs of verl get what those leave of the machine: they are the longest way."""
+    beside = "PYTEST_XDIST_WORKER" in os.environ and _together(item.nodeid) != "verl"
+    if beside and os.getpriority(os.PRIO_PROCESS, 0) == 0:
+        os.nice(3)
 
 
 @pytest.fixture(scope="session")
 def thorough(request: pytest.FixtureRequest) -> None:
-    """What takes long and is much like something else: not without `--thorough`."""
+    """Skip what takes long and is much like something else, without `--thorough`."""
     if not request.config.getoption("thorough"):
         pytest.skip("runs with --thorough")
 
@@ -91,25 +150,10 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _a_log_that_has_said_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is warned of once in a process is warned of in each test."""
-    monkeypatch.setattr(log, "_said", set())
-    monkeypatch.setattr(log._logger, "propagate", True)
-
-
-@pytest.fixture(autouse=True)
-def _files_of_the_user_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an earlier test let the group read is no affair of this one."""
-    monkeypatch.setattr(_files, "_group", False)
-
-
-@pytest.fixture(autouse=True)
-def _hooks_that_never_failed() -> Iterator[None]:
+def _a_process_that_has_just_begun() -> Iterator[None]:
+    """Has each test begin with the state that autoprof has when it is imported."""
     yield
-    for known in (gates._failures, gates._groups, gates._counting):
-        known.clear()
-    for gate in gates._gates.values():
-        gate.clear()
+    process.reset()
 
 
 @pytest.fixture
@@ -135,6 +179,12 @@ def python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
 
 
 @pytest.fixture
+def autoprof(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Call the command line in `tmp_path`."""
+    return functools.partial(helpers.autoprof, cwd=tmp_path)
+
+
+@pytest.fixture
 def made(tmp_path: Path) -> Iterator[Callable[..., Runtime]]:
     """Makes a run with these settings. No recording may be left in this process."""
 
@@ -145,7 +195,7 @@ def made(tmp_path: Path) -> Iterator[Callable[..., Runtime]]:
                 directory=str(tmp_path / "run"),
                 command="x",
                 cwd="/",
-                host=rundir.HOST,
+                host=identity.HOST,
                 pid=0,
                 started=0.0,
                 python="3",
@@ -153,20 +203,17 @@ def made(tmp_path: Path) -> Iterator[Callable[..., Runtime]]:
             )
         )
 
-    naming._repeats.clear()
     yield make
-    assert capture._active is None
+    assert lifecycle._state.active is None
 
 
 @pytest.fixture
-def joined(made: Callable[..., Runtime], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Runtime]:
+def joined(made: Callable[..., Runtime]) -> Callable[..., Runtime]:
     """Makes this process part of a run with these settings."""
 
     def join(**values: Any) -> Runtime:
-        run = made(**values)
-        monkeypatch.setattr(runtime, "_runtime", run)
-        monkeypatch.setattr(runtime, "_off", False)
-        return run
+        runtime._state.run = made(**values)
+        return runtime._state.run
 
     return join
 
@@ -183,7 +230,7 @@ def hooked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         made[key] = msgspec.convert(options, kind)
         return wrap(function, key)
 
-    monkeypatch.setattr(importing, "behaviour", made.get)
+    monkeypatch.setattr(registry, "behaviour", made.get)
     return hook
 
 
@@ -192,9 +239,7 @@ def behave(monkeypatch: pytest.MonkeyPatch) -> Callable[[behaviours.Behaviour], 
     """Has all hooks behave as it is told, whatever failed before."""
 
     def use(behaviour: behaviours.Behaviour) -> None:
-        gates._failures.clear()
-        for gate in gates._gates.values():
-            gate.clear()
-        monkeypatch.setattr(importing, "behaviour", lambda key: behaviour)
+        gates._state.begin()
+        monkeypatch.setattr(registry, "behaviour", lambda key: behaviour)
 
     return use

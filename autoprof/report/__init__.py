@@ -1,1 +1,1 @@
-"""Where the time of a run went: figures, findings in words, and pages that show them."""
+"""Figures of a run, findings in words, and pages that show them."""

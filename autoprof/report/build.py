@@ -1,69 +1,75 @@
-"""Makes the figures of a run: reads its timeline twice, and the traces of the steps that are shown."""
+"""The figures of a run: its timeline is read twice, and the traces of the steps that are shown."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import msgspec
 
-from autoprof import __version__, listing
-from autoprof.redaction import writable
-from autoprof.report import captures, findings, words
-from autoprof.report.details import choose, details, looked_at
-from autoprof.report.figures import CaptureFigures, RunFigures, StepRow
-from autoprof.report.overview import NOBODY, Overview, StepSpan, shares
-from autoprof.report.reading import Reader, Timeline, timelines
+from autoprof import __version__
+from autoprof.base.redact import writable
+from autoprof.base.units import seconds
+from autoprof.report.figures import captures, words
+from autoprof.report.figures.details import choose, details, looked_at
+from autoprof.report.figures.index import StepSpan
+from autoprof.report.figures.overview import NOBODY, Overview, shares
+from autoprof.report.figures.reading import Reader, Timeline, timelines
+from autoprof.report.figures.recorded import Recorded
+from autoprof.report.findings import findings
+from autoprof.report.findings.registry import LEAST_S
+from autoprof.report.model.captures import CaptureFigures
+from autoprof.report.model.run import RunFigures, StepRow
+from autoprof.rundir import runs
+from autoprof.rundir.records import CaptureMeta
 
-# Told of each trace before it is read: its number, of how many, its name.
-Progress = Callable[[int, int, str], None]
-
-
+# Told of the timeline and of each trace before it is read: its number, of how many, its name.
+Progress = Callable[[int, int | None, str], object]
 # So many operators and kernels of a trace are told.
 OPERATORS = 50
-# The year 2116: what is later is no time.
-_MOST_NS = 1 << 62
+# Notes on so many steps that took longer for being recorded.
+_MOST_RECORDED = 4
+
+
+def unseen(done: int, of: int | None, name: str) -> None:
+    """Show no progress."""
 
 
 def figures(
-    run: listing.Run,
-    chosen: Sequence[int] | None = None,
-    progress: Progress | None = None,
-    operators: int = OPERATORS,
+    run: runs.Run, chosen: Sequence[int] = (), progress: Progress = unseen, operators: int = OPERATORS
 ) -> RunFigures:
-    """The figures of a run.
+    """Make the figures of a run.
 
     Args:
         run: The run, as listed.
-        chosen: The steps in detail; without it those that `details.choose` picks.
-        progress: Told of each trace before it is read.
+        chosen: The steps in detail; without any those that `details.choose` picks.
+        progress: Told of the timeline and of each trace before it is read.
         operators: How many operators and kernels of each trace are told.
 
     Raises:
         NotFound: A chosen step is neither in the timeline nor among the captures.
     """
+    progress(0, None, "the timeline")
     path = Path(run.path)
     files, clocks = timelines(path)
     reader = Reader()
     folders = {step.number: step for step in run.steps}
-    overview = Overview(files, reader, folders)
+    shifts = {file.host: file.shift_ns for file in files}
+    recorded = Recorded(run.steps, shifts)
+    overview = Overview(files, reader, folders, recorded, path)
     rows = overview.cut_off | {row.number: row for row in overview.rows}
-    asked = list(dict.fromkeys(choose(overview.rows, overview.cut_off.values()) if chosen is None else chosen))
-    if chosen is None and not asked:
-        asked = sorted(folders)[-1:]
+    asked = list(dict.fromkeys(chosen or choose(overview.rows, overview.cut_off.values())))
+    asked = asked or sorted(folders)[-1:]
     for number in asked:
         if number not in rows and number not in folders:
-            raise listing.NotFound(_no_step(run, number, overview.rows))
+            raise runs.NotFound(_no_step(run, number, overview.rows))
     known = overview.cut_off_spans | overview.spans
-    others = looked_at(overview.rows, asked) if chosen is None else []
+    others = [] if chosen else looked_at(overview.rows, asked)
     spans = {number: known.get(number) or _span_of_captures(rows, folders[number]) for number in (*asked, *others)}
-    shifts = {file.host: file.shift_ns for file in files}
     wanted = [folders[number] for number in asked if number in folders]
     summed = _captures(path, wanted, spans, shifts, progress, operators)
-    steps = details(list(spans.values()), rows, files, summed)
+    steps = details(list(spans.values()), rows, files, summed, recorded, overview.zones)
     stages = shares(overview.rows)
     drivers = {number: files[span.file].name for number, span in overview.spans.items()}
     everything = findings.settled(
@@ -78,14 +84,15 @@ def figures(
         for step in steps
         if step.number in asked
     ]
+    unread = [*run.left_out, *reader.notes()]
     return RunFigures(
         id=writable(run.id),
         path=writable(run.path),
-        command=str(run.info.get("command", "")),
+        command=run.info.command,
         state=run.state,
-        started_ns=_ns(run.info.get("started")),
-        hosts=_hosts(run, files),
-        versions=_versions(run),
+        started_ns=round(run.info.started * 1e9) or None,
+        hosts=list(dict.fromkeys([*run.info.hosts, *(file.host for file in files)])),
+        versions={name: version for name, version in run.info.versions.items() if version},
         steps=overview.rows,
         stages=stages,
         median_s=median(row.seconds for row in overview.rows) if overview.rows else None,
@@ -94,12 +101,13 @@ def figures(
         details=shown,
         comparison=None,
         notes=[*run.left_out, *_notes(overview, files), *clocks, *reader.notes()],
+        verdict="" if everything else findings.verdict(overview.rows, bool(unread)),
         autoprof=__version__,
     )
 
 
 def trimmed(figures: RunFigures) -> RunFigures:
-    """The figures with no more operators of a trace than are told."""
+    """Return the figures with no more operators of a trace than are told."""
     return msgspec.structs.replace(
         figures,
         details=[
@@ -117,8 +125,8 @@ def trimmed(figures: RunFigures) -> RunFigures:
     )
 
 
-def _span_of_captures(rows: dict[int, StepRow], folder: listing.Step) -> StepSpan:
-    """A step of which the timeline has nothing, as long as its captures; its row is added."""
+def _span_of_captures(rows: dict[int, StepRow], folder: runs.Step) -> StepSpan:
+    """Return a span for a step that only has captures, as long as these, and add its row."""
     clocks = [clock for capture in folder.captures if (clock := _clock(capture.meta))]
     start = min((start for start, _ in clocks), default=0)
     end = max((end for _, end in clocks), default=0)
@@ -137,10 +145,10 @@ def _span_of_captures(rows: dict[int, StepRow], folder: listing.Step) -> StepSpa
 
 def _captures(
     path: Path,
-    folders: Sequence[listing.Step],
+    folders: Sequence[runs.Step],
     spans: Mapping[int, StepSpan],
     shifts: Mapping[str, int],
-    progress: Progress | None,
+    progress: Progress,
     operators: int,
 ) -> dict[int, list[CaptureFigures]]:
     whole = sum(len(folder.captures) for folder in folders)
@@ -149,41 +157,23 @@ def _captures(
     for folder in folders:
         zero = spans[folder.number].start_ns
         for capture in folder.captures:
-            if progress is not None:
-                progress(done, whole, capture.name)
+            progress(done, whole, capture.name)
             done += 1
-            own = zero - shifts.get(str(capture.meta.get("host")), 0) if zero else None
+            own = zero - shifts.get(capture.meta.host, 0) if zero else None
             summed = captures.figures(path, folder.number, capture, own, operators)
             found.setdefault(folder.number, []).append(summed)
     return found
 
 
-def _clock(meta: Mapping[str, Any]) -> tuple[int, int] | None:
-    with suppress(KeyError, TypeError, ValueError, OverflowError):
-        start, stop = (int(meta["clock"][side]["unix_ns"]) for side in ("start", "stop"))
-        return (start, stop) if 0 < start <= stop < _MOST_NS else None
-    return None
+def _clock(meta: CaptureMeta) -> tuple[int, int] | None:
+    start, stop = meta.clock.start.unix_ns, meta.clock.stop.unix_ns
+    return (start, stop) if 0 < start <= stop else None
 
 
 def _rate(rows: Sequence[StepRow]) -> float | None:
     known = [(row.response_tokens, row.seconds) for row in rows if row.response_tokens is not None]
-    whole = sum(seconds for _, seconds in known)
+    whole = sum(took for _, took in known)
     return sum(tokens for tokens, _ in known) / whole if whole else None
-
-
-def _ns(started: object) -> int | None:
-    return round(started * 1e9) if isinstance(started, (int, float)) and 0 < started < _MOST_NS / 1e9 else None
-
-
-def _hosts(run: listing.Run, files: Sequence[Timeline]) -> list[str]:
-    said = run.info.get("hosts")
-    known = [str(host) for host in said] if isinstance(said, list) else []
-    return list(dict.fromkeys([*known, *(file.host for file in files)]))
-
-
-def _versions(run: listing.Run) -> dict[str, str]:
-    said = run.info.get("versions")
-    return {str(name): str(version) for name, version in said.items() if version} if isinstance(said, dict) else {}
 
 
 def _notes(overview: Overview, files: Sequence[Timeline]) -> list[str]:
@@ -199,12 +189,24 @@ def _notes(overview: Overview, files: Sequence[Timeline]) -> list[str]:
         notes.append("there is no timeline: the run was made by an autoprof without one, or its folder was removed")
     elif not overview.rows:
         notes.append("no step has ended in the timeline")
+    notes += [
+        f"step {row.number}: recorded work took {seconds(slower)} longer than usual, which recording may explain: "
+        f"{_parts(row.slowed)}"
+        for row in overview.rows
+        if (slower := sum(row.slowed.values())) >= LEAST_S
+    ][:_MOST_RECORDED]
     if not any(row.samples for row in overview.rows) and overview.rows:
         notes.append("there are no spans of samples: no hook tells of them in this trainer")
     return notes
 
 
-def _no_step(run: listing.Run, number: int, rows: Sequence[StepRow]) -> str:
+def _parts(stages: Mapping[str, float]) -> str:
+    longest = sorted(stages.items(), key=lambda each: -each[1])
+    most = [f"{name} {seconds(took)}" for name, took in longest if took >= 0.1 * longest[0][1]]
+    return words.listed(most, 3)
+
+
+def _no_step(run: runs.Run, number: int, rows: Sequence[StepRow]) -> str:
     there = f"{rows[0].number} to {rows[-1].number}" if rows else "none"
     captured = ", ".join(str(step.number) for step in run.steps) or "none"
     return f"{run.id} has no step {number}; in its timeline are {there}, captured are {captured}"

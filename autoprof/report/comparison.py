@@ -1,4 +1,4 @@
-"""Holds a step against another one, or a run against another one."""
+"""Comparison of two steps, or of two runs."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from statistics import fmean, median
 
 import msgspec
 
-from autoprof.report.captures import place_of
-from autoprof.report.figures import (
-    PROFILING,
-    CaptureFigures,
-    Comparison,
-    ComparisonRow,
-    Finding,
-    RunFigures,
-    StepFigures,
-)
-from autoprof.report.findings import in_order
-from autoprof.units import number, seconds
+from autoprof.base.units import number, seconds
+from autoprof.report.figures.captures import place_of
+from autoprof.report.figures.words import PROFILING
+from autoprof.report.findings.findings import in_order
+from autoprof.report.model.captures import CaptureFigures
+from autoprof.report.model.run import Comparison, ComparisonRow, Finding, RunFigures, StepFigures
 
 # What changed is worth a row from such a share of the step or capture on, and a finding from such a one on.
 _ROW_SHARE, FINDING_SHARE = 0.0005, 0.03
 # A stage or an operator is slower that takes so many times what it took.
 FINDING_RATIO = 1.1
 _MOST_OPERATORS = 60
+# Said where there are no rows.
+NOTHING_COMMON = "there is nothing to hold against one another: neither side has steps that ended, or traces"
 # So many operators of each trace are held against one another, far more than are shown.
 OPERATORS = 2000
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the two that are compared. `stages` are seconds a step, `operators` own seconds a capture."""
+    """One of the two sides of a comparison. `stages` are seconds a step, `operators` own seconds a capture.
+
+    Attributes:
+        recorded: Of the stages of a step, the seconds in which a profiler recorded.
+    """
 
     label: str
     step_s: float | None
@@ -40,25 +40,35 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     samples: dict[str, float]
     operators: dict[tuple[str, str], float]
     step: int | None
+    recorded: dict[str, float] = {}
 
 
-def of_step(run: RunFigures, number: int, with_run: bool) -> Side:
-    """A step of a run, which is among its details. `with_run` puts the run's id into the label."""
-    details = next(step for step in run.details if step.number == number)
-    row = next((row for row in run.steps if row.number == number), None)
+def side(run: RunFigures, step: int | None, with_run: bool) -> Side:
+    """Return a step of a run, which is among its details, or without a step the run.
+
+    Args:
+        run: The run.
+        step: The step.
+        with_run: Whether the run's id stands in the label of a step.
+    """
+    if step is None:
+        return _of_run(run)
+    details = next(each for each in run.details if each.number == step)
+    row = next((row for row in run.steps if row.number == step), None)
     return Side(
-        label=f"{run.id} step {number}" if with_run else f"step {number}",
+        label=f"{run.id} step {step}" if with_run else f"step {step}",
         step_s=details.seconds,
         stages=details.stages,
         tokens_per_s=row.tokens_per_s if row else None,
         samples=_samples(details),
         operators=_operators(details.captures),
-        step=number,
+        step=step,
+        recorded=row.recorded if row else {},
     )
 
 
-def of_run(run: RunFigures) -> Side:
-    """A run: the median of its steps, and the captures of those in detail."""
+def _of_run(run: RunFigures) -> Side:
+    """Return a run: the median of its steps, and the captures of those in detail."""
     names = {name for row in run.steps for name in row.stages}
     return Side(
         label=run.id,
@@ -71,8 +81,8 @@ def of_run(run: RunFigures) -> Side:
     )
 
 
-def compared(a: Side, b: Side) -> Comparison:
-    """What changed from `a` to `b`: the step, its tokens, and then what became slower by most."""
+def compare(a: Side, b: Side) -> Comparison:
+    """Compare `a` with `b`: the step, its tokens, and then what became slower by most."""
     # Without a timeline the captures are all there is.
     whole = max(a.step_s or 0.0, b.step_s or 0.0) or max(_captured_s(a), _captured_s(b))
     rows = [
@@ -94,10 +104,12 @@ def compared(a: Side, b: Side) -> Comparison:
 
 
 def _findings(a: Side, b: Side, rows: Sequence[ComparisonRow], whole: float) -> Iterable[Finding]:
-    cost = b.stages.get(PROFILING, 0.0) - a.stages.get(PROFILING, 0.0)
+    slowed = _slowed(a, b)
+    cost = b.stages.get(PROFILING, 0.0) - a.stages.get(PROFILING, 0.0) + sum(slowed.values())
     for row in rows:
         if row.kind == "rate":
-            if row.a and row.b is not None and row.b * FINDING_RATIO < row.a:
+            share = 1 - max(0.0, cost) / b.step_s if b.step_s else 1.0
+            if row.a and row.b is not None and row.b * FINDING_RATIO < row.a * share:
                 yield Finding(
                     kind="fewer_tokens",
                     text=f"{b.label} generates {number(row.b)} tokens/s, {a.label} {number(row.a)}",
@@ -106,13 +118,14 @@ def _findings(a: Side, b: Side, rows: Sequence[ComparisonRow], whole: float) -> 
                     step=b.step,
                 )
             continue
-        change = row.change - (cost if row.kind == "step" else 0.0)
+        own = {"step": cost, "stage": slowed.get(row.name, 0.0)}.get(row.kind, 0.0)
+        change = row.change - own
         if (
             row.kind == "samples"
             or (row.kind, row.name) == ("stage", PROFILING)
             or change <= 0
             or change < FINDING_SHARE * whole
-            or (row.b or 0.0) < FINDING_RATIO * (row.a or 0.0)
+            or (row.b or 0.0) - own < FINDING_RATIO * (row.a or 0.0)
         ):
             continue
         said = "the step" if row.kind == "step" else row.name
@@ -126,8 +139,17 @@ def _findings(a: Side, b: Side, rows: Sequence[ComparisonRow], whole: float) -> 
         )
 
 
+def _slowed(a: Side, b: Side) -> dict[str, float]:
+    """Return by how much stages took longer in `b` where they were recorded there alone, as far as they were."""
+    return {
+        name: min(took, more)
+        for name, took in b.recorded.items()
+        if a.stages.get(name) and not a.recorded.get(name) and (more := b.stages.get(name, 0.0) - a.stages[name]) > 0
+    }
+
+
 def _captured_s(side: Side) -> float:
-    """The seconds of the longest capture, as far as its operators tell."""
+    """Return the seconds of the longest capture, as far as its operators tell."""
     sums: dict[str, float] = defaultdict(float)
     for (place, _), seconds_of in side.operators.items():
         sums[place] += seconds_of
@@ -137,7 +159,7 @@ def _captured_s(side: Side) -> float:
 def _rows(
     kind: str, a: Mapping[tuple[str, str], float], b: Mapping[tuple[str, str], float], least: float, both: bool = True
 ) -> list[ComparisonRow]:
-    """A row for each figure that is on one of the sides, the largest change first."""
+    """Return a row for each figure that is on one of the sides, the largest change first."""
     if not both:
         return []
     found = []
@@ -154,7 +176,7 @@ def _row(kind: str, where: str, name: str, old: float | None, new: float | None)
 
 
 def _operators(captures: Iterable[CaptureFigures]) -> dict[tuple[str, str], float]:
-    """Own seconds of each operator and kernel in a capture of a stage, the mean where there are several."""
+    """Return own seconds of each operator and kernel in a capture of a stage, the mean where there are several."""
     found: dict[str, list[dict[str, float]]] = defaultdict(list)
     for capture in captures:
         sums: dict[str, float] = defaultdict(float)
@@ -178,7 +200,7 @@ def _samples(step: StepFigures) -> dict[str, float]:
 
 
 def _typical(values: Sequence[float]) -> float:
-    """The median, or the mean of what is not in every second step."""
+    """Return the median, or the mean of what is not in every second step."""
     return median(values) or fmean(values)
 
 

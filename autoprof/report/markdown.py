@@ -6,11 +6,13 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from autoprof.redaction import plain
-from autoprof.report.captures import place_of
-from autoprof.report.figures import CaptureFigures, Comparison, Finding, RunFigures, StepFigures
-from autoprof.report.words import several
-from autoprof.units import change, number, seconds, share
+from autoprof.base.redact import plain
+from autoprof.base.units import change, number, seconds, share
+from autoprof.report.comparison import NOTHING_COMMON
+from autoprof.report.figures.captures import place_of
+from autoprof.report.figures.words import several
+from autoprof.report.model.captures import CaptureFigures
+from autoprof.report.model.run import Comparison, Finding, RunFigures, StepFigures
 
 _MOST_STEPS = 15
 _MOST_ROWS = 15
@@ -21,7 +23,7 @@ _SPECIAL = re.compile(r"([\\`*\[\]|~$]|(?<![^\W_])_|_(?![^\W_]))")
 
 
 def text(figures: RunFigures) -> str:
-    """The report."""
+    """Return the report as Markdown."""
     return "\n".join(_lines(figures)) + "\n"
 
 
@@ -37,12 +39,14 @@ def _lines(run: RunFigures) -> Iterable[str]:
         yield ""
     if run.comparison is not None:
         yield from _comparison(run.comparison)
-    yield from _findings("Findings", run.findings)
+    yield from _findings("Findings", run.findings, run.verdict)
     if run.stages:
         yield "## Where the time goes"
         yield ""
-        rows = [[_safe(each.name), share(each.share), seconds(each.median_s)] for each in run.stages]
-        yield from _table(["stage", "share", "median of a step"], rows)
+        rows = [
+            [_safe(each.name), seconds(each.seconds), share(each.share), seconds(each.median_s)] for each in run.stages
+        ]
+        yield from _table(["stage", "seconds", "share", "median"], rows)
     slow = sorted((row for row in run.steps if row.slow), key=lambda row: row.usual_s - row.seconds)[:_MOST_STEPS]
     if slow:
         yield "## Slow steps"
@@ -91,7 +95,7 @@ def _step(step: StepFigures) -> Iterable[str]:
 
 
 def _first_of_each(captures: Sequence[CaptureFigures]) -> list[CaptureFigures]:
-    """The captures that are told: of each stage some, in their order."""
+    """Choose the captures that are told: some of each stage, in their order."""
     turns: Counter[tuple[str, str]] = Counter()
     placed = []
     for place, capture in enumerate(captures):
@@ -132,7 +136,7 @@ def _capture(capture: CaptureFigures) -> Iterable[str]:
 def _comparison(found: Comparison) -> Iterable[str]:
     yield f"## {_safe(found.b)} against {_safe(found.a)}"
     yield ""
-    yield from _findings("", found.findings)
+    yield from _findings("", found.findings, "nothing became slower by much" if found.rows else NOTHING_COMMON)
     rows = []
     for row in found.rows[:_MOST_ROWS]:
         show = number if row.unit == "1/s" else seconds
@@ -141,12 +145,12 @@ def _comparison(found: Comparison) -> Iterable[str]:
     yield from _table(["", "name", "where", found.a, found.b, "change"], rows)
 
 
-def _findings(title: str, found: Sequence[Finding]) -> Iterable[str]:
+def _findings(title: str, found: Sequence[Finding], nothing: str) -> Iterable[str]:
     if title:
         yield f"## {title}"
         yield ""
     if not found:
-        yield "Nothing stands out."
+        yield f"{_safe(nothing[:1].upper() + nothing[1:])}."
     for each in found:
         yield f"- **{seconds(each.seconds)}**: {_safe(each.text)}"
         yield from (f"  - {_safe(line)}" for line in each.evidence)
@@ -163,12 +167,12 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterable[str
 
 
 def _safe(said: str) -> str:
-    """A text that is no Markdown and no HTML."""
+    """Escape a text, so that it is neither Markdown nor HTML."""
     shown = _SPECIAL.sub(r"\\\1", plain(said))
     return shown.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("@", "@\u200b")
 
 
 def _code(said: str) -> str:
-    """A text as code, which may stand in a table."""
+    """Return a text as code, which may stand in a table."""
     shown = plain(said).replace("`", "'").replace("|", "¦")
     return f"`{shown}`"

@@ -1,4 +1,4 @@
-"""Puts a step's traces into one archive as they are, with a manifest by which Perfetto lays them over each other.
+"""Archive of a step's traces as they are, with a manifest by which Perfetto lays them over each other.
 
 Perfetto from 58.2 on reads it (perfetto.dev/docs/reference/perfetto-manifest): each trace is a machine of its own, so
 that equal process ids stay apart, and its times are moved onto the common base. Older ones open the archive, too, but
@@ -17,11 +17,11 @@ from typing import Any
 
 import msgspec
 
-from autoprof import _files
-from autoprof.rundir import MERGING, PART
-from autoprof.traces.drawn import Timeline, draw
+from autoprof.base import files
+from autoprof.rundir.file_names import MERGING, PART
 from autoprof.traces.merge import Aligned, Input, align
 from autoprof.traces.reader import TraceError
+from autoprof.traces.timeline_tracks import Timeline, draw
 
 MANIFEST = "perfetto_manifest.json"
 TIMELINE = "timeline.json"
@@ -54,7 +54,7 @@ def pack(
         raise TraceError(next(iter(aligned.left_out.values()), "there is nothing to put in"))
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=MERGING, suffix=PART) as folder:
         part = Path(folder, "merged")
-        os.close(_files.create(part))
+        os.close(files.create(part))
         with part.open("wb") as file, tarfile.open(fileobj=file, mode="w", format=_FORMAT, dereference=True) as archive:
             # The manifest has to come first.
             _add(archive, MANIFEST, msgspec.json.encode(_manifest(aligned, timeline, step)))
@@ -93,7 +93,7 @@ def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
 
 
 def _plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Whose file it was on this machine is nobody's business elsewhere."""
+    """Leave out the owner of the file on this machine."""
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = ""
     return entry

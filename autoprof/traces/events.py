@@ -1,4 +1,4 @@
-"""What is kept of a trace's events while it is read, for the sums."""
+"""Columns of a trace's events that the sums need, kept while it is read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from autoprof.traces.rows import Rows
+from autoprof.traces.sorted_rows import Rows
 
 Id = int | float | str | None
 # What a row's number stands for: category, name, process and thread.
@@ -118,7 +118,10 @@ class Taken:
         return number
 
     def _start(self, text: float | str) -> float:
-        """torch_npu writes microseconds since the epoch as text, since no float holds them to the nanosecond."""
+        """Return the microseconds since the first time.
+
+        torch_npu writes them since the epoch as text, since no float holds them to the nanosecond.
+        """
         said, _, rest = str(text).partition(".")
         whole = _time(int(said), text)
         self.whole_us = self.whole_us or whole

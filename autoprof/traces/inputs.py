@@ -1,4 +1,4 @@
-"""Which traces of a step are merged, in which order and under which names, and on whose clock they are."""
+"""Selection of the traces to merge: their order, names and clocks."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from typing import Any
 
 import msgspec
 
-from autoprof import _finish
-from autoprof.listing import CaptureFile
-from autoprof.rundir import MERGED, META, TRACE, is_merged
-from autoprof.traces import hosts
-from autoprof.traces.drawn import ROLES, Timeline
+from autoprof.rundir import decoder, file_names
+from autoprof.rundir.file_names import MERGED, META, NPU_ANALYSED, NPU_TIMELINE, TRACE, is_merged
+from autoprof.rundir.records import CaptureMeta, Line
+from autoprof.rundir.runs import CaptureFile
+from autoprof.traces import host_clocks
 from autoprof.traces.merge import Input
 from autoprof.traces.reader import Reader, TraceError
-from autoprof.traces.spans import Process, Span
+from autoprof.traces.timeline_spans import Process
+from autoprof.traces.timeline_tracks import ROLES, Timeline
 
 # What torch_npu's analysis makes of its folder; a Chrome trace, a bare list of events.
-NPU_TRACE = Path(_finish.ANALYSED, "trace_view.json")
+NPU_TRACE = Path(NPU_ANALYSED, NPU_TIMELINE)
 
 _WHO = re.compile(r"(rank|replica)\d+")
 _PID = re.compile(r"pid\d+")
@@ -28,7 +29,7 @@ _ENDINGS = re.compile(r"(\.pt)?(\.trace)?\.json(\.gz)?$")
 
 
 def of_step(folder: Path, captures: Sequence[CaptureFile]) -> list[Input]:
-    """The traces of a step's folder among `captures`, in the order in which they are shown."""
+    """Return the traces of a step's folder among `captures`, in the order in which they are shown."""
     npu = npu_folders(folder)
     found = [
         (capture, path, name)
@@ -41,7 +42,7 @@ def of_step(folder: Path, captures: Sequence[CaptureFile]) -> list[Input]:
 
 
 def of_files(given: Sequence[Path]) -> list[Input]:
-    """Traces that are no run's: files, and those in folders, as vLLM and SGLang leave them.
+    """Return traces that are no run's: files, and those in folders, as vLLM and SGLang leave them.
 
     Raises:
         TraceError: One is not there.
@@ -57,14 +58,15 @@ def of_files(given: Sequence[Path]) -> list[Input]:
             raise TraceError(f"{path}: there is no such run, folder or trace")
     found = []
     for path in paths:
-        meta = {"host": host} if (host := _host_name(path)) else {}
-        detail = f"on {meta['host']}" if meta else ""
+        host = _host_name(path)
+        meta = decoder.record({"host": host}, CaptureMeta)
+        detail = f"on {host}" if host else ""
         found.append(Input(path=path, label=_ENDINGS.sub("", path.name), detail=detail, meta=meta))
     return found
 
 
 def _is_made(name: str) -> bool:
-    """Whether a file is none that a profiler wrote: one of merge's own, or what is said of a capture."""
+    """Return whether a file is none that a profiler wrote: one of merge's own, or what is said of a capture."""
     return name.endswith(META) or name.startswith(f"{MERGED}.") or is_merged(_ENDINGS.sub("", name))
 
 
@@ -77,13 +79,13 @@ def _host_name(path: Path) -> str:
 
 
 def npu_folders(folder: Path) -> dict[str, Path]:
-    """torch_npu's folders in a step's folder, by the names of their captures."""
-    found = sorted(folder.glob("*_ascend_pt"))
-    return {_finish.FOLDER.sub("", path.name): path for path in found if path.is_dir()}
+    """Return torch_npu's folders in a step's folder, by the names of their captures."""
+    found = sorted(folder.glob(f"*{file_names.NPU_FOLDER}"))
+    return {file_names.FOLDER.sub("", path.name): path for path in found if path.is_dir()}
 
 
 def not_taken(folder: Path) -> Iterable[str]:
-    """What is to be said of torch_npu's folders that have no Chrome trace."""
+    """Yield what is to be said of torch_npu's folders that have no Chrome trace."""
     for path in npu_folders(folder).values():
         if not (path / NPU_TRACE).is_file():
             there = ", ".join(sorted(each.name for each in path.iterdir())[:5]) or "nothing"
@@ -94,7 +96,7 @@ def not_taken(folder: Path) -> Iterable[str]:
 
 
 def placed(inputs: Sequence[Input], timeline: Timeline, run: Path, how: str) -> tuple[list[Input], Timeline, str]:
-    """Traces and timeline on the clock of the driver's host, and what is to be said of that.
+    """Return traces and timeline on the clock of the driver's host, and what is to be said of that.
 
     Args:
         inputs: The traces.
@@ -105,20 +107,20 @@ def placed(inputs: Sequence[Input], timeline: Timeline, run: Path, how: str) -> 
     Raises:
         TraceError: They are of several hosts whose clocks are not known well enough.
     """
-    names = {str(each.meta["host"]) for each in inputs if each.meta.get("host")} | timeline.hosts
+    names = {each.meta.host for each in inputs if each.meta.host} | timeline.hosts
     if len(names) < 2:
         return list(inputs), timeline, ""
-    if how == hosts.AS_SET:
+    if how == host_clocks.AS_SET:
         return list(inputs), timeline, f"the clocks of {len(names)} hosts are taken as they are set"
-    clocks = hosts.read(run)
+    clocks = host_clocks.read(run)
     times = {process.host: spans[0].start_ns for process, spans in timeline.processes.items() if spans}
 
     def shift(host: str, unix_ns: int) -> int:
-        return -hosts.offset_ns(clocks, host, unix_ns)
+        return -host_clocks.offset_ns(clocks, host, unix_ns)
 
     moved = [
-        msgspec.structs.replace(each, shift_ns=shift(str(each.meta["host"]), started(each.meta)))
-        if each.meta.get("host")
+        msgspec.structs.replace(each, shift_ns=shift(each.meta.host, each.meta.clock.start.unix_ns))
+        if each.meta.host
         else each
         for each in inputs
     ]
@@ -126,28 +128,20 @@ def placed(inputs: Sequence[Input], timeline: Timeline, run: Path, how: str) -> 
     return moved, Timeline(timeline.processes, shifts), f"the clocks of {len(names)} hosts are set right as measured"
 
 
-def timeline_of(spans: dict[Process, list[Span]], takes: Any) -> Timeline:
-    """The timeline of the roles that are wanted."""
+def timeline_of(spans: dict[Process, list[Line]], takes: Any) -> Timeline:
+    """Return the timeline of the roles that are wanted."""
     kept = {process: [span for span in found if takes(span.role)] for process, found in spans.items()}
     return Timeline({process: found for process, found in kept.items() if found})
 
 
 def role(capture: CaptureFile) -> str:
-    """The role of a capture, as its name says it."""
+    """Return the role of a capture, as its name says it."""
     return capture.name.split(".", 1)[0]
 
 
 def roles(capture: CaptureFile) -> list[str]:
-    """The roles of a capture: one of a whole step holds all that its process has."""
+    """Return the roles of a capture: one of a whole step holds all that its process has."""
     return role(capture).split("+")
-
-
-def started(meta: Mapping[str, Any]) -> int:
-    """When a capture began, in ns since the epoch; 0 where its meta file does not say."""
-    try:
-        return int(meta["clock"]["start"]["unix_ns"])
-    except (KeyError, TypeError, ValueError):
-        return 0
 
 
 def _places(folder: Path, capture: CaptureFile, npu: Mapping[str, Path]) -> Iterable[tuple[Path, str]]:
@@ -164,20 +158,20 @@ def _input(path: Path, name: str, capture: CaptureFile, with_host: bool) -> Inpu
         path=path,
         label=f"{label} {host}" if with_host and host else label,
         detail=", ".join(filter(None, [host and f"on {host}", state])),
-        meta={**capture.meta, "host": host},
+        meta=msgspec.structs.replace(capture.meta, host=host),
         name=name,
     )
 
 
 def _host(capture: CaptureFile) -> str:
-    """The host of a capture, by its name where there is no meta file (yet)."""
+    """Return the host of a capture, by its name where there is no meta file (yet)."""
     words = capture.name.split(".")
     named = words[-2] if len(words) > 2 and _PID.fullmatch(words[-1]) else ""
-    return str(capture.meta.get("host") or named)
+    return capture.meta.host or named
 
 
 def _label(name: str) -> str:
-    """`actor.update_actor.rank0.node1.pid7` as `actor.update_actor rank0`."""
+    """Return `actor.update_actor.rank0.node1.pid7` as `actor.update_actor rank0`."""
     words = name.split(".")
     if _PID.fullmatch(words[-1]):
         words = words[:-2]
@@ -188,9 +182,4 @@ def _label(name: str) -> str:
 def _order(capture: CaptureFile) -> tuple[int, str, int, int, int, str]:
     name, meta = roles(capture)[0], capture.meta
     place = ROLES.index(name) if name in ROLES else len(ROLES)
-    return place, name, _number(meta, "replica"), _number(meta, "rank"), started(meta), capture.name
-
-
-def _number(meta: Mapping[str, Any], field: str) -> int:
-    value = meta.get(field)
-    return value if isinstance(value, int) else 0
+    return place, name, meta.replica or 0, meta.rank or 0, meta.clock.start.unix_ns, capture.name

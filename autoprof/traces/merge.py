@@ -1,4 +1,4 @@
-"""Merges traces into one that Perfetto opens: a process or more for each, on one clock.
+"""Merge of traces into one that Perfetto opens: a process or more for each, on one clock.
 
 Traces are independent once their clocks are known, and a gzip file may consist of several members. So each is rewritten
 by itself, in several processes where that is worth it, and the results are put one behind the other.
@@ -10,19 +10,21 @@ import os
 import shutil
 import tempfile
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import msgspec
 
-from autoprof import _files
-from autoprof.rundir import MERGING, PART
-from autoprof.traces.clocks import base_ns, corrections_ns, first_us
-from autoprof.traces.drawn import Timeline, draw
+from autoprof.base import files
+from autoprof.rundir import decoder
+from autoprof.rundir.file_names import MERGING, PART
+from autoprof.rundir.records import CaptureMeta
+from autoprof.traces.clock_corrections import base_ns, corrections_ns, first_us
+from autoprof.traces.pool import run
 from autoprof.traces.reader import TraceError
 from autoprof.traces.rewrite import Source, Tally, rewrite
-from autoprof.traces.workers import run
+from autoprof.traces.timeline_tracks import Timeline, draw
 
 # Half the time of a merge is compression already.
 _LEVEL = 1
@@ -38,7 +40,7 @@ _NEAR_US = 2.0**43
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """What a merge made.
+    """The result of a merge.
 
     Attributes:
         traces: How many traces are in it.
@@ -74,7 +76,7 @@ class Input(msgspec.Struct, frozen=True, kw_only=True):
     path: Path
     label: str
     detail: str = ""
-    meta: Mapping[str, Any] = {}
+    meta: CaptureMeta = decoder.record({}, CaptureMeta)
     shift_ns: int = 0
     name: str = ""
 
@@ -126,7 +128,7 @@ def merge(
         jobs = min(len(os.sched_getaffinity(0)), _MOST_JOBS) if large else 1
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=MERGING, suffix=PART) as folder:
         part = Path(folder, "merged")
-        os.close(_files.create(part))
+        os.close(files.create(part))
         with part.open("wb") as file:
             drawn, tallies = _write(file, aligned, timeline, jobs, progress)
         size = part.stat().st_size
@@ -168,7 +170,7 @@ def align(inputs: Sequence[Input], timeline: Timeline | None = None) -> Aligned:
 
 
 def _nearer(aligned: Aligned, timeline: Timeline | None) -> Aligned:
-    """The same with times that count from some hours before the first of them.
+    """Return the same with times that count from some hours before the first of them.
 
     Kineto's count from up to three months before, which is more than a float holds to the nanosecond: Perfetto reads
     floats, a quarter of the times are 1 ns off for it, and a slice that ends 1 ns after the one around it is left out.

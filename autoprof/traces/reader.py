@@ -1,4 +1,4 @@
-"""Reads a Chrome trace in pieces of whole events, in memory that does not grow with the file.
+"""Reader of a Chrome trace in pieces of whole events, in memory that does not grow with the file.
 
 Where a piece may end can't be seen from a brace alone: names and arguments hold braces and quotes too. So a place that
 looks right is tried, and the decoder says whether it was: what stands before it is valid JSON only if all that was
@@ -19,7 +19,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import Raw
 
-from autoprof.traces.packed import Bytes, unpacked
+from autoprof.traces.gzip_pieces import Bytes, unpacked
 
 # Larger pieces take longer: they do not fit into the caches.
 CHUNK_BYTES = 1 << 20
@@ -93,11 +93,11 @@ class Reader:
 
     @property
     def place(self) -> int:
-        """How many bytes of the file are read."""
+        """Return how many bytes of the file are read."""
         return self._file.tell()
 
     def chunks(self, decode: Callable[[bytes], list[T]]) -> Iterator[list[T]]:
-        """The events, in lists of some thousands.
+        """Yield the events, in lists of some thousands.
 
         Args:
             decode: Makes a list of a JSON array, as the method of a `msgspec.json.Decoder` does.
@@ -198,7 +198,7 @@ def _attempt(body: bytes, decode: Callable[[bytes], list[T]]) -> list[T] | None:
 
 
 def _guess_cut(buffer: bytes, decode: Callable[[bytes], list[T]]) -> tuple[list[T], int] | None:
-    """The events up to the last one that another follows, and where they end."""
+    """Return the events up to the last one that another follows, and where they end."""
     place, guesses = len(buffer), 0
     # Braces in braces without end would each be looked at from all those before.
     for _ in range(_BRACES):
@@ -214,7 +214,7 @@ def _guess_cut(buffer: bytes, decode: Callable[[bytes], list[T]]) -> tuple[list[
 
 
 def _guess_end(buffer: bytes, decode: Callable[[bytes], list[T]]) -> tuple[list[T], int] | None:
-    """The last events of a trace, and where their list is closed."""
+    """Return the last events of a trace, and where their list is closed."""
     place = len(buffer)
     for _ in range(_GUESSES):
         place = buffer.rfind(b"]", 0, place)
@@ -226,8 +226,8 @@ def _guess_end(buffer: bytes, decode: Callable[[bytes], list[T]]) -> tuple[list[
 
 
 def _scan(buffer: bytes) -> tuple[int, bool, bool]:
-    """Where the last whole event ends, 0 where there is none; whether the list of events ends there; and whether what
-    follows is nested too deep."""
+    """Return the end of the last whole event, or 0, whether the list of events ends there, and whether what follows is
+    nested too deep."""
     depth = cut = 0
     for token in _TOKEN.finditer(buffer):
         first = buffer[token.start()]

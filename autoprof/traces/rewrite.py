@@ -1,4 +1,4 @@
-"""Rewrites the events of one trace so that they can stand beside those of others.
+"""Rewriter of one trace's events, so that they can stand beside those of others.
 
 Every event is kept as it is written, but for what traces have in common by accident: process ids (those of devices are
 small numbers, those of Kineto's own tracks are words), ids of flows and of asynchronous events, and the clock's base.
@@ -84,7 +84,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tally(msgspec.Struct):
-    """What was written: events, and bytes of JSON.
+    """The events and bytes of JSON that were written.
 
     Attributes:
         cut: Where the trace's end is missing, in words.
@@ -176,7 +176,7 @@ class _Processes:
         self._said: dict[Pid, dict[str, Any]] = {}
 
     def pid(self, old: Pid) -> int:
-        """The id that stands for one of this trace, in no other trace."""
+        """Return the id that stands for one of this trace, in no other trace."""
         new = self.new.get(old)
         if new is None:
             if len(self.new) >= _MOST_PROCESSES:
@@ -192,7 +192,7 @@ class _Processes:
             said.update({name: arguments[name] for name in ("name", "labels", "sort_index") if name in arguments})
 
     def descriptions(self) -> list[Event]:
-        """The processes in their old order, behind those of the traces before; Kineto's own tracks behind all.
+        """Return the processes in their old order, behind those of the traces before; Kineto's own tracks behind all.
 
         Those without events are left out: Kineto describes every device of a host.
         """
@@ -220,7 +220,7 @@ class _Processes:
 
 
 def description(pid: int, name: str, labels: str, place: int) -> list[Event]:
-    """The events that say what a process is called and where viewers show it."""
+    """Return the events that say what a process is called and where viewers show it."""
     return [
         Event(ph="M", name=Raw(what), pid=pid, tid=Raw(b"0"), args=Raw(_encoder.encode(arguments)))
         for what, arguments in (
@@ -236,7 +236,10 @@ def _describes_process(event: Event) -> bool:
 
 
 def _shifted(ts: Raw | str, shift_ns: int) -> Raw:
-    """A time in µs moved by ns. Microseconds since the epoch as a float are right to 250 ns, so they stay whole."""
+    """Return a time in µs moved by ns.
+
+    Microseconds since the epoch as a float are right to 250 ns, so they stay whole.
+    """
     text = ts.encode() if isinstance(ts, str) else bytes(ts).strip(b'"')
     whole, _, rest = text.partition(b".")
     if whole.isdigit() and (rest.isdigit() or not rest):
@@ -247,12 +250,15 @@ def _shifted(ts: Raw | str, shift_ns: int) -> Raw:
 
 
 def microseconds(time_ns: int) -> Raw:
-    """Nanoseconds as the microseconds of a trace."""
+    """Return nanoseconds as the microseconds of a trace."""
     return Raw(b"%s%d.%03d" % (b"-" if time_ns < 0 else b"", abs(time_ns) // 1000, abs(time_ns) % 1000))
 
 
 def _own_id(old: Raw, number: int, of: int) -> Raw:
-    """An id that no other trace has. It stays a number where it is one: Perfetto drops flows whose id is a word."""
+    """Return an id that no other trace has.
+
+    It stays a number where it is one: Perfetto drops flows whose id is a word.
+    """
     text = _text(old)
     try:
         value = int(text, 0)
@@ -269,6 +275,6 @@ def _own_scopes(old: Raw, number: int, of: int) -> Raw:
 
 
 def _text(raw: Raw) -> str:
-    """A JSON string as text, any other value as it is written."""
+    """Return a JSON string as text, any other value as it is written."""
     value = msgspec.json.decode(raw)
     return value if isinstance(value, str) else bytes(raw).decode()

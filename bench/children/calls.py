@@ -1,4 +1,4 @@
-"""Prints how many nanoseconds a call takes, in a function and in a coroutine function: `calls.py CASE`.
+"""Prints the nanoseconds of a call in a function and in a coroutine function: `calls.py CASE`.
 
 Runs in any of the environments, so it imports what its case needs and nothing else. The method that is called returns
 its argument.
@@ -21,7 +21,7 @@ _SECONDS, _TIMES = 0.03, 9
 
 
 def closure(function: Any) -> Any:
-    """What every decorator is at least."""
+    """Wrap with the least that every decorator has."""
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -57,21 +57,21 @@ def function_wrapper_async(function: Any) -> Any:
 
 
 def opentelemetry(function: Any) -> Any:
-    """A span of a provider that has no processor: it is made and ended, and goes nowhere."""
+    """Wrap with a span of a provider without a processor: it is made and ended, and goes nowhere."""
     from opentelemetry.sdk.trace import TracerProvider
 
     return TracerProvider().get_tracer("bench").start_as_current_span("forward")(function)
 
 
 def opentelemetry_api(function: Any) -> Any:
-    """Without an SDK a span is nothing but its context manager."""
+    """Wrap without an SDK: a span is nothing but its context manager."""
     from opentelemetry import trace
 
     return trace.get_tracer("bench").start_as_current_span("forward")(function)
 
 
 def ddtrace_span(function: Any) -> Any:
-    """A span that a filter drops before it would be sent."""
+    """Wrap with a span that a filter drops before it would be sent."""
     from ddtrace.trace import TraceFilter, tracer
 
     class Drop(TraceFilter):
@@ -83,7 +83,7 @@ def ddtrace_span(function: Any) -> Any:
 
 
 def ddtrace_wrapper(function: Any) -> Any:
-    """What its integrations put around functions: the code of the function itself is replaced."""
+    """Wrap as its integrations wrap functions: the code of the function itself is replaced."""
     from ddtrace.internal.wrapping import wrap
 
     return wrap(function, lambda wrapped, args, kwargs: wrapped(*args, **kwargs))
@@ -110,7 +110,7 @@ DECORATORS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 
 
 class Called(Protocol):
-    """What is called: by its attribute each time, as a caller does, since that is where a descriptor binds."""
+    """The called object: by its attribute each time, as a caller does, since that is where a descriptor binds."""
 
     def forward(self, x: int) -> int: ...
 
@@ -118,7 +118,7 @@ class Called(Protocol):
 
 
 def nanoseconds(called: Called) -> float:
-    """Of one call, the loop around it included."""
+    """Time one call, the loop around it included."""
 
     def taken(calls: int) -> float:
         started = time.perf_counter_ns()
@@ -131,7 +131,7 @@ def nanoseconds(called: Called) -> float:
 
 
 async def nanoseconds_async(called: Called) -> float:
-    """The same of one that is awaited."""
+    """Time one call that is awaited."""
 
     async def taken(calls: int) -> float:
         started = time.perf_counter_ns()
@@ -148,7 +148,7 @@ def _calls(nanoseconds: float) -> int:
 
 
 def both(called: Called) -> dict[str, float]:
-    """What the two take."""
+    """Return the nanoseconds of both."""
     return {"sync": nanoseconds(called), "async": asyncio.run(nanoseconds_async(called))}
 
 

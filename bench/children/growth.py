@@ -1,4 +1,4 @@
-"""growth.py COUNT TURNS: what the steps of a trainer with COUNT actors take, as JSON (bench/growth.py)."""
+"""Prints the duration of a step of a trainer with COUNT actors, as JSON (bench/growth.py): `growth.py COUNT TURNS`."""
 
 import json
 import os
@@ -11,7 +11,8 @@ from pathlib import Path
 import ray
 from growing import Trainer, Worker
 
-from autoprof import runtime, store
+from autoprof.run import runtime
+from autoprof.run.cluster import kv as ray_kv
 from bench.growth import BROADCAST, FOUND, INSIDE, OUTSIDE
 
 # How often in a turn each is done, of which the middle counts.
@@ -92,8 +93,8 @@ def files():
 
 
 counts = Counter()
-kv = store._kv
-store._kv = lambda: Counted(kv())
+kv = ray_kv._kv
+ray_kv._kv = lambda: Counted(kv())
 for name in ("stat", "lstat", "listdir", "scandir", "open"):
     counting(name)
 did = {}

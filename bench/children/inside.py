@@ -1,4 +1,4 @@
-"""Prints how long a stage takes in each of the ways, turn by turn: `inside.py TURNS ROUNDS`.
+"""Prints the duration of a stage in each of the ways, turn by turn: `inside.py TURNS ROUNDS`.
 
 autoprof must be on in this process, with the recipe of the toy trainer, and capture as many steps as there are turns.
 """
@@ -18,13 +18,13 @@ import torch
 import toy
 from work import work
 
-from autoprof import ending, runtime
+from autoprof.run import end, runtime
 from bench.inside import AUTOPROF, BARE, BY_HAND, NOTHING_LEFT, STAGE
 from bench.paired import Case, in_turns
 
 
 def main(turns: int, rounds: int) -> dict[str, Any]:
-    """The same stage, in turn."""
+    """Time the same stage in each of the ways, in turn."""
     trainer = toy.Trainer()
 
     def stage(count: int) -> None:
@@ -59,7 +59,7 @@ def main(turns: int, rounds: int) -> dict[str, Any]:
         seconds = trainer.step(lambda: timed(lambda: trainer.update(lambda: stage(count))))
         run = runtime.current()
         assert run is not None
-        ending.wait_for_files(run)
+        end.wait_for_files(run)
         folder = run.rundir.step(trainer.global_step)
         assert list(folder.glob("actor.update_actor.*.pt.trace.json.gz")), "the stage was not captured"
         return {STAGE: seconds}
@@ -78,7 +78,7 @@ def main(turns: int, rounds: int) -> dict[str, Any]:
 
 
 def timed(do: Callable[[], None]) -> float:
-    """The seconds that it takes."""
+    """Return the seconds that it takes."""
     started = time.perf_counter()
     do()
     return time.perf_counter() - started

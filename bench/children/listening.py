@@ -1,4 +1,4 @@
-"""Prints how many microseconds a step's listening takes, or something beside it: `listening.py CASE FOLDER`."""
+"""Prints the microseconds of a step's listening, or of something beside it: `listening.py CASE FOLDER`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OLD = 1000
 
 
 def microseconds(work: Callable[[], object]) -> float:
-    """Of one call, the loop around it included."""
+    """Time one call, the loop around it included."""
 
     def taken(calls: int) -> float:
         started = time.perf_counter_ns()
@@ -29,9 +29,9 @@ def microseconds(work: Callable[[], object]) -> float:
 
 
 def listener(directory: Path) -> Callable[[], None]:
-    """What a trainer does when a step begins, once the folder has been as it is for a while."""
-    from autoprof.choosing import Chooser
-    from autoprof.rundir import RunDir
+    """Return a trainer's work when a step begins, once the folder has been as it is for a while."""
+    from autoprof.rundir.layout import RunDir
+    from autoprof.windows.chooser import Chooser
 
     run, chooser = RunDir(directory), Chooser()
     for _ in range(8):
@@ -55,14 +55,14 @@ def main(case: str, folder: str) -> float:
         return microseconds(listener(directory))
     import ray
 
-    from autoprof import store
+    from autoprof.run.cluster import kv
 
     ray.init(address="local", num_cpus=1, include_dashboard=False, object_store_memory=100_000_000, log_to_driver=False)
     try:
         if case == "ray":
             return microseconds(listener(directory))
         if case == "put":
-            return microseconds(lambda: store.put("step/bench", b"x" * 100))
+            return microseconds(lambda: kv.put("step/bench", b"x" * 100))
         actor = ray.remote(num_cpus=0)(_Actor).remote()
         return microseconds(lambda: ray.get(actor.work.remote()))
     finally:

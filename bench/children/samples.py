@@ -6,14 +6,14 @@ from typing import Any
 
 
 class Output:
-    """What a turn gives."""
+    """The result of a turn."""
 
     def __init__(self, token_ids: list[int]) -> None:
         self.token_ids = token_ids
 
 
 class Worker:
-    """Its sample has a turn and a reward."""
+    """An agent loop whose sample has a turn and a reward."""
 
     async def sample(self, trajectory: dict[str, Any], *, agent_name: str, **kwargs: Any) -> None:
         output = await self.generate("0123456789abcdef0123456789abcdef", prompt_ids=PROMPT)

@@ -1,4 +1,4 @@
-"""Prints what the end of a capture takes, by table and case, turn by turn: `stop.py TURNS MEGABYTES FOLDER`.
+"""Prints the duration of the end of a capture, by table and case, turn by turn: `stop.py TURNS MEGABYTES FOLDER`.
 
 autoprof must be on in this process.
 """
@@ -16,8 +16,10 @@ import torch
 from verl.utils.profiler.torch_profile import get_torch_profiler
 from work import BYTES_A_ROUND, work
 
-from autoprof import capture, ending, runtime
-from autoprof.naming import Subject
+from autoprof.capture import lifecycle
+from autoprof.capture.subject import Subject
+from autoprof.run import end as run_end
+from autoprof.run import runtime
 from bench.paired import Case, in_turns
 from bench.stop import AUTOPROF, MEANWHILE, PLAIN, STOP, UNDISTURBED, VERL
 
@@ -30,9 +32,9 @@ def main(turns: int, megabytes: int, folder: Path) -> dict[str, Any]:
     assert run is not None
 
     def autoprof() -> Callable[[], None]:
-        recording = capture.begin(run, Subject(step=1, role="actor", stage="update_actor", rank=0))
+        recording = lifecycle.begin(run, Subject(step=1, role="actor", stage="update_actor", rank=0))
         assert recording is not None
-        return lambda: capture.end(recording)
+        return lambda: lifecycle.end(recording)
 
     def verl() -> Callable[[], None]:
         profile = get_torch_profiler(["cpu"], str(folder / "verl"), role="actor")
@@ -56,7 +58,7 @@ def main(turns: int, megabytes: int, folder: Path) -> dict[str, Any]:
             found = {STOP: timed(end)}
             if begin is autoprof:
                 found[MEANWHILE] = timed(lambda: work(torch, _OTHER_WORK))
-                ending.wait_for_files(run)
+                run_end.wait_for_files(run)
             return found
 
         return measure
@@ -70,7 +72,7 @@ def main(turns: int, megabytes: int, folder: Path) -> dict[str, Any]:
 
 
 def timed(do: Callable[[], None]) -> float:
-    """The seconds that it takes."""
+    """Return the seconds that it takes."""
     started = time.perf_counter()
     do()
     return time.perf_counter() - started

@@ -68,7 +68,7 @@ def make(folder: Path, size: int) -> None:
 
 
 def autoprof(path: Path) -> Sums:
-    from autoprof.traces.sums import summarize
+    from autoprof.traces.summary import summarize
 
     return {each.name: (each.calls, each.total_us) for each in summarize(path).operators}
 

@@ -1,5 +1,4 @@
-"""Prints what a span takes in microseconds, or a step of samples in milliseconds, and the bytes that it leaves on disk:
-`timeline.py CASE`.
+"""Prints the time of a span or of a step of samples, and their bytes on disk: `timeline.py CASE`.
 
 Runs in any of the environments, so it imports what its case needs and nothing else.
 """
@@ -26,7 +25,7 @@ Size = Callable[[], float]
 
 
 def by_hand(flush: bool) -> tuple[Callable[[], None], Size]:
-    """A line of JSON a span, in a file that stays open."""
+    """Write a line of JSON a span, in a file that stays open."""
     file = tempfile.NamedTemporaryFile("w")  # noqa: SIM115
     count = 0
 
@@ -43,7 +42,7 @@ def by_hand(flush: bool) -> tuple[Callable[[], None], Size]:
 
 
 def opentelemetry() -> tuple[Callable[[], None], Size]:
-    """As its documentation has it for production: spans are handed to a thread, which exports them together."""
+    """Record as its documentation has it for production: a thread exports spans together."""
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter
 
@@ -68,24 +67,24 @@ def opentelemetry() -> tuple[Callable[[], None], Size]:
 
 
 def autoprof(kind: str) -> tuple[Callable[[], None], Size]:
-    """A span of autoprof's; a sample that goes on all the time keeps those of turns from being written each."""
-    from autoprof import runtime
-    from autoprof.timeline import Span
+    """Record a span of autoprof's; a sample that goes on all the time keeps those of turns from being written each."""
+    from autoprof.run import runtime
+    from autoprof.run.timeline import Span
 
     run = runtime.current()
     assert run is not None
-    going_on = Span(run, "sample", "agent_loop", step=412, role="agent_loop", rank=None)
+    going_on = Span(run.timeline, "sample", "agent_loop", step=412, role="agent_loop", rank=None)
     count = 0
 
     def stage() -> None:
         nonlocal count
         count += 1
-        Span(run, "stage", "update_actor", step=412, role="actor", rank=0).end()
+        Span(run.timeline, "stage", "update_actor", step=412, role="actor", rank=0).end()
 
     def turn() -> None:
         nonlocal count
         count += 1
-        Span(run, "turn", "generate", step=412, role="agent_loop", rank=None, ids=_IDS).end(None, _COUNTS)
+        Span(run.timeline, "turn", "generate", step=412, role="agent_loop", rank=None, ids=_IDS).end(None, _COUNTS)
 
     def size() -> float:
         going_on.drop()
@@ -95,8 +94,8 @@ def autoprof(kind: str) -> tuple[Callable[[], None], Size]:
 
 
 def written() -> int:
-    """The bytes of this process's timeline."""
-    from autoprof import runtime
+    """Return the bytes of this process's timeline."""
+    from autoprof.run import runtime
 
     run = runtime.current()
     assert run is not None
@@ -105,7 +104,7 @@ def written() -> int:
 
 
 def microseconds(span: Callable[[], None]) -> float:
-    """Of one span, the loop around it included."""
+    """Time one span, the loop around it included."""
 
     def taken() -> float:
         started = time.perf_counter_ns()
@@ -118,7 +117,7 @@ def microseconds(span: Callable[[], None]) -> float:
 
 
 async def call() -> float:
-    """A turn as a whole call, in microseconds."""
+    """Time a turn as a whole call, in microseconds."""
     worker = samples.Worker()
     assert hasattr(worker.generate, "__wrapped__"), "autoprof did not apply the recipe"
     keep, _ = autoprof("turn")
@@ -134,7 +133,7 @@ async def call() -> float:
 
 
 async def step() -> float:
-    """A step of samples, in milliseconds."""
+    """Time a step of samples, in milliseconds."""
     worker = samples.Worker()
 
     async def taken(number: int) -> float:

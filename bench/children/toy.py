@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class Model:
-    """Its forward pass is the hot function."""
+    """A model whose forward pass is the hot function."""
 
     def forward(self, x: int) -> int:
         return x
@@ -19,7 +19,7 @@ class Model:
 
 
 class Stage:
-    """Both calls are stages."""
+    """A worker whose two calls are stages."""
 
     def forward(self, x: int) -> int:
         return x
@@ -29,7 +29,7 @@ class Stage:
 
 
 class Trainer:
-    """Its step and its stages do what they are told."""
+    """A trainer whose step and stages do what they are told."""
 
     global_step = 0
 

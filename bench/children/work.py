@@ -9,7 +9,7 @@ BYTES_A_ROUND = 7050
 
 
 def work(torch: Any, rounds: int) -> None:
-    """So many rounds of it."""
+    """Do so many rounds of it."""
     x = torch.randn(32, 32, requires_grad=True)
     for begin in range(0, rounds, 500):
         y = x

@@ -1,4 +1,4 @@
-"""A trainer of one's own: REINFORCE on a policy that learns to write even tokens."""
+"""A user's own trainer: REINFORCE on a policy that learns to write even tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ VOCABULARY, LENGTH, BATCH = 32, 12, 64
 
 
 class Policy(nn.Module):
-    """The next token's logits, from the tokens so far."""
+    """A model of the next token's logits, from the tokens so far."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class Policy(nn.Module):
 
 
 class Trainer:
-    """Trains a policy; `global_step` is the number of the step that is going on, from 1."""
+    """A trainer of a policy; `global_step` is the number of the current step, from 1."""
 
     def __init__(self, seed: int = 0) -> None:
         torch.manual_seed(seed)
@@ -37,7 +37,7 @@ class Trainer:
             print(f"step {self.global_step}: mean reward {self.train_step():.3f}", flush=True)
 
     def train_step(self) -> float:
-        """One step; returns the mean reward."""
+        """Run one step and return the mean reward."""
         tokens = self.generate()
         rewards = (tokens[:, 1:] % 2 == 0).float().mean(dim=1)
         self.update(tokens, rewards)
@@ -53,7 +53,7 @@ class Trainer:
         return tokens
 
     def update(self, tokens: torch.Tensor, rewards: torch.Tensor) -> None:
-        """One step of the optimizer towards what was rewarded above the mean."""
+        """Take one step of the optimizer towards sequences with rewards above the mean."""
         log_probs = self.policy(tokens[:, :-1]).log_softmax(-1).gather(-1, tokens[:, 1:, None]).squeeze(-1)
         loss = -(log_probs.sum(dim=1) * (rewards - rewards.mean())).mean()
         self.optimizer.zero_grad()

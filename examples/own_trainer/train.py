@@ -1,4 +1,4 @@
-"""Trains for as many steps as its argument says, 4 without one."""
+"""Script that trains for the given number of steps, 4 by default."""
 
 import sys
 

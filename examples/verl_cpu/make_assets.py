@@ -1,4 +1,4 @@
-"""Make what a run needs besides code: a tiny Qwen2 model with its tokenizer, and data.
+"""Assets of a run besides code: a tiny Qwen2 model with its tokenizer, and data.
 
     python make_assets.py OUTDIR
 
@@ -29,7 +29,7 @@ CHAT_TEMPLATE = (
 
 
 def question(a: int, b: int) -> str:
-    """The text of one task."""
+    """Return the text of one task."""
     return f"What is {a} plus {b}?"
 
 
@@ -134,12 +134,12 @@ def build(folder: Path) -> None:
 
 
 def script_digest() -> str:
-    """What the stamp holds: any change to this script makes existing files stale."""
+    """Return the content of the stamp: any change to this script makes existing files stale."""
     return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
 
 
 def is_complete(data: Path) -> bool:
-    """Whether ``data`` was made by this very version of the script."""
+    """Return whether ``data`` was made by this very version of the script."""
     try:
         return (data / STAMP).read_text() == script_digest()
     except OSError:

@@ -1,4 +1,4 @@
-"""A rule-based reward for the toy sums: cheap, deterministic, and different from sample to sample."""
+"""Rule-based reward for the toy sums: cheap, deterministic, and different from sample to sample."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from typing import Any
 def compute_score(
     data_source: str, solution_str: str, ground_truth: str, extra_info: dict[str, Any] | None = None, **kwargs: Any
 ) -> float:
-    """One point for the right sum, plus the share of digits in the answer.
+    """Return one point for the right sum, plus the share of digits in the answer.
 
     An untrained model never gets the point. The second term is what makes the answers of a group
     differ, without which GRPO's advantages would all be zero.

@@ -20,7 +20,7 @@ python=${PYTHON:-$here/../../.venv/bin/python}
 assets=${ASSETS:-$here/.assets}
 [[ $assets == /* ]] || assets=$PWD/$assets
 
-"$python" "$here/make_assets.py" "$assets"
+AUTOPROF=0 "$python" "$here/make_assets.py" "$assets"
 
 # --- environment -------------------------------------------------------------------------------
 # The workarounds in cpu/: verl's platform plugin, vLLM's plugin and the metadata that announces it.

@@ -16,7 +16,7 @@ python=${PYTHON:-$here/../../.venv/bin/python}
 assets=${ASSETS:-$here/.assets}
 [[ $assets == /* ]] || assets=$PWD/$assets
 
-"$python" "$here/make_assets.py" "$assets"
+AUTOPROF=0 "$python" "$here/make_assets.py" "$assets"
 
 # The same workarounds as in run_grpo.sh.
 export PYTHONPATH=$here/cpu${PYTHONPATH:+:$PYTHONPATH}

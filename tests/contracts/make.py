@@ -1,4 +1,4 @@
-"""`make contracts`: store the signatures of the releases in `releases.toml`, and say what changed.
+"""`make contracts`: stores the signatures of the releases in `releases.toml`, and prints the changes.
 
 Each wheel is downloaded with pip, read, and deleted; nothing of it is installed or run.
 """
@@ -15,11 +15,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import stored
 from packaging.version import Version
-from signatures import Facts, Module, Wanted, collect
 
-_WIDTH = 118
+from autoprof.cli.recipes.parsed import Module
+from tests.contracts import signature_files, stored
+from tests.contracts.signatures import Facts, Wanted, collect
+
 _PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 
 
@@ -49,21 +50,21 @@ def _chosen(asked: list[str]) -> Iterator[tuple[str, str]]:
 
 def _refresh(target: str, version: str) -> None:
     """Store one release, and print what is different from what was stored of it, or else of the release before it."""
-    path = stored.path(target, version)
-    after = _read_release(target, version)
-    against = version
-    if not path.exists():
-        older = [known for known in stored.versions(target) if Version(known) < Version(version)]
-        against = older[-1] if older else ""
-    before = json.loads(stored.path(target, against).read_bytes()) if against else {"modules": {}}
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(_pretty(after) + "\n", encoding="utf-8")
-    changes = list(_changes(before, after)) if against else []
+    distribution, after = _read_release(target, version)
+    store = signature_files.read(target)
+    known = store.versions()
+    older = [release for release in known if Version(release) < Version(version)]
+    against = version if version in known else older[-1] if older else ""
+    changes = list(_changes(store.release(against), after)) if against else []
+    store.put(version, distribution, after)
+    store.keep(stored.releases()[target].releases)
+    signature_files.write(target, store)
     compared = "stored before" if against == version else f"new; {against or 'nothing'} before it"
     print(f"{target} {version}: {compared}, {len(changes)} changes", *changes, sep="\n    ", flush=True)
 
 
-def _read_release(target: str, version: str) -> Facts:
+def _read_release(target: str, version: str) -> tuple[str, dict[str, Facts | None]]:
+    """Return the distribution that has a release, and its modules; None for those that it lacks."""
     table = stored.releases()[target]
     hooks = stored.hooks(target)
     wanted = Wanted(
@@ -78,12 +79,11 @@ def _read_release(target: str, version: str) -> Facts:
     with tempfile.TemporaryDirectory() as folder:
         distribution, wheel = _download(table.wheels, version, folder)
         with zipfile.ZipFile(wheel) as archive:
-            facts = collect(lambda name: _parse(archive, name), modules, wanted)
-    return {"distribution": distribution, "version": version} | facts
+            return distribution, collect(lambda name: _parse(archive, name), modules, wanted)
 
 
 def _download(distributions: list[str], version: str, folder: str) -> tuple[str, Path]:
-    """The wheel of the first distribution that has the version."""
+    """Download the wheel of the first distribution that has the version; return both."""
     for distribution in distributions:
         what = ["--no-deps", "--only-binary", ":all:", "--ignore-requires-python", f"{distribution}=={version}"]
         command = [*_PIP, "download", "--quiet", "--no-cache-dir", "--dest", folder, *what]
@@ -97,16 +97,16 @@ def _parse(archive: zipfile.ZipFile, name: str) -> Module | None:
     path = name.replace(".", "/")
     for file in (f"{path}.py", f"{path}/__init__.py"):
         try:
-            source = archive.read(file).decode()
+            source = archive.read(file)
         except KeyError:
             continue
         return Module(name, source, is_package=file.endswith("__init__.py"))
     return None
 
 
-def _changes(before: Facts, after: Facts) -> Iterator[str]:
-    """Which names were added, removed, or changed."""
-    old, new = dict(_flat(before["modules"])), dict(_flat(after["modules"]))
+def _changes(before: dict[str, Facts | None], after: dict[str, Facts | None]) -> Iterator[str]:
+    """Yield the names that were added, removed, or changed."""
+    old, new = (dict(_flat({name: facts for name, facts in each.items() if facts})) for each in (before, after))
     for name in sorted(old.keys() | new.keys()):
         if name not in old:
             yield f"+ {name}"
@@ -117,7 +117,7 @@ def _changes(before: Facts, after: Facts) -> Iterator[str]:
 
 
 def _flat(facts: Facts, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every function and every other fact by its full name."""
+    """Yield every function and every other fact by its full name."""
     for name, value in facts.items():
         place = path if name in ("classes", "functions", "methods") else f"{path}.{name}".lstrip(".")
         if isinstance(value, dict) and "parameters" not in value:
@@ -127,7 +127,7 @@ def _flat(facts: Facts, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _look_for_newer() -> int:
-    """Ask pip for the releases of each target; 1 if there is one that is newer than all known."""
+    """Ask pip for the releases of each target; return 1 if one is newer than all known."""
     newer = 0
     for target, table in stored.releases().items():
         known = max(map(Version, table.releases))
@@ -150,21 +150,6 @@ def _published(distribution: str) -> Iterator[Version]:
         title, _, rest = line.partition(":")
         if title.strip() == "Available versions":
             yield from map(Version, rest.replace(",", " ").split())
-
-
-def _pretty(value: Any, depth: int = 0) -> str:
-    """JSON with whatever fits on one line on one line, so that differences are read easily."""
-    line = json.dumps(value, ensure_ascii=False)
-    holds_more = isinstance(value, dict) and any(isinstance(item, dict) for item in value.values())
-    if not isinstance(value, dict | list) or (len(line) + 2 * depth <= _WIDTH and not holds_more):
-        return line
-    inner = "  " * (depth + 1)
-    if isinstance(value, dict):
-        items = [f"{inner}{json.dumps(name)}: {_pretty(item, depth + 1)}" for name, item in value.items()]
-    else:
-        items = [inner + _pretty(item, depth + 1) for item in value]
-    first, last = ("{", "}") if isinstance(value, dict) else ("[", "]")
-    return "\n".join([first, ",\n".join(items), "  " * depth + last])
 
 
 if __name__ == "__main__":

@@ -1,24 +1,22 @@
-"""The stored signatures: which releases there are, and where in one of them a name is found."""
+"""Stored signatures: the releases, and names looked up in one of them."""
 
 from __future__ import annotations
 
 import functools
-import json
-from pathlib import Path
 from typing import Any
 
 import msgspec
-from packaging.version import Version
-from signatures import Facts
 
-from autoprof.recipe import BoundHook, load
+from autoprof.hooks.recipe import BoundHook, load
+from tests.contracts import signature_files
+from tests.contracts.signature_files import HERE
+from tests.contracts.signatures import Facts
 
-HERE = Path(__file__).resolve().parent
 RECIPES = HERE.parent.parent / "recipes"
 
 
 class Releases(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A table of `releases.toml`, which says what the fields mean."""
+    """A table of `releases.toml`, which explains the fields."""
 
     wheels: list[str]
     releases: list[str]
@@ -29,29 +27,28 @@ class Releases(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NotFound(LookupError):
-    """A release lacks a name, or what is stored of it doesn't say."""
+    """A release lacks a name, or the name was not stored."""
 
 
 class Contract:
-    """What is stored of one release of a target."""
+    """The stored signatures of one release of a target."""
 
     def __init__(self, target: str, version: str) -> None:
-        content = json.loads(path(target, version).read_bytes())
         self.name = f"{target} {version}"
         self.version = version
-        self.modules: dict[str, Facts] = content["modules"]
-        self._absent: list[str] = content["absent"]
+        self._stored = store(target).release(version)
+        self.modules = {name: facts for name, facts in self._stored.items() if facts is not None}
 
     def module(self, name: str) -> Facts:
-        """A module's facts."""
+        """Return a module's facts."""
         if name in self.modules:
             return self.modules[name]
-        if name in self._absent:
+        if name in self._stored:
             raise NotFound(f"{self.name} has no module {name}")
         raise NotFound(f"nothing is stored of {name} in {self.name}; run make contracts")
 
     def has(self, module: str, attribute: str) -> bool:
-        """Whether the release has `Class`, `Class.method` or `function` in a module."""
+        """Return whether the release has `Class`, `Class.method` or `function` in a module."""
         try:
             self.find(module, attribute)
         except NotFound:
@@ -59,7 +56,7 @@ class Contract:
         return True
 
     def find(self, module: str, attribute: str) -> Facts:
-        """The facts of a class, a function, or a method, which may be inherited."""
+        """Return the facts of a class, a function, or a method, which may be inherited."""
         head, _, method = attribute.partition(".")
         module, head = self._origin(module, head)
         facts = self.module(module)
@@ -75,7 +72,7 @@ class Contract:
         raise NotFound(f"{self.name}: {module} has no {attribute}, or it was not asked for; make contracts asks")
 
     def lineage(self, module: str, name: str) -> list[Facts]:
-        """A class and its bases, as far as something of them is stored, the nearest first."""
+        """Return the stored facts of a class and its bases, the nearest first."""
         module, name = self._origin(module, name)
         kind = self.module(module).get("classes", {}).get(name)
         if kind is None:
@@ -88,13 +85,13 @@ class Contract:
         return found
 
     def _origin(self, module: str, name: str) -> tuple[str, str]:
-        """Where a name is defined that a module may only import."""
+        """Return the module that defines a name which this one may only import, and its name there."""
         while name in self.modules.get(module, {}).get("imports", {}):
             module, name = _divided(self.modules[module]["imports"][name])
         return module, name
 
     def sets(self, module: str, name: str, attribute: str) -> bool:
-        """Whether instances of a class have an attribute: set by a method, a field, or a property."""
+        """Return whether instances of a class have an attribute: set by a method, a field, or a property."""
         return any(
             attribute in kind.get(facts, ())
             for kind in self.lineage(module, name)
@@ -108,7 +105,7 @@ def _divided(full: str) -> tuple[str, str]:
 
 
 def parameters(function: Facts) -> dict[str, str]:
-    """The parameters by name, `**kwargs` as `**`, each as in the source."""
+    """Return the parameters by name, `**kwargs` as `**`, each as in the source."""
     named = {}
     for text in function["parameters"]:
         name = text.split(":", 1)[0].split("=", 1)[0].strip()
@@ -118,35 +115,41 @@ def parameters(function: Facts) -> dict[str, str]:
 
 @functools.cache
 def releases() -> dict[str, Releases]:
-    """`releases.toml`, by target."""
+    """Return `releases.toml`, by target."""
     document = msgspec.toml.decode((HERE / "releases.toml").read_bytes())
     return msgspec.convert(document, dict[str, Releases])
 
 
 @functools.cache
+def store(target: str) -> signature_files.Store:
+    """Return the stored signatures of a target, read once."""
+    return signature_files.read(target)
+
+
+@functools.cache
 def contract(target: str, version: str) -> Contract:
-    """What is stored of a release; each file is read once."""
+    """Return the stored signatures of a release."""
     return Contract(target, version)
 
 
 def versions(target: str) -> list[str]:
-    """The releases of a target that are stored, oldest first."""
-    return sorted((path.stem for path in (HERE / target).glob("*.json")), key=Version)
+    """Return the stored releases of a target, oldest first."""
+    return store(target).versions()
 
 
-def path(target: str, version: str) -> Path:
-    """Where a release is stored."""
-    return HERE / target / f"{version}.json"
-
-
+@functools.cache
 def hooks(target: str) -> list[BoundHook]:
-    """All hooks of the recipes of a target."""
-    found = [hook for file in sorted(RECIPES.glob("*.toml")) for hook in load(str(file))]
-    return [hook for hook in found if hook.recipe.target == target]
+    """Return all hooks of the recipes of a target."""
+    return [hook for hook in _all_hooks() if hook.recipe.target == target]
+
+
+@functools.cache
+def _all_hooks() -> list[BoundHook]:
+    return [hook for file in sorted(RECIPES.glob("*.toml")) for hook in load(str(file))]
 
 
 def option_paths(hook: BoundHook) -> list[str]:
-    """The paths in a hook's options, each of which begins with a parameter of the function."""
+    """Return the paths in a hook's options, each of which begins with a parameter of the function."""
     options: dict[str, Any] = hook.hook.options
     plain = [options.get(name) for name in ("engine", "number", "of", "rank", "step", "unless")]
     read = [options.get(name) for name in ("role", "stage")]
@@ -157,7 +160,7 @@ def option_paths(hook: BoundHook) -> list[str]:
 
 
 def attribute_options(hook: BoundHook) -> set[str]:
-    """The attributes of the instance that a hook's options name, without which it would not work.
+    """Return the attributes of the instance that a hook's options name, without which it would not work.
 
     One of `unless` may be that of a subclass.
     """

@@ -1,4 +1,4 @@
-"""`python tests/differential/diff.py [--captures] NAME...`: how programs differ with autoprof on, line by line."""
+"""`python -m tests.differential.diff [--captures] NAME...`: how programs differ with autoprof on, line by line."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
-
-from running import captures, hooks_called, programs  # noqa: E402
+from tests.differential.running import captures, hooks_called, programs
 
 
 def main(names: list[str]) -> None:

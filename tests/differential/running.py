@@ -32,7 +32,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import NamedTuple
 
-from helpers import ROOT, clean_environment
+from tests.support.helpers import ROOT, clean_environment
 
 HERE = Path(__file__).resolve().parent
 PROGRAMS = HERE / "programs"
@@ -46,7 +46,7 @@ _DIRECTIVE = re.compile(rb"#: ?([a-z]+): ?(.*)")
 KINETO = ("USDT:", "ERROR: External init callback must run in same thread")
 _ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
 # Of an import of torch, and of the processes that finish traces.
-_BYPRODUCTS = {"__pycache__", f"torchinductor_{getpass.getuser()}", f"autoprof-{os.getuid()}-finish0.lock"}
+_BYPRODUCTS = {"__pycache__", f"torchinductor_{getpass.getuser()}", f"autoprof-{os.getuid()}"}
 _OWN_FRAME = re.compile(rf'^[ |]*File "{re.escape(str(ROOT))}/autoprof/')
 _KEYS = {
     "python",
@@ -94,7 +94,7 @@ class Program:
 
     @property
     def captures(self) -> bool:
-        """Whether it is there for its captures."""
+        """Return whether it is there for its captures."""
         return self.said("captures", "no") != "no"
 
     def run(self, folder: Path, on: bool, recording: bool) -> Outcome:
@@ -185,7 +185,7 @@ class Program:
 
 
 class Outcome(NamedTuple):
-    """What a run of a program came to."""
+    """The result of a run of a program."""
 
     status: int
     stdout: list[str]
@@ -200,7 +200,7 @@ def programs() -> list[Program]:
 
 
 def hooks_called(runs: Path) -> int:
-    """How many hooks were called, in all processes of a run."""
+    """Return how many hooks were called, in all processes of a run."""
     count = 0
     for path in runs.glob("*/hooks/*.json"):
         said = json.loads(path.read_text())
@@ -214,7 +214,7 @@ def captures(runs: Path) -> list[str]:
 
 
 def _left(cwd: Path) -> list[str]:
-    """What a program left in its working directory, its home and its folder for temporary files."""
+    """Return what a program left in its working directory, its home and its folder for temporary files."""
     found = []
     for path in sorted(cwd.rglob("*")):
         # Sockets of multiprocessing have names made up anew.

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from running import Program, captures, hooks_called, programs
+
+from tests.differential.running import Program, captures, hooks_called, programs
 
 PROGRAMS = programs()
 

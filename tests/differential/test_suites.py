@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from helpers import clean_environment
-from running import HERE, LIBRARY, TOOLS, captures, hooks_called
+
+from tests.differential.running import HERE, LIBRARY, TOOLS, captures, hooks_called
+from tests.support.helpers import clean_environment
 
 pytestmark = pytest.mark.usefixtures("thorough")
 SUITES = HERE / "suites"

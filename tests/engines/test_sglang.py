@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import engines
-import processes
 import pytest
-from helpers import clean_environment
+
+from tests.support import engines, processes
+from tests.support.helpers import clean_environment
 
 HERE = Path(__file__).parent
 SCRIPTS = HERE / "sglang_scripts"
@@ -28,7 +28,7 @@ FINE = [{"problem": ""}, {"problem": ""}]
 
 @dataclass(frozen=True)
 class Driven:
-    """What one engine said and left."""
+    """The output and files of one engine."""
 
     folder: Path
     said: dict[str, Any]

@@ -9,11 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import engines
-import processes
 import pytest
-import servers
-from helpers import clean_environment
+
+from tests.support import engines, processes, servers
+from tests.support.helpers import clean_environment
 
 HERE = Path(__file__).parent
 # How each release is started: the second form is the one that newer ones recommend.

@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import engines
-import processes
 import pytest
-from helpers import ROOT, clean_environment, spans
+
+from tests.support import engines, processes
+from tests.support.helpers import ROOT, clean_environment, spans
 
 HERE = Path(__file__).parent
 SCRIPTS = HERE / "sglang_scripts"

@@ -3,70 +3,18 @@
 from __future__ import annotations
 
 import functools
-import gzip
 import json
 import re
 import subprocess
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import engines
-import helpers
-import processes
 import pytest
-from helpers import clean_environment
 
-SCRIPT = Path(__file__).parent / "trl_scripts" / "trainers.py"
-NAMES = [name for name in engines.NAMES if name.startswith("trl-")]
-
-
-@dataclass(frozen=True)
-class Ran:
-    """What a run printed and left."""
-
-    folder: Path
-    output: str
-
-    @property
-    def said(self) -> dict[str, Any]:
-        lines = [line for line in self.output.splitlines() if line.startswith("{") and '"global_step"' in line]
-        found: dict[str, Any] = json.loads(lines[-1])
-        return found
-
-    @property
-    def run(self) -> Path:
-        """The run directory; there is one."""
-        (path,) = self.folder.glob("autoprof_runs/[0-9]*")
-        return path
-
-    def steps(self) -> list[int]:
-        return sorted(int(path.name.rpartition("_")[2]) for path in self.run.glob("global_step_*"))
-
-    def captures(self, step: int) -> dict[str, str]:
-        """The state of each capture, by role, stage and rank."""
-        metas = [json.loads(path.read_text()) for path in self.run.glob(f"global_step_{step:06d}/*.meta.json")]
-        names = [path.name.partition(".rank")[0] for path in self.run.glob(f"global_step_{step:06d}/*.meta.json")]
-        return {f"{name}@{meta['rank']}": meta["state"] for name, meta in zip(names, metas, strict=True)}
-
-    def names(self, step: int) -> set[str]:
-        """What rank 0 captured, all of it complete."""
-        assert set(self.captures(step).values()) <= {"complete"}
-        return {name.removesuffix("@0") for name in self.captures(step) if name.endswith("@0")}
-
-    def operators(self, step: int, name: str) -> Counter[str]:
-        """The operators in a trace, and how often each was called."""
-        (path,) = self.run.glob(f"global_step_{step:06d}/{name}.rank0.*.pt.trace.json.gz")
-        events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
-        return Counter(event["name"] for event in events if event.get("cat") == "cpu_op")
-
-    def spans(self, kind: str = "stage") -> list[dict[str, Any]]:
-        return [span for span in helpers.spans(self.run) if span["kind"] == kind]
-
-    def processes(self) -> list[dict[str, Any]]:
-        return [json.loads(path.read_text()) for path in self.run.glob("hooks/*.json")]
+from tests.support import engines, processes
+from tests.support.helpers import clean_environment
+from tests.support.trl_runs import NAMES, SCRIPT, Ran
 
 
 @pytest.fixture(scope="session", params=NAMES)
@@ -253,7 +201,7 @@ def test_torchrun_captures_rank_0_unless_asked(ran: Callable[..., Ran]) -> None:
 def test_a_wrong_setting_is_said_once_for_all_ranks(ran: Callable[..., Ran]) -> None:
     wrong = ran("plain", launcher="torchrun", AUTOPROF="1", AUTOPROF_STEPS="x")
     assert wrong.said["global_step"] == 4
-    assert wrong.said["autoprof"] == ["autoprof", "autoprof._boot"] or wrong.said["autoprof"] == []
+    assert all(f"{name}.".startswith(("autoprof._boot.", "autoprof.__")) for name in wrong.said["autoprof"])
     assert len([line for line in wrong.output.splitlines() if "AUTOPROF_STEPS" in line]) == 1
 
 
@@ -269,7 +217,7 @@ def test_no_hook_failed_and_no_error_is_ours(ran: Any, name: str, request: pytes
 @pytest.mark.parametrize("name", NAMES)
 def test_doctor_says_of_every_hook_why(name: str, tmp_path: Path) -> None:
     doctor = Path(engines.python_of(name)).with_name("autoprof")
-    command = [str(doctor), "doctor", "--json"]
+    command = [str(doctor), "doctor", "--deep", "--json"]
     result = subprocess.run(command, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     hooks = {key: (state, reason) for key, state, reason in json.loads(result.stdout)["hooks"]}

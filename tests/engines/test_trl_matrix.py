@@ -1,4 +1,4 @@
-"""What a capture may not change: every figure that TRL's GRPO logs and every byte of what it saves, whatever is
+"""Sameness with and without captures: every figure that TRL's GRPO logs and every byte that it saves, whatever is
 recorded, in each mode: with gradient checkpointing, after a resume, with an adapter of PEFT's, with torch.compile.
 
 Each step is captured, evaluated and saved. Each of the six contents goes with both modes, and each technique too. The
@@ -14,11 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import engines
-import processes
 import pytest
-from helpers import clean_environment
-from test_trl import NAMES, SCRIPT, Ran
+
+from tests.support import engines, processes
+from tests.support.helpers import clean_environment
+from tests.support.trl_runs import NAMES, SCRIPT, Ran
 
 # None: what is recorded unless somebody asks for something.
 CONTENTS = (None, "cpu,shapes", "cpu,stack", "cpu,shapes,stack", "cpu,memory", "cpu,shapes,stack,memory,flops,module")

@@ -9,13 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import engines
-import helpers
-import processes
 import pytest
-import servers
-from helpers import ROOT, clean_environment
-from test_vllm_serve import serve
+
+from tests.real.assets import tiny_model
+from tests.support import engines, helpers, processes, servers
+from tests.support.helpers import ROOT, clean_environment
+from tests.support.servers import serve
 
 pytestmark = pytest.mark.real
 
@@ -33,7 +32,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]
 def run(server: servers.Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The trainer's run directory: four steps, the third captured, an evaluation before the first and two later on."""
     folder = tmp_path_factory.mktemp("trainer")
-    places = {"SERVER": server.url, "MODEL": str(server.folder / "data" / "model")}
+    places = {"SERVER": server.url, "MODEL": tiny_model()}
     path = engines.one_package("trl-1.16.0", "trl", folder / "path")
     environment = clean_environment(PYTHONPATH=path, AUTOPROF="1", AUTOPROF_STEPS="3", AUTOPROF_LOG="info", **places)
     finished = processes.run([sys.executable, str(SCRIPT), "served"], cwd=folder, env=environment, timeout_s=300)

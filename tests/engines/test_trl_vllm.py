@@ -8,11 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import engines
-import helpers
-import processes
 import pytest
-from helpers import ROOT, clean_environment
+
+from tests.support import engines, helpers, processes
+from tests.support.helpers import ROOT, clean_environment
 
 pytestmark = pytest.mark.real
 

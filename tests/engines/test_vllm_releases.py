@@ -8,32 +8,29 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from engines import NAMES, python_of
-from vllm_runs import FAULTS, Driven, drive, drive_faults, make_model, recorded_what_was_asked_for, survived
+
+from tests.support.engines import NAMES, python_of
+from tests.support.vllm_runs import FAULTS, Driven, drive, drive_faults, recorded_what_was_asked_for, survived
 
 RELEASES = [name for name in NAMES if name.startswith("vllm-")]
 TOKENS = 6
 # vLLM's asynchronous scheduling runs one pass more before it knows of the last token.
 WHOLE = (TOKENS, TOKENS + 1)
+# Steps of which the second and the third pass alone were asked for; there is no pass in the last.
+BOUNDED, WITHOUT_PASSES = (6, 7), 8
 
 
 @pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return make_model(tmp_path_factory.mktemp("assets"))
-
-
-@pytest.fixture(scope="session")
-def runs(model: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Driven]:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Driven]:
     """One run of each kind in each release, made when it is first asked for."""
 
     @functools.cache
     def run(release: str, kind: str) -> Driven:
         folder = tmp_path_factory.mktemp(f"{release}-{kind}")
         if kind == "faulty":
-            return drive_faults(folder, model, python_of(release))
-        settings = {"AUTOPROF_ROLLOUT_ITERATIONS": "1:3"} if kind == "bounded" else {}
+            return drive_faults(folder, python_of(release))
         arguments = ["configured", str(folder / "users")] if kind == "configured" else ["plain"]
-        return drive(folder, model, *arguments, python=python_of(release), **settings)
+        return drive(folder, *arguments, python=python_of(release))
 
     return run
 
@@ -57,12 +54,6 @@ def configured(runs: Any, release: str) -> Driven:
 
 
 @pytest.fixture
-def bounded(runs: Any, release: str) -> Driven:
-    """The second and the third forward pass only."""
-    return runs(release, "bounded")
-
-
-@pytest.fixture
 def faulty(runs: Any, release: str) -> Driven:
     """All that can go wrong with files, and contents that no vLLM knows."""
     return runs(release, "faulty")
@@ -70,11 +61,6 @@ def faulty(runs: Any, release: str) -> Driven:
 
 @pytest.fixture(params=["plain", "configured"])
 def driven(runs: Any, release: str, request: pytest.FixtureRequest) -> Driven:
-    return runs(release, request.param)
-
-
-@pytest.fixture(params=["plain", "configured", "bounded"])
-def any_run(runs: Any, release: str, request: pytest.FixtureRequest) -> Driven:
     return runs(release, request.param)
 
 
@@ -90,9 +76,10 @@ def test_two_windows_without_a_restart_go_to_a_folder_each(driven: Driven) -> No
         assert (meta["state"], meta["reason"], meta["step"], meta["rank"]) == ("complete", "", step, 4)
 
 
-def test_the_engine_generates_the_same_all_along(any_run: Driven) -> None:
-    assert len(any_run.said["before"]) == TOKENS
-    assert any_run.said["before"] == any_run.said["recorded"] == any_run.said["after"]
+def test_the_engine_generates_the_same_all_along(driven: Driven) -> None:
+    assert len(driven.said["before"]) == TOKENS
+    assert driven.said["before"] == driven.said["recorded"] == driven.said["after"]
+    assert [driven.said[f"recorded {step}"] for step in BOUNDED] == [driven.said["before"]] * 2
 
 
 def test_a_second_start_and_a_second_stop_are_refused(driven: Driven) -> None:
@@ -100,17 +87,18 @@ def test_a_second_start_and_a_second_stop_are_refused(driven: Driven) -> None:
     assert driven.said["stop again"] == driven.said["stop without start"] == {"problem": "it was not recording"}
 
 
-def test_exactly_the_passes_that_were_asked_for_are_recorded(bounded: Driven) -> None:
-    for step in (1, 2):
-        assert bounded.said[f"stop {step}"] == {"problem": ""}
-        assert bounded.meta(step)["state"] == "complete"
-        assert bounded.passes(step) == 2
+def test_exactly_the_passes_that_were_asked_for_are_recorded(driven: Driven) -> None:
+    for step in BOUNDED:
+        assert driven.said[f"stop {step}"] == {"problem": ""}
+        assert driven.meta(step)["state"] == "complete"
+        assert driven.passes(step) == driven.annotations(step, "process_outputs") == 2
 
 
-def test_a_capture_whose_passes_never_came_says_so(bounded: Driven) -> None:
+def test_a_capture_whose_passes_never_came_says_so(driven: Driven) -> None:
     reason = "the engine ran 0 forward passes; recording was to begin after 1"
-    assert bounded.said["stop 3"] == {"problem": reason}
-    assert (bounded.meta(3)["state"], bounded.meta(3)["reason"]) == ("failed", reason)
+    meta = driven.meta(WITHOUT_PASSES)
+    assert driven.said[f"stop {WITHOUT_PASSES}"] == {"problem": reason}
+    assert (meta["state"], meta["reason"]) == ("failed", reason)
 
 
 def test_contents_are_what_was_asked_for_and_what_was_left_out_is_named(plain: Driven, faulty: Driven) -> None:
@@ -150,13 +138,12 @@ def test_the_engine_generates_after_a_call_out_of_turn(faulty: Driven, call: str
     assert faulty.said[f"after a {call}"] == faulty.said["before"]
 
 
-def test_the_front_end_is_recorded_beside_its_worker(driven: Driven, bounded: Driven) -> None:
+def test_the_front_end_is_recorded_beside_its_worker(driven: Driven) -> None:
     for step in (1, 2):
         (meta,) = [meta for meta in driven.metas(step) if meta["part"] == "frontend"]
         assert (meta["state"], meta["reason"], meta["rank"], meta["contents"]) == ("complete", "", 4, ["cpu"])
         assert driven.annotations(step, "add_request") == 1
         assert driven.annotations(step, "process_outputs") in WHOLE
-        assert bounded.annotations(step, "process_outputs") == 2
 
 
 def test_every_hook_of_the_recipe_applies(plain: Driven) -> None:

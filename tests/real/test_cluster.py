@@ -17,20 +17,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import processes
 import pytest
-from clusters import Spread, permitted
-from helpers import wait_for
-from test_ray import SCRIPTS, environment
 
-from autoprof import listing, rundir
-from autoprof.listing import Run
-from autoprof.rundir import RunDir
-from autoprof.traces import hosts as clocks
+from autoprof.base import identity
+from autoprof.rundir import decoder, file_names, runs
+from autoprof.rundir.layout import RunDir
+from autoprof.rundir.records import RunFile
+from autoprof.rundir.runs import Run
+from autoprof.traces import host_clocks
+from tests.support import processes
+from tests.support.clusters import Spread, permitted
+from tests.support.helpers import clean_environment, wait_for
+from tests.support.ray_clusters import SCRIPTS
 
 pytestmark = pytest.mark.skipif(not permitted(), reason="host names and mounts of their own take root")
 
-BARE, DRIVER, LATER = "bare", rundir.HOST, "later"
+BARE, DRIVER, LATER = "bare", identity.HOST, "later"
 TRACED = [DRIVER, "node-b", "node-c"]
 ON = {
     "AUTOPROF": "1",
@@ -49,13 +51,13 @@ class Spreading:
         self.runs = folder / "autoprof_runs"
         # A node that has died is noticed in a second or two, not in a minute.
         quickly = {"RAY_health_check_period_ms": "500", "RAY_health_check_failure_threshold": "4"}
-        self.cluster = Spread(folder, self.runs, environment(OMP_NUM_THREADS="1", **quickly))
+        self.cluster = Spread(folder, self.runs, clean_environment(OMP_NUM_THREADS="1", **quickly))
 
     def drive(self, phase: str, during: Any, **variables: str) -> tuple[dict[str, Any], str]:
         beside = threading.Thread(target=during)
         beside.start()
         command = [sys.executable, str(SCRIPTS / "spread.py"), self.cluster.address, phase]
-        finished = processes.run(command, cwd=self.folder, env=environment(**ON, **variables), timeout_s=240)
+        finished = processes.run(command, cwd=self.folder, env=clean_environment(**ON, **variables), timeout_s=240)
         beside.join()
         assert finished.status == 0, finished.output[-4000:]
         (line,) = re.findall(r"^RESULT (.*)$", finished.output, re.MULTILINE)
@@ -65,11 +67,11 @@ class Spreading:
     def autoprof(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "autoprof", *arguments]
         return subprocess.run(
-            command, cwd=self.folder, env=environment(), capture_output=True, text=True, timeout=120, check=False
+            command, cwd=self.folder, env=clean_environment(), capture_output=True, text=True, timeout=120, check=False
         )
 
     def run(self) -> Run:
-        return listing.find(self.runs, "latest")
+        return runs.find(self.runs, "latest")
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +98,7 @@ class Windowed:
         self.result, self.output = spread.drive("window", add, AUTOPROF_STEPS="2,3")
         self.before = hosts(spread.run(), 2)
         self.path = Path(spread.run().path)
-        self.state_before = listing.load_json(self.path / "run.json")
+        self.before_collect = decoder.read(self.path / "run.json", RunFile)
         self.collected = spread.autoprof("collect", "--ray", spread.cluster.address, "--json")
         self.again = spread.autoprof("collect", "--ray", spread.cluster.address, "--json")
 
@@ -107,7 +109,7 @@ def windowed(spread: Spreading) -> Windowed:
 
 
 def hosts(run: Run, step: int) -> list[str]:
-    return sorted(capture.meta["host"] for capture in listing.step(run, step).captures)
+    return sorted(capture.meta.host for capture in runs.step(run, step).captures)
 
 
 def test_settings_run_id_and_step_reach_nodes_added_later_and_workers_started_anew(windowed: Windowed) -> None:
@@ -116,9 +118,9 @@ def test_settings_run_id_and_step_reach_nodes_added_later_and_workers_started_an
     run_ids = {host: shown["AUTOPROF_RUN_ID"] for host, shown in result["environment"].items()}
     assert run_ids == dict.fromkeys([*TRACED, BARE, LATER], windowed.path.name)
     assert result["before"]["node-b"] != result["after"]["node-b"]
-    captures = listing.step(windowed.spread.run(), 3).captures
-    (anew,) = [capture for capture in captures if capture.meta["host"] == "node-b"]
-    assert anew.meta["pid"] == result["after"]["node-b"]
+    captures = runs.step(windowed.spread.run(), 3).captures
+    (anew,) = [capture for capture in captures if capture.meta.host == "node-b"]
+    assert anew.meta.pid == result["after"]["node-b"]
     assert hosts(windowed.spread.run(), 3) == sorted([*TRACED, LATER])
 
 
@@ -132,16 +134,16 @@ def test_collect_brings_the_parts_of_all_nodes(windowed: Windowed) -> None:
     collected = dict.fromkeys(["node-b", "node-c", LATER], "collected")
     assert states == {DRIVER: "here", BARE: "no autoprof", **collected}
     for capture in run.captures:
-        folder = RunDir(windowed.path).step(capture.meta["step"])
+        folder = RunDir(windowed.path).step(capture.meta.step)
         json.loads(gzip.decompress((folder / f"{capture.name}.pt.trace.json.gz").read_bytes()))
 
 
 def test_run_json_tells_of_all_hosts(windowed: Windowed) -> None:
-    assert windowed.state_before["hosts"] == [DRIVER]
+    assert windowed.before_collect.hosts == [DRIVER]
     info = windowed.spread.run().info
-    assert (info["hosts"], info["state"]) == (sorted([*TRACED, LATER]), "ended")
-    assert sorted(node["host"] for node in info["nodes"]) == sorted([*TRACED, LATER])
-    assert info["versions"]["ray"]
+    assert (info.hosts, info.state) == (sorted([*TRACED, LATER]), "ended")
+    assert sorted(node.host for node in info.nodes) == sorted([*TRACED, LATER])
+    assert info.versions["ray"]
 
 
 def test_a_node_without_autoprof_runs_the_users_method(windowed: Windowed) -> None:
@@ -161,16 +163,16 @@ def test_one_merged_trace_of_all_hosts_on_the_clock_of_the_drivers(windowed: Win
     folder = RunDir(windowed.path).step(3)
     trace = json.loads(gzip.decompress((folder / "merged.pt.trace.json.gz").read_bytes()))
     named = {event["pid"]: event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "process_name"}
-    measured = clocks.read(windowed.path)
+    measured = host_clocks.read(windowed.path)
     assert measured.driver == DRIVER
     assert sorted(measured.offsets) == sorted({*TRACED, BARE, LATER} - {DRIVER})
-    for capture in listing.step(windowed.spread.run(), 3).captures:
-        host = capture.meta["host"]
+    for capture in runs.step(windowed.spread.run(), 3).captures:
+        host = capture.meta.host
         own = json.loads(gzip.decompress((folder / f"{capture.name}.pt.trace.json.gz").read_bytes()))
         (theirs,) = ranges(own)
         (here,) = [event for event in ranges(trace) if re.search(rf"\b{host}\b", named[event["pid"]])]
         moved = absolute_ns(trace, here) - absolute_ns(own, theirs)
-        offset = clocks.offset_ns(measured, host, capture.meta["clock"]["start"]["unix_ns"])
+        offset = host_clocks.offset_ns(measured, host, capture.meta.clock.start.unix_ns)
         assert abs(moved + offset) < 2000
         assert (offset == 0) == (host == DRIVER)
     lanes = [name for name in named.values() if "timeline" in name]
@@ -194,7 +196,7 @@ def test_a_copy_goes_where_fsspec_reaches(windowed: Windowed, tmp_path: Path) ->
     target = f"file://{tmp_path}/there"
     copied = windowed.spread.autoprof("collect", "--ray", windowed.spread.cluster.address, "--to", target)
     assert copied.returncode == 0, copied.stdout + copied.stderr
-    run = listing.read(tmp_path / "there" / windowed.path.name)
+    run = runs.read(tmp_path / "there" / windowed.path.name)
     assert hosts(run, 2) == sorted(TRACED)
     assert not list((tmp_path / "there").rglob("*.part"))
 
@@ -223,9 +225,9 @@ def test_a_node_that_is_killed_inside_the_window_is_named_and_the_rest_is_comple
     assert hosts(run, 2) == sorted(TRACED)
     assert {capture.state for capture in run.captures} == {"complete"}
     assert f"collecting is not complete: {LATER} ({result['nodes'][LATER][:8]}): the node has died" in output
-    told = json.loads((Path(run.path) / rundir.COLLECTED).read_text())
+    told = json.loads((Path(run.path) / file_names.COLLECTED).read_text())
     assert {node["host"]: node["state"] for node in told["nodes"]}[LATER] == "dead"
-    assert run.info["hosts"] == sorted(TRACED)
+    assert run.info.hosts == sorted(TRACED)
     shell = spread.autoprof("collect", run.id, "--ray", spread.cluster.address)
     assert shell.returncode == 1
     assert f"missing: {LATER}" in shell.stdout
@@ -238,6 +240,7 @@ def test_the_command_runs_once_when_all_is_collected(lossy: Any) -> None:
     assert line.split() == [spread.run().path, str(2 * len(TRACED))]
 
 
+@pytest.mark.usefixtures("thorough")
 def test_a_trigger_by_way_of_ray_waits_for_the_files_of_all_nodes_and_says_where_they_are(lossy: Any) -> None:
     spread, _, _ = lossy
     known = {run.name for run in spread.runs.iterdir()}

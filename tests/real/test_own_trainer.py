@@ -1,4 +1,4 @@
-"""The worked example, as its README says: a trainer of one's own, real torch, and a recipe of a few lines."""
+"""The worked example, as the tutorial says: a trainer of one's own, real torch, and a recipe of a few lines."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import ROOT, clean_environment, spans
+
+from tests.support.helpers import ROOT, autoprof, clean_environment, spans
 
 EXAMPLE = ROOT / "examples" / "own_trainer"
 RECIPE = EXAMPLE / "small_trainer.toml"
 STAGES = {"actor.update_actor", "rollout.generate"}
 
-# What docs/recipes.md says a distribution needs.
+# What docs/reference/recipes.md says a distribution needs.
 PYPROJECT = """
 [build-system]
 requires = ["hatchling"]
@@ -57,7 +58,7 @@ def by_setting(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where pip has installed a distribution that holds nothing but the recipe."""
+    """Return where pip has installed a distribution that holds nothing but the recipe."""
     project = tmp_path_factory.mktemp("project")
     package = project / "small_trainer_autoprof"
     package.mkdir()
@@ -124,7 +125,7 @@ def test_what_profilers_cost_is_a_part_of_its_own(run: Path) -> None:
         for role in ("rollout", "actor")
         for what in ("start", "stop")
     )
-    rows = json.loads(autoprof("report", str(run), "--json", "-", cwd=run).stdout)["steps"]
+    rows = json.loads(autoprof("report", str(run), "--json", cwd=run).stdout)["steps"]
     for row in rows:
         cost = sum(
             span["end_ns"] - span["start_ns"]
@@ -159,7 +160,7 @@ def test_a_step_is_not_slow_for_what_its_capture_costs(tmp_path: Path) -> None:
         PYTHONPATH=str(EXAMPLE),
     )
     subprocess.run([sys.executable, "-c", SLOW_START], cwd=EXAMPLE, env=environment, timeout=300, check=True)
-    told = json.loads(autoprof("report", "latest", "--dir", str(tmp_path), "--json", "-", cwd=tmp_path).stdout)
+    told = json.loads(autoprof("report", "latest", "--dir", str(tmp_path), "--json", cwd=tmp_path).stdout)
     row = told["steps"][5]
     assert row["number"] == 6
     assert row["stages"]["profiling"] >= 8
@@ -175,18 +176,6 @@ def test_the_run_says_which_recipe_it_used(run: Path) -> None:
     assert (described["recipes"], described["state"]) == (["small_trainer"], "ended")
 
 
-def autoprof(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "autoprof", *arguments],
-        cwd=cwd,
-        env=clean_environment(**variables),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-
-
 def test_the_recipe_is_checked_where_the_trainer_lies() -> None:
     result = autoprof("recipes", "--check", "small_trainer.toml", cwd=EXAMPLE)
     assert result.stdout == "small_trainer.toml: good, 3 hooks; looked up in the source of small_trainer\n"
@@ -194,15 +183,16 @@ def test_the_recipe_is_checked_where_the_trainer_lies() -> None:
 
 
 def test_recipes_and_doctor_see_what_is_installed(site: Path, by_entry_point: Path, tmp_path: Path) -> None:
-    listed = json.loads(autoprof("recipes", "small_trainer", "--json", cwd=tmp_path, PYTHONPATH=str(site)).stdout)
+    told = autoprof("recipes", "small_trainer", "--json", cwd=tmp_path, PYTHONPATH=str(site)).stdout
+    listed = json.loads(told)["recipes"]
     assert [(entry["origin"], entry["fits"]) for entry in listed] == [("small-trainer-autoprof", "not installed")]
     # Only this recipe: the other targets take long to import.
     only = {
         "PYTHONPATH": f"{site}:{EXAMPLE}",
-        "AUTOPROF_DISABLE": "verl,vllm,sglang,ray",
+        "AUTOPROF_DISABLE": "verl,vllm,sglang,ray,trl,transformers",
         "AUTOPROF_DIR": str(tmp_path),
     }
-    report = json.loads(autoprof("doctor", "--json", cwd=tmp_path, **only).stdout)
+    report = json.loads(autoprof("doctor", "--deep", "--json", cwd=tmp_path, **only).stdout)
     states = {key: state for key, state, _ in report["hooks"] if key.startswith("small_trainer/")}
     assert states == dict.fromkeys(["small_trainer/generate", "small_trainer/step", "small_trainer/update"], "applied")
     assert report["facts"]["recipe small_trainer"].endswith("from small-trainer-autoprof")
@@ -210,6 +200,5 @@ def test_recipes_and_doctor_see_what_is_installed(site: Path, by_entry_point: Pa
     assert autoprof("doctor", by_entry_point.name, "--dir", str(by_entry_point.parent), cwd=tmp_path).returncode == 0
 
 
-def test_the_readme_shows_the_recipe_as_it_is() -> None:
-    for page in (EXAMPLE / "README.md", ROOT / "docs" / "recipes.md"):
-        assert RECIPE.read_text().partition("\n")[2] in page.read_text(), page
+def test_the_tutorial_shows_the_recipe_as_it_is() -> None:
+    assert RECIPE.read_text().partition("\n")[2] in (ROOT / "docs" / "tutorial.md").read_text()

@@ -5,21 +5,19 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 import sys
-import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import processes
 import pytest
-from helpers import clean_environment, spans, wait_for
-from test_entry_points import declare, install
-from traces import kineto, process, save
 
-SCRIPTS = Path(__file__).parent / "ray_scripts"
+from tests.support import processes
+from tests.support.distributions import declare, install
+from tests.support.helpers import ROOT, clean_environment, spans, wait_for
+from tests.support.ray_clusters import ON, SCRIPTS
+from tests.support.traces import kineto, process, save
+
 HOOKED = {
     "Decorated.work",
     "Decorated.awork",
@@ -40,7 +38,7 @@ class Driven:
 
     @property
     def spans(self) -> dict[str, list[int]]:
-        """Where each hook fired: stage to the pids of the processes whose timeline has it."""
+        """Return where each hook fired: stage to the pids of the processes whose timeline has it."""
         found: dict[str, list[int]] = {}
         for path in self.folder.glob("autoprof_runs/latest/timeline/*.jsonl"):
             pid = int(path.stem.rpartition("-")[2])
@@ -49,20 +47,13 @@ class Driven:
         return found
 
 
-def environment(**variables: str) -> dict[str, str]:
-    return clean_environment(RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="disabled", **variables)
-
-
 def drive(folder: Path, *arguments: str, **variables: str) -> Driven:
     command = [sys.executable, str(SCRIPTS / "driver.py"), *arguments]
-    finished = processes.run(command, cwd=folder, env=environment(**variables), timeout_s=120)
+    finished = processes.run(command, cwd=folder, env=clean_environment(**variables), timeout_s=120)
     assert finished.status == 0, finished.output[-4000:]
     assert finished.left_behind == []
     (line,) = re.findall(r"^RESULT (.*)$", finished.output, re.MULTILINE)
     return Driven(folder, finished.output, json.loads(line))
-
-
-ON = {"AUTOPROF": "1", "AUTOPROF_RECIPES": str(SCRIPTS)}
 
 
 @pytest.fixture(scope="module")
@@ -78,29 +69,6 @@ def hidden(tmp_path_factory: pytest.TempPathFactory) -> Driven:
     (folder / "lib" / "autoprof").mkdir(parents=True)
     (folder / "lib" / "autoprof" / "__init__.py").write_text("raise ImportError('not on this node')\n")
     return drive(folder, "local", str(folder / "lib"), **ON)
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a cluster that was started before, without autoprof in its environment."""
-    folder = tmp_path_factory.mktemp("cluster")
-    tag = uuid.uuid4().hex
-    start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--port=0", "--num-cpus=8"]
-    options = ["--include-dashboard=false", "--object-store-memory=100000000", f"--temp-dir=/tmp/ray-{tag[:8]}"]
-    variables = environment(**{processes.TAG: tag})
-    log = folder / "start.log"
-    with log.open("w") as file:
-        started = subprocess.Popen(
-            [*start, *options], cwd=folder, env=variables, stdout=file, stderr=file, start_new_session=True
-        )
-    try:
-        started.wait(120)
-        address = re.search(r"--address='([^']+)'", log.read_text())
-        assert address is not None, log.read_text()
-        yield address[1]
-    finally:
-        processes.end_all(tag, started.pid, grace_s=0)
-        shutil.rmtree(f"/tmp/ray-{tag[:8]}", ignore_errors=True)
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +89,8 @@ def declared(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Driven:
 
 @pytest.mark.parametrize("where", ["local", "joined", "declared"])
 def test_the_hook_fires_once_in_the_actors_process(where: str, request: pytest.FixtureRequest) -> None:
+    if where == "declared":
+        request.getfixturevalue("thorough")
     driven: Driven = request.getfixturevalue(where)
     called = driven.result["called"]
     assert {value for value, _ in called.values()} == {42}
@@ -149,12 +119,40 @@ def test_workers_of_a_cluster_started_before_get_settings_and_run_id(joined: Dri
     assert variables["AUTOPROF"] == "1"
     assert variables["AUTOPROF_RUN_ID"] == (joined.folder / "autoprof_runs" / "latest").resolve().name
     assert variables["MINE"] == "kept"
-    assert "autoprof.importing" in joined.result["modules"]
+    assert "autoprof.hooks.patching" in joined.result["modules"]
 
 
 def test_what_the_user_put_into_runtime_env_wins(cluster: str, tmp_path: Path) -> None:
     driven = drive(tmp_path, cluster, AUTOPROF="1", AUTOPROF_STEPS="3", USER_STEPS="7")
     assert driven.result["environment"]["AUTOPROF_STEPS"] == "7"
+
+
+JOB = """
+import json, os, sys, ray
+@ray.remote
+def shown():
+    import mine
+    return mine.__file__, os.environ["PYTHONPATH"].split(os.pathsep), "autoprof._boot" in sys.modules
+ray.init(address=sys.argv[1])
+print("RESULT " + json.dumps(ray.get(shown.remote())), flush=True)
+"""
+
+
+def test_the_pythonpath_of_a_job_comes_before_autoprofs(cluster: str, tmp_path: Path) -> None:
+    """Ray hands a job's runtime environment to its entry point in a variable."""
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "mine.py").touch()
+    (tmp_path / "main.py").write_text(JOB)
+    config = {"runtime_env": {"env_vars": {"PYTHONPATH": str(theirs)}}}
+    job = {"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(config), "PYTHONPATH": str(theirs)}
+    command = [sys.executable, "-m", "autoprof", "run", "--steps=", "--", sys.executable, "main.py", cluster]
+    finished = processes.run(command, cwd=tmp_path, env=clean_environment(**job), timeout_s=120)
+    assert finished.status == 0, finished.output[-4000:]
+    (line,) = re.findall(r"^RESULT (.*)$", finished.output, re.MULTILINE)
+    file, folders, activated = json.loads(line)
+    assert (file, folders[0], activated) == (str(theirs / "mine.py"), str(theirs), True)
+    assert str(ROOT / "sitecustomize") in folders
 
 
 def test_without_autoprof_workers_get_nothing(cluster: str, tmp_path: Path) -> None:
@@ -172,7 +170,7 @@ os.environ["AUTOPROF"] = "1"
 import _autoprof_gate
 _autoprof_gate.activate()
 """
-    finished = processes.run([sys.executable, "-c", code], cwd=tmp_path, env=environment(), timeout_s=120)
+    finished = processes.run([sys.executable, "-c", code], cwd=tmp_path, env=clean_environment(), timeout_s=120)
     assert finished.status == 0, finished.output
     assert finished.output.count("Ray was initialised before autoprof was loaded") == 1
 
@@ -185,7 +183,7 @@ def test_a_merge_outlives_the_worker_that_asked_for_it(tmp_path: Path) -> None:
         save(step / f"{name}.pt.trace.json.gz", kineto(process(7, "p", count=20_000)))
         (step / f"{name}.meta.json").write_text(json.dumps({"state": "complete", "replica": 0, "rank": rank}))
     command = [sys.executable, str(SCRIPTS / "merging.py"), str(tmp_path / "run")]
-    finished = processes.run(command, cwd=tmp_path, env=environment(), timeout_s=120)
+    finished = processes.run(command, cwd=tmp_path, env=clean_environment(), timeout_s=120)
     assert finished.status == 0, finished.output[-4000:]
     merged = json.loads(wait_for(step / "rollout.replica0.merged.meta.json"))
     assert (merged["state"], len(merged["merged"])) == ("complete", 2)

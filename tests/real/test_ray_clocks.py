@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import processes
 import pytest
-from test_ray import SCRIPTS, environment
+
+from tests.support import processes
+from tests.support.helpers import clean_environment
+from tests.support.ray_clusters import SCRIPTS
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +21,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     (folder / "lib" / "autoprof").mkdir(parents=True)
     (folder / "lib" / "autoprof" / "__init__.py").write_text("raise ImportError('not on this node')\n")
     command = [sys.executable, str(SCRIPTS / "clocks.py"), str(folder / "lib")]
-    finished = processes.run(command, cwd=folder, env=environment(AUTOPROF="1"), timeout_s=240)
+    finished = processes.run(command, cwd=folder, env=clean_environment(AUTOPROF="1"), timeout_s=240)
     assert finished.status == 0, finished.output[-4000:]
     (line,) = re.findall(r"^RESULT (.*)$", finished.output, re.MULTILINE)
     result: dict[str, Any] = json.loads(line)

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import processes
 import pytest
-from helpers import ROOT, clean_environment
 
-from autoprof.options import NsysOptions
-from autoprof.tools import nsys_launch
+from autoprof.capture.profilers import nsys_command
+from autoprof.config.tool_options import NsysOptions
+from tests.support import processes
+from tests.support.helpers import ROOT, clean_environment
 
 SCRIPTS = Path(__file__).parent / "nsys_scripts"
-STAND_IN = ROOT / "tests" / "stand_ins" / "nsys"
+STAND_IN = ROOT / "tests" / "support" / "stand_ins" / "nsys"
 # Longer than a driver takes to end: a run that does not wait loses the last reports.
 WRITES_S = 3.0
 ON = {"AUTOPROF": "1", "AUTOPROF_TOOL": "nsys", "AUTOPROF_STEPS": "2,4", "AUTOPROF_RECIPES": str(SCRIPTS)}
@@ -47,7 +47,7 @@ def environment(path: Path, folder: Path) -> dict[str, str]:
     for name in ("sh", "bash", "dirname", "rm"):
         (bare / name).symlink_to(str(shutil.which(name)))
     (bare / "python3").symlink_to(os.path.realpath(sys.executable))
-    variables = clean_environment(RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="disabled", NSYS_STAND_IN_LOG=str(folder))
+    variables = clean_environment(NSYS_STAND_IN_LOG=str(folder))
     return variables | {"PATH": f"{path}:{bare}", "NSYS_STAND_IN_WRITES_S": str(WRITES_S)}
 
 
@@ -70,7 +70,7 @@ def test_the_actor_whose_rank_is_captured_runs_under_nsys(driven: Driven) -> Non
     assert under == [True, False, False]
     first = driven.actors[0]
     told = json.loads((driven.folder / f"{first['pid']}.json").read_text())
-    expected = nsys_launch.profile_options(NsysOptions(executable=str(STAND_IN / "nsys")))
+    expected = nsys_command.profile_options(NsysOptions(executable=str(STAND_IN / "nsys")))
     assert expected["capture-range-end"] == "repeat:async"
     assert {name: told["options"][name] for name in expected} == expected
     assert told["output"].endswith(f"/logs/nsight/autoprof_{first['pid']}")
@@ -102,6 +102,7 @@ def test_ranges_name_step_role_and_stage(driven: Driven) -> None:
     ]
 
 
+@pytest.mark.usefixtures("thorough")
 def test_without_nsys_the_run_goes_on_with_torch_and_says_so(tmp_path: Path) -> None:
     driven = drive(tmp_path, tmp_path / "nowhere", **ON)
     assert [actor["NSYS_PROFILING_SESSION_ID"] for actor in driven.actors] == ["", "", ""]
@@ -115,7 +116,7 @@ def test_without_nsys_the_run_goes_on_with_torch_and_says_so(tmp_path: Path) -> 
 
 def test_doctor_on_the_environment(tmp_path: Path) -> None:
     doctor = [sys.executable, "-m", "autoprof", "doctor", "--json"]
-    variables = clean_environment(AUTOPROF_TOOL="nsys", AUTOPROF_DISABLE="verl,vllm,sglang,trl,transformers")
+    variables = clean_environment(AUTOPROF_TOOL="nsys", AUTOPROF_DISABLE="verl,vllm,sglang,trl,transformers,ray")
     for path, missing in ((f"{STAND_IN}:{os.environ['PATH']}", False), ("/usr/bin:/bin", True)):
         said = subprocess.run(
             doctor, cwd=tmp_path, env=variables | {"PATH": path}, capture_output=True, text=True, check=False

@@ -1,4 +1,4 @@
-"""What is begun anew under Ray: an actor that died in a window, its task, and Ray itself."""
+"""Restarts under Ray: of an actor that died in a window, of its task, and of Ray itself."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import re
 import sys
 from pathlib import Path
 
-import processes
 import pytest
-from helpers import clean_environment
-from small_trainer import metas, prepare
 
-from autoprof import listing
+from autoprof.rundir import runs
+from tests.support import processes
+from tests.support.helpers import clean_environment
+from tests.support.small_trainer import metas, prepare
 
 DIES = """
 import os, ray
-ray.init(num_cpus=1, include_dashboard=False)
+ray.init(address="local", num_cpus=1, include_dashboard=False)
 
 @ray.remote(max_restarts=1, max_task_retries=1)
 class Worker:
@@ -41,20 +41,20 @@ from small import Trainer
 def runs_out():
     raise torch.OutOfMemoryError("made up")
 
-ray.init(num_cpus=1, include_dashboard=False)
+ray.init(address="local", num_cpus=1, include_dashboard=False)
 Trainer().fit(lambda: time.sleep(3))
 ray.shutdown()
-ray.init(num_cpus=1, include_dashboard=False)
+ray.init(address="local", num_cpus=1, include_dashboard=False)
 try:
     Trainer().fit(runs_out)
 except torch.OutOfMemoryError:
-    time.sleep(5)
+    time.sleep(12)
 Trainer().fit()
 ray.shutdown()
 """
 
 
-def driven(folder: Path, script: str, **variables: str) -> tuple[listing.Run, str]:
+def driven(folder: Path, script: str, **variables: str) -> tuple[runs.Run, str]:
     """The run of a driver that may import the small trainer, and what it printed."""
     prepare(folder, lambda *_, **__: None)  # type: ignore[arg-type,return-value]
     (folder / "drive.py").write_text(script)
@@ -64,13 +64,11 @@ def driven(folder: Path, script: str, **variables: str) -> tuple[listing.Run, st
         AUTOPROF_RECIPES=str(lib / "small.toml"),
         PYTHONPATH=str(lib),
         OMP_NUM_THREADS="1",
-        RAY_USAGE_STATS_ENABLED="0",
-        RAY_AUTH_MODE="disabled",
         **variables,
     )
     done = processes.run([sys.executable, "drive.py"], cwd=folder, env=environment, timeout_s=150)
     assert done.status == 0, done.output[-3000:]
-    (run,) = listing.runs(folder / "autoprof_runs")
+    (run,) = runs.runs(folder / "autoprof_runs")
     assert run.state == "ended"
     return run, done.output
 
@@ -90,7 +88,9 @@ def test_an_actor_that_is_started_anew_overwrites_nothing(tmp_path: Path) -> Non
 def test_conditions_hold_where_ray_is_ended_and_begun_anew(tmp_path: Path) -> None:
     driven(tmp_path, AGAIN, AUTOPROF_STEPS="", AUTOPROF_WHEN="oom, memory>0.001")
     ran_out, full = metas(tmp_path)
-    assert (ran_out["step"], ran_out["window"]) == (1, "actor rank 0 ran out of memory in update_actor of step 2 (oom)")
+    # A step may begin before it is heard.
+    assert ran_out["step"] in (1, 2)
+    assert ran_out["window"] == "actor rank 0 ran out of memory in update_actor of step 2 (oom)"
     assert full["step"] in (2, 3)
     said = rf"{re.escape(full['host'])} had [0-9.]+ % of its memory in use after step [12] \(memory>0.001\)"
     assert re.fullmatch(said, full["window"]), full["window"]

@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import processes
 import pytest
-from helpers import wait_for
-from test_ray import ON, SCRIPTS, cluster, environment
+
+from tests.support import processes
+from tests.support.helpers import clean_environment, wait_for
+from tests.support.ray_clusters import ON, SCRIPTS, cluster
 
 __all__ = ["cluster"]
 
@@ -37,7 +38,7 @@ class Asked:
         return subprocess.Popen(
             command,
             cwd=self.folder / "elsewhere",
-            env=environment(AUTOPROF="1"),
+            env=clean_environment(AUTOPROF="1"),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -70,7 +71,7 @@ def going_on(folder: Path, address: str) -> Iterator[Asked]:
         process = subprocess.Popen(
             [sys.executable, str(SCRIPTS / "asked.py"), address, str(folder)],
             cwd=folder,
-            env=environment(**ON, AUTOPROF_STEPS="", **{processes.TAG: tag}),
+            env=clean_environment(**ON, AUTOPROF_STEPS="", **{processes.TAG: tag}),
             stdout=file,
             stderr=file,
             start_new_session=True,
@@ -165,7 +166,7 @@ def test_a_run_that_has_ended_is_not_waited_for_nor_asked(asked: Asked) -> None:
     assert f"no run goes on in this cluster; there are {name}" in done.stderr
     done = asked.trigger(name)
     assert done.returncode == 1
-    assert f"run {name} is not going on: its trainer's process is not there any more" in done.stderr
+    assert f"run {name} is not going on: its trainer's process has ended" in done.stderr
 
 
 def test_a_cluster_that_ends_with_its_run_is_said(tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from perfetto import FLOWS, FLOWS_BETWEEN_PROCESSES, PROCESSES, SLICES, query
-from verl_runs import VerlRun
+
+from tests.support.perfetto import FLOWS, FLOWS_BETWEEN_PROCESSES, PROCESSES, SLICES, query
+from tests.support.verl_runs import VerlRun, metas, operators, window
 
 STAGES = {
     "actor.compute_log_prob",
@@ -21,27 +22,10 @@ STAGES = {
 }
 # The step with a checkpoint, which the runs make in step 4.
 SAVED = {"actor.save_checkpoint"}
-OPERATORS = ("cpu_op", "user_annotation")
-
-
-def operators(trace: dict[str, Any]) -> list[dict[str, Any]]:
-    return [event for event in trace["traceEvents"] if event.get("ph") == "X" and event.get("cat") in OPERATORS]
-
-
-def window(trace: dict[str, Any]) -> tuple[float, float]:
-    """Begin and end of a trace's events in nanoseconds since the epoch."""
-    base, events = trace["baseTimeNanoseconds"], operators(trace)
-    begin = min(event["ts"] for event in events)
-    end = max(event["ts"] + event["dur"] for event in events)
-    return base + begin * 1000, base + end * 1000
 
 
 def stages(step: int) -> set[str]:
     return STAGES | SAVED if step == 4 else STAGES
-
-
-def metas(run: VerlRun, step: int) -> list[dict[str, Any]]:
-    return [json.loads(path.read_text()) for path in sorted(run.step_folder(step).glob("*.meta.json"))]
 
 
 def test_there_are_folders_for_the_chosen_steps_and_no_others(profiled: VerlRun) -> None:
@@ -131,7 +115,7 @@ def test_validation_is_no_rollout_of_the_step(legacy: VerlRun) -> None:
 
 
 def test_run_json_is_complete(profiled: VerlRun) -> None:
-    info = profiled.info
+    info = json.loads((profiled.directory / "run.json").read_text())
     assert info["state"] == "ended"
     assert info["id"] == profiled.directory.name
     assert re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{6}", info["id"])
@@ -186,21 +170,25 @@ def test_off_imports_nothing_in_any_process(unprofiled: VerlRun) -> None:
 
 
 def test_the_probe_sees_autoprof_where_it_is_on(profiled: VerlRun) -> None:
-    importing = [start for start, modules in profiled.probed().items() if "autoprof.importing" in modules]
+    importing = [start for start, modules in profiled.probed().items() if "autoprof.hooks.patching" in modules]
     assert len(importing) >= 6
 
 
 def test_processes_that_are_no_business_of_ours_are_left_alone(profiled: VerlRun) -> None:
     for start, modules in profiled.probed().items():
         if "/ray/dashboard/" in start or "log_monitor.py" in start or "/ray/_private/runtime_env/" in start:
-            assert [module for module in modules if module.startswith("autoprof.") and module != "autoprof._boot"] == []
+            assert [
+                module
+                for module in modules
+                if module.startswith("autoprof.") and not module.startswith("autoprof._boot")
+            ] == []
 
 
 @pytest.mark.parametrize("trainer", ["v1", "legacy"])
 def test_training_is_the_same_with_autoprof(trainer: str, request: pytest.FixtureRequest) -> None:
     on: VerlRun = request.getfixturevalue(trainer)
     off: VerlRun = request.getfixturevalue(f"{trainer}_off")
-    assert sorted(on.metrics) == sorted(off.metrics) == [1, 2, 3, 4]
+    assert sorted(on.metrics) == sorted(off.metrics)[:4] == [1, 2, 3, 4]
     for step in on.metrics:
         assert len(on.metrics[step]) > 40
         assert on.metrics[step] == off.metrics[step]
@@ -249,7 +237,7 @@ def test_the_critic_is_captured_and_other_roles_are_not(critic: VerlRun) -> None
 def test_a_window_can_be_opened_while_the_run_is_going_on(critic: VerlRun) -> None:
     assert (critic.folder / "trigger.txt").read_text().startswith(f"asked run {critic.directory.name} for steps 3, in ")
     folders = sorted(path.name for path in critic.directory.glob("global_step_*"))
-    assert folders == [f"global_step_00000{step}" for step in range(2, 7)]
+    assert folders == [f"global_step_00000{step}" for step in range(2, 9)]
     found = metas(critic, 3)
     assert {meta["role"] for meta in found} == {"critic", "ref", "rollout"}
     assert {(meta["state"], *meta["contents"], *meta["left_out"]) for meta in found} == {("complete", "cpu")}
@@ -271,7 +259,7 @@ def test_contents_are_recorded_or_named_as_left_out(critic: VerlRun) -> None:
     for beginning in ("critic.update_critic", "rollout.replica0.rank0"):
         events = operators(critic.trace(2, beginning))
         assert any("Input Dims" in event.get("args", {}) for event in events)
-    assert "contents left out, which torch does not know here: cuda" in critic.finished.output
+    assert "torch does not support these contents here, so they are left out: cuda" in critic.finished.output
 
 
 def test_the_command_at_the_end_finds_complete_files(critic: VerlRun) -> None:
@@ -296,7 +284,7 @@ def test_verls_own_profiler_goes_before_autoprofs(verls_own: VerlRun) -> None:
         assert len([name for name in theirs if stage in name]) == 1, stage
     yielded = {meta["stage"]: meta for meta in metas(verls_own, 2) if meta["state"] != "complete"}
     assert set(yielded) == {"compute_log_prob", "compute_ref_log_prob", "update_actor", "rollout"}
-    assert yielded["update_actor"]["reason"] == "verl's own profiler is on in this step; autoprof stands aside"
+    assert yielded["update_actor"]["reason"] == "verl's own profiler is on in this step, so autoprof records nothing"
     assert yielded["update_actor"]["state"] == "failed"
     assert "somebody else started the engine's profiler" in yielded["rollout"]["reason"]
 

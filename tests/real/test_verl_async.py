@@ -6,8 +6,8 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from test_verl import metas, operators, window
-from verl_runs import VerlRun
+
+from tests.support.verl_runs import VerlRun, metas, operators, window
 
 # How often each stage of a step runs, in each trainer. The fully asynchronous one trains with the log probs of the
 # rollout.
@@ -111,7 +111,7 @@ def test_no_hook_failed_and_nothing_is_left_over(asynchronous: VerlRun) -> None:
         assert [key for key, hook in process["hooks"].items() if hook["state"] == "failed"] == []
     assert list(asynchronous.directory.rglob("*.part")) == []
     assert asynchronous.finished.left_behind == []
-    assert asynchronous.info["state"] == "ended"
+    assert asynchronous.info.state == "ended"
     assert "autoprof: " not in asynchronous.finished.output
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from test_verl import metas, operators
-from verl_runs import VerlRun
+
+from tests.support.verl_runs import VerlRun, metas, operators
 
 
 def steps(run: VerlRun) -> dict[int, list[int]]:
@@ -65,5 +65,5 @@ def test_the_update_holds_the_backward_pass_and_nothing_is_left_over(name: str, 
         assert [key for key, hook in process["hooks"].items() if hook["state"] == "failed"] == []
     assert list(run.directory.rglob("*.part")) == []
     assert run.finished.left_behind == []
-    assert run.info["state"] == "ended"
+    assert run.info.state == "ended"
     assert "autoprof: " not in run.finished.output

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from verl_runs import VerlRun
+
+from tests.support.verl_runs import VerlRun
 
 # What a step of V1's synchronous trainer times, in the order in which it ends.
 TIMERS = ["gen", "old_log_prob", "ref", "adv", "update_actor", "update_weights"]

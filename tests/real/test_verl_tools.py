@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import processes
 import pytest
-from helpers import ROOT, clean_environment, spans
+
+from tests.real.assets import tiny_model
+from tests.support import processes
+from tests.support.helpers import clean_environment, spans
 
 SCRIPT = Path(__file__).parent / "verl_scripts" / "tool_agent.py"
 SLOW_NS = 0.5e9
@@ -19,9 +21,7 @@ SLOW_NS = 0.5e9
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("tools")
     environment = clean_environment(AUTOPROF="1", AUTOPROF_STEPS="", HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1")
-    make = [sys.executable, str(ROOT / "examples" / "verl_cpu" / "make_assets.py"), str(folder / "assets")]
-    assert processes.run(make, cwd=folder, env=environment, timeout_s=240).status == 0
-    command = [sys.executable, str(SCRIPT), str(folder / "assets" / "data" / "model")]
+    command = [sys.executable, str(SCRIPT), tiny_model()]
     finished = processes.run(command, cwd=folder, env=environment, timeout_s=240)
     assert finished.status == 0, finished.output[-4000:]
     assert "TURNS [2, 6, 6, 6]" in finished.output

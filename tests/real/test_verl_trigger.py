@@ -1,4 +1,4 @@
-"""`autoprof trigger --wait` from a second shell, while a real run of verl goes on without a window."""
+"""`autoprof trigger --wait` from a second shell, while a real run of verl is between its windows."""
 
 from __future__ import annotations
 
@@ -6,45 +6,49 @@ import json
 import re
 from pathlib import Path
 
-from verl_runs import VerlRun
+from tests.support.verl_runs import VerlRun
 
 STAGES = {
     "actor.compute_log_prob",
     "actor.update_actor",
     "actor.update_weights",
+    "critic.compute_values",
+    "critic.update_critic",
     "ref.compute_ref_log_prob",
     "trainer.compute_advantage",
 }
+# The steps that were waited for, and all that were captured: those before have windows of their own.
+WAITED, CAPTURED = (7, 8), range(2, 9)
 
 
-def test_two_step_folders_are_left_with_all_roles(asked: VerlRun) -> None:
-    folders = sorted(path.name for path in asked.directory.glob("global_step_*"))
-    first = int(folders[0].rpartition("_")[2])
-    assert 4 <= first < 30
-    assert folders == [f"global_step_{step:06d}" for step in (first, first + 1)]
-    for step in (first, first + 1):
-        found = [json.loads(path.read_text()) for path in asked.step_folder(step).glob("*.meta.json")]
+def test_two_step_folders_are_left_with_all_roles(critic: VerlRun) -> None:
+    folders = sorted(path.name for path in critic.directory.glob("global_step_*"))
+    assert folders == [f"global_step_{step:06d}" for step in CAPTURED]
+    for step in WAITED:
+        found = [json.loads(path.read_text()) for path in critic.step_folder(step).glob("*.meta.json")]
         assert {(meta["state"], meta["window"]) for meta in found} == {("complete", "autoprof trigger")}
-        names = [path.name for path in asked.step_folder(step).glob("*.pt.trace.json.gz")]
+        names = [path.name for path in critic.step_folder(step).glob("*.pt.trace.json.gz")]
         kinds = sorted(re.sub(r"(\.rank0|(?<=\.frontend))\..*", "", name) for name in names)
         assert kinds == sorted([*STAGES, "rollout.replica0", "rollout.replica0.frontend"])
 
 
-def test_who_waits_is_told_how_far_it_is_and_where_the_traces_are(asked: VerlRun) -> None:
-    lines = (asked.folder / "trigger.txt").read_text().splitlines()
-    folders = sorted(map(str, asked.directory.glob("global_step_*")))
-    first, second = (int(folder.rpartition("_")[2]) for folder in folders)
-    assert lines[0].startswith(f"asked run {asked.directory.name} for the next 2 steps, in ")
+def test_who_waits_is_told_how_far_it_is_and_where_the_traces_are(critic: VerlRun) -> None:
+    lines = (critic.folder / "trigger.txt").read_text().splitlines()
+    first, second = WAITED
+    # The others did not wait.
+    *others, waiting = [number for number, line in enumerate(lines) if line.startswith("asked run ")]
+    assert len(others) == 4
+    assert lines[waiting].startswith(f"asked run {critic.directory.name} for 2 steps from 7 on, in ")
     # What is only looked at now and then may be missed.
-    told = [line for line in lines if line.startswith("step ")]
+    told = [line for line in lines[waiting:] if line.startswith("step ")]
     assert [line for line in told if "is captured" in line] == [
         f"step {first} is captured (1 of 2)",
         f"step {second} is captured (2 of 2)",
     ]
-    assert lines[-4].startswith("captures: 14, ")
-    assert lines[-3:] == [*folders, "status 0"]
+    assert lines[-4].startswith("captures: 18, ")
+    assert lines[-3:] == [*(str(critic.step_folder(step)) for step in WAITED), "status 0"]
 
 
-def test_all_steps_are_on_the_timeline_and_nothing_was_captured_besides(asked: VerlRun) -> None:
-    assert [span["step"] for span in asked.spans if span["kind"] == "step"] == list(range(1, 31))
-    assert [path for path in Path(asked.directory, "control").iterdir() if not path.name.endswith(".taken")] == []
+def test_all_steps_are_on_the_timeline_and_nothing_was_captured_besides(critic: VerlRun) -> None:
+    assert [span["step"] for span in critic.spans if span["kind"] == "step"] == list(range(1, 10))
+    assert [path for path in Path(critic.directory, "control").iterdir() if not path.name.endswith(".taken")] == []

@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import processes
 import pytest
-from helpers import clean_environment
+
+from tests.support import processes
+from tests.support.helpers import clean_environment
 
 _SCRIPT = """
 import asyncio, json, sys
@@ -32,7 +33,7 @@ server.llm, server.profiler_controller = Engine(), SimpleNamespace(
 fails, answers = "", []
 
 def ask(action):
-    request = {"action": action, "step": 7, "replica": 1, "rank": 2, "overrides": {}}
+    request = {"action": action, "global_step": 7, "replica": 1, "rank": 2, "overrides": {}}
     answers.append(asyncio.run(server.start_profile(autoprof=request)))
 
 ask("start"); ask("start"); ask("stop"); ask("stop")
@@ -45,7 +46,7 @@ print(json.dumps({"answers": answers, "calls": Engine.calls}))
 
 @pytest.fixture(scope="module")
 def asked(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
-    """What the server answered to autoprof and asked of its engine, and the run's folder."""
+    """Return what the server answered to autoprof and asked of its engine, and the run's folder."""
     folder = tmp_path_factory.mktemp("trtllm")
     environment = clean_environment(AUTOPROF="1", AUTOPROF_DIR=str(folder))
     finished = processes.run([sys.executable, "-c", _SCRIPT], cwd=folder, env=environment, timeout_s=120)

@@ -5,30 +5,35 @@ from __future__ import annotations
 import json
 import re
 
-from verl_runs import VerlRun
+import pytest
 
-from autoprof.units import seconds
+from autoprof.base.units import seconds
+from tests.support.verl_runs import VerlRun
 
 # The step whose reward is slow.
-SLOW = 10
+SLOW = 22
 
 
-def test_the_step_after_the_slow_one_is_captured_and_says_why(slowed: VerlRun) -> None:
-    assert [path.name for path in slowed.directory.glob("global_step_*")] == [slowed.step_folder(SLOW + 1).name]
-    metas = [json.loads(path.read_text()) for path in slowed.step_folder(SLOW + 1).glob("*.meta.json")]
+def test_the_step_after_the_slow_one_is_captured_and_says_why(planted: VerlRun) -> None:
+    folders = sorted(path.name for path in planted.directory.glob("global_step_*"))
+    # Others ask for those before.
+    assert [name for name in folders if int(name[-6:]) >= 17] == [planted.step_folder(SLOW + 1).name]
+    metas = [json.loads(path.read_text()) for path in planted.step_folder(SLOW + 1).glob("*.meta.json")]
     assert {meta["state"] for meta in metas} == {"complete"}
     (why,) = {meta["window"] for meta in metas}
-    figures = re.fullmatch(rf"step {SLOW} took ([0-9.]+) s, ([0-9.]+) times the median of ([0-9.]+) s \(step>3x\)", why)
+    number = r"([0-9.]+)"
+    said = rf"step {SLOW} took {number} s, {number} times the median of {number} (m?)s \(step>9x\)"
+    figures = re.fullmatch(said, why)
     assert figures, why
-    took, times, usual = map(float, figures.groups())
-    start, end = slowed.step_window(SLOW)
+    took, times, usual = map(float, figures.groups()[:3])
+    start, end = planted.step_window(SLOW)
     assert abs(took - (end - start) / 1e9) < 0.1
-    assert took > 15
-    assert abs(times - took / usual) < 0.2
+    assert took > 30
+    assert times == pytest.approx(took / usual * (1000 if figures[4] else 1), rel=0.1)
 
 
-def test_the_ranks_are_those_that_were_the_slowest_and_the_meta_files_say_why(slowed: VerlRun) -> None:
-    metas = [json.loads(path.read_text()) for path in slowed.step_folder(SLOW + 1).glob("*.meta.json")]
+def test_the_ranks_are_those_that_were_the_slowest_and_the_meta_files_say_why(planted: VerlRun) -> None:
+    metas = [json.loads(path.read_text()) for path in planted.step_folder(SLOW + 1).glob("*.meta.json")]
     assert {meta["role"] for meta in metas} == {"actor", "ref", "rollout", "trainer"}
     took = {}
     for role in ("actor", "ref", "rollout"):
@@ -43,7 +48,7 @@ def test_the_ranks_are_those_that_were_the_slowest_and_the_meta_files_say_why(sl
         took[role] = said[1]
     # What the timeline has of the same five steps; what is told of the last may come too late for the next.
     (rank,) = {meta["rank"] for meta in metas if meta["role"] == "ref"}
-    stages = [span for span in slowed.spans if (span["role"], span["rank"], span["kind"]) == ("ref", rank, "stage")]
+    stages = [span for span in planted.spans if (span["role"], span["rank"], span["kind"]) == ("ref", rank, "stage")]
     by_step = {span["step"]: (span["end_ns"] - span["start_ns"]) / 1e9 for span in stages}
     means = [sum(by_step[number] for number in range(last - 4, last + 1)) / 5 for last in (SLOW - 1, SLOW)]
     assert took["ref"] in [seconds(mean) for mean in means]

@@ -6,29 +6,25 @@ import json
 from pathlib import Path
 
 import pytest
-from helpers import wait_for
-from vllm_runs import FAULTS, SCRIPT, Driven, drive, drive_faults, make_model, recorded_what_was_asked_for, survived
+
+from tests.support.helpers import wait_for
+from tests.support.vllm_runs import FAULTS, SCRIPT, Driven, drive, drive_faults, recorded_what_was_asked_for, survived
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return make_model(tmp_path_factory.mktemp("assets"))
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Driven:
+    return drive(tmp_path_factory.mktemp("plain"), "plain")
 
 
 @pytest.fixture(scope="module")
-def plain(model: str, tmp_path_factory: pytest.TempPathFactory) -> Driven:
-    return drive(tmp_path_factory.mktemp("plain"), model, "plain")
-
-
-@pytest.fixture(scope="module")
-def configured(model: str, tmp_path_factory: pytest.TempPathFactory) -> Driven:
+def configured(thorough: None, tmp_path_factory: pytest.TempPathFactory) -> Driven:
     folder = tmp_path_factory.mktemp("configured")
-    return drive(folder, model, "configured", str(folder / "users"))
+    return drive(folder, "configured", str(folder / "users"))
 
 
 @pytest.fixture(scope="module")
-def faulty(model: str, tmp_path_factory: pytest.TempPathFactory) -> Driven:
-    return drive_faults(tmp_path_factory.mktemp("faulty"), model)
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> Driven:
+    return drive_faults(tmp_path_factory.mktemp("faulty"))
 
 
 @pytest.fixture(scope="module", params=["plain", "configured"])
@@ -119,12 +115,12 @@ def test_the_front_end_is_recorded_beside_its_worker(driven: Driven) -> None:
 
 @pytest.mark.parametrize(("ranks", "recorded"), [("all", [2, 3]), ("3", [3])])
 def test_each_tensor_parallel_rank_has_a_file_and_ranks_picks_among_them(
-    model: str, tmp_path: Path, request: pytest.FixtureRequest, ranks: str, recorded: list[int]
+    tmp_path: Path, request: pytest.FixtureRequest, ranks: str, recorded: list[int]
 ) -> None:
     if ranks == "all":
         request.getfixturevalue("thorough")
     variables = {"AUTOPROF_RANKS": ranks, "AUTOPROF_CONTENTS": "cpu,merge-profiles"}
-    driven = drive(tmp_path, model, script=SCRIPT.with_name("tensor_parallel.py"), **variables)
+    driven = drive(tmp_path, script=SCRIPT.with_name("tensor_parallel.py"), **variables)
     assert driven.said["start"] == driven.said["stop"] == {"problem": ""}
     assert driven.said["before"] == driven.said["after"]
     metas = [meta for meta in driven.metas(1) if meta["tool"] == "torch"]

@@ -1,4 +1,6 @@
-"""A real AsyncLLM whose workers find an NPU to record, by the stand-in for torch_npu that torch itself imports."""
+"""A real AsyncLLM whose workers find an NPU to record, by the stand-in for torch_npu that torch itself imports.
+
+With --thorough: a step of the run `critic` of verl is recorded so (test_verl_table.py)."""
 
 from __future__ import annotations
 
@@ -6,15 +8,15 @@ import json
 from pathlib import Path
 
 import pytest
-from npu_stand_in import RELEASES, STAND_INS
-from vllm_runs import Driven, drive, make_model
+
+from tests.support.npu_stand_in import RELEASES, STAND_INS
+from tests.support.vllm_runs import Driven, drive
 
 
 @pytest.fixture(scope="module")
-def driven(tmp_path_factory: pytest.TempPathFactory) -> Driven:
-    model = make_model(tmp_path_factory.mktemp("assets"))
+def driven(thorough: None, tmp_path_factory: pytest.TempPathFactory) -> Driven:
     found = {"PYTHONPATH": str(STAND_INS), "TORCH_NPU_STAND_IN": RELEASES[-1]}
-    return drive(tmp_path_factory.mktemp("npu"), model, "plain", AUTOPROF_CONTENTS="cpu,npu,shapes", **found)
+    return drive(tmp_path_factory.mktemp("npu"), "plain", AUTOPROF_CONTENTS="cpu,npu,shapes", **found)
 
 
 @pytest.mark.parametrize("step", [1, 2])

@@ -7,8 +7,9 @@ import json
 import re
 
 import pytest
-from helpers import spans
-from vllm_runs import SCRIPT, Driven, drive, make_model
+
+from tests.support.helpers import spans
+from tests.support.vllm_runs import SCRIPT, Driven, drive
 
 OFFLINE = SCRIPT.with_name("offline.py")
 # The sixth is the beam search, in the eighth the user profiles.
@@ -18,23 +19,16 @@ WHEN, LONG = "step>25x", 18
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return make_model(tmp_path_factory.mktemp("assets"))
-
-
-@pytest.fixture(scope="module")
-def apart(model: str, tmp_path_factory: pytest.TempPathFactory) -> Driven:
+def apart(tmp_path_factory: pytest.TempPathFactory) -> Driven:
     """The engine in processes of its own; no profiler configured."""
-    return drive(
-        tmp_path_factory.mktemp("apart"), model, "apart", script=OFFLINE, AUTOPROF_STEPS=STEPS, AUTOPROF_WHEN=WHEN
-    )
+    return drive(tmp_path_factory.mktemp("apart"), "apart", script=OFFLINE, AUTOPROF_STEPS=STEPS, AUTOPROF_WHEN=WHEN)
 
 
 @pytest.fixture(scope="module")
-def here(model: str, tmp_path_factory: pytest.TempPathFactory) -> Driven:
+def here(tmp_path_factory: pytest.TempPathFactory) -> Driven:
     """The engine and its worker in the script's process; vLLM's profiler configured by the user."""
     folder = tmp_path_factory.mktemp("here")
-    arguments = (model, "here", str(folder / "users"))
+    arguments = ("here", str(folder / "users"))
     variables = {"AUTOPROF_STEPS": STEPS, "AUTOPROF_WHEN": WHEN, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     return drive(folder, *arguments, script=OFFLINE, **variables)
 
@@ -50,7 +44,7 @@ def steps(driven: Driven) -> list[int]:
 
 
 def passes(driven: Driven, step: int) -> int:
-    """How many forward passes the one complete trace of a worker in a step holds."""
+    """Return how many forward passes the one complete trace of a worker in a step holds."""
     (meta,) = driven.step(step).glob("rollout.replica0.rank0.*.meta.json")
     assert json.loads(meta.read_text())["state"] == "complete"
     (trace,) = driven.step(step).glob("rollout.replica0.rank0.*.gz")

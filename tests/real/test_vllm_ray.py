@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from vllm_runs import SCRIPT, Driven, drive, make_model
+
+from tests.support.vllm_runs import SCRIPT, Driven, drive
 
 
 @pytest.fixture(scope="module")
 def driven(tmp_path_factory: pytest.TempPathFactory) -> Driven:
     return drive(
         tmp_path_factory.mktemp("ray"),
-        make_model(tmp_path_factory.mktemp("assets")),
         script=SCRIPT.with_name("ray_executor.py"),
         PYTHONPATH=str(Path(__file__).with_name("vllm_ray")),
         AUTOPROF_ROLLOUT_ITERATIONS="1:3",

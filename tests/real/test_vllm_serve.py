@@ -7,11 +7,12 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
-import servers
-from helpers import ROOT, clean_environment
+
+from tests.support import servers
+from tests.support.helpers import clean_environment
+from tests.support.servers import serve
 
 PROMPT = {"model": "tiny", "prompt": [5, 6, 7], "temperature": 0, "ignore_eos": True}
 # Four at a time: several seconds.
@@ -22,28 +23,6 @@ def generate(server: servers.Server, tokens: int = 6) -> str:
     status, answer = server.post("/v1/completions", PROMPT | {"max_tokens": tokens})
     assert status == 200, answer
     return str(answer["choices"][0]["text"])
-
-
-def serve(folder: Path, **variables: str) -> Iterator[servers.Server]:
-    """A server from the command that users type, until the tests are through with it."""
-    make = [sys.executable, str(ROOT / "examples" / "verl_cpu" / "make_assets.py"), str(folder)]
-    subprocess.run(make, check=True, capture_output=True, timeout=120)
-    port = servers.free_port()
-    command = [str(Path(sys.executable).with_name("vllm")), "serve", str(folder / "data" / "model")]
-    command += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port), "--enforce-eager"]
-    command += ["--max-model-len", "512", "--max-num-seqs", "4", "--max-num-batched-tokens", "64"]
-    command += ["--kv-cache-memory-bytes", "33554432"]
-    environment = clean_environment(
-        # vLLM's command line looks for a distribution named vllm, which the wheel for the CPU is not.
-        PYTHONPATH=str(ROOT / "examples" / "verl_cpu" / "cpu"),
-        HF_HUB_OFFLINE="1",
-        VLLM_NO_USAGE_STATS="1",
-        VLLM_CPU_OMP_THREADS_BIND="nobind",
-        TORCH_COMPILE_DISABLE="1",
-        OMP_NUM_THREADS="1",
-        **variables,
-    )
-    yield from servers.running(servers.Server(folder, port, "execute_"), command, environment)
 
 
 @pytest.fixture(scope="module")

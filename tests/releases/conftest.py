@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-from release_runs import CHOSEN, EXAMPLES, release_run
-from verl_runs import VerlRun
+
+from tests.support.release_runs import CHOSEN, release_run
+from tests.support.verl_runs import VerlRun
 
 # Those whose metrics are the same in each run without autoprof.
 REPEATABLE = ["verl-0.7.1", "verl-0.8.0"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """How much is run."""
+    """Add the options that say how much is run."""
     parser.addoption("--releases", default=CHOSEN, help="the releases of verl, such as 'verl-0.5.0 verl-0.7.1'")
 
 
@@ -26,14 +23,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="session")
-def assets(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model and its data."""
-    folder = tmp_path_factory.mktemp("assets")
-    subprocess.run([sys.executable, str(EXAMPLES / "make_assets.py"), str(folder)], check=True)
-    return folder
-
-
-@pytest.fixture(scope="session")
 def name(request: pytest.FixtureRequest) -> str:
     """A release."""
     found: str = request.param
@@ -41,14 +30,14 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
-def run(name: str, assets: Path, tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
+def run(name: str, tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
     """Its run with autoprof."""
-    return release_run(name, tmp_path_factory.mktemp(name), assets, AUTOPROF="1", AUTOPROF_STEPS="2")
+    return release_run(name, tmp_path_factory.mktemp(name), AUTOPROF="1", AUTOPROF_STEPS="2")
 
 
 @pytest.fixture(scope="session")
-def run_off(thorough: None, name: str, assets: Path, tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
+def run_off(thorough: None, name: str, tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
     """Its run without autoprof."""
     if name not in REPEATABLE:
         pytest.skip("no two runs of it are the same")
-    return release_run(name, tmp_path_factory.mktemp(f"{name}-off"), assets)
+    return release_run(name, tmp_path_factory.mktemp(f"{name}-off"))

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from release_runs import environment, package_of, version_of
-from verl_runs import VerlRun
+
+from tests.support.release_runs import environment, package_of, version_of
+from tests.support.verl_runs import VerlRun
 
 STEP = 2
 
@@ -47,8 +48,8 @@ def hooks(run: VerlRun) -> dict[str, set[str]]:
 
 
 def test_it_is_this_release(name: str, run: VerlRun) -> None:
-    assert run.info["versions"]["verl"] == name.removeprefix("verl-")
-    assert run.info["versions"]["vllm"] == "0.27.1+cpu"
+    assert run.info.versions["verl"] == name.removeprefix("verl-")
+    assert run.info.versions["vllm"] == "0.27.1+cpu"
 
 
 def test_all_steps_were_seen_and_the_chosen_one_was_captured(run: VerlRun) -> None:
@@ -138,8 +139,8 @@ def test_training_is_the_same_without_autoprof(run: VerlRun, run_off: VerlRun) -
 
 @pytest.fixture(scope="session")
 def report(name: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What `autoprof doctor` says of the environment."""
-    command = [sys.executable, "-m", "autoprof", "doctor", "--json"]
+    """Return what `autoprof doctor` says of the environment."""
+    command = [sys.executable, "-m", "autoprof", "doctor", "--deep", "--json"]
     found = subprocess.run(
         command,
         cwd=tmp_path_factory.mktemp("doctor"),
@@ -183,10 +184,9 @@ def test_doctor_finds_what_a_run_needs(name: str, report: dict[str, Any]) -> Non
         needed += ["verl/step-begin-0.5", "verl/generate-0.5", "verl/vllm-server-0.5"]
     else:
         needed += ["verl/step-begin", "verl/vllm-server", "verl/own-profiler-start"]
-    workers = "verl" if version_of(name) >= (0, 8) else "verl.workers"
     prefix = "" if version_of(name) >= (0, 8) else "fsdp-"
     for stage in ("compute-log-prob", "compute-ref-log-prob", "update-actor", "update-critic", "compute-values"):
-        needed.append(f"{workers}/{prefix}{stage}")
+        needed.append(f"verl/{prefix}{stage}")
     assert {key: states.get(key) for key in needed} == dict.fromkeys(needed, "applied")
 
 

@@ -1,4 +1,4 @@
-"""Let verl 0.9.1 build a critic without flash-attn; one more module for VERL_USE_EXTERNAL_MODULES.
+"""Critic without flash-attn for verl 0.9.1; one more module for VERL_USE_EXTERNAL_MODULES.
 
 ``load_valuehead_model`` (``verl/utils/model.py``) asks for flash attention by name, whatever the
 configuration says, and reports the failure as a missing value head. The FSDP engine looks the
@@ -20,7 +20,7 @@ def load_valuehead_model(
     model_config: transformers.PretrainedConfig,
     trust_remote_code: bool,
 ) -> Any:
-    """The first branch of verl's function, with torch's own attention."""
+    """Load the model as the first branch of verl's function does, with torch's own attention."""
     return transformers.AutoModelForTokenClassification.from_pretrained(
         pretrained_model_name_or_path=local_path,
         dtype=torch_dtype,

@@ -46,7 +46,7 @@ class CpuDeviceModule(types.ModuleType):
     """``torch.cpu``, plus those functions of ``torch.cuda`` that verl calls on its device module."""
 
     def __getattr__(self, name: str) -> Any:
-        """Whatever is not defined here comes from torch.cpu (streams, events, synchronize, ...)."""
+        """Return an attribute of torch.cpu (streams, events, synchronize, ...), unless it is defined here."""
         return getattr(torch.cpu, name)
 
     def current_device(self) -> CpuDeviceId:
@@ -75,7 +75,7 @@ class CpuDeviceModule(types.ModuleType):
         pass
 
     def mem_get_info(self, device: object = None) -> tuple[int, int]:
-        """Free and total bytes of the machine's memory."""
+        """Return the free and total bytes of the machine's memory."""
         page = os.sysconf("SC_PAGE_SIZE")
         return os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
 
@@ -113,7 +113,7 @@ def _accept_repeated_backends(init: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _allow_any_device(*args: object, **kwargs: object) -> None:
-    """Stands in for a check of FSDP1 that refuses to broadcast parameters that are on the CPU.
+    """Replace a check of FSDP1 that refuses to broadcast parameters that are on the CPU.
 
     verl passes ``sync_module_states=True`` (``verl/workers/engine/fsdp/transformer_impl.py``) and
     torch 2.13 then insists on accelerator parameters, although gloo broadcasts CPU ones well.

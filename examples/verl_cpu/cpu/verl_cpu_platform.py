@@ -85,14 +85,14 @@ class PlatformCPU(PlatformBase):
         pass
 
     def ray_resource_name(self) -> str:
-        """verl's placement groups ask for ``GPU``; ``ray.init(num_gpus=1)`` provides one on paper."""
+        """Return ``GPU``, for which verl's placement groups ask; ``ray.init(num_gpus=1)`` provides one on paper."""
         return "GPU"
 
     def ray_noset_envvars(self) -> list[str]:
         return ["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"]
 
     def is_ipc_supported(self) -> bool:
-        """False makes verl send new weights to vLLM through shared memory, not CUDA IPC handles."""
+        """Return False: verl then sends new weights to vLLM through shared memory, not CUDA IPC handles."""
         return False
 
     def cudart(self) -> Any:

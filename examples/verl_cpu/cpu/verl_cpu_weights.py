@@ -1,4 +1,4 @@
-"""Send new weights to rollout engines that have devices of their own, on a machine without accelerators.
+"""Transfer of new weights to rollout engines with devices of their own, on a machine without accelerators.
 
 verl 0.9.1 does this through a checkpoint engine (``verl/checkpoint_engine``), and those that it has need NCCL, RDMA or
 the like. Its registry takes others, from a module that the configuration names::
@@ -22,7 +22,7 @@ from verl.checkpoint_engine import CheckpointEngine, CheckpointEngineRegistry
 
 @CheckpointEngineRegistry.register("socket")
 class SocketCheckpointEngine(CheckpointEngine):
-    """Whole tensors over a local socket, from rank 0 of the actor to every rollout worker."""
+    """Sender of whole tensors over a local socket, from rank 0 of the actor to every rollout worker."""
 
     def __init__(self, bucket_size: int, is_master: bool = False) -> None:
         self.is_master = is_master
@@ -31,7 +31,7 @@ class SocketCheckpointEngine(CheckpointEngine):
         self.listener: Listener | None = None
 
     def prepare(self) -> tuple[Any, bytes] | None:
-        """The address and the key of the one that sends; None from all others."""
+        """Return the address and the key of the sender; None from all others."""
         if not self.is_master:
             return None
         key = os.urandom(16)
@@ -42,7 +42,7 @@ class SocketCheckpointEngine(CheckpointEngine):
     def build_topology(
         cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[Any]
     ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-        """What `init_process_group` is called with, in each actor and in each rollout worker."""
+        """Return the arguments of `init_process_group` for each actor and each rollout worker."""
         actor = {"place": [None] * actor_wg_world_size, "receivers": [rollout_world_size] * actor_wg_world_size}
         rollout = {"place": [metadata[0]] * rollout_world_size, "receivers": [0] * rollout_world_size}
         return actor, rollout

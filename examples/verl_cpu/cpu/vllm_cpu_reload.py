@@ -16,7 +16,7 @@ import torch
 
 
 def _use_plain_weight(layer: torch.nn.Module, remove_weight: bool) -> None:
-    """Replacement for ``dispatch_cpu_unquantized_gemm`` that never touches the weight."""
+    """Replace ``dispatch_cpu_unquantized_gemm``, and never touch the weight."""
     del remove_weight
     layer.cpu_linear = torch.nn.functional.linear
 

@@ -1,5 +1,5 @@
 #: differs: options of hooks are read from the instance: a counting __getattribute__ sees global_step more often
-"""How often an instance is asked for its attributes, by a class that counts it."""
+"""Reads of an instance's attributes are counted by its class."""
 
 import collections
 

@@ -1,4 +1,4 @@
-"""What a function's own attributes say, which frameworks read instead of asking inspect."""
+"""A function's own attributes, which frameworks read instead of asking inspect."""
 
 import asyncio
 import typing

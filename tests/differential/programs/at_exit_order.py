@@ -1,4 +1,4 @@
-"""What is called at exit, in which order, and in which threads."""
+"""Functions called at exit, their order and their threads."""
 
 import atexit
 import threading

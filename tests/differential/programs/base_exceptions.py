@@ -1,4 +1,4 @@
-"""What is no Exception passes too, and can be caught outside."""
+"""Exceptions that are no Exception pass too, and can be caught outside."""
 
 import asyncio
 

@@ -6,6 +6,8 @@ import hashlib
 import io
 
 import torch
+
+torch._lazy_modules.discard("_inductor")  # or the first capture imports it, which takes longer than all else
 from tinyrl import Trainer
 
 torch.manual_seed(0)

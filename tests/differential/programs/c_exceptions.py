@@ -5,6 +5,8 @@
 import traceback
 
 import torch
+
+torch._lazy_modules.discard("_inductor")  # or the first capture imports it, which takes longer than all else
 from tinyrl import Trainer, evaluate
 
 

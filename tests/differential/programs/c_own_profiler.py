@@ -3,6 +3,8 @@
 """A profiler of the user's own: around steps, in a stage, with a schedule; autoprof stands aside."""
 
 import torch
+
+torch._lazy_modules.discard("_inductor")  # or the first capture imports it, which takes longer than all else
 from tinyrl import Trainer
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 

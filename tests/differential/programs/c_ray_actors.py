@@ -12,7 +12,14 @@ import torch
 from tinyrl import Trainer
 
 os.environ["RAY_DEDUP_LOGS"] = "0"
-ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR", configure_logging=False)
+ray.init(
+    address="local",
+    num_cpus=2,
+    include_dashboard=False,
+    log_to_driver=False,
+    logging_level="ERROR",
+    configure_logging=False,
+)
 
 
 class Mine(Trainer):

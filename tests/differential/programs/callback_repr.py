@@ -1,5 +1,5 @@
 #: differs: asyncio follows __wrapped__ of a bound method to say where it is, of a bare one it says nothing
-"""How asyncio's debug mode calls a callback that fails."""
+"""Asyncio's debug mode names a callback that fails."""
 
 import asyncio
 

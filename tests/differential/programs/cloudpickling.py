@@ -1,5 +1,5 @@
 #: needs: cloudpickle
-"""What Ray ships: classes by value, closures over wrapped functions, bound methods."""
+"""Shipping as Ray does it: classes by value, closures over wrapped functions, bound methods."""
 
 import pickle
 

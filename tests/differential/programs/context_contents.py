@@ -1,5 +1,5 @@
 #: differs: a span of a sample has a context variable of its own
-"""Which context variables there are, as a program sees that copies contexts to send them."""
+"""Context variables as a program sees them that copies contexts to send them."""
 
 import asyncio
 import contextvars

@@ -1,5 +1,5 @@
 #: captures: no
-"""What stages leave unreachable is what the user's functions leave."""
+"""Stages leave no more behind that is unreachable than the user's functions do."""
 
 import gc
 

@@ -1,4 +1,4 @@
-"""What descriptors give: bound methods, __get__ by hand, __slots__, __getattr__, __getattribute__."""
+"""Descriptors: bound methods, __get__ by hand, __slots__, __getattr__, __getattribute__."""
 
 from tinyrl import Trainer
 

@@ -1,4 +1,4 @@
-"""What is wrapped is the same object each time, and is what its names and its module say."""
+"""A wrapped function is the same object each time, with its own names and module."""
 
 import tinyrl
 import tinyrl.trainer

@@ -1,4 +1,4 @@
-"""What inspect says of functions, methods and classes."""
+"""Answers of inspect about functions, methods and classes."""
 
 import inspect
 

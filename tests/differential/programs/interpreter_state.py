@@ -1,4 +1,4 @@
-"""What else a program may find changed: excepthooks, displayhook, codecs, sys.modules of the standard library."""
+"""State that a program may find changed: excepthooks, displayhook, codecs, sys.modules of the standard library."""
 
 import builtins
 import sys

@@ -1,4 +1,4 @@
-"""What a module says of itself: spec, loader, file, package, repr, and what is on sys.path hooks."""
+"""Properties of a module: spec, loader, file, package, repr, and the hooks of sys.path."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""What users do to trainers: put a function of their own in the place of a hooked one, and take it back."""
+"""A function of the user's own is put in the place of a hooked one, and taken back, as users of trainers do."""
 
 from tinyrl import Trainer
 from tinyrl import trainer as module

@@ -1,4 +1,4 @@
-"""What a process says of itself: niceness, affinity, limits, session, dumpable, title."""
+"""Properties of the process: niceness, affinity, limits, session, dumpable, title."""
 
 import os
 import resource

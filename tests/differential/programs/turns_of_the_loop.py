@@ -1,4 +1,4 @@
-"""How many turns of the loop a coroutine takes, and in which order tasks end."""
+"""Turns of the loop that a coroutine takes, and the order in which tasks end."""
 
 import asyncio
 

@@ -148,7 +148,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def _asked_by_torch_or_for_a_look() -> bool:
-    """Whether the import comes from torch, or from `importlib.util.find_spec`.
+    """Return whether the import comes from torch, or from `importlib.util.find_spec`.
 
     torch's compiler would use a triton that is there, and transformers believes in what find_spec finds.
     """

@@ -14,12 +14,11 @@ import sys
 import time
 from pathlib import Path
 
-import msgspec
 import sglang
 
-from autoprof import runtime
-from autoprof.behaviours import sglang as autoprof_sglang
-from autoprof.behaviours.engine import Request
+from autoprof.behaviours.rollout.request import Request
+from autoprof.behaviours.sglang import engine as sglang_engine
+from autoprof.run import runtime
 
 TOKENS = 8
 IDLE_S = 2
@@ -78,7 +77,6 @@ def main(model, ranks):
 
 def drive(engine):
     manager = engine.tokenizer_manager
-    plain = runtime.current().settings
 
     def call(coroutine):
         return engine.loop.run_until_complete(asyncio.wait_for(coroutine, 60))
@@ -88,14 +86,14 @@ def drive(engine):
         return engine.generate(input_ids=[5, 6, 7], sampling_params=parameters)["output_ids"]
 
     def start(step, **settings):
-        runtime.current().settings = msgspec.structs.replace(plain, **settings)
-        return call(autoprof_sglang.start(manager, Request(action="start", step=step, replica=1, rank=4)))
+        request = Request(action="start", step=step, replica=1, rank=4, overrides=settings)
+        return call(sglang_engine.start(manager, request))
 
     def stop():
-        return call(autoprof_sglang.stop(manager))
+        return call(sglang_engine.stop(manager))
 
     def users(method, **keywords):
-        """What a call of the user's own does, in whichever form this version takes it."""
+        """Return what a call of the user's own does, in whichever form this version takes it."""
         try:
             getattr(engine, method)(**keywords)
         except Exception as error:

@@ -38,8 +38,8 @@ def _hook_raises(step):
 
         module.Running.end = failing
 
-    wrapt.register_post_import_hook(stage, "autoprof.behaviours.stage")
-    wrapt.register_post_import_hook(running, "autoprof.behaviours.running")
+    wrapt.register_post_import_hook(stage, "autoprof.behaviours.trainer.stages")
+    wrapt.register_post_import_hook(running, "autoprof.behaviours.trainer.running")
 
 
 def _start_fails(step):
@@ -55,7 +55,7 @@ def _start_fails(step):
 
         module.TorchTool.start = failing
 
-    wrapt.register_post_import_hook(tool, "autoprof.tools.torch")
+    wrapt.register_post_import_hook(tool, "autoprof.capture.profilers.torch")
 
 
 def _stop_hangs(call):

@@ -17,6 +17,7 @@ class WithoutGpu:
 def main():
     path = {"PYTHONPATH": os.path.dirname(os.path.abspath(__file__))}
     ray.init(
+        address="local",
         num_cpus=4,
         num_gpus=2,
         include_dashboard=False,

@@ -9,7 +9,9 @@ from pathlib import Path
 import ray
 from ray.cluster_utils import Cluster
 
-from autoprof import clocks, rundir, runtime
+from autoprof.base import identity
+from autoprof.run import runtime
+from autoprof.run.cluster import clocks
 
 cluster = Cluster(head_node_args={"num_cpus": 1, "object_store_memory": 100_000_000, "include_dashboard": False})
 others = [cluster.add_node(num_cpus=1, object_store_memory=100_000_000) for _ in range(2)]
@@ -21,7 +23,7 @@ assert run is not None
 nodes = [node.node_id for node in others]
 begun = time.time_ns()
 found = clocks.offsets(ray, nodes, lambda node, name: f"{name}-{nodes.index(node)}")
-clocks.write(run, found)
+clocks.write(run.rundir, found)
 same_host = clocks.offsets(ray, nodes)
 
 gone = others.pop()
@@ -29,16 +31,16 @@ cluster.remove_node(gone)
 one_gone = clocks.offsets(ray, nodes, lambda node, name: f"{name}-{nodes.index(node)}")
 
 # From a step, in the background: another node of this host needs no line, and has none.
-clocks.measure(run)
-first = clocks._thread
-clocks.measure(run)
-assert clocks._thread is first
+clocks.measure(run.rundir, run.hooks)
+first = clocks._state.thread
+clocks.measure(run.rundir, run.hooks)
+assert clocks._state.thread is first
 first.join(60)
 
 # Ray ends while it waits for a node.
-clocks._asked_at.clear()
+clocks._state.asked_at.clear()
 clocks._asked = lambda: lambda: time.sleep(60)
-clocks.measure(run)
+clocks.measure(run.rundir, run.hooks)
 time.sleep(1)
 clocks.stop()
 alive = [thread.name for thread in threading.enumerate() if thread.name == "autoprof-clocks"]
@@ -48,7 +50,7 @@ print(
     "RESULT",
     json.dumps(
         {
-            "host": rundir.HOST,
+            "host": identity.HOST,
             "begun": begun,
             "ended": time.time_ns(),
             "same_host": [offset.host for offset in same_host],

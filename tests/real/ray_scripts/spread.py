@@ -14,7 +14,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from spread_lib import Trainer, Worker
 
-from autoprof import clocks
+from autoprof.run.cluster import clocks
 
 LATER = "later"
 
@@ -37,8 +37,8 @@ def later(there):
 
 
 def clocks_measured():
-    if clocks._thread is not None:
-        clocks._thread.join(60)
+    if clocks._state.thread is not None:
+        clocks._state.thread.join(60)
 
 
 def window():

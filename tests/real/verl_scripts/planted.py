@@ -1,4 +1,4 @@
-"""What a user of verl brings along, as `actor_rollout_ref.model.external_lib`, with causes for slow steps in it.
+"""A user's module for verl, its `actor_rollout_ref.model.external_lib`, with causes for slow steps in it.
 
 verl imports it in the trainer's workers, the agent loops and the servers. The number of updates tells the step: the
 loss writes it into the folder that PLANTED names.
@@ -17,8 +17,8 @@ from verl.trainer.ppo.core_algos import get_policy_loss_fn, register_policy_loss
 from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
 
 # The steps, each with one cause.
-SLOW_TOOL, SLOW_SYNC, SLOW_RANK, SLOW_REPLICA, SLOW_REWARD, SLOW_SENDER = 3, 5, 7, 9, 12, 14
-SLOW_S = 4.0
+SLOW_TOOL, SLOW_SYNC, SLOW_RANK, SLOW_REPLICA, SLOW_REWARD, SLOW_SENDER, VERY_SLOW_REWARD = 3, 5, 7, 9, 12, 14, 22
+SLOW_S, VERY_SLOW_S = 4.0, 30.0
 # A turn ends with one of these of 512 tokens, after eight of them or so.
 STOPS = list(range(100, 164))
 
@@ -28,7 +28,7 @@ _own_updates = 0
 
 
 def generates_for(step):
-    """Whether the samples of this step are made."""
+    """Return whether the samples of this step are made."""
     return step == 1 + (_updates.stat().st_size if _updates.exists() else 0)
 
 

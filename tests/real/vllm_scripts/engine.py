@@ -14,11 +14,11 @@ from vllm import SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from autoprof.behaviours import vllm as autoprof_vllm
+from autoprof.behaviours.vllm import engine as vllm_engine
 
 
-def request(step):
-    return autoprof_vllm.Request(action="start", step=step, replica=1, rank=4)
+def request(step, **overrides):
+    return vllm_engine.Request(action="start", step=step, replica=1, rank=4, overrides=overrides)
 
 
 async def generate(engine, name):
@@ -36,7 +36,7 @@ def arguments(engine):
 
 
 async def users_own(engine, name, **given):
-    """What the user's own calls of start_profile and stop_profile do."""
+    """Return what the user's own calls of start_profile and stop_profile do."""
     try:
         await engine.start_profile(**given)
         await generate(engine, name)
@@ -74,27 +74,34 @@ async def main():
     engine = make_engine(model, **more)
     said = {}
     said["before"] = await generate(engine, "a")
-    said["stop without start"] = await autoprof_vllm.stop(engine)
+    said["stop without start"] = await vllm_engine.stop(engine)
     said["user before"] = await users_own(engine, "b")
-    said["start 1"] = await autoprof_vllm.start(engine, request(1))
-    said["start again"] = await autoprof_vllm.start(engine, request(1))
+    said["start 1"] = await vllm_engine.start(engine, request(1))
+    said["start again"] = await vllm_engine.start(engine, request(1))
     said["recorded"] = await generate(engine, "c")
-    said["stop 1"] = await autoprof_vllm.stop(engine)
-    said["stop again"] = await autoprof_vllm.stop(engine)
+    said["stop 1"] = await vllm_engine.stop(engine)
+    said["stop again"] = await vllm_engine.stop(engine)
     said["user after"] = await users_own(engine, "d", **arguments(engine))
-    said["start 2"] = await autoprof_vllm.start(engine, request(2))
+    said["start 2"] = await vllm_engine.start(engine, request(2))
     await generate(engine, "e")
-    said["stop 2"] = await autoprof_vllm.stop(engine)
-    said["start 3"] = await autoprof_vllm.start(engine, request(3))
-    said["stop 3"] = await autoprof_vllm.stop(engine)
+    said["stop 2"] = await vllm_engine.stop(engine)
+    said["start 3"] = await vllm_engine.start(engine, request(3))
+    said["stop 3"] = await vllm_engine.stop(engine)
+    # The second and the third pass only.
+    for step in (6, 7):
+        said[f"start {step}"] = await vllm_engine.start(engine, request(step, rollout_iterations="1:3"))
+        said[f"recorded {step}"] = await generate(engine, f"bounded {step}")
+        said[f"stop {step}"] = await vllm_engine.stop(engine)
+    said["start 8"] = await vllm_engine.start(engine, request(8, rollout_iterations="1:3"))
+    said["stop 8"] = await vllm_engine.stop(engine)
     # The other two orders, for those who have a profiler of their own to start and stop.
-    said["start 4"] = await autoprof_vllm.start(engine, request(4))
+    said["start 4"] = await vllm_engine.start(engine, request(4))
     await generate(engine, "g")
     said["user during"] = await users_own(engine, "h")
-    said["stop 4"] = await autoprof_vllm.stop(engine)
+    said["stop 4"] = await vllm_engine.stop(engine)
     if kind == "configured":
         await engine.start_profile()
-        said["start during the user's"] = await autoprof_vllm.start(engine, request(5))
+        said["start during the user's"] = await vllm_engine.start(engine, request(5))
         await generate(engine, "i")
         await engine.stop_profile()
     said["after"] = await generate(engine, "f")

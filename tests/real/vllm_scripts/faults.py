@@ -14,7 +14,7 @@ from types import MethodType
 
 from engine import generate, make_engine, request
 
-from autoprof.behaviours import vllm as autoprof_vllm
+from autoprof.behaviours.vllm import engine as vllm_engine
 
 RUN = Path("autoprof_runs", "latest")
 # What the parts of a capture are called while they are written: the raw trace, by Kineto too, the trace, the meta file.
@@ -94,11 +94,11 @@ def a_stop_that_hangs(step):
         await asyncio.sleep(1200)
 
     # With stacks, the worker records how it waits for work: 1.5 million events in a second (vLLM 0.32).
-    share, autoprof_vllm._ITS_SHARE = autoprof_vllm._ITS_SHARE, 0.002
+    share, vllm_engine._ITS_SHARE = vllm_engine._ITS_SHARE, 0.002
     made["engine"].stop_profile = MethodType(hang, made["engine"])
     yield
     del made["engine"].stop_profile
-    autoprof_vllm._ITS_SHARE = share
+    vllm_engine._ITS_SHARE = share
 
 
 made = {}
@@ -120,20 +120,20 @@ FAULTS = {
 async def main():
     engine = made["engine"] = make_engine(sys.argv[1])
     said = {"before": await generate(engine, "a")}
-    said["stop without start"] = await autoprof_vllm.stop(engine)
+    said["stop without start"] = await vllm_engine.stop(engine)
     said["after a stop without start"] = await generate(engine, "b")
-    said["start 1"] = await autoprof_vllm.start(engine, request(1))
-    said["start again"] = await autoprof_vllm.start(engine, request(1))
+    said["start 1"] = await vllm_engine.start(engine, request(1))
+    said["start again"] = await vllm_engine.start(engine, request(1))
     said["after a second start"] = await generate(engine, "c")
-    said["stop 1"] = await autoprof_vllm.stop(engine)
-    said["stop again"] = await autoprof_vllm.stop(engine)
+    said["stop 1"] = await vllm_engine.stop(engine)
+    said["stop again"] = await vllm_engine.stop(engine)
     said["after a second stop"] = await generate(engine, "d")
     captures(1)  # or a fault would move the run away while they are being finished
     for step, (name, fault) in enumerate(FAULTS.items(), 2):
         with fault(step):
-            start = await autoprof_vllm.start(engine, request(step))
+            start = await vllm_engine.start(engine, request(step))
             during = await generate(engine, f"during {step}")
-            stop = await autoprof_vllm.stop(engine)
+            stop = await vllm_engine.stop(engine)
             after = await generate(engine, f"after {step}")
         said[name] = {"step": step, "start": start, "stop": stop, "during": during, "after": after}
     print("RESULT " + json.dumps(said), flush=True)

@@ -8,17 +8,19 @@ import sys
 import ray
 from engine import generate, make_engine, request
 
-from autoprof.behaviours import vllm as autoprof_vllm
+from autoprof.behaviours.vllm import engine as vllm_engine
 
 
 async def main():
-    os.environ["RAY_ADDRESS"] = ray.init(num_gpus=1, num_cpus=2, include_dashboard=False).address_info["address"]
+    os.environ["RAY_ADDRESS"] = ray.init(address="local", num_gpus=1, num_cpus=2, include_dashboard=False).address_info[
+        "address"
+    ]
     engine = make_engine(sys.argv[1], distributed_executor_backend="ray")
     said = {"before": await generate(engine, "a")}
     for step in (1, 2):
-        said[f"start {step}"] = await autoprof_vllm.start(engine, request(step))
+        said[f"start {step}"] = await vllm_engine.start(engine, request(step))
         said[f"during {step}"] = await generate(engine, f"b{step}")
-        said[f"stop {step}"] = await autoprof_vllm.stop(engine)
+        said[f"stop {step}"] = await vllm_engine.stop(engine)
     said["after"] = await generate(engine, "c")
     print("RESULT " + json.dumps(said), flush=True)
     engine.shutdown()

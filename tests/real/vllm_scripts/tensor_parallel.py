@@ -8,7 +8,7 @@ from vllm import SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from autoprof.behaviours import vllm as autoprof_vllm
+from autoprof.behaviours.vllm import engine as vllm_engine
 
 
 async def generate(engine, name):
@@ -31,10 +31,10 @@ async def main():
         )
     )
     said = {"before": await generate(engine, "a")}
-    request = autoprof_vllm.Request(action="start", step=1, replica=1, rank=2)
-    said["start"] = await autoprof_vllm.start(engine, request)
+    request = vllm_engine.Request(action="start", step=1, replica=1, rank=2)
+    said["start"] = await vllm_engine.start(engine, request)
     await generate(engine, "b")
-    said["stop"] = await autoprof_vllm.stop(engine)
+    said["stop"] = await vllm_engine.stop(engine)
     said["after"] = await generate(engine, "c")
     print("RESULT " + json.dumps(said), flush=True)
     engine.shutdown()

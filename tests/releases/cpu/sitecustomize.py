@@ -5,6 +5,7 @@ Nothing is imported that the process doesn't import itself: each correction wait
 
 import concurrent.futures
 import functools
+import gc
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -130,6 +131,8 @@ class _Moved(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 sys.meta_path.insert(0, _Moved())
+# As in import_probe: nearly all of a run is imports.
+gc.set_threshold(50_000, 20, 100)
 
 
 @when_imported("vllm.config")

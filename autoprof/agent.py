@@ -1,0 +1,90 @@
+"""Composition root of the part that runs inside of a run."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+
+from autoprof import _boot
+from autoprof._boot import command
+from autoprof.base import interrupts, log, process
+from autoprof.capture import cupti, lifecycle
+
+# dispatch is for the first call of a hook, which imports nothing: a child that is forked meanwhile would wait forever
+# for an import that another thread had begun.
+from autoprof.hooks import dispatch, main_script, patching, recipe, registry  # noqa: F401
+from autoprof.run import end, runtime
+from autoprof.run.runtime import Runtime
+
+
+class _State(process.State):
+    """The set-up of this process, done once, and its end, which in the process that started the run is the run's."""
+
+    ends = process.RUN
+
+    def begin(self) -> None:
+        self.joined = False
+        self.lock = threading.RLock()
+
+    def in_child(self) -> None:
+        self.lock = threading.RLock()
+
+    def at_exit(self) -> None:
+        if (run := runtime.current()) is None:
+            return
+        if os.path.exists(run.rundir.run_json):
+            end.end_run(run)
+        elif _boot.starter() not in (None, os.getpid()):
+            # The process that started the run says why it has no hook, and has to know about this one.
+            with interrupts.suppress(OSError):
+                run.hooks.leave()
+
+
+_state = _State()
+
+
+def load(target: str) -> None:
+    """Read the recipes of `target` and have each hook applied when its module is imported, or now if it was.
+
+    A wrong recipe is reported once and left out; the others go on.
+    """
+    run = join()
+    if run is None:
+        return
+    for hook in registry.read_recipes(target):
+        run.hooks.add(hook)
+        if reason := registry.left_out(run, hook):
+            run.hooks.skipped(hook, reason)
+            continue
+        if recipe.script(hook.hook.module):
+            main_script.watch(hook)
+        else:
+            _boot.when_imported(hook.hook.module, functools.partial(patching.apply_to_module, hook))
+
+
+def join() -> Runtime | None:
+    """Join the run, and the first time set up what lasts as long as the process."""
+    if _state.joined:
+        return runtime.current()
+    run = runtime.start()
+    with _state.lock:
+        if run is not None and not _state.joined:
+            lifecycle.watch_others()
+            if cupti.guard(run.settings.tool, os.environ) and run.started_here:
+                log.warning(
+                    f"{cupti.INJECTION} named libcupti, which keeps torch.profiler from recording GPU activity; "
+                    f"autoprof cleared it for this run ({cupti.KEEP}=1 keeps it)"
+                )
+            if run.settings.compares:
+                from autoprof.windows import monitor, stats  # noqa: F401  as for dispatch
+
+                stats.attach(run)
+            if run.settings.memory.oom:
+                from autoprof.capture.profilers import oom
+
+                oom.watch(run, lifecycle.subject)
+            if run.started_here or not command.THIS.ray_worker:
+                _state.end_first()
+        _state.joined = True
+    return run

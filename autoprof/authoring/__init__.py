@@ -1,1 +1,0 @@
-"""For who writes recipes: which there are, what is wrong with one, and the schema that editors use."""

@@ -1,0 +1,240 @@
+"""Safe creation of a run's files: for their user alone, or for the group to read, and never through a link.
+
+Whoever may write in a folder of the run can put links where autoprof is going to write. So autoprof creates each file
+anew, and opens what is there only if it is a regular file. The finisher uses this too: standard library only.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+
+from autoprof.base import process
+from autoprof.base.interrupts import suppress
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Container
+
+# Nobody has to wait to open a pipe; a link is an error.
+_CAREFULLY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class _State(process.State):
+    """The group's permission to read what this process makes."""
+
+    def begin(self) -> None:
+        self.group = False
+
+
+_state = _State()
+
+
+def open_to_group(allowed: bool) -> None:
+    """Set whether the group may read what this process makes from here on."""
+    _state.group = allowed
+
+
+def open_as(folder: str | os.PathLike[str]) -> None:
+    """Let the group read what this process makes where it may read the run's folder."""
+    open_to_group(bool(os.stat(folder).st_mode & stat.S_IRGRP))
+
+
+def folder(path: str | os.PathLike[str]) -> None:
+    """Make a folder, and those above it, where they are not there.
+
+    Raises:
+        OSError: It can't be made; a file or a link is in its place.
+    """
+    place = os.fspath(path)
+    missing = []
+    while not _made(place):
+        missing.append(place)
+        place = os.path.dirname(place)
+        if place in ("", missing[-1]):
+            break
+    for place in reversed(missing):
+        # There are disks where nothing can be made though what is above is there: /proc, and what was deleted.
+        if not _made(place):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), place)
+
+
+def create(path: str | os.PathLike[str]) -> int:
+    """Return a new and empty file, open for writing, in the place of what has the name.
+
+    Raises:
+        OSError: It can't be made.
+    """
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+    return _create(path)
+
+
+def claim(path: str | os.PathLike[str]) -> bool:
+    """Make an empty file; return False where something has the name. Of several who try at a time one succeeds.
+
+    Raises:
+        OSError: It can't be made.
+    """
+    try:
+        os.close(_create(path))
+    except FileExistsError:
+        return False
+    return True
+
+
+def write(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write a file that appears under its name once it is complete.
+
+    Raises:
+        OSError: It can't be written.
+    """
+    # No other process has a part of this name, even where processes of a run have the same pid.
+    part = f"{os.fspath(path)}.{os.urandom(4).hex()}.part"
+    with open(_create(part), "wb") as file:
+        try:
+            file.write(content)
+            file.close()
+            os.replace(part, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(part)
+            raise
+
+
+def append(path: str | os.PathLike[str], content: bytes, first: bytes = b"") -> None:
+    """Add to a file in one write, or begin it, with `first` before the content. Content without room is left out whole.
+
+    Raises:
+        OSError: It can't be written; something else is in its place.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _CAREFULLY, 0o600)
+    try:
+        found = _regular(descriptor, path)
+        if _state.group and not found.st_mode & stat.S_IRGRP:
+            _show(descriptor, 0o640)
+        if found.st_size == 0:
+            content = first + content
+        if os.write(descriptor, content) < len(content):
+            os.ftruncate(descriptor, found.st_size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(path))
+    finally:
+        os.close(descriptor)
+
+
+def opened(path: str | os.PathLike[str]) -> int:
+    """Open a file that somebody else may have made, for reading.
+
+    Raises:
+        OSError: It can't be read, or is no regular file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | _CAREFULLY)
+    try:
+        _regular(descriptor, path)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def read(path: str | os.PathLike[str], most: int, owners: Container[int] | None = None) -> bytes:
+    """Return the content of a file that somebody else may have made, if it has no more than `most` bytes.
+
+    Raises:
+        OSError: It can't be read, is no regular file, is too large, or belongs to none of `owners`.
+    """
+    descriptor = os.open(path, os.O_RDONLY | _CAREFULLY)
+    with open(descriptor, "rb") as file:
+        found = _regular(descriptor, path)
+        if found.st_size > most:
+            raise OSError(errno.EFBIG, f"it has more than {most} bytes", os.fspath(path))
+        if owners is not None and found.st_uid not in owners:
+            raise OSError(errno.EPERM, f"it belongs to user {found.st_uid}", os.fspath(path))
+        return file.read(most)
+
+
+def of_user(path: str | os.PathLike[str], most: int) -> bytes:
+    """Read a file that the user names, which may be a link or a pipe, if it has no more than `most` bytes.
+
+    Raises:
+        OSError: It can't be read, or is too large.
+    """
+    with open(path, "rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most} bytes", os.fspath(path))
+    return content
+
+
+def empty(path: str | os.PathLike[str]) -> None:
+    """Free the disk space of a file; do nothing where there is none, or where it has other names."""
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_WRONLY | _CAREFULLY)
+        try:
+            found = os.fstat(descriptor)
+            if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
+                os.ftruncate(descriptor, 0)
+        finally:
+            os.close(descriptor)
+
+
+def remove(*paths: str) -> None:
+    """Remove files and folders that may be there; a link itself, not its target."""
+    for path in paths:
+        if os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path, ignore_errors=True)
+        elif os.path.lexists(path):
+            # Kineto keeps a file open that it could not write, and with it the disk space (torch 2.13).
+            empty(path)
+            with suppress(FileNotFoundError):
+                os.unlink(path)
+
+
+def show(path: str | os.PathLike[str]) -> None:
+    """Give a file that somebody else made the permissions of the run's files."""
+    with suppress(OSError):
+        os.chmod(path, 0o640 if _state.group else 0o600)
+
+
+def _made(path: str) -> bool:
+    """Make a folder where there is none; return False where its parent is missing."""
+    try:
+        os.mkdir(path, 0o700)
+    except FileNotFoundError:
+        return False
+    except FileExistsError:
+        if not stat.S_ISDIR(os.lstat(path).st_mode):
+            raise
+    else:
+        _show(path, 0o750)
+    return True
+
+
+def _create(path: str | os.PathLike[str]) -> int:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _CAREFULLY, 0o600)
+    _show(descriptor, 0o640)
+    return descriptor
+
+
+def _show(made: int | str | os.PathLike[str], mode: int) -> None:
+    """Let the group read what was just made, whatever the umask, if it may. Some disks have no permissions."""
+    if _state.group:
+        with suppress(OSError):
+            os.chmod(made, mode | (os.stat(made).st_mode & stat.S_ISGID))
+
+
+def _regular(descriptor: int, path: str | os.PathLike[str]) -> os.stat_result:
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "it is no file", os.fspath(path))
+    return found
+
+
+def size(path: str) -> int:
+    """Return the bytes of a file, or of all files in a folder."""
+    found = os.stat(path)
+    if not stat.S_ISDIR(found.st_mode):
+        return found.st_size
+    return sum(os.lstat(os.path.join(place, name)).st_size for place, _, names in os.walk(path) for name in names)

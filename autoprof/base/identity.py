@@ -1,0 +1,56 @@
+"""Identity of this machine, process and rank."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from autoprof.base import interrupts
+
+# The longest part of a file name: role, stage and host stand in one.
+LONGEST = 60
+
+
+def host_name(name: str) -> str:
+    """Return a host's name as it stands in names of files."""
+    return re.sub(r"[^A-Za-z0-9_-]", "-", name)[:LONGEST] or "localhost"
+
+
+HOST = host_name(os.uname().nodename)
+
+
+def machine() -> str:
+    """Return an id of this machine since its boot, the same in all its containers; its name where there is none."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError as error:
+        interrupts.pass_on(error)
+        return os.uname().nodename
+
+
+def began(pid: int) -> int | None:
+    """Return when a process of this host began, in ticks since the host did; None where it does not run (any more)."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The name of the program stands in brackets and may hold anything.
+            fields = file.read().rpartition(b")")[2].split()
+        return None if fields[0] in (b"Z", b"X") else int(fields[19])
+    except (OSError, ValueError, IndexError) as error:
+        interrupts.pass_on(error)
+        return None
+
+
+def own_rank() -> int:
+    """Return the global rank of this process, as torchrun and other launchers set it; 0 where there is but one."""
+    return int(os.environ.get("RANK") or 0)
+
+
+def first() -> bool:
+    """Return whether this process is the first rank, or the only one: it speaks for all."""
+    return os.environ.get("RANK", "") in ("", "0")
+
+
+def ranks() -> int:
+    """Return how many ranks a launcher such as torchrun has started, each with the trainer in it."""
+    return int(os.environ.get("WORLD_SIZE") or 1)

@@ -1,0 +1,78 @@
+"""The Python interpreter of a run's helper processes.
+
+Where Python is embedded or frozen, `sys.executable` is the user's program, which must not be started again, or nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+
+from autoprof.base import interrupts
+
+_NAME = re.compile(r"(python|pypy)[\d.]*[a-z]*")
+_VERSION = f"{sys.implementation.name} {sys.version_info[0]}.{sys.version_info[1]}"
+_SHOW = "import sys; print(sys.implementation.name, '%d.%d' % sys.version_info[:2])"
+_ANSWER_S = 60.0
+
+
+def find() -> str:
+    """Return the path of a Python of this version.
+
+    Raises:
+        OSError: There is none.
+    """
+    path = _find(sys.executable)
+    if not path:
+        raise FileNotFoundError(f"there is no {_VERSION} to start: sys.executable is {sys.executable!r}")
+    return path
+
+
+@functools.lru_cache
+def _find(executable: str | None) -> str:
+    if executable and _runs_here(executable):
+        return executable
+    return next(filter(_is_python, _others()), "")
+
+
+def _runs_here(path: str) -> bool:
+    """Return whether a program is the one of this process and a Python, without starting it."""
+    try:
+        own = os.path.realpath("/proc/self/exe")
+        return os.path.samefile(path, own) and _named(own) and not getattr(sys, "frozen", False)
+    except OSError as error:
+        interrupts.pass_on(error)
+        return False
+
+
+def _others() -> Iterator[str]:
+    """Yield the interpreters of this installation of Python, an environment's first: it has the packages."""
+    for prefix in dict.fromkeys((sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix)):
+        yield os.path.join(prefix, "bin", f"python{sys.version_info[0]}.{sys.version_info[1]}")
+    yield getattr(sys, "_base_executable", None) or ""
+
+
+def _is_python(path: str) -> bool:
+    if not _named(path) or not os.access(path, os.X_OK):
+        return False
+    try:
+        said = subprocess.run(
+            [path, "-I", "-S", "-c", _SHOW],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_ANSWER_S,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        interrupts.pass_on(error)
+        return False
+    return said.stdout.strip() == _VERSION
+
+
+def _named(path: str) -> bool:
+    return _NAME.fullmatch(os.path.basename(path)) is not None

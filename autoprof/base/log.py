@@ -1,0 +1,72 @@
+"""The log of autoprof itself: lines on stderr that begin with `autoprof:`."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from autoprof.base import interrupts, process
+from autoprof.base.redact import hidden, plain
+
+_logger = logging.getLogger("autoprof")
+
+
+class _Plain(logging.Formatter):
+    """One line a message, whatever an error or a name holds, and no secrets."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return plain(hidden(super().format(record).replace("\n", " ")))
+
+
+class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
+    """Leaves out what can't be written, and passes on what a signal handler raises meanwhile."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if (error := sys.exc_info()[1]) is not None:
+            interrupts.pass_on(error)
+
+
+class _State(process.State):
+    """The handler of this process's log, and what has been said once."""
+
+    handler: _Handler | None = None
+
+    def begin(self) -> None:
+        self.said: set[str] = set()
+        if self.handler is not None:
+            _logger.removeHandler(self.handler)
+            _logger.propagate = True
+            _logger.setLevel(logging.NOTSET)
+            self.handler = None
+
+
+_state = _State()
+
+
+def configure(level: str) -> None:
+    """Set up the log of this process. `level` is a value of `AUTOPROF_LOG`."""
+    if not _logger.handlers:
+        _state.handler = _Handler(sys.stderr)
+        _state.handler.setFormatter(_Plain("autoprof: %(message)s"))
+        _logger.addHandler(_state.handler)
+        _logger.propagate = False
+    _logger.setLevel(level.upper())
+
+
+def debug(message: str) -> None:
+    _logger.debug(message)
+
+
+def info(message: str) -> None:
+    _logger.info(message)
+
+
+def warning(message: str) -> None:
+    _logger.warning(message)
+
+
+def warning_once(message: str) -> None:
+    """Warn about the same thing once in this process."""
+    if message not in _state.said:
+        _state.said.add(message)
+        _logger.warning(message)

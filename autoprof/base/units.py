@@ -1,0 +1,106 @@
+"""Figures for people, with their units and no more digits than they are worth."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+_SHORT = 60
+
+
+def seconds(value: float | None) -> str:
+    """Return a duration in s: `11.2 s`, `340 ms`, `3 min 20 s`, `2 h 5 min`; `-` where it is not known."""
+    if value is None:
+        return "-"
+    if value < 0:
+        return f"-{seconds(-value)}"
+    if value == 0:
+        return "0 s"
+    for factor, unit in ((1e6, "µs"), (1e3, "ms")):
+        if value * factor < 999.5:
+            return f"{_digits(value * factor)} {unit}"
+    if value < 119.5:
+        return f"{_digits(value)} s"
+    whole = round(value)
+    if whole < 7200:
+        return f"{whole // 60} min {whole % 60} s"
+    whole = round(value / 60)
+    return f"{whole // 60} h {whole % 60} min"
+
+
+def change(value: float) -> str:
+    """Return a difference of durations in s, with its sign."""
+    return f"+{seconds(value)}" if value > 0 else seconds(value)
+
+
+def rate(value: float | None) -> str:
+    """Return a rate per second: `12,300 /s`."""
+    return "-" if value is None else f"{number(value)} /s"
+
+
+def number(value: float | None) -> str:
+    """Return a number with three significant digits, or all those of a whole number."""
+    if value is None:
+        return "-"
+    if value < 0:
+        return f"-{number(-value)}"
+    return f"{round(value):,}" if float(value).is_integer() or abs(value) >= 100 else _digits(value)
+
+
+def share(value: float | None) -> str:
+    """Return a share of 1 in percent."""
+    if value is None:
+        return "-"
+    if value < 0:
+        return f"-{share(-value)}"
+    percent = value * 100
+    if 0 < percent < 0.05:
+        return "< 0.1 %"
+    return f"{percent:.1f} %" if 0 < percent < 9.95 else f"{percent:.0f} %"
+
+
+def size(value: int | None) -> str:
+    """Return a number of bytes for people: `12 B`, `1.2 kB`, `3.40 GB`; `-` where it is not known."""
+    if value is None:
+        return "-"
+    amount = float(value)
+    for unit in ("B", "kB", "MB"):
+        if amount < 1000:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1000
+    return f"{amount:.2f} GB"
+
+
+def count(value: int, thing: str, things: str = "") -> str:
+    """Return a number of things: `1 capture`, `2 captures`; `things` is for a plural that has no `s` alone."""
+    return f"{number(value)} {thing if value == 1 else things or f'{thing}s'}"
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Return sorted whole numbers, those that follow one another as a range: `2,4-7`; `-` where there are none."""
+    parts: list[list[int]] = []
+    for each in numbers:
+        if parts and each == parts[-1][-1] + 1:
+            parts[-1].append(each)
+        else:
+            parts.append([each])
+    return ",".join(f"{part[0]}-{part[-1]}" if len(part) > 2 else ",".join(map(str, part)) for part in parts) or "-"
+
+
+def moment(unix_ns: int | None) -> str:
+    """Return a time in UTC, which is the same wherever the page is opened."""
+    if unix_ns is None:
+        return "-"
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(unix_ns / 1e9))
+
+
+def short(name: str, longest: int = _SHORT) -> str:
+    """Return a name of at most `longest` characters: a longer one loses its middle."""
+    if len(name) <= longest:
+        return name
+    end = longest // 3
+    return f"{name[: longest - end - 1]}…{name[-end:]}"
+
+
+def _digits(value: float) -> str:
+    return f"{value:.0f}" if value >= 99.5 else f"{value:.1f}" if value >= 9.95 else f"{value:.2f}"

@@ -1,0 +1,1 @@
+"""Ray: sessions, actors, collecting at the end."""

@@ -1,0 +1,192 @@
+"""Ray's sessions: settings and run id travel to the workers, and classes are patched before Ray copies them."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from autoprof import _boot
+from autoprof.base import interrupts, log, process
+from autoprof.behaviours.ray import collect_at_end
+from autoprof.capture import cupti
+from autoprof.capture.profilers import nsys_command
+from autoprof.hooks import patching
+from autoprof.hooks.attribute_path import Parameter
+from autoprof.hooks.behaviour import Behaviour
+from autoprof.hooks.call import CALL, Around, Call
+from autoprof.run import end, runtime
+from autoprof.run.cluster import clocks, kv
+
+# What a job that was submitted brings along; ray.init refuses a variable that is in both (Ray 2.60,
+# ray/runtime_env/runtime_env.py, _merge_runtime_env).
+_JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+_COLLECT = "AUTOPROF_COLLECT"
+
+
+class _State(process.State):
+    """The end of this process's connection to Ray."""
+
+    ends = process.WORKERS
+
+    def at_exit(self) -> None:
+        _let_workers_write()
+
+
+_state = _State()
+
+
+class Init(Behaviour):
+    """`ray.init`: workers inherit the environment of the raylet, not of the driver, so it goes into `runtime_env`."""
+
+    def around(self, call: Call) -> Around:
+        patching.patch_main()
+        run = runtime.current()
+        if run is not None and "nsys" in run.settings.tool:
+            nsys_command.put_on_path(run.settings.nsys)
+        call.kwargs["runtime_env"] = merged(given(call.kwargs, os.environ), os.environ)
+        job = os.environ.get(_JOB_CONFIG)
+        if job is not None:
+            os.environ[_JOB_CONFIG] = job_with_site(job, os.environ)
+        try:
+            yield CALL
+        finally:
+            if job is not None:
+                os.environ[_JOB_CONFIG] = job
+        # Ray's own end of the driver, which kills the workers, was registered when it was imported, so comes after it.
+        _state.end_first()
+        # Loaded where a setting compares steps.
+        if (comparing := sys.modules.get("autoprof.windows.monitor")) is not None:
+            comparing.resume()
+        if run is not None:
+            run.register()
+            if run.started_here and (said := collect_at_end.hindrance(run)):
+                log.warning_once(said)
+        return None
+
+    def install(self, owner: Any) -> bool:
+        if kv.up():
+            from ray._private.worker import SCRIPT_MODE, global_worker
+
+            if global_worker.mode == SCRIPT_MODE:
+                log.warning_once(
+                    "Ray was initialised before autoprof was loaded, so its workers run without autoprof; "
+                    "set AUTOPROF=1 in the environment of the command that starts the run, "
+                    "or call autoprof.start() before ray.init()"
+                )
+        return False
+
+
+class Shutdown(Behaviour):
+    """`ray.shutdown` kills the workers: what they are writing is waited for."""
+
+    def around(self, call: Call) -> Around:
+        _let_workers_write()
+        yield CALL
+        return None
+
+
+class ActorClass(Behaviour):
+    """A class becomes an actor class: hooks for its methods are applied first.
+
+    Attributes:
+        argument: The name of the parameter that takes the class.
+    """
+
+    argument: Parameter = "function_or_class"
+
+    def around(self, call: Call) -> Around:
+        cls = call.argument(self.argument)
+        if isinstance(cls, type):
+            patching.patch_class(cls)
+        yield CALL
+        return None
+
+
+def given(kwargs: Mapping[str, Any], environ: Mapping[str, str]) -> Any:
+    """Return the runtime environment that `ray.init` would take from these arguments: that of a `JobConfig` where there
+    is no other, and no submitted job's (Ray 2.60, ray/_private/worker.py).
+    """
+    runtime_env = kwargs.get("runtime_env")
+    if runtime_env or _JOB_CONFIG in environ:
+        return runtime_env
+    return getattr(kwargs.get("job_config"), "runtime_env", None)
+
+
+def job_with_site(job: str, environ: Mapping[str, str]) -> str:
+    """Put autoprof's folders on the PYTHONPATH that a submitted job sets: `ray.init` may not set it again.
+
+    Args:
+        job: The job's configuration, in JSON.
+        environ: The environment of the driver.
+    """
+    content = json.loads(job)
+    variables = (content.get("runtime_env") or {}).get("env_vars") or {}
+    site = _site_folders(environ)
+    if not site or "PYTHONPATH" not in variables:
+        return job
+    variables["PYTHONPATH"] = _python_path(variables["PYTHONPATH"], site)
+    return json.dumps(content)
+
+
+def merged(runtime_env: Any, environ: Mapping[str, str]) -> Any:
+    """Return `runtime_env` with autoprof's variables; the user's own win.
+
+    Args:
+        runtime_env: What `ray.init` was given: None, a dict or a `RuntimeEnv`, which is a dict too.
+        environ: The environment of the driver.
+    """
+    given = runtime_env.get("env_vars") or {} if runtime_env else {}
+    job = (json.loads(environ.get(_JOB_CONFIG) or "{}").get("runtime_env") or {}).get("env_vars") or {}
+    ours = {name: value for name, value in environ.items() if name.startswith(_boot.ENABLE) and name not in job}
+    # Ray logs what it hands to workers, and this may be a URL with a password.
+    ours.pop(_COLLECT, None)
+    if cupti.INJECTION in given or cupti.INJECTION in job:
+        # What the user gives the workers stays: they look for themselves (`cupti.guard`).
+        ours |= {cupti.KEEP: "1"} if cupti.KEEP not in job else {}
+    elif environ.get(cupti.INJECTION) == cupti.NOTHING:
+        ours[cupti.INJECTION] = cupti.NOTHING
+    if "PYTHONPATH" not in job and (site := _site_folders(environ)):
+        # Ray replaces ${PYTHONPATH} by the worker's own (Ray 2.60, ray/_private/runtime_env/context.py).
+        path = _python_path(given["PYTHONPATH"], site) if "PYTHONPATH" in given else _in_front("${PYTHONPATH}", site)
+        given = {**given, "PYTHONPATH": path}
+    result = type(runtime_env)(**runtime_env) if runtime_env else {}
+    result["env_vars"] = {**ours, **given}
+    return result
+
+
+def _let_workers_write() -> None:
+    run = runtime.current()
+    if run is None:
+        return
+    try:
+        clocks.stop()
+        if (comparing := sys.modules.get("autoprof.windows.monitor")) is not None:
+            comparing.stop()
+        end.let_workers_write(run)
+        collect_at_end.through_ray(run)
+    except Exception as error:
+        interrupts.pass_on(error)
+        runtime.report("ray/shutdown", error)
+
+
+def _python_path(theirs: str, site: list[str]) -> str:
+    """Return the user's folders and autoprof's: the user's first, but where they have a sitecustomize, which would hide
+    autoprof's. That one runs the other."""
+    hides = any(
+        os.path.isfile(os.path.join(folder, name))
+        for folder in filter(None, theirs.split(os.pathsep))
+        for name in ("sitecustomize.py", "sitecustomize/__init__.py")
+    )
+    return _in_front(theirs, site) if hides else os.pathsep.join(filter(None, [theirs, *site]))
+
+
+def _in_front(theirs: str, site: list[str]) -> str:
+    return os.pathsep.join(filter(None, [*site, theirs]))
+
+
+def _site_folders(environ: Mapping[str, str]) -> list[str]:
+    """Return the folders that `autoprof run` put in front of PYTHONPATH, which workers need to find autoprof at all."""
+    return [folder for folder in environ.get("AUTOPROF_SITE", "").split(os.pathsep) if folder]

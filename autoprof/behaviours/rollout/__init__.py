@@ -1,0 +1,1 @@
+"""Engines and replicas, as trainers hold them."""

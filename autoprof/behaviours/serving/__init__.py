@@ -1,0 +1,1 @@
+"""Engines' HTTP servers and their clients."""

@@ -1,0 +1,1 @@
+"""SGLang: engines, schedulers, API server."""

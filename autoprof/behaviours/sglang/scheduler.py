@@ -1,0 +1,120 @@
+"""SGLang's scheduler, which receives autoprof's requests and runs forward passes.
+
+Every scheduler of a replica, on every node, receives the same requests between the same two passes, so all of them
+record the same passes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from autoprof.base import interrupts, process
+from autoprof.behaviours.rollout.request import MARK, ROLE, Request
+from autoprof.behaviours.sglang.recorder import DECODE, EXTEND, Session
+from autoprof.capture import profilers
+from autoprof.hooks.behaviour import Behaviour
+from autoprof.hooks.call import CALL, Around, Call, Reply
+from autoprof.run import runtime
+
+
+class _State(process.State):
+    """The recording that the scheduler has going on."""
+
+    def begin(self) -> None:
+        self.session: Session | None = None
+
+
+_state = _State()
+
+
+class Scheduler(Behaviour):
+    """The method that receives profiling requests, of SGLang's scheduler or of what profiles for it."""
+
+    def around(self, call: Call) -> Around:
+        text = str(getattr(call.argument("recv_req"), "output_dir", ""))
+        if not text.startswith(MARK):
+            yield CALL
+            return None
+        try:
+            problem = _obey(call.instance, Request.read(text))
+        except Exception as error:
+            interrupts.pass_on(error)
+            runtime.report("sglang/scheduler", error)
+            problem = f"{type(error).__name__}: {error}"
+        return Reply(_answer(MARK + problem))
+
+
+class Pass(Behaviour):
+    """The scheduler's method that runs one forward pass."""
+
+    def around(self, call: Call) -> Around:
+        session = _state.session
+        if session is None:
+            yield CALL
+            return None
+        stage = _stage(call.argument("batch"))
+        with session.passing(call.instance, stage) or contextlib.nullcontext():
+            yield CALL
+        return None
+
+
+def _obey(holder: Any, request: Request) -> str:
+    """Do what is asked; return what went wrong, or an empty text."""
+    session, _state.session = _state.session, None
+    if request.action == "stop":
+        return session.close(request.reason) if session is not None else ""
+    if session is not None:
+        session.close("whoever started it went away")
+    run = runtime.start()
+    if run is None:
+        return "autoprof is off in the scheduler's process"
+    rank, part = _place(holder, request)
+    settings = request.settings(run)
+    if not settings.takes(ROLE, range(rank, rank + 1)):
+        return ""
+    if why := profilers.choose(settings).busy():
+        return why
+    _state.session = Session(run, settings, request.subject(part, rank))
+    return ""
+
+
+def _place(holder: Any, request: Request) -> tuple[int, str]:
+    """Return the scheduler's global rank, and its ranks as SGLang itself names its traces."""
+    # On the scheduler up to 0.5.12, then in `ps` of what profiles for it, in 0.5.23 told by a function.
+    known = holder if hasattr(holder, "tp_rank") else getattr(holder, "ps", None) or _parallel()
+
+    def number(*names: str, default: int) -> int:
+        return next((int(getattr(known, name)) for name in names if getattr(known, name, None) is not None), default)
+
+    tensor, pipeline, data = (number(f"{kind}_rank", default=0) for kind in ("tp", "pp", "dp"))
+    tensors, pipelines = number("tp_size", default=1), number("pp_size", default=1)
+    part = [f"TP-{tensor}"]
+    if number("dp_size", "num_dp_ranks", default=1) > 1:
+        part.append(f"DP-{data}")
+    if pipelines > 1:
+        part.append(f"PP-{pipeline}")
+    if number("moe_ep_size", default=1) > 1:
+        part.append(f"EP-{number('moe_ep_rank', default=0)}")
+    rank = request.rank + tensor + pipeline * tensors + (data * tensors * pipelines if request.replicas_in_one else 0)
+    return rank, "-".join(part)
+
+
+def _parallel() -> Any:
+    from sglang.srt.runtime_context import get_parallel
+
+    return get_parallel()
+
+
+def _stage(batch: Any) -> str:
+    """Return the stage that a pass belongs to, or an empty text: idle ranks run passes of nothing."""
+    mode = batch.forward_mode
+    if mode.is_decode():
+        return DECODE
+    return EXTEND if mode.is_extend() else ""
+
+
+def _answer(message: str) -> Any:
+    from sglang.srt.managers.io_struct import ProfileReqOutput
+
+    return ProfileReqOutput(success=True, message=message)

@@ -1,0 +1,1 @@
+"""Steps, stages and spans of trainers."""

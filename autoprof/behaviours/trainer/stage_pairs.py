@@ -1,0 +1,103 @@
+"""Stages that two calls give, as a context manager's `__enter__` and `__exit__`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autoprof.behaviours.trainer.running import Running, Who, inside, running
+from autoprof.behaviours.trainer.stages import Stage, posted
+from autoprof.capture.subject import Subject
+from autoprof.config.settings import Settings
+from autoprof.hooks.attribute_path import CallPath
+from autoprof.hooks.behaviour import Behaviour
+from autoprof.hooks.call import CALL, Around, Call
+from autoprof.run import runtime
+from autoprof.run.cluster.current_step import StepAnnouncement
+from autoprof.run.runtime import Runtime
+
+
+class Begin(Stage):
+    """The call opens a stage, which a `stage.end` closes.
+
+    A stage whose end never comes ends with its step, or where it begins in a later step. Its capture is `truncated`
+    then.
+
+    Attributes:
+        of: Path from a parameter of the call to what its end has in common with it: only an end with the same object
+            there closes the stage.
+    """
+
+    of: CallPath = ""
+
+    def around(self, call: Call) -> Around:
+        run, who = runtime.current(), self.who(call)
+        if run is None or who is None:
+            yield CALL
+            return None
+        posting = yield from posted(run)
+        off = posting is not None and posting.off
+        opened = None if off else self._open(run, who, call, posting)
+        outcome = yield CALL
+        if opened is not None and outcome.error is not None:
+            opened.end(outcome.error)
+        return None
+
+    def _open(self, run: Runtime, who: Who, call: Call, posting: StepAnnouncement | None) -> _Opened | None:
+        before = running.get(who)
+        if isinstance(before, _Opened) and before.step != (posting.step if posting is not None else None):
+            before.end(cut="its end never came")
+        if inside(who, posting):
+            return None
+        opened = self.run(run, who, call, posting, _Opened)
+        assert isinstance(opened, _Opened)
+        opened.owner = _owner(self.of, call)
+        return opened
+
+
+class SpanBegin(Begin):
+    """The call opens a span of the timeline, which a `stage.end` closes; it is not captured."""
+
+    def wanted(
+        self, run: Runtime, who: Who, call: Call, posting: StepAnnouncement | None
+    ) -> tuple[Subject, Settings] | None:
+        return None
+
+
+class End(Behaviour):
+    """When the call has returned, the stage ends that was opened last by a `stage.begin`, of those that fit.
+
+    Attributes:
+        of: As in `stage.begin`: only a stage of the same object.
+        stage: Only a stage of this name.
+        role: Only a stage of this role.
+    """
+
+    of: CallPath = ""
+    stage: str = ""
+    role: str = ""
+
+    def around(self, call: Call) -> Around:
+        outcome = yield CALL
+        owner = _owner(self.of, call)
+        for (role, name), stage in reversed(list(running.items())):
+            fits = self.role in ("", role) and self.stage in ("", name)
+            if fits and isinstance(stage, _Opened) and stage.owner is owner:
+                stage.end(outcome.error)
+                break
+        return None
+
+
+class _Opened(Running):
+    """A running stage that a call of its own has to end."""
+
+    owner: Any = None
+
+
+def end_all() -> None:
+    """End the stages whose end never came, with their step."""
+    for stage in [stage for stage in running.values() if isinstance(stage, _Opened)]:
+        stage.end(cut="the step ended before the stage")
+
+
+def _owner(path: str, call: Call) -> Any:
+    return call.at(path) if path else None

@@ -1,0 +1,167 @@
+"""Stages: named pieces of work inside a step, in the processes that do it."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+import msgspec
+
+from autoprof.base import identity
+from autoprof.behaviours.trainer.running import Counted, Running, Who, inside, running, step_of
+from autoprof.capture.subject import Subject
+from autoprof.config.settings import Settings
+from autoprof.hooks.attribute_path import CallPath
+from autoprof.hooks.behaviour import Behaviour
+from autoprof.hooks.call import CALL, Around, Call, Wait
+from autoprof.hooks.waits import ask
+from autoprof.run import runtime
+from autoprof.run.cluster import current_step
+from autoprof.run.cluster.current_step import StepAnnouncement
+from autoprof.run.runtime import Runtime
+from autoprof.run.timeline import Span
+
+
+class Read(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A name that is read from the call.
+
+    Attributes:
+        path: Path from a parameter of the call to what the target calls it.
+        names: What that is called here, by patterns as in fnmatch for the target's name. The first that matches
+            decides; a call whose name none matches is none of the hook's. Without a table the target's names are taken.
+    """
+
+    path: CallPath
+    names: dict[str, str] = {}
+
+    def of(self, call: Call) -> str:
+        """Return the name for this call, or an empty text where it is none of the hook's."""
+        found = str(call.at(self.path, ""))
+        if not self.names:
+            return found
+        return next((name for pattern, name in self.names.items() if fnmatchcase(found, pattern)), "")
+
+
+class Named(Behaviour):
+    """Common part of stages and spans.
+
+    Attributes:
+        stage: The stage's name, the target's own; or where it is read from the call.
+        role: Who does it; or where that is read from the call.
+        rank: Path from a parameter of the call to the global rank; without it the variable RANK, else 0.
+    """
+
+    stage: str | Read
+    role: str | Read
+    rank: CallPath = ""
+
+    def who(self, call: Call) -> Who | None:
+        """Return the role and the name of the stage that the call is, or None where the hook is not for it."""
+        role = self.role if isinstance(self.role, str) else self.role.of(call)
+        stage = self.stage if isinstance(self.stage, str) else self.stage.of(call)
+        return (role, stage) if role and stage else None
+
+    def rank_of(self, call: Call) -> int:
+        """Return the global rank of this process."""
+        return int(call.at(self.rank)) if self.rank else identity.own_rank()
+
+    def span(self, run: Runtime, who: Who, call: Call, posting: StepAnnouncement | None) -> Span:
+        """Return the span of the timeline, which begins now."""
+        return Span(run.timeline, "stage", who[1], step=step_of(posting), role=who[0], rank=self.rank_of(call))
+
+
+class Stage(Named):
+    """One call is a stage of the step, captured when the window is open for its role and rank.
+
+    A call inside a stage of the same role is part of it: the forward pass of an update computes log-probs, too.
+
+    Attributes:
+        passes: Whether a `stage.pass` hook counts forward passes inside of it. Those of `AUTOPROF_ROLLOUT_ITERATIONS`
+            are recorded then, not the whole.
+        mini_batches: Whether `stage.mini-batch` hooks count mini-batches inside of it, of which `AUTOPROF_MINI_BATCHES`
+            may ask for a part.
+        outermost: Whether a call inside a stage of another role is part of that one, too.
+    """
+
+    passes: bool = False
+    mini_batches: bool = False
+    outermost: bool = False
+
+    def around(self, call: Call) -> Around:
+        run, who = runtime.current(), self.who(call)
+        if run is None or who is None or (self.outermost and running):
+            yield CALL
+            return None
+        posting = yield from posted(run)
+        off = posting is not None and posting.off
+        stage = None if off or inside(who, posting) else self.run(run, who, call, posting)
+        outcome = yield CALL
+        if stage is not None:
+            stage.end(outcome.error)
+        return None
+
+    def run(
+        self, run: Runtime, who: Who, call: Call, posting: StepAnnouncement | None, kind: type[Running] = Running
+    ) -> Running:
+        """Begin the stage."""
+        counts: Counted = "passes" if self.passes else "mini_batches" if self.mini_batches else ""
+        wanted = self.wanted(run, who, call, posting)
+        return kind(run, who, posting, wanted, counts, lambda: self.span(run, who, call, posting))
+
+    def wanted(
+        self, run: Runtime, who: Who, call: Call, posting: StepAnnouncement | None
+    ) -> tuple[Subject, Settings] | None:
+        """Return the subject and the settings of the capture, if the window is open for this role and rank."""
+        if posting is None or not posting.captured:
+            return None
+        role, rank = who[0], self.rank_of(call)
+        settings = run.settings.overridden(posting.overrides)
+        if not settings.takes(role, range(rank, rank + 1)):
+            return None
+        return Subject(step=posting.step, role=role, stage=who[1], rank=rank), settings.for_role(role)
+
+
+class Pass(Behaviour):
+    """The call is made once in each forward pass of the stages that count them, or as the last of each mini-batch.
+
+    Attributes:
+        counted: What it counts.
+    """
+
+    counted: Literal["passes", "mini_batches"] = "passes"
+
+    def idle_unless(self) -> str:
+        return self.counted
+
+    def around(self, call: Call) -> Around:
+        yield CALL
+        for stage in list(running.values()):
+            if stage.counts == self.counted:
+                stage.passed()
+        return None
+
+
+class MiniBatch(Behaviour):
+    """The call is one mini-batch of the stages that count them, and a range of their traces. What comes between two of
+    them belongs to the first.
+    """
+
+    def idle_unless(self) -> str:
+        return "mini_batches"
+
+    def around(self, call: Call) -> Around:
+        ends = [stage.mini_batch() for stage in list(running.values()) if stage.counts == "mini_batches"]
+        yield CALL
+        for end in filter(None, ends):
+            end()
+        return None
+
+
+def posted(run: Runtime) -> Generator[Wait, Any, StepAnnouncement | None]:
+    """Return the step that the trainer is in."""
+    _, own = current_step.own()
+    if own is not None:
+        return own
+    posting: StepAnnouncement | None = yield from ask(current_step.read, run.info.id)
+    return posting

@@ -1,0 +1,221 @@
+"""Steps, in the process of the trainer: the window is decided here and posted before a stage begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, ClassVar, Literal
+
+from autoprof.base import log, process
+from autoprof.base.identity import own_rank
+from autoprof.behaviours.rollout import replicas
+from autoprof.behaviours.trainer import stage_pairs, worker_steps
+from autoprof.capture import whole_step
+from autoprof.hooks.attribute_path import CallPath
+from autoprof.hooks.behaviour import Behaviour
+from autoprof.hooks.call import CALL, Around, Call, Wait
+from autoprof.hooks.waits import InThread, ask
+from autoprof.run import end, runtime
+from autoprof.run.cluster import clocks, current_step
+from autoprof.run.timeline import Span
+from autoprof.windows.chooser import Chooser
+
+# A step goes around its stages, and the loop around the last step.
+STEP, LOOP = 1, 2
+
+
+class _Step:
+    """The step that is going on in this process."""
+
+    def __init__(self, run: runtime.Runtime, number: int, ordinal: int) -> None:
+        self.number = number
+        self.ordinal = ordinal
+        self.captured = False
+        self.off = False
+        self.overrides: dict[str, Any] = {}
+        self.span = Span(run.timeline, "step", "step", step=number, role="trainer", rank=own_rank())
+
+    def announce(self, run: runtime.Runtime, first: Callable[[], Mapping[int, int]]) -> None:
+        """Decide whether this step is captured, and tell the other processes. `first` as in
+        `Monitor.with_stragglers`."""
+        chooser = _state.chooser
+        was_off = chooser.off
+        # Where torchrun has started several trainers, rank 0 takes what is asked for.
+        chooser.look(run.rundir, self.ordinal - 1, take_it=own_rank() == 0 or run.started_here)
+        chooser.step_began(run, self.number, self.ordinal)
+        overrides = chooser.choose(run.settings, self.number, self.ordinal)
+        self.off = chooser.off
+        self.captured = overrides is not None
+        self.overrides = {} if overrides is None else chooser.with_stragglers(overrides, first)
+        if was_off and self.off:  # all know it
+            return
+        announcement = current_step.StepAnnouncement(
+            step=self.number, captured=self.captured, overrides=self.overrides, off=self.off
+        )
+        current_step.post(run.info.id, announcement)
+
+
+class _State(process.State):
+    """The step that is going on, the choice of those that are captured, and the count of those executed here."""
+
+    def begin(self) -> None:
+        self.current: _Step | None = None
+        self.chooser = Chooser()
+        self.executed = 0
+
+
+_state = _State()
+
+
+class StepBehaviour(Behaviour):
+    """Common part of the behaviours that open a step.
+
+    Attributes:
+        number: Path from a parameter of the call to the step's number; without it, steps are counted from 1.
+        resumed: Path to the number of the step that the run was resumed from, 0 for none; counted steps go on there.
+        offset: Added to the number, where the counter is that of the finished step.
+        replicas: Where the trainer keeps its rollout replicas.
+        workers: Paths to lists of the Ray actors that work on the step. The captures of whole steps in them are ended
+            with the step (`AUTOPROF_MODE=continuous`). A list that is not there has none.
+        engines: `step` where engines are captured from the begin of the step, `around` where a `rollout.around` hook
+            does it.
+    """
+
+    layer: ClassVar[int] = STEP
+    number: CallPath = ""
+    resumed: CallPath = ""
+    offset: int = 0
+    replicas: list[replicas.Replicas] = []
+    workers: list[CallPath] = []
+    engines: Literal["step", "around"] = "step"
+
+    def number_of(self, call: Call) -> int:
+        """Return the number of the step that the call opens."""
+        if self.number:
+            return int(call.at(self.number)) + self.offset
+        return (int(call.at(self.resumed)) if self.resumed else 0) + _state.executed + 1
+
+    def begin(self, call: Call) -> Generator[Wait, Any, None]:
+        """Open the step, and the window if it is one of those asked for."""
+        run = runtime.current()
+        if run is None:
+            return
+        number = self.number_of(call)
+        if _state.current is not None:
+            if _state.current.number == number:
+                return
+            yield from finish()
+        _state.executed += 1
+        step = _state.current = _Step(run, number, _state.executed)
+        yield from ask(step.announce, run, lambda: replicas.first_ranks(call, self.replicas))
+        if step.captured:
+            log.info(f"step {number} is captured")
+            clocks.measure(run.rundir, run.hooks)
+            replicas.open_window(number, step.overrides, call, self.replicas)
+            worker_steps.note(run, step.overrides, call, self.workers)
+            if self.engines == "step" or run.settings.mode == "continuous":
+                yield from replicas.start(run)
+
+
+class Begin(StepBehaviour):
+    """The call opens the step; a `step.end` hook, or the next begin, closes it.
+
+    Nothing happens where the step with this number is open already, so that several calls may be a step's first.
+    """
+
+    def around(self, call: Call) -> Around:
+        yield from self.begin(call)
+        yield CALL
+        return None
+
+
+class Tick(StepBehaviour):
+    """One call a step: it closes the step before and opens the next."""
+
+    def around(self, call: Call) -> Around:
+        yield from finish()
+        yield CALL
+        yield from self.begin(call)
+        return None
+
+
+class Wrap(StepBehaviour):
+    """One call is one step."""
+
+    def around(self, call: Call) -> Around:
+        yield from self.begin(call)
+        outcome = yield CALL
+        yield from finish(outcome.error)
+        return None
+
+
+class End(Behaviour):
+    """The step ends when the call has returned."""
+
+    layer: ClassVar[int] = STEP
+
+    def around(self, call: Call) -> Around:
+        outcome = yield CALL
+        yield from finish(outcome.error)
+        return None
+
+
+class Loop(Behaviour):
+    """The call makes all steps: when it has returned, the last one ends, and no step follows.
+
+    Under Ray the workers may be ended right after, so what they are writing is waited for.
+    """
+
+    layer: ClassVar[int] = LOOP
+
+    def around(self, call: Call) -> Around:
+        outcome = yield CALL
+        yield from finish(outcome.error)
+        run = runtime.current()
+        if run is not None:
+            worker_steps.step_ended(together=False)
+            yield from replicas.settle()
+            yield InThread(end.let_workers_write, run)
+        return None
+
+
+class Trainer(Behaviour):
+    """The call makes a trainer in this process: engines beside it leave it to the trainer to say which step it is."""
+
+    def around(self, call: Call) -> Around:
+        current_step.trainer_here()
+        yield CALL
+        return None
+
+
+def executed() -> int:
+    """Return how many steps this process has begun."""
+    return _state.executed
+
+
+def finish(error: BaseException | None = None) -> Generator[Wait, Any, None]:
+    """Close the step that is going on, if any: its open stages and its engines first, then its announcement."""
+    run, step = runtime.current(), _state.current
+    if run is None or step is None:
+        return
+    _state.current = None
+    if step.off:
+        return
+    stage_pairs.end_all()
+    if step.captured:
+        yield from replicas.stop(run)
+        replicas.close_window()
+    worker_steps.step_ended(together=_next_belongs_to_it(run, step))
+    step.span.end(error)
+    _state.chooser.step_ended(step.number, step.ordinal)
+    yield from ask(current_step.post, run.info.id, None)
+    if step.captured:
+        yield from ask(_state.chooser.ended)
+        if not _state.chooser.any_after(run.settings, step.number, step.ordinal):
+            end.window_passed(run)
+
+
+def _next_belongs_to_it(run: runtime.Runtime, step: _Step) -> bool:
+    """Return whether the next step is captured too, and in one capture with this one."""
+    if not step.captured or run.settings.consecutive != whole_step.TOGETHER:
+        return False
+    return _state.chooser.likely(run.settings, step.number + 1, step.ordinal + 1)

@@ -1,0 +1,1 @@
+"""vLLM: engines, workers, API server."""

@@ -1,0 +1,122 @@
+"""`vllm serve` on its own: hooks on the beginning and the end of its requests, and routes of autoprof's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autoprof._boot import command
+from autoprof.base import process
+from autoprof.behaviours.serving import http_server
+from autoprof.behaviours.serving import server as serving
+from autoprof.behaviours.vllm import engine as vllm_engine
+from autoprof.hooks.attribute_path import Parameter
+from autoprof.hooks.behaviour import Behaviour
+from autoprof.hooks.call import CALL, Around, Call
+from autoprof.hooks.waits import Coroutine
+from autoprof.run import runtime
+
+# Set on an AsyncLLM and on its OutputProcessor.
+_SERVER = "_autoprof_server"
+
+
+class _State(process.State):
+    """The API server of this process: whether it has built one, and not a trainer's."""
+
+    def begin(self) -> None:
+        self.serving = False
+
+
+_state = _State()
+
+
+class Routes(Behaviour):
+    """Builds the API server: `/start_profile` and `/stop_profile` are added, where vLLM has not attached its own, and
+    `/autoprof` for a trainer that autoprof is in.
+
+    vLLM attaches its own only with a profiler configured, and then they stay the user's.
+
+    Attributes:
+        app: The parameter that takes the application; without it the function returns the application.
+    """
+
+    app: Parameter = ""
+
+    def around(self, call: Call) -> Around:
+        outcome = yield CALL
+        # A server actor of a trainer builds the same application; its windows are the trainer's.
+        if outcome.error is None and not command.THIS.ray_worker:
+            _add_routes(call.argument(self.app) if self.app else outcome.result)
+        return None
+
+
+class AddRequest(Behaviour):
+    """A request reaches the engine: if it was idle, a generation batch begins."""
+
+    def around(self, call: Call) -> Around:
+        run = runtime.current()
+        if run is None or not _state.serving:
+            yield CALL
+            return None
+        yield Coroutine(_server_of(call.instance).request(run))
+        outcome = yield CALL
+        if outcome.error is not None:
+            _look(call.instance.output_processor)
+        return None
+
+
+class Outputs(Behaviour):
+    """The engine's outputs are handed on, or requests are taken back: if none is left, the batch has ended."""
+
+    def around(self, call: Call) -> Around:
+        yield CALL
+        if _state.serving:
+            _look(call.instance)
+        return None
+
+
+def _look(processor: Any) -> None:
+    server = getattr(processor, _SERVER, None)
+    if server is not None and not processor.has_unfinished_requests():
+        server.idle()
+
+
+def _server_of(engine: Any) -> serving.Server:
+    server: serving.Server | None = getattr(engine, _SERVER, None)
+    if server is None:
+        server = serving.Server(engine, vllm_engine.start, vllm_engine.stop)
+        setattr(engine, _SERVER, server)
+        setattr(engine.output_processor, _SERVER, server)
+    return server
+
+
+def _add_routes(app: Any) -> None:
+    from fastapi import Request
+    from fastapi.responses import JSONResponse
+
+    _state.serving = True
+
+    async def trainer(raw_request: Request) -> JSONResponse:
+        run = runtime.current()
+        directory = str(run.rundir.path) if run is not None else ""
+        server = _server_of(raw_request.app.state.engine_client)
+        status, content = await http_server.answer_trainer(server, directory, await raw_request.body())
+        return JSONResponse(content, status)
+
+    # FastAPI reads the annotations, which it can't find by name in a function's locals.
+    trainer.__annotations__ = {"raw_request": Request}
+    app.add_api_route("/autoprof", trainer, methods=["POST"], include_in_schema=False)
+    if any(getattr(route, "path", "") == "/start_profile" for route in app.routes):
+        return
+
+    async def start_profile(raw_request: Request) -> JSONResponse:
+        server = _server_of(raw_request.app.state.engine_client)
+        status, content = await http_server.answer_start(server, await raw_request.body())
+        return JSONResponse(content, status)
+
+    async def stop_profile(raw_request: Request) -> JSONResponse:
+        status, content = await http_server.answer_stop(_server_of(raw_request.app.state.engine_client))
+        return JSONResponse(content, status)
+
+    start_profile.__annotations__ = stop_profile.__annotations__ = {"raw_request": Request}
+    app.add_api_route("/start_profile", start_profile, methods=["POST"])
+    app.add_api_route("/stop_profile", stop_profile, methods=["POST"])

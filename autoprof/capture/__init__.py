@@ -1,0 +1,1 @@
+"""Recording one window in this process."""

@@ -1,0 +1,335 @@
+"""Files of one capture, and their making. The training thread does no more than it must."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from autoprof import __version__
+from autoprof.base import files, identity, interrupts, log, units
+from autoprof.base.redact import hidden
+from autoprof.capture import cupti, profilers, writer
+from autoprof.capture.budget import Budget, OverBudget
+from autoprof.capture.finisher import spawn
+from autoprof.capture.profilers import Tool
+from autoprof.capture.profilers.memory import MemoryTool
+from autoprof.capture.subject import Name, Subject
+from autoprof.config.selection import Ranks
+from autoprof.config.settings import GROUP, MERGE, Settings
+from autoprof.run.runtime import Runtime
+from autoprof.run.timeline import Span
+from autoprof.rundir import file_names, layout
+from autoprof.rundir.records import CaptureMeta, Clock, Moment
+
+
+class Artifacts:
+    """Files of one capture and the tool that makes them.
+
+    Tools beside the profiler (`profilers.beside`) start and stop with it. They have files of their own, which hold the
+    tool's name.
+    """
+
+    def __init__(self, run: Runtime, subject: Subject, settings: Settings, tool: Tool, name: str = "") -> None:
+        """Make the step's folder and take a name in it. `name` goes into the names of the files.
+
+        Raises:
+            OSError: They can't be made.
+        """
+        self.started = clock()
+        self.contents: list[str] = []
+        # Words of the settings' contents that were not even asked of the tool.
+        self.left_out: list[str] = []
+        self._lacking: list[str] = []
+        self._run = run
+        self._settings = settings
+        self._subject = subject
+        self._tool = tool
+        folder = run.rundir.make(run.rundir.step(subject.step))
+        # A snapshot is called the same whether it was taken beside a profiler or alone.
+        name = name or (tool.name if tool.name == MemoryTool.name else "")
+        self.folder = folder
+        self._more: dict[str, Any] = {}
+        self._name = Name(folder, subject, name)
+        self._raw_base = self._name.base
+        self._beside: list[Artifacts] = []
+        kind = (tool.name, subject.role, subject.stage, subject.part.rstrip("0123456789"), settings.contents)
+        self._budget = Budget(settings, kind, subject.step, folder)
+        self._end_range: Callable[[], None] = _nothing
+        self._wait: Callable[[float], None] = _nothing
+        # Problem that no meta file says.
+        self.problem = ""
+
+    def describe(self, role: str, more: dict[str, Any]) -> None:
+        """Say before `keep` what is known only at the end: whose capture it is, and `more` for the meta file."""
+        self._subject = msgspec.structs.replace(self._subject, role=role)
+        self._more = more
+        self._name.change(self._subject)
+        for other in self._beside:
+            other.describe(role, more)
+
+    @property
+    def _raw(self) -> Path:
+        """Return the path to which the tool writes."""
+        return self._raw_base.with_name(f"{self._raw_base.name}{self._tool.ending}{file_names.PART}")
+
+    def start(self, ranged: bool = True) -> None:
+        """Have the tool record, and what is wanted beside it. `ranged`: the whole is a range of the stage's name.
+
+        Raises:
+            OverBudget: There is no room for what it would record.
+            Exception: The tool does not record.
+        """
+        with self._told("profiler start"):
+            self._start(ranged)
+
+    @contextlib.contextmanager
+    def _told(self, name: str) -> Iterator[None]:
+        """Have the timeline tell what a capture costs the run beside what it records."""
+        subject = self._subject
+        ids = {} if subject.replica is None else {"replica": subject.replica}
+        span = Span(
+            self._run.timeline,
+            "profiling",
+            name,
+            step=subject.step,
+            role=subject.role,
+            rank=subject.rank,
+            ids=ids or None,
+        )
+        try:
+            yield
+        finally:
+            span.end()
+
+    def _start(self, ranged: bool) -> None:
+        self._budget.begin()
+        # torch's result must be gone before anything else records (profilers/torch.py).
+        if not writer.wait(self._settings.stop_timeout_s):
+            raise RuntimeError("the process is still writing its previous trace")
+        self.started = clock()
+        self.contents = self._tool.start(self._settings, self._raw)
+        try:
+            self._accompany(ranged)
+        except BaseException:
+            # It records, and nobody would stop it.
+            self.stop()
+            raise
+
+    def _accompany(self, ranged: bool) -> None:
+        tool = self._tool
+        self._lacking = [f"{tool.name}.{option}" for option in getattr(tool, "lacking", ())]
+        if self._lacking:
+            log.warning_once(
+                f"{tool.name} does not support these options here, so they are left out: {', '.join(self._lacking)}"
+            )
+        tool.stamp(self._stamp())
+        if ranged:
+            self._end_range = tool.mark(f"{self._subject.role}.{self._subject.stage}")
+        for other in profilers.beside(self._settings, tool):
+            artifacts = Artifacts(self._run, self._subject, _without_contents(self._settings), other, other.name)
+            try:
+                artifacts.start(ranged)
+            except Exception as error:
+                interrupts.pass_on(error)
+                artifacts.fail(why_not(error))
+            else:
+                self._beside.append(artifacts)
+
+    def exceeded(self) -> str:
+        """Return why the recording has to end now, or an empty text. Costs next to nothing."""
+        return self._budget.exceeded(self._raw)
+
+    def stop(self) -> None:
+        """End what `start` began."""
+        with self._told("profiler stop"):
+            self._stop()
+
+    def _stop(self) -> None:
+        self._budget.end()
+        end_range, self._end_range = self._end_range, _nothing
+        try:
+            end_range()
+            if self._more:
+                self._tool.stamp(self._stamp())
+        finally:
+            try:
+                self._tool.stop()
+            finally:
+                for other in self._beside:
+                    other.stop()
+
+    def keep(self, state: str, reason: str = "") -> None:
+        """Have a thread write the recording, and another process finish it and write the meta file."""
+        for other in self._beside:
+            other.keep(state, reason)
+        self._lacking += self._tool.lost
+        raw = self._raw
+        meta = self._meta(state, reason)
+        # The reason that the GPU may be missing, if the process that finishes the trace finds nothing of it there.
+        suspicion = cupti.suspicion(os.environ) if self._tool.name == "torch" and cupti.watched(self.contents) else ""
+        if raw.is_symlink() or not raw.is_dir():
+            # A process that waits for the files of the run has something to wait for. And Kineto would follow a link.
+            files.remove(f"{raw}.tmp")
+            os.close(files.create(raw))
+        self._wait = writer.later(lambda: self._write(raw, meta, suspicion), self._settings.stop_timeout_s)
+
+    def wait(self) -> None:
+        """Wait, within `AUTOPROF_STOP_TIMEOUT_S`, until only other processes have work left on the kept files."""
+        for other in self._beside:
+            other.wait()
+        with self._told("writing"):
+            self._wait(self._settings.stop_timeout_s)
+
+    def _write(self, raw: Path, meta: dict[str, Any], suspicion: str) -> None:
+        try:
+            self._hand_over(raw, meta, suspicion)
+        except Exception as error:  # in this thread there is nobody else to catch it
+            interrupts.pass_on(error)
+            self.problem = f"{type(error).__name__}: {error}"
+            log.warning(f"{self.folder.name}/{self._name.base.name}: {self.problem}")
+
+    def _hand_over(self, raw: Path, meta: dict[str, Any], suspicion: str) -> None:
+        try:
+            self._tool.export(str(raw))
+        except Exception as error:
+            interrupts.pass_on(error)
+            self._give_up(f"the trace could not be exported: {error}")
+            return
+        chrome = file_names.TRACE.startswith(self._tool.ending)
+        most_bytes = int(self._settings.max_trace_mb * 1e6)
+        with interrupts.suppress(OSError):
+            size = files.size(str(raw))
+            self._budget.written(size)
+            if chrome and size > most_bytes:  # which the process that compresses it says to nobody
+                log.warning(
+                    f"{self.folder.name}/{self._name.base.name}: the trace is cut short, it has {units.size(size)} and "
+                    f"AUTOPROF_MAX_TRACE_MB is {self._settings.max_trace_mb:g}; raise that, or record less by "
+                    "AUTOPROF_CONTENTS, AUTOPROF_ROLLOUT_ITERATIONS or AUTOPROF_MINI_BATCHES"
+                )
+        spawn.spawn(
+            {
+                "raw": str(raw),
+                "base": str(self._name.base),
+                "trace": str(self._name.base) + (file_names.TRACE if chrome else self._tool.ending),
+                "meta_path": str(self._name.base) + file_names.META,
+                "meta": meta,
+                "taken": self._name.taken,
+                "group": self._settings.access == GROUP,
+                "suspicion": suspicion,
+                "max_bytes": most_bytes,
+                "python": sys.executable if self._settings.npu.analyse else "",
+            }
+        )
+
+    def fail(self, reason: str) -> None:
+        """Leave a meta file that says why there is no trace."""
+        for other in self._beside:
+            other.fail(reason)
+        self._give_up(reason)
+
+    def withdraw(self) -> None:
+        """Take the meta file that `fail` left away: others have told."""
+        files.remove(str(self._name.base) + file_names.META)
+
+    def _give_up(self, reason: str) -> None:
+        log.warning(f"{self.folder.name}/{self._name.base.name}: {reason}")
+        raws = [f"{self._raw_base}{ending}{file_names.PART}" for ending in file_names.RAW_ENDINGS]
+        files.remove(*(f"{raw}.tmp" for raw in raws))
+        for raw in raws:  # The disk may be full, and the meta file needs room.
+            files.empty(raw)
+        try:
+            layout.write_json(Path(str(self._name.base) + file_names.META), self._meta("failed", reason))
+            self._name.give_back()
+        finally:
+            # Last: whoever waits for the capture waits while there is a .part of it.
+            files.remove(*raws)
+
+    def give_back(self) -> None:
+        """Leave the name to others: there is nothing of this capture, and nothing to say of it."""
+        self._name.give_back()
+
+    def _stamp(self) -> dict[str, Any]:
+        """Return the facts that are written into the trace itself."""
+        subject = self._subject
+        where = {"global_step": subject.step, "role": subject.role, "stage": subject.stage, "rank": subject.rank}
+        if subject.replica is not None:
+            where |= {"replica": subject.replica, "part": subject.part}
+        if "steps" in self._more:
+            where |= {"global_steps": self._more["steps"]}
+        return {
+            **where,
+            "host": identity.HOST,
+            "pid": os.getpid(),
+            "run": self._run.info.id,
+            "versions": self._versions(),
+        }
+
+    def _versions(self) -> dict[str, str]:
+        return {"autoprof": __version__} | self._run.hooks.versions | profilers.versions()
+
+    def _meta(self, state: str, reason: str) -> dict[str, Any]:
+        asked = dict.fromkeys((*self._settings.contents, *self.left_out))
+        left_out = [word for word in asked if word not in (*self.contents, MERGE)]
+        if left_out and self.contents and not self.left_out:
+            log.warning_once(
+                f"{self._tool.name} does not support these contents here, so they are left out: {', '.join(left_out)}"
+            )
+        subject = self._subject
+        meta = CaptureMeta(
+            step=subject.step,
+            role=subject.role,
+            stage=subject.stage,
+            rank=subject.rank,
+            replica=subject.replica,
+            part=subject.part,
+            tool=self._tool.name,
+            contents=self.contents,
+            left_out=[*left_out, *self._lacking],
+            window=self._settings.reason or f"AUTOPROF_STEPS={self._run.settings.steps}",
+            host=identity.HOST,
+            pid=os.getpid(),
+            clock=Clock(Moment(**self.started), Moment(**clock())),
+            versions=self._versions(),
+            bytes=0,
+            state=state,
+            reason=hidden(reason),
+            slowest=self._slowest(),
+            **self._more,
+        )
+        said: dict[str, Any] = msgspec.to_builtins(meta)
+        return said
+
+    def _slowest(self) -> str:
+        """Return why ranks are captured as the slowest, where the window asks for these."""
+        why = self._settings.found.get(self._subject.role, "")
+        if not why and Ranks.parse(self._settings.ranks).slowest:
+            why = f"{self._settings.ranks}: rank 0, because the times of several ranks are not known"
+        return why
+
+
+def why_not(error: Exception) -> str:
+    """Return the reason in a meta file of a recording that did not begin."""
+    if isinstance(error, OverBudget):
+        return str(error)
+    return f"the profiler did not start: {type(error).__name__}: {error}"
+
+
+def _without_contents(settings: Settings) -> Settings:
+    """Return the settings of a tool beside a profiler: the contents were asked of the profiler."""
+    return msgspec.structs.replace(settings, contents=())
+
+
+def _nothing(*_: object) -> None:
+    """Do nothing: there is no range to end, and nothing to wait for."""
+
+
+def clock() -> dict[str, int]:
+    """Return one moment on both clocks: since the epoch, which traces use, and monotonic, which no one sets back."""
+    return {"unix_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns()}

@@ -1,0 +1,189 @@
+"""Finish of a capture in a process of its own.
+
+It compresses a Chrome trace, has torch_npu analyse its folder, or waits for nsys. Then it names the file and writes the
+meta file.
+
+`spawn.py` starts `python -m autoprof.capture.finisher` with one JSON job on stdin, without site, so that it runs within
+milliseconds. Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gzip
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from autoprof.base import files
+from autoprof.capture.finisher import chrome_trace, nsys_report, turn
+from autoprof.rundir.file_names import FOLDER, NOT_ANALYSED, NPU_ANALYSED, NPU_TIMELINE, NSYS_REPORT, PART
+
+NAMED = f".named{PART}"
+COMPRESSED = ".gz"
+# torch's own export compresses at level 9, in the training thread: bench/stop.py compares the two.
+LEVEL = 4
+_PIECE = 1 << 20
+_ANALYSE = "import sys; from torch_npu.profiler.profiler import analyse; analyse(sys.argv[1], max_process_number=1)"
+_ANALYSE_TIMEOUT_S = 3600.0
+_SIGN_OF_LIFE_S = 2.0
+
+
+def finish(job: dict[str, Any]) -> None:
+    """Make a trace with its final name and `job["meta_path"]` from `job["raw"]`, which is removed.
+
+    The meta file comes after it and says `complete` or `truncated` of a trace that has its final name; where the trace
+    can't be written it says `failed`. Nothing is done where another process is at it or was.
+    """
+    files.open_to_group(job.get("group", False))
+    with _claimed(job["raw"]) as mine:
+        if mine:
+            _finish(job)
+
+
+@contextlib.contextmanager
+def _claimed(raw: str) -> Iterator[bool]:
+    """Yield whether the recording is this process's to finish: its process may not know that it was handed over."""
+    try:
+        descriptor = os.open(raw, os.O_RDONLY)
+    except FileNotFoundError:
+        yield False
+        return
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        except OSError:  # a file system without locks
+            pass
+        yield os.path.exists(raw)
+    finally:
+        os.close(descriptor)
+
+
+def _finish(job: dict[str, Any]) -> None:
+    meta = job["meta"]
+    try:
+        meta |= _make(job)
+    except OSError as error:
+        meta |= {"state": "failed", "reason": f"the trace could not be written: {error}"}
+        files.remove(job["trace"] + PART)
+        # The disk may be full, and the meta file needs room.
+        files.empty(job["raw"])
+    # Nobody is there to be told where the meta file can't be written: the capture's name stays taken then.
+    with contextlib.suppress(OSError):
+        files.write(job["meta_path"], json.dumps(meta, indent=1, default=str).encode() + b"\n")
+        files.remove(*job.get("taken", ()))
+    # Last: whoever waits for the capture waits while there is a .part of it.
+    files.remove(job["trace"] + NAMED, job["raw"])
+
+
+def _make(job: dict[str, Any]) -> dict[str, Any]:
+    """Make the file of the final name from `job["raw"]`; return its entries of the meta file."""
+    if os.path.isdir(job["raw"]):
+        return _name_folder(job)
+    if job["raw"].endswith(NSYS_REPORT + PART):
+        said: dict[str, Any] = nsys_report.take(job)
+        files.show(job["base"] + NSYS_REPORT)
+        return said
+    return _compress(job) if job["trace"].endswith(COMPRESSED) else _rename(job)
+
+
+def _compress(job: dict[str, Any]) -> dict[str, Any]:
+    """Compress a Chrome trace; return its entries of the meta file."""
+    raw, trace, chrome = job["raw"], job["trace"], chrome_trace
+    said: dict[str, Any] = {}
+    with (
+        open(raw, "rb") as source,
+        open(files.create(trace + PART), "wb") as file,
+        gzip.GzipFile(fileobj=file, mode="wb", compresslevel=LEVEL) as target,
+    ):
+        if os.path.getsize(raw) <= job["max_bytes"]:
+            shutil.copyfileobj(source, target, _PIECE)
+        else:
+            chrome.copy_cut(source, target, job["max_bytes"])
+            said = {"state": "truncated", "reason": f"the trace was over {job['max_bytes']} bytes"}
+    os.replace(trace + PART, trace)
+    if job.get("suspicion"):
+        found = chrome.device_events(raw)
+        said |= {"device_events": found} if found else {"device_events": found, "device_reason": job["suspicion"]}
+    return said | {"bytes": os.path.getsize(trace)}
+
+
+def _rename(job: dict[str, Any]) -> dict[str, Any]:
+    """Give a file that viewers take as it is its name; return its entries of the meta file."""
+    # There is a .part until all is there.
+    os.close(files.create(job["trace"] + NAMED))
+    os.replace(job["raw"], job["trace"])
+    return {"bytes": os.path.getsize(job["trace"])}
+
+
+def _name_folder(job: dict[str, Any]) -> dict[str, Any]:
+    """Have torch_npu analyse its folder, and move it out of `job["raw"]`; returns what the meta file says of it."""
+    folders = [name for name in sorted(os.listdir(job["raw"])) if FOLDER.search(name)]
+    if not folders:
+        raise OSError("there is no folder of torch_npu's")
+    folder = os.path.join(job["raw"], folders[-1])
+    done = job["python"] and analyse(folder, job["python"], job["raw"])
+    said = {} if done else {"reason": job["meta"]["reason"] or NOT_ANALYSED}
+    ending = FOLDER.search(folder)
+    final = job["base"] + (ending.group() if ending else "")
+    os.rename(folder, final)
+    return said | {"bytes": files.size(final)}
+
+
+def analysed(folder: str) -> bool:
+    """Return whether torch_npu has made files for viewers of a folder: a timeline, or a database."""
+    output = os.path.join(folder, NPU_ANALYSED)
+    return os.path.isdir(output) and any(name == NPU_TIMELINE or name.endswith(".db") for name in os.listdir(output))
+
+
+def analyse(folder: str, python: str, alive: str) -> bool:
+    """Have a Python with torch_npu analyse a folder; return whether it did.
+
+    Args:
+        folder: The folder of torch_npu's.
+        python: The interpreter.
+        alive: What is touched meanwhile: what is not for long is taken for left behind.
+    """
+    child = subprocess.Popen(
+        [python, "-c", _ANALYSE, folder],
+        env=os.environ | {"AUTOPROF": "0"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    waited = 0.0
+    while waited < _ANALYSE_TIMEOUT_S:
+        try:
+            child.wait(_SIGN_OF_LIFE_S)
+            return analysed(folder)
+        except subprocess.TimeoutExpired:
+            waited += _SIGN_OF_LIFE_S
+            os.utime(alive)
+    # It has processes of its own.
+    os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+    files.remove(os.path.join(folder, NPU_ANALYSED))
+    return False
+
+
+def main() -> None:
+    """Finish the capture of which stdin tells, in a process that is nobody's child."""
+    received = json.load(sys.stdin)
+    # Ray kills the children of a worker that exits (core worker, kill_child_processes_on_worker_exit), so this one
+    # stops being a child before the worker goes on.
+    if os.fork():
+        os._exit(0)
+    os.nice(10)
+    if not received["raw"].endswith(NSYS_REPORT + PART):  # nsys does the work
+        turn.wait(received["raw"])
+    finish(received)

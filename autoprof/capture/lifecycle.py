@@ -1,0 +1,315 @@
+"""Per-process profiler claim and capture lifecycle: claim, start, stop, place the files."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from autoprof.base import interrupts, log, process
+from autoprof.capture import profilers, writer
+from autoprof.capture.artifacts import Artifacts, why_not
+from autoprof.capture.budget import OverBudget
+from autoprof.capture.profilers import Tool
+from autoprof.capture.profilers.torch import watch
+from autoprof.capture.subject import Subject
+from autoprof.config.settings import Settings
+from autoprof.run import runtime
+from autoprof.run.runtime import Runtime
+
+
+class Recording:
+    """The holder of this process's profiler, and the thread in which it began.
+
+    torch gives a recording to the thread that began it only: an export after a stop in another thread, and a stop after
+    another profiler has stopped, are segmentation faults (torch 2.13).
+    """
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+        self.thread = threading.get_ident()
+        self.ended = threading.Event()
+
+    def finish(self, state: str, reason: str) -> None:
+        """Stop and place the files. Called once, in the thread that began."""
+        raise NotImplementedError
+
+    def abandon(self, reason: str) -> None:
+        """Stop in another thread, where the recording is lost, and say so in a meta file."""
+        raise NotImplementedError
+
+    def wait(self) -> None:
+        """Wait until the files are written, where a kind of recordings has any."""
+
+
+class Capture(Recording):
+    """A capture of a stage in this process."""
+
+    # Whether the whole is a range of the stage's name.
+    ranged = True
+    # Whether it was ended for what it costs.
+    over_budget = False
+
+    def __init__(self, run: Runtime, subject: Subject, settings: Settings, tool: Tool) -> None:
+        super().__init__(subject)
+        self.tool = tool
+        # As in `Artifacts`.
+        self.left_out: list[str] = []
+        self.artifacts: Artifacts
+        self._run = run
+        self._settings = settings
+
+    def open(self) -> None:
+        """Make the step's folder and take a name in it, if that is not done.
+
+        Raises:
+            OSError: They can't be made.
+        """
+        if not hasattr(self, "artifacts"):
+            self.artifacts = Artifacts(self._run, self.subject, self._settings, self.tool)
+            self.artifacts.left_out = self.left_out
+
+    def start(self) -> None:
+        """Begin to record.
+
+        Raises:
+            Exception: The tool does not record; a meta file says so.
+        """
+        self.open()
+        try:
+            self.artifacts.start(self.ranged)
+        except Exception as error:
+            self.fail(why_not(error))
+            raise
+
+    def fail(self, reason: str) -> None:
+        """Leave a meta file that says why there is no trace."""
+        self.open()
+        self.artifacts.fail(reason)
+
+    def exceeded(self) -> str:
+        """Return why the capture has to end now, or an empty text."""
+        return self.artifacts.exceeded()
+
+    def mark(self, name: str) -> Callable[[], None]:
+        """Begin a range of this name, if this thread is recorded; return what ends it, while it still is."""
+        if self.thread != threading.get_ident() or self.ended.is_set():
+            return _nothing
+        end_range = self.tool.mark(name)
+
+        def end_if_recorded() -> None:
+            if self.thread == threading.get_ident() and not self.ended.is_set():
+                end_range()
+
+        return end_if_recorded
+
+    def finish(self, state: str, reason: str) -> None:
+        if not hasattr(self, "artifacts"):  # a signal came before it began
+            return
+        self.artifacts.stop()
+        self.artifacts.keep(state, reason)
+        if state == "truncated":
+            subject = self.subject
+            log.warning(f"step {subject.step}, {subject.role} {subject.stage}: the capture ends early, {reason}")
+
+    def wait(self) -> None:
+        """Wait, within `AUTOPROF_STOP_TIMEOUT_S`, until the trace is written."""
+        self.artifacts.wait()
+
+    def abandon(self, reason: str) -> None:
+        self.artifacts.stop()
+        self.fail(reason)
+
+
+# How long the end of the interpreter waits for a stage in another thread.
+_LAST_S = 5.0
+
+
+class _State(process.State):
+    """The recording that is going on in this process.
+
+    Attributes:
+        aside: The owner of the profiler that the user has switched on, in words; empty where there is none.
+    """
+
+    ends = process.CAPTURE
+
+    def begin(self) -> None:
+        self.lock = threading.Lock()
+        self.active: Recording | None = None
+        self.aside = ""
+
+    def in_child(self) -> None:
+        # The parent ends its own recording; the child records nothing.
+        self.lock = threading.Lock()
+        self.active = None
+
+    def at_exit(self) -> None:
+        """End what is still recording: torch may crash where the interpreter ends around it (2.13).
+
+        Another thread's recording can be ended in that thread only, so its stage is given a while.
+        """
+        recording = self.active
+        if recording is None:
+            return
+        try:
+            if recording.thread == threading.get_ident():
+                finish(recording, "truncated", "the process ended during the stage")
+            elif not recording.ended.wait(_LAST_S) and release(recording):
+                recording.abandon("the process ended while another thread was in the stage")
+            recording.wait()
+        except Exception as error:
+            interrupts.pass_on(error)
+            log.warning(f"a capture could not be ended: {type(error).__name__}: {error}")
+
+
+_state = _State()
+
+
+def begin(
+    run: Runtime, subject: Subject, settings: Settings | None = None, kind: type[Capture] = Capture
+) -> Capture | None:
+    """Start a capture, unless this process is recording already: the outer stage's capture holds the inner one.
+
+    Args:
+        settings: Those of the role in this window, where it has some of its own.
+    """
+    settings = settings or run.settings.for_role(subject.role)
+    capture = kind(run, subject, settings, profilers.choose(settings))
+    return capture if record(capture) else None
+
+
+def record(capture: Capture) -> bool:
+    """Take this process's profiler and record; False where it is not to be had, or there is no room for a trace."""
+    if whose := _state.aside:
+        capture.fail(f"{whose} is on in this step, so autoprof records nothing")
+        return False
+    if _state.active is not capture and not claim(capture, capture.tool):
+        return False
+    try:
+        capture.start()
+    except OverBudget:  # which its meta file says
+        release(capture)
+        return False
+    except BaseException:
+        release(capture)
+        raise
+    return True
+
+
+def keep_within_budget(capture: Capture | None) -> None:
+    """End a capture that costs more than it may, at the end of a part of the work."""
+    if capture is not None and not capture.ended.is_set() and (reason := capture.exceeded()):
+        capture.over_budget = True
+        cut_short(reason, but_for=None)
+
+
+def end(capture: Capture, error: BaseException | None = None) -> None:
+    """Stop a capture and place its files, unless it was ended before."""
+    if error is None:
+        finish(capture, "complete", "")
+    else:
+        finish(capture, "truncated", f"the stage raised {type(error).__name__}")
+
+
+def claim(recording: Recording, tool: Tool) -> bool:
+    """Take this process's profiler for `recording`; return False where it is taken, by autoprof or somebody else."""
+    with _state.lock:
+        if _state.active is not None:
+            return False
+        if why := tool.busy():
+            subject = recording.subject
+            log.warning_once(f"step {subject.step}, {subject.role} {subject.stage} is not captured: {why}")
+            return False
+        _state.active = recording
+    _state.end_first()
+    return True
+
+
+def taken() -> bool:
+    """Return whether this process is recording."""
+    return _state.active is not None
+
+
+def current() -> Recording | None:
+    """Return the recording that is going on in this process."""
+    return _state.active
+
+
+def cut_short(reason: str, but_for: object) -> None:
+    """End the recording that is going on in this thread, unless it is `but_for`."""
+    recording = _state.active
+    if recording is not None and recording is not but_for and recording.thread == threading.get_ident():
+        _end_early(reason)
+
+
+def subject() -> Subject | None:
+    """Return the subject of this process's recording, if there is one."""
+    recording = _state.active
+    return recording.subject if recording is not None else None
+
+
+def release(recording: Recording) -> bool:
+    """Give this process's profiler back; return False where `recording` does not hold it."""
+    with _state.lock:
+        if _state.active is not recording:
+            return False
+        _state.active = None
+        return True
+
+
+def interrupt(reason: str) -> None:
+    """End the recording that is going on, if any, and have it written: somebody else needs the profiler.
+
+    Another thread's recording is waited for, within `AUTOPROF_STOP_TIMEOUT_S`, and given up after that.
+    """
+    try:
+        _end_early(reason)
+    finally:
+        run = runtime.current()
+        writer.wait(run.settings.stop_timeout_s if run is not None else Settings().stop_timeout_s)
+
+
+def _end_early(reason: str) -> None:
+    recording = _state.active
+    if recording is None:
+        return
+    if recording.thread == threading.get_ident():
+        finish(recording, "truncated", reason)
+        return
+    run = runtime.current()
+    recording.ended.wait(run.settings.stop_timeout_s if run is not None else None)
+    if release(recording):
+        recording.abandon(f"{reason}, in another thread than the capture's")
+
+
+def finish(recording: Recording, state: str, reason: str) -> None:
+    """End a recording in this state and place its files, unless it was ended before."""
+    if not release(recording):
+        return
+    try:
+        if recording.thread == threading.get_ident():
+            recording.finish(state, reason)
+        else:
+            recording.abandon("the stage ended in another thread than it began in")
+    finally:
+        recording.ended.set()
+
+
+def stand_aside(whose: str) -> None:
+    """Capture no stage of this process until `come_back`: the user has `whose` on, which would get in the way."""
+    _state.aside = whose
+    interrupt(f"{whose} was started")
+
+
+def come_back() -> None:
+    """Capture again."""
+    _state.aside = ""
+
+
+def _nothing() -> None:
+    """End no range."""
+
+
+def watch_others() -> None:
+    """Watch for other profilers, from the moment that torch or torch_npu is imported."""
+    watch(interrupt)

@@ -1,0 +1,115 @@
+"""Commands by task. Nothing is imported here: help and completion of the whole command line need no more than this."""
+
+from __future__ import annotations
+
+# Of each command: its module, which has `add_arguments(parser)` and `run(parsed)`, its line in the help, and examples
+# with their comments. The overview shows the first one.
+TASKS: dict[str, dict[str, tuple[str, str, dict[str, str]]]] = {
+    "Record": {
+        "run": (
+            "run",
+            "run a command with autoprof on",
+            {
+                "autoprof run --steps 2,4 -- python train.py": "capture steps 2 and 4",
+                "autoprof run --when 'step>2x' -- python train.py": "capture steps after slow ones",
+                "autoprof run --ranks all --dir /data -- torchrun train.py": "capture all ranks, write below /data",
+            },
+        ),
+        "trigger": (
+            "trigger.command",
+            "open a window in a run that is going on",
+            {
+                "autoprof trigger --steps 2 --wait": "capture the next two steps, say where their traces are",
+                "autoprof trigger --contents cpu,cuda,stack": "capture the next step with Python's stacks",
+                "autoprof trigger --ray auto --from 4000": "reach the run through Ray, capture step 4000",
+                "autoprof trigger --off": "switch autoprof off in the run",
+            },
+        ),
+    },
+    "Look": {
+        "ls": (
+            "ls",
+            "list runs, their steps and captures",
+            {
+                "autoprof ls latest": "list the captures of the last run",
+                "autoprof ls": "list the runs in ./autoprof_runs",
+                "autoprof ls --dir /data --json": "print what is known of the runs in /data as JSON",
+            },
+        ),
+        "report": (
+            "report",
+            "say where the time of each step went",
+            {
+                "autoprof report latest --step 7": "show step 7 in detail",
+                "autoprof report": "report on the last run",
+                "autoprof report latest --against 20261120": "hold a run against another",
+                "autoprof report --md - > report.md": "write Markdown",
+            },
+        ),
+        "open": (
+            "open",
+            "show the report and the merged trace of a step in the browser",
+            {
+                "autoprof open latest --step 4": "show step 4",
+                "autoprof open --no-browser": "print the links, start no browser",
+            },
+        ),
+        "merge": (
+            "merge",
+            "make one trace of a step's, all processes on one clock",
+            {
+                "autoprof merge --step 4": "merge the traces of step 4 of the last run",
+                "autoprof merge --step 4 --role 'actor,rollout'": "merge two roles",
+                "autoprof merge vllm_profile/": "merge traces that belong to no run",
+            },
+        ),
+    },
+    "Find what is missing": {
+        "doctor": (
+            "doctor.command",
+            "say what applies here, or why a run lacks a trace",
+            {
+                "autoprof doctor latest": "examine the last run",
+                "autoprof doctor": "examine this environment",
+            },
+        ),
+        "collect": (
+            "collect",
+            "fetch the parts of a run that its nodes have on their own disks",
+            {
+                "autoprof collect latest": "fetch the last run's parts from its Ray cluster",
+                "autoprof collect latest --to s3://bucket/runs": "and copy the run to an object store",
+            },
+        ),
+        "analyse": (
+            "analyse",
+            "have torch_npu analyse what it recorded and has not analysed yet",
+            {
+                "autoprof analyse latest": "analyse the recordings of the last run",
+                "autoprof analyse --step 4": "analyse one step's",
+            },
+        ),
+    },
+    "Set up": {
+        "recipes": (
+            "recipes.command",
+            "list recipes and their hooks, or check a recipe file",
+            {
+                "autoprof recipes --check mytrainer.toml": "check a recipe of your own",
+                "autoprof recipes": "list recipes, and whether they fit what is installed",
+                "autoprof recipes verl": "list the hooks of verl",
+            },
+        ),
+        "completion": (
+            "completion",
+            "print a completion script for bash, zsh or fish",
+            {
+                'eval "$(autoprof completion bash)"': "complete in this shell",
+                "autoprof completion zsh > ~/.zfunc/_autoprof": "for zsh, in a folder of its fpath",
+                "autoprof completion fish > ~/.config/fish/completions/autoprof.fish": "for fish",
+            },
+        ),
+    },
+}
+COMMANDS = {name: command for commands in TASKS.values() for name, command in commands.items()}
+ALIASES = {"analyze": "analyse"}

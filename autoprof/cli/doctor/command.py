@@ -1,0 +1,79 @@
+"""`autoprof doctor`: examines an environment or a run, and prints what it found."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections import Counter
+from pathlib import Path
+
+from autoprof.base.redact import plain
+from autoprof.cli import arguments, console
+from autoprof.cli.doctor import environment
+from autoprof.cli.doctor.environment import Report
+from autoprof.cli.doctor.run import examine_run
+from autoprof.config import settings
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("name", nargs="?", metavar="RUN", help="a run, as for ls; without it, this environment")
+    parser.add_argument("--all", action="store_true", help="list all hooks with their states")
+    parser.add_argument("--deep", action="store_true", help="import the targets, to see whether each hook applies")
+    arguments.add_dir(parser)
+    arguments.add_json(parser)
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Run the command and return its exit status."""
+    if parsed.name:
+        report = examine_run(arguments.find_run(parsed))
+    else:
+        report = environment.examine_environment(settings.load(os.environ, Path.cwd()), parsed.deep)
+    if parsed.json:
+        console.print_json(report)
+    else:
+        show(report, parsed.all)
+    return 1 if report.problems else 0
+
+
+def show(report: Report, hooks: bool = False) -> None:
+    """Print a report for a person: what works, what does not, notes, the verdict."""
+    print(plain(report.subject))
+    counts = _counts(report.hooks)
+    for name, value in report.facts.items():
+        print(*console.wrapped(plain(f"{name}: {'; '.join(filter(None, [value, counts.get(name)]))}"), 2), sep="\n")
+    if hooks and report.hooks:
+        print()
+        console.show(["hook", "state", "reason"], _grouped(report.hooks))
+    for title, lines in (("does not work", report.problems), ("notes", report.notes)):
+        if lines:
+            print(f"\n{title}:")
+        for line in lines:
+            first, *rest = console.wrapped(plain(line), 4)
+            print(f"  - {first[4:]}", *rest, sep="\n")
+    print(f"\n{plain(report.verdict)}")
+
+
+def _counts(hooks: list[tuple[str, str, str]]) -> dict[str, str]:
+    """Return in words how many hooks of each target there are, by state."""
+    states: dict[str, Counter[str]] = {}
+    for key, state, reason in hooks:
+        other = state == "skipped" and " the hook is for " in reason
+        states.setdefault(key.partition("/")[0], Counter())["for other releases" if other else state] += 1
+    return {
+        target: f"{', '.join(f'{count} {state}' for state, count in found.items())}".replace(" ", " hooks ", 1)
+        for target, found in states.items()
+    }
+
+
+def _grouped(hooks: list[tuple[str, str, str]]) -> list[list[str]]:
+    """Make rows for a person: hooks of one recipe that were skipped for one reason share a row."""
+    grouped: dict[tuple[str, str, str], list[str]] = {}
+    for key, state, reason in hooks:
+        name = key.partition("/")[0] if state == "skipped" else key
+        grouped.setdefault((name, state, reason), []).append(key)
+    return [
+        [keys[0] if len(keys) == 1 else f"{name}: {len(keys)} hooks", state, reason]
+        for (name, state, reason), keys in grouped.items()
+    ]

@@ -1,0 +1,54 @@
+"""`python -m autoprof.cli.doctor.probe FILE`: imports the module of each hook, and writes down the hooks' states.
+
+Run by `autoprof doctor` in a process of its own, since importing a target takes seconds and may do anything.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+from autoprof import _boot, agent
+from autoprof.capture import profilers
+from autoprof.cli.recipes.source import Sources
+from autoprof.hooks import registry
+from autoprof.hooks.recipe import installed_version
+from autoprof.run import runtime
+
+NOT_INSTALLED = "is not installed"
+
+
+def main(output: str) -> None:
+    """Write `{hook: {state, reason, ...}}`, the errors on the way and the tool to `output`."""
+    run = runtime.start()
+    if run is None:
+        return
+    for target in _boot.recipe_files():
+        agent.load(target)
+    sources = Sources()
+    for hook in registry.known():
+        if registry.left_out(run, hook):
+            continue
+        # A trainer of the user's own may lie on the path without a distribution.
+        if installed_version(hook.recipe) or sources.installed(hook.recipe.target):
+            try:
+                importlib.import_module(hook.hook.module)
+            except BaseException as error:
+                run.hooks.skipped(hook, _reason(hook.hook.module, error))
+        else:
+            run.hooks.skipped(hook, f"{hook.recipe.target} {NOT_INSTALLED}")
+    Path(output).write_text(
+        json.dumps(run.hooks.content() | {"tool": profilers.outlook(run.settings.tool)}), encoding="utf-8"
+    )
+
+
+def _reason(module: str, error: BaseException) -> str:
+    if isinstance(error, ModuleNotFoundError) and error.name is not None and f"{module}.".startswith(f"{error.name}."):
+        return f"there is no module {error.name} in this release"
+    return f"importing {module} raised {type(error).__name__}: {error}"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

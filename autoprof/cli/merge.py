@@ -1,0 +1,60 @@
+"""`autoprof merge`: makes one trace of a step's traces."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from autoprof.base import files
+from autoprof.base.redact import plain
+from autoprof.cli import arguments, console
+from autoprof.cli.documents import Merged
+from autoprof.rundir import runs
+from autoprof.rundir.file_names import RUN
+from autoprof.traces import merge_step
+from autoprof.traces.reader import TraceError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("name", nargs="*", metavar="RUN", help="a run, as for ls (default: latest), or trace files")
+    parser.add_argument("--step", type=int, metavar="N", help="the step; needed only if the run has several")
+    parser.add_argument("--role", metavar="PATTERNS", default="*", help="roles, as for AUTOPROF_ROLES (default: all)")
+    parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="output file (default: in the step's folder)")
+    parser.add_argument(
+        "--tar", action="store_true", help="write an archive of the unchanged traces, for Perfetto 58.2 or later"
+    )
+    parser.add_argument(
+        "--clocks",
+        choices=("measured", "as-set"),
+        default="measured",
+        help="clocks of several hosts: corrected by what the run measured (default), or as they are set",
+    )
+    arguments.add_dir(parser)
+    arguments.add_json(parser)
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Run the command and return its exit status."""
+    wishes = merge_step.Wishes(roles=parsed.role, output=parsed.output, tar=parsed.tar, clocks=parsed.clocks)
+    given = [Path(name) for name in parsed.name]
+    try:
+        if given and (len(given) > 1 or (given[0].exists() and not (given[0] / RUN).is_file())):
+            work = merge_step.of_files(given, wishes)
+        else:
+            found = runs.find(arguments.parent(parsed), parsed.name[0] if given else "latest")
+            work = merge_step.of_step(found, merge_step.chosen(found, parsed.step), wishes)
+        with console.bar("merging", work.bytes) as done:
+            said = list(merge_step.do(work, wishes.tar, done))
+        if parsed.json:
+            made = str(work.made)
+            document = Merged(
+                file=made, bytes=files.size(made), step=work.step, traces=len(work.taken), lines=[*map(plain, said)]
+            )
+            console.print_json(document)
+            return 0
+        for line in said:
+            print(plain(line))
+    except (TraceError, OSError) as error:
+        return console.complain(f"merge: {error}", 1)
+    return 0

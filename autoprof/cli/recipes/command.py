@@ -1,0 +1,146 @@
+"""`autoprof recipes`: lists recipes, checks files, prints the schema."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+
+import msgspec
+
+from autoprof.base import units
+from autoprof.cli import arguments, console
+from autoprof.cli.console import complain
+from autoprof.cli.recipes import catalog, form, places, schema, static
+from autoprof.cli.recipes.documents import Behaviours, Catalog, Checked, KnownBehaviour, Option
+from autoprof.cli.recipes.form import RecipeFinding
+from autoprof.cli.recipes.source import Sources
+from autoprof.cli.recipes.vocabulary import described, summary, takes
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("name", nargs="?", metavar="NAME", help="show the hooks of a recipe or of a target")
+    arguments.add_json(parser)
+    asked = parser.add_mutually_exclusive_group()
+    asked.add_argument("--check", nargs="+", metavar="FILE", help="check recipe files or folders and list all errors")
+    asked.add_argument("--behaviours", action="store_true", help="list the behaviours and their options")
+    asked.add_argument("--schema", action="store_true", help="print the JSON schema of recipes, for editors")
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Run the command and return its exit status."""
+    if parsed.name and (parsed.check or parsed.behaviours or parsed.schema):
+        return complain("recipes: NAME goes without --check, --behaviours and --schema", 2)
+    if parsed.schema:
+        print(schema.text(), end="")
+        return 0
+    if parsed.behaviours:
+        return _behaviours(parsed.json)
+    if parsed.check:
+        return _check(parsed.check, parsed.json)
+    found = catalog.entries(arguments.setting("recipes"))
+    if parsed.name:
+        try:
+            found = catalog.named(found, parsed.name)
+        except LookupError as error:
+            return complain(str(error), 1)
+    if parsed.json:
+        console.print_json(Catalog(recipes=found))
+    elif parsed.name:
+        _show_hooks(found)
+    else:
+        _show(found)
+    problems = [entry.problem for entry in found if entry.problem] + ([] if parsed.name else list(places.problems()))
+    for problem in problems:
+        complain(problem, 1)
+    return 1 if problems else 0
+
+
+def _show(found: list[catalog.Entry]) -> None:
+    rows = [
+        [
+            entry.name,
+            entry.target,
+            entry.versions or "all",
+            str(len(entry.hooks)),
+            entry.origin,
+            entry.installed or "-",
+            entry.fits,
+        ]
+        for entry in found
+    ]
+    drop = ("target", "hooks", "from", "versions")
+    console.show(["recipe", "target", "versions", "hooks", "from", "installed", "fits"], rows, drop)
+
+
+def _show_hooks(found: list[catalog.Entry]) -> None:
+    for place, entry in enumerate(found):
+        if place:
+            print()
+        print(f"{entry.name}: {entry.path}")
+        print(f"  from {entry.origin}, for {entry.target} {entry.versions or '(all versions)'}")
+        print(f"  installed: {entry.installed or '-'}, fits: {entry.fits}")
+        rows = [
+            [hook.name, f"{hook.module}:{hook.attribute}", hook.behaviour, hook.versions or "-", _options(hook)]
+            for hook in entry.hooks
+        ]
+        print()
+        console.show(["hook", "place", "behaviour", "versions", "options"], rows, drop=("versions", "options"))
+
+
+def _options(hook: catalog.RecipeHook) -> str:
+    said = hook.options | ({"rewrap": hook.rewrap} if hook.rewrap else {})
+    return " ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in said.items()) or "-"
+
+
+def _check(asked: list[str], as_json: bool) -> int:
+    findings: list[RecipeFinding] = []
+    summaries = []
+    sources = Sources()
+    for place in asked:
+        paths = places.toml_files(place)
+        if not paths:
+            text = (
+                "there are no *.toml files in it that can be read" if os.path.isdir(place) else "there is no such file"
+            )
+            findings.append(RecipeFinding(file=place, table="", key="", text=text))
+        for path in paths:
+            hooks, wrong = form.check(path)
+            if wrong:
+                findings += wrong
+                summaries.append(f"{path}: {len(wrong)} wrong; nothing more was checked")
+                continue
+            said, where = static.check(path, hooks, sources)
+            findings += [*form.replacements(path, hooks), *said]
+            errors = sum(finding.error for finding in said)
+            state = f"{errors} wrong" if errors else "good"
+            summaries.append(f"{path}: {state}, {units.count(len(hooks), 'hook')}; {where}")
+    wrong_ones = [finding for finding in findings if finding.error]
+    if as_json:
+        console.print_json(Checked(findings=findings, summaries=summaries))
+    else:
+        for line in [*(finding.line() for finding in findings), *summaries]:
+            print(line)
+    return 1 if wrong_ones else 0
+
+
+def _behaviours(as_json: bool) -> int:
+    known = {
+        name: KnownBehaviour(
+            summary(kind),
+            {
+                field.encode_name: Option(described(kind).get(field.encode_name, ""), takes(field.type), field.required)
+                for field in msgspec.structs.fields(kind)
+            },
+        )
+        for name, kind in schema.known_behaviours().items()
+    }
+    if as_json:
+        console.print_json(Behaviours(behaviours=known))
+        return 0
+    for name, content in known.items():
+        print(f"{name}: {content.does}")
+        for option, said in content.options.items():
+            print(f"    {option}{' (required)' if said.required else ''}: {said.means} Takes {said.takes}.")
+    return 0

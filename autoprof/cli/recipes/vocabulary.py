@@ -1,0 +1,148 @@
+"""Vocabulary of recipes, read from the structs that recipes become: fields, types, and their docstrings."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import types
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from autoprof.base.similar import did_you_mean
+from autoprof.hooks.attribute_path import PARAMETER
+
+_NAMES = {str: "a text", int: "a whole number", float: "a number", bool: "true or false", dict: "a table"}
+_EXTRA = {
+    "path": "a path that begins with a parameter of the function, such as 'self.state.global_step'",
+    "name": "the name of a parameter",
+    "place": "a path that begins at what the call returns, such as 'token_ids'",
+}
+
+
+def summary(kind: type) -> str:
+    """Return the first paragraph of a class's docstring in one line, or of a base's if it has none of its own."""
+    for base in kind.__mro__:
+        text = inspect.cleandoc(base.__dict__.get("__doc__") or "")
+        paragraph = text.partition("\n\n")[0]
+        if paragraph and not paragraph.startswith("Attributes:"):
+            return _one_line(paragraph)
+    return ""
+
+
+def described(kind: type) -> dict[str, str]:
+    """Return the description of each field in the `Attributes:` of a class's docstring and of its bases'."""
+    found: dict[str, str] = {}
+    for base in kind.__mro__:
+        _, _, section = inspect.cleandoc(base.__dict__.get("__doc__") or "").partition("Attributes:\n")
+        for match in re.finditer(r"^    (\w+): (.*(?:\n {8}.*)*)", section, re.MULTILINE):
+            found.setdefault(match[1], _one_line(match[2]))
+    return found
+
+
+def takes(kind: Any) -> str:
+    """Describe a type in the terms of TOML."""
+    if meta := _meta(kind):
+        return _EXTRA[meta["takes"]]
+    origin = typing.get_origin(kind)
+    arguments = typing.get_args(kind)
+    if origin is types.UnionType:
+        return ", or ".join(takes(argument) for argument in arguments)
+    if origin is typing.Literal:
+        return " or ".join(repr(value) for value in arguments)
+    if origin is list:
+        return f"an array, of each {takes(arguments[0])}"
+    if origin is dict and arguments[1] is not Any:
+        return f"a table, in it {takes(arguments[0])} = {takes(arguments[1])}"
+    if inspect.isclass(kind) and issubclass(kind, msgspec.Struct):
+        return f"a table with {', '.join(kind.__struct_encode_fields__)}"
+    return _NAMES.get(origin or kind, str(kind))
+
+
+def parameters(kind: Any, value: Any, where: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the keys and paths of a valid `value` that begin with a parameter of the function."""
+    if meta := _meta(kind):
+        if meta.get(PARAMETER):
+            yield where, value
+    elif table := _table_of(kind, value):
+        yield from parameters(table, value, where)
+    elif typing.get_origin(kind) is list:
+        for place, item in enumerate(value):
+            yield from parameters(typing.get_args(kind)[0], item, f"{where}[{place}]")
+    elif typing.get_origin(kind) is dict:
+        keys, values = typing.get_args(kind)
+        for key, item in value.items():
+            yield from parameters(keys, key, where)
+            yield from parameters(values, item, f"{where}.{key}")
+    elif inspect.isclass(kind) and issubclass(kind, msgspec.Struct):
+        for field in msgspec.structs.fields(kind):
+            if field.encode_name in value:
+                inner = f"{where}.{field.encode_name}" if where else field.encode_name
+                yield from parameters(field.type, value[field.encode_name], inner)
+
+
+def wrong(kind: type[msgspec.Struct], table: Any, where: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the errors of a table that should become a struct: the key, what was found, and what it takes."""
+    if not isinstance(table, dict):
+        yield where, f"got {_short(table)}; it takes a table"
+        return
+    prefix = f"{where}." if where else ""
+    fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
+    for key in table:
+        if key not in fields:
+            known = ", ".join(fields) or "none"
+            yield f"{prefix}{key}", f"there is no such key{did_you_mean(str(key), fields)}; there are: {known}"
+    texts = described(kind)
+    for name, field in fields.items():
+        if name in table:
+            yield from _wrong_value(field.type, table[name], f"{prefix}{name}")
+        elif field.required:
+            yield f"{prefix}{name}", f"it is missing; it takes {takes(field.type)}: {texts.get(name, '')}".rstrip(": ")
+
+
+def _wrong_value(kind: Any, value: Any, where: str) -> Iterator[tuple[str, str]]:
+    if inspect.isclass(kind) and issubclass(kind, msgspec.Struct):
+        yield from wrong(kind, value, where)
+        return
+    if table := _table_of(kind, value):
+        yield from wrong(table, value, where)
+        return
+    if typing.get_origin(kind) is list and isinstance(value, list):
+        for place, item in enumerate(value):
+            yield from _wrong_value(typing.get_args(kind)[0], item, f"{where}[{place}]")
+        return
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        near = did_you_mean(value, typing.get_args(kind)) if _is_choice(kind) and isinstance(value, str) else ""
+        yield where, f"got {_short(value)}; it takes {takes(kind)}{near}"
+
+
+def _table_of(kind: Any, value: Any) -> type[msgspec.Struct] | None:
+    """Return the struct that a table becomes if it is one of several types that an option takes."""
+    if typing.get_origin(kind) is types.UnionType and isinstance(value, dict):
+        return next((one for one in typing.get_args(kind) if issubclass(one, msgspec.Struct)), None)
+    return None
+
+
+def _is_choice(kind: Any) -> bool:
+    return typing.get_origin(kind) is typing.Literal
+
+
+def _meta(kind: Any) -> dict[str, Any]:
+    """Return the `extra` of a type that `hooks/attribute_path.py` annotates."""
+    for note in getattr(kind, "__metadata__", ()):
+        if isinstance(note, msgspec.Meta) and note.extra:
+            return note.extra
+    return {}
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _short(value: Any) -> str:
+    text = _one_line(repr(value))
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,1 @@
+"""Settings of a run, their grammars, and options of tools."""

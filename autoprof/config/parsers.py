@@ -1,0 +1,130 @@
+"""Parsers of single values of settings, from the environment's text or from TOML.
+
+Each raises a ValueError for what it does not take; its message, where there is one, says why.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+
+
+def text(value: object) -> str:
+    """Return text without the whitespace around it."""
+    if not isinstance(value, str) or "\0" in value:
+        raise ValueError("")
+    return value.strip()
+
+
+# What a file system takes as a name, and as a path (NAME_MAX, PATH_MAX).
+LONGEST_NAME, _LONGEST_PATH = 255, 4000
+
+
+def folder(value: object) -> str:
+    """Return a path that may be a folder's."""
+    path = os.fsencode(text(value))
+    if len(path) > _LONGEST_PATH or any(len(name) > LONGEST_NAME for name in path.split(os.sep.encode())):
+        raise ValueError("it is too long")
+    return os.fsdecode(path)
+
+
+def switch_or(taken: Callable[[str], bool]) -> Callable[[object], str]:
+    """Return a parser for a switch, an empty text or `1`, or for text that `taken` accepts."""
+
+    def parse(value: object) -> str:
+        if isinstance(value, (bool, int)):
+            value = str(int(value))
+        word = text(value)
+        if word.lower() in ("", "0", "false", "off", "no"):
+            return ""
+        if word.lower() in ("1", "true", "on", "yes"):
+            return "1"
+        if not taken(word):
+            raise ValueError("")
+        return word
+
+    return parse
+
+
+def words(value: object) -> tuple[str, ...]:
+    """Return the words of a text with commas or of a list."""
+    if isinstance(value, str):
+        value = value.split(",")
+    if not isinstance(value, (list, tuple)) or not all(isinstance(word, str) for word in value):
+        raise ValueError("")
+    found = tuple(word.strip() for word in value)
+    if not found or not all(found):
+        raise ValueError("a name is empty")
+    return found
+
+
+def one_of(choices: tuple[str, ...]) -> Callable[[object], str]:
+    """Return a parser for one of these words, in any case."""
+
+    def parse(value: object) -> str:
+        word = text(value).lower()
+        if word not in choices:
+            raise ValueError("")
+        return word
+
+    return parse
+
+
+def several_of(choices: tuple[str, ...]) -> Callable[[object], tuple[str, ...]]:
+    """Return a parser for some of these words, in any case, each once."""
+
+    def parse(value: object) -> tuple[str, ...]:
+        found = tuple(word.lower().replace("_", "-") for word in words(value))
+        for word in found:
+            if word not in choices:
+                raise ValueError(f"{word!r} is unknown")
+        return tuple(dict.fromkeys(found))
+
+    return parse
+
+
+def grammar(parse: Callable[[str], object]) -> Callable[[object], str]:
+    """Return a parser for text that `parse` takes; whole numbers and lists are taken for such text."""
+
+    def check(value: object) -> str:
+        if isinstance(value, int) and not isinstance(value, bool):
+            value = str(value)
+        if isinstance(value, list):
+            value = ",".join(str(item) for item in value)
+        written = text(value)
+        parse(written)
+        return written
+
+    return check
+
+
+def positive(value: object) -> float:
+    """Return a number above 0, which may be given as text."""
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        raise ValueError("")
+    if isinstance(value, str) and not re.fullmatch(r"[0-9]{1,12}(\.[0-9]{0,9})?", value):
+        raise ValueError("")
+    number = float(value)
+    if not 0 < number < 1e12:
+        raise ValueError("")
+    return number
+
+
+def count(value: object) -> int:
+    """Return a whole number above 0."""
+    number = positive(value)
+    if number != int(number):
+        raise ValueError("")
+    return int(number)
+
+
+def paths(value: object) -> tuple[str, ...]:
+    """Return the paths in a text or a list, all of which must exist."""
+    if isinstance(value, str):
+        value = [part for part in re.split(f"[,{os.pathsep}]", value) if part.strip()]
+    found = tuple(os.path.abspath(os.path.expanduser(path)) for path in words(value))
+    for path in found:
+        if not os.path.exists(path):
+            raise ValueError(f"there is no {path}")
+    return found

@@ -1,0 +1,153 @@
+"""Selection of steps and ranks: the grammars of `AUTOPROF_STEPS` and `AUTOPROF_RANKS`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_NUMBER = re.compile(r"[0-9]{1,12}")
+_ORDINAL = re.compile(r"\+([0-9]{1,12})")
+_SLOWEST = re.compile(r"slowest(?::([0-9]{1,4}))?")
+_RANGE = re.compile(r"([0-9]{0,12}):([0-9]{0,12})(?::([0-9]{0,12}))?")
+
+STEPS_TAKE = "a step (2), steps (2,5), a half-open range (10:13), every 50th (::50), the second step of this run (+2)"
+RANKS_TAKE = "a rank (0), ranks (0,8), a half-open range (0:4), all, or slowest:2"
+MINI_BATCHES_TAKE = "start:stop in mini-batches of a stage with start < stop (0:2), or all"
+ITERATIONS_TAKE = "start:stop in forward passes of the engine with start < stop (0:100), or all"
+
+
+@dataclass(frozen=True)
+class _Span:
+    """A half-open range of whole numbers; `stop` is None where it is open."""
+
+    start: int
+    stop: int | None
+    stride: int = 1
+
+    def __contains__(self, number: int) -> bool:
+        if number < self.start or (self.stop is not None and number >= self.stop):
+            return False
+        return (number - self.start) % self.stride == 0
+
+    def any_after(self, number: int) -> bool:
+        if self.stop is None:
+            return True
+        following = max(self.start, number + 1)
+        following += (self.start - following) % self.stride
+        return following < self.stop
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The steps to capture: by the trainer's number, or by the order in which this run executes them."""
+
+    numbers: tuple[_Span, ...]
+    ordinals: tuple[int, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Steps:
+        """Read `AUTOPROF_STEPS`, of which an empty text captures nothing.
+
+        Raises:
+            ValueError: `text` is not in the grammar, or could never match a step.
+        """
+        numbers, ordinals = [], []
+        for item in _items(text) if text.strip() else ():
+            if ordinal := _ORDINAL.fullmatch(item):
+                if int(ordinal[1]) < 1:
+                    raise ValueError(f"{item} counts from +1")
+                ordinals.append(int(ordinal[1]))
+            else:
+                numbers.append(_span(item))
+        return cls(tuple(numbers), tuple(ordinals))
+
+    def match(self, step: int, ordinal: int) -> bool:
+        """Return whether to capture `step`, the `ordinal`-th (from 1) that this run executes."""
+        return ordinal in self.ordinals or any(step in span for span in self.numbers)
+
+    @property
+    def any(self) -> bool:
+        """Return whether any steps were asked for; without them there is the timeline alone."""
+        return bool(self.numbers or self.ordinals)
+
+    def any_after(self, step: int, ordinal: int) -> bool:
+        """Return whether a step after this one could still match."""
+        return any(n > ordinal for n in self.ordinals) or any(span.any_after(step) for span in self.numbers)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The global ranks to capture.
+
+    Attributes:
+        spans: None for all of them.
+        slowest: So many of the slowest, which a window's settings name (`Settings.overridden`) where they are known.
+            Where they are not it is rank 0.
+    """
+
+    spans: tuple[_Span, ...] | None
+    slowest: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Ranks:
+        """Read `AUTOPROF_RANKS`.
+
+        Raises:
+            ValueError: `text` is not in the grammar.
+        """
+        if text.strip().lower() == "all":
+            return cls(None)
+        if match := _SLOWEST.fullmatch(text.strip().lower()):
+            if (count := int(match[1] or 1)) < 1:
+                raise ValueError(f"{text.strip()} is none")
+            return cls((_Span(0, 1),), count)
+        return cls(tuple(_span(item) for item in _items(text)))
+
+    def __contains__(self, rank: int) -> bool:
+        return self.spans is None or any(rank in span for span in self.spans)
+
+    def any_in(self, ranks: range) -> bool:
+        """Return whether one of `ranks` is captured."""
+        return any(rank in self for rank in ranks)
+
+
+def parse_iterations(text: str) -> tuple[int, int | None]:
+    """Read `AUTOPROF_ROLLOUT_ITERATIONS` or `AUTOPROF_MINI_BATCHES`.
+
+    Returns the first forward pass or mini-batch to record, from 0, and the one to stop before.
+
+    Raises:
+        ValueError: `text` is not in the grammar, or holds none.
+    """
+    if text.strip().lower() == "all":
+        return 0, None
+    match = re.fullmatch(r"([0-9]{0,9}):([0-9]{1,9})", text.strip())
+    if match is None:
+        raise ValueError(f"{text.strip()!r} is no range")
+    start, stop = int(match[1] or 0), int(match[2])
+    if start >= stop:
+        raise ValueError(f"{text.strip()} holds nothing")
+    return start, stop
+
+
+def _items(text: str) -> list[str]:
+    items = [item.strip() for item in text.split(",")]
+    if not any(items):
+        raise ValueError("it is empty")
+    if not all(items):
+        raise ValueError("there is nothing between two commas")
+    return items
+
+
+def _span(item: str) -> _Span:
+    if _NUMBER.fullmatch(item):
+        return _Span(int(item), int(item) + 1)
+    match = _RANGE.fullmatch(item)
+    if match is None:
+        raise ValueError(f"{item!r} is neither a number nor a range")
+    start, stop, stride = int(match[1] or 0), int(match[2]) if match[2] else None, int(match[3] or 1)
+    if stride == 0:
+        raise ValueError(f"{item} has a stride of 0")
+    if stop is not None and start >= stop:
+        raise ValueError(f"{item} is an empty range")
+    return _Span(start, stop, stride)

@@ -1,0 +1,354 @@
+"""Settings of a run: environment, then the TOML file, then defaults."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from autoprof.base import files, interrupts
+from autoprof.base.redact import hidden, is_url, url
+from autoprof.base.similar import did_you_mean
+from autoprof.config import conditions, parsers, structs
+from autoprof.config.conditions import WHEN_TAKES, Condition
+from autoprof.config.selection import (
+    ITERATIONS_TAKE,
+    MINI_BATCHES_TAKE,
+    RANKS_TAKE,
+    STEPS_TAKE,
+    Ranks,
+    Steps,
+    parse_iterations,
+)
+from autoprof.config.tool_options import KINDS, MemoryOptions, NpuOptions, NsysOptions, parse, takes
+
+PREFIX = "AUTOPROF_"
+CONFIG_FILE = "autoprof.toml"
+# No settings file or recipe is larger: each process of a run reads them.
+MOST_BYTES = 1 << 20
+TOOLS = ("torch", "npu", "nsys", "memory")
+MODES = ("discrete", "continuous")
+CONSECUTIVE = ("apart", "together")
+# Readers of a run's files.
+GROUP = "group"
+ACCESS = ("private", GROUP)
+LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
+REASON = "reason"
+# The slowest ranks of each role, as they were found when a window was opened.
+FOUND = "slowest"
+# Done by autoprof itself, after the recording.
+MERGE = "merge-profiles"
+# Contents that only one backend knows travel with the rest, and are filtered where they are used.
+CONTENTS = ("cpu", "cuda", "npu", "memory", "shapes", "stack", "module", "flops", "profile-by-stage", MERGE)
+
+
+class SettingsError(ValueError):
+    """A wrong value of a setting. The message is one line: the setting, what it got, what it takes."""
+
+
+@structs.complete
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """The user's settings, checked. Values keep the user's notation, so that `run.json` shows it."""
+
+    # Global steps to capture; empty for the timeline alone.
+    steps: str = "+2"
+    # Conditions that open windows during the run.
+    when: tuple[Condition, ...] = ()
+    # Parent of the run directories.
+    dir: str = "./autoprof_runs"
+    # Permissions of the run's files, whatever the umask: `private` is 0600 and 0700, `group` 0640 and 0750.
+    access: str = "private"
+    # Profilers in order of preference; each process uses the first available. `torch,memory` adds the CUDA memory
+    # history, `memory` records it alone. By default `npu` in processes that use an NPU, else `torch`.
+    tool: tuple[str, ...] = ()
+    # `discrete`: one trace per stage. `continuous`: one per process and whole step.
+    mode: str = "discrete"
+    # Whether consecutive steps get a trace each (`apart`) or share one (`together`), in continuous mode.
+    consecutive: str = "apart"
+    # Patterns for roles: `trainer`, `actor`, `critic`, `ref`, `reward`, `rollout`. `!` excludes; the last match wins.
+    roles: tuple[str, ...] = ("*",)
+    # Global ranks. A rollout replica is captured if it owns a named rank.
+    ranks: str = "0"
+    # Contents of a trace; `-` and `_` are the same. Unsupported ones are left out, logged once and listed in the meta
+    # file. By default the host and the devices that torch was built for.
+    contents: tuple[str, ...] = ()
+    # Forward passes of an engine to record, counted from the start of the capture.
+    rollout_iterations: str = "0:100"
+    # Mini-batches of an update to record, counted from 0 in each stage. Whole steps and stages without mini-batches
+    # are recorded whole.
+    mini_batches: str = "all"
+    # More recipe files or folders, separated by `:` or `,`.
+    recipes: tuple[str, ...] = ()
+    # Targets (`vllm`), recipes (`verl.sft`) or hooks (`verl/update-weights`) to leave out.
+    disable: tuple[str, ...] = ()
+    # Size limit of a trace before compression.
+    max_trace_mb: float = 2048.0
+    # Disk space that stays free.
+    min_free_mb: float = 1024.0
+    # Steps captured at most, triggers included.
+    max_steps: int = 100
+    # Seconds that a stop may delay the run.
+    stop_timeout_s: float = 60.0
+    # `1` collects the parts of all nodes at the end; a URL also copies the run there.
+    collect: str = ""
+    # Command to run once, after the last window, its merges and collecting. It gets `$AUTOPROF_RUN_DIR`.
+    on_finish: str = ""
+    # Level of autoprof's log on stderr.
+    log: str = "warning"
+    # Options of torch_npu.
+    npu: NpuOptions = NpuOptions()
+    # Options of Nsight Systems.
+    nsys: NsysOptions = NsysOptions()
+    # Options of the CUDA memory history.
+    memory: MemoryOptions = MemoryOptions()
+    # Settings of single roles: their `[role.NAME]` tables.
+    role: dict[str, dict[str, Any]] = {}
+    # Nothing that a user sets: why the window was opened, where that is not `steps`, and why these ranks of each role
+    # are captured, where they are the slowest.
+    reason: str = ""
+    found: dict[str, str] = {}
+
+    def for_role(self, role: str) -> Settings:
+        """Return the settings of one role: its `[role.NAME]` table over the rest."""
+        return msgspec.structs.replace(self, **self.role.get(role, {}))
+
+    def overridden(self, values: Mapping[str, Any]) -> Settings:
+        """Return the settings with those of a window over them, over those of every role too.
+
+        `values` may also hold `reason`, the reason for the window, and `slowest`, the ranks of each role that are the
+        slowest, with the evidence.
+        """
+        if not values:
+            return self
+        reason, found = str(values.get(REASON, "")), values.get(FOUND, {})
+        values = {name: value for name, value in values.items() if name not in (REASON, FOUND)}
+        tables = {
+            role: {name: value for name, value in table.items() if name not in values}
+            for role, table in self.role.items()
+        }
+        for role, (ranks, _) in found.items():
+            tables[role] = {**tables.get(role, {}), "ranks": ranks}
+        whys = {role: why for role, (_, why) in found.items()}
+        return msgspec.structs.replace(self, role=tables, reason=reason, found=whys, **overrides(values))
+
+    def takes(self, role: str, ranks: range) -> bool:
+        """Return whether the window is for this role, and for one of these global ranks."""
+        return self.takes_role(role) and Ranks.parse(self.for_role(role).ranks).any_in(ranks)
+
+    def takes_role(self, role: str) -> bool:
+        """Return whether `role` is captured: the last of `roles` that matches decides, `!` excludes."""
+        # A list of exclusions only means everything but those.
+        taken = all(pattern.startswith("!") for pattern in self.roles)
+        for pattern in self.roles:
+            if fnmatchcase(role, pattern.lstrip("!")):
+                taken = not pattern.startswith("!")
+        return taken
+
+    @property
+    def compares(self) -> bool:
+        """Return whether steps, ranks or replicas are compared during the run: for a condition, or for stragglers."""
+        ranks = (self.ranks, *(str(table.get("ranks", "")) for table in self.role.values()))
+        return bool(self.when) or any(Ranks.parse(text).slowest for text in ranks if text)
+
+    def disabled(self, recipe: str, hook: str) -> bool:
+        """Return whether `AUTOPROF_DISABLE` leaves out the hook, named `hook` or `recipe/hook`, or its recipe."""
+        names = (recipe, hook, f"{recipe}/{hook}")
+        return any(fnmatchcase(name, pattern) for pattern in self.disable for name in names)
+
+    def public(self) -> dict[str, Any]:
+        """Return the settings for `run.json`: a command may hold secrets, so only its presence is shown."""
+        shown: dict[str, Any] = msgspec.to_builtins(self)
+        shown["on_finish"] = "(set)" if self.on_finish else ""
+        shown["collect"] = url(self.collect)
+        del shown[REASON], shown["found"]
+        return shown
+
+
+def load(environ: Mapping[str, str], directory: Path, given: Mapping[str, object] | None = None) -> Settings:
+    """Read the settings of the process that starts a run.
+
+    Args:
+        environ: The environment, `AUTOPROF_*`.
+        directory: The working directory: `autoprof.toml` is looked for there, and paths are relative to it.
+        given: Settings that the program gives (`autoprof.start`), over all others.
+
+    Raises:
+        SettingsError: One value is wrong.
+    """
+    values = _from_file(environ.get(PREFIX + "CONFIG", ""), directory)
+    for name in _FIELDS:
+        text = environ.get(PREFIX + name.upper(), "").strip()
+        # No steps are the timeline alone.
+        if text or (name == "steps" and PREFIX + "STEPS" in environ):
+            values[name] = _checked(name, text, PREFIX + name.upper())
+    values |= _table(dict(given or {}), "", _FIELDS)
+    values["dir"] = _folder(values.get("dir", Settings().dir), directory)
+    return Settings(**values)
+
+
+def unknown(environ: Iterable[str]) -> list[str]:
+    """Return a line for each variable that is named like a setting and is none, with the nearest name."""
+    names = sorted(name.removeprefix(PREFIX) for name in environ if name.startswith(PREFIX))
+    return [
+        f"{PREFIX}{name} is ignored: there is no such setting{did_you_mean(name, VARIABLES, PREFIX)}"
+        for name in names
+        if name not in VARIABLES
+    ]
+
+
+def one(name: str, environ: Mapping[str, str], directory: Path) -> Any:
+    """Read one setting, whatever the others are. A settings file that can't be read sets nothing.
+
+    Raises:
+        SettingsError: It is wrong.
+    """
+    value, where = environ.get(PREFIX + name.upper(), "").strip(), PREFIX + name.upper()
+    if not value:
+        path = _file(environ.get(PREFIX + "CONFIG", ""), directory)
+        try:
+            value, where = _decoded(path).get(name, ""), f"{path}: {name}"
+        except (OSError, ValueError, RecursionError) as error:
+            interrupts.pass_on(error)
+    read = _checked(name, value, where) if value else getattr(Settings(), name)
+    return _folder(read, directory) if name == "dir" else read
+
+
+def _folder(path: str, directory: Path) -> str:
+    return os.path.abspath(directory / Path(path).expanduser())
+
+
+def _file(named: str, directory: Path) -> Path:
+    return directory / Path(named or CONFIG_FILE).expanduser()
+
+
+def overrides(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Check and return settings of one window only.
+
+    Raises:
+        SettingsError: One value is wrong, or no setting of a single window.
+    """
+    return _table(dict(values), "", WINDOW_FIELDS)
+
+
+def steps(value: str, where: str = "steps") -> str:
+    """Check and return steps in the grammar of `AUTOPROF_STEPS`; messages call them `where`.
+
+    Raises:
+        SettingsError: They are not.
+    """
+    checked: str = _checked("steps", value, where)
+    return checked
+
+
+def _from_file(named: str, directory: Path) -> dict[str, Any]:
+    path = _file(named, directory)
+    try:
+        content = _decoded(path)
+    except FileNotFoundError as error:
+        interrupts.pass_on(error)
+        if named:
+            raise SettingsError(f"AUTOPROF_CONFIG: there is no file {str(path)!r}; it takes a TOML file") from None
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        interrupts.pass_on(error)
+        raise SettingsError(f"{path}: it can't be read as TOML ({_one_line(error)})") from None
+    roles, when = content.pop("role", {}), content.get("when")
+    tables = content.pop("when") if isinstance(when, list) and any(isinstance(each, dict) for each in when) else []
+    values = _table(content, f"{path}: ", _FIELDS)
+    if tables:
+        values["when"] = tuple(_condition(table, f"{path}: [[when]]") for table in tables)
+    if not isinstance(roles, dict) or not all(isinstance(table, dict) for table in roles.values()):
+        raise SettingsError(f"{path}: role: got {_short(roles)}; it takes tables named [role.NAME]")
+    values["role"] = {name: _table(table, f"{path}: [role.{name}] ", _ROLE_FIELDS) for name, table in roles.items()}
+    return values
+
+
+def _decoded(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = msgspec.toml.decode(files.of_user(path, MOST_BYTES))
+    return content
+
+
+def _condition(table: object, where: str) -> Condition:
+    if not isinstance(table, dict):
+        raise SettingsError(f"{where}: got {_short(table)}; it takes tables only, or conditions only")
+    read = _table(table, f"{where} ", _CONDITION_FIELDS, _CONDITION)
+    try:
+        return conditions.from_table(read)
+    except ValueError as error:
+        interrupts.pass_on(error)
+        raise SettingsError(f"{where}: got {_short(table)} ({_one_line(error)}); it takes {WHEN_TAKES}") from None
+
+
+def _table(table: dict[str, Any], where: str, fields: tuple[str, ...], kind: str = "") -> dict[str, Any]:
+    values = {}
+    for key, value in table.items():
+        name = key.replace("-", "_").lower()
+        if name not in fields:
+            nearest = did_you_mean(name, fields) or f"; there are {', '.join(fields)}"
+            raise SettingsError(f"{where}{_short(key)}: there is no such setting here{nearest}")
+        values[name] = _checked(name, value, where + key, kind)
+    return values
+
+
+def _checked(name: str, value: object, where: str, kind: str = "") -> Any:
+    """Return the value as settings of this name, or fields of it in tables of this kind, take it."""
+    parse, takes = _PARSERS.get(kind + name) or _PARSERS[name]
+    try:
+        return parse(value)
+    except ValueError as error:
+        interrupts.pass_on(error)
+        why = f" ({_one_line(error)})" if str(error) else ""
+        raise SettingsError(f"{where}: got {hidden(_short(value))}{why}; it takes {takes}") from None
+
+
+def _short(value: object) -> str:
+    try:
+        text = repr(value)
+    except RecursionError as error:
+        interrupts.pass_on(error)
+        text = f"a {type(value).__name__} of too many in one another"
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
+
+
+_PARSERS: dict[str, tuple[Callable[[object], Any], str]] = {
+    "steps": (parsers.grammar(Steps.parse), STEPS_TAKE + ", a mixture, or nothing for the timeline alone"),
+    "when": (conditions.parse, WHEN_TAKES),
+    "dir": (parsers.folder, "a folder"),
+    "access": (parsers.one_of(ACCESS), " or ".join(ACCESS)),
+    "tool": (parsers.several_of(TOOLS), f"some of {', '.join(TOOLS)}"),
+    "mode": (parsers.one_of(MODES), " or ".join(MODES)),
+    "consecutive": (parsers.one_of(CONSECUTIVE), " or ".join(CONSECUTIVE)),
+    "roles": (parsers.words, "patterns for roles such as actor,rollout or *,!ref"),
+    "ranks": (parsers.grammar(Ranks.parse), RANKS_TAKE),
+    "contents": (parsers.several_of(CONTENTS), f"some of {', '.join(CONTENTS)}"),
+    "rollout_iterations": (parsers.grammar(parse_iterations), ITERATIONS_TAKE),
+    "mini_batches": (parsers.grammar(parse_iterations), MINI_BATCHES_TAKE),
+    "recipes": (parsers.paths, "recipe files or folders that are there"),
+    "disable": (parsers.words, "patterns for recipes and hooks such as vllm,verl/update-weights or *"),
+    "max_trace_mb": (parsers.positive, "a number of megabytes above 0"),
+    "min_free_mb": (parsers.positive, "a number of megabytes above 0"),
+    "max_steps": (parsers.count, "a number of steps above 0"),
+    "stop_timeout_s": (parsers.positive, "a number of seconds above 0"),
+    "collect": (parsers.switch_or(is_url), "1, 0, or a URL such as s3://bucket/folder"),
+    "on_finish": (parsers.text, "a command"),
+    "log": (parsers.one_of(LOG_LEVELS), f"one of {', '.join(LOG_LEVELS)}"),
+} | {name: (partial(parse, kind), takes(kind)) for name, kind in KINDS.items()}
+_FIELDS = tuple(_PARSERS)
+# The names of variables, without the prefix: of settings, and those that processes of autoprof set for others.
+_FURTHER: tuple[str, ...] = ("CONFIG", "RUN_ID", "RUN_INFO", "RUN_DIR", "STARTER", "RECIPES_FOUND", "SITE")
+_FURTHER += ("NSYS_REPORT", "KEEP_NVTX_INJECTION")
+VARIABLES = (*map(str.upper, _FIELDS), *_FURTHER)
+WINDOW_FIELDS = ("roles", "ranks", "tool", "contents", "rollout_iterations", "mini_batches")
+_CONDITION = "when."
+_CONDITION_FIELDS = (*conditions.PARSERS, *WINDOW_FIELDS)
+_PARSERS |= {_CONDITION + name: parser for name, parser in conditions.PARSERS.items()}
+_ROLE_FIELDS = ("ranks", "contents", "rollout_iterations", "mini_batches", "max_trace_mb", "stop_timeout_s")

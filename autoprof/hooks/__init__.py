@@ -1,0 +1,1 @@
+"""Wrapping of targets' functions: recipes, registry, patching, wrappers, dispatch."""

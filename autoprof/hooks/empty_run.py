@@ -1,0 +1,185 @@
+"""Cause of a run in which no hook was applied, and its remedy, in one line at the run's end.
+
+Only the process that started the run says it, since it ends last. The others leave their hooks in its directory.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from autoprof import _boot
+from autoprof._boot import command
+from autoprof.base import identity, interrupts, log
+from autoprof.config.settings import Settings
+from autoprof.hooks import recipe
+from autoprof.hooks.recipe import RecipeError
+from autoprof.run import outcome, runtime
+from autoprof.run.runtime import Runtime
+from autoprof.rundir import decoder
+from autoprof.rundir.processes import WAITING
+from autoprof.rundir.records import HookEntry, HooksFile
+
+Hooks = Mapping[str, HookEntry]
+
+# So many names stand in the line.
+_NAMED = 3
+
+
+def tell() -> None:
+    """Say why no hook was applied in any process of the run, where none was; leave it in `run.json`, too, where a
+    target was imported."""
+    run = runtime.start(late=True)
+    # A driver may have all its workers on other nodes.
+    if run is None or not identity.first() or any(node["id"] != run.hooks.node for node in run.nodes):
+        return
+    hooks: dict[str, HookEntry] = {}
+    versions: dict[str, str] = {}
+    passive: dict[str, set[str]] = {}
+    for file in _left(run):
+        versions.update(file.versions)
+        for key, hook in file.hooks.items():
+            target, _, name = key.partition("/")
+            if name in passive.setdefault(target, _passive_hooks(target)):
+                continue
+            if hook.state == "applied":
+                return
+            if _says(hook) > _says(hooks.setdefault(key, hook)):
+                hooks[key] = hook
+    why = cause(hooks, versions, run.settings)
+    log.warning(f"no hook was applied in this run, so there is no profile: {why}")
+    if hooks:
+        try:
+            run.leave_without_hooks(why)
+        except OSError as error:
+            interrupts.pass_on(error)
+            log.warning_once(run.rundir.unwritable(error))
+
+
+def cause(hooks: Hooks, versions: Mapping[str, str], settings: Settings) -> str:
+    """Return why none of these hooks was applied, and what to do. The user's own recipes come first."""
+    paths = [path for paths in _boot.recipe_files().values() for path in paths]
+    own = [path for path in paths if path in settings.recipes or os.path.dirname(path) in settings.recipes]
+    targets = _targets(hooks)
+    for path in own:
+        try:
+            recipe.load(path)
+        except RecipeError as error:
+            return str(error)
+    for path in own:
+        if said := _in_main(path) or ("" if _target(path) in targets else _not_imported(path)):
+            return said
+    targets.sort(key=lambda target: target not in map(_target, own))
+    if targets:
+        return of_target(targets[0], hooks, versions.get(targets[0], ""))
+    known = ", ".join(target for target in sorted(_boot.recipe_files()) if active(target))
+    return (
+        f"{_before()}{_program()} imported no trainer or engine that autoprof has a recipe for ({known}); "
+        "for another one name a recipe in AUTOPROF_RECIPES; autoprof doctor shows what applies here"
+    )
+
+
+def of_target(target: str, hooks: Hooks, version: str, seen: str = "was imported") -> str:
+    """Return why no hook of a target that was seen was applied, and what to do."""
+    there = [hook for key, hook in hooks.items() if key.partition("/")[0] == target]
+    name = f"{target} {version}".strip()
+    tried = [hook for hook in there if hook.reason != WAITING]
+    if not tried:
+        modules = _some(sorted({hook.module for hook in there}))
+        return (
+            f"{_before()}{name} was imported, but none of the modules that have its hooks: {modules}; "
+            f"autoprof recipes {target} lists the hooks"
+        )
+    files = _boot.recipe_files().get(target, [])
+    ranges = dict.fromkeys(str(recipe.read(file).get("versions", "")) for file in files)
+    passed = [text for text in ranges if text and not recipe.fits(version, text)]
+    outside = f" ({name} is outside of the recipe's versions, {' and '.join(passed)})" if passed else ""
+    own = next((file for file in files if os.path.dirname(file) != _boot.own_recipes()), "")
+    check = f"autoprof recipes --check {own} says what does not fit" if own else "autoprof doctor says what applies"
+    reasons = _some(list(dict.fromkeys(hook.reason for hook in tried)))
+    return f"{name} {seen}, but no hook fits it: {reasons}{outside}; {check}"
+
+
+def _left(run: Runtime) -> Iterator[HooksFile]:
+    """Yield the hooks of this process, and those that the others left."""
+    yield decoder.record(run.hooks.content(), HooksFile)
+    for path in run.rundir.hooks_files():
+        yield decoder.read(path, HooksFile)
+
+
+def _says(hook: HookEntry) -> tuple[bool, bool]:
+    """Return how much the state of a hook that was not applied says, in comparison."""
+    return hook.state == "failed", hook.reason != WAITING
+
+
+def _in_main(path: str) -> str:
+    """Return that a hook of this recipe names something of the script, which nobody imports, or an empty text."""
+    main = vars(sys.modules["__main__"])
+    script = os.path.basename(main.get("__file__") or _program())
+    stem = script.removesuffix(".py")
+    for hook in recipe.load(path):
+        name = hook.hook.attribute.partition(".")[0]
+        if getattr(main.get(name), "__module__", "") == "__main__":
+            return (
+                f"{name} is defined in {script}, which runs as __main__, and {path} is for a module that is imported; "
+                f'name the script: target = "{stem}" and module = "{script}", in a file {stem}.toml'
+            )
+    return ""
+
+
+def _not_imported(path: str) -> str:
+    target = _target(path)
+    if target in sys.modules:
+        return f"{target} was imported before autoprof knew {path}; set AUTOPROF_RECIPES in front of the command"
+    modules = {name.partition(".")[0] for name in sys.modules} - sys.stdlib_module_names
+    near = get_close_matches(target, modules, 1, 0.75)
+    found = f", but {near[0]}" if near else ""
+    # A worker's reasons stay in the worker, which Ray kills.
+    check = f"; if its Ray workers do, autoprof recipes --check {path} says what does not fit"
+    return (
+        f"{_before()}{_program()} did not import {target}{found}, and {path} is for {target}; "
+        f"the file's name and its target are the name that the program imports{check if 'ray' in sys.modules else ''}"
+    )
+
+
+def _before() -> str:
+    error = outcome.error()
+    return f"{error} ended the process early; " if error else ""
+
+
+def _program() -> str:
+    return command.THIS.name or "the program"
+
+
+def _target(path: str) -> str:
+    return os.path.basename(path).partition(".")[0]
+
+
+def _targets(hooks: Hooks) -> list[str]:
+    return sorted({key.partition("/")[0] for key in hooks})
+
+
+def active(target: str) -> bool:
+    """Return whether importing the target makes a process part of a run."""
+    return not all(document.get("passive") for document in _documents(target))
+
+
+def _passive_hooks(target: str) -> set[str]:
+    """Return the names of a target's hooks that make no process part of a run by themselves."""
+    passive = [document for document in _documents(target) if document.get("passive")]
+    return {hook["name"] for document in passive for hook in document.get("hook", ()) if "name" in hook}
+
+
+def _documents(target: str) -> Iterator[dict[str, Any]]:
+    """Yield the recipes of a target, without those that can't be read."""
+    for path in _boot.recipe_files().get(target, []):
+        with interrupts.suppress(RecipeError):
+            yield recipe.read(path)
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{', '.join(names[:_NAMED])}{more}"

@@ -1,0 +1,204 @@
+"""Application of hooks to a target's modules and classes, and the outcome of each."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+from types import (
+    BuiltinFunctionType,
+    FunctionType,
+    MethodDescriptorType,
+    MethodType,
+    ModuleType,
+    WrapperDescriptorType,
+)
+from typing import Any
+
+import wrapt
+
+from autoprof import _boot
+from autoprof.base import interrupts
+from autoprof.hooks import gates, recipe, registry
+from autoprof.hooks.recipe import BoundHook
+from autoprof.hooks.wrapper import wrap, wrapped_by, wrapper_key
+from autoprof.run import runtime
+
+# Callables that a wrapper can replace, besides functions that other compilers make. Other callable objects have
+# attributes of their own, and classes do more than make instances.
+_FUNCTIONS = (
+    FunctionType,
+    BuiltinFunctionType,
+    MethodType,
+    MethodDescriptorType,
+    WrapperDescriptorType,
+    functools.partial,
+)
+# Those that a class calls without the instance.
+_UNBOUND = (BuiltinFunctionType, MethodType, *([functools.partial] if sys.version_info < (3, 14) else []))
+
+
+def patch_class(cls: type) -> None:
+    """Apply the hooks for methods of a class that is about to become a Ray actor.
+
+    Ray copies the methods of a class when it is decorated, which for a class decorated where it is defined is before
+    its module has been imported; and a class of `__main__` has a module that is never imported at all.
+    """
+    module = _module_name(cls)
+    target = module.partition(".")[0]
+    run = runtime.current()
+    if run is None:
+        return
+    for hook in registry.read_recipes(target):
+        run.hooks.add(hook)
+    prefix = f"{cls.__qualname__}."
+    for hook in list(registry.bound.values()):
+        if hook.hook.module == module and hook.hook.attribute.startswith(prefix):
+            _apply(hook, cls, hook.hook.attribute.removeprefix(prefix))
+
+
+def patch_main() -> None:
+    """Apply the hooks for the module that runs as `__main__`, which is never imported and is shipped by value.
+
+    That is the case for a trainer in the script that starts it (verl 0.8.0, trainer/main_ppo_sync.py).
+    """
+    main = sys.modules["__main__"]
+    name = _main_name()
+    if runtime.current() is None or name.partition(".")[0] not in _boot.recipe_files():
+        return
+    for hook in registry.read_recipes(name.partition(".")[0]):
+        if hook.hook.module == name:
+            apply_to_module(hook, main)
+
+
+def _module_name(cls: type) -> str:
+    return _main_name() if cls.__module__ == "__main__" else cls.__module__
+
+
+def _main_name() -> str:
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:
+        return str(spec.name).removesuffix(".__main__")
+    return os.path.basename(getattr(main, "__file__", "") or "").removesuffix(".py")
+
+
+def apply_to_module(hook: BoundHook, module: ModuleType) -> None:
+    """Apply a hook to its module, which was just imported, and report errors."""
+    # An exception here would fail the user's import.
+    try:
+        _apply(hook, module, hook.hook.attribute)
+    except Exception as error:
+        interrupts.pass_on(error)
+        runtime.report(hook.key, error)
+
+
+def _apply(hook: BoundHook, root: Any, path: str) -> None:
+    run = runtime.current()
+    if run is None:
+        return
+    if reason := registry.left_out(run, hook):
+        run.hooks.skipped(hook, reason)
+        return
+    version = registry.version(run, hook.recipe)
+    try:
+        _patch(hook, root, path)
+        if group := hook.behaviour.idle_unless():
+            gates.idle_unless(group, hook.key)
+    except LookupError as error:
+        interrupts.pass_on(error)
+        run.hooks.skipped(hook, str(error.args[0]))
+    except Exception as error:
+        interrupts.pass_on(error)
+        run.hooks.failed(hook, f"{type(error).__name__}: {error}")
+    else:
+        tested = recipe.fits(version, hook.recipe.versions)
+        run.hooks.applied(hook, "" if tested else f"{version} is outside the recipe's range {hook.recipe.versions}")
+
+
+def _patch(hook: BoundHook, root: Any, path: str) -> None:
+    owner = root
+    *parents, name = path.split(".")
+    for parent in parents:
+        owner = _member(owner, parent)
+    # Ray's ActorClass stands in for the class that was decorated; the methods are on a subclass it made (Ray 2.47
+    # to 2.60, ray/actor.py).
+    metadata = getattr(owner, "__ray_metadata__", None)
+    if metadata is not None:
+        owner = metadata.modified_class
+    missing = isinstance(owner, type) and not hasattr(owner, name)
+    if missing and hook.behaviour.supply(owner, name, hook.key) and metadata is not None:
+        _renew(metadata)
+    supplied = inspect.getattr_static(owner, name, None)
+    if isinstance(supplied, property) and hook.key in wrapped_by(supplied.fset):
+        return
+    if hook.behaviour.install(_member(owner, name)):
+        return
+    raw = inspect.getattr_static(owner, name)
+    function = raw.__func__ if isinstance(raw, (staticmethod, classmethod)) else raw
+    if hook.key in wrapped_by(function):
+        return
+    if not (isinstance(function, _FUNCTIONS) or hasattr(function, "__code__")):
+        raise TypeError(f"it is a {type(function).__name__}, not a function")
+    wrapped = _rewrapped(function, hook) if hook.hook.rewrap else _wrapped(function, hook)
+    if isinstance(raw, (staticmethod, classmethod)):
+        wrapped = type(raw)(wrapped)
+    elif isinstance(owner, type) and isinstance(raw, _UNBOUND):
+        wrapped = staticmethod(wrapped)  # it is called without the instance, as it was
+    setattr(owner, name, wrapped)
+    if isinstance(owner, ModuleType) and not getattr(owner.__spec__, "_initializing", False):
+        _replace(name, raw, wrapped)
+
+
+def _replace(name: str, function: Any, wrapped: Any) -> None:
+    """Put a wrapper in the place of a function where modules have imported it by its name, before a hook was applied:
+    `ray.init` is that of `ray._private.worker`."""
+    for module in list(sys.modules.values()):
+        if isinstance(module, ModuleType) and module.__dict__.get(name) is function:
+            setattr(module, name, wrapped)
+
+
+def _renew(metadata: Any) -> None:
+    """Have handles of an actor class know a method that it was given (Ray 2.47 to 2.60, ray/actor.py)."""
+    from ray.actor import _ActorClassMethodMetadata
+
+    _ActorClassMethodMetadata.reset_cache()
+    metadata.method_meta = _ActorClassMethodMetadata.create(
+        metadata.modified_class, metadata.actor_creation_function_descriptor
+    )
+
+
+def _wrapped(function: Any, hook: BoundHook) -> Any:
+    """Put a hook around a function, but inside of the hooks of a higher layer that are around it."""
+    key = wrapper_key(function)
+    if key is not None and _layer(key) > hook.behaviour.layer:
+        return wrap(_wrapped(function.__wrapped__, hook), key)
+    if outer := [key for key in wrapped_by(function) if _layer(key) > hook.behaviour.layer]:
+        raise TypeError(f"{outer[0]} must wrap it, but another library has wrapped that one already")
+    return wrap(function, hook.key)
+
+
+def _layer(key: str) -> int:
+    hook = registry.bound.get(key)
+    return hook.behaviour.layer if hook is not None else 0
+
+
+def _rewrapped(function: Any, hook: BoundHook) -> Any:
+    if (key := wrapper_key(function)) is not None:
+        raise TypeError(f"{key} wraps it already; a hook with rewrap must be the first on its function")
+    inner = getattr(function, "__wrapped__", None)
+    if inner is None:
+        raise LookupError(f"{hook.hook.attribute} is not decorated, but the hook has rewrap = {hook.hook.rewrap!r}")
+    module, _, name = hook.hook.rewrap.rpartition(".")
+    _, _, decorator = wrapt.resolve_path(module, name)
+    return decorator(wrap(inner, hook.key))
+
+
+def _member(owner: Any, name: str) -> Any:
+    try:
+        return getattr(owner, name)
+    except AttributeError as error:
+        interrupts.pass_on(error)
+        where = getattr(owner, "__qualname__", None) or getattr(owner, "__name__", repr(owner))
+        raise LookupError(f"{where} has no {name}") from None

@@ -1,0 +1,97 @@
+"""Hooks of the recipes that apply in this process."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from autoprof import _boot
+from autoprof.base import log, process
+from autoprof.hooks import recipe
+from autoprof.hooks.behaviour import Behaviour
+from autoprof.hooks.recipe import BoundHook, Recipe, RecipeError
+from autoprof.run import runtime
+from autoprof.run.runtime import Runtime
+
+DISABLED = "AUTOPROF_DISABLE names it"
+
+bound: dict[str, BoundHook] = {}
+
+
+class _State(process.State):
+    """The targets whose recipes this process has read."""
+
+    def begin(self) -> None:
+        self.lock = threading.RLock()
+        self.read: set[str] = set()
+        bound.clear()
+
+    def in_child(self) -> None:
+        self.lock = threading.RLock()
+
+
+_state = _State()
+
+
+def known() -> list[BoundHook]:
+    """Return all hooks of the recipes that this process has read."""
+    return list(bound.values())
+
+
+def left_out(run: Runtime, hook: BoundHook) -> str:
+    """Return why a hook is not even tried, or an empty text."""
+    if any(run.settings.disabled(name, hook.hook.name) for name in (hook.recipe.target, hook.file)):
+        return DISABLED
+    installed = version(run, hook.recipe)
+    if not recipe.fits(installed, hook.hook.versions):
+        return f"{hook.recipe.target} is {installed}, the hook is for {hook.hook.versions}"
+    return ""
+
+
+def behaviour(key: str) -> Behaviour | None:
+    """Return the behaviour of the hook `key`, or None if autoprof is off or the hook is left out.
+
+    A wrapper that came by value may be of a recipe that this process has not read yet.
+    """
+    run = _boot.agent().join()
+    if run is None:
+        return None
+    hook = bound.get(key)
+    if hook is None:
+        for found in read_recipes(key.partition("/")[0]):
+            run.hooks.add(found)
+        hook = bound.get(key)
+        if hook is None:
+            return None
+        run.hooks.applied(hook, "it came with a class shipped by value")
+    run.hooks.called(key)
+    return hook.behaviour
+
+
+def read_recipes(target: str) -> list[BoundHook]:
+    """Return the hooks of a target; its recipe files are read once."""
+    with _state.lock:
+        if target not in _state.read:
+            _state.read.add(target)
+            for path in _boot.recipe_files().get(target, []):
+                try:
+                    bound.update({hook.key: hook for hook in recipe.load(path)})
+                except RecipeError as error:
+                    _leave_out(os.path.basename(path), str(error))
+        return [hook for hook in bound.values() if hook.recipe.target == target]
+
+
+def _leave_out(recipe_name: str, problem: str) -> None:
+    """Report a recipe with an error: on stderr only where the run was started, since all processes read the same."""
+    run = runtime.current()
+    if run is None or run.started_here:
+        log.warning_once(f"{problem}; this recipe is left out")
+    if run is not None:
+        run.hooks.error(recipe_name, problem)
+
+
+def version(run: Runtime, target: Recipe) -> str:
+    """Return the installed version of a recipe's target, or an empty text."""
+    if target.target not in run.hooks.versions:
+        run.hooks.versions[target.target] = recipe.installed_version(target)
+    return run.hooks.versions[target.target]

@@ -1,0 +1,87 @@
+"""Wrappers around a target's functions.
+
+They are plain functions: cloudpickle drops a wrapt FunctionWrapper from an actor class without a word (Ray 2.47 to
+2.60), and it ships these either by reference, where the receiving process has its own patch, or by value. So they refer
+to nothing of autoprof but by an import inside the call, and to a gate that arrives as an empty list: a process that
+can't import autoprof still runs the user's function.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from autoprof.hooks.gates import Gate, gate
+
+
+def wrap(function: Callable[..., Any], key: str) -> Callable[..., Any]:
+    """Put the hook called `key` around `function`.
+
+    Raises:
+        TypeError: `function` is a generator function, which is not done when its call returns.
+    """
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise TypeError("it is a generator function")
+    around = _wrap_coroutine if inspect.iscoroutinefunction(function) else _wrap_plain
+    return around(function, key, gate(key))
+
+
+def wrapped_by(function: Any) -> set[str]:
+    """Return the keys of the hooks around `function`, known by their code: `functools.wraps` would copy a marker."""
+    keys = set()
+    while function is not None:
+        if (key := wrapper_key(function)) is not None:
+            keys.add(key)
+        function = getattr(function, "__wrapped__", None)
+    return keys
+
+
+def wrapper_key(function: Any) -> str | None:
+    """Return the key of the hook whose wrapper `function` itself is, or None."""
+    if getattr(function, "__code__", None) not in _WRAPPER_CODES:
+        return None
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__, strict=True))
+    return str(cells["key"].cell_contents)
+
+
+def _wrap_plain(function: Callable[..., Any], key: str, closed: Gate) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def autoprof_wrapper(*args: Any, **kwargs: Any) -> Any:
+        if closed:
+            return function(*args, **kwargs)
+        try:
+            from autoprof.hooks.dispatch import drive
+        except Exception as error:  # the call is not made here: our error would be the context of the user's
+            if (theirs := sys.modules.get("autoprof.base.interrupts")) is not None:
+                theirs.pass_on(error)
+        else:
+            return drive(key, function, args, kwargs)
+        return function(*args, **kwargs)
+
+    return autoprof_wrapper
+
+
+def _wrap_coroutine(function: Callable[..., Any], key: str, closed: Gate) -> Callable[..., Any]:
+    @functools.wraps(function)
+    async def autoprof_wrapper(*args: Any, **kwargs: Any) -> Any:
+        if closed:
+            return await function(*args, **kwargs)
+        try:
+            from autoprof.hooks.dispatch import drive_coroutine
+        except Exception as error:
+            if (theirs := sys.modules.get("autoprof.base.interrupts")) is not None:
+                theirs.pass_on(error)
+        else:
+            return await drive_coroutine(key, function, args, kwargs)
+        return await function(*args, **kwargs)
+
+    return autoprof_wrapper
+
+
+_WRAPPER_CODES = (
+    _wrap_plain(lambda: None, "", Gate()).__code__,
+    _wrap_coroutine(lambda: None, "", Gate()).__code__,
+)

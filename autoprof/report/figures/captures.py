@@ -1,0 +1,169 @@
+"""Figures of a step's captures, from the sums of their traces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from autoprof.base.redact import writable
+from autoprof.config.settings import PREFIX
+from autoprof.report.model.captures import CaptureFigures, DeviceShares, EngineFigures, Operator, Phase
+from autoprof.rundir import file_names, layout
+from autoprof.rundir.file_names import NSYS_REPORT, SNAPSHOT, TRACE
+from autoprof.rundir.runs import CaptureFile
+from autoprof.traces.device_sums import DeviceSums
+from autoprof.traces.engine_passes import EngineSums, PassSums
+from autoprof.traces.reader import NO_JSON, Reader, TraceError
+from autoprof.traces.summary import OperatorSums, TraceSums, summarize
+
+DAMAGED = "damaged"
+# What goes on where no Chrome trace is.
+_TOOLS = {
+    NSYS_REPORT: ("nsys", "Nsight Systems: nsys-ui FILE, or nsys stats FILE"),
+    SNAPSHOT: ("memory", "pytorch.org/memory_viz, which loads it in the browser"),
+}
+_ASCEND = "MindStudio Insight opens the folder; autoprof analyse has torch_npu analyse it, where that was not done"
+
+
+def figures(run: Path, step: int, capture: CaptureFile, zero_ns: int | None, operators: int) -> CaptureFigures:
+    """Return the figures of one capture. Nothing is raised.
+
+    Args:
+        run: The run directory.
+        step: The step in whose folder it is.
+        capture: The capture, as listed.
+        zero_ns: When the step began by the clock of the capture's host, where that is known.
+        operators: How many operators and kernels are told.
+    """
+    folder = layout.RunDir(run).step(step)
+    path = _file(folder, capture.name)
+    found = CaptureFigures(
+        name=writable(capture.name),
+        step=step,
+        role=capture.meta.role or capture.name.split(".")[0],
+        stage=capture.meta.stage,
+        rank=capture.meta.rank,
+        replica=capture.meta.replica,
+        host=capture.meta.host or None,
+        pid=capture.meta.pid,
+        part=capture.meta.part,
+        file=writable(f"{folder.name}/{path.name if path else capture.name}"),
+        state=capture.state,
+        tool=capture.meta.tool,
+        bytes=capture.bytes,
+        reason=capture.meta.reason,
+        window=capture.meta.window,
+        slowest=capture.meta.slowest,
+    )
+    if path is None:
+        return found
+    for ending, (tool, opens) in _TOOLS.items():
+        if path.name.endswith(ending):
+            return msgspec.structs.replace(found, tool=found.tool or tool, opens_with=opens)
+    if path.is_dir():
+        return msgspec.structs.replace(found, tool=found.tool or "npu", opens_with=_ASCEND)
+    try:
+        sums = summarize(path)
+    except (TraceError, OSError) as error:
+        return msgspec.structs.replace(found, state=DAMAGED, reason=writable(str(error).replace(f"{path}: ", "")))
+    sums = msgspec.structs.replace(sums, operators=sums.operators[:operators], kernels=sums.kernels[:operators])
+    return _summed(found, sums, zero_ns, _memory_total(path))
+
+
+def place_of(capture: CaptureFigures) -> str:
+    """Name the stage and process of a capture: `actor.update_actor rank 0`, `rollout replica 1 frontend`."""
+    stage = f".{capture.stage}" if capture.stage and capture.stage != capture.role else ""
+    if capture.replica is not None:
+        return f"{capture.role}{stage} replica {capture.replica} {capture.part}".rstrip()
+    return f"{capture.role}{stage}" + ("" if capture.rank is None else f" rank {capture.rank}")
+
+
+def windows(captures: Sequence[CaptureFigures]) -> list[str]:
+    """Return the reasons other than `AUTOPROF_STEPS` for which these were made, each once."""
+    found = dict.fromkeys(capture.window for capture in captures)
+    return [window for window in found if window and not window.startswith(f"{PREFIX}STEPS=")]
+
+
+def _file(folder: Path, name: str) -> Path | None:
+    for ending in (TRACE, NSYS_REPORT, SNAPSHOT):
+        if (path := folder / f"{name}{ending}").is_file():
+            return path
+    return next((path for path in sorted(folder.glob(f"{name}*{file_names.NPU_FOLDER}")) if path.is_dir()), None)
+
+
+def _summed(found: CaptureFigures, sums: TraceSums, zero_ns: int | None, total: int | None) -> CaptureFigures:
+    peaks = sorted(sums.memory, key=lambda peak: (peak.device != "cpu", peak.allocated_bytes))
+    return msgspec.structs.replace(
+        found,
+        tool=found.tool or "torch",
+        state="truncated" if sums.cut and found.state == "complete" else found.state,
+        start_s=None if zero_ns is None or sums.first_ns is None else (sums.first_ns - zero_ns) / 1e9,
+        seconds=sums.span_us / 1e6,
+        collectives_s=None if sums.collectives_us is None else sums.collectives_us / 1e6,
+        events=sums.events,
+        operators=_operators(sums.operators),
+        kernels=_operators(sums.kernels),
+        devices=[_device(device) for device in sums.devices],
+        engine=_engine(sums.engine),
+        memory_peak_bytes=max(peaks[-1].allocated_bytes, peaks[-1].reserved_bytes) if peaks else None,
+        memory_total_bytes=total if peaks and peaks[-1].device != "cpu" else None,
+        bound=sums.bound,
+        reason="; ".join(filter(None, [found.reason, sums.cut, sums.reason])),
+    )
+
+
+def _operators(sums: list[OperatorSums]) -> list[Operator]:
+    return [
+        Operator(name=each.name, category=each.category, calls=each.calls, total_us=each.total_us, self_us=each.self_us)
+        for each in sums
+    ]
+
+
+def _device(sums: DeviceSums) -> DeviceShares:
+    span = sums.span_us or 1.0
+    return DeviceShares(
+        device=sums.name or f"device {sums.device}",
+        seconds=sums.span_us / 1e6,
+        compute=sums.compute_us / span,
+        communication=sums.communication_us / span,
+        copy=sums.copy_us / span,
+        idle=sums.idle_us / span,
+        overlap=sums.overlap_us / sums.communication_us if sums.communication_us else None,
+    )
+
+
+def _engine(sums: EngineSums | None) -> EngineFigures | None:
+    if sums is None:
+        return None
+    kinds = (sums.prefill, sums.decode, sums.mixed, sums.other)
+    prefill, decode, mixed, other = map(_phase, kinds)
+    return EngineFigures(
+        engine=sums.engine,
+        passes=sum(kind.passes for kind in kinds),
+        prefill=prefill,
+        decode=decode,
+        mixed=mixed,
+        other=other,
+    )
+
+
+def _phase(sums: PassSums) -> Phase:
+    return Phase(passes=sums.passes, seconds=(sums.device_us or sums.host_us) / 1e6, tokens=sums.tokens or None)
+
+
+class _Device(msgspec.Struct):
+    """A GPU, as Kineto writes it into `deviceProperties` of the trace."""
+
+    totalGlobalMem: int = 0
+
+
+def _memory_total(path: Path) -> int | None:
+    """Return the memory of the smallest device that the trace names, if it names one."""
+    try:
+        with Reader(path) as reader:
+            devices = msgspec.json.decode(reader.fields.get("deviceProperties", b"[]"), type=list[_Device])
+    except (TraceError, *NO_JSON):
+        return None
+    return min((device.totalGlobalMem for device in devices if device.totalGlobalMem), default=None)

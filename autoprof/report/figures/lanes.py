@@ -1,0 +1,261 @@
+"""Lanes of a step: spans of each process, and gaps in which all of them are idle."""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+
+from autoprof.base.intervals import Union, segments
+from autoprof.report.figures import words
+from autoprof.report.figures.reading import Timeline
+from autoprof.report.figures.words import OTHER, PROFILING
+from autoprof.report.model.lanes import Gap, Lane, PathPart, SpanRow
+from autoprof.rundir.records import Line
+from autoprof.traces.timeline_tracks import ROLES
+
+# So many spans of a lane are shown, the longest; a picture can't show more.
+_MOST_SPANS = 500
+# What does not count as work: a capture's window, and the step itself.
+_NO_WORK = ("window", "step")
+# A gap between workers is shown from so many seconds on.
+_LEAST_GAP_NS = 50_000_000
+
+_Span = tuple[int, int, str, str, Line]
+
+
+class LaneSpans:
+    """The spans of one process under one role, in one step."""
+
+    def __init__(self, file: int, role: str, replica: int | None) -> None:
+        self.file, self.role, self.replica = file, role, replica
+        self.rank: int | None = None
+        self.label = ""
+        self.busy = Union()
+        self.profiling = Union()
+        self.worked = False
+        self.count = 0
+        # By length, the shortest first, with a number so that nothing else is compared.
+        self._longest: list[tuple[int, int, Line]] = []
+        self.stages: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        self.requests_s = array("d")
+        self.per_token_s = array("d")
+
+    def add(self, line: Line) -> None:
+        if line.kind not in _NO_WORK:
+            self.busy.add(line.start_ns, line.end_ns)
+        if line.kind == PROFILING:
+            self.profiling.add(line.start_ns, line.end_ns)
+        else:
+            self.worked = True
+        if line.kind in ("turn", "tool", "reward"):
+            return
+        self.count += 1
+        kept = (line.end_ns - line.start_ns, self.count, line)
+        if len(self._longest) < _MOST_SPANS:
+            heapq.heappush(self._longest, kept)
+        else:
+            heapq.heappushpop(self._longest, kept)
+        if line.kind == "request":
+            took = (line.end_ns - line.start_ns) / 1e9
+            self.requests_s.append(took)
+            if (tokens := line.counts.get("response_tokens") or 0) >= 1:
+                self.per_token_s.append(took / tokens)
+
+    def spans(self) -> list[Line]:
+        """Return the longest spans, by start."""
+        return sorted((line for _, _, line in self._longest), key=lambda line: (line.start_ns, -line.end_ns))
+
+    def row(self, timeline: Timeline, start_ns: int, end_ns: int) -> Lane:
+        """Return the lane as a figure."""
+        busy = self.busy.length(start_ns, end_ns)
+        return Lane(
+            label=self.label,
+            role=self.role,
+            rank=self.rank,
+            replica=self.replica,
+            host=timeline.host,
+            pid=timeline.pid,
+            file=timeline.name,
+            spans=[_span_row(line, start_ns) for line in self.spans()],
+            left_out=self.count - len(self._longest),
+            busy_s=busy / 1e9,
+            idle_s=(end_ns - start_ns - busy) / 1e9,
+        )
+
+
+class Lanes:
+    """The lanes of one step. `driver` is the number of the driver's file."""
+
+    def __init__(self, timelines: Sequence[Timeline], driver: int, start_ns: int, end_ns: int) -> None:
+        self._timelines = timelines
+        self._driver = driver
+        self._start, self._end = start_ns, end_ns
+        self._lanes: dict[tuple[int, str, int | None], LaneSpans] = {}
+
+    def add(self, file: int, line: Line, own: bool) -> None:
+        """Take a span. `own` says that it is of this step, and not of another one at the same time."""
+        replica = line.ids.get("replica")
+        key = (file, line.role, replica if isinstance(replica, int) else None)
+        if (lane := self._lanes.get(key)) is None:
+            lane = self._lanes[key] = LaneSpans(*key)
+        if lane.rank is None:
+            lane.rank = line.rank
+        lane.add(line)
+        if own and line.kind == "stage":
+            lane.stages[line.name].append((line.start_ns, line.end_ns))
+
+    def finish(self) -> list[LaneSpans]:
+        """Return the lanes in the order in which they are shown, with their labels."""
+        # An engine's worker tells of its profiler alone; its replica's work is told by another process.
+        order = sorted((lane for lane in self._lanes.values() if lane.worked), key=self._order)
+        for name in (_label, _with_rank, self._with_process):
+            like = Counter(lane.label or name(lane) for lane in order)
+            for lane in order:
+                if not lane.label and like[name(lane)] == 1:
+                    lane.label = name(lane)
+        loops = [lane for lane in order if lane.role == "agent_loop"]
+        for number, lane in enumerate(loops if len(loops) > 1 else []):
+            lane.label = f"agent_loop {number}"
+        return order
+
+    def _with_process(self, lane: LaneSpans) -> str:
+        timeline = self._timelines[lane.file]
+        return f"{_with_rank(lane)} on {timeline.host}, pid {timeline.pid}"
+
+    def _order(self, lane: LaneSpans) -> tuple[int, str, int, int, str, int]:
+        place = ROLES.index(lane.role) if lane.role in ROLES else len(ROLES)
+        timeline = self._timelines[lane.file]
+        numbers = (-1 if lane.replica is None else lane.replica, -1 if lane.rank is None else lane.rank)
+        return place, lane.role, *numbers, timeline.host, timeline.pid
+
+    def gaps(self, lanes: Iterable[LaneSpans]) -> list[Gap]:
+        """Return the times in which all of the driver's workers were idle.
+
+        Not where the driver waits for something of which the workers left no spans at all: engines and savers are at
+        work there, of which no hook tells.
+        """
+        lanes = list(lanes)
+        workers = [lane for lane in lanes if lane.file != self._driver]
+        drivers = [line for lane in lanes if lane.file == self._driver for line in lane.spans() if _is_stage(line)]
+        working = Union(piece for lane in workers for piece in lane.busy.within(self._start, self._end))
+        pieces = working.pieces()
+        if not pieces:
+            return []
+        told = {words.meaning(line.name, line.kind) for lane in workers for line in lane.spans() if _tells(line)}
+        loops = any(lane.role == "agent_loop" for lane in workers)
+        if loops and words.GENERATION not in told | {words.meaning(line.name) for line in drivers}:
+            return []
+        silent = Union(
+            (line.start_ns, line.end_ns)
+            for line in drivers
+            if (meaning := words.meaning(line.name)) not in told
+            and meaning not in (words.SCORING, words.TRAINING, OTHER)
+        )
+        found = []
+        for start, end in working.without(pieces[0][0], pieces[-1][1]):
+            for low, high in silent.without(start, end):
+                if high - low >= _LEAST_GAP_NS:
+                    found.append(self._gap(low, high, start, end, workers, drivers))
+        return found
+
+    def _gap(self, low: int, high: int, start: int, end: int, workers: list[LaneSpans], drivers: list[Line]) -> Gap:
+        after, before = _edge(workers, start, 1), _edge(workers, end, 0)
+        owners = segments([(line.name, line.start_ns, line.end_ns) for line in drivers], low, high)
+        within = max(owners, key=lambda owner: owner[2] - owner[1], default=(OTHER, low, low))
+        covered = sum(owner[2] - owner[1] for owner in owners)
+        said = within[0] if 2 * covered >= high - low else OTHER
+        pair = (after[1], before[1])
+        trained = (words.SCORING, words.TRAINING)
+        is_between = pair[0] == words.GENERATION and pair[1] in trained
+        return Gap(
+            start_s=(low - self._start) / 1e9,
+            end_s=(high - self._start) / 1e9,
+            after=after[0],
+            before=before[0],
+            between="generation and training" if is_between else "stages",
+            within=said,
+        )
+
+    def path(self, lanes: Iterable[LaneSpans]) -> list[PathPart]:
+        """Return the driver's stages one after the other, and the worker's span that ended last in each."""
+        lanes = list(lanes)
+        drivers = [line for lane in lanes if lane.file == self._driver for line in lane.spans() if _is_stage(line)]
+        own = [(line.name, line.start_ns, line.end_ns) for line in drivers if line.kind == "timer"]
+        own = own or [(line.name, line.start_ns, line.end_ns) for line in drivers]
+        spans = [
+            (line.end_ns, line, lane)
+            for lane in lanes
+            if lane.file != self._driver
+            for line in lane.spans()
+            if line.kind in ("stage", "sample")
+        ]
+        found = []
+        for name, start, end in segments(own, self._start, self._end):
+            if (end - start) * 100 < self._end - self._start:
+                continue
+            ended = [each for each in spans if start < each[0] <= end]
+            last = max(ended, key=lambda each: each[0], default=None)
+            found.append(
+                PathPart(
+                    stage=name,
+                    start_s=(start - self._start) / 1e9,
+                    end_s=(end - self._start) / 1e9,
+                    held_by=None if last is None else f"{_named(last[1])} of {last[2].label}",
+                )
+            )
+        return found
+
+
+def _edge(lanes: Iterable[LaneSpans], at: int, side: int) -> tuple[str, str]:
+    """Return the worker's span that ends (`side` 1) or begins (0) at a moment, in words, and its meaning."""
+    for lane in lanes:
+        if not any(piece[side] == at for piece in lane.busy.pieces()):
+            continue
+        for line in lane.spans():
+            if (line.start_ns, line.end_ns)[side] == at and line.kind not in _NO_WORK:
+                return f"{_named(line)} of {lane.label}", words.meaning(line.name, line.kind)
+        return lane.label, words.GENERATION if lane.role in ("rollout", "agent_loop") else OTHER
+    return OTHER, OTHER
+
+
+def _tells(line: Line) -> bool:
+    """Return whether a worker's span lasts as long as its work: agent loops hand theirs off, and are done at once."""
+    return line.kind not in (*_NO_WORK, PROFILING) and (line.role, line.kind) != ("agent_loop", "stage")
+
+
+def _is_stage(line: Line) -> bool:
+    return line.kind == "stage" or (line.kind == "timer" and line.name != "step")
+
+
+def _label(lane: LaneSpans) -> str:
+    role = lane.role or "process"
+    if lane.replica is not None:
+        return f"{role} replica {lane.replica}"
+    return role if role in ("agent_loop", "trainer") else _with_rank(lane)
+
+
+def _with_rank(lane: LaneSpans) -> str:
+    who = "" if lane.replica is None else f" replica {lane.replica}"
+    return f"{lane.role or 'process'}{who}" + ("" if lane.rank is None else f" rank {lane.rank}")
+
+
+def _named(line: Line) -> str:
+    if line.kind != "sample":
+        return line.name
+    said = [
+        f"{word} {line.ids[name]}" for name, word in (("sample", "prompt"), ("rollout", "rollout")) if name in line.ids
+    ]
+    return ", ".join(said) or "a sample"
+
+
+def _span_row(line: Line, zero_ns: int) -> SpanRow:
+    return SpanRow(
+        name=line.name,
+        kind=line.kind,
+        start_s=(line.start_ns - zero_ns) / 1e9,
+        end_s=(line.end_ns - zero_ns) / 1e9,
+        ids=dict(line.ids),
+        error=line.error,
+    )

@@ -1,0 +1,244 @@
+"""Figures of a step's samples: durations, the causes of the longest, and the tail for which the batch waited."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from statistics import fmean, median
+
+import msgspec
+
+from autoprof.report.figures.reading import Ids
+from autoprof.report.figures.sample_parts import Inside, Parts, held_by, parts_of, summed, usual
+from autoprof.report.model.lanes import SpanRow
+from autoprof.report.model.samples import SampleFigures, SampleRow, Tail, ToolRow
+from autoprof.rundir.records import Line
+
+_QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
+_MOST_POINTS = 300
+_MOST_LONGEST = 50
+_MOST_NAMED = 20
+# The tail is one of the last samples in so many, with fewer than FEWEST there is none.
+TAIL_PART, FEWEST = 20, 8
+
+_Key = tuple[int, str, str]
+
+
+class Sample(msgspec.Struct, frozen=True, gc=False):
+    """A sample, from its span."""
+
+    file: int
+    start_ns: int
+    end_ns: int
+    agent: str
+    ids: Ids
+    error: str | None
+
+    @property
+    def label(self) -> str:
+        said = [f"prompt {self.ids['sample']}"] if self.ids.get("sample") is not None else []
+        said += [f"rollout {self.ids['rollout']}"] if self.ids.get("rollout") is not None else []
+        return ", ".join(said) or "a sample"
+
+
+class Samples:
+    """Collector of the samples of one step."""
+
+    def __init__(self) -> None:
+        self.all: list[Sample] = []
+        self._inside: dict[_Key, list[Inside]] = defaultdict(list)
+        self._alike: set[_Key] = set()
+
+    def add(self, file: int, line: Line) -> None:
+        """Take a span of kind sample, turn, tool or reward."""
+        if line.ids.get("validate"):
+            return
+        if line.kind == "sample":
+            agent = str(line.ids.get("agent") or line.name)
+            self.all.append(Sample(file, line.start_ns, line.end_ns, agent, line.ids, line.error))
+            return
+        counts = line.counts.get("prompt_tokens"), line.counts.get("response_tokens")
+        inside = Inside(line.kind, line.name, line.start_ns, line.end_ns, line.error, *counts)
+        self._inside[_key(file, line.ids)].append(inside)
+
+    def figures(self, zero_ns: int, lanes: Sequence[str], files: Sequence[str]) -> SampleFigures | None:
+        """Return the figures of the samples, None without any.
+
+        Args:
+            zero_ns: When the step began.
+            lanes: The label of the agent loop's lane by number of its file.
+            files: The name of each file.
+        """
+        if not self.all:
+            return None
+        self._alike = _alike(self.all)
+        for each in self._inside.values():
+            each.sort(key=_start)
+        order = sorted(self.all, key=lambda sample: sample.start_ns - sample.end_ns)
+        parts = [self._parts(sample) for sample in order]
+        most = usual(parts)
+        held = [held_by(part, most) for part in parts]
+        lengths = [(sample.end_ns - sample.start_ns) / 1e9 for sample in reversed(order)]
+        ends = sorted((sample.end_ns - zero_ns) / 1e9 for sample in order)
+        tail, last = _tail(order, held)
+        shown = sorted({*range(min(len(order), _MOST_LONGEST - len(last))), *last})
+        return SampleFigures(
+            count=len(order),
+            failed=sum(sample.error is not None for sample in order),
+            start_s=min((sample.start_ns - zero_ns) / 1e9 for sample in order),
+            end_s=ends[-1],
+            mean_s=fmean(lengths),
+            quantiles_s={f"{at:g}": _quantile(lengths, at) for at in _QUANTILES},
+            done=_thinned([(end, count) for count, end in enumerate(ends, 1)]),
+            tail=tail,
+            parts=summed(parts),
+            tools=self._tools(order),
+            longest=[
+                _row(
+                    sample, self._of(sample), held[place], parts[place], zero_ns, lanes[sample.file], files[sample.file]
+                )
+                for place in shown
+                for sample in [order[place]]
+            ],
+        )
+
+    def _of(self, sample: Sample) -> list[Inside]:
+        """Return the spans inside a sample. Its ids may have come before in the step: the times tell them apart."""
+        key = _key(sample.file, sample.ids)
+        there = self._inside.get(key, []) if key not in self._alike else []
+        return there[bisect_left(there, sample.start_ns, key=_start) : bisect_right(there, sample.end_ns, key=_start)]
+
+    def _parts(self, sample: Sample) -> Parts:
+        """Return the parts of a sample, empty where unknown."""
+        if _key(sample.file, sample.ids) in self._alike:
+            return {}
+        return parts_of(self._of(sample), sample.start_ns, sample.end_ns)
+
+    def _tools(self, samples: Iterable[Sample]) -> list[ToolRow]:
+        calls: dict[str, list[tuple[float, str, bool]]] = defaultdict(list)
+        for sample in samples:
+            for each in self._of(sample):
+                if each.kind == "tool":
+                    calls[each.name].append((each.seconds, sample.label, each.error is not None))
+        rows = [
+            ToolRow(
+                name=name,
+                calls=len(of_tool),
+                errors=sum(failed for _, _, failed in of_tool),
+                seconds=sum(took for took, _, _ in of_tool),
+                median_s=median(took for took, _, _ in of_tool),
+                max_s=max(of_tool)[0],
+                slowest=max(of_tool)[1],
+            )
+            for name, of_tool in calls.items()
+        ]
+        return sorted(rows, key=lambda row: -row.seconds)
+
+
+def _start(inside: Inside) -> int:
+    return inside.start_ns
+
+
+def _key(file: int, ids: Ids) -> _Key:
+    return file, str(ids.get("sample")), str(ids.get("rollout"))
+
+
+def _alike(samples: Iterable[Sample]) -> set[_Key]:
+    """Return the ids that several samples have at the same time: spans inside may be of any of them.
+
+    verl knows a prompt by its data's `extra_info.index`, and has 0 for all where that is not there.
+    """
+    ends: dict[_Key, int] = {}
+    found = set()
+    for sample in sorted(samples, key=lambda sample: sample.start_ns):
+        key = _key(sample.file, sample.ids)
+        if sample.start_ns < ends.get(key, 0):
+            found.add(key)
+        ends[key] = max(ends.get(key, 0), sample.end_ns)
+    return found
+
+
+def _quantile(ordered: Sequence[float], at: float) -> float:
+    """Return the value with a share of `at` below it, between the two next to it in proportion."""
+    place = at * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def _thinned(points: list[tuple[float, int]]) -> list[tuple[float, int]]:
+    """Return as many points as a picture can show; the last ones, in which the tail is, all."""
+    if len(points) <= _MOST_POINTS:
+        return points
+    tail = points[-_MOST_POINTS // 3 :]
+    head = points[: len(points) - len(tail)]
+    each = -(-len(head) // (_MOST_POINTS - len(tail)))
+    return head[::each] + tail
+
+
+def _tail(samples: Sequence[Sample], held: Sequence[str]) -> tuple[Tail | None, list[int]]:
+    """Return the last few samples, from the widest gap between ends, and the places of those that are named."""
+    if len(samples) < FEWEST:
+        return None, []
+    order = sorted(range(len(samples)), key=lambda place: -samples[place].end_ns)
+    ends = [samples[place].end_ns for place in order]
+    most = max(1, len(order) // TAIL_PART)
+    count = max(range(1, most + 1), key=lambda count: ends[count - 1] - ends[count])
+    named = order[: min(count, _MOST_NAMED)]
+    tail = Tail(
+        count=count,
+        of=len(order),
+        waited_s=(ends[0] - ends[count]) / 1e9,
+        samples=[samples[place].label for place in named],
+        held_by=Counter(held[place] for place in order[:count]).most_common(1)[0][0],
+    )
+    return tail, named
+
+
+def _row(
+    sample: Sample,
+    inside: Sequence[Inside],
+    held: str,
+    part: Parts,
+    zero_ns: int,
+    lane: str,
+    file: str,
+) -> SampleRow:
+    rollout = sample.ids.get("rollout")
+    turns = [each for each in inside if each.kind == "turn"]
+    return SampleRow(
+        label=sample.label,
+        sample=str(sample.ids.get("sample", "")),
+        rollout=rollout if isinstance(rollout, int) else None,
+        agent=sample.agent or None,
+        lane=lane,
+        file=file,
+        start_s=(sample.start_ns - zero_ns) / 1e9,
+        end_s=(sample.end_ns - zero_ns) / 1e9,
+        seconds=(sample.end_ns - sample.start_ns) / 1e9,
+        held_by=held,
+        parts=summed([part]),
+        spans=[
+            SpanRow(
+                name=each.name,
+                kind=each.kind,
+                start_s=(each.start_ns - zero_ns) / 1e9,
+                end_s=(each.end_ns - zero_ns) / 1e9,
+                error=each.error,
+            )
+            for each in inside
+        ],
+        prompt_tokens=_first(each.prompt for each in turns),
+        response_tokens=_total(each.response for each in turns),
+        error=sample.error,
+    )
+
+
+def _first(counts: Iterable[float | None]) -> int | None:
+    return next((int(count) for count in counts if count is not None), None)
+
+
+def _total(counts: Iterable[float | None]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return int(sum(known)) if known else None

@@ -1,0 +1,1 @@
+"""Rules that look for findings in the figures."""

@@ -1,0 +1,140 @@
+"""Findings of all rules, in order."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from autoprof.base import units
+from autoprof.report.figures import words
+from autoprof.report.figures.slow_steps import FEWEST, usual_stages
+from autoprof.report.findings import capture_rules, skew_rules, step_rules
+from autoprof.report.findings.registry import CAPTURE_RULES, KINDS, ROW_RULES, STEP_RULES, Around
+from autoprof.report.model.run import Finding, StageShare, StepFigures, StepRow
+
+__all__ = ["KINDS", "abridged", "in_order", "of_run", "of_step", "overall", "settled", "verdict"]
+
+# Of what many steps or captures have, so many are told, the costliest.
+_MOST_ALIKE = 3
+# Weight sync takes much from such a share of all steps on.
+SYNC_SHARE = 0.15
+_SHARE = "weight_sync_share"
+KINDS.append(_SHARE)
+# Rules register themselves when they are imported.
+_RULES = (capture_rules, step_rules, skew_rules)
+
+
+def of_step(step: StepFigures) -> list[Finding]:
+    """Return the findings of a step and its captures by themselves, the costliest first."""
+    found = [finding for rule in STEP_RULES for finding in rule(step)]
+    alike: dict[str, list[Finding]] = defaultdict(list)
+    for capture in step.captures:
+        for rule in CAPTURE_RULES:
+            for finding in rule(capture):
+                alike[finding.kind].append(finding)
+    for same in alike.values():
+        found += _costliest(same, "capture", [finding.file or "" for finding in in_order(same)])
+    return in_order(found)
+
+
+def of_run(rows: Sequence[StepRow], files: Mapping[int, str]) -> list[Finding]:
+    """Return the findings of steps beside one another; `files` has the driver's timeline of each step."""
+    found = []
+    for place, row in enumerate(rows):
+        around = Around(row=row, usual=usual_stages(rows, place), where_done=usual_stages(rows, place, where_done=True))
+        for rule in ROW_RULES:
+            found += [msgspec.structs.replace(each, file=files.get(row.number)) for each in rule(around)]
+    return in_order(found)
+
+
+def overall(rows: Sequence[StepRow], stages: Sequence[StageShare]) -> list[Finding]:
+    """Return the findings that all steps have in common."""
+    shares = [stage for stage in stages if words.meaning(stage.name) == words.SYNC]
+    share = sum(stage.share for stage in shares)
+    if not rows or share < SYNC_SHARE:
+        return []
+    each = sum(stage.seconds for stage in shares) / len(rows)
+    return [
+        Finding(
+            kind=_SHARE,
+            text=f"weight sync takes {units.share(share)} of the run, {units.seconds(each)} a step",
+            evidence=[f"{stage.name}: {units.seconds(stage.median_s)} in the median" for stage in shares],
+            seconds=each,
+        )
+    ]
+
+
+# What need not be told where something else says why: kinds, and of what kind that must be (empty for any). It must
+# cost half as much at least.
+_EXPLAINED: dict[str, tuple[str, ...]] = {
+    "slow_step": (),
+    "sample_tail": ("slow_replica",),
+    "communication": ("slow_rank",),
+}
+
+
+def settled(findings: Iterable[Finding]) -> list[Finding]:
+    """Return all findings in order, without those that others of the same step explain."""
+    # A long run has thousands.
+    of_step: dict[int | None, list[Finding]] = defaultdict(list)
+    for finding in findings:
+        of_step[finding.step].append(finding)
+
+    def explained(finding: Finding) -> bool:
+        by = _EXPLAINED.get(finding.kind)
+        return by is not None and any(
+            other.seconds >= finding.seconds / 2 and (other.kind in by if by else other.kind != finding.kind)
+            for other in of_step[finding.step]
+        )
+
+    return in_order(finding for same in of_step.values() for finding in same if not explained(finding))
+
+
+def abridged(findings: Iterable[Finding]) -> list[Finding]:
+    """Return the findings in order; of those that many steps have alike, those of the costliest steps."""
+    alike: dict[str, dict[int | None, list[Finding]]] = defaultdict(lambda: defaultdict(list))
+    for finding in in_order(findings):
+        alike[finding.kind][finding.step].append(finding)
+    kept = []
+    for steps in alike.values():
+        told, rest = list(steps.values())[:_MOST_ALIKE], [str(step) for step in steps][_MOST_ALIKE:]
+        kept += [_with_others(each, "step", rest) for same in told for each in same]
+    return in_order(kept)
+
+
+def verdict(rows: Sequence[StepRow], unread: bool) -> str:
+    """Return the sentence for a run without findings: that nothing stands out, or how far that can be told.
+
+    Args:
+        rows: Its steps.
+        unread: Whether something of the run could not be read.
+    """
+    if not rows:
+        return "no step has ended, so there is nothing to judge"
+    raised = [f"step {row.number} ended with {row.error}" for row in rows if row.error]
+    said = f"{words.listed(raised, 3)}; nothing else stands out" if raised else "nothing stands out"
+    if unread:
+        said += " in what could be read; the notes name the rest"
+    # The first step and the one that is judged come to those around.
+    if len(rows) < FEWEST + 2:
+        said += f"; slow steps are found in runs of {FEWEST + 2} steps or more"
+    return said
+
+
+def in_order(findings: Iterable[Finding]) -> list[Finding]:
+    """Sort findings, the costliest first."""
+    return sorted(findings, key=lambda finding: -finding.seconds)
+
+
+def _costliest(alike: list[Finding], what: str, names: list[str]) -> list[Finding]:
+    """Return the first few of findings of one kind, which tell of the others; `names` are their subjects, in order."""
+    return [_with_others(each, what, names[_MOST_ALIKE:]) for each in in_order(alike)[:_MOST_ALIKE]]
+
+
+def _with_others(finding: Finding, what: str, names: list[str]) -> Finding:
+    if not names:
+        return finding
+    also = f"also in {words.several(len(names), f'other {what}')}: {words.listed(names, 10)}"
+    return msgspec.structs.replace(finding, evidence=[*finding.evidence, also])

@@ -1,0 +1,238 @@
+"""Rules of steps: causes of a slow step, and idle workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from autoprof.base.units import seconds
+from autoprof.base.units import share as percent
+from autoprof.report.figures import words
+from autoprof.report.figures.slow_steps import own_seconds, own_stages
+from autoprof.report.figures.words import OTHER, PROFILING, listed, several
+from autoprof.report.findings.registry import Around, matters, row_rule, step_rule
+from autoprof.report.model.run import Finding, StepFigures, StepRow
+from autoprof.report.model.samples import SampleRow, ToolRow
+
+# Weight sync is long that takes so many times what it usually takes.
+SYNC_RATIO = 2.0
+# Scoring in the driver is slow from such a share of the step on, in the samples from such a share of their time.
+REWARD_SHARE, SAMPLE_REWARD_SHARE = 0.1, 0.25
+# Tools take much from such a share of the samples' time on.
+TOOL_SHARE = 0.3
+
+
+@row_rule("weight_sync")
+def weight_sync(around: Around) -> Iterator[Finding]:
+    """Find weight sync that takes twice as long as usual, over the steps that have one."""
+    row = around.row
+    took = words.seconds_of(own_stages(row), words.SYNC)
+    usual = words.seconds_of({name: around.where_done.get(name, 0.0) for name in row.stages}, words.SYNC)
+    if usual and took >= SYNC_RATIO * usual and matters(took - usual, row.usual_s):
+        yield Finding(
+            kind="weight_sync",
+            text=f"step {row.number}: weight sync took {seconds(took)}, usually {seconds(usual)}",
+            evidence=[
+                f"{name}: {seconds(row.stages[name])}, usually {seconds(around.where_done.get(name, 0.0))}"
+                for name in row.stages
+                if words.meaning(name) == words.SYNC
+            ]
+            + [_length(row)],
+            seconds=took - usual,
+            step=row.number,
+        )
+
+
+@row_rule("slow_step", "checkpoint", "validation")
+def slow_step(around: Around) -> Iterator[Finding]:
+    """Find a step that takes 1.2 times as long as those around it, and that no other finding explains."""
+    row = around.row
+    if not row.slow:
+        return
+    took = own_seconds(row)
+    own = own_stages(row)
+    more = {name: value - around.usual.get(name, 0.0) for name, value in own.items()}
+    grown = sorted(more, key=lambda name: -more[name])
+    first = grown[0]
+    kind = {words.CHECKPOINT: "checkpoint", words.VALIDATION: "validation"}.get(words.meaning(first), "slow_step")
+    yield Finding(
+        kind=kind,
+        text=f"step {row.number} took {seconds(took)}, usually {seconds(row.usual_s)}: "
+        f"{seconds(more[first])} more {'outside of all stages' if first == OTHER else f'in {first}'}",
+        evidence=[
+            f"{name}: {seconds(own[name])}, usually {seconds(around.usual.get(name, 0.0))}"
+            for name in grown[:3]
+            if more[name] > 0
+        ]
+        + ([f"profiling took another {seconds(row.stages[PROFILING])}"] if row.stages.get(PROFILING) else [])
+        + ([f"recorded work took {seconds(slower)} longer than usual"] if (slower := sum(row.slowed.values())) else []),
+        seconds=took - row.usual_s,
+        step=row.number,
+    )
+
+
+@step_rule("slow_tool", "slow_reward", "sample_tail")
+def tail(step: StepFigures) -> Iterator[Finding]:
+    """Find generation that waits for the last few samples, one in twenty at most."""
+    samples = step.samples
+    if samples is None or samples.tail is None:
+        return
+    last = samples.tail
+    waited = _waited(step, samples.end_s - last.waited_s, samples.end_s)
+    if not matters(waited, step.seconds) or (last.held_by in ("", "turn") and waited <= _recorded_apart(step)):
+        return
+    rows = [row for label in last.samples for row in samples.longest if row.label == label]
+    rows.sort(key=lambda row: row.held_by != last.held_by)
+    said = f"step {step.number}: generation waited {seconds(waited)} for {last.count} of {last.of} samples"
+    what, _, name = last.held_by.partition(" ")
+    kind, why = "sample_tail", listed(last.samples, 3)
+    if what == "tool":
+        kind = "slow_tool"
+        why = f"tool {name} took {seconds(_seconds(rows[0], what, name))} in {why}"
+    elif what == "reward":
+        kind = "slow_reward"
+        why = f"the reward took {seconds(_seconds(rows[0], what, ''))} in {why}"
+    elif what == "waiting":
+        why = f"{why}, which did nothing for {seconds(_seconds(rows[0], what, ''))}"
+    evidence = [_sample(row) for row in rows[:5]]
+    evidence.append(
+        f"samples take {seconds(samples.quantiles_s['0.5'])} in the median, "
+        f"{seconds(samples.quantiles_s['0.95'])} at the 95th percentile"
+    )
+    evidence += [_tool(tool) for tool in samples.tools if what == "tool" and tool.name == name]
+    yield Finding(
+        kind=kind,
+        text=f"{said}: {why}",
+        evidence=evidence,
+        seconds=waited,
+        step=step.number,
+        file=rows[0].file if rows else None,
+    )
+
+
+@step_rule("idle_gap")
+def idle_gap(step: StepFigures) -> Iterator[Finding]:
+    """Find a time between two stages in which no worker does anything. Scoring in the driver has its own rule."""
+    for gap in step.gaps:
+        took = gap.end_s - gap.start_s
+        if not matters(took, step.seconds) or words.meaning(gap.within) == words.REWARD:
+            continue
+        place = "between generation and training " if gap.between != "stages" else ""
+        meanwhile = "in no stage" if gap.within == OTHER else f"in {gap.within}"
+        yield Finding(
+            kind="idle_gap",
+            text=f"step {step.number}: {place}no worker did anything for {seconds(took)}; the driver was {meanwhile}",
+            evidence=[
+                f"from {seconds(gap.start_s)} to {seconds(gap.end_s)} after the step's start",
+                f"after {gap.after}",
+                f"before {gap.before}",
+            ],
+            seconds=took,
+            step=step.number,
+            file=_driver(step),
+        )
+
+
+@step_rule("slow_reward")
+def reward(step: StepFigures) -> Iterator[Finding]:
+    """Find scores that the driver awaits for a tenth of the step, or that take a quarter of the samples' time."""
+    took = words.seconds_of(step.stages, words.REWARD)
+    if took >= REWARD_SHARE * step.seconds and matters(took, step.seconds):
+        yield Finding(
+            kind="slow_reward",
+            text=f"step {step.number}: the driver waited {seconds(took)} for rewards, "
+            f"{percent(took / step.seconds)} of the step",
+            evidence=[
+                f"{name}: {seconds(value)}"
+                for name, value in step.stages.items()
+                if words.meaning(name) == words.REWARD
+            ],
+            seconds=took,
+            step=step.number,
+            file=_driver(step),
+        )
+    yield from _part_of_samples(step, "reward", SAMPLE_REWARD_SHARE, "slow_reward", "their reward")
+
+
+@step_rule("tool_time")
+def tool_time(step: StepFigures) -> Iterator[Finding]:
+    """Find tools that take three tenths of the samples' time."""
+    yield from _part_of_samples(step, "tool", TOOL_SHARE, "tool_time", "tools")
+
+
+@step_rule("failed_samples")
+def failed_samples(step: StepFigures) -> Iterator[Finding]:
+    """Find samples that ended with an exception."""
+    if step.samples is not None and step.samples.failed:
+        failed = [row for row in step.samples.longest if row.error]
+        yield Finding(
+            kind="failed_samples",
+            text=f"step {step.number}: {step.samples.failed} of {step.samples.count} samples ended with an exception",
+            evidence=[f"{row.label}: {row.error} after {seconds(row.seconds)}" for row in failed[:5]],
+            seconds=0.0,
+            step=step.number,
+            file=failed[0].file if failed else None,
+        )
+
+
+def _part_of_samples(step: StepFigures, kind: str, share: float, finding: str, what: str) -> Iterator[Finding]:
+    samples = step.samples
+    if samples is None:
+        return
+    whole = samples.mean_s * samples.count
+    took = sum(part.seconds for part in samples.parts if part.kind == kind)
+    each = took / samples.count
+    if took < share * whole or not matters(each, step.seconds):
+        return
+    yield Finding(
+        kind=finding,
+        text=f"step {step.number}: samples spent {percent(took / whole)} of their time on {what}, "
+        f"{seconds(each)} each on average",
+        evidence=[f"{part.kind} {part.name}".strip() + f": {seconds(part.seconds)}" for part in samples.parts]
+        + [_tool(tool) for tool in samples.tools[:5] if kind == "tool"],
+        seconds=each,
+        step=step.number,
+    )
+
+
+def _waited(step: StepFigures, start_s: float, end_s: float) -> float:
+    """Return how long of a time the driver waited for generation; all of it if the driver's timers don't tell."""
+    if not step.path:
+        return end_s - start_s
+    return sum(
+        max(0.0, min(part.end_s, end_s) - max(part.start_s, start_s))
+        for part in step.path
+        if words.meaning(part.stage) == words.GENERATION
+    )
+
+
+def _recorded_apart(step: StepFigures) -> float:
+    """Return the seconds in which some replicas were recorded and others not: samples of the former end later."""
+    replicas = {lane.replica for lane in step.lanes if lane.replica is not None}
+    recorded: dict[int, float] = {}
+    for capture in step.captures:
+        if capture.replica is not None and capture.seconds is not None:
+            recorded[capture.replica] = max(capture.seconds, recorded.get(capture.replica, 0.0))
+    return max(recorded.values()) if recorded and replicas - recorded.keys() else 0.0
+
+
+def _seconds(row: SampleRow, kind: str, name: str) -> float:
+    return sum(part.seconds for part in row.parts if (part.kind, part.name) == (kind, name))
+
+
+def _sample(row: SampleRow) -> str:
+    parts = listed(f"{part.kind} {part.name}".strip() + f" {seconds(part.seconds)}" for part in row.parts)
+    tokens = "" if row.response_tokens is None else f", {row.response_tokens} tokens"
+    return f"{row.label}: {seconds(row.seconds)} in {row.lane} ({parts}{tokens})"
+
+
+def _tool(tool: ToolRow) -> str:
+    calls = f"{several(tool.calls, 'call')}, median {seconds(tool.median_s)}"
+    return f"tool {tool.name}: {calls}, longest {seconds(tool.max_s)} in {tool.slowest}"
+
+
+def _length(row: StepRow) -> str:
+    return f"the step: {seconds(row.seconds)}, usually {seconds(row.usual_s)}"
+
+
+def _driver(step: StepFigures) -> str | None:
+    return next((lane.file for lane in step.lanes if lane.role == "trainer"), None)

@@ -1,0 +1,186 @@
+"""A run and its steps, findings, and a comparison."""
+
+from __future__ import annotations
+
+import msgspec
+
+from autoprof.report.model.captures import CaptureFigures
+from autoprof.report.model.lanes import Gap, Lane, PathPart, Skew
+from autoprof.report.model.samples import SampleFigures
+
+# The form of what `--json` prints: raised when a field goes or changes its meaning.
+SCHEMA = 1
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """A finding of a rule, in words.
+
+    Attributes:
+        kind: The rule's name.
+        text: One sentence, with the figures in it.
+        evidence: The figures and names behind it, a line each.
+        seconds: What it costs a step, by which findings are sorted; where `step` is None, on average.
+        step: The step, None for the run.
+        file: The trace or timeline file that it comes from.
+    """
+
+    kind: str
+    text: str
+    evidence: list[str]
+    seconds: float
+    step: int | None = None
+    file: str | None = None
+
+
+class StageShare(msgspec.Struct, frozen=True, kw_only=True):
+    """One stage over all steps of the run.
+
+    Attributes:
+        name: The timer's or stage's own name, or `other`.
+        seconds: Of all steps together.
+        share: Of the time of all steps.
+        steps: In how many steps it was.
+        median_s: Of those steps.
+    """
+
+    name: str
+    seconds: float
+    share: float
+    steps: int
+    median_s: float
+
+
+class StepRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One step in the run's overview.
+
+    Attributes:
+        number: The trainer's global step.
+        captured: Whether there are captures of it.
+        slow: Whether it took much longer than the steps around it (`usual_s`, docs/findings.md says by how much).
+        usual_s: The median of the steps around it.
+        stages: Seconds by stage, each second counted once; they and `other` sum up to `seconds`.
+        samples: How many samples were generated for it.
+        prompt_tokens: As the engines were given them: the second turn of a sample gives the first again.
+        response_tokens: As the engines generated them.
+        tokens_per_s: `response_tokens` by the step's seconds, all devices together.
+        recorded: Seconds of a stage in which a profiler recorded.
+        slowed: Of these, by how much the stage took longer than usual. Recorded work runs slower, so it makes no step
+            slow and is no finding.
+        error: The type of the exception that ended the step.
+    """
+
+    number: int
+    start_ns: int
+    seconds: float
+    captured: bool
+    slow: bool
+    usual_s: float
+    stages: dict[str, float]
+    samples: int | None = None
+    prompt_tokens: int | None = None
+    response_tokens: int | None = None
+    tokens_per_s: float | None = None
+    recorded: dict[str, float] = {}
+    slowed: dict[str, float] = {}
+    error: str | None = None
+
+
+class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """One step in detail.
+
+    Attributes:
+        stages: As in `StepRow`.
+        lanes: Trainer first, then actors, ref, critic, reward, agent loops, rollout, each by rank or replica.
+        gaps: By start, at most the 100 longest.
+        gaps_left_out: How many there are besides.
+        skews: By `waited_s`, longest first.
+        weight_sync_s: Seconds in which weights were sent.
+        path: The critical path.
+        findings: Those of this step, by seconds.
+        captured_for: Why it was captured, where that was not `AUTOPROF_STEPS`: a condition, or who asked for it.
+    """
+
+    number: int
+    start_ns: int
+    seconds: float
+    stages: dict[str, float]
+    lanes: list[Lane]
+    gaps: list[Gap]
+    samples: SampleFigures | None
+    skews: list[Skew]
+    weight_sync_s: float
+    path: list[PathPart]
+    captures: list[CaptureFigures]
+    findings: list[Finding]
+    gaps_left_out: int = 0
+    captured_for: list[str] = []
+
+
+class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One figure on both sides.
+
+    Attributes:
+        kind: `step` (seconds a step), `stage` (seconds a step), `operator` (own seconds a capture), `rate` (tokens/s),
+            `samples` (seconds).
+        unit: `s` or `1/s`.
+        change: `b` less `a`; a side that is not there counts as 0.
+        worse: Whether the change is for the worse.
+    """
+
+    kind: str
+    name: str
+    unit: str
+    a: float | None
+    b: float | None
+    change: float
+    worse: bool
+    where: str = ""
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """Two steps or two runs. `b` is the one that was asked for, `a` what it is held against.
+
+    Attributes:
+        rows: What became slower by most first.
+    """
+
+    a: str
+    b: str
+    rows: list[ComparisonRow]
+    findings: list[Finding]
+
+
+class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole report.
+
+    Attributes:
+        started_ns: When the run began.
+        steps: By number. A step that ran again after the run was resumed stands there once, as it ran last.
+        stages: By seconds, `other` last.
+        median_s: Of the steps.
+        tokens_per_s: Generated tokens of all steps by their seconds; None where the timeline has no counts.
+        findings: Those of the run and of the steps in `details`, by seconds.
+        details: The steps that were chosen.
+        comparison: Where there was something to hold it against.
+        notes: What a reader should know of the figures themselves: lines left out, files that could not be read.
+        verdict: Where there are no findings, whether nothing stands out, or how far that can be told.
+    """
+
+    id: str
+    path: str
+    command: str
+    state: str
+    started_ns: int | None
+    hosts: list[str]
+    versions: dict[str, str]
+    steps: list[StepRow]
+    stages: list[StageShare]
+    median_s: float | None
+    tokens_per_s: float | None
+    findings: list[Finding]
+    details: list[StepFigures]
+    comparison: Comparison | None
+    notes: list[str]
+    verdict: str = ""
+    autoprof: str = ""
+    schema: int = SCHEMA

@@ -1,0 +1,193 @@
+"""The report as one HTML file, which needs nothing else: plotly.js and all figures stand in it.
+
+Its content security policy lets it load nothing and run only the scripts that it came with, by their hashes: what a
+name in a trace may hold stays text.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from autoprof import __version__
+from autoprof.base import files, units
+from autoprof.report.model.captures import DeviceShares
+from autoprof.report.model.run import Finding, RunFigures, StepFigures, StepRow
+from autoprof.report.page import charts, colours, sample_charts, step_charts
+
+if TYPE_CHECKING:
+    import jinja2
+
+
+NEEDS = "the HTML report needs plotly and jinja2: pip install 'autoprof-rl[report]'; --json and --md work without"
+# Rows of the table of steps.
+MOST_ROWS = 400
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+class MissingExtra(RuntimeError):
+    """plotly or jinja2 is not installed. The message says what to do."""
+
+
+class Share(msgspec.Struct, frozen=True):
+    """One part of a bar that shows shares."""
+
+    name: str
+    share: float
+    look: colours.Look
+
+
+def write(figures: RunFigures, path: Path) -> None:
+    """Write the page, which is there only when it is complete.
+
+    Raises:
+        MissingExtra: plotly or jinja2 is not installed.
+        OSError: It can't be written.
+    """
+    files.write(path, page(figures).encode("utf-8", "backslashreplace"))
+
+
+def page(figures: RunFigures) -> str:
+    """Return the page.
+
+    Raises:
+        MissingExtra: plotly or jinja2 is not installed.
+    """
+    plotly = _plotly()
+    script = (TEMPLATES / "page.js").read_text(encoding="utf-8")
+    looks = colours.looks([stage.name for stage in figures.stages])
+    steps = [_step(step, looks) for step in figures.details]
+    numbers = [step.number for step in figures.details]
+    plots = {"run": charts.run(figures.steps, looks)} if figures.steps else {}
+    for step in steps:
+        plots |= step["plots"]
+    template = _environment().get_template("page.html")
+    return template.render(
+        run=figures,
+        version=figures.autoprof or __version__,
+        style=(TEMPLATES / "page.css").read_text(encoding="utf-8"),
+        script=script,
+        plotly=plotly,
+        policy=policy(plotly, script),
+        plots=embedded(plots),
+        looks=looks,
+        steps=steps,
+        numbers=numbers,
+        # What is open from the beginning: where the costliest finding is.
+        first=next((each.step for each in figures.findings if each.step in numbers), numbers[0] if numbers else None),
+        rows=rows(figures.steps),
+        many=len(figures.steps) > charts.MOST_BARS,
+        stages=[Share(stage.name, stage.share, looks[stage.name]) for stage in figures.stages],
+    )
+
+
+def policy(*scripts: str) -> str:
+    """Return the content security policy of a page that holds these scripts and needs nothing else."""
+    rest = "base-uri 'none'; form-action 'none'"
+    return f"default-src 'none'; {script_sources(*scripts)}; style-src 'unsafe-inline'; img-src data: blob:; {rest}"
+
+
+def script_sources(*scripts: str) -> str:
+    """Return the directive of a content security policy that lets only these scripts run, by their hashes."""
+    digests = (base64.b64encode(hashlib.sha256(each.encode()).digest()).decode() for each in scripts)
+    return " ".join(["script-src", *(f"'sha256-{digest}'" for digest in digests)])
+
+
+def embedded(content: Any) -> str:
+    """Return JSON that may stand in a script element: nothing in it ends the element or begins another."""
+    made = json.dumps(content, separators=(",", ":"), allow_nan=False)
+    return made.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def said(finding: Finding) -> str:
+    """Return a finding's sentence without its step's number, to be shown beside that."""
+    text = finding.text.removeprefix(f"step {finding.step}: ")
+    return text[:1].upper() + text[1:]
+
+
+def rest(finding: Finding) -> str:
+    """Return the part of a finding's sentence that follows the number of the step."""
+    begin = f"step {finding.step}"
+    if finding.text.startswith((f"{begin}:", f"{begin} ")):
+        return finding.text.removeprefix(begin)
+    return f": {finding.text}"
+
+
+def rows(steps: Sequence[StepRow]) -> list[StepRow]:
+    """Choose the steps of the table: all, or of very many those that were captured or slow, and the longest."""
+    if len(steps) <= MOST_ROWS:
+        return list(steps)
+    first = sorted(steps, key=lambda step: (not step.captured, not step.slow, -step.seconds))[:MOST_ROWS]
+    return sorted(first, key=lambda step: step.number)
+
+
+def _step(step: StepFigures, run_looks: dict[str, colours.Look]) -> dict[str, Any]:
+    names = [*run_looks, *step.stages, *(span.name for lane in step.lanes for span in lane.spans)]
+    looks = colours.looks([*names, *step_charts.CROWDS.values()])
+    plots: dict[str, charts.Plot] = {}
+    spans_left_out = 0
+    if step.lanes:
+        plots[f"lanes-{step.number}"], spans_left_out = step_charts.lanes(step, looks)
+    if step.samples is not None and step.samples.longest:
+        plots[f"samples-{step.number}"] = sample_charts.longest(step.samples)
+    if step.samples is not None and step.samples.done:
+        plots[f"done-{step.number}"] = sample_charts.done(step.samples)
+    whole = sum(step.stages.values()) or 1.0
+    shares = [Share(name, took / whole, looks[name]) for name, took in step.stages.items()]
+    return {
+        "figures": step,
+        "plots": plots,
+        "shares": shares,
+        "spans_left_out": spans_left_out,
+        "lanes_left_out": step_charts.choose(step.lanes).left_out,
+    }
+
+
+def device_shares(device: DeviceShares) -> list[Share]:
+    """Split a device's time into parts that sum up to it, each second counted once."""
+    bare = device.communication * (1 - (device.overlap or 0.0))
+    parts = [
+        ("compute", device.compute, "generation", ""),
+        ("communication without compute", bare, "training", "/"),
+        ("copy alone", 1 - device.idle - device.compute - bare, "scoring", "."),
+        ("idle", device.idle, "idle", ""),
+    ]
+    return [
+        Share(name, max(0.0, share), colours.Look(f"{colours.TOKEN}{kind}", pattern))
+        for name, share, kind, pattern in parts
+    ]
+
+
+def _plotly() -> str:
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError as error:
+        raise MissingExtra(NEEDS) from error
+    return str(get_plotlyjs()).replace("</script", "<\\/script")
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    try:
+        import jinja2
+    except ImportError as error:
+        raise MissingExtra(NEEDS) from error
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    for name in ("seconds", "change", "rate", "number", "share", "size", "moment", "short"):
+        environment.filters[name] = getattr(units, name)
+    environment.filters |= {"said": said, "rest": rest}
+    environment.globals["device_shares"] = device_shares
+    return environment

@@ -1,0 +1,182 @@
+"""A web server for one person on this machine: it serves a few pages and files under unguessable paths.
+
+It listens on 127.0.0.1 alone. Other users of the machine can reach that, too: they don't know the path, and are told
+nothing. The command line of a browser that is started they do see: its link works once. A web page somewhere else can
+have its own name point to 127.0.0.1 (DNS rebinding): a request for any other name is refused.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import shutil
+import socketserver
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import msgspec
+
+from autoprof.base import files
+
+# Perfetto's pages may load from no other port of this machine (its Content-Security-Policy, ui/src/frontend/index.ts;
+# tools/open_trace_in_ui serves there for that reason).
+PERFETTO_PORT = 9001
+PERFETTO = "https://ui.perfetto.dev"
+_HOSTS = ("127.0.0.1", "localhost")
+_KEPT_FROM_OTHERS = {
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+
+
+class PortTaken(OSError):
+    """Something else listens on the port."""
+
+
+class Content(msgspec.Struct, frozen=True, kw_only=True):
+    """Served content: text, or a file as it is when it is asked for.
+
+    Attributes:
+        kind: Its media type.
+        policy: A content security policy of its own.
+        for_perfetto: Whether Perfetto's pages may read it.
+    """
+
+    kind: str
+    text: str = ""
+    file: Path | None = None
+    policy: str = ""
+    for_perfetto: bool = False
+
+
+class Server(ThreadingHTTPServer):
+    """Server of its `contents` alone, until it is closed.
+
+    Attributes:
+        contents: By name, `""` for the page that shows what there is. May be filled after the server was made.
+    """
+
+    daemon_threads = True
+    # Nobody else may listen there, too.
+    allow_reuse_port = False
+
+    def __init__(self, port: int) -> None:
+        """Listen on a port of 127.0.0.1, 0 for any that is free.
+
+        Raises:
+            PortTaken: Something else does.
+            OSError: The port may not be used.
+        """
+        self.contents: dict[str, Content] = {}
+        self._path = f"/{secrets.token_urlsafe(18)}/"
+        self._once = ""
+        try:
+            super().__init__(("127.0.0.1", port), _Handler)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise PortTaken(error.errno, f"port {port} is taken") from error
+            raise
+
+    def server_bind(self) -> None:
+        """Bind without asking for this machine's name, as HTTPServer does."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
+
+    def link_once(self) -> str:
+        """Return a link that leads to the first page, once."""
+        self._once = f"/{secrets.token_urlsafe(18)}"
+        return f"http://127.0.0.1:{self.server_port}{self._once}"
+
+    def redeem(self, path: str) -> bool:
+        """Return whether a path is that of the link that works once, and void the link if so."""
+        expected, given = self._once.encode(), path.encode()
+        if not expected or not secrets.compare_digest(given, expected):
+            return False
+        self._once = ""
+        return True
+
+    def url(self, name: str = "") -> str:
+        """Return the URL of a content."""
+        return f"http://127.0.0.1:{self.server_port}{self._path}{name}"
+
+    def find(self, path: str) -> Content | None:
+        """Return the content at a path."""
+        if not secrets.compare_digest(path[: len(self._path)].encode(), self._path.encode()):
+            return None
+        return self.contents.get(path[len(self._path) :])
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Ignore browsers that are gone, or that send malformed requests."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Server
+    # Nobody keeps a thread for longer by saying nothing.
+    timeout = 30
+    server_version = "autoprof"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        self._answer(body=True)
+
+    def do_HEAD(self) -> None:
+        self._answer(body=False)
+
+    def _refuse_method(self) -> None:
+        self._say(HTTPStatus.METHOD_NOT_ALLOWED, {"Allow": "GET, HEAD"})
+
+    do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_TRACE = do_CONNECT = _refuse_method
+
+    def log_message(self, *_: object) -> None:
+        """Log nothing."""
+
+    def _answer(self, body: bool) -> None:
+        hosts = self.headers.get_all("Host", [])
+        if len(hosts) != 1 or _name(hosts[0]) not in _HOSTS:
+            self._say(HTTPStatus.FORBIDDEN)
+            return
+        content = self.server.find(self.path)
+        if content is None and body and self.server.redeem(self.path):
+            self._say(HTTPStatus.FOUND, {"Location": self.server.url()})
+        elif content is None:
+            self._say(HTTPStatus.NOT_FOUND)
+        elif content.file is None:
+            made = content.text.encode()
+            self._head(content, len(made))
+            if body:
+                self.wfile.write(made)
+        else:
+            self._send(content, content.file, body)
+
+    def _send(self, content: Content, path: Path, body: bool) -> None:
+        try:
+            descriptor = files.opened(path)
+        except OSError:
+            self._say(HTTPStatus.NOT_FOUND)
+            return
+        with open(descriptor, "rb") as file:
+            self._head(content, os.fstat(descriptor).st_size)
+            if body:
+                shutil.copyfileobj(file, self.wfile, 1 << 20)
+
+    def _head(self, content: Content, size: int) -> None:
+        extra = {"Content-Security-Policy": content.policy} if content.policy else {}
+        if content.for_perfetto:
+            extra |= {"Access-Control-Allow-Origin": PERFETTO, "Vary": "Origin"}
+        self._say(HTTPStatus.OK, {"Content-Type": content.kind, **extra}, size)
+
+    def _say(self, status: HTTPStatus, headers: dict[str, str] | None = None, size: int = 0) -> None:
+        self.send_response(status)
+        for name, value in (_KEPT_FROM_OTHERS | (headers or {})).items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(size))
+        self.end_headers()
+
+
+def _name(host: str) -> str:
+    name, _, port = host.partition(":")
+    return name if port.isdecimal() or not port else ""

@@ -1,0 +1,1 @@
+"""One run as its processes share it."""

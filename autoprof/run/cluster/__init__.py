@@ -1,0 +1,1 @@
+"""A run's use of Ray's control plane."""

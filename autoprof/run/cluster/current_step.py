@@ -1,0 +1,69 @@
+"""Announcement of the current step to the processes of a run: written by the trainer, read when a stage begins.
+
+Ray's key-value store carries it where Ray is up, since a trainer's put ends before it calls a worker; else the process
+itself. Nothing polls.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from autoprof.base import process
+from autoprof.run.cluster import kv
+
+
+class StepAnnouncement(msgspec.Struct, frozen=True, kw_only=True):
+    """The step that the trainer is in.
+
+    Attributes:
+        captured: Whether the window is open in it.
+        overrides: The settings of that window's own (`Settings.overridden`).
+        off: Whether autoprof does nothing at all in it.
+    """
+
+    step: int
+    captured: bool
+    overrides: dict[str, Any] = {}
+    off: bool = False
+
+
+class _State(process.State):
+    """The announcement of this process's own trainer, and whether it has one."""
+
+    def begin(self) -> None:
+        self.own: StepAnnouncement | None = None
+        self.trainer_here = False
+
+
+_state = _State()
+
+
+def post(run_id: str, announcement: StepAnnouncement | None) -> None:
+    """Announce the step that the trainer is in, or with None that no step is going on."""
+    _state.own = announcement
+    if kv.up():
+        kv.put(_key(run_id), msgspec.json.encode(announcement))
+
+
+def read(run_id: str) -> StepAnnouncement | None:
+    """Return the announcement of the step that the trainer of this run is in, if any."""
+    if _state.own is not None:
+        return _state.own
+    posted = kv.get(_key(run_id))
+    return None if posted is None else msgspec.json.decode(posted, type=StepAnnouncement | None)
+
+
+def trainer_here() -> None:
+    """Note that there is a trainer in this process, before its first step."""
+    _state.trainer_here = True
+
+
+def own() -> tuple[bool, StepAnnouncement | None]:
+    """Return whether the trainer is in this process, and the step that it is in, if any."""
+    return _state.trainer_here or _state.own is not None, _state.own
+
+
+def _key(run_id: str) -> str:
+    return f"step/{run_id}"

@@ -1,0 +1,1 @@
+"""Collecting the parts of a run that its nodes have on disks of their own."""

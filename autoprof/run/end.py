@@ -1,0 +1,205 @@
+"""End of a run, or of its last window: complete files, `run.json`, merged traces, a copy, the user's command."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import autoprof
+from autoprof.base import identity, interpreter, interrupts, log, process
+from autoprof.base.redact import is_url, url
+from autoprof.config.settings import MERGE
+from autoprof.run import outcome
+from autoprof.run.cluster import kv
+from autoprof.run.runtime import Runtime
+
+_MARK = ".on_finish"
+_AFTER = "autoprof.cli.after_run"
+# How long the process may take to stop being a child, which is some 100 ms.
+_HAND_OVER_S = 10.0
+_PAUSE_S = 0.1
+# A file that has not grown for this long is not being written any more: its process was killed.
+_STALE_S = 10.0
+
+
+class _State(process.State):
+    """The right to run `AUTOPROF_ON_FINISH`: whether this process is first; None until it has asked other nodes."""
+
+    def begin(self) -> None:
+        self.first: bool | None = None
+
+
+_state = _State()
+
+
+def end_run(run: Runtime) -> None:
+    """End the run in the process that started it, at its exit. Never raises."""
+    try:
+        if not run.started_here or not os.path.exists(run.rundir.run_json):
+            return
+        wait_for_files(run)
+        run.complete()
+        if not run.stopped:
+            outcome.keep_status(run.rundir.exit_status)
+        if run.rundir.steps() or is_url(run.settings.collect):
+            _after(run)
+    except Exception as error:
+        interrupts.pass_on(error)
+        log.warning(f"the end of the run can't be written: {error}")
+
+
+def window_passed(run: Runtime) -> None:
+    """Merge and run the user's command in the trainer, after the last step that could be captured.
+
+    They wait for the run's end where each of several ranks runs the trainer, since another may not be through with the
+    step, and where the parts of several nodes are collected first.
+    """
+    if run.settings.collect:
+        return
+    one_of_several = identity.ranks() > 1 and not run.started_here
+    if one_of_several or not (run.settings.on_finish or _merging(run)):
+        return
+
+    def wait_and_go_on() -> None:
+        wait_for_files(run)
+        _after(run)
+
+    threading.Thread(target=wait_and_go_on, name="autoprof-after", daemon=True).start()
+
+
+def let_workers_write(run: Runtime) -> None:
+    """Wait, where Ray is up, for files that its workers are writing on a disk of this host.
+
+    Ray kills workers without warning, with the actors' last handle or with the driver.
+    """
+    if kv.up():
+        wait_for_files(run, folders=False)
+
+
+def wait_for_files(run: Runtime, folders: bool = True) -> None:
+    """Wait, within `AUTOPROF_STOP_TIMEOUT_S`, for the files that other processes are still writing.
+
+    Folders are torch_npu's: processes that outlive the run finish them.
+    """
+    deadline = time.monotonic() + run.settings.stop_timeout_s
+    while time.monotonic() < deadline:
+        fresh = False
+        for part in run.rundir.parts():
+            try:
+                if not folders and part.is_dir():
+                    continue
+                # A file of tomorrow was written before the clock was set back.
+                fresh |= abs(time.time() - _changed(part)) < _STALE_S
+            except FileNotFoundError as error:
+                interrupts.pass_on(error)
+                fresh = True
+        if not fresh:
+            return
+        time.sleep(_PAUSE_S)
+
+
+def _changed(part: Path) -> float:
+    """Return when a file was written to; Kineto writes beside it and renames (torch 2.13)."""
+    beside = part.with_name(f"{part.name}.tmp")
+    return max(path.stat().st_mtime for path in (part, beside) if path is part or path.exists())
+
+
+def _merging(run: Runtime) -> bool:
+    return MERGE in run.settings.for_role("rollout").contents
+
+
+def _after(run: Runtime) -> None:
+    """Merge traces, then run `AUTOPROF_ON_FINISH`, the latter once in a run whichever process comes first.
+
+    Merging is done again where a step was captured since.
+    """
+    command = _command(run) if run.rundir.steps() else ""
+    directory = str(run.rundir.path)
+    to = run.settings.collect if is_url(run.settings.collect) else ""
+    if not _merging(run) and not to:
+        if command:
+            run_command(command, directory)
+        return
+    # A reader of this process's output need not wait for a merge to end; the command's output is the user's own.
+    output = None if command or to else subprocess.DEVNULL
+    job = {"run": directory, "command": command, "merge": _merging(run), "to": to, "cwd": _cwd() or directory}
+    try:
+        python = interpreter.find()
+        # Another interpreter than this process's may not find its packages.
+        others = sys.path if python != sys.executable else []
+        path = os.pathsep.join(filter(None, map(str, others)))
+        after = subprocess.Popen(
+            [python, "-m", _AFTER, path],
+            cwd=Path(autoprof.__file__).parent.parent,
+            env=os.environ | {"AUTOPROF": "0"},
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+        assert after.stdin is not None
+        with after.stdin:
+            after.stdin.write(json.dumps(job).encode())
+    except OSError as error:
+        interrupts.pass_on(error)
+        log.warning(f"no process could be started to merge or copy traces: {error}")
+        if command:
+            run_command(command, directory)
+        return
+    try:
+        if status := after.wait(run.settings.stop_timeout_s if to else _HAND_OVER_S):
+            log.warning(
+                f"the process that merges and copies traces ended with status {status}; "
+                "autoprof merge and autoprof collect do its work by hand"
+            )
+            # With a copy it runs the command whatever fails; else it ends by itself before it has begun.
+            if command and not to:
+                run_command(command, directory)
+    except subprocess.TimeoutExpired:  # it goes on by itself
+        if to:
+            log.warning(
+                f"the copy to {url(to)} goes on in the background; if it stops, autoprof collect --to resumes it"
+            )
+
+
+def _cwd() -> str:
+    """Return the working directory, or an empty text where somebody has removed it."""
+    try:
+        return os.getcwd()
+    except OSError as error:
+        interrupts.pass_on(error)
+        return ""
+
+
+def first_to_finish(run: Runtime) -> bool:
+    """Return whether this process, of those on all nodes, runs `AUTOPROF_ON_FINISH`.
+
+    The answer is found while Ray is up, and remembered.
+    """
+    if _state.first is None and kv.up():
+        _state.first = kv.claim(f"finish/{run.info.id}")
+    return _state.first is not False
+
+
+def _command(run: Runtime) -> str:
+    """Return `AUTOPROF_ON_FINISH` to the first caller, and an empty text to all others."""
+    if not run.settings.on_finish or not first_to_finish(run):
+        return ""
+    try:
+        os.close(os.open(run.rundir.path / _MARK, os.O_CREAT | os.O_EXCL, 0o600))
+    except FileExistsError as error:
+        interrupts.pass_on(error)
+        return ""
+    return run.settings.on_finish
+
+
+def run_command(command: str, run: str) -> None:
+    """Start `AUTOPROF_ON_FINISH`, without waiting for it."""
+    environment: dict[str, Any] = os.environ | {"AUTOPROF": "0", "AUTOPROF_RUN_DIR": run}
+    subprocess.Popen(command, shell=True, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)

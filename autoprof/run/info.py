@@ -1,0 +1,104 @@
+"""Facts of a run that its first process hands to all others, in the environment."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from autoprof import _boot
+from autoprof.base import identity, interrupts
+from autoprof.base.redact import redacted
+from autoprof.config import settings, structs
+from autoprof.config.parsers import LONGEST_NAME
+from autoprof.config.settings import Settings, SettingsError
+
+
+@structs.complete
+class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts that the process that started the run knows."""
+
+    id: str
+    directory: str
+    command: str
+    cwd: str
+    host: str
+    pid: int
+    started: float
+    python: str
+    settings: Settings
+    # When the process began (`identity.began`): pids come again.
+    ticks: int = 0
+
+
+# Characters of a command line in the environment, and of all that a process hands on there.
+_MOST_COMMAND = 1000
+_MOST_HANDED = 64_000
+
+
+def shortened(command: str) -> str:
+    """Shorten a command line to what fits in the environment.
+
+    Linux allows 128 kB a variable, and often 2 MB in all with the arguments (MAX_ARG_STRLEN and ARG_MAX).
+    """
+    cut = len(command) - _MOST_COMMAND
+    return command if cut <= 0 else f"{command[:_MOST_COMMAND]}... ({cut} characters more)"
+
+
+def read(given: Mapping[str, object] | None = None) -> RunInfo:
+    """Read what was handed on, or the settings in the process that starts the run, which hands them on here.
+
+    Args:
+        given: Settings that the program gives, over those of the environment.
+
+    Raises:
+        SettingsError: The settings are wrong, or too long to be handed on.
+    """
+    handed = os.environ.get(_boot.RUN_INFO)
+    if handed:
+        return msgspec.json.decode(handed, type=RunInfo)
+    read = settings.load(os.environ, Path(_boot.started_in()), given)
+    run_id = os.environ[_boot.RUN_ID]
+    if len(os.fsencode(run_id)) > LONGEST_NAME:
+        raise SettingsError(
+            f"{_boot.RUN_ID}: got {run_id[:20]!r}...; it takes a folder's name, of {LONGEST_NAME} bytes at most"
+        )
+    info = RunInfo(
+        id=run_id,
+        directory=os.path.join(read.dir, run_id),
+        command=redacted(getattr(sys, "orig_argv", sys.argv)),
+        cwd=os.getcwd(),
+        host=identity.HOST,
+        pid=os.getpid(),
+        ticks=identity.began(os.getpid()) or 0,
+        started=time.time(),
+        python=platform.python_version(),
+        settings=read,
+    )
+    # The URL of the run's copy stays in this process: it may hold a password.
+    told = msgspec.structs.replace(read, collect="1" if read.collect else "")
+    handed_on = msgspec.structs.replace(info, settings=told, command=shortened(info.command))
+    try:
+        text = msgspec.json.encode(handed_on).decode()
+    except UnicodeEncodeError as error:
+        interrupts.pass_on(error)
+        raise SettingsError(
+            f"{error.object[error.start - 20 if error.start > 20 else 0 : error.end + 20]!r} in the settings, or the "
+            "working directory, is no UTF-8: autoprof takes names in UTF-8 alone"
+        ) from None
+    if len(text) > _MOST_HANDED:
+        raise SettingsError(
+            f"the settings are {len(text)} characters long, and no more than {_MOST_HANDED} can be handed to the "
+            "processes of a run: shorten the longest of them"
+        )
+    os.environ[_boot.RUN_INFO] = text
+    if read.recipes:
+        # Makes the settings file's recipes known to the children too, in whatever directory they work.
+        os.environ[_boot.RECIPES] = os.pathsep.join(read.recipes)
+        _boot.add_recipes()
+    return info

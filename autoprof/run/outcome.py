@@ -1,0 +1,46 @@
+"""Exit of the process that started a run: the exception that ended it, and its exit status."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from autoprof.base import files, interrupts, log
+
+
+def error() -> str:
+    """Return the type of the exception that nobody caught, or an empty text.
+
+    The interpreter keeps it, except for `SystemExit`. A debugger or a notebook keeps others there, too.
+    """
+    ended_by = getattr(sys, "last_value", None)
+    if ended_by is None or hasattr(sys, "ps1"):
+        return ""
+    return "SIGINT" if isinstance(ended_by, KeyboardInterrupt) else type(ended_by).__name__
+
+
+def keep_status(path: Path) -> None:
+    """Have the process leave its exit status in a file of one byte, when it exits. Raises nothing.
+
+    No Python runs any more when the status is known, after `sys.exit(1)` as after an exception. But glibc's `exit`
+    calls functions with the status and an argument, and `fputc` is one: it writes its first argument, as a byte, to its
+    second. A C library without `on_exit`, a signal and `os._exit` leave no status.
+    """
+    try:
+        import ctypes
+
+        libc = ctypes.CDLL(None)
+        register, write = libc.on_exit, ctypes.cast(libc.fputc, ctypes.c_void_p)
+        libc.fdopen.restype = ctypes.c_void_p
+        descriptor = files.create(str(path))
+        stream = ctypes.c_void_p(libc.fdopen(descriptor, b"wb"))
+        if not stream:
+            os.close(descriptor)
+            return
+        # Without a buffer, since what exits later may crash.
+        libc.setbuf(stream, None)
+        register(write, stream)
+    except Exception as error:  # ctypes may be missing, or restricted
+        interrupts.pass_on(error)
+        log.debug(f"the exit status can't be kept: {type(error).__name__}: {error}")

@@ -1,0 +1,211 @@
+"""One process's view of its run: settings, run directory, hooks, timeline and caught errors."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from autoprof import __version__, _boot
+from autoprof.base import files, identity, log, process
+from autoprof.base.redact import hidden, hidden_in
+from autoprof.config import settings
+from autoprof.config.settings import SettingsError
+from autoprof.run import info as run_info
+from autoprof.run import outcome
+from autoprof.run.cluster import nodes
+from autoprof.run.hook_log import HookLog
+from autoprof.run.info import RunInfo
+from autoprof.run.timeline import Timeline
+from autoprof.rundir import decoder, layout, previous_run, runs
+from autoprof.rundir.layout import RunDir
+from autoprof.rundir.records import Attempt, RunFile, RunNode, RunSettings
+
+
+class Runtime:
+    """One process of a run."""
+
+    def __init__(self, info: RunInfo) -> None:
+        self.info = info
+        self.settings = info.settings
+        self.rundir = RunDir(Path(info.directory))
+        files.open_to_group(info.settings.access == settings.GROUP)
+        self.hooks = HookLog(self.rundir, self._join)
+        self.timeline = Timeline(self.rundir)
+        self._joined = False
+        self._registered = False
+        # The nodes that the run worked on, as far as they are known when it ends.
+        self.nodes: list[dict[str, Any]] = []
+        # The attempts at this run before it was resumed.
+        self._earlier: list[Attempt] = []
+        # Whether autoprof.stop() ends it: the end of the process says nothing of it then.
+        self.stopped = False
+
+    @property
+    def started_here(self) -> bool:
+        """Return whether this process started the run."""
+        return self.info.host == identity.HOST and self.info.pid == os.getpid()
+
+    def _join(self) -> None:
+        """Make the run directory with the first hook that is applied: a process may import a target and not use it."""
+        self._make()
+        self.register()
+
+    def register(self) -> None:
+        """Register this process's node with the run, once, where Ray is up."""
+        if not self._registered:
+            self.hooks.node = nodes.register(self.info.id, self.info.directory, self.started_here)
+            self._registered = bool(self.hooks.node)
+
+    def _make(self) -> None:
+        if self._joined:
+            return
+        if os.path.exists(self.rundir.run_json):
+            self._joined = True
+            if self.started_here:
+                self._resume()
+            return
+        said = previous_run.cut_off(self.rundir.path.with_name("latest"))
+        self.rundir.make(self.rundir.path)
+        layout.write_json(self.rundir.run_json, self.describe())
+        self.rundir.point_latest()
+        self._joined = True
+        if said:
+            log.warning(said)
+
+    def _resume(self) -> None:
+        """Note in `run.json` that the run goes on where an earlier attempt is over: a resumed run has the same id."""
+        info = decoder.read(self.rundir.run_json, RunFile)
+        own = (self.info.host, self.info.pid, self.info.ticks)
+        if (info.host, info.pid, info.ticks) == own or runs.state(info, self.rundir.path) == "running":
+            return
+        said = previous_run.cut_off(self.rundir.path)
+        self._earlier = previous_run.attempts(info, self.rundir.path)
+        files.remove(str(self.rundir.exit_status))
+        layout.write_json(self.rundir.run_json, self.describe())
+        self.rundir.point_latest()
+        if said:
+            log.warning(said)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the content of `run.json` as far as this process knows it."""
+        known = RunFile(
+            id=self.info.id,
+            command=self.info.command,
+            cwd=self.info.cwd,
+            host=self.info.host,
+            pid=self.info.pid,
+            ticks=self.info.ticks,
+            started=self.info.started,
+            python=self.info.python,
+            autoprof=__version__,
+            settings=RunSettings(),
+            hosts=[self.info.host],
+            versions={},
+            recipes=[],
+            state="running",
+            earlier=self._earlier,
+            nodes=[RunNode(**node) for node in self.nodes],
+        )
+        said: dict[str, Any] = msgspec.to_builtins(known)
+        return said | {"settings": hidden_in(self.settings.public())}
+
+    def complete(self, no_hooks: str = "") -> None:
+        """Summarise in `run.json` what the processes of the run left in `hooks/`, or why none of them had a hook."""
+        error = "" if self.stopped else outcome.error()
+        known = {"ended": time.time(), "state": runs.FAILED if error else runs.ENDED}
+        known |= {"error": error} if error else {}
+        known |= {"no_hooks": hidden(no_hooks)} if no_hooks else {}
+        described = self.describe() | self.hooks.summary() | previous_run.note(self.rundir)
+        layout.write_json(self.rundir.run_json, described | known)
+
+    def leave_without_hooks(self, why: str) -> None:
+        """Leave a directory that says why no hook was applied in any process of the run.
+
+        Raises:
+            OSError: It can't be written.
+        """
+        self._make()
+        self.hooks.leave()
+        self.complete(why)
+        outcome.keep_status(self.rundir.exit_status)
+
+
+class _State(process.State):
+    """The run that this process is part of, and whether autoprof is off in it."""
+
+    def begin(self) -> None:
+        self.lock = threading.RLock()
+        self.run: Runtime | None = None
+        self.off = False
+
+    def in_child(self) -> None:
+        # The child has a file of its own in `hooks/`, and none of the locks that its parent's threads held.
+        self.lock = threading.RLock()
+        if self.run is not None:
+            self.run.hooks.begin_anew()
+
+
+_state = _State()
+
+
+def current() -> Runtime | None:
+    """Return the run that this process is part of, or None where autoprof is off or has not been needed yet."""
+    return _state.run
+
+
+def start(given: Mapping[str, object] | None = None, late: bool = False) -> Runtime | None:
+    """Join the run: take the settings of the process that started it, or read them here and hand them on.
+
+    Args:
+        given: Settings that the program gives.
+        late: The run is at its end, and another process may have said already what is wrong with its settings.
+
+    Raises:
+        SettingsError: One of those that the program gives is wrong. Without them autoprof is off then, which one line
+            says.
+    """
+    with _state.lock:
+        if _state.off or _state.run is not None:
+            return _state.run
+        if not _boot.enabled() or _boot.RUN_ID not in os.environ:
+            _state.off = True
+            return None
+        began_here = _boot.RUN_INFO not in os.environ
+        try:
+            info = run_info.read(given)
+        except SettingsError as error:
+            if given is not None:
+                raise
+            _state.off = True
+            _boot.switch_off(str(error))
+            return None
+        log.configure(info.settings.log)
+        if began_here and identity.first() and not (late and os.path.isdir(info.directory)):
+            for line in settings.unknown(os.environ):
+                log.warning(line)
+        _state.run = Runtime(info)
+        return _state.run
+
+
+def report(where: str, error: BaseException) -> None:
+    """Count an error of autoprof's own and log it once. The error goes no further."""
+    text, run = f"{type(error).__name__}: {error}", _state.run
+    if run is not None and isinstance(error, OSError) and not os.path.isdir(run.rundir.path):
+        log.warning_once(run.rundir.unwritable(error))
+    else:
+        log.warning_once(f"{where}: {text}")
+    if run is not None:
+        run.hooks.error(where, text)
+
+
+def switched_off(key: str, reason: str) -> None:
+    """Report that a hook is disabled in this process from now on."""
+    log.warning(f"{key}: {reason}")
+    if _state.run is not None:
+        _state.run.hooks.switched_off(key, reason)

@@ -1,0 +1,243 @@
+"""Writer of a process's timeline, `timeline/<host>-<pid>.jsonl`: a line for each span, as docs/reference/files.md says.
+
+Steps, stages and windows are written when they end. The spans of single samples, thousands a step, are kept until there
+are many of them, the first is old, one of the others is written, or none is going on any more. So a process that is
+killed loses the spans of its last second. A line is written whole or not at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from threading import Lock
+from typing import Any, Protocol
+from weakref import WeakSet
+
+import msgspec
+
+from autoprof import __version__
+from autoprof.base import files, identity, interrupts, log, process
+from autoprof.rundir.layout import RunDir
+from autoprof.rundir.records import Id, Line, Moment, ProcessLine
+
+# Kinds of which a step has a few; all others are kept and written together.
+_AT_ONCE = ("step", "stage", "window")
+# Kept lines are written when there are this many, or when the first is this old.
+_MANY = 256
+_OLD_NS = 1_000_000_000
+# Where the disk does not take them, this many are kept at most.
+_MOST = 16 * _MANY
+# With nothing going on they are written, too, unless that would take more than this part of the time.
+_PART = 20
+
+
+class Span:
+    """A span that began now. `end` writes it down.
+
+    Args:
+        ids: The sample or the request that it is of.
+    """
+
+    __slots__ = ("_begun", "_ids", "_kind", "_life", "_name", "_rank", "_role", "_start", "_step", "_timeline")
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        kind: str,
+        name: str,
+        *,
+        step: int | None,
+        role: str,
+        rank: int | None,
+        ids: Mapping[str, Id] | None = None,
+    ) -> None:
+        self._timeline = timeline
+        self._life = timeline.life
+        self._kind, self._name, self._step, self._role, self._rank = kind, name, step, role, rank
+        self._ids = ids or {}
+        if kind not in _AT_ONCE:
+            self._timeline.going.add(self)
+        self._start = time.time_ns()
+        self._begun = time.monotonic_ns()
+
+    def end(
+        self,
+        error: BaseException | None = None,
+        counts: Mapping[str, int] | None = None,
+        *,
+        step: int | None = None,
+    ) -> None:
+        """Note the span; a forked child leaves that to its parent. Never raises.
+
+        Args:
+            error: The exception that was raised inside of it.
+            counts: Counts of it, such as tokens.
+            step: The step, where it was not known at the begin.
+        """
+        now = time.monotonic_ns()
+        timeline = self._timeline
+        if self._life is not timeline.life:
+            return
+        line = Line(
+            self._kind,
+            self._name,
+            self._step if step is None else step,
+            self._role,
+            self._rank,
+            self._start,
+            # The wall clock may be set meanwhile.
+            self._start + now - self._begun,
+            None if error is None else type(error).__name__,
+            self._ids,
+            counts or {},
+        )
+        if self._kind in _AT_ONCE:
+            timeline.add(line, now, at_once=True)
+        else:
+            timeline.going.discard(self)
+            timeline.add(line, now)
+
+    def drop(self) -> None:
+        """Leave the span out."""
+        self._timeline.going.discard(self)
+
+
+class Listener(Protocol):
+    """A reader of the spans of its own process."""
+
+    def hear(self, line: Line) -> None:
+        """Take a span that has ended. Raises nothing."""
+
+
+class Timeline:
+    """One process's spans. Any thread may add to it; the thread that finds lines due writes them.
+
+    Attributes:
+        life: Another object in a forked child.
+        going: The spans that are going on and will be kept.
+        listener: Gets each line, where something in this process reads them. A forked child has none.
+    """
+
+    def __init__(self, run: RunDir) -> None:
+        self._run = run
+        self.begin()
+        _state.all.add(self)
+        _state.end_first()
+
+    def begin(self) -> None:
+        """Begin a file, in a new process or a forked child, which has none of its parent's lines and locks."""
+        self.life = object()
+        self.going: set[Span] = set()
+        self.listener: Listener | None = None
+        self._lines: deque[Line] = deque()
+        self._writing = Lock()
+        self._oldest = 0
+        self._written = 0
+        self._took = 0
+        # When an event loop is to write what is kept, if it still runs then.
+        self._looked_at = 0
+        self._path = ""
+
+    def add(self, line: Line, now: int, *, at_once: bool = False) -> None:
+        """Keep a line that ends now (`time.monotonic_ns`), and write what is due."""
+        if self.listener is not None:
+            self.listener.hear(line)
+        lines = self._lines
+        if not lines:
+            self._oldest = now
+        elif len(lines) >= _MOST:
+            self.flush()
+            if len(lines) >= _MOST:
+                log.warning_once("the disk is too slow for the timeline; spans are left out")
+                return
+        lines.append(line)
+        idle = not self.going and now - self._written >= _PART * self._took
+        if at_once or idle or len(lines) >= _MANY or now - self._oldest > _OLD_NS:
+            self.flush()
+        elif now > self._looked_at and (loop := asyncio._get_running_loop()) is not None:
+            # While all others wait for one sample, no line follows these for long.
+            self._looked_at = now + 2 * _OLD_NS
+            loop.call_later(_OLD_NS / 1e9, self._look)
+
+    def _look(self) -> None:
+        self._looked_at = 0
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what is kept, unless another thread does so: that one takes these lines along."""
+        while self._lines and self._writing.acquire(blocking=False):
+            try:
+                begun = time.monotonic_ns()
+                lines = [self._lines.popleft() for _ in range(len(self._lines))]
+                self._append(_encoded(lines))
+            except OSError as problem:
+                interrupts.pass_on(problem)
+                there = os.path.isdir(self._run.path)
+                log.warning_once(f"can't write the timeline: {problem}" if there else self._run.unwritable(problem))
+            finally:
+                self._written = time.monotonic_ns()
+                self._took = self._written - begun
+                self._writing.release()
+
+    def _append(self, content: bytes) -> None:
+        first = _process_line()
+        if not self._path:
+            path = self._run.process_file("timeline")
+            self._run.make(path.parent)
+            # An earlier process of the run may have had the same pid: this one's lines begin anew.
+            files.append(path, first + content)
+            self._path = str(path)
+            return
+        try:
+            files.append(self._path, content, first)
+        except FileNotFoundError as error:  # somebody has removed the folder
+            interrupts.pass_on(error)
+            self._run.make(Path(self._path).parent)
+            files.append(self._path, content, first)
+
+
+class _State(process.State):
+    """The timelines of this process, flushed at its end."""
+
+    ends = process.TIMELINE
+
+    def begin(self) -> None:
+        self.all: WeakSet[Timeline] = WeakSet()
+
+    def in_child(self) -> None:
+        for timeline in list(self.all):
+            timeline.begin()
+
+    def at_exit(self) -> None:
+        for timeline in list(self.all):
+            timeline.flush()
+
+
+_state = _State()
+_encoder = msgspec.json.Encoder()
+
+
+def _encoded(lines: list[Line]) -> bytes:
+    try:
+        return _encoder.encode_lines(lines)
+    except Exception as error:  # text with lone surrogates, as in file names that are no UTF-8
+        interrupts.pass_on(error)
+        return _encoder.encode_lines([_mended(msgspec.to_builtins(line)) for line in lines])
+
+
+def _mended(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        return {_mended(name): _mended(inner) for name, inner in value.items()}
+    return value
+
+
+def _process_line() -> bytes:
+    clock = Moment(time.time_ns(), time.monotonic_ns())
+    process = ProcessLine(host=identity.HOST, pid=os.getpid(), clock=clock, version=__version__)
+    return msgspec.json.encode(process) + b"\n"

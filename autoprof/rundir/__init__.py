@@ -1,0 +1,1 @@
+"""The run directory: file names, records, and reading them."""

@@ -1,0 +1,150 @@
+"""Layout of a run directory: its folders, and files that are complete once they have their names."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from autoprof.base import files, identity, interrupts
+from autoprof.rundir import file_names
+from autoprof.rundir.file_names import JSON, LINES
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a record, or JSON, as a file that is there only when it is complete, in a folder that is made.
+
+    Raises:
+        OSError: It can't be written.
+    """
+    files.folder(path.parent)
+    files.write(path, json.dumps(content, indent=1, default=_plain).encode() + b"\n")
+
+
+def _plain(value: Any) -> Any:
+    return msgspec.to_builtins(value) if isinstance(value, msgspec.Struct) else str(value)
+
+
+def step_folders(run: str | Path) -> list[tuple[int, str]]:
+    """Return the numbers and names of the step folders in a run directory, in order."""
+    found = []
+    try:
+        with os.scandir(run) as entries:
+            for entry in entries:
+                number = entry.name.removeprefix(file_names.STEP)
+                # Others find the folder by the number.
+                if number.isdecimal() and entry.name == _step(int(number)) and entry.is_dir():
+                    found.append((int(number), entry.name))
+    except OSError as error:
+        interrupts.pass_on(error)
+    return sorted(found)
+
+
+def _step(number: int) -> str:
+    return f"{file_names.STEP}{number:06d}"
+
+
+class RunDir:
+    """The directory of all of a run's output. Making the object makes no folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def run_json(self) -> Path:
+        return self.path / file_names.RUN
+
+    @property
+    def exit_status(self) -> Path:
+        return self.path / file_names.EXIT
+
+    @property
+    def hooks(self) -> Path:
+        return self.path / "hooks"
+
+    @property
+    def control(self) -> Path:
+        return self.path / "control"
+
+    @property
+    def oom(self) -> Path:
+        """Return the folder that keeps what CUDA's allocator held when it ran out of memory."""
+        return self.path / "oom"
+
+    def process_file(self, folder: str, ending: str = LINES) -> Path:
+        """Return this process's file in `hooks`, `timeline` or `clocks`."""
+        return self.path / folder / f"{identity.HOST}-{os.getpid()}{ending}"
+
+    def hooks_files(self) -> list[Path]:
+        """Return the files of all processes in `hooks`."""
+        return sorted(self.hooks.glob(f"*{JSON}"))
+
+    def lines(self, folder: str) -> list[Path]:
+        """Return the files of all processes in `timeline` or `clocks`."""
+        return sorted((self.path / folder).glob(f"*{LINES}"))
+
+    def make(self, folder: Path) -> Path:
+        """Make the run directory and a folder in it, where they are not there.
+
+        Raises:
+            OSError: They can't be made; a link is in the place of one.
+        """
+        files.folder(self.path)
+        files.folder(folder)
+        return folder
+
+    def unwritable(self, error: BaseException) -> str:
+        """Return the message for a run directory that can't be written: the same from whoever tries first."""
+        return f"can't write to {self.path}: {error}; autoprof records nothing there"
+
+    def step(self, number: int) -> Path:
+        """Return the folder of a global step."""
+        return self.path / _step(number)
+
+    def steps(self) -> list[tuple[int, Path]]:
+        """Return the step folders that are there, in order."""
+        return [(number, self.path / name) for number, name in step_folders(self.path)]
+
+    def parts(self) -> Iterator[Path]:
+        """Yield what is still being written, or was when its process died.
+
+        Merges that go on are left out, and names of captures that are taken, of which there may be nothing yet.
+        """
+        # Not rglob, which raises where a folder gets its final name meanwhile.
+        for place, folders, present in os.walk(self.path):
+            names = [
+                name
+                for name in (*folders, *present)
+                if name.endswith(file_names.PART) and not name.startswith(file_names.MERGING)
+            ]
+            names = [name for name in names if not name.endswith(file_names.TAKEN)]
+            yield from (Path(place, name) for name in names)
+            folders[:] = [
+                name
+                for name in folders
+                if not name.endswith((file_names.PART, file_names.NPU_FOLDER)) and name != file_names.COLLECTING
+            ]
+
+    def point_latest(self) -> None:
+        """Make `latest`, beside the run, point to this run."""
+        link = self.path.with_name("latest")
+        part = self.path.with_name(f"latest.{os.urandom(4).hex()}{file_names.PART}")
+        try:
+            part.symlink_to(self.path.name)
+            os.replace(part, link)
+        except OSError as error:  # a file system without links, or a real folder of that name
+            interrupts.pass_on(error)
+            part.unlink(missing_ok=True)
+
+
+# While this is there, autoprof does nothing in the run.
+OFF = "off"
+
+
+def switched_off(run: RunDir) -> bool:
+    """Return whether autoprof is switched off in the run."""
+    return os.path.lexists(run.control / OFF)

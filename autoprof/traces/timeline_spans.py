@@ -1,0 +1,96 @@
+"""Spans of a run's timeline: those of one step, from the files of all processes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from autoprof.rundir import decoder
+from autoprof.rundir.jsonl import lines
+from autoprof.rundir.layout import RunDir
+from autoprof.rundir.records import PROCESS, Line
+from autoprof.traces.attempts import Attempts, is_of
+from autoprof.traces.reader import NO_JSON
+
+# No viewer shows more spans of a step.
+MOST_SPANS = 500_000
+_STEP, _TRAINER = "step", "trainer"
+
+
+class Process(Struct, frozen=True):
+    """Whose spans they are: a file's process, by the file's name where its first line does not say."""
+
+    host: str
+    pid: int
+
+
+def read(path: Path, too_long: Counter[str] | None = None) -> Iterator[Line]:
+    """Yield the spans of one file, and a line of kind `PROCESS` where a process begins its part of it.
+
+    Lines that can't be read, as where a process was killed, are left out; `too_long` counts those that are that.
+
+    Raises:
+        OSError: The file can't be read, or is none.
+    """
+    for text in lines(path):
+        if text is None and too_long is not None:
+            too_long[path.name] += 1
+        try:
+            line = decoder.line(text or b"")
+        except NO_JSON:
+            continue
+        if line.kind == PROCESS or line.start_ns <= line.end_ns:
+            yield line
+        elif line.end_ns:
+            yield msgspec.structs.replace(line, end_ns=line.start_ns)
+
+
+def process(path: Path) -> Process:
+    """Return the process of a file."""
+    host, _, pid = path.stem.rpartition("-")
+    return Process(host or path.stem, int(pid) if pid.isdecimal() else 0)
+
+
+def of_step(run: Path, number: int, said: list[str] | None = None) -> dict[Process, list[Line]]:
+    """Return the spans of a step: those that carry its number, and those without one that begin while it runs.
+
+    Of a step that ran again after the run was resumed, those of the last time. The files are read twice, line by line;
+    what is kept is one step's, and no more than `MOST_SPANS`; `said` is told what is left out.
+    """
+    paths = [path for path in RunDir(run).lines("timeline") if path.is_file()]
+    attempts, too_long = Attempts(), Counter[str]()
+    # Each host's own clock: a step that the driver timed is compared with spans of other hosts as they stand.
+    bounds = []
+    for place, path in enumerate(paths):
+        for span in read(path, too_long):
+            attempts.add(place, span)
+            if span.step == number:
+                bounds.append((span.kind == _STEP, span.role == _TRAINER, span.start_ns, span.end_ns))
+    attempts.finish()
+    if said is not None:
+        lines_of = {name: "1 line" if count == 1 else f"{count} lines" for name, count in too_long.items()}
+        said += [f"timeline/{name}: {several} left out: too long" for name, several in lines_of.items()]
+    if not bounds:
+        return {}
+    since, until = attempts.around(max(bounds)[2])
+    steps = [bound for bound in bounds if bound[0] and since < bound[3] and bound[2] < until] or bounds
+    start, end = min(bound[2] for bound in steps), max(bound[3] for bound in steps)
+    found: dict[Process, list[Line]] = {}
+    count = 0
+    for path in paths:
+        for span in read(path):
+            own = span.step == number and is_of(span, since, until)
+            if own or (span.step is None and span.kind != PROCESS and start <= span.start_ns <= end):
+                count += 1
+                if count > MOST_SPANS:
+                    continue
+                found.setdefault(process(path), []).append(span)
+    if count > MOST_SPANS and said is not None:
+        said.append(
+            f"left out: {count - MOST_SPANS} spans of the timeline, which has more than {MOST_SPANS} of the step"
+        )
+    return found

@@ -1,0 +1,1 @@
+"""Steps and ranks to capture: settings, triggers, conditions, stragglers."""

@@ -1,0 +1,136 @@
+"""Choice of the steps to capture, in the process that counts them.
+
+`AUTOPROF_STEPS`, the conditions of `AUTOPROF_WHEN` and trigger requests choose up to `AUTOPROF_MAX_STEPS` steps, and
+none while autoprof is switched off in the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from autoprof.base import interrupts, log
+from autoprof.config.selection import Steps
+from autoprof.config.settings import Settings
+from autoprof.run import runtime
+from autoprof.run.runtime import Runtime
+from autoprof.rundir.layout import RunDir
+from autoprof.windows.trigger_windows import OpenTriggers
+
+if TYPE_CHECKING:
+    from autoprof.windows.monitor import Monitor
+
+
+class Chooser:
+    """The choice of one trainer's steps, or of one engine's batches.
+
+    Attributes:
+        off: Whether autoprof was switched off in the run when somebody last looked.
+    """
+
+    def __init__(self) -> None:
+        self.off = False
+        self._asked = OpenTriggers()
+        self._captured: set[int] = set()
+        self._monitor: Monitor | None = None
+
+    def look(self, run: RunDir, executed: int, take_it: bool = True) -> None:
+        """Take the requests since the last look, as in `trigger_windows.OpenTriggers.look`."""
+        self._asked.look(run, executed, take_it)
+        if self._asked.off != self.off:
+            self.off = not self.off
+            switched = "off" if self.off else "on again"
+            log.warning(f"autoprof is switched {switched} in this run, by a file in {run.control}")
+
+    def step_began(self, run: Runtime, step: int, ordinal: int) -> None:
+        """Note that a step has begun. It is monitored where a setting compares it with others."""
+        if run.timeline.listener is None:
+            self._monitor = None  # a forked child's is its parent's
+            return
+        try:
+            if self._monitor is None:
+                from autoprof.windows import stats
+                from autoprof.windows.monitor import Monitor
+
+                self._monitor = Monitor(run, stats.attach(run))
+            self._monitor.begins(step, ordinal)
+        except Exception as error:  # whoever works on the step must hear of it all the same
+            interrupts.pass_on(error)
+            runtime.report("comparing", error)
+
+    def step_ended(self, step: int, ordinal: int) -> None:
+        """Note that the step has ended and that its span was written."""
+        try:
+            if self._monitor is not None:
+                self._monitor.ended(step, ordinal, captured=step in self._captured)
+        except Exception as error:
+            interrupts.pass_on(error)
+            runtime.report("comparing", error)
+
+    def choose(self, settings: Settings, step: int, ordinal: int) -> dict[str, Any] | None:
+        """Return the settings with which `step` is captured, or None where it is not captured.
+
+        `step` is the `ordinal`-th that the run executes.
+        """
+        overrides = self.asked(settings, step, ordinal)
+        if overrides is not None or self.off:
+            return overrides
+        due = self._monitor.due(ordinal) if self._monitor is not None else None
+        if due is None and not Steps.parse(settings.steps).match(step, ordinal):
+            return None
+        if full := self._full(settings, step):
+            log.warning_once(full)
+            return None
+        self._captured.add(step)
+        return due or {}
+
+    def asked(self, settings: Settings, step: int, ordinal: int) -> dict[str, Any] | None:
+        """Return the same, for trigger requests alone."""
+        if self.off:
+            return self._asked.match(step, ordinal, "autoprof is switched off in this run")
+        full = self._full(settings, step)
+        if full and self._asked.foresee(step, ordinal) is not None:
+            log.warning_once(full)
+        overrides = self._asked.match(step, ordinal, full, for_good=bool(full))
+        if overrides is not None:
+            self._captured.add(step)
+        return overrides
+
+    def ended(self) -> None:
+        """End the step that was captured, with its captures in this process."""
+        self._asked.ended()
+
+    def with_stragglers(self, overrides: dict[str, Any], first: Callable[[], Mapping[int, int]]) -> dict[str, Any]:
+        """Return the settings with the ranks that are the slowest now, as in `Monitor.with_stragglers`."""
+        try:
+            return overrides if self._monitor is None else self._monitor.with_stragglers(overrides, first)
+        except Exception as error:
+            interrupts.pass_on(error)
+            runtime.report("comparing", error)
+            return overrides
+
+    def close(self, reason: str) -> None:
+        """Close all trigger requests."""
+        self._asked.close(reason)
+
+    def any_after(self, settings: Settings, step: int, ordinal: int) -> bool:
+        """Return whether a step after this one could be captured, as far as is known now."""
+        if len(self._captured) >= settings.max_steps:
+            return False
+        if self._asked.any_to_come or (self._monitor is not None and self._monitor.any_left(ordinal)):
+            return True
+        return Steps.parse(settings.steps).any_after(step, ordinal)
+
+    def likely(self, settings: Settings, step: int, ordinal: int) -> bool:
+        """Return whether `step` will be captured, as far as is known now."""
+        if self.off or len(self._captured) >= settings.max_steps:
+            return False
+        if self._monitor is not None and self._monitor.foresee(ordinal) is not None:
+            return True
+        return self._asked.foresee(step, ordinal) is not None or Steps.parse(settings.steps).match(step, ordinal)
+
+    def _full(self, settings: Settings, step: int) -> str:
+        """Return what speaks against one more step, if `step` would be one."""
+        if step in self._captured or len(self._captured) < settings.max_steps:
+            return ""
+        return f"AUTOPROF_MAX_STEPS: {len(self._captured)} steps were captured, and no more will be"

@@ -1,0 +1,63 @@
+"""Memory usage of this process's device, or else of its host."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from autoprof.base import interrupts
+
+DEVICE, HOST = "device", "host"
+_CGROUP = Path("/sys/fs/cgroup")
+_MEMINFO = Path("/proc/meminfo")
+
+
+def taken() -> tuple[float, str]:
+    """Return a share from 0 to 1, and of what.
+
+    `device`: what torch's allocator has reserved at most since the process began, or since somebody reset that. `host`:
+    what is taken now, of the cgroup's limit where there is one.
+    """
+    torch = sys.modules.get("torch")
+    for name in ("cuda", "npu"):
+        share = _of_device(getattr(torch, name, None)) if torch is not None else None
+        if share is not None:
+            return share, DEVICE
+    return _of_host(), HOST
+
+
+def _of_device(backend: Any) -> float | None:
+    """Return the share of a device; None where the process uses none: asking would initialise it."""
+    if backend is None or not backend.is_initialized():
+        return None
+    device = backend.current_device()
+    total: int = backend.get_device_properties(device).total_memory
+    return float(backend.max_memory_reserved(device) / total) if total else None
+
+
+def _of_host(cgroup: Path = _CGROUP, meminfo: Path = _MEMINFO) -> float:
+    """Return the share of the host. Pages of files that can be dropped do not count."""
+    for folder, limit_name, used_name, inactive in (
+        (cgroup, "memory.max", "memory.current", "inactive_file"),
+        (cgroup / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        try:
+            limit = int((folder / limit_name).read_text())
+            used = int((folder / used_name).read_text()) - _lines(folder / "memory.stat").get(inactive, 0)
+        except (OSError, ValueError) as error:  # there is no limit, or no cgroup
+            interrupts.pass_on(error)
+            continue
+        if 0 < limit < 1 << 60:
+            return max(0.0, used / limit)
+    try:
+        found = _lines(meminfo)
+        return 1 - found["MemAvailable:"] / found["MemTotal:"]
+    except (OSError, KeyError, ZeroDivisionError) as error:
+        interrupts.pass_on(error)
+        return 0.0
+
+
+def _lines(path: Path) -> dict[str, int]:
+    words = (line.split() for line in path.read_text().splitlines())
+    return {each[0]: int(each[1]) for each in words if len(each) > 1 and each[1].isdecimal()}

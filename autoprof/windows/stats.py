@@ -1,0 +1,193 @@
+"""Statistics of ranks and rollout replicas, for conditions and for `slowest` ranks.
+
+A rank has the seconds of its stages and its memory usage, a replica what it has generated. The reporter collects them
+from the process's own spans (`Timeline.add`) and sends them in a thread (`stats_channel.py`), a rank's once a step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from autoprof.base import identity, interrupts
+from autoprof.config.conditions import MEMORY, TOLD
+from autoprof.config.selection import Ranks
+from autoprof.config.settings import Settings
+from autoprof.run import runtime
+from autoprof.run.cluster import current_step
+from autoprof.run.runtime import Runtime
+from autoprof.rundir import file_names
+from autoprof.rundir.records import Line
+from autoprof.windows import memory_usage
+from autoprof.windows.stats_channel import StatsChannel
+
+HOST = memory_usage.HOST
+# A replica tells when it has nothing left to do, once in so many seconds at most, and while it has, every so many.
+_IDLE_S, _BUSY_S = 1.0, 10.0
+# So many spans of one step are kept.
+_MOST = 50_000
+# How the names of entries begin.
+RANK, REPLICA = "rank.", "replica."
+_RAN_OUT = "OutOfMemoryError"
+
+
+class RankStats(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The statistics of a rank.
+
+    Attributes:
+        role: The first role that it had; with its rank it names the entry.
+        step: The step of the statistics.
+        stages: Seconds by role and stage.
+        memory: The share of the memory of `memory_of` (`device` or `host`) that is taken, or was at most.
+        oom: The last time that it ran out of memory, in words, if it ever did.
+    """
+
+    role: str
+    rank: int
+    host: str
+    step: int | None = None
+    stages: dict[str, dict[str, float]] = {}
+    memory: float = 0.0
+    memory_of: str = ""
+    oom: str = ""
+
+
+class ReplicaStats(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The statistics of a rollout replica: what it has generated since it began, and for how long, in all requests."""
+
+    replica: int
+    requests: int = 0
+    seconds: float = 0.0
+    tokens: int = 0
+
+
+def asked(settings: Settings) -> bool:
+    """Return whether a condition, or `slowest` ranks, need the statistics of other processes."""
+    return any(condition.what in TOLD for condition in settings.when) or asks_for_slowest(settings)
+
+
+def asks_for_slowest(settings: Settings) -> bool:
+    """Return whether the slowest ranks are asked for, for any role or by a condition."""
+    tables = [{"ranks": settings.ranks}, *settings.role.values(), *(each.overrides for each in settings.when)]
+    return any(Ranks.parse(str(table["ranks"])).slowest for table in tables if "ranks" in table)
+
+
+def per_unit(replicas: Sequence[ReplicaStats]) -> tuple[str, dict[int, float]]:
+    """Return the unit, `token` or else `request`, and the seconds that each replica took for one."""
+    unit = "token" if all(each.tokens for each in replicas) else "request"
+    amounts = {each.replica: each.tokens if unit == "token" else each.requests for each in replicas}
+    return unit, {each.replica: each.seconds / max(1, amounts[each.replica]) for each in replicas}
+
+
+class StatsReporter:
+    """Reporter of this process's statistics.
+
+    Attributes:
+        step: The step that ended last in this process, by its span.
+        parts: Names, starts and ends of the stages and timers since, if a trainer drives its steps here.
+    """
+
+    def __init__(self, run: Runtime) -> None:
+        self.step: Line | None = None
+        self.parts: list[tuple[str, int, int]] = []
+        self._run = run
+        self._channel = StatsChannel(run)
+        # Steps and stages are judged by what the trainer's process knows by itself.
+        self._asked = asked(run.settings)
+        self._memory = any(condition.what == MEMORY for condition in run.settings.when)
+        self._rank = RankStats(role="trainer", rank=identity.own_rank(), host=identity.HOST)
+        self._replicas: dict[int, ReplicaStats] = {}
+        # When the replica tells, or has told.
+        self._told = float("-inf")
+        # The stages of this step in order, and of the step before the last one and how often that had run by then.
+        self._ran: list[str] = []
+        self._end = ("", 0)
+        self._sent = True
+
+    def hear(self, line: Line) -> None:
+        """Take a span that has ended in this process. Raises nothing."""
+        try:
+            self._hear(line)
+        except Exception as error:
+            interrupts.pass_on(error)
+            runtime.report("telling", error)
+
+    def take(self) -> tuple[Line | None, list[tuple[str, int, int]]]:
+        """Return the step that has ended, and its stages and timers, and forget them."""
+        taken = self.step, self.parts
+        self.step, self.parts = None, []
+        return taken
+
+    def of_rank(self) -> RankStats:
+        """Return the statistics of this process's last step."""
+        told = msgspec.structs.replace(self._rank)
+        if self._memory:
+            told.memory, told.memory_of = memory_usage.taken()
+        return told
+
+    def tell(self) -> None:
+        """Send them in a thread, if anybody asks for them."""
+        self._sent = True
+        if not self._asked:
+            return
+        told = self.of_rank()
+        self._channel.send(f"{RANK}{file_names.tidy(told.role)}.{told.rank}", lambda: told)
+
+    def _hear(self, line: Line) -> None:
+        drives = current_step.own()[1] is not None
+        if line.kind == "step":
+            self.step = line
+        elif line.kind == "request" and self._asked:
+            self._request(line)
+        elif line.kind in ("stage", "timer"):
+            # verl's own timer of this name is around the step.
+            if drives and line.name != "step" and len(self.parts) < _MOST:
+                self.parts.append((line.name, line.start_ns, line.end_ns))
+            if line.kind == "stage" and line.step is not None and line.rank is not None:
+                self._stage(line, line.rank, drives)
+
+    def _stage(self, line: Line, rank: int, drives: bool) -> None:
+        """Count a stage of this rank. A worker does not hear when the step has ended: it goes by the stage that was the
+        last of the step before."""
+        if self._rank.step != line.step:
+            if not self._sent and not drives:
+                self.tell()
+            if self._ran:
+                self._end = self._ran[-1], self._ran.count(self._ran[-1])
+            role = line.role if self._rank.step is None else self._rank.role
+            self._rank = RankStats(role=role, rank=rank, host=identity.HOST, step=line.step, oom=self._rank.oom)
+            self._ran, self._sent = [], False
+        stages = self._rank.stages.setdefault(line.role, {})
+        stages[line.name] = stages.get(line.name, 0.0) + (line.end_ns - line.start_ns) / 1e9
+        ran_out = line.error is not None and _RAN_OUT in line.error
+        if ran_out:
+            self._rank.oom = f"{line.role} rank {rank} ran out of memory in {line.name} of step {line.step}"
+        if drives:
+            return
+        name = f"{line.role}.{line.name}"
+        self._ran.append(name)
+        if ran_out or (not self._sent and (name, self._ran.count(name)) == self._end):
+            self.tell()
+
+    def _request(self, line: Line) -> None:
+        replica = line.ids.get("replica")
+        if type(replica) is not int:
+            return
+        told = self._replicas.setdefault(replica, ReplicaStats(replica=replica))
+        told.requests += 1
+        told.seconds += (line.end_ns - line.start_ns) / 1e9
+        told.tokens += int(line.counts.get("response_tokens") or 0)
+        now = time.monotonic()
+        if now >= self._told and (not self._run.timeline.going or now >= self._told + _BUSY_S):
+            self._told = max(now, self._told + _IDLE_S)
+            self._channel.send(f"{REPLICA}{replica}", lambda: told, at=self._told)
+
+
+def attach(run: Runtime) -> StatsReporter:
+    """Attach a reporter to the timeline of this process, and return it."""
+    listener = run.timeline.listener
+    if not isinstance(listener, StatsReporter):
+        run.timeline.listener = listener = StatsReporter(run)
+    return listener

@@ -1,0 +1,268 @@
+"""Requests of `autoprof trigger`: files in a run's `control/` folder, and what became of each.
+
+A request is `<name>.json`. Whoever takes it renames it to `<name>.json.taken`, and says in there what becomes of it
+when that changes, for `--wait` to read. One that is refused is kept as `<name>.json.refused`; its `.taken` says why.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from autoprof.base import files, identity, interrupts, log
+from autoprof.config import settings, structs
+from autoprof.config.selection import STEPS_TAKE, Steps
+from autoprof.rundir import layout
+from autoprof.rundir.layout import RunDir, write_json
+
+TAKEN = ".taken"
+REFUSED = ".refused"
+ENDING = ".json"
+MOST_BYTES = 64 << 10
+# What requests are called. A name that comes from elsewhere becomes part of a path.
+NAME = re.compile(r"[0-9]{1,20}-[0-9]{1,10}-[0-9a-f]{8}\.json")
+_MOST_STEPS = 1_000_000
+# Why a request can't be read.
+UNREADABLE = (OSError, ValueError, RecursionError, msgspec.MsgspecError)
+
+
+@structs.complete
+class Trigger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={"since": "from"}):
+    """A window that somebody asked for while the run was going on, or the switch of the whole run.
+
+    Attributes:
+        run: The id of the run that was asked.
+        steps: How many steps.
+        since: The number of the first one; without it, the one that begins next.
+        at: Steps as in `AUTOPROF_STEPS` in place of those two; `+1` is the step that begins next.
+        overrides: Settings of that window: those of `settings.WINDOW_FIELDS`.
+        switch: What autoprof is switched in the run, if that is what was asked for.
+        reason: Why, where nobody has asked: what the run itself saw (`monitor.py`).
+    """
+
+    run: str = ""
+    steps: int = 1
+    since: int | None = None
+    at: str = ""
+    overrides: dict[str, Any] = {}
+    switch: Literal["", "off", "on"] = ""
+    reason: str = ""
+
+    def __str__(self) -> str:
+        if self.at:
+            return f"steps {self.at}"
+        if self.since is None:
+            return "the next step" if self.steps == 1 else f"the next {self.steps} steps"
+        return f"step {self.since}" if self.steps == 1 else f"{self.steps} steps from {self.since} on"
+
+
+@structs.complete
+class Became(msgspec.Struct, kw_only=True):
+    """The state of a request.
+
+    Attributes:
+        state: `taken`, and none of its steps has begun; `open`, one has; `done`, none is to come; `joined`, one with
+            the same content was open already; `refused`.
+        by: Host and pid of the process that took it.
+        captured: The steps that were captured and are through.
+        going_on: The one that is being captured.
+        joined: The name of the request that it joined.
+        reason: Why it was refused, or is done with less than was asked for.
+    """
+
+    state: Literal["taken", "open", "done", "joined", "refused"] = "taken"
+    by: str = ""
+    captured: list[int] = []
+    going_on: int | None = None
+    joined: str = ""
+    reason: str = ""
+
+    @property
+    def over(self) -> bool:
+        """Return whether nothing comes of it any more."""
+        return self.state in ("done", "joined", "refused")
+
+
+def checked(trigger: Trigger) -> Trigger:
+    """Return the trigger with its values as settings have them.
+
+    Raises:
+        SettingsError: One is wrong.
+    """
+    if not 1 <= trigger.steps <= _MOST_STEPS:
+        raise settings.SettingsError(f"steps: got {trigger.steps}; it takes a number of steps from 1 to {_MOST_STEPS}")
+    if trigger.since is not None and trigger.since < 0:
+        raise settings.SettingsError(f"from: got {trigger.since}; it takes a step number from 0")
+    if trigger.at and (trigger.since is not None or trigger.steps != 1):
+        raise settings.SettingsError(f"at: got {trigger.at!r}; it replaces steps and from; give it alone")
+    if trigger.at:
+        settings.steps(trigger.at, "at")
+        if not Steps.parse(trigger.at).any:
+            raise settings.SettingsError(f"at: got {trigger.at!r}; it takes {STEPS_TAKE}, or a mixture")
+    return msgspec.structs.replace(trigger, overrides=settings.overrides(trigger.overrides))
+
+
+def decoded(content: bytes, run_id: str) -> Trigger:
+    """Return the trigger that a request holds, checked.
+
+    Raises:
+        ValueError: It is none, or another run's.
+    """
+    if len(content) > MOST_BYTES:
+        raise ValueError(f"it has more than {MOST_BYTES} bytes")
+    trigger = msgspec.json.decode(content, type=Trigger)
+    if trigger.run != run_id:
+        raise ValueError(f"it is for run {trigger.run[:80]!r}")
+    return checked(trigger)
+
+
+def new_name() -> str:
+    """Return a name for a request: in order of their time, and nobody else's."""
+    return f"{time.time_ns()}-{os.getpid()}-{os.urandom(4).hex()}{ENDING}"
+
+
+def ask(run: RunDir, trigger: Trigger) -> Path:
+    """Leave a request for the run's trainer.
+
+    Raises:
+        OSError: It can't be written.
+    """
+    files.open_as(run.path)
+    path = run.control / new_name()
+    write_json(path, msgspec.to_builtins(msgspec.structs.replace(trigger, run=run.path.name)))
+    return path
+
+
+def names(run: RunDir) -> list[str]:
+    """Return what lies in `control/`, oldest requests first."""
+    try:
+        return sorted(os.listdir(run.control))
+    except OSError as error:  # nobody has asked for anything
+        interrupts.pass_on(error)
+        return []
+
+
+def take(run: RunDir, there: Iterable[str] | None = None) -> list[tuple[str, Trigger]]:
+    """Take the requests that nobody has taken, oldest first, by name. Each is taken once. Raises nothing.
+
+    Args:
+        run: Where to look.
+        there: What lies in `control/`, where that is known.
+    """
+    taken = []
+    for name in names(run) if there is None else there:
+        if not name.endswith(ENDING):
+            continue
+        path = f"{run.control / name}{TAKEN}"
+        try:
+            os.replace(run.control / name, path)
+        except FileNotFoundError as error:  # somebody else was faster
+            interrupts.pass_on(error)
+            continue
+        except OSError as error:
+            interrupts.pass_on(error)
+            log.warning_once(
+                f"{run.control / name}: can't take the request: {error.strerror}; the folder must belong to this user"
+            )
+            continue
+        try:
+            taken.append((name, decoded(_content(run, path), run.path.name)))
+        except UNREADABLE as error:
+            interrupts.pass_on(error)
+            with interrupts.suppress(OSError):
+                os.replace(path, f"{run.control / name}{REFUSED}")
+            refuse(run, name, error)
+    return taken
+
+
+def refuse(run: RunDir, name: str, error: Exception) -> None:
+    """Say why a request is refused. Raises nothing."""
+    why = _why(error)
+    log.warning(f"the request {run.control / name} is refused: {why}")
+    note(run, name, None, Became(state="refused", reason=why))
+
+
+def note(run: RunDir, name: str, trigger: Trigger | None, became: Became) -> None:
+    """Say what has become of a request that was taken. Raises nothing."""
+    became.by = f"{identity.HOST}-{os.getpid()}"
+    asked = {} if trigger is None else msgspec.to_builtins(trigger)
+    try:
+        write_json(Path(f"{run.control / name}{TAKEN}"), asked | {"became": msgspec.to_builtins(became)})
+    except OSError as error:
+        interrupts.pass_on(error)
+        log.warning_once(f"{run.control}: outcomes of trigger requests can't be written there: {error.strerror}")
+
+
+def read_along(run: RunDir, there: Iterable[str], known: set[str]) -> list[tuple[str, Trigger, list[int]]]:
+    """Return the requests that are there and not over, taken or not, less those in `known`, which they are added to.
+
+    With each come the steps of it that have begun in the process that took it.
+    """
+    found = []
+    for name in sorted({name.removesuffix(TAKEN) for name in there}):
+        if name in known or not name.endswith(ENDING):
+            continue
+        known.add(name)
+        for ending in ("", TAKEN):
+            try:
+                fields = msgspec.json.decode(_content(run, f"{run.control / name}{ending}"), type=dict[str, Any])
+                became = msgspec.convert(fields.pop("became", {}) if ending else {}, Became)
+                if not became.over:
+                    begun = [*became.captured, *([] if became.going_on is None else [became.going_on])]
+                    found.append((name, decoded(msgspec.json.encode(fields), run.path.name), begun))
+                break
+            except FileNotFoundError as error:  # it has been taken just now
+                interrupts.pass_on(error)
+                continue
+            except UNREADABLE as error:  # whoever takes it says so
+                interrupts.pass_on(error)
+                break
+    return found
+
+
+def switch(run: RunDir, off: bool) -> None:
+    """Switch autoprof off in a run that is going on, or on again.
+
+    Raises:
+        OSError: The folder can't be written.
+    """
+    if off:
+        write_json(run.control / layout.OFF, {"off": True})
+    else:
+        (run.control / layout.OFF).unlink(missing_ok=True)
+
+
+def waiting(run: RunDir) -> list[str]:
+    """Return the names of the requests that nobody has taken."""
+    return [name for name in names(run) if name.endswith(ENDING)]
+
+
+def states(run: RunDir) -> dict[str, Became]:
+    """Return what became of the requests that were taken, by name. What can't be read is left out."""
+    found = {}
+    for name in names(run):
+        if name.endswith(f"{ENDING}{TAKEN}"):
+            with interrupts.suppress(*UNREADABLE):
+                content = msgspec.json.decode(files.read(run.control / name, MOST_BYTES), type=dict[str, Any])
+                found[name.removesuffix(TAKEN)] = msgspec.convert(content.get("became", {}), Became)
+    return found
+
+
+def _content(run: RunDir, path: str) -> bytes:
+    # The run's directory says who it belongs to, where a disk has other owners for root.
+    owners = {0, os.geteuid(), run.path.stat().st_uid}
+    return files.read(path, MOST_BYTES, owners)
+
+
+def _why(error: Exception) -> str:
+    """Return an error in the words of a request's."""
+    if isinstance(error, OSError):
+        return "it is a link" if error.errno == errno.ELOOP else str(error.strerror)
+    return " ".join(str(error).split())[:200]

@@ -1,0 +1,1 @@
+"""Programs that rows start, each in a process of its own, as a user would write them."""

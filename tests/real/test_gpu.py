@@ -1,0 +1,97 @@
+"""`make gpu DEVICE=cpu`, in one run from a copy of the tree without git; all tests look at what it left."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.gpu import page
+from bench.gpu.rows import ROWS
+from tests.support.helpers import ROOT, clean_environment
+
+TREE = ("Makefile", "autoprof", "bench", "recipes", "sitecustomize")
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What the command printed and left."""
+
+    status: int
+    printed: str
+    folder: Path
+    out: Path
+
+    @property
+    def results(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.out / "gpu.json").read_text())
+        return found
+
+    def facts(self, name: str) -> dict[str, tuple[str, str]]:
+        """Return state and figure of each fact of a row."""
+        (row,) = [row for row in self.results["rows"] if row["name"] == name]
+        return {fact["text"]: (fact["state"], fact["figure"]) for fact in row["facts"]}
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    folder = tmp_path_factory.mktemp("tree")
+    for name in TREE:
+        source = ROOT / name
+        (shutil.copytree if source.is_dir() else shutil.copyfile)(source, folder / name)
+    out = tmp_path_factory.mktemp("out")
+    command = ["make", "gpu", "DEVICE=cpu", f"PYTHON={sys.executable}", f"OUT={out}"]
+    done = subprocess.run(
+        command, cwd=folder, env=clean_environment(), capture_output=True, text=True, timeout=1800, check=False
+    )
+    return Ran(done.returncode, done.stdout + done.stderr, folder, out)
+
+
+def test_nothing_fails(ran: Ran) -> None:
+    wrong = [(row["name"], row["reason"]) for row in ran.results["rows"] if row["state"] == "fail"]
+    assert wrong == []
+    assert ran.status == 0, ran.printed
+
+
+def test_every_row_has_a_result_and_what_is_skipped_has_a_reason(ran: Ran) -> None:
+    rows = ran.results["rows"]
+    assert [row["name"] for row in rows] == [row.name for row in ROWS]
+    assert [row["name"] for row in rows if row["state"] == "skipped" and not row["reason"]] == []
+    passed = {row["name"] for row in rows if row["state"] == "pass"}
+    assert passed >= {"machine", "trainer", "sums", "contents", "whole_steps", "mixed", "compiled", "memory", "causes"}
+    assert passed >= {"two_processes", "fsdp", "cost"}
+
+
+def test_training_is_the_same_with_autoprof(ran: Ran) -> None:
+    state, figure = ran.facts("trainer")["losses and weights are the same without autoprof"]
+    assert state == "pass"
+    assert figure.startswith("weights ")
+
+
+def test_facts_about_kernels_are_left_to_a_gpu(ran: Ran) -> None:
+    state, figure = ran.facts("trainer")["the backward pass launched kernels"]
+    assert (state, figure) == ("skipped", "the CPU has no kernels")
+
+
+def test_the_table_is_written_from_the_json(ran: Ran) -> None:
+    assert (ran.out / "GPU.md").read_text() == page.render(ran.results)
+    assert ran.results["finished"]
+
+
+def test_it_prints_as_it_goes_and_leaves_logs_and_the_report(ran: Ran) -> None:
+    assert "== trainer: transformers' Trainer" in ran.printed
+    logs = {str(path.relative_to(ran.out)) for path in (ran.out / "logs").iterdir()}
+    assert logs == {log for row in ran.results["rows"] for log in row["logs"]}
+    assert "<html" in (ran.out / "report.html").read_text()[:1000]
+
+
+def test_the_tree_stays_as_it_was(ran: Ran) -> None:
+    """The page in bench/ is of a GPU; nothing is left beside it."""
+    assert {path.name for path in ran.folder.iterdir()} == set(TREE)
+    assert (ran.folder / "bench" / "GPU.md").exists() == (ROOT / "bench" / "GPU.md").exists()

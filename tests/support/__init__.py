@@ -1,0 +1,1 @@
+"""Helpers, stand-ins and makers that tests share."""

@@ -1,0 +1,41 @@
+"""A capture's subject, work to record, and its files when they are finished."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from autoprof.capture.subject import Subject
+from autoprof.run import end
+from autoprof.run.runtime import Runtime
+from autoprof.rundir import file_names
+
+# As in `helpers.TORCH`.
+torch._lazy_modules.discard("_inductor")
+
+SUBJECT = Subject(step=2, role="actor", stage="update_actor", rank=3)
+
+
+def work() -> None:
+    x = torch.randn(20, 20, requires_grad=True)
+    (x @ x).sum().backward()
+
+
+def finished(run: Runtime) -> dict[str, tuple[dict[str, Any], dict[str, Any] | None]]:
+    """Meta and trace of each capture, when all files are complete."""
+    deadline = time.monotonic() + 120  # other processes may be compressing, one at a time
+    # A link that somebody has planted stays.
+    while [path for path in run.rundir.parts() if not path.is_symlink()] and time.monotonic() < deadline:
+        time.sleep(0.02)
+    end.wait_for_files(run)
+    found = {}
+    for path in run.rundir.path.rglob("*.meta.json"):
+        trace = Path(str(path).replace(file_names.META, file_names.TRACE))
+        content = json.loads(gzip.decompress(trace.read_bytes())) if trace.exists() else None
+        found[path.name.removesuffix(file_names.META)] = (json.loads(path.read_text()), content)
+    return found

@@ -1,0 +1,35 @@
+"""A run directory, made by hand."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+
+def make_run(parent: Path, name: str, *, state: str = "ended", pid: int = 1, steps: str = "2,4") -> Path:
+    """A run directory with one complete, one failed and one unfinished capture in step 2."""
+    folder = parent / name
+    step = folder / "global_step_000002"
+    step.mkdir(parents=True)
+    info = {"id": name, "started": 1795200824.3, "state": state, "host": os.uname().nodename, "pid": pid}
+    (folder / "run.json").write_text(json.dumps(info | {"settings": {"steps": steps}}))
+    (step / "actor.a.rank0.h.pid1.pt.trace.json.gz").write_bytes(b"x" * 2000)
+    (step / "actor.a.rank0.h.pid1.meta.json").write_text(json.dumps({"state": "complete"}))
+    (step / "actor.b.rank0.h.pid1.meta.json").write_text(json.dumps({"state": "failed", "reason": "disk full"}))
+    (step / "actor.c.rank0.h.pid1.pt.trace.json.part").write_bytes(b"x")
+    (folder / "timeline").mkdir()
+    spans = [{"kind": "step", "step": number, "start_ns": number, "end_ns": number} for number in (1, 2, 3, 4)]
+    (folder / "timeline" / "h-1.jsonl").write_text("".join(json.dumps(span) + "\n" for span in spans))
+    (folder / "hooks").mkdir()
+    hook = {"module": "m", "attribute": "a", "behaviour": "stage", "state": "applied", "reason": "", "called": 1.0}
+    process = {
+        "host": "h",
+        "pid": 1,
+        "process": "ray::WorkerDict",
+        "versions": {"verl": "0.9.1"},
+        "hooks": {"verl/a": hook, "verl/b": hook | {"state": "failed", "reason": "TypeError: x", "called": None}},
+        "errors": {"verl/a": {"count": 2, "last": "OSError: full"}},
+    }
+    (folder / "hooks" / "h-1.json").write_text(json.dumps(process))
+    return folder

@@ -1,0 +1,91 @@
+"""Processes that run under Nsight Systems, or seem to, on a machine without a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from autoprof.capture import lifecycle
+from autoprof.capture.finisher import nsys_report
+from autoprof.capture.profilers import nsys, nsys_command
+from autoprof.capture.subject import Subject
+from autoprof.config.settings import Settings
+from autoprof.run import end, runtime
+
+SUBJECT = Subject(step=2, role="actor", stage="update_actor", rank=3)
+NSYS = Settings(tool=("nsys",))
+VARIABLES = ("NSYS_PROFILING_SESSION_ID", "CUDA_INJECTION64_PATH", "LD_PRELOAD", nsys.REPORT)
+
+
+@pytest.fixture(autouse=True)
+def own_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(nsys_report, "_STILL_S", 0.1)
+    monkeypatch.setattr(nsys_report, "_PAUSE_S", 0.01)
+
+
+@pytest.fixture
+def cuda(mocker: Any) -> list[str]:
+    """Return what is called of torch's CUDA, in order."""
+    calls: list[str] = []
+    mocker.patch("torch.cuda.is_initialized", return_value=True)
+    mocker.patch("torch.cuda.synchronize", side_effect=lambda: calls.append("synchronize"))
+    mocker.patch("torch.cuda.profiler.start", side_effect=lambda: calls.append("start"))
+    mocker.patch("torch.cuda.profiler.stop", side_effect=lambda: calls.append("stop"))
+    mocker.patch("torch.cuda.nvtx.mark", side_effect=lambda text: calls.append(f"mark {text}"))
+    mocker.patch("torch.cuda.nvtx.range_start", side_effect=lambda text: calls.append(f"range {text}") or 7)
+    mocker.patch("torch.cuda.nvtx.range_end", side_effect=lambda number: calls.append(f"end {number}"))
+    return calls
+
+
+@pytest.fixture
+def under_nsys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process runs under an nsys that the user started."""
+    monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "4711")
+
+
+@pytest.fixture
+def actor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """This process is an actor that autoprof had Ray start under nsys; returns the report's path without endings."""
+    node = SimpleNamespace(get_logs_dir_path=lambda: str(tmp_path / "logs"))
+    worker = SimpleNamespace(_global_node=node, global_worker=SimpleNamespace(mode=1), WORKER_MODE=1)
+    monkeypatch.setitem(sys.modules, "ray._private.worker", worker)
+    monkeypatch.setenv(nsys.REPORT, nsys_command.OUTPUT)
+    folder = tmp_path / "logs" / "nsight"
+    folder.mkdir(parents=True)
+    return folder / f"autoprof_{os.getpid()}"
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """There is an nsys on the path, and nothing else."""
+    path = tmp_path / "bin" / "nsys"
+    path.parent.mkdir()
+    version = "NVIDIA Nsight Systems version 2026.1.1-stand-in"
+    path.write_text(f'#!/bin/sh\n[ "$1" = profile ] && echo "repeat[:N][:mode]" || echo {version}\n')
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", str(path.parent))
+    return path
+
+
+def finished(run: runtime.Runtime) -> dict[str, dict[str, Any]]:
+    """The meta file of each capture, when all are there."""
+    deadline = time.monotonic() + 120  # other processes may be compressing, one at a time
+    while list(run.rundir.parts()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    end.wait_for_files(run)
+    return {path.name.split(".rank")[0]: json.loads(path.read_text()) for path in run.rundir.path.rglob("*.meta.json")}
+
+
+def record(run: runtime.Runtime, subject: Subject = SUBJECT) -> None:
+    recording = lifecycle.begin(run, subject)
+    assert recording is not None
+    lifecycle.end(recording)

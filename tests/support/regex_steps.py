@@ -1,0 +1,117 @@
+"""A matcher of regular expressions that counts what it looks at: what Python's own does, without the shortcuts."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+if sys.version_info >= (3, 11):
+    from re import _parser as parser  # type: ignore[attr-defined]
+else:
+    import sre_parse as parser
+
+_CATEGORIES = {
+    "CATEGORY_SPACE": str.isspace,
+    "CATEGORY_NOT_SPACE": lambda char: not char.isspace(),
+    "CATEGORY_WORD": lambda char: char.isalnum() or char == "_",
+    "CATEGORY_DIGIT": str.isdecimal,
+}
+
+
+class Counting:
+    """Stands for a compiled pattern. Knows the syntax that `autoprof.base.redact` uses, and raises at any other.
+
+    Attributes:
+        steps: How often a character or a position was compared.
+        searched: The characters of all texts.
+    """
+
+    def __init__(self, pattern: re.Pattern[str], count: bool = True) -> None:
+        self.steps = self.searched = 0
+        self._pattern = pattern
+        self._count = count
+        self._nodes = list(parser.parse(pattern.pattern, pattern.flags))
+        self._folds = bool(pattern.flags & re.IGNORECASE)
+
+    def sub(self, replacement: Any, text: str) -> str:
+        self.searched += len(text)
+        position = 0
+        while self._count and position <= len(text):
+            end = next(self._ends(self._nodes, text, position), None)
+            position = position + 1 if end is None else max(end, position + 1)
+        return self._pattern.sub(replacement, text)
+
+    def search(self, text: str) -> re.Match[str] | None:
+        self.searched += len(text)
+        position = 0
+        while self._count and position <= len(text):
+            position = len(text) + 1 if any(True for _ in self._ends(self._nodes, text, position)) else position + 1
+        return self._pattern.search(text)
+
+    def _ends(self, nodes: list[Any], text: str, at: int) -> Iterator[int]:
+        """Return where matches of these nodes end that begin here, in the order in which they are tried."""
+        if not nodes:
+            yield at
+            return
+        (kind, value), rest = nodes[0], nodes[1:]
+        name = str(kind)
+        if name == "SUBPATTERN":
+            yield from self._ends([*value[3], *rest], text, at)
+        elif name == "BRANCH":
+            for branch in value[1]:
+                yield from self._ends([*branch, *rest], text, at)
+        elif name == "MAX_REPEAT":
+            yield from self._repeated(value, rest, text, at)
+        elif name in ("ASSERT", "AT"):
+            if self._holds(name, value, text, at):
+                yield from self._ends(rest, text, at)
+        elif self._is(name, value, text, at):
+            yield from self._ends(rest, text, at + 1)
+
+    def _repeated(self, value: Any, rest: list[Any], text: str, at: int) -> Iterator[int]:
+        least, most, inner = value
+        if len(inner) == 1 and str(inner[0][0]) in ("IN", "LITERAL", "NOT_LITERAL"):
+            furthest = at
+            while furthest - at < int(most) and self._is(str(inner[0][0]), inner[0][1], text, furthest):
+                furthest += 1
+            for end in range(furthest, at + least - 1, -1):
+                yield from self._ends(rest, text, end)
+            return
+        assert (least, int(most)) == (0, 1), "only single characters are repeated"
+        yield from self._ends([*inner, *rest], text, at)
+        yield from self._ends(rest, text, at)
+
+    def _holds(self, name: str, value: Any, text: str, at: int) -> bool:
+        self.steps += 1
+        if name == "AT":
+            if str(value) == "AT_BOUNDARY":
+                around = [_CATEGORIES["CATEGORY_WORD"](text[i]) for i in (at - 1, at) if 0 <= i < len(text)]
+                return sum(around) == 1
+            assert str(value) in ("AT_END", "AT_END_STRING"), value
+            return at == len(text)
+        direction, inner = value
+        start = at if direction > 0 else at - len(inner)
+        return start >= 0 and next(self._ends(list(inner), text, start), None) is not None
+
+    def _is(self, name: str, value: Any, text: str, at: int) -> bool:
+        self.steps += 1
+        if at >= len(text):
+            return False
+        chars = {text[at], text[at].lower(), text[at].upper()} if self._folds else {text[at]}
+        return any(self._one(name, value, char) for char in chars)
+
+    def _one(self, name: str, value: Any, char: str) -> bool:
+        if name == "LITERAL":
+            return ord(char) == value
+        if name == "NOT_LITERAL":
+            return ord(char) != value
+        if name == "RANGE":
+            return bool(value[0] <= ord(char) <= value[1])
+        if name == "CATEGORY":
+            return _CATEGORIES[str(value)](char)
+        assert name == "IN", name
+        kinds = [(str(kind), inner) for kind, inner in value]
+        negated = kinds[0][0] == "NEGATE"
+        return negated != any(self._one(kind, inner, char) for kind, inner in kinds[negated:])

@@ -1,0 +1,179 @@
+"""A server from the command that users type, over HTTP, and what autoprof leaves of it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPResponse
+from pathlib import Path
+from typing import Any
+
+from tests.real.assets import tiny_model
+from tests.support import helpers, processes, servers
+from tests.support.helpers import ROOT, clean_environment
+
+START_S = 240
+
+
+class Server:
+    """A running server and what it leaves."""
+
+    def __init__(self, folder: Path, port: int, forward: str) -> None:
+        """Args:
+        folder: Its working directory.
+        port: Where it listens.
+        forward: How the event is named that each forward pass has once in a trace; a name's beginning.
+        """
+        self.folder = folder
+        self.url = f"http://127.0.0.1:{port}"
+        self._forward = forward
+
+    def post(self, path: str, body: Any = None, method: str = "POST") -> tuple[int, Any]:
+        """Status and content of the answer; bytes are sent as they are, all else as JSON."""
+        data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(self.url + path, data=data or None, headers=headers, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=60) as response:
+                return response.status, _content(response.read())
+        except urllib.error.HTTPError as error:
+            return error.code, _content(error.read())
+
+    @contextmanager
+    def streaming(self, path: str, body: Any) -> Iterator[HTTPResponse]:
+        """An answer that comes in pieces, whose first has come. Leaving closes the connection."""
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(self.url + path, data=json.dumps(body).encode(), headers=headers)
+        with urllib.request.urlopen(request, timeout=60) as response:
+            assert response.readline().startswith(b"data: ")
+            yield response
+
+    def healthy(self) -> bool:
+        try:
+            with urllib.request.urlopen(self.url + "/health", timeout=5) as response:
+                return bool(response.status == 200)
+        except OSError:
+            return False
+
+    def run(self) -> Path:
+        return self.folder / "autoprof_runs" / "latest"
+
+    def steps(self) -> list[int]:
+        return sorted(int(path.name.rpartition("_")[2]) for path in self.run().glob("global_step_*"))
+
+    def meta(self, step: int) -> dict[str, Any]:
+        """The meta file of the one worker of a step, which is there when its window has closed."""
+        folder = self.run() / f"global_step_{step:06d}"
+        deadline = time.monotonic() + 30
+        while not (found := _of_worker(folder, "*.meta.json")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        (path,) = found
+        meta: dict[str, Any] = json.loads(path.read_text())
+        return meta
+
+    def passes(self, step: int) -> int:
+        """Return how many forward passes the one complete trace of a worker in a step holds."""
+        assert self.meta(step)["state"] == "complete"
+        (trace,) = _of_worker(self.run() / f"global_step_{step:06d}", "rollout.replica0.*.gz")
+        events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+        return sum(str(event.get("name")).startswith(self._forward) for event in events)
+
+    def spans(self) -> list[dict[str, Any]]:
+        """The steps of the timeline."""
+        return [span for span in helpers.spans(self.run()) if span["kind"] == "step"]
+
+    def batch_since(self, begin_ns: int) -> int:
+        """The number of the first generation batch that began after this time, when it has ended.
+
+        Raises:
+            AssertionError: None does.
+        """
+        deadline = time.monotonic() + 30
+        while not (since := [span["step"] for span in self.spans() if span["start_ns"] > begin_ns]):
+            assert time.monotonic() < deadline, self.spans()
+            time.sleep(0.05)
+        return int(min(since))
+
+    def errors(self) -> list[Any]:
+        """Errors of autoprof's own, and hooks that failed."""
+        found = []
+        for path in self.run().glob("hooks/*.json"):
+            process = json.loads(path.read_text())
+            found += process["errors"].items()
+            found += [key for key, hook in process["hooks"].items() if hook["state"] == "failed"]
+        return found
+
+
+def _of_worker(folder: Path, pattern: str) -> list[Path]:
+    return [path for path in folder.glob(pattern) if ".frontend." not in path.name]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def running(server: Server, command: list[str], environment: dict[str, str]) -> Iterator[Server]:
+    """Start a server, wait until it is healthy, and end it when the tests are through with it."""
+    with processes.told(server.folder.name.removesuffix("0")):
+        tag = uuid.uuid4().hex
+        log = server.folder / "server.log"
+        with log.open("w") as file:
+            process = subprocess.Popen(
+                command,
+                cwd=server.folder,
+                env=environment | {processes.TAG: tag},
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+            )
+        try:
+            deadline = time.monotonic() + START_S
+            while not server.healthy():
+                assert process.poll() is None, log.read_text()[-4000:]
+                assert time.monotonic() < deadline, log.read_text()[-4000:]
+                time.sleep(0.5)
+            yield server
+        finally:
+            process.send_signal(signal.SIGTERM)
+            processes.end_all(tag, process.pid, grace_s=15)
+            process.wait()
+
+
+def _content(data: bytes) -> Any:
+    try:
+        return json.loads(data or b"null")
+    except ValueError:
+        return data.decode(errors="replace")
+
+
+def serve(folder: Path, **variables: str) -> Iterator[servers.Server]:
+    """A server from the command that users type, until the tests are through with it."""
+    port = servers.free_port()
+    command = [str(Path(sys.executable).with_name("vllm")), "serve", tiny_model()]
+    command += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port), "--enforce-eager"]
+    command += ["--max-model-len", "512", "--max-num-seqs", "4", "--max-num-batched-tokens", "64"]
+    command += ["--kv-cache-memory-bytes", "33554432"]
+    environment = clean_environment(
+        # vLLM's command line looks for a distribution named vllm, which the wheel for the CPU is not.
+        PYTHONPATH=str(ROOT / "examples" / "verl_cpu" / "cpu"),
+        HF_HUB_OFFLINE="1",
+        VLLM_NO_USAGE_STATS="1",
+        VLLM_CPU_OMP_THREADS_BIND="nobind",
+        TORCH_COMPILE_DISABLE="1",
+        OMP_NUM_THREADS="1",
+        **variables,
+    )
+    yield from servers.running(servers.Server(folder, port, "execute_"), command, environment)

@@ -1,0 +1,122 @@
+"""Made-up schedulers of SGLang's, and requests to them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from autoprof.behaviours.rollout.request import MARK, Request
+from autoprof.behaviours.sglang import scheduler as sglang_scheduler
+from autoprof.behaviours.sglang.scheduler import Pass
+from autoprof.behaviours.sglang.scheduler import Scheduler as Requests
+from autoprof.capture import lifecycle
+from autoprof.hooks.call import CALL, Call, Outcome, Reply
+from autoprof.run import end
+from autoprof.run.runtime import Runtime
+from autoprof.rundir import file_names
+
+NOTHING = "the engine ran 0 forward passes"
+
+
+@dataclass
+class Mode:
+    """SGLang's ForwardMode."""
+
+    name: str
+
+    def is_decode(self) -> bool:
+        return self.name == "DECODE"
+
+    def is_extend(self) -> bool:
+        return self.name in ("EXTEND", "MIXED")
+
+
+class Scheduler:
+    """A scheduler up to 0.5.12; a pass leaves `work` in a trace."""
+
+    def __init__(self, **ranks: int) -> None:
+        self.tp_rank = 1
+        self.tp_size = 2
+        vars(self).update(ranks)
+
+    def run_batch(self, batch: Any) -> None:
+        with torch.profiler.record_function("work"):
+            torch.ones(3).sum()
+
+    def get_next_batch_to_run(self) -> None:
+        """Return what an event loop polls."""
+
+
+@pytest.fixture
+def run(joined: Callable[..., Runtime], monkeypatch: pytest.MonkeyPatch) -> Runtime:
+    monkeypatch.setattr(sglang_scheduler, "_answer", lambda message: message)
+    lifecycle.watch_others()
+    return joined()
+
+
+def start(holder: Any, step: int = 3, **settings: Any) -> str:
+    """Pass a start through the hook, of a window with these settings; returns the problem."""
+    overrides = {"contents": ["cpu"], "ranks": "all"} | settings
+    overrides = {name: value for name, value in overrides.items() if value}  # an empty one is the run's own
+    return send(holder, Request(action="start", step=step, replica=2, rank=4, overrides=overrides))
+
+
+def stop(holder: Any, reason: str = "") -> str:
+    """Pass a stop through the hook; returns the problem."""
+    return send(holder, Request(action="stop", reason=reason))
+
+
+def send(holder: Any, request: Request) -> str:
+    reply = receive(holder, SimpleNamespace(output_dir=request.text()))
+    assert isinstance(reply, Reply)
+    assert reply.value.startswith(MARK)
+    return str(reply.value.removeprefix(MARK))
+
+
+def receive(holder: Any, request: Any) -> Any:
+    """Pass a request through the hook; returns autoprof's reply, or None where SGLang's own method was called."""
+
+    def profile(self: Any, recv_req: Any) -> None:
+        raise NotImplementedError
+
+    around = Requests().around(Call("sglang/scheduler", profile, (holder, request), {}))
+    try:
+        assert next(around) is CALL
+    except StopIteration as stop:
+        return stop.value
+    with pytest.raises(StopIteration):
+        around.send(Outcome(None, None))
+    return None
+
+
+def passes(scheduler: Scheduler, *stages: str) -> None:
+    for stage in stages:
+        call = Call("sglang/pass", Scheduler.run_batch, (scheduler, SimpleNamespace(forward_mode=Mode(stage))), {})
+        around = Pass().around(call)
+        assert next(around) is CALL
+        scheduler.run_batch(None)
+        with pytest.raises(StopIteration):
+            around.send(Outcome(None, None))
+
+
+def found(run: Runtime, step: int = 3) -> dict[str, tuple[dict[str, Any], list[str]]]:
+    """By the engine's rank part: the meta file, and the names of the trace's events."""
+    end.wait_for_files(run)
+    captures = {}
+    for path in run.rundir.step(step).glob("*.meta.json"):
+        trace = Path(str(path).replace(file_names.META, file_names.TRACE))
+        events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"] if trace.exists() else []
+        names = [event.get("name", "") for event in events if event.get("ph") == "X"]
+        captures[path.name.split(".")[2]] = (json.loads(path.read_text()), names)
+    return captures
+
+
+DECODES = ["DECODE"] * 7

@@ -1,0 +1,101 @@
+"""A trainer that really computes, in processes of its own, for tests of what ends them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import wrapt
+
+from autoprof.rundir import runs
+from autoprof.rundir.runs import Run
+from tests.support.helpers import TORCH, clean_environment
+
+Python = Callable[..., "subprocess.CompletedProcess[str]"]
+Go = Callable[..., "subprocess.CompletedProcess[str]"]
+
+TRAINER = (
+    TORCH
+    + """
+import os, signal, sys, threading, time
+
+class Trainer:
+    global_step = 0
+    def fit(self, inside=lambda: None, steps=3):
+        for self.global_step in range(1, steps + 1):
+            self.step(inside)
+    def step(self, inside):
+        self.update(inside)
+    def update(self, inside):
+        torch.ones(30, 30) @ torch.ones(30, 30)
+        if self.global_step == 2:
+            inside()
+        torch.ones(30, 30) + 1
+"""
+)
+RECIPE = """
+target = "small"
+hook = [
+    { name = "step", module = "small", attribute = "Trainer.step", behaviour = "step.wrap",
+      options = { number = "self.global_step" } },
+    { name = "update", module = "small", attribute = "Trainer.update", behaviour = "stage",
+      options = { stage = "update_actor", role = "actor" } },
+]
+"""
+BEGIN = "from small import *\n"
+
+
+def prepare(folder: Path, python: Python) -> Go:
+    """Runs code in `folder` that may `from small import *`, with autoprof on and step 2 captured."""
+    (folder / "lib").mkdir()
+    (folder / "lib" / "small.py").write_text(TRAINER)
+    recipe = folder / "lib" / "small.toml"
+    recipe.write_text(RECIPE.replace("\n    {", " {").replace(",\n      ", ", "))
+
+    def go(code: str, *, check: bool = True, **variables: str) -> subprocess.CompletedProcess[str]:
+        settings = {"AUTOPROF": "1", "AUTOPROF_STEPS": "2", "AUTOPROF_RECIPES": str(recipe)}
+        path = {"PYTHONPATH": str(folder / "lib"), "OMP_NUM_THREADS": "1"}
+        return python(BEGIN + code, check=check, **settings | path | variables)
+
+    return go
+
+
+def torchrun(folder: Path, script: str, *options: str, trainer: str = TRAINER, **variables: str) -> Run:
+    """Run a script in two ranks of torchrun's, which may import the small trainer or another one in its place, and
+    return the run that it left; both must end well."""
+    prepare(folder, lambda *_, **__: None)  # type: ignore[arg-type,return-value]
+    lib = folder / "lib"
+    (lib / "small.py").write_text(trainer)
+    (folder / "train.py").write_text(script)
+    environment = clean_environment(
+        AUTOPROF="1",
+        AUTOPROF_RANKS="all",
+        AUTOPROF_RECIPES=str(lib / "small.toml"),
+        OMP_NUM_THREADS="1",
+        # The launcher imports autoprof's dependencies before all of `site` is through.
+        PYTHONPATH=f"{lib}:{Path(wrapt.__file__).parent.parent}",
+        **variables,
+    )
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *options]
+    done = subprocess.run(
+        [*launcher, "train.py"], cwd=folder, env=environment, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    (run,) = runs.runs(folder / "autoprof_runs")
+    assert run.state == "ended"
+    return run
+
+
+def metas(folder: Path) -> list[dict[str, Any]]:
+    """The meta files of the newest run in `folder`."""
+    found = (folder / "autoprof_runs" / "latest").glob("global_step_*/*.meta.json")
+    return [json.loads(path.read_text()) for path in sorted(found)]
+
+
+def warnings(result: subprocess.CompletedProcess[str]) -> list[str]:
+    """Return what autoprof said on stderr."""
+    return [line for line in result.stderr.splitlines() if line.startswith("autoprof: ")]

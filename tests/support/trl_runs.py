@@ -1,0 +1,62 @@
+"""Runs of TRL's trainers."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.support import engines, helpers
+from tests.support.helpers import ROOT
+
+SCRIPT = ROOT / "tests" / "engines" / "trl_scripts" / "trainers.py"
+NAMES = [name for name in engines.NAMES if name.startswith("trl-")]
+
+
+@dataclass(frozen=True)
+class Ran:
+    """The output and files of a run."""
+
+    folder: Path
+    output: str
+
+    @property
+    def said(self) -> dict[str, Any]:
+        lines = [line for line in self.output.splitlines() if line.startswith("{") and '"global_step"' in line]
+        found: dict[str, Any] = json.loads(lines[-1])
+        return found
+
+    @property
+    def run(self) -> Path:
+        """The run directory; there is one."""
+        (path,) = self.folder.glob("autoprof_runs/[0-9]*")
+        return path
+
+    def steps(self) -> list[int]:
+        return sorted(int(path.name.rpartition("_")[2]) for path in self.run.glob("global_step_*"))
+
+    def captures(self, step: int) -> dict[str, str]:
+        """The state of each capture, by role, stage and rank."""
+        metas = [json.loads(path.read_text()) for path in self.run.glob(f"global_step_{step:06d}/*.meta.json")]
+        names = [path.name.partition(".rank")[0] for path in self.run.glob(f"global_step_{step:06d}/*.meta.json")]
+        return {f"{name}@{meta['rank']}": meta["state"] for name, meta in zip(names, metas, strict=True)}
+
+    def names(self, step: int) -> set[str]:
+        """Return what rank 0 captured, all of it complete."""
+        assert set(self.captures(step).values()) <= {"complete"}
+        return {name.removesuffix("@0") for name in self.captures(step) if name.endswith("@0")}
+
+    def operators(self, step: int, name: str) -> Counter[str]:
+        """The operators in a trace, and how often each was called."""
+        (path,) = self.run.glob(f"global_step_{step:06d}/{name}.rank0.*.pt.trace.json.gz")
+        events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+        return Counter(event["name"] for event in events if event.get("cat") == "cpu_op")
+
+    def spans(self, kind: str = "stage") -> list[dict[str, Any]]:
+        return [span for span in helpers.spans(self.run) if span["kind"] == kind]
+
+    def processes(self) -> list[dict[str, Any]]:
+        return [json.loads(path.read_text()) for path in self.run.glob("hooks/*.json")]

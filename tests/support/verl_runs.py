@@ -1,0 +1,185 @@
+"""Runs verl and reads what the run left."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from autoprof.rundir import decoder, file_names
+from autoprof.rundir.records import RunFile
+from tests.support import processes
+from tests.support.helpers import ROOT, clean_environment, spans
+
+# A quiet machine needs 70 to 90 s, nearly all of it imports. An error in vLLM's weight update hangs verl's trainer
+# for good (verl 0.9.1), so a run never gets more than this.
+TIMEOUT_S = 600
+
+_STEP = re.compile(r"step:(\d+) - (.*)")
+_TIMED = re.compile(r"timing|time|throughput|mfu|memory|idle|bubble")
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A call of `autoprof trigger` with these options, when so many steps are through, or when the run has begun."""
+
+    options: str
+    after: int = 0
+
+
+@dataclass(frozen=True)
+class VerlRun:
+    """The files and output of one run of verl."""
+
+    folder: Path
+    finished: processes.Finished
+    probe: Path
+
+    @cached_property
+    def directory(self) -> Path:
+        return (self.folder / "autoprof_runs" / "latest").resolve()
+
+    @cached_property
+    def info(self) -> RunFile:
+        return decoder.read(self.directory / file_names.RUN, RunFile)
+
+    @cached_property
+    def processes(self) -> list[dict[str, Any]]:
+        return [json.loads(path.read_text()) for path in sorted(self.directory.glob("hooks/*.json"))]
+
+    @cached_property
+    def spans(self) -> list[dict[str, Any]]:
+        return [span for path in sorted(self.directory.glob("timeline/*.jsonl")) for span in self.spans_of(path)]
+
+    def spans_of(self, path: Path) -> list[dict[str, Any]]:
+        """Return what one process wrote."""
+        return spans(path)
+
+    def lines_of(self, path: Path) -> list[dict[str, Any]]:
+        """The same, with the line that tells of the process."""
+        return [json.loads(line) for line in path.read_text().splitlines()]
+
+    def timed(self, number: int) -> dict[str, float]:
+        """Return what verl printed that each part of a step took, in seconds."""
+        (line,) = [line for step, line in _STEP.findall(self.finished.output) if int(step) == number]
+        return {name: float(seconds) for name, seconds in re.findall(r"timing_s/(\w+):([0-9.eE+-]+)", line)}
+
+    @cached_property
+    def metrics(self) -> dict[int, dict[str, str]]:
+        """The metrics of each step that don't depend on time, as verl printed them."""
+        found: dict[int, dict[str, str]] = {}
+        for number, line in _STEP.findall(self.finished.output):
+            pairs = (pair.partition(":") for pair in line.strip().split(" - "))
+            found[int(number)] = {name: value for name, _, value in pairs if not _TIMED.search(name)}
+        return found
+
+    def step_window(self, number: int) -> tuple[int, int]:
+        """Begin and end of a step, in nanoseconds since the epoch."""
+        (span,) = [span for span in self.spans if span["kind"] == "step" and span["step"] == number]
+        return span["start_ns"], span["end_ns"]
+
+    def step_folder(self, number: int) -> Path:
+        return self.directory / f"global_step_{number:06d}"
+
+    def trace(self, number: int, beginning: str) -> dict[str, Any]:
+        """The one trace of a step whose file name begins so."""
+        (path,) = self.step_folder(number).glob(f"{beginning}*.pt.trace.json.gz")
+        # Of those with stacks json takes half a minute.
+        trace: dict[str, Any] = msgspec.json.decode(gzip.decompress(path.read_bytes()))
+        return trace
+
+    def probed(self) -> dict[str, list[str]]:
+        """Return what the import probe saw: for each start of an interpreter, the modules that it imported."""
+        starts: dict[str, list[str]] = {}
+        for path in self.probe.iterdir():
+            start = ""
+            for line in path.read_text(errors="replace").splitlines():
+                kind, _, rest = line.partition(" ")
+                if kind == "start":
+                    start = f"{path.stem} {rest}"
+                    starts[start] = []
+                else:
+                    starts[start].append(rest)
+        return starts
+
+
+def verl_run(
+    folder: Path,
+    *overrides: str,
+    asks: Sequence[Ask] = (),
+    script: str = "run_grpo.sh",
+    packages: Sequence[Path] = (),
+    status: int = 0,
+    **variables: str,
+) -> VerlRun:
+    """Run verl's GRPO, or another script of the example, with further folders of packages, asked for windows
+    meanwhile. It must end with `status`."""
+    probe = folder / "probe"
+    probe.mkdir()
+    environment = clean_environment(
+        PYTHON=sys.executable,
+        PYTHONPATH=os.pathsep.join(map(str, [ROOT / "tests" / "real" / "import_probe", *packages])),
+        IMPORT_PROBE=str(probe),
+        DETERMINISTIC="1",
+        **variables,
+    )
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    command = [str(ROOT / "examples" / "verl_cpu" / script), *overrides]
+    asking = threading.Thread(target=_trigger, args=(folder, asks))
+    if asks:
+        asking.start()
+    finished = processes.run_framework(command, cwd=folder, env=environment, timeout_s=TIMEOUT_S)
+    if asks:
+        asking.join()
+    assert finished.status == status, "\n".join(finished.output.splitlines()[-60:])
+    return VerlRun(folder, finished, probe)
+
+
+def _trigger(folder: Path, asks: Sequence[Ask]) -> None:
+    """Ask, in turn, the first as soon as the run is there, which is long before its first step."""
+    run = folder / "autoprof_runs" / "latest"
+    deadline = time.monotonic() + TIMEOUT_S
+    with (folder / "trigger.txt").open("w") as output:
+        for ask in asks:
+            while not ((run / "run.json").exists() and _steps(run) >= ask.after) and time.monotonic() < deadline:
+                time.sleep(0.2)
+            command = [sys.executable, "-m", "autoprof", "trigger", *ask.options.split()]
+            asked = subprocess.run(command, cwd=folder, env=clean_environment(), stdout=output, stderr=output)
+            output.write(f"status {asked.returncode}\n")
+            output.flush()
+
+
+def _steps(run: Path) -> int:
+    """Return how many steps are through."""
+    return sum(path.read_text().count('"kind":"step"') for path in run.glob("timeline/*.jsonl"))
+
+
+OPERATORS = ("cpu_op", "user_annotation")
+
+
+def operators(trace: dict[str, Any]) -> list[dict[str, Any]]:
+    return [event for event in trace["traceEvents"] if event.get("ph") == "X" and event.get("cat") in OPERATORS]
+
+
+def window(trace: dict[str, Any]) -> tuple[float, float]:
+    """Begin and end of a trace's events in nanoseconds since the epoch."""
+    base, events = trace["baseTimeNanoseconds"], operators(trace)
+    begin = min(event["ts"] for event in events)
+    end = max(event["ts"] + event["dur"] for event in events)
+    return base + begin * 1000, base + end * 1000
+
+
+def metas(run: VerlRun, step: int) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted(run.step_folder(step).glob("*.meta.json"))]

@@ -1,0 +1,159 @@
+"""Drives a real AsyncLLM, in this environment or in one with another release, and reads what it left."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tests.real.assets import tiny_model
+from tests.support import processes
+from tests.support.helpers import ROOT, clean_environment
+
+SCRIPT = ROOT / "tests" / "real" / "vllm_scripts" / "engine.py"
+FAULTS_SCRIPT = SCRIPT.with_name("faults.py")
+# What faults.py lets go wrong in which step, and what the meta file says then; without one, what the start answers.
+FAULTS = {
+    "a file in place of the folder": (2, "FileExistsError"),
+    "a file in place of the run": (3, "FileExistsError"),
+    "no room for the trace": (4, "the trace could not be exported: torch could not write all of it"),
+    "links in place of the files": (5, ""),
+    "no room at all": (6, "[Errno 27] File too large"),
+    "a profiler that does not start": (7, "the profiler did not start: RuntimeError: injected at the start"),
+    "a stop that hangs": (8, "the engine's own stop did not reach the worker"),
+    "nothing": (9, ""),
+}
+# Contents that torch knows here, for the run of faults.py, and such that no vLLM knows on a CPU.
+KNOWN = ["cpu", "shapes", "stack"]
+UNKNOWN = ["npu", "profile-by-stage"]
+# A quiet machine needs 20 s, nearly all of it imports.
+TIMEOUT_S = 480
+
+
+@dataclass(frozen=True)
+class Driven:
+    """The output and files of one run of the script."""
+
+    folder: Path
+    said: dict[str, Any]
+    output: str
+
+    def step(self, number: int) -> Path:
+        """The folder of a step."""
+        return self.folder / "autoprof_runs" / "latest" / f"global_step_{number:06d}"
+
+    def meta(self, number: int) -> dict[str, Any]:
+        """The meta file of the one worker of a step."""
+        (path,) = self.step(number).glob("rollout.replica1.*rank*.meta.json")
+        meta: dict[str, Any] = json.loads(path.read_text())
+        return meta
+
+    def metas(self, number: int) -> list[dict[str, Any]]:
+        """All meta files of a step."""
+        return [json.loads(path.read_text()) for path in self.step(number).glob("*.meta.json")]
+
+    def events(self, number: int, part: str = "*rank*") -> list[dict[str, Any]]:
+        """The events of the one trace of a step, of its worker or of the `frontend`."""
+        (path,) = self.step(number).glob(f"rollout.replica1.{part}.*.gz")
+        events: list[dict[str, Any]] = msgspec.json.decode(gzip.decompress(path.read_bytes()))["traceEvents"]
+        return events
+
+    def annotations(self, number: int, name: str) -> int:
+        """Return how often the front end's trace of a step has an annotation."""
+        return sum(event.get("name") == name for event in self.events(number, "frontend"))
+
+    def passes(self, number: int) -> int:
+        """Return how many forward passes vLLM itself annotated in the trace of a step."""
+        return sum(str(event.get("name")).startswith("execute_") for event in self.events(number))
+
+    def shapes(self, number: int) -> int:
+        """Return how many events in the trace of a step have the shapes of their arguments."""
+        return sum("Input Dims" in event.get("args", {}) for event in self.events(number))
+
+    def stacks(self, number: int, part: str = "*rank*") -> int:
+        """Return how many calls of Python functions are in the trace of a step, of its worker or of the `frontend`."""
+        return sum(event.get("cat") == "python_function" for event in self.events(number, part))
+
+
+def drive_faults(folder: Path, python: str = sys.executable) -> Driven:
+    """Run faults.py with contents that are known and such that are not."""
+    return drive(
+        folder,
+        python=python,
+        script=FAULTS_SCRIPT,
+        AUTOPROF_CONTENTS=",".join([*KNOWN, *UNKNOWN]),
+        AUTOPROF_STOP_TIMEOUT_S="100",
+        FAULTS="start-fails@7",
+        PYTHONPATH=str(FAULTS_SCRIPT.parent.with_name("faults")),
+    )
+
+
+def recorded_what_was_asked_for(faulty: Driven, plain: Driven) -> None:
+    """Assert that shapes and stacks are in the traces of the run that asks for them, and in those of no other."""
+    assert (plain.shapes(1), plain.stacks(1), plain.stacks(1, "frontend")) == (0, 0, 0)
+    assert min(faulty.shapes(1), faulty.stacks(1), faulty.stacks(1, "frontend")) > 0
+    assert (faulty.meta(1)["contents"], faulty.meta(1)["left_out"]) == (KNOWN, UNKNOWN)
+    assert (
+        faulty.output.count(f"torch does not support these contents here, so they are left out: {', '.join(UNKNOWN)}")
+        == 1
+    )
+
+
+def survived(faulty: Driven, fault: str) -> None:
+    """Assert that the engine goes on after a fault of faults.py, and that what was left says what happened."""
+    step, reason = FAULTS[fault]
+    told = faulty.said[fault]
+    assert told["step"] == step
+    assert told["during"] == told["after"] == faulty.said["before"]
+    assert not list(faulty.step(step).glob("*.gz")) or not reason or fault == "a stop that hangs"
+    if fault == "a stop that hangs":
+        assert (told["start"], told["stop"]) == (
+            {"problem": ""},
+            {"problem": "the engine's own stop did not end in time"},
+        )
+        assert sorted((meta["state"], meta["reason"]) for meta in faulty.metas(step)) == [
+            ("complete", ""),
+            ("truncated", reason),
+        ]
+    elif step in (2, 3):
+        assert told["start"]["problem"].startswith(reason)
+        assert told["stop"] == {"problem": "it was not recording"}
+    elif fault == "no room at all":
+        assert (told["start"]["problem"], reason in told["stop"]["problem"]) == ("", True)
+        assert faulty.metas(step) == []
+    else:
+        assert told["start"] == told["stop"] == {"problem": ""}
+        metas = faulty.metas(step)
+        assert sorted(meta["part"] != "frontend" for meta in metas) == [False, True]
+        assert {meta["state"] for meta in metas} == {"failed" if reason else "complete"}
+        assert all(meta["reason"].startswith(reason) for meta in metas)
+
+
+def drive(
+    folder: Path, *arguments: str, python: str = sys.executable, script: Path = SCRIPT, **variables: str
+) -> Driven:
+    """Run a script with the tiny model and autoprof on, in the environment of `python`."""
+    variables.setdefault("AUTOPROF_RANKS", "all")
+    packages = [variables.pop("PYTHONPATH", ""), str(ROOT / "tests" / "real" / "import_probe")]
+    environment = clean_environment(
+        AUTOPROF="1",
+        HF_HUB_OFFLINE="1",
+        VLLM_NO_USAGE_STATS="1",
+        VLLM_CPU_OMP_THREADS_BIND="nobind",
+        TORCH_COMPILE_DISABLE="1",
+        OMP_NUM_THREADS="1",
+        PYTHONPATH=os.pathsep.join(filter(None, packages)),
+        **variables,
+    )
+    command = [python, str(script), tiny_model(), *arguments]
+    finished = processes.run(command, cwd=folder, env=environment, timeout_s=TIMEOUT_S)
+    assert finished.status == 0, finished.output[-4000:]
+    (line,) = re.findall(r"^RESULT (.*)$", finished.output, re.MULTILINE)
+    return Driven(folder, json.loads(line), finished.output)

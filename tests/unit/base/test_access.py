@@ -1,0 +1,145 @@
+"""Access to a run's files, and names of captures whose names were taken."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoprof.base import files, identity, process
+from autoprof.capture import lifecycle
+from autoprof.capture.subject import Subject
+from autoprof.run.hook_log import HookLog
+from autoprof.run.runtime import Runtime
+from autoprof.run.timeline import Span
+from autoprof.rundir import file_names, layout
+from tests.support.captures import SUBJECT, finished, work
+
+
+@pytest.fixture(autouse=True)
+def _private_again() -> Iterator[None]:
+    yield
+    files.open_to_group(False)
+
+
+@pytest.fixture(params=[0o000, 0o022, 0o077])
+def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+def record(run: Runtime, subject: Subject = SUBJECT) -> None:
+    recording = lifecycle.begin(run, subject)
+    assert recording is not None
+    work()
+    lifecycle.end(recording)
+
+
+def leave_everything(run: Runtime) -> None:
+    record(run)
+    finished(run)
+    Span(run.timeline, "step", "step", step=1, role="trainer", rank=0).end()
+    layout.write_json(run.rundir.run_json, run.describe())
+    layout.write_json(run.rundir.hooks / "x.json", {})
+    layout.write_json(run.rundir.control / "x.json", {})
+
+
+def modes(path: Path) -> dict[str, set[int]]:
+    """The permissions of all folders and of all files."""
+    found: dict[str, set[int]] = {"folders": {stat.S_IMODE(path.stat().st_mode)}, "files": set()}
+    for place in path.rglob("*"):
+        found["folders" if place.is_dir() else "files"].add(stat.S_IMODE(place.stat().st_mode))
+    return found
+
+
+def test_what_a_run_leaves_is_its_users_alone(made: Any, umask: int) -> None:
+    run = made()
+    leave_everything(run)
+    assert modes(run.rundir.path) == {"folders": {0o700}, "files": {0o600}}
+
+
+def test_the_group_may_read_all_of_it_if_that_is_asked_for(made: Any, umask: int) -> None:
+    run = made(access="group")
+    leave_everything(run)
+    assert modes(run.rundir.path) == {"folders": {0o750}, "files": {0o640}}
+
+
+def test_what_is_made_later_goes_by_the_runs_folder(tmp_path: Path, umask: int) -> None:
+    for allowed, expected in ((0o750, 0o640), (0o700, 0o600)):
+        run = tmp_path / f"{allowed}"
+        run.mkdir()
+        run.chmod(allowed)
+        files.open_as(run)
+        layout.write_json(run / "x.json", {})
+        assert stat.S_IMODE((run / "x.json").stat().st_mode) == expected
+
+
+@pytest.mark.fault("a container starts anew: same host, same pid", "goes on", "nothing")
+def test_a_trace_that_is_there_is_not_overwritten_by_a_process_with_the_same_pid(made: Any) -> None:
+    run = made()
+    record(run)
+    first = {name: (run.rundir.step(2) / f"{name}{file_names.TRACE}").read_bytes() for name in finished(run)}
+    # A container starts anew: the same host, the same pid, and nothing that the process remembers.
+    process.reset()
+    record(run)
+    found = finished(run)
+    assert sorted(name.split(".rank3")[0] for name in found) == ["actor.update_actor", "actor.update_actor.2"]
+    assert all(
+        (run.rundir.step(2) / f"{name}{file_names.TRACE}").read_bytes() == trace for name, trace in first.items()
+    )
+
+
+def test_a_capture_that_was_cut_off_keeps_its_name(made: Any) -> None:
+    run = made()
+    run.rundir.step(2).mkdir(parents=True)
+    cut_off = run.rundir.step(2) / f"{SUBJECT.file_name(1)}{file_names.TAKEN}"
+    cut_off.touch()
+    record(run)
+    assert [name.split(".rank3")[0] for name in finished(run)] == ["actor.update_actor.2"]
+    assert cut_off.exists()
+
+
+def test_stages_whose_names_are_the_same_when_tidied_have_files_of_their_own(made: Any) -> None:
+    run = made()
+    for stage in ("a.b", "a/b"):
+        record(run, Subject(step=2, role="actor", stage=stage, rank=0))
+    assert sorted(meta["stage"] for meta, _ in finished(run).values()) == ["a.b", "a/b"]
+
+
+def test_the_hooks_of_a_process_that_had_the_pid_before_are_kept(made: Any) -> None:
+    run = made()
+    for _ in range(2):
+        log = HookLog(run.rundir, lambda: None)
+        log._worth_writing = True
+        log.error("x", "first")
+        log.error("x", "second")
+    files = sorted(run.rundir.hooks.iterdir())
+    assert [path.name for path in files] == [f"{identity.HOST}-{os.getpid()}{again}.json" for again in (".2", "")]
+    assert all(json.loads(path.read_text())["errors"]["x"]["count"] == 2 for path in files)
+
+
+@pytest.mark.fault("names of roles such as ../../x, or 300 long", "goes on", "nothing; they are file names")
+@pytest.mark.parametrize(
+    "name", ["../../etc/passwd", "a\0b", "a\nb", "x" * 300, "\N{GRINNING FACE}", "\x1b[31mred", "..", "", "%s{}"]
+)
+def test_names_of_roles_and_stages_are_no_paths(made: Any, name: str) -> None:
+    run = made()
+    record(run, Subject(step=2, role=name, stage=name, rank=0))
+    ((found, (meta, trace)),) = finished(run).items()
+    assert (meta["role"], meta["state"]) == (name, "complete")
+    assert trace is not None
+    assert len(found.encode()) < 220
+    assert found.isascii()
+    assert found.isprintable()
+    assert {path.parent for path in run.rundir.path.rglob(f"*{file_names.META}")} == {run.rundir.step(2)}
+
+
+def test_long_names_that_differ_at_their_end_stay_apart() -> None:
+    assert file_names.tidy("x" * 300 + "a") != file_names.tidy("x" * 300 + "b")
+    assert file_names.tidy("x" * 60) == "x" * 60

@@ -1,0 +1,114 @@
+"""State of a process: forks, the order of its end, and the reset between tests."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import autoprof
+from autoprof.base import files, log, process
+from autoprof.hooks import gates
+from autoprof.run.cluster import current_step
+from autoprof.run.cluster.current_step import StepAnnouncement
+
+PACKAGE = Path(autoprof.__file__).parent
+# What an interpreter start runs imports nothing, and the processes that merge traces are no part of a run.
+ALONE = ("_boot/__init__.py", "traces/pool.py")
+
+PARTS = """
+import atexit
+import os
+from autoprof.base import process
+
+class Part(process.State):
+    def __init__(self, name, ends=process.RUN):
+        self.name, self.ends = name, ends
+        super().__init__()
+
+    def at_exit(self):
+        print(self.name)
+"""
+
+
+def test_parts_end_in_their_order_before_what_the_user_had_registered_by_then(python: Any) -> None:
+    code = """
+step, capture, files, run = (Part(name, getattr(process, name)) for name in ("STEP", "CAPTURE", "FILES", "RUN"))
+run.end_first()
+atexit.register(print, "user's first")
+capture.end_first()
+step.end_first()
+atexit.register(print, "user's second")
+files.end_first()
+atexit.register(print, "user's third")
+"""
+    said = python(PARTS + code).stdout.splitlines()
+    assert said == ["user's third", "STEP", "CAPTURE", "FILES", "user's second", "user's first", "RUN"]
+
+
+def test_a_part_that_ends_first_twice_ends_once(python: Any) -> None:
+    code = """
+capture = Part("CAPTURE", process.CAPTURE)
+capture.end_first()
+atexit.register(print, "user's")
+capture.end_first()
+"""
+    assert python(PARTS + code).stdout.splitlines() == ["CAPTURE", "user's"]
+
+
+def test_a_fork_is_each_parts_whatever_another_raises(python: Any) -> None:
+    code = """
+class Forked(Part):
+    def before_fork(self):
+        print(self.name, "before", flush=True)
+
+    def in_parent(self):
+        raise ValueError(self.name)
+
+    def in_child(self):
+        print(self.name, "child", flush=True)
+        raise ValueError(self.name)
+
+Forked("a"), Forked("b")
+if (child := os.fork()) == 0:
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+    done = python(PARTS + code)
+    assert done.stdout.splitlines() == ["b before", "a before", "a child", "b child"]
+    assert [done.stderr.count(f"ValueError: {name}") for name in "ab"] == [2, 2]
+
+
+def test_after_a_reset_nothing_is_known_of_what_was_before(caplog: pytest.LogCaptureFixture) -> None:
+    closed = gates.gate("k")
+    for _ in range(2):
+        log.warning_once("said")
+        files.open_to_group(True)
+        current_step.post("run", StepAnnouncement(step=1, captured=True))
+        for _ in range(gates.FAILURES):
+            gates.failed("k")
+        assert closed
+        process.reset()
+        assert not closed
+        assert gates.gate("k") is closed
+        assert current_step.own() == (False, None)
+        assert current_step.read("run") is None
+        assert not files._state.group
+    assert caplog.messages == ["said", "said"]
+
+
+def test_after_a_reset_nothing_ends_with_the_process(python: Any) -> None:
+    assert python(f"{PARTS}Part('x').end_first()\nprocess.reset()\nprint('end')").stdout == "end\n"
+
+
+def test_no_module_has_state_of_another_kind() -> None:
+    found = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = str(path.relative_to(PACKAGE))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if name not in ALONE else ():
+            called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+            if isinstance(node, ast.Global) or called in ("atexit.register", "os.register_at_fork"):
+                found.append((name, ast.unparse(node)))
+    assert {name for name, _ in found} == {"base/process.py"}, found

@@ -1,0 +1,311 @@
+"""Redaction: no secret and no control sequence gets into a file or onto a terminal."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from autoprof.base import log, redact
+from autoprof.base.redact import hidden, plain, redacted
+from autoprof.capture.artifacts import Artifacts
+from autoprof.capture.profilers.torch import TorchTool
+from autoprof.capture.subject import Subject
+from autoprof.cli import console
+from autoprof.cli.doctor import command, environment
+from autoprof.hooks import attribute_path
+from autoprof.run import runtime
+from autoprof.rundir import layout
+from autoprof.rundir.layout import RunDir
+from autoprof.windows import trigger_requests
+from autoprof.windows.trigger_windows import OpenTriggers
+from tests.support.regex_steps import Counting
+
+SECRET = "hunter2hunter2"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["train", f"--wandb-key={SECRET}"],
+        ["train", "--wandb_key", SECRET],
+        ["train", "--hf-token", SECRET],
+        ["env", f"HF_TOKEN={SECRET}", "train"],
+        ["train", f"trainer.wandb_api_key={SECRET}"],
+        ["train", f"+trainer.logger.password={SECRET}"],
+        ["train", f"ray_init.runtime_env.env_vars={{WANDB_API_KEY:{SECRET},A:b}}"],
+        ["train", f'--config={{"api_key": "{SECRET}", "lr": 1}}'],
+        ["curl", "-H", f"Authorization: Bearer {SECRET}"],
+        ["train", f"--proxy=https://user:{SECRET}@host/path"],
+        ["train", f"redis://:{SECRET}@host"],
+        ["train", f"hf_{SECRET}{SECRET}"],
+        ["train", f"x=sk-proj-{SECRET}{SECRET}"],
+        ["train", f"ghp_{SECRET}{SECRET}"],
+        ["train", "AKIA" + "HUNTER2HUNTER2AB"],
+        ["train", f"eyJ{SECRET}.{SECRET}.{SECRET}"],
+    ],
+)
+def test_a_command_line_loses_its_secrets(command: list[str]) -> None:
+    shown = redacted(command)
+    assert SECRET not in shown
+    assert "HUNTER2" not in shown
+    assert "***" in shown
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python -m verl.trainer.main_ppo data.prompt_key=prompt data.max_prompt_length=512 reward.key=score",
+        "train --max-tokens=100 --tokenizer=/models/tok tokenizer_mode=auto actor.lr=1e-6",
+        "train task-force-1 https://host/path?a=b PWD=/here",
+    ],
+)
+def test_what_is_no_secret_stays(command: str) -> None:
+    assert redacted(command.split()).replace("'", "") == command
+
+
+def test_an_error_keeps_what_it_says_and_loses_what_it_gives_away() -> None:
+    error = f"RuntimeEnvSetupError: {{'env_vars': {{'HF_TOKEN': '{SECRET}', 'LR': '1'}}}} failed, password: {SECRET}"
+    assert hidden(error) == "RuntimeEnvSetupError: {'env_vars': {'HF_TOKEN': ***, 'LR': '1'}} failed, password: ***"
+
+
+@pytest.mark.fault("a secret in the text of an error", "goes on", "nothing; it is left out of files and log")
+def test_what_goes_wrong_is_written_without_secrets(joined: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    run = joined()
+    run.hooks._worth_writing = True
+    runtime.report("x", ValueError(f"api_key={SECRET}"))
+    subject = Subject(step=1, role="actor", stage="a", rank=0)
+    Artifacts(run, subject, run.settings, TorchTool()).fail(f"token={SECRET}")
+    written = [path.read_text() for path in run.rundir.path.rglob("*.json")]
+    assert len(written) == 3  # run.json as well
+    assert sum("***" in text for text in written) == 2
+    assert not any(SECRET in text for text in written)
+
+
+def test_a_line_of_the_log_is_one_line_that_a_terminal_only_shows() -> None:
+    record = log.logging.LogRecord("autoprof", 30, "", 0, f"a\nb \x1b[31mred\x07 \u202eltr token={SECRET}", None, None)
+    assert log._Plain("autoprof: %(message)s").format(record) == (
+        "autoprof: a b \\x1b[31mred\\x07 \\u202eltr token=***"
+    )
+
+
+def test_a_text_that_can_be_shown_is_shown_as_it_is() -> None:
+    assert plain("Größe 数据 😀 [red] \\x") == "Größe 数据 😀 [red] \\x"
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_tables_show_names_and_obey_none(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        "rich.console.Console", lambda **_: Console(force_terminal=terminal, width=200, color_system=None)
+    )
+    console.show(["capture"], [["[red]a[/red] \\[bold]b \x1b[2J\n"], ["[/nothing]"]])
+    shown = capsys.readouterr().out
+    assert "[red]a[/red] \\[bold]b \\x1b[2J\\n" in shown
+    assert "[/nothing]" in shown
+
+
+def test_doctor_shows_names_and_obeys_none(capsys: pytest.CaptureFixture[str]) -> None:
+    command.show(environment.Report(subject="\x1b[2J", facts={"a\r": "b\x1b]0;x\x07"}, problems=["\x1b[31m[red]"]))
+    assert not set("\x1b\r\x07") & set(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    "path", ["__class__.__init__.__globals__", "__dict__", "step.__globals__", "__class__.__subclasses__", "__code__"]
+)
+def test_a_path_of_a_recipe_reads_nothing_of_pythons_own(path: str) -> None:
+    with pytest.raises(LookupError, match="belongs to Python itself"):
+        attribute_path.follow(SimpleNamespace(step=lambda: None), path, default=1)
+
+
+def test_a_path_reads_and_never_calls() -> None:
+    called: list[int] = []
+    root = SimpleNamespace(state=SimpleNamespace(boom=lambda: called.append(1)), name="x")
+    assert attribute_path.follow(root, "state.boom") is root.state.boom
+    with pytest.raises(LookupError):
+        attribute_path.follow(root, "state.boom()")
+    assert attribute_path.follow(root, "__class__.__name__") == "SimpleNamespace"
+    assert called == []
+
+
+HOSTILE: dict[str, bytes] = {
+    "huge": b'{"run": "run", "at": "' + b"1," * 100_000 + b'1"}',
+    "nested": b"[" * 30_000 + b"]" * 30_000,
+    "nested-values": b'{"run": "run", "overrides": {"ranks": ' + b"[" * 20_000 + b"]" * 20_000 + b"}}",
+    "wrong-types": b'{"run": "run", "steps": "5", "overrides": []}',
+    "not-a-number": b'{"run": "run", "steps": NaN}',
+    "endless": b'{"run": "run", "steps": 1000000000}',
+    "binary": bytes(range(256)),
+    "empty": b"",
+    "list": b"[1]",
+    "foreign": b'{"run": "another"}',
+    "unknown": b'{"run": "run", "command": "rm -rf /"}',
+    "settings": b'{"run": "run", "overrides": {"on_finish": "rm -rf /"}}',
+    "code": b'{"run": "run", "at": "__import__(\'os\').system(\'x\')"}',
+}
+
+
+def refused(run: RunDir) -> list[str]:
+    return [
+        name for name, became in trigger_requests.states(run).items() if became.state == "refused" and became.reason
+    ]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    made = RunDir(tmp_path / "run")
+    made.make(made.control)
+    return made
+
+
+@pytest.mark.fault("a request in control/ that is none", "goes on", "the request; refused and named")
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_request_that_is_none_is_refused_and_named(run: RunDir, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    (run.control / f"{name}.json").write_bytes(HOSTILE[name])
+    windows = OpenTriggers()
+    windows.look(run, 0)
+    assert not windows.any_to_come
+    assert refused(run) == [f"{name}.json"]
+
+
+def test_requests_that_are_no_files_of_the_users_are_refused_at_once(run: RunDir, tmp_path: Path) -> None:
+    (tmp_path / "good.json").write_text(json.dumps({"run": "run"}))
+    os.mkfifo(run.control / "pipe.json")
+    (run.control / "link.json").symlink_to(tmp_path / "good.json")
+    (run.control / "folder.json").mkdir()
+    (run.control / "new\nline\x1b[2J.json").write_bytes(b"x")
+    assert trigger_requests.take(run) == []
+    assert len(refused(run)) == 4
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file away")
+def test_a_request_of_another_user_is_refused(run: RunDir) -> None:
+    path = run.control / "theirs.json"
+    path.write_text(json.dumps({"run": "run"}))
+    os.chown(path, 12345, -1)
+    assert trigger_requests.take(run) == []
+    assert refused(run) == ["theirs.json"]
+    # A disk that has another owner for root has it for the run, too.
+    layout.write_json(path, {"run": "run"})
+    os.chown(path, 12345, -1)
+    os.chown(run.path, 12345, -1)
+    assert len(trigger_requests.take(run)) == 1
+
+
+# What the expressions look for, and what looks like it for a while.
+PIECES = [
+    *("token", "secret", "api_key", "API-KEY", "authorization", "password", "credentials", "key", "wandb"),
+    *("=", ":", " = ", '"', "'", " ", "\n", ",", ".", "-", "_", "/", "@", "://", "{", "}", "s3://", "a", "1"),
+    *("bearer ", "Basic ", "hf_", "sk-", "ghp_", "AKIA", "xoxb-", "eyJ", "-eyJ", "abcdefgh", "ABCDEFGH12345678", "a.b"),
+]
+
+
+def before(text: str) -> str:
+    """Return what `hidden` made of a text when its expressions began to match at every character, however long it
+    is."""
+    name = "token|secret|password|passwd|passphrase|credentials?|authorization|cookie"
+    name += "|(api|access|secret|private|wandb|auth|account|signing|encryption|ssh|license)[_-]?key"
+    value = r"""("[^"]*"|'[^']*'|[^\s,;&"'{}()\[\]]+)"""
+    head = rf"""(?P<name>[\w.+-]*({name})["']?(?P<is>\s*[=:]\s*))"""
+    text = re.sub(r"(?<=://)[^/@\s]+(?=@)", "***", text)
+    in_text = re.compile(rf"""{head}(?P<scheme>["']?(bearer|basic|token)\s+)?{value}""", re.IGNORECASE)
+    text = in_text.sub(lambda found: f"{found['name']}{found['scheme'] or ''}***", text)
+    text = re.sub(r"\b(bearer|basic)(\s+)[\w.~+/=-]{8,}", r"\1\2***", text, flags=re.IGNORECASE)
+    looks = r"hf_[A-Za-z0-9]{8,}|sk-[\w-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|(AKIA|ASIA)[0-9A-Z]{16}"
+    looks += r"|xox[abeprs]-[\w-]{10,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"
+    return re.sub(rf"\b({looks})", "***", text)
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=14).map("".join))
+def test_secrets_are_hidden_as_they_were_when_it_took_longer(text: str) -> None:
+    # A quote that is never closed, and one secret inside of another, are hidden better than they were.
+    assume(not any(text.count(quote) % 2 for quote in "\"'"))
+    assume(not ("eyJ" in text and re.search("hf_|sk-|ghp_|AKIA|xoxb-", text)))
+    assume(not any(quote in text for quote in "\"'") or text.count('"') * text.count("'") == 0)
+    assert hidden(text) == before(text)
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=30).map("".join), st.integers(0, 200))
+def test_a_text_that_is_cut_holds_nothing_that_the_whole_one_hides(text: str, most: int) -> None:
+    shown = hidden(text, most)
+    if len(text) <= most:
+        assert shown == hidden(text)
+        return
+    kept, _, note = shown.rpartition("... (")
+    assert note == f"{len(text) - most} more characters)" or int(note.split()[0]) > len(text) - most
+    whole = hidden(text, len(text))
+    same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(kept, whole, strict=False)))
+    # Where the two differ, the cut one has hidden what it could not see the end of.
+    assert kept[same : same + 1] in ("", "*"), (kept, whole)
+
+
+SEARCHING = ["_NAME", "_IN_TEXT", "_IN_URL", "_BEARER", "_LOOKS", "_JWT"]
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Counting]]:
+    """Puts counting patterns in the place of those that look for secrets."""
+    real = {name: getattr(redact, name) for name in SEARCHING}
+
+    def count(steps: bool = True) -> list[Counting]:
+        made = {name: Counting(pattern, steps) for name, pattern in real.items()}
+        for name, counting in made.items():
+            monkeypatch.setattr(redact, name, counting)
+        return list(made.values())
+
+    return count
+
+
+# An expression that begins anew at each character and goes to the end needs more than half the length of the text.
+A_FEW = 75
+LONG = 200
+# Of one that begins anew at each word of a long word more of it is needed.
+LONGER = {"-eyJabcdefgh": 3000, ":eyJabcdefgh.abcdefgh-": 3000}
+
+
+@pytest.mark.fault("an error, or an argument, that is endless", "goes on", "the end of the text")
+@pytest.mark.parametrize("piece", [*PIECES, *LONGER, 'token="', "token  ", "://a"])
+def test_the_steps_of_a_search_grow_with_the_text_and_no_faster(counted: Any, piece: str) -> None:
+    for tail in ("", "=", "."):
+        size = LONG if tail else LONGER.get(piece, LONG)
+        text = (piece * size)[:size] + tail
+        patterns = counted()
+        redacted([text, f"--{text}=x"])  # which hides in both what `hidden` does
+        assert max(pattern.steps / len(text) for pattern in patterns) < A_FEW
+
+
+@settings(max_examples=30)
+@given(unit=st.lists(st.sampled_from(PIECES), min_size=1, max_size=5).map("".join))
+def test_the_steps_grow_so_whatever_is_repeated(counted: Any, unit: str) -> None:
+    text = (unit * LONG)[:LONG]
+    patterns = counted()
+    hidden(text)
+    assert max(pattern.steps / len(text) for pattern in patterns) < A_FEW
+
+
+@pytest.mark.parametrize("size", [100_000, 10_000_000])
+@pytest.mark.parametrize("piece", ["a", "token ", "-eyJabcdefgh"])
+def test_of_a_text_of_any_size_as_much_is_searched(counted: Any, piece: str, size: int) -> None:
+    text = (piece * size)[:size]
+    for search in (hidden, lambda text: redacted([text, "more"]), lambda text: redacted([text[:50]] * (size // 50))):
+        patterns = counted(steps=False)
+        assert len(search(text)) < 2 * redact._MOST
+        assert max(pattern.searched for pattern in patterns) < 4 * redact._MOST
+
+
+def test_a_text_that_is_too_long_says_how_much_was_left_out() -> None:
+    assert hidden("one two three", 7) == "one ... (9 more characters)"
+    assert hidden(f"password='{SECRET} {SECRET}'", 20) == "password=***... (30 more characters)"
+    assert hidden(f"at s3://{SECRET},{SECRET}@host", 30).startswith("at s3... (")
+    assert redacted(["train", *["x" * 100] * 1000]).endswith(" more arguments)")

@@ -1,0 +1,95 @@
+"""vLLM's `LLM` beside a trainer in its process: whether its batches are counted, and what is asked of the engine."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pytest_mock import MockerFixture
+
+from autoprof.behaviours.rollout.request import Request
+from autoprof.behaviours.trainer import running
+from autoprof.behaviours.vllm import engine as vllm_engine
+from autoprof.behaviours.vllm import offline as vllm_offline
+from autoprof.capture import lifecycle
+from autoprof.run.cluster import current_step
+from autoprof.run.cluster.current_step import StepAnnouncement
+
+
+class Engine:
+    """An `LLMEngine` of two ranks whose requests a test makes up."""
+
+    def __init__(self) -> None:
+        self.busy = False
+        self.output_processor = SimpleNamespace(has_unfinished_requests=lambda: self.busy)
+        self.vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(world_size=2))
+
+    def generate(self) -> None:
+        """Two requests, and the engine's steps until both are through."""
+        offline = vllm_offline._offline(self)
+        for _ in range(2):
+            offline.request()
+            self.busy = True
+        offline.look()
+        self.busy = False
+        offline.look()
+
+
+@pytest.fixture
+def asked(mocker: MockerFixture, joined: Any, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return what engines are asked in this process, whose rank is 3."""
+    joined(steps="1", ranks="3")
+    log: list[Any] = []
+
+    async def start(engine: Any, request: Request) -> dict[str, Any]:
+        log.append((request.step, request.replica, request.rank))
+        return {"problem": ""}
+
+    async def stop(engine: Any, cut: str = "") -> dict[str, Any]:
+        log.append("stop")
+        return {"problem": ""}
+
+    mocker.patch.multiple(vllm_engine, start=start, stop=stop)
+    monkeypatch.setenv("RANK", "3")
+    return log
+
+
+def test_batches_are_steps_without_a_trainer(asked: list[Any]) -> None:
+    engine = Engine()
+    engine.generate()
+    engine.generate()
+    assert asked == [(1, 0, 0), "stop"]
+
+
+def test_a_trainer_in_the_process_says_which_step_it_is(asked: list[Any]) -> None:
+    current_step.trainer_here()
+    engine = Engine()
+    engine.generate()  # before its first step
+    for step in (1, 7, 8):
+        current_step.post("run", StepAnnouncement(step=step, captured=step == 7))
+        engine.generate()
+    current_step.post("run", None)
+    engine.generate()
+    assert asked == [(7, 1, 2), "stop"]
+
+
+def test_other_ranks_are_not_recorded(asked: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "2")
+    current_step.post("run", StepAnnouncement(step=7, captured=True))
+    Engine().generate()
+    assert asked == []
+
+
+def test_a_stage_that_records_holds_the_rollout(asked: list[Any], mocker: MockerFixture) -> None:
+    current_step.post("run", StepAnnouncement(step=7, captured=True))
+    mocker.patch.object(lifecycle, "taken", return_value=True)
+    Engine().generate()
+    assert asked == []
+
+
+def test_an_evaluation_is_no_rollout(asked: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    current_step.post("run", StepAnnouncement(step=7, captured=True))
+    monkeypatch.setattr(running, "wholes", [object()])
+    Engine().generate()
+    assert asked == []

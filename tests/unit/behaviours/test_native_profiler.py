@@ -1,0 +1,59 @@
+"""autoprof stands aside for a target's own profiler."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from autoprof.behaviours.trainer import native_profiler
+from autoprof.capture import lifecycle
+from autoprof.capture.subject import Subject
+from autoprof.hooks.call import CALL, Around, Call, Outcome
+from autoprof.rundir import file_names
+
+SUBJECT = Subject(step=2, role="actor", stage="update_actor", rank=0)
+START = native_profiler.Start(whose="the target's own profiler", active=["self.this_step", "self.impl.this_step"])
+
+
+def drive(around: Around) -> None:
+    assert next(around) is CALL
+    with pytest.raises(StopIteration):
+        around.send(Outcome(None, None))
+
+
+@pytest.mark.parametrize(
+    "profiler", [SimpleNamespace(this_step=True), SimpleNamespace(impl=SimpleNamespace(this_step=True))]
+)
+def test_no_stage_is_captured_while_the_targets_own_profiler_is_on(joined: Any, profiler: Any) -> None:
+    run = joined()
+    drive(START.around(Call("k", lambda self: None, (profiler,), {})))
+    assert lifecycle.begin(run, SUBJECT) is None
+    drive(native_profiler.Stop().around(Call("k", lambda self: None, (profiler,), {})))
+    recording = lifecycle.begin(run, SUBJECT)
+    assert recording is not None
+    lifecycle.end(recording)
+    (first,) = run.rundir.path.rglob(f"actor.update_actor.rank0.*{file_names.META}")
+    meta = json.loads(first.read_text())
+    assert meta["state"] == "failed"
+    assert meta["reason"] == "the target's own profiler is on in this step, so autoprof records nothing"
+
+
+def test_a_profiler_that_is_off_for_this_rank_is_none(joined: Any) -> None:
+    run = joined()
+    drive(START.around(Call("k", lambda self: None, (SimpleNamespace(this_step=False, impl=None),), {})))
+    recording = lifecycle.begin(run, SUBJECT)
+    assert recording is not None
+    lifecycle.end(recording)
+
+
+def test_a_capture_that_is_going_on_ends(joined: Any) -> None:
+    run = joined()
+    recording = lifecycle.begin(run, SUBJECT)
+    assert recording is not None
+    drive(START.around(Call("k", lambda self: None, (SimpleNamespace(this_step=True),), {})))
+    assert not lifecycle.taken()
+    lifecycle.end(recording)
+    drive(native_profiler.Stop().around(Call("k", lambda self: None, (None,), {})))

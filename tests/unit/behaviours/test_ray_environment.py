@@ -1,0 +1,121 @@
+"""Content of `runtime_env`, against Ray's own merging."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray.job_config import JobConfig
+from ray.runtime_env import RuntimeEnv
+from ray.runtime_env.runtime_env import _merge_runtime_env
+
+from autoprof.behaviours.ray.session import given, job_with_site, merged
+from autoprof.capture import cupti
+
+ENVIRON = {"AUTOPROF": "1", "AUTOPROF_STEPS": "3", "AUTOPROF_RUN_ID": "x", "HOME": "/root"}
+OURS = {name: value for name, value in ENVIRON.items() if name != "HOME"}
+
+
+@pytest.mark.parametrize("given", [None, {}, {"env_vars": None}, {"env_vars": {}}])
+def test_our_variables_are_added(given: Any) -> None:
+    assert merged(given, ENVIRON)["env_vars"] == OURS
+
+
+def test_the_users_values_win_and_stay_as_they_were() -> None:
+    given = {"working_dir": "/x", "env_vars": {"AUTOPROF_STEPS": "9", "A": "b"}}
+    result = merged(given, ENVIRON)
+    assert result["env_vars"] == OURS | {"AUTOPROF_STEPS": "9", "A": "b"}
+    assert result["working_dir"] == "/x"
+    assert given == {"working_dir": "/x", "env_vars": {"AUTOPROF_STEPS": "9", "A": "b"}}
+
+
+def test_where_a_run_is_copied_to_is_not_handed_to_ray() -> None:
+    assert merged(None, ENVIRON | {"AUTOPROF_COLLECT": "sftp://me:secret@host/x"})["env_vars"] == OURS
+
+
+def test_a_runtime_env_object_stays_one() -> None:
+    result = merged(RuntimeEnv(env_vars={"A": "b"}), ENVIRON)
+    assert isinstance(result, RuntimeEnv)
+    assert result["env_vars"] == OURS | {"A": "b"}
+
+
+def test_variables_of_a_submitted_job_are_left_to_the_job() -> None:
+    # Ray refuses a variable that both the job and ray.init set.
+    job = {"env_vars": {"AUTOPROF": "1", "AUTOPROF_STEPS": "3"}}
+    environ = ENVIRON | {"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps({"runtime_env": job})}
+    ours = merged(None, environ)
+    together = _merge_runtime_env(RuntimeEnv(**job), RuntimeEnv(**ours))
+    assert together is not None
+    assert together["env_vars"] == OURS
+    assert _merge_runtime_env(RuntimeEnv(**job), RuntimeEnv(**merged(None, ENVIRON))) is None
+
+
+def test_the_site_folder_goes_behind_the_users_pythonpath_and_in_front_of_the_clusters() -> None:
+    environ = ENVIRON | {"AUTOPROF_SITE": "/site"}
+    assert merged(None, environ)["env_vars"]["PYTHONPATH"] == "/site:${PYTHONPATH}"
+    assert merged({"env_vars": {"PYTHONPATH": "/mine"}}, environ)["env_vars"]["PYTHONPATH"] == "/mine:/site"
+
+
+def test_the_runtime_env_of_a_job_config_is_kept() -> None:
+    config = JobConfig(runtime_env={"env_vars": {"MY_SETTING": "mine"}})
+    assert merged(given({"job_config": config}, ENVIRON), ENVIRON)["env_vars"] == OURS | {"MY_SETTING": "mine"}
+    # As in ray.init: its own argument wins over the JobConfig's, and a submitted job's over that.
+    assert given({"job_config": config, "runtime_env": {"env_vars": {}}}, ENVIRON) == {"env_vars": {}}
+    assert given({"job_config": config}, {"RAY_JOB_CONFIG_JSON_ENV_VAR": "{}"}) is None
+
+
+def test_a_sitecustomize_of_the_users_comes_behind_the_one_that_runs_it(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").touch()
+    given = {"env_vars": {"PYTHONPATH": str(tmp_path)}}
+    assert merged(given, ENVIRON | {"AUTOPROF_SITE": "/site"})["env_vars"]["PYTHONPATH"] == f"/site:{tmp_path}"
+
+
+def test_an_empty_pythonpath_does_not_become_the_working_directory() -> None:
+    worker = merged({"env_vars": {"PYTHONPATH": ""}}, ENVIRON | {"AUTOPROF_SITE": "/site"})
+    assert worker["env_vars"]["PYTHONPATH"] == "/site"
+
+
+def test_a_submitted_job_keeps_its_pythonpath_in_front_of_the_site_folder() -> None:
+    job = {"runtime_env": {"env_vars": {"PYTHONPATH": "/mine", "A": "b"}}, "metadata": {"x": "y"}}
+    environ = ENVIRON | {"AUTOPROF_SITE": "/site", "RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(job)}
+    parent = json.loads(job_with_site(json.dumps(job), environ))
+    together = _merge_runtime_env(RuntimeEnv(**parent["runtime_env"]), RuntimeEnv(**merged(None, environ)))
+    assert together is not None
+    assert together["env_vars"] == OURS | {"AUTOPROF_SITE": "/site", "PYTHONPATH": "/mine:/site", "A": "b"}
+    assert parent["metadata"] == {"x": "y"}
+
+
+# What NVTX loads.
+
+
+def test_workers_are_kept_from_what_takes_cupti() -> None:
+    environ = ENVIRON | {"NVTX_INJECTION64_PATH": "/cuda/libcupti.so"}
+    assert cupti.guard((), environ)
+    ours = merged(None, environ)["env_vars"]
+    assert ours == OURS | {"NVTX_INJECTION64_PATH": cupti.NOTHING}
+    # A worker on a node whose image names it looks for itself.
+    elsewhere = ours | {"NVTX_INJECTION64_PATH": "/other/libcupti.so.12"}
+    assert cupti.guard((), elsewhere)
+    assert elsewhere["NVTX_INJECTION64_PATH"] == cupti.NOTHING
+
+
+def test_what_the_user_gives_the_workers_stays() -> None:
+    environ = ENVIRON | {"NVTX_INJECTION64_PATH": cupti.NOTHING}
+    theirs = {"NVTX_INJECTION64_PATH": "/cuda/libcupti.so"}
+    worker = merged({"env_vars": theirs}, environ)["env_vars"]
+    assert worker["NVTX_INJECTION64_PATH"] == "/cuda/libcupti.so"
+    assert not cupti.guard((), worker)
+    job = {"env_vars": theirs}
+    ours = merged(None, environ | {"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps({"runtime_env": job})})
+    together = _merge_runtime_env(RuntimeEnv(**job), RuntimeEnv(**ours))
+    assert together is not None
+    assert together["env_vars"]["NVTX_INJECTION64_PATH"] == "/cuda/libcupti.so"
+    assert not cupti.guard((), together["env_vars"])
+
+
+def test_verls_own_guard_stays() -> None:
+    theirs = {"NVTX_INJECTION64_PATH": "/nonexistent/verl-disabled-nvtx-injection.so"}
+    environ = ENVIRON | {"NVTX_INJECTION64_PATH": cupti.NOTHING}
+    assert merged({"env_vars": theirs}, environ)["env_vars"]["NVTX_INJECTION64_PATH"] == theirs["NVTX_INJECTION64_PATH"]

@@ -1,0 +1,242 @@
+"""Runs of scripts with a loop of their own: `autoprof.start`, `stop`, `step` and `stage`."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import autoprof
+from autoprof.rundir import runs
+from tests.support.helpers import ROOT, TORCH, clean_environment, spans
+
+Python = Callable[..., "subprocess.CompletedProcess[str]"]
+BEGIN = "import autoprof, os\n"
+
+
+def only_run(folder: Path) -> Path:
+    """The folder of the one run."""
+    (run,) = runs.runs(folder)
+    return Path(run.path)
+
+
+def seen(run: Path) -> list[tuple[Any, ...]]:
+    """The steps and stages of a timeline, in the order of their ends."""
+    found = sorted(spans(run), key=lambda span: span["end_ns"])
+    return [(span["step"], span["role"], span["name"]) for span in found if span["kind"] in ("step", "stage")]
+
+
+def test_blocks_outside_of_a_run_are_one_object_and_import_next_to_nothing(python: Python) -> None:
+    code = """
+import autoprof, sys
+block = autoprof.step(7)
+assert block is autoprof.stage("learn", role="actor") is autoprof.step()
+with block, block:
+    pass
+assert autoprof.stop() is None
+print(*sorted(name for name in sys.modules if name == "msgspec" or "dispatch" in name))
+"""
+    assert python(code.replace("assert autoprof.stop() is None\n", "")).stdout.strip() == ""
+    python(code)
+
+
+def test_a_loop_of_ones_own_leaves_what_a_recipe_would_until_it_is_stopped(python: Python, tmp_path: Path) -> None:
+    code = """
+before = dict(os.environ)
+for steps, dir in (("2", "first"), ("+1", "second")):
+    run = autoprof.start(steps, dir=dir, contents=["cpu"])
+    for number in range(1, 4):
+        with autoprof.step(number), autoprof.stage("learn", role="actor"):
+            torch.ones(3) + 1
+    assert autoprof.stop() == run
+    assert not list(run.rglob("*.part"))
+    with autoprof.step(9):
+        pass
+after = dict(os.environ)
+after.pop("AUTOPROF_RECIPES_FOUND", None)
+assert after == before
+autoprof.start("+1", dir="stopped")
+with autoprof.step():
+    with autoprof.stage("learn"):
+        autoprof.stop()
+    with autoprof.stage("late"):
+        pass
+"""
+    python(TORCH + BEGIN + code)
+    for folder, step in (("first", 2), ("second", 1)):
+        run = runs.read(only_run(tmp_path / folder))
+        assert [(each.number, [one.state for one in each.captures]) for each in run.steps] == [(step, ["complete"])]
+        assert run.captures[0].meta.contents == ["cpu"]
+        assert run.state == "ended"
+        assert seen(Path(run.path)) == [
+            each for number in (1, 2, 3) for each in ((number, "actor", "learn"), (number, "trainer", "step"))
+        ]
+    stopped = runs.read(only_run(tmp_path / "stopped"))
+    assert seen(Path(stopped.path)) == [(1, "trainer", "learn"), (1, "trainer", "step")]
+    (capture,) = stopped.captures
+    assert (capture.state, capture.meta.reason) == ("truncated", "autoprof.stop() was called in it")
+
+
+def test_what_a_block_raises_passes_unchanged(python: Python, tmp_path: Path) -> None:
+    code = """
+autoprof.start("")
+for kind in (ValueError, StopIteration, KeyboardInterrupt, GeneratorExit):
+    raised = kind("x")
+    try:
+        with autoprof.step(), autoprof.stage("learn"):
+            raise raised
+    except BaseException as error:
+        assert error is raised and error.__context__ is None, repr(error)
+        assert error.__traceback__.tb_next is None
+"""
+    python(BEGIN + code)
+    said = [(span["kind"], span["step"], span.get("error")) for span in spans(only_run(tmp_path / "autoprof_runs"))]
+    kinds = ("ValueError", "StopIteration", "KeyboardInterrupt", "GeneratorExit")
+    assert said == [(kind, step, name) for step, name in enumerate(kinds, 1) for kind in ("stage", "step")]
+
+
+def test_stages_of_threads_and_tasks_and_nested_steps(python: Python, tmp_path: Path) -> None:
+    code = """
+import asyncio, threading
+autoprof.start("")
+def generate(role):
+    with autoprof.stage("generate", role=role, rank=3):
+        together.wait()
+async def score(role):
+    with autoprof.stage("score", role=role):
+        await asyncio.sleep(0)
+async def both():
+    await asyncio.gather(score("c"), score("d"))
+with autoprof.step(5):
+    together = threading.Barrier(2)
+    threads = [threading.Thread(target=generate, args=(role,)) for role in "ab"]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    asyncio.run(both())
+    with autoprof.step(6), autoprof.stage("outer", role="e"), autoprof.stage("inner", role="e"):
+        pass
+"""
+    done = python(BEGIN + code)
+    run = only_run(tmp_path / "autoprof_runs")
+    assert sorted(seen(run)) == [
+        *((5, role, "generate") for role in "ab"),
+        *((5, role, "score") for role in "cd"),
+        (5, "e", "outer"),
+        (5, "trainer", "step"),
+    ]
+    assert {span["rank"] for span in spans(run) if span["name"] == "generate"} == {3}
+    assert done.stderr.count("a step begins inside of a step") == 1
+
+
+def test_a_forked_child_leaves_the_step_to_its_parent(python: Python, tmp_path: Path) -> None:
+    code = """
+autoprof.start("")
+with autoprof.step():
+    if not os.fork():
+        with autoprof.step(2):
+            pass
+        os._exit(0)
+    os.wait()
+"""
+    python(BEGIN + code)
+    assert sorted(seen(only_run(tmp_path / "autoprof_runs"))) == [(1, "trainer", "step"), (2, "trainer", "step")]
+
+
+def test_a_start_that_can_not_be_raises_and_leaves_nothing(python: Python, tmp_path: Path) -> None:
+    code = """
+before = dict(os.environ)
+for given in ({"steps": "abc"}, {"stepz": 1}, {"mode": "fast"}, {"dir": "/proc/x"}):
+    try:
+        autoprof.start(**given)
+    except (ValueError, OSError) as error:
+        print(type(error).__name__, error)
+assert dict(os.environ) == before
+autoprof.start(steps=3, ranks="all", roles=["actor"])
+try:
+    autoprof.start()
+except RuntimeError as error:
+    print(error)
+"""
+    said = python(BEGIN + code).stdout.splitlines()
+    assert said[0].startswith("SettingsError steps: got 'abc' (")
+    assert said[1] == "SettingsError 'stepz': there is no such setting here; did you mean 'steps'?"
+    assert said[2] == "SettingsError mode: got 'fast'; it takes discrete or continuous"
+    assert said[3].startswith("FileNotFoundError can't write to /proc/x/") or said[3].startswith("OSError can't write")
+    run = only_run(tmp_path / "autoprof_runs")
+    assert said[4:] == [f"a run is going on, in {run}; autoprof.stop() ends it"]
+    settings = json.loads((run / "run.json").read_text())["settings"]
+    assert (settings["steps"], settings["ranks"], settings["roles"]) == ("3", "all", ["actor"])
+
+
+def test_the_environment_counts_more_than_the_script(python: Python, tmp_path: Path) -> None:
+    code = """
+run = autoprof.start(steps="7")
+print(run)
+with autoprof.step(7), autoprof.stage("learn"):
+    pass
+print(autoprof.stop())
+with autoprof.step(8):
+    pass
+"""
+    off = python(BEGIN + code, AUTOPROF="0")
+    assert off.stdout == "None\nNone\n"
+    assert off.stderr == "autoprof: AUTOPROF=0 in the environment: autoprof.start() starts nothing\n"
+    assert not (tmp_path / "autoprof_runs").exists()
+    on = python(BEGIN + code, AUTOPROF="1", AUTOPROF_STEPS="")
+    run = only_run(tmp_path / "autoprof_runs")
+    assert on.stdout == f"{run}\n{run}\n"
+    assert "autoprof.start() leaves out steps" in on.stderr
+    assert [number for number, _, name in seen(run) if name == "step"] == [7, 8]
+    assert runs.read(run).state == "ended"
+
+
+def test_ranks_of_a_launcher_share_a_run(tmp_path: Path) -> None:
+    code = BEGIN + "print(autoprof.start(''))\nwith autoprof.step(1): pass\nautoprof.stop()"
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            cwd=tmp_path,
+            env=clean_environment(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE="2"),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in ("1", "0")
+    ]
+    folders = {rank.communicate(timeout=100)[0].strip() for rank in ranks}
+    run = only_run(tmp_path / "autoprof_runs")
+    assert folders == {str(run)}
+    assert json.loads((run / "run.json").read_text())["pid"] == ranks[1].pid
+    assert sorted(span["rank"] for span in spans(run)) == [0, 1]
+    assert (runs.read(run).state, len(os.listdir(run / "hooks"))) == ("ended", 2)
+
+
+def test_the_types_are_of_what_there_is() -> None:
+    tree = ast.parse((ROOT / "autoprof" / "__init__.pyi").read_text())
+    typed = {alias.asname for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert typed == set(autoprof._HOMES)
+    assert typed <= set(dir(autoprof))
+    with pytest.raises(AttributeError, match="has no attribute 'begin'"):
+        autoprof.begin  # noqa: B018
+
+
+def test_a_run_that_was_stopped_has_not_failed_where_its_process_does(python: Python, tmp_path: Path) -> None:
+    code = """
+autoprof.start('')
+with autoprof.step():
+    pass
+autoprof.stop()
+if not os.fork():
+    raise SystemExit(3)
+os.wait()
+raise ValueError
+"""
+    assert python(BEGIN + code, check=False).returncode == 1
+    (run,) = runs.runs(tmp_path / "autoprof_runs")
+    assert run.outcome == "ended"

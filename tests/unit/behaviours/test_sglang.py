@@ -1,0 +1,227 @@
+"""SGLang from the server's process: what is sent to the schedulers, and what becomes of the answers.
+
+The engines are made up; real ones are driven in tests/engines."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from pytest_mock import MockerFixture
+
+from autoprof.behaviours.rollout.request import MARK, Request
+from autoprof.behaviours.sglang import engine
+from autoprof.config.settings import Settings
+from autoprof.hooks.call import Call, Reply
+from autoprof.run import runtime
+from autoprof.run.timeline import Timeline
+from autoprof.rundir.layout import RunDir
+from tests.support import helpers
+
+OWN = {"contents": ["cpu"], "rollout_iterations": "0:3", "ranks": "4,5"}
+REQUEST = Request(action="start", step=3, replica=2, rank=4, overrides=OWN)
+IDLE = {"problem": "it was not recording"}
+
+
+class ProfileReq(msgspec.Struct, kw_only=True):
+    """The arguments of SGLang from 0.5.15 on."""
+
+    output_dir: str | None = None
+    activities: list[str] | None = None
+
+
+@dataclass
+class Manager:
+    """A TokenizerManager up to 0.5.14, whose schedulers answer, fail or hang as they are told to."""
+
+    answers: dict[str, str] = field(default_factory=dict)
+    fails: dict[str, Exception] = field(default_factory=dict)
+    hangs_s: dict[str, float] = field(default_factory=dict)
+    sent: list[Request] = field(default_factory=list)
+    server_args: Any = field(default_factory=SimpleNamespace)
+
+    async def start_profile(self, output_dir: str | None = None, activities: list[str] | None = None) -> Any:
+        assert output_dir is not None
+        # SGLang records nothing without activities; None would mean all.
+        assert activities == []
+        assert output_dir.startswith(MARK)
+        request = Request.read(output_dir)
+        self.sent.append(request)
+        await asyncio.sleep(self.hangs_s.get(request.action, 0))
+        if request.action in self.fails:
+            raise self.fails[request.action]
+        return SimpleNamespace(success=True, message=self.answers.get(request.action, MARK))
+
+    @property
+    def actions(self) -> list[str]:
+        return [request.action for request in self.sent]
+
+
+class NewManager(Manager):
+    """A TokenizerManager from 0.5.15 on."""
+
+    async def start_profile(self, req: ProfileReq | None = None) -> Any:  # type: ignore[override]
+        assert req is not None
+        return await super().start_profile(req.output_dir, req.activities)
+
+
+@pytest.fixture
+def run(mocker: MockerFixture, tmp_path: Path) -> Any:
+    made = SimpleNamespace(settings=Settings(), timeline=Timeline(RunDir(tmp_path)))
+    mocker.patch.object(runtime, "current", return_value=made)
+    mocker.patch.object(engine, "_reaches_the_scheduler", return_value=True)
+    mocker.patch.object(engine, "_request_type", return_value=ProfileReq)
+    return made
+
+
+def drive(manager: Manager, cut: str = "") -> list[dict[str, Any]]:
+    async def both() -> list[dict[str, Any]]:
+        return [await engine.start(manager, REQUEST), await engine.stop(manager, cut)]
+
+    return asyncio.run(both())
+
+
+@pytest.mark.parametrize("kind", [Manager, NewManager])
+def test_a_window_travels_to_the_schedulers_in_every_release(run: Any, kind: type[Manager]) -> None:
+    manager = kind(server_args=SimpleNamespace(enable_dp_attention=True))
+    assert drive(manager, "somebody came") == [{"problem": ""}, {"problem": ""}]
+    start, stop = manager.sent
+    assert start == REQUEST
+    assert (stop.action, stop.reason) == ("stop", "somebody came")
+
+
+def test_what_a_scheduler_answers_is_passed_on(run: Any) -> None:
+    manager = Manager(answers={"start": MARK + "no folder"})
+    assert drive(manager) == [{"problem": "no folder"}, IDLE]
+    manager = Manager(answers={"stop": MARK + "the engine ran 0 forward passes"})
+    assert drive(manager) == [{"problem": ""}, {"problem": "the engine ran 0 forward passes"}]
+    assert not hasattr(manager, engine.OPEN)
+
+
+def test_a_scheduler_that_answers_for_itself_is_without_autoprof(run: Any) -> None:
+    manager = Manager(answers={"start": "Succeeded"})
+    assert drive(manager) == [{"problem": "the scheduler runs without autoprof"}, IDLE]
+
+
+def test_an_engine_that_raises_is_not_recording(run: Any) -> None:
+    assert drive(Manager(fails={"start": RuntimeError("no")})) == [{"problem": "RuntimeError: no"}, IDLE]
+    manager = Manager(fails={"stop": RuntimeError("gone")})
+    assert drive(manager)[1] == {"problem": "RuntimeError: gone"}
+    assert not hasattr(manager, engine.OPEN)
+
+
+def test_a_second_start_and_a_second_stop_are_not_sent(run: Any) -> None:
+    manager = Manager()
+
+    async def scenario() -> list[dict[str, Any]]:
+        answers = [await engine.stop(manager)]
+        answers += [await engine.start(manager, REQUEST), await engine.start(manager, REQUEST)]
+        return [*answers, await engine.stop(manager), await engine.stop(manager)]
+
+    again = {"problem": "it is recording already"}
+    assert asyncio.run(scenario()) == [IDLE, {"problem": ""}, again, {"problem": ""}, IDLE]
+    assert manager.actions == ["start", "stop"]
+
+
+def test_a_stop_that_takes_too_long_is_not_waited_for(run: Any) -> None:
+    run.settings = msgspec.structs.replace(run.settings, stop_timeout_s=0.05)
+    manager = Manager(hangs_s={"stop": 0.3})
+
+    async def scenario() -> list[dict[str, Any]]:
+        answers = [await engine.start(manager, REQUEST), await engine.stop(manager)]
+        answers += [await engine.start(manager, REQUEST), await engine.stop(manager)]
+        while hasattr(manager, engine.OPEN):
+            await asyncio.sleep(0.01)
+        return answers
+
+    _, late, again, stopping = asyncio.run(asyncio.wait_for(scenario(), 10))
+    assert late == {"problem": "the engine did not answer within 0.05 s"}
+    assert again == {"problem": "it is recording already"}
+    assert stopping == {"problem": "it is being stopped already"}
+    assert manager.actions == ["start", "stop"]
+
+
+def test_a_start_that_takes_too_long_is_stopped_when_it_comes(run: Any) -> None:
+    run.settings = msgspec.structs.replace(run.settings, stop_timeout_s=0.05)
+    manager = Manager(hangs_s={"start": 0.2})
+
+    async def scenario() -> dict[str, Any]:
+        answer = await engine.start(manager, REQUEST)
+        while hasattr(manager, engine.OPEN):
+            await asyncio.sleep(0.01)
+        return answer
+
+    assert asyncio.run(asyncio.wait_for(scenario(), 10))["problem"] == "the engine did not answer within 0.05 s"
+    assert manager.actions == ["start", "stop"]
+    assert manager.sent[1].reason == "the engine started too late"
+
+
+def test_a_recording_is_a_window_on_the_timeline_and_one_that_failed_is_none(run: Any, tmp_path: Path) -> None:
+    drive(Manager())
+    drive(Manager(answers={"start": MARK + "no room"}))
+    (window,) = helpers.spans(tmp_path)
+    assert (window["kind"], window["step"], window["ids"]) == ("window", REQUEST.step, {"replica": REQUEST.replica})
+
+
+def test_an_engine_without_autoprofs_hook_in_its_scheduler_is_not_driven(run: Any, mocker: MockerFixture) -> None:
+    mocker.stopall()
+    mocker.patch.object(runtime, "current", return_value=run)
+    manager = Manager()
+    assert "hook in SGLang's scheduler" in drive(manager)[0]["problem"]
+    assert manager.sent == []
+
+
+def ask(instance: Any, **keywords: Any) -> Any:
+    """Call the hooked method of a server actor, and answer what it waits for."""
+    around = engine.Server().around(Call("verl/sglang-server", lambda: None, (instance,), keywords))
+    try:
+        waits = next(around)
+        assert waits is not None
+        around.send(asyncio.run(waits.suspend()))
+    except StopIteration as stop:
+        return stop.value
+    raise AssertionError("it went on")
+
+
+def test_the_server_passes_the_trainers_requests_on(run: Any) -> None:
+    server = SimpleNamespace(tokenizer_manager=Manager(), node_rank=0)
+    asked = {"global_step": 3, "replica": 2, "rank": 4}
+    assert ask(server, autoprof={"action": "start", **asked}) == Reply({"problem": ""})
+    assert ask(server, autoprof={"action": "stop", **asked}) == Reply({"problem": ""})
+    assert ask(server, autoprof={"action": "stop", **asked}) == Reply(IDLE)
+    assert "ValidationError" in ask(server, autoprof={"action": "begin", **asked}).value["problem"]
+    assert "tokenizer_manager" in ask(SimpleNamespace(), autoprof={"action": "start", **asked}).value["problem"]
+
+
+@pytest.mark.parametrize(
+    "server",
+    [SimpleNamespace(tokenizer_manager=None, node_rank=0), SimpleNamespace(tokenizer_manager=Manager(), node_rank=1)],
+)
+def test_servers_without_an_engine_have_nothing_to_do(run: Any, server: Any) -> None:
+    assert ask(server, autoprof={"action": "start", "global_step": 3, "replica": 2, "rank": 4}) == Reply({})
+
+
+def test_verls_server_is_what_the_hook_takes_it_for() -> None:
+    verl = find_spec("verl")
+    assert verl is not None
+    assert verl.origin is not None
+    path = Path(verl.origin).parent / "workers" / "rollout" / "sglang_rollout" / "async_sglang_server.py"
+    (server,) = (
+        node
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef) and node.name == "SGLangHttpServer"
+    )
+    methods = {node.name: node for node in server.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    start = methods["start_profile"]
+    assert isinstance(start, ast.AsyncFunctionDef)
+    assert start.args.kwarg is not None
+    text = ast.unparse(server)
+    assert "self.tokenizer_manager" in text
+    assert "self.node_rank = node_rank" in text

@@ -1,0 +1,228 @@
+"""SGLang's scheduler: autoprof's requests, and the passes that are recorded with the real profiler.
+The schedulers are made up; real ones record in tests/engines."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from autoprof.behaviours.rollout.request import Request
+from autoprof.behaviours.sglang import scheduler as sglang_scheduler
+from autoprof.run.runtime import Runtime
+from tests.support.sglang_schedulers import DECODES, NOTHING, Scheduler, found, passes, receive, start, stop
+
+
+@pytest.mark.parametrize(
+    ("iterations", "recorded"), [("all", 8), ("0:3", 3), (":1", 1), ("2:5", 3), ("7:8", 1), ("5:100", 3)]
+)
+def test_the_passes_that_were_asked_for_are_recorded(run: Runtime, iterations: str, recorded: int) -> None:
+    scheduler = Scheduler()
+    before = dict(vars(scheduler))
+    passes(scheduler, "DECODE")  # before the capture: not counted
+    assert start(scheduler, rollout_iterations=iterations) == ""
+    passes(scheduler, "EXTEND", *DECODES)
+    assert stop(scheduler) == ""
+    passes(scheduler, "DECODE")
+    assert vars(scheduler) == before
+    ((meta, names),) = found(run).values()
+    assert (meta["state"], meta["reason"], meta["rank"], meta["replica"]) == ("complete", "", 5, 2)
+    assert names.count("work") == sum(name.startswith("run_batch") for name in names) == recorded
+    assert names.count("run_batch EXTEND") == (iterations in ("all", "0:3", ":1"))
+
+
+def test_two_windows_without_a_restart(run: Runtime) -> None:
+    scheduler = Scheduler()
+    for step in (3, 4):
+        start(scheduler, step, rollout_iterations="0:2")
+        passes(scheduler, *DECODES)
+        stop(scheduler)
+        assert stop(scheduler) == ""
+    assert list(found(run, 3)) == list(found(run, 4)) == ["TP-1"]
+
+
+def test_ranks_that_nobody_asked_for_write_nothing(run: Runtime) -> None:
+    for scheduler in (Scheduler(tp_rank=0), Scheduler(tp_rank=1)):
+        assert start(scheduler, ranks="5") == ""
+        passes(scheduler, *DECODES)
+        assert stop(scheduler) == ""
+    assert list(found(run)) == ["TP-1"]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "data_parallel_attention", "part", "rank"),
+    [
+        ({}, False, "TP-1", 5),
+        ({"pp_rank": 1, "pp_size": 2}, False, "TP-1-PP-1", 7),
+        ({"dp_rank": 3, "dp_size": 4}, False, "TP-1-DP-3", 11),
+        ({"dp_rank": 1, "dp_size": 2, "moe_ep_rank": 1, "moe_ep_size": 2}, True, "TP-1-DP-1-EP-1", 5),
+        ({"dp_rank": None, "dp_size": 1}, False, "TP-1", 5),
+    ],
+)
+def test_ranks_are_told_apart_in_every_release(
+    run: Runtime,
+    monkeypatch: pytest.MonkeyPatch,
+    ranks: dict[str, int],
+    data_parallel_attention: bool,
+    part: str,
+    rank: int,
+) -> None:
+    scheduler = Scheduler(**ranks)
+    request = Request(action="start", rank=4, replicas_in_one=not data_parallel_attention)
+    assert sglang_scheduler._place(scheduler, request) == (rank, part)
+    # From 0.5.13 on: in `ps` of what profiles for the scheduler.
+    assert sglang_scheduler._place(SimpleNamespace(ps=scheduler), request) == (rank, part)
+    # 0.5.23: asked of a function, where the number of data-parallel ranks has another name.
+    told = {"num_dp_ranks" if name == "dp_size" else name: value for name, value in vars(scheduler).items()}
+    monkeypatch.setattr(sglang_scheduler, "_parallel", lambda: SimpleNamespace(**told))
+    assert sglang_scheduler._place(SimpleNamespace(), request) == (rank, part)
+
+
+def test_stages_have_a_trace_each_whatever_comes_between(run: Runtime) -> None:
+    scheduler = Scheduler()
+    start(scheduler, rollout_iterations="0:3", contents=("cpu", "profile-by-stage"))
+    passes(scheduler, "EXTEND", "IDLE", "EXTEND", "DECODE", "DECODE", "EXTEND", "EXTEND", "DECODE", "DECODE", "EXTEND")
+    assert stop(scheduler) == ""
+    captures = found(run)
+    assert {part: meta["state"] for part, (meta, _) in captures.items()} == dict.fromkeys(
+        ["TP-1-EXTEND", "TP-1-DECODE"], "complete"
+    )
+    extend, decode = captures["TP-1-EXTEND"][1], captures["TP-1-DECODE"][1]
+    assert (extend.count("run_batch EXTEND"), extend.count("run_batch DECODE")) == (2, 0)
+    assert (decode.count("run_batch EXTEND"), decode.count("run_batch DECODE")) == (2, 3)
+    assert captures["TP-1-DECODE"][0]["contents"] == ["cpu", "profile-by-stage"]
+    assert captures["TP-1-DECODE"][0]["left_out"] == []
+
+
+def test_stages_may_begin_later_than_the_capture(run: Runtime) -> None:
+    scheduler = Scheduler()
+    start(scheduler, rollout_iterations="1:3", contents=("profile-by-stage",))
+    passes(scheduler, "EXTEND", "EXTEND", *DECODES)
+    stop(scheduler)
+    captures = found(run)
+    assert captures["TP-1-EXTEND"][1].count("work") == 1
+    assert captures["TP-1-DECODE"][1].count("work") == 2
+
+
+@pytest.mark.parametrize("contents", [("cpu",), ("cpu", "profile-by-stage")])
+def test_a_window_without_a_pass_is_failed(run: Runtime, contents: tuple[str, ...]) -> None:
+    scheduler = Scheduler()
+    start(scheduler, contents=contents)
+    assert stop(scheduler) == NOTHING
+    ((meta, names),) = found(run).values()
+    assert (meta["state"], meta["reason"], names) == ("failed", NOTHING, [])
+    # The name of a stage that never came is nobody's.
+    assert not list(run.rundir.path.rglob("*.part"))
+
+
+def test_a_window_that_ends_before_its_first_pass_is_failed_and_never_fires(run: Runtime) -> None:
+    scheduler = Scheduler()
+    start(scheduler, rollout_iterations="50:60")
+    passes(scheduler, *DECODES)
+    why = "the engine ran 7 forward passes; recording was to begin after 50"
+    assert stop(scheduler) == why
+    passes(scheduler, *DECODES * 8)
+    ((meta, _),) = found(run).values()
+    assert (meta["state"], meta["reason"]) == ("failed", why)
+
+
+def test_what_is_cut_says_so(run: Runtime) -> None:
+    scheduler = Scheduler()
+    start(scheduler, rollout_iterations="all")
+    passes(scheduler, "DECODE")
+    stop(scheduler, "somebody came")
+    start(scheduler, 4, rollout_iterations="all")
+    stop(scheduler, "somebody came")
+    cut, before = found(run)["TP-1"][0], found(run, 4)["TP-1"][0]
+    assert (cut["state"], cut["reason"]) == ("truncated", "somebody came")
+    assert (before["state"], before["reason"][:13]) == ("failed", "somebody came")
+
+
+def test_a_start_after_one_whose_stop_never_came(run: Runtime) -> None:
+    scheduler = Scheduler()
+    start(scheduler, rollout_iterations="all")
+    passes(scheduler, "DECODE")
+    start(scheduler, 4, rollout_iterations="all")
+    passes(scheduler, "DECODE")
+    assert stop(scheduler) == ""
+    assert found(run)["TP-1"][0]["reason"] == "whoever started it went away"
+    assert found(run, 4)["TP-1"][0]["state"] == "complete"
+
+
+@pytest.mark.parametrize("folder", [None, "/tmp", "/run/global_step_000001"])
+def test_somebody_elses_requests_pass_unchanged(run: Runtime, folder: str | None) -> None:
+    request = SimpleNamespace(output_dir=folder, start_step=3)
+    assert receive(Scheduler(), request) is None
+    assert request == SimpleNamespace(output_dir=folder, start_step=3)
+
+
+def test_somebody_elses_profiler_goes_first(run: Runtime) -> None:
+    scheduler = Scheduler()
+    start(scheduler, rollout_iterations="all")
+    passes(scheduler, "DECODE")
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as theirs:
+        passes(scheduler, "DECODE", "DECODE")
+        assert stop(scheduler) == ""
+        assert "another torch.profiler" in start(scheduler, 4)
+    assert [event.count for event in theirs.key_averages() if event.key == "work"] == [2]
+    meta, names = found(run)["TP-1"]
+    assert (meta["state"], names.count("work")) == ("truncated", 1)
+
+
+def test_somebody_elses_profiler_between_the_start_and_the_first_pass(run: Runtime) -> None:
+    scheduler = Scheduler()
+    start(scheduler, rollout_iterations="all")
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        passes(scheduler, "DECODE")
+    passes(scheduler, "DECODE")
+    assert "another profiler" in stop(scheduler)
+    assert found(run)["TP-1"][0]["state"] == "failed"
+
+
+def test_a_folder_that_cannot_be_made_is_answered(run: Runtime) -> None:
+    run.rundir.path.mkdir()
+    run.rundir.step(3).write_text("")
+    scheduler = Scheduler()
+    assert start(scheduler).startswith("FileExistsError")
+    passes(scheduler, "DECODE")
+    assert stop(scheduler) == ""
+
+
+def test_a_full_disk_is_noted(run: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Any, path: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("autoprof.capture.profilers.torch.TorchTool.export", full)
+    scheduler = Scheduler()
+    start(scheduler, rollout_iterations="0:1")
+    passes(scheduler, *DECODES)
+    stop(scheduler)
+    meta, _ = found(run)["TP-1"]
+    assert (meta["state"], "No space left" in meta["reason"]) == ("failed", True)
+
+
+def test_a_scheduler_without_work_pauses_while_it_is_recorded(run: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr("autoprof.behaviours.sglang.recorder.time.sleep", pauses.append)
+    scheduler = Scheduler()
+    start(scheduler, rollout_iterations="0:2")
+
+    def poll(turns: int) -> int:
+        pauses.clear()
+        for _ in range(turns):
+            scheduler.get_next_batch_to_run()
+        return len(pauses)
+
+    assert poll(100) == 0
+    passes(scheduler, "DECODE")
+    assert poll(10) == 0
+    assert poll(100) > 50
+    assert max(pauses) <= 0.02
+    passes(scheduler, "DECODE")
+    assert poll(10) == 0
+    passes(scheduler, "DECODE")  # the window is over
+    assert poll(100) == 0
+    stop(scheduler)
+    assert "get_next_batch_to_run" not in vars(scheduler)

@@ -1,0 +1,140 @@
+"""SGLang's API server: its processes, and requests that begin a batch.
+
+What stands for SGLang is made up; `tests/engines/test_sglang_serve.py` runs the real one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pytest_mock import MockerFixture
+
+from autoprof._boot import command
+from autoprof.behaviours.serving import server
+from autoprof.behaviours.sglang import api_server
+from autoprof.hooks.call import CALL, Call, Outcome
+from autoprof.hooks.wrapper import wrap
+from autoprof.run import runtime
+
+ROUTES = ("/start_profile", "/stop_profile")
+
+
+class Lock:
+    """SGLang's RWLock, as far as it is looked at."""
+
+    _readers = 0
+
+    async def release_reader(self) -> None:
+        self._readers -= 1
+
+
+@pytest.fixture
+def app() -> Any:
+    def endpoint() -> None:
+        """SGLang's own."""
+
+    endpoint._auth_level = "admin"  # type: ignore[attr-defined]
+    return SimpleNamespace(router=SimpleNamespace(routes=[SimpleNamespace(path=p, endpoint=endpoint) for p in ROUTES]))
+
+
+@pytest.fixture
+def manager(mocker: MockerFixture) -> Any:
+    mocker.patch.object(runtime, "current", return_value=SimpleNamespace())
+    hooked = wrap(Lock.release_reader, "sglang/released")
+    lock = type("RWLock", (Lock,), {"release_reader": hooked})()
+    return SimpleNamespace(
+        model_update_lock=lock,
+        server_args=SimpleNamespace(tokenizer_worker_num=1),
+        server_status=SimpleNamespace(name="Up"),
+    )
+
+
+def set_up(manager: Any, app: Any) -> None:
+    """Return what SGLang's launch does."""
+    setter = eval("lambda global_state: None", {"app": app})
+    around = api_server.SetUp().around(Call("k", setter, (SimpleNamespace(tokenizer_manager=manager),), {}))
+    finish(around)
+
+
+def finish(around: Any, error: Exception | None = None) -> list[Any]:
+    """Run a behaviour to its end; returns what it waits for."""
+    waits = []
+    try:
+        wait = next(around)
+        while True:
+            if wait is not CALL:
+                waits.append(wait)
+            wait = around.send(Outcome(None, error) if wait is CALL else None)
+    except StopIteration:
+        return waits
+
+
+def requested(manager: Any, rid: Any, error: Exception | None = None) -> bool:
+    """Return whether a request is told to the server."""
+    call = Call("k", lambda self, obj: None, (manager, SimpleNamespace(rid=rid)), {})
+    waits = finish(api_server.Tokenized().around(call), error)
+    for wait in waits:
+        wait._awaitable.close()
+    return bool(waits)
+
+
+def test_its_routes_come_first_and_need_the_key_that_sglangs_need(manager: Any, app: Any) -> None:
+    set_up(manager, app)
+    first = {route.path: route for route in app.router.routes[:2]}
+    assert sorted(first) == sorted(ROUTES)
+    assert {route.endpoint._auth_level for route in first.values()} == {"admin"}
+    assert requested(manager, "a")
+
+
+def several(manager: Any) -> None:
+    manager.server_args.tokenizer_worker_num = 2
+
+
+def no_lock(manager: Any) -> None:
+    del manager.model_update_lock
+
+
+@pytest.mark.parametrize("change", [several, no_lock])
+def test_a_process_that_is_not_the_one_server_is_left_alone(
+    manager: Any, app: Any, change: Callable[[Any], None]
+) -> None:
+    change(manager)
+    set_up(manager, app)
+    assert len(app.router.routes) == 2
+    assert not requested(manager, "a")
+
+
+def test_a_server_actor_of_a_trainer_is_left_alone(manager: Any, app: Any, mocker: MockerFixture) -> None:
+    worker = ["python", "/ray/_private/workers/default_worker.py"]
+    mocker.patch.object(command, "THIS", command.Command(worker))
+    set_up(manager, app)
+    assert len(app.router.routes) == 2
+    assert not requested(manager, "a")
+
+
+def test_without_its_hook_on_the_lock_no_batch_is_counted(manager: Any, app: Any) -> None:
+    manager.model_update_lock = Lock()
+    set_up(manager, app)
+    assert len(app.router.routes) == 4
+    assert not requested(manager, "a")
+
+
+def test_sglangs_own_generations_and_refused_requests_begin_no_batch(manager: Any, app: Any) -> None:
+    set_up(manager, app)
+    assert not requested(manager, "HEALTH_CHECK_17.5")
+    assert not requested(manager, "a", ValueError("too long"))
+    assert requested(manager, ["a", "b"])
+    manager.server_status.name = "Starting"
+    assert not requested(manager, "a")
+
+
+def test_a_batch_ends_with_the_last_that_gives_the_lock_back(manager: Any, app: Any, mocker: MockerFixture) -> None:
+    set_up(manager, app)
+    idle = mocker.patch.object(server.Server, "idle")
+    for readers, ended in ((1, 0), (0, 1)):
+        manager.model_update_lock._readers = readers
+        finish(api_server.Released().around(Call("k", Lock.release_reader, (manager.model_update_lock,), {})))
+        assert idle.call_count == ended

@@ -1,0 +1,249 @@
+"""Stages that two calls give, names that are read from the call, and spans that are a whole: with wrapped
+functions and the real torch.profiler."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from autoprof.behaviours.trainer import stages, steps
+from autoprof.run.cluster import current_step
+from autoprof.run.runtime import Runtime
+from tests.support import helpers
+from tests.support.captures import finished
+
+TASK = {"stage": {"path": "self.name", "names": {"*.generate*": "generate", "*._score": "compute_log_prob"}}}
+
+
+@pytest.fixture
+def run(joined: Any) -> Iterator[Runtime]:
+    """A process that is in step 2, which is captured."""
+    made: Runtime = joined(steps="2")
+    current_step.post("run", current_step.StepAnnouncement(step=2, captured=True))
+    yield made
+    current_step.post("run", None)
+    assert stages.running == {}
+    assert made.hooks.content()["errors"] == {}
+
+
+@pytest.fixture
+def task(hooked: Callable[..., Any]) -> Any:
+    """A context manager that has a name, as TRL's, whose two methods are hooked."""
+
+    class Task:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def __enter__(self) -> Task:
+            torch.ones(2)
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    Task.__enter__ = hooked(Task.__enter__, "stage.begin", role="rollout", of="self", **TASK)
+    Task.__exit__ = hooked(Task.__exit__, "stage.end", of="self")
+    return Task
+
+
+def captures(run: Runtime) -> dict[str, str]:
+    """The state of each capture, by role and stage."""
+    return {name.split(".rank0")[0]: meta["state"] for name, (meta, _) in finished(run).items()}
+
+
+def spans(run: Runtime) -> list[tuple[str, str]]:
+    return [(span["role"], span["name"]) for span in helpers.spans(run.rundir.path) if span["kind"] != "profiling"]
+
+
+def recorded(run: Runtime, name: str) -> set[str]:
+    """The operators in a capture's trace."""
+    ((_, trace),) = [both for key, both in finished(run).items() if key.startswith(f"{name}.rank0")]
+    return {event["name"] for event in trace["traceEvents"] if event.get("cat") == "cpu_op"}
+
+
+def test_two_calls_give_a_stage(run: Runtime, task: Any) -> None:
+    for _ in range(2):
+        with task("MyTrainer.transformers.generate"):
+            torch.ones(3).exp()
+    assert captures(run) == {"rollout.generate": "complete", "rollout.generate.2": "complete"}
+    assert "aten::exp" in recorded(run, "rollout.generate")
+    assert spans(run) == [("rollout", "generate")] * 2
+
+
+def test_only_names_of_the_table_are_stages(run: Runtime, task: Any) -> None:
+    with task("MyTrainer.reward"), task("MyTrainer._score"), task("MyTrainer.log"):
+        torch.ones(3).exp()
+    assert captures(run) == {"rollout.compute_log_prob": "complete"}
+    assert "aten::exp" in recorded(run, "rollout.compute_log_prob")
+
+
+def test_without_a_table_all_names_are_taken(run: Runtime, hooked: Any) -> None:
+    work = hooked(lambda what: torch.ones(2), "stage", role="trainer", stage={"path": "what"})
+    work("this")
+    work(what="that/other")
+    assert captures(run) == {"trainer.this": "complete", "trainer.that-other": "complete"}
+
+
+def test_a_role_is_read_alike(run: Runtime, hooked: Any) -> None:
+    names = {"*GRPO*": "actor", "*": "trainer"}
+    work = hooked(lambda kind: torch.ones(2), "stage", role={"path": "kind", "names": names}, stage="update")
+    work("MyGRPOConfig")
+    work("SFTConfig")
+    assert captures(run) == {"actor.update": "complete", "trainer.update": "complete"}
+
+
+def test_an_exception_inside_ends_it(run: Runtime, task: Any) -> None:
+    def fails() -> None:
+        with task("T.generate"):
+            raise KeyError("the user's")
+
+    with pytest.raises(KeyError, match="the user's"):
+        fails()
+    # The end of it was reached all the same: what the context manager was told of the error is its own.
+    assert captures(run) == {"rollout.generate": "complete"}
+
+
+def test_a_begin_that_raises_leaves_nothing_open(run: Runtime, hooked: Any) -> None:
+    def enter() -> None:
+        raise ValueError("the user's")
+
+    with pytest.raises(ValueError, match="the user's"):
+        hooked(enter, "stage.begin", role="actor", stage="update_actor")()
+    assert captures(run) == {"actor.update_actor": "truncated"}
+
+
+def test_what_never_ends_ends_with_the_step(run: Runtime, task: Any, hooked: Any) -> None:
+    begin = hooked(lambda state: None, "step.begin", number="state")
+    begin(2)
+    task("T.generate").__enter__()
+    begin(3)
+    assert stages.running == {}
+    ((meta, trace),) = finished(run).values()
+    assert (meta["state"], meta["reason"]) == ("truncated", "the step ended before the stage")
+    assert trace is not None
+    hooked(lambda: None, "step.end")()
+    assert steps._state.current is None
+
+
+def test_what_never_ended_gives_way_in_a_later_step(run: Runtime, task: Any) -> None:
+    task("T.generate").__enter__()
+    current_step.post("run", current_step.StepAnnouncement(step=3, captured=True))
+    with task("T.generate"):
+        pass
+    finished(run)
+    metas = [json.loads(path.read_text()) for path in run.rundir.path.rglob("*.meta.json")]
+    states = sorted((meta["step"], meta["state"], meta["reason"]) for meta in metas)
+    assert states == [(2, "truncated", "its end never came"), (3, "complete", "")]
+
+
+def test_an_end_closes_what_has_the_same_object(run: Runtime, task: Any) -> None:
+    with task("T.generate"):
+        with task("U.generate"):
+            pass
+        torch.ones(3).exp()
+    assert "aten::exp" in recorded(run, "rollout.generate")
+    assert spans(run) == [("rollout", "generate")]
+
+
+def test_an_end_without_a_begin_does_nothing(run: Runtime, hooked: Any) -> None:
+    end = hooked(lambda: "theirs", "stage.end", stage="update_actor")
+    assert end() == "theirs"
+    begin = hooked(lambda: None, "stage.begin", role="actor", stage="update_critic")
+    begin()
+    end()
+    assert list(stages.running) == [("actor", "update_critic")]
+    hooked(lambda: None, "stage.end", role="actor")()
+    assert captures(run) == {"actor.update_critic": "complete"}
+
+
+def test_a_stage_inside_one_of_its_role_is_part_of_it(run: Runtime, hooked: Any) -> None:
+    score = hooked(lambda: torch.ones(3).exp(), "stage", role="actor", stage="compute_log_prob")
+    hooked(score, "stage", role="actor", stage="update_actor")()
+    assert spans(run) == [("actor", "update_actor")]
+    score()
+    assert set(captures(run)) == {"actor.update_actor", "actor.compute_log_prob"}
+
+
+def test_a_stage_inside_one_of_another_role_is_a_span_only(run: Runtime, task: Any, hooked: Any) -> None:
+    reward = hooked(lambda: torch.ones(3).exp(), "stage", role="reward", stage="compute_reward")
+    with task("T.generate"):
+        reward()
+    assert set(captures(run)) == {"rollout.generate"}
+    assert spans(run) == [("reward", "compute_reward"), ("rollout", "generate")]
+
+
+def test_an_outermost_stage_is_part_of_any_other(run: Runtime, hooked: Any) -> None:
+    batch = hooked(lambda: torch.ones(3).exp(), "stage", role="trainer", stage="train_batch", outermost=True)
+    hooked(batch, "stage", role="actor", stage="update_actor")()
+    assert spans(run) == [("actor", "update_actor")]
+    batch()
+    assert set(captures(run)) == {"actor.update_actor", "trainer.train_batch"}
+
+
+def test_an_end_in_another_thread_is_said(run: Runtime, task: Any) -> None:
+    opened = task("T.generate")
+    opened.__enter__()
+    thread = threading.Thread(target=opened.__exit__)
+    thread.start()
+    thread.join()
+    ((meta, trace),) = finished(run).values()
+    assert (meta["state"], trace) == ("failed", None)
+    assert meta["reason"] == "the stage ended in another thread than it began in"
+
+
+def test_a_span_may_begin_and_end_by_two_calls(run: Runtime, hooked: Any) -> None:
+    hooked(lambda: None, "span.begin", role="rollout", stage="generate")()
+    hooked(lambda: None, "stage.end")()
+    assert spans(run) == [("rollout", "generate")]
+    assert captures(run) == {}
+
+
+def test_nothing_inside_a_span_that_is_a_whole_is_a_stage(run: Runtime, task: Any, hooked: Any) -> None:
+    def evaluate() -> None:
+        with task("T.generate"):
+            pass
+
+    hooked(evaluate, "span", role="trainer", stage="evaluate", whole=True)()
+    assert captures(run) == {}
+    assert spans(run) == [("trainer", "evaluate")]
+    with task("T.generate"):
+        pass
+    assert captures(run) == {"rollout.generate": "complete"}
+
+
+@pytest.mark.parametrize(
+    ("iterations", "kept"), [("0:2", ["exp", "sin"]), ("1:3", ["sin", "cos"]), ("all", ["exp", "sin", "cos", "tan"])]
+)
+def test_forward_passes_are_counted(joined: Any, hooked: Any, iterations: str, kept: list[str]) -> None:
+    run = joined(steps="2", rollout_iterations=iterations)
+    current_step.post("run", current_step.StepAnnouncement(step=2, captured=True))
+    after = hooked(lambda: None, "stage.pass")
+
+    def generate() -> None:
+        for name in ("exp", "sin", "cos", "tan"):
+            getattr(torch.ones(3), name)()
+            after()
+
+    hooked(generate, "stage", role="rollout", stage="generate", passes=True)()
+    current_step.post("run", None)
+    assert captures(run) == {"rollout.generate": "complete"}
+    there = recorded(run, "rollout.generate")
+    assert [name for name in ("exp", "sin", "cos", "tan") if f"aten::{name}" in there] == kept
+    assert len(spans(run)) == 1
+
+
+def test_passes_that_never_came_are_said(joined: Any, hooked: Any) -> None:
+    run = joined(steps="2", rollout_iterations="4:9")
+    current_step.post("run", current_step.StepAnnouncement(step=2, captured=True))
+    after = hooked(lambda: None, "stage.pass")
+    hooked(lambda: after(), "stage", role="rollout", stage="generate", passes=True)()
+    hooked(lambda: after(), "stage", role="actor", stage="update_actor")()
+    current_step.post("run", None)
+    assert captures(run) == {"rollout.generate": "failed", "actor.update_actor": "complete"}
+    metas = {meta["stage"]: meta["reason"] for meta, _ in finished(run).values()}
+    assert metas["generate"] == "there were 1 forward passes; recording was to begin after 4"

@@ -1,0 +1,151 @@
+"""The shapes in which a recipe finds a step, on a trainer without anything else, as docs/reference/recipes.md says."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support import helpers
+
+Python = Callable[..., "subprocess.CompletedProcess[str]"]
+
+TRAINER = """
+class State:
+    finished = 0
+
+class Trainer:
+    def __init__(self):
+        self.state = State()
+    def fit(self):
+        for number in (11, 12, 13):
+            self.step(number)
+    def step(self, number):
+        self.begin(number)
+        self.work()
+        self.state.finished = number
+        self.end()
+    def begin(self, number): ...
+    def work(self): ...
+    def end(self): ...
+"""
+HOOK = '[[hook]]\nname = "{}"\nmodule = "small"\nattribute = "Trainer.{}"\nbehaviour = "{}"\noptions = {{ {} }}\n'
+WORK = HOOK.format("work", "work", "span", 'stage = "work", role = "trainer"')
+
+
+def spans(python: Python, folder: Path, *hooks: tuple[str, str, str]) -> list[tuple[str, int | None]]:
+    """Run the trainer with a recipe; the spans of its timeline in order of their ends: name and step."""
+    (folder / "small.py").write_text(TRAINER)
+    recipe = 'target = "small"\n' + WORK + "".join(HOOK.format(f"h{hook[0]}", *hook) for hook in hooks)
+    (folder / "small.toml").write_text(recipe)
+    python("import small; small.Trainer().fit()", AUTOPROF="1", AUTOPROF_STEPS="", AUTOPROF_RECIPES="small.toml")
+    (timeline,) = (folder / "autoprof_runs").glob("2*/timeline/*.jsonl")
+    return [(span["name"], span["step"]) for span in helpers.spans(timeline)]
+
+
+FOREIGN = """
+import functools
+from small import Trainer
+step = Trainer.step
+Trainer.step = functools.wraps(step)(lambda self, number: step(self, number))
+"""
+
+
+def later(table: str) -> str:
+    """The hook of a module that has the class, too, and is imported later."""
+    return table.replace('module = "small"', 'module = "small.later"')
+
+
+def package(python: Python, folder: Path, imports: str, *tables: str) -> list[tuple[str, int | None]]:
+    """Run the trainer of a package with these hooks; the spans of its timeline in order of their ends."""
+    (folder / "small").mkdir()
+    (folder / "small" / "__init__.py").write_text(TRAINER)
+    (folder / "small" / "foreign.py").write_text(FOREIGN)
+    (folder / "small" / "later.py").write_text("from small import Trainer\n")
+    (folder / "small.toml").write_text('target = "small"\n' + "".join(tables))
+    python(f"{imports}\nsmall.Trainer().fit()", AUTOPROF="1", AUTOPROF_STEPS="", AUTOPROF_RECIPES="small.toml")
+    (timeline,) = (folder / "autoprof_runs").glob("2*/timeline/*.jsonl")
+    return [(span["name"], span["step"]) for span in helpers.spans(timeline) if span["kind"] != "profiling"]
+
+
+@pytest.mark.parametrize(
+    ("hooks", "numbers"),
+    [
+        ([("step", "step.wrap", 'number = "number"')], [11, 12, 13]),
+        ([("step", "step.wrap", 'number = "self.state.finished", offset = 1')], [1, 12, 13]),
+        ([("step", "step.wrap", "")], [1, 2, 3]),
+        ([("begin", "step.begin", 'number = "number"'), ("end", "step.end", "")], [11, 12, 13]),
+        ([("begin", "step.begin", ""), ("end", "step.end", "")], [1, 2, 3]),
+        ([("step", "step.begin", 'number = "number"'), ("begin", "step.begin", 'number = "number"'),
+          ("end", "step.end", "")], [11, 12, 13]),
+    ],
+)  # fmt: skip
+def test_steps_that_end(python: Python, tmp_path: Path, hooks: list[tuple[str, str, str]], numbers: list[int]) -> None:
+    assert spans(python, tmp_path, *hooks) == [(name, number) for number in numbers for name in ("work", "step")]
+
+
+def test_a_tick_at_the_begin_of_a_step(python: Python, tmp_path: Path) -> None:
+    found = spans(python, tmp_path, ("begin", "step.tick", 'number = "number"'))
+    assert found == [("work", 11), ("step", 11), ("work", 12), ("step", 12), ("work", 13)]
+
+
+def test_a_tick_at_the_end_of_a_step(python: Python, tmp_path: Path) -> None:
+    found = spans(python, tmp_path, ("end", "step.tick", 'number = "self.state.finished", offset = 1'))
+    assert found == [("work", None), ("work", 12), ("step", 12), ("work", 13), ("step", 13)]
+
+
+# Each order in which a step, its loop and a stage can stand in a recipe, or come from different ones.
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.fault("hooks of a step and a stage on one method", "goes on", "nothing; the step goes around the stage")
+def test_a_step_goes_around_what_else_is_hooked_on_its_method(
+    python: Python, tmp_path: Path, order: tuple[int, ...], apart: bool
+) -> None:
+    kinds = [("step.wrap", 'number = "number"'), ("step.end", ""), ("stage", 'stage = "update", role = "actor"')]
+    tables = [HOOK.format(f"h{place}", "step", *kinds[place]) for place in order]
+    if apart:  # another module has the class, too, and is imported later
+        tables[1:] = [later(table) for table in tables[1:]]
+    assert package(python, tmp_path, "import small.later", *tables) == [
+        (name, number) for number in (11, 12, 13) for name in ("update", "step")
+    ]
+
+
+def test_a_stage_that_a_foreign_wrapper_keeps_from_its_step_is_refused(python: Python, tmp_path: Path) -> None:
+    step, stage = ("step", "step.wrap", 'number = "number"'), ("step", "stage", 'stage = "update", role = "actor"')
+    tables = HOOK.format("step", *step), later(HOOK.format("update", *stage))
+    assert package(python, tmp_path, "import small.foreign, small.later", *tables) == [
+        ("step", number) for number in (11, 12, 13)
+    ]
+    (hooks,) = (tmp_path / "autoprof_runs").glob("2*/hooks/*.json")
+    update = json.loads(hooks.read_text())["hooks"]["small/update"]
+    assert update["state"] == "failed"
+    assert "small/step must wrap it" in update["reason"]
+
+
+def test_a_trainer_that_is_started_as_a_module(python: Python, tmp_path: Path) -> None:
+    package = tmp_path / "small"
+    package.mkdir()
+    (package / "__init__.py").write_text("def set_up(): ...\n")
+    main = 'if __name__ == "__main__":\n    from small import set_up\n    set_up()\n    Trainer().fit()\n'
+    (package / "trainer.py").write_text(TRAINER + main)
+    hooks = [
+        ("small", "set_up", "main", ""),
+        ("small.trainer", "Trainer.step", "step.wrap", 'number = "number"'),
+        ("small.trainer", "Trainer.work", "span", 'stage = "work", role = "trainer"'),
+    ]
+    tables = [
+        HOOK.replace('"small"', f'"{module}"')
+        .replace("Trainer.{}", "{}")
+        .format(f"h{place}", attribute, behaviour, options)
+        for place, (module, attribute, behaviour, options) in enumerate(hooks)
+    ]
+    (tmp_path / "small.toml").write_text('target = "small"\n' + "".join(tables))
+    python(["-m", "small.trainer"], AUTOPROF="1", AUTOPROF_STEPS="", AUTOPROF_RECIPES="small.toml")
+    (timeline,) = (tmp_path / "autoprof_runs").glob("2*/timeline/*.jsonl")
+    found = helpers.spans(timeline)
+    expected = [(name, number) for number in (11, 12, 13) for name in ("work", "step")]
+    assert [(span["name"], span["step"]) for span in found] == expected

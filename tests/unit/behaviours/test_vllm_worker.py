@@ -1,0 +1,226 @@
+"""Workers of the vLLM releases that can't run here, by what their source does with `self.profiler`."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pytest_mock import MockerFixture
+
+from autoprof.behaviours.vllm import worker as vllm_worker
+from autoprof.capture import lifecycle
+from autoprof.capture.profilers.torch import TorchTool
+from autoprof.capture.subject import Subject
+from autoprof.run import end
+from tests.support.vllm_workers import ASKED, ERAS, V012, V032, V09, found, passes
+
+
+@pytest.mark.parametrize("era", ERAS)
+def test_the_passes_that_were_asked_for_are_recorded_in_every_release(start: Any, era: Any) -> None:
+    run = start(rollout_iterations="2:5", contents=("cpu",))
+    worker = era()
+    before = dict(vars(worker))
+    assert worker.autoprof_prepare(ASKED) == {"problem": ""}
+    passes(worker, 1)  # before the capture: not counted
+    worker.profile(True)
+    passes(worker, 2)
+    passes(worker, 6)
+    worker.profile(False)
+    assert worker.autoprof_release() == {"problem": ""}
+    assert vars(worker) == before
+    meta, names = found(run)
+    assert (meta["state"], meta["reason"], meta["rank"], meta["step"]) == ("complete", "", 9, 3)
+    assert names.count("work") == 3
+    assert sum(name.startswith("execute_") for name in names) == 3
+
+
+@pytest.mark.parametrize("era", ERAS)
+def test_two_windows_without_a_restart(start: Any, era: Any) -> None:
+    run = start(rollout_iterations="0:2", contents=("cpu",))
+    worker = era()
+    for step in (3, 4):
+        worker.autoprof_prepare(ASKED | {"global_step": step})
+        worker.profile(True)
+        passes(worker, 5)
+        worker.profile(False)
+        worker.profile(False)  # a second stop
+        assert worker.autoprof_release() == {"problem": ""}
+    end.wait_for_files(run)
+    assert len(list(run.rundir.step(3).glob("*.gz"))) == len(list(run.rundir.step(4).glob("*.gz"))) == 1
+
+
+def test_rays_executor_which_calls_the_model_runner_is_counted(start: Any) -> None:
+    run = start(rollout_iterations="1:3", contents=("cpu",))
+    worker = V032()
+    worker.autoprof_prepare(ASKED)
+    worker.profile(True)
+    for _ in range(5):
+        worker.model_runner.execute_model(SimpleNamespace(total_num_scheduled_tokens=3))
+    worker.profile(False)
+    worker.autoprof_release()
+    assert "execute_model" not in vars(worker.model_runner)
+    _, names = found(run)
+    assert names.count("work") == names.count("execute_model") == 2
+
+
+def test_passes_in_another_thread_do_not_stop_the_recording_there(start: Any) -> None:
+    run = start(rollout_iterations="0:2", contents=("cpu",))
+    worker = V032()
+    worker.autoprof_prepare(ASKED)
+    worker.profile(True)
+    thread = threading.Thread(target=passes, args=(worker, 4))
+    thread.start()
+    thread.join()
+    worker.profile(False)
+    assert worker.autoprof_release() == {"problem": ""}
+    assert found(run)[0]["state"] == "complete"
+
+
+def test_a_stop_in_another_thread_gives_the_capture_up(start: Any) -> None:
+    run = start(rollout_iterations="all", contents=("cpu",))
+    worker = V032()
+    worker.autoprof_prepare(ASKED)
+    worker.profile(True)
+    thread = threading.Thread(target=worker.profile, args=(False,))
+    thread.start()
+    thread.join()
+    worker.autoprof_release()
+    meta, names = found(run)
+    assert (meta["state"], names) == ("failed", [])
+    assert meta["reason"] == "the engine stopped it in another thread than it began in"
+
+
+def test_the_users_profiler_does_not_run_in_a_worker_that_takes_no_part(start: Any, tmp_path: Path) -> None:
+    (tmp_path / "run").touch()  # the step's folder can't be made
+    start()
+    worker = V09()
+    worker.profiler = users = SimpleNamespace()  # neither a start nor a stop
+    assert worker.autoprof_prepare(ASKED)["problem"].startswith("FileExistsError")
+    worker.profile(True)
+    passes(worker, 2)
+    worker.profile(False)
+    assert worker.autoprof_release() == {"problem": ""}
+    assert worker.profiler is users
+
+
+def test_a_worker_whose_process_records_something_else_takes_no_part(start: Any) -> None:
+    run = start(contents=("cpu",))
+    stage = lifecycle.begin(run, Subject(step=3, role="actor", stage="update_actor", rank=0))
+    worker = V032()
+    assert worker.autoprof_prepare(ASKED) == {"problem": "another profiler is recording in the worker's process"}
+    worker.profile(True)
+    worker.profile(False)
+    worker.autoprof_release()
+    assert stage is not None
+    lifecycle.end(stage)
+    assert "execute_model" not in vars(worker)
+
+
+def test_a_capture_that_nobody_ended_gives_way_to_the_next(start: Any) -> None:
+    run = start(contents=("cpu",))
+    worker = V032()
+    before = dict(vars(worker))
+    for step in (3, 4):
+        assert worker.autoprof_prepare(ASKED | {"global_step": step}) == {"problem": ""}
+        worker.profile(True)
+        passes(worker, 1)
+    worker.profile(False)
+    assert worker.autoprof_release() == {"problem": ""}
+    assert vars(worker) == before
+    end.wait_for_files(run)
+    states = [json.loads(next(run.rundir.step(step).glob("*.json")).read_text())["state"] for step in (3, 4)]
+    assert states == ["truncated", "complete"]
+
+
+def test_an_engine_that_never_starts_is_noticed(start: Any) -> None:
+    run = start()
+    worker = V012()
+    worker.autoprof_prepare(ASKED)
+    passes(worker, 2)
+    assert worker.autoprof_release() == {"problem": "the engine recorded nothing"}
+    assert found(run)[0]["state"] == "failed"
+
+
+def test_a_profiler_that_does_not_start_is_said_in_the_meta_file_alone(start: Any, mocker: MockerFixture) -> None:
+    run = start(contents=("cpu",))
+    mocker.patch.object(TorchTool, "start", side_effect=RuntimeError("no"))
+    worker = V032()
+    worker.autoprof_prepare(ASKED)
+    worker.profile(True)
+    passes(worker, 2)
+    worker.profile(False)
+    assert worker.autoprof_release() == {"problem": ""}
+    assert found(run)[0]["reason"] == "the profiler did not start: RuntimeError: no"
+
+
+def test_an_engine_that_shuts_down_leaves_what_was_recorded(start: Any) -> None:
+    run = start(contents=("cpu",))
+    worker = V032()
+    worker.autoprof_prepare(ASKED)
+    worker.profile(True)
+    passes(worker, 2)
+    worker.profiler.shutdown()
+    meta, names = found(run)
+    assert (meta["state"], meta["reason"]) == ("truncated", "the engine was shut down")
+    assert names.count("work") == 2
+
+
+def test_an_engine_whose_stop_never_comes_is_marked(start: Any) -> None:
+    run = start(contents=("cpu",))
+    worker = V032()
+    worker.autoprof_prepare(ASKED)
+    worker.profile(True)
+    passes(worker, 2)
+    assert worker.autoprof_release() == {"problem": ""}
+    assert found(run)[0]["state"] == "truncated"
+
+
+def test_another_profiler_before_the_first_pass_that_was_asked_for(start: Any) -> None:
+    run = start(rollout_iterations="2:4", contents=("cpu",))
+    worker = V032()
+    worker.autoprof_prepare(ASKED)
+    worker.profile(True)
+    lifecycle.interrupt("somebody else profiles")
+    passes(worker, 5)
+    worker.profile(False)
+    worker.autoprof_release()
+    meta, _ = found(run)
+    assert (meta["state"], meta["reason"].split(",")[0]) == ("failed", "somebody else profiles")
+
+
+def test_an_error_of_the_models_passes_unchanged(start: Any) -> None:
+    start(contents=("cpu",))
+    worker = V032()
+    worker.model_runner.execute_model = None  # type: ignore[method-assign]
+    worker.autoprof_prepare(ASKED)
+    worker.profile(True)
+    with pytest.raises(TypeError, match="not callable"):
+        worker.execute_model(SimpleNamespace(total_num_scheduled_tokens=1))
+    worker.profile(False)
+    worker.autoprof_release()
+    assert vars(worker.model_runner) == {"execute_model": None}
+
+
+@pytest.mark.parametrize("era", ERAS)
+def test_a_rank_that_is_not_asked_for_is_not_recorded(start: Any, era: Any) -> None:
+    run = start(ranks="8,10:")  # the worker's is 9
+    worker = era()
+    before = dict(vars(worker))
+    assert worker.autoprof_prepare(ASKED) == {"problem": ""}
+    worker.profile(True)
+    passes(worker, 2)
+    worker.profile(False)
+    assert worker.autoprof_release() == {"problem": ""}
+    assert vars(worker) == before
+    assert not run.rundir.path.exists()
+
+
+def test_the_ranks_of_data_parallel_engines_go_on_where_the_one_before_ends() -> None:
+    parallel = SimpleNamespace(data_parallel_rank=2, world_size=4)
+    worker = SimpleNamespace(rank=1, parallel_config=parallel)
+    assert vllm_worker._rank_in_replica(worker) == 9
+    assert vllm_worker._rank_in_replica(SimpleNamespace(rank=1)) == 1

@@ -1,0 +1,164 @@
+"""Traces without a GPU's work: noticed, explained, and what is done against it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from autoprof.capture import cupti, lifecycle
+from autoprof.capture.finisher import chrome_trace
+from autoprof.capture.finisher import job as finisher_job
+from autoprof.cli.doctor import run as doctor_run
+from autoprof.run.runtime import Runtime
+from autoprof.rundir import file_names, layout, runs
+from tests.support.captures import SUBJECT, finished, work
+
+KERNEL = '{\n    "ph": "X", "cat": "kernel", "name": "gemm"\n  }'
+HOST = '{\n    "ph": "X", "cat": "cpu_op", "name": "\\"cat\\": \\"kernel\\""\n  }'
+
+
+@pytest.fixture(autouse=True)
+def _nothing_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NVTX_INJECTION64_PATH", "CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID", "KINETO_USE_DAEMON"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def recorded(run: Runtime) -> dict[str, Any]:
+    """The meta file of a stage whose process has taken a GPU, of which torch here sees nothing."""
+    recording = lifecycle.begin(run, SUBJECT)
+    work()
+    lifecycle.end(recording)
+    ((meta, _),) = finished(run).values()
+    return meta
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    activities = {torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA}
+    monkeypatch.setattr(torch.profiler, "supported_activities", lambda: activities)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+def test_a_trace_without_a_gpus_work_says_so(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_INJECTION64_PATH", "/opt/libdcgm.so")
+    run = made()
+    meta = recorded(run)
+    assert (meta["state"], meta["reason"], meta["device_events"]) == ("complete", "", False)
+    assert "loads libdcgm.so" in meta["device_reason"]
+    notes, (problem,) = doctor_run.devices(runs.read(run.rundir.path))
+    assert notes == []
+    assert problem.startswith("step 2, actor.update_actor.rank3.")
+    assert problem.endswith(f"nothing of the GPU is in it: {meta['device_reason']}")
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+@pytest.mark.parametrize("contents", [("cpu",), ("cpu", "stack")])
+def test_a_trace_that_was_to_hold_none_says_nothing(made: Any, contents: tuple[str, ...]) -> None:
+    assert "device_events" not in recorded(made(contents=contents))
+
+
+def test_a_process_that_uses_no_gpu_says_nothing(made: Any) -> None:
+    assert "device_events" not in recorded(made())
+
+
+@pytest.mark.parametrize("piece", [1, 7, 64, 1 << 20])
+@pytest.mark.parametrize(
+    ("events", "there"),
+    [
+        ([HOST], False),
+        ([HOST, KERNEL], True),
+        ([HOST] * 30 + [KERNEL.replace("kernel", "gpu_memcpy")], True),
+        ([KERNEL.replace("kernel", "gpu_memset"), HOST], True),
+        ([KERNEL.replace("kernel", "cuda_runtime")], False),
+    ],
+)
+def test_they_are_found_wherever_the_pieces_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int, events: list[str], there: bool
+) -> None:
+    monkeypatch.setattr(chrome_trace, "_PIECE", piece)
+    raw = tmp_path / "raw"
+    raw.write_text('{"traceEvents": [\n  ' + ",\n  ".join(events) + "\n  ]}")
+    assert chrome_trace.device_events(str(raw)) == there
+
+
+def test_a_trace_that_is_cut_is_looked_at_whole(tmp_path: Path) -> None:
+    raw = tmp_path / "raw.part"
+    raw.write_text('{\n  "traceEvents": [\n  ' + ",\n  ".join([HOST] * 200 + [KERNEL]) + "\n  ]}")
+    job = {"raw": str(raw), "trace": str(tmp_path / "x.gz"), "meta_path": str(tmp_path / "x.meta.json")}
+    finisher_job.finish(job | {"meta": {"state": "complete", "reason": ""}, "max_bytes": 1000, "suspicion": "why"})
+    meta = json.loads((tmp_path / "x.meta.json").read_text())
+    assert (meta["state"], meta["device_events"], meta.get("device_reason")) == ("truncated", True, None)
+
+
+def test_a_stage_of_a_process_whose_other_traces_have_it_is_no_problem(made: Any) -> None:
+    run = made()
+    folder = run.rundir.step(2)
+    for name, there, pid in (("a", True, 1), ("b", False, 1), ("c", False, 2)):
+        meta = {"state": "complete", "host": "h", "pid": pid, "device_events": there, "device_reason": "why"}
+        layout.write_json(folder / f"{name}{file_names.META}", meta)
+        (folder / f"{name}{file_names.TRACE}").write_bytes(b"")
+    notes, problems = doctor_run.devices(runs.read(run.rundir.path))
+    assert [note.partition(":")[0] for note in notes] == ["step 2, b"]
+    assert problems == ["step 2, c: nothing of the GPU is in it: why"]
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        ({"NVTX_INJECTION64_PATH": "/usr/lib/libcupti.so.12"}, "NVTX_INJECTION64_PATH names libcupti"),
+        ({"CUDA_INJECTION64_PATH": "/x/libmine.so"}, "CUDA_INJECTION64_PATH loads libmine.so"),
+        ({"KINETO_USE_DAEMON": "0"}, "dynolog"),
+        ({"NVTX_INJECTION64_PATH": cupti.NOTHING}, "the GPU had nothing to do"),
+        ({}, "the GPU had nothing to do"),
+    ],
+)
+def test_reasons(environ: dict[str, str], said: str) -> None:
+    assert said in cupti.suspicion(environ)
+
+
+@pytest.mark.parametrize("tool", [(), ("torch",), ("torch", "memory"), ("npu", "torch")])
+def test_nvtx_is_kept_from_loading_libcupti(tool: tuple[str, ...]) -> None:
+    environ = {"NVTX_INJECTION64_PATH": "/usr/local/cuda/lib64/libcupti.so"}
+    assert cupti.guard(tool, environ)
+    assert environ == {"NVTX_INJECTION64_PATH": cupti.NOTHING}
+    assert not cupti.guard(tool, environ)
+
+
+@pytest.mark.parametrize(
+    ("tool", "environ"),
+    [
+        (("nsys",), {"NVTX_INJECTION64_PATH": "/usr/lib/libcupti.so"}),
+        (("torch",), {"NVTX_INJECTION64_PATH": "/nsys/libToolsInjection64.so"}),
+        (("torch",), {"NVTX_INJECTION64_PATH": "/opt/cupti-tools/libmine.so"}),
+        (("torch",), {"NVTX_INJECTION64_PATH": "/usr/lib/libcupti.so", "AUTOPROF_KEEP_NVTX_INJECTION": "1"}),
+        (("torch",), {"NVTX_INJECTION64_PATH": "/usr/lib/libcupti.so", "VERL_KEEP_NVTX_INJECTION": "1"}),
+        (("torch",), {}),
+    ],
+)
+def test_what_else_it_loads_stays(tool: tuple[str, ...], environ: dict[str, str]) -> None:
+    before = dict(environ)
+    assert not cupti.guard(tool, environ)
+    assert environ == before
+
+
+def test_a_run_goes_without_it_and_says_so_once(python: Any) -> None:
+    code = """
+import os, subprocess, sys
+from autoprof import agent
+agent.join()
+print(os.environ["NVTX_INJECTION64_PATH"])
+if len(sys.argv) == 1:
+    subprocess.run([sys.executable, "-c", sys.orig_argv[2], "child"], check=True)
+"""
+    result = python(code, AUTOPROF="1", AUTOPROF_RUN_ID="run", NVTX_INJECTION64_PATH="/cuda/libcupti.so")
+    assert result.stdout.split() == [cupti.NOTHING] * 2
+    assert result.stderr.count("NVTX_INJECTION64_PATH named libcupti") == 1
+    code = "import os, autoprof; print(os.environ['NVTX_INJECTION64_PATH'])"
+    assert python(code, NVTX_INJECTION64_PATH="/cuda/libcupti.so").stdout.strip() == "/cuda/libcupti.so"

@@ -1,0 +1,209 @@
+"""Captures with the real torch.profiler."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from autoprof.capture import lifecycle
+from autoprof.capture.finisher import job as finisher_job
+from autoprof.capture.subject import Subject
+from autoprof.rundir import file_names
+from tests.support.captures import SUBJECT, finished, work
+from tests.support.helpers import TORCH
+
+
+def test_a_capture_leaves_a_trace_and_a_meta_file_that_agree(made: Any) -> None:
+    run = made(contents=("cpu", "shapes", "flops", "profile-by-stage"))
+    recording = lifecycle.begin(run, SUBJECT)
+    before = time.time_ns()
+    work()
+    after = time.time_ns()
+    lifecycle.end(recording)
+    ((name, (meta, trace)),) = finished(run).items()
+    assert name.startswith("actor.update_actor.rank3.")
+    assert (meta["state"], meta["reason"]) == ("complete", "")
+    assert (meta["step"], meta["role"], meta["stage"], meta["rank"]) == (2, "actor", "update_actor", 3)
+    assert meta["contents"] == ["cpu", "shapes", "flops"]
+    assert meta["left_out"] == ["profile-by-stage"]
+    assert meta["window"] == "AUTOPROF_STEPS=+2"
+    file = run.rundir.step(2) / f"{name}{file_names.TRACE}"
+    assert meta["bytes"] == file.stat().st_size
+    assert meta["versions"]["torch"] == torch.__version__
+    assert meta["clock"]["start"]["unix_ns"] <= before
+    assert meta["clock"]["stop"]["unix_ns"] >= after
+    events = [event for event in trace["traceEvents"] if event.get("cat") == "cpu_op"]
+    assert any("Backward" in event["name"] for event in events)
+    assert any("Input Dims" in event.get("args", {}) for event in events)
+    assert list(run.rundir.parts()) == []
+
+
+def test_a_stage_that_runs_again_is_numbered(made: Any) -> None:
+    run = made()
+    for _ in range(3):
+        recording = lifecycle.begin(run, SUBJECT)
+        work()
+        lifecycle.end(recording)
+    names = sorted(name.split(".rank3")[0] for name in finished(run))
+    assert names == ["actor.update_actor", "actor.update_actor.2", "actor.update_actor.3"]
+
+
+def test_a_stage_inside_a_stage_is_part_of_its_capture(made: Any) -> None:
+    run = made()
+    outer = lifecycle.begin(run, SUBJECT)
+    assert lifecycle.begin(run, Subject(step=2, role="actor", stage="inner", rank=3)) is None
+    lifecycle.end(outer)
+    assert len(finished(run)) == 1
+
+
+def test_a_stage_that_raises_is_truncated(made: Any) -> None:
+    run = made()
+    recording = lifecycle.begin(run, SUBJECT)
+    work()
+    lifecycle.end(recording, ValueError("x"))
+    ((meta, trace),) = finished(run).values()
+    assert (meta["state"], meta["reason"]) == ("truncated", "the stage raised ValueError")
+    assert trace["traceEvents"]
+
+
+def test_a_trace_over_the_limit_is_cut_to_whole_events_and_says_so(made: Any) -> None:
+    run = made(max_trace_mb=0.05)
+    recording = lifecycle.begin(run, SUBJECT)
+    for _ in range(100):
+        work()
+    lifecycle.end(recording)
+    ((meta, trace),) = finished(run).values()
+    assert meta["state"] == "truncated"
+    assert meta["reason"] == "the trace was over 50000 bytes"
+    assert 10 < len(trace["traceEvents"]) < 1000
+    assert trace["baseTimeNanoseconds"] > 0
+    assert len(json.dumps(trace)) < 60000
+
+
+@pytest.mark.parametrize("piece", [7, 64, 1 << 20])
+@pytest.mark.parametrize("limit", [120, 200, 10_000])
+def test_a_cut_ends_with_a_whole_event_wherever_the_pieces_end(
+    piece: int, limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = ",\n".join(f'  {{\n    "ph": "X", "name": "{number}"\n  }}' for number in range(400))
+    raw = tmp_path / "raw.part"
+    raw.write_text(f'{{\n  "traceEvents": [\n{events}\n  ],\n  "baseTimeNanoseconds": 5\n}}')
+    monkeypatch.setattr(finisher_job, "_PIECE", piece)
+    job = {"raw": str(raw), "trace": str(tmp_path / "x.gz"), "meta_path": str(tmp_path / "x.meta.json")}
+    finisher_job.finish(job | {"meta": {"state": "complete", "reason": ""}, "max_bytes": limit})
+    assert json.loads((tmp_path / "x.meta.json").read_text())["state"] == "truncated"
+    content = gzip.decompress((tmp_path / "x.gz").read_bytes())
+    trace = json.loads(content)
+    assert trace["baseTimeNanoseconds"] == 5
+    names = [event["name"] for event in trace["traceEvents"]]
+    assert names == [str(number) for number in range(len(names))]
+    assert limit - 50 < len(content) - 40 <= limit
+
+
+def test_a_trace_that_can_not_be_cut_says_failed(tmp_path: Path) -> None:
+    raw = tmp_path / "raw.part"
+    raw.write_text("x" * 2000)
+    job = {"raw": str(raw), "trace": str(tmp_path / "x.gz"), "meta_path": str(tmp_path / "x.meta.json")}
+    finisher_job.finish(job | {"meta": {"state": "complete", "reason": ""}, "max_bytes": 1000})
+    assert json.loads((tmp_path / "x.meta.json").read_text())["state"] == "failed"
+    assert [path.name for path in tmp_path.iterdir()] == ["x.meta.json"]
+
+
+def test_autoprof_yields_to_a_profiler_that_was_first(made: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    lifecycle.watch_others()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as theirs:
+        assert lifecycle.begin(made(), SUBJECT) is None
+        work()
+    assert any("Backward" in event.name for event in theirs.events())
+    recording = lifecycle.begin(made(), SUBJECT)
+    assert recording is not None
+    lifecycle.end(recording)
+
+
+def test_autoprof_yields_to_a_profiler_that_comes_later(made: Any) -> None:
+    lifecycle.watch_others()
+    run = made()
+    recording = lifecycle.begin(run, SUBJECT)
+    work()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as theirs:
+        work()
+    assert any("Backward" in event.name for event in theirs.events())
+    lifecycle.end(recording)
+    ((meta, trace),) = finished(run).values()
+    assert meta["state"] == "truncated"
+    assert "another torch.profiler was started" in meta["reason"]
+    assert any("Backward" in event["name"] for event in trace["traceEvents"])
+
+
+def test_a_profiler_in_another_thread_waits_for_the_captures_own_thread(made: Any, mocker: Any) -> None:
+    lifecycle.watch_others()
+    run = made()
+    mocker.patch("autoprof.run.runtime.current", return_value=run)
+    recording = lifecycle.begin(run, SUBJECT)
+    theirs: list[int] = []
+
+    def profile() -> None:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+            work()
+        theirs.append(len(profiler.events()))
+
+    thread = threading.Thread(target=profile)
+    thread.start()
+    work()
+    lifecycle.end(recording)
+    thread.join()
+    ((meta, trace),) = finished(run).values()
+    assert meta["state"] == "complete"
+    assert trace["traceEvents"]
+    assert theirs[0] > 0
+
+
+def test_a_capture_whose_thread_does_not_come_back_is_given_up(made: Any, python: Any) -> None:
+    # In a process of its own: torch takes the thread that began for recording from then on.
+    code = f"""
+import threading
+{TORCH}
+from autoprof.capture import lifecycle
+from autoprof.run import runtime
+from autoprof.capture.subject import Subject
+run = runtime.start()
+lifecycle.watch_others()
+recording = lifecycle.begin(run, Subject(step=2, role="actor", stage="update_actor", rank=3))
+def profile():
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        torch.ones(2) + 1
+    print(len(profiler.events()) > 0)
+thread = threading.Thread(target=profile)
+thread.start()
+thread.join()
+lifecycle.end(recording)
+"""
+    variables = {"AUTOPROF": "1", "AUTOPROF_RUN_ID": "run", "AUTOPROF_STOP_TIMEOUT_S": "0.2"}
+    assert python(code, **variables).stdout.strip().endswith("True")
+
+
+def test_a_stage_that_ends_in_another_thread_is_given_up(made: Any, python: Any, tmp_path: Path) -> None:
+    code = f"""
+import threading
+{TORCH}
+from autoprof.capture import lifecycle
+from autoprof.run import runtime
+from autoprof.capture.subject import Subject
+run = runtime.start()
+recording = lifecycle.begin(run, Subject(step=2, role="actor", stage="update_actor", rank=3))
+thread = threading.Thread(target=lifecycle.end, args=(recording,))
+thread.start()
+thread.join()
+"""
+    python(code, AUTOPROF="1", AUTOPROF_RUN_ID="run")
+    (path,) = (tmp_path / "autoprof_runs" / "run" / "global_step_000002").iterdir()
+    meta = json.loads(path.read_text())
+    assert meta["state"] == "failed"
+    assert "another thread" in meta["reason"]

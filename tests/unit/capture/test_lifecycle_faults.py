@@ -1,0 +1,223 @@
+"""Captures that something goes wrong with: disks, exports, tools."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import time
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from autoprof.capture import lifecycle
+from autoprof.capture.finisher import job as finisher_job
+from autoprof.capture.profilers import torch as torch_profiler
+from autoprof.capture.subject import Subject
+from autoprof.config.settings import Settings
+from tests.support.captures import SUBJECT, finished, work
+from tests.support.helpers import TORCH, room_for
+
+
+def test_an_export_that_fails_leaves_a_meta_file_with_the_reason(made: Any, mocker: Any) -> None:
+    run = made()
+    mocker.patch.object(torch_profiler.TorchTool, "export", side_effect=OSError("disk full"))
+    recording = lifecycle.begin(run, SUBJECT)
+    lifecycle.end(recording)
+    ((meta, trace),) = finished(run).values()
+    assert trace is None
+    assert meta["state"] == "failed"
+    assert "disk full" in meta["reason"]
+
+
+@pytest.mark.parametrize("limit", [1_000, 20_000, 2_000_000])
+def test_a_full_disk_leaves_nothing_half_written(python: Any, tmp_path: Path, limit: int) -> None:
+    # No file can grow over the limit, which is what a full disk does to the raw trace.
+    code = f"""
+import resource
+{TORCH}
+from autoprof.capture import lifecycle
+from autoprof.run import runtime
+from autoprof.capture.subject import Subject
+resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
+run = runtime.start()
+recording = lifecycle.begin(run, Subject(step=2, role="actor", stage="update_actor", rank=3))
+x = torch.randn(20, 20, requires_grad=True)
+for _ in range(30):
+    (x @ x).sum().backward()
+lifecycle.end(recording)
+print("goes on")
+"""
+    assert python(code, AUTOPROF="1", AUTOPROF_RUN_ID="run").stdout.strip() == "goes on"
+    folder = tmp_path / "autoprof_runs" / "run" / "global_step_000002"
+    deadline = time.monotonic() + 30
+    while (not list(folder.glob("*.meta.json")) or list(folder.glob("*.part"))) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    states = [json.loads(path.read_text())["state"] for path in folder.glob("*.meta.json")]
+    assert states == ["complete" if limit == 2_000_000 else "failed"]
+    assert len(list(folder.iterdir())) == (2 if limit == 2_000_000 else 1)
+
+
+def test_a_disk_that_is_full_for_the_last_bytes_only_is_noticed(python: Any) -> None:
+    # What Kineto has in its buffer at the end, up to 8 kB, it loses without a word.
+    code = """
+import json, os, resource
+from pathlib import Path
+from autoprof.config.settings import Settings
+from autoprof.capture.profilers.torch import TorchTool
+
+def export(path):
+    tool = TorchTool()
+    tool.start(Settings(contents=("cpu",)), Path(path))
+    for _ in range(100):
+        torch.ones(3) + 1
+    tool.stop()
+    tool.export(path)
+
+export("whole")
+size = os.path.getsize("whole")
+refused = 0
+for short in range(500, 16_000, 1_500):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size - short, resource.RLIM_INFINITY))
+    try:
+        export("cut")
+    except OSError:
+        refused += 1
+    else:
+        json.load(open("cut"))
+print(refused)
+"""
+    assert int(python(TORCH + code).stdout) > 5
+
+
+def test_what_is_left_of_an_export_takes_no_room_though_it_is_open(made: Any, mocker: Any) -> None:
+    run = made()
+    opened = []
+
+    def export(_: Any, path: str) -> None:
+        opened.append(open(f"{path}.tmp", "wb"))  # noqa: SIM115
+        opened[0].write(b"x" * 100_000)
+        opened[0].flush()
+        raise OSError("disk full")
+
+    mocker.patch.object(torch_profiler.TorchTool, "export", export)
+    lifecycle.end(lifecycle.begin(run, SUBJECT))
+    assert [meta["state"] for meta, _ in finished(run).values()] == ["failed"]
+    with opened[0] as leftover:
+        assert os.fstat(leftover.fileno()).st_size == 0
+
+
+def test_a_tool_that_does_not_start_leaves_the_process_free(made: Any, mocker: Any) -> None:
+    mocker.patch.object(torch_profiler.TorchTool, "start", side_effect=RuntimeError("no"))
+    with pytest.raises(RuntimeError):
+        lifecycle.begin(made(), SUBJECT)
+    mocker.stopall()
+    recording = lifecycle.begin(made(), SUBJECT)
+    assert recording is not None
+    lifecycle.end(recording)
+
+
+@pytest.mark.parametrize("part", ["mark", "stamp"])
+def test_what_goes_wrong_after_the_start_leaves_no_profiler_on(made: Any, mocker: Any, part: str) -> None:
+    mocker.patch.object(torch_profiler.TorchTool, part, side_effect=RuntimeError("no"))
+    with pytest.raises(RuntimeError):
+        lifecycle.begin(made(), SUBJECT)
+    assert not torch.autograd._profiler_enabled()
+    mocker.stopall()
+    run = made()
+    recording = lifecycle.begin(run, SUBJECT)
+    work()
+    lifecycle.end(recording)
+    assert sorted(meta["state"] for meta, _ in finished(run).values()) == ["complete", "failed"]
+
+
+def test_without_another_process_the_trace_is_finished_here(made: Any, mocker: Any) -> None:
+    run = made()
+    mocker.patch("autoprof.base.interpreter._find", return_value="")
+    recording = lifecycle.begin(run, SUBJECT)
+    work()
+    lifecycle.end(recording)
+    ((meta, trace),) = finished(run).values()
+    assert meta["state"] == "complete"
+    assert trace["traceEvents"]
+
+
+def test_a_trace_that_can_not_be_written_says_failed(tmp_path: Path) -> None:
+    raw = tmp_path / "raw.part"
+    raw.write_text("{}")
+    finisher_job.finish(
+        {
+            "raw": str(raw),
+            "base": str(tmp_path / "x"),
+            "trace": str(tmp_path / "no" / "folder.gz"),
+            "meta_path": str(tmp_path / "x.meta.json"),
+            "meta": {"state": "complete", "reason": ""},
+            "max_bytes": 1000,
+        }
+    )
+    meta = json.loads((tmp_path / "x.meta.json").read_text())
+    assert meta["state"] == "failed"
+    assert [path.name for path in tmp_path.iterdir()] == ["x.meta.json"]
+
+
+def test_a_disk_that_is_full_when_the_trace_is_compressed_costs_the_trace_only(tmp_path: Path) -> None:
+    raw = tmp_path / "raw.part"
+    raw.write_bytes(os.urandom(20_000))
+    taken = tmp_path / "x.meta.json.part"
+    taken.touch()
+    job = {"raw": str(raw), "trace": str(tmp_path / "x.gz"), "meta_path": str(tmp_path / "x.meta.json")}
+    with room_for(10_000):
+        finisher_job.finish(
+            job | {"meta": {"state": "complete", "reason": ""}, "max_bytes": 50_000, "taken": [str(taken)]}
+        )
+    meta = json.loads((tmp_path / "x.meta.json").read_text())
+    assert meta["state"] == "failed"
+    assert "File too large" in meta["reason"]
+    assert [path.name for path in tmp_path.iterdir()] == ["x.meta.json"]
+
+
+def test_a_disk_that_has_no_room_for_a_meta_file_either_keeps_the_name_of_what_was_lost(tmp_path: Path) -> None:
+    raw = tmp_path / "raw.part"
+    raw.write_text("{}")
+    taken = tmp_path / "x.meta.json.part"
+    taken.touch()
+    job = {"raw": str(raw), "trace": str(tmp_path / "x.gz"), "meta_path": str(tmp_path / "x.meta.json")}
+    with room_for(0):
+        finisher_job.finish(
+            job | {"meta": {"state": "complete", "reason": ""}, "max_bytes": 1000, "taken": [str(taken)]}
+        )
+    assert list(tmp_path.iterdir()) == [taken]
+
+
+def test_names_are_tidy() -> None:
+    subject = Subject(step=1, role="a/b", stage="x.y z", rank=0)
+    assert subject.file_name(1).startswith("a-b.x-y-z.rank0.")
+    engine = Subject(step=1, role="rollout", stage="rollout", rank=9, replica=1, part="dp0_tp1_rank1")
+    assert engine.file_name(2).startswith("rollout.replica1.dp0_tp1_rank1.2.")
+
+
+def test_a_recording_is_freed_when_it_is_written(tmp_path: Path) -> None:
+    tool = torch_profiler.TorchTool()
+    tool.start(Settings(contents=("cpu",)), tmp_path)
+    result = weakref.ref(tool._profile.profiler)
+    tool.stop()
+    # A collection during a later recording would free what is in a cycle, and crash.
+    gc.disable()
+    try:
+        tool.export(str(tmp_path / "trace.json"))
+        assert result() is None
+    finally:
+        gc.enable()
+
+
+def test_a_recording_that_is_given_up_is_kept_from_the_garbage_collection() -> None:
+    tool = torch_profiler.TorchTool()
+    tool.start(Settings(contents=("cpu",)), Path())
+    result = weakref.ref(tool._profile.profiler)
+    tool.stop()
+    del tool
+    gc.collect()
+    assert result() is not None

@@ -1,0 +1,134 @@
+"""Nsight Systems without a GPU: the processes that record with it, and the calls of a window."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from autoprof.capture import lifecycle, profilers, whole_step
+from autoprof.capture.finisher import nsys_report
+from autoprof.capture.profilers import nsys
+from autoprof.capture.profilers.memory import MemoryTool
+from autoprof.capture.profilers.nsys import NsysTool
+from autoprof.capture.profilers.torch import TorchTool
+from autoprof.capture.subject import Subject
+from autoprof.config.settings import Settings
+from tests.support.nsys_runs import NSYS, SUBJECT, finished, record
+
+
+def test_a_process_under_nsys_uses_nothing_else(under_nsys: None) -> None:
+    for asked in [(), ("torch",), ("npu", "torch"), ("nsys",), ("torch", "nsys"), ("nsys", "memory")]:
+        assert isinstance(profilers.choose(Settings(tool=asked)), NsysTool), asked
+
+
+def test_nobodys_session_is_disturbed(made: Any, cuda: list[str], under_nsys: None, mocker: Any) -> None:
+    """Somebody else runs this under nsys, and autoprof was not asked to take part."""
+    warning = mocker.patch("autoprof.base.log.warning_once")
+    assert lifecycle.begin(made(tool=("torch",)), SUBJECT) is None
+    assert cuda == []
+    assert "this process runs under nsys, which has CUPTI" in warning.call_args.args[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("NSYS_PROFILING_SESSION_ID", "1"),
+        (nsys.REPORT, "autoprof_%p"),
+        ("LD_PRELOAD", "/opt/nvidia/nsight-systems/target-linux-x64/libToolsInjectionProxy64.so"),
+        ("CUDA_INJECTION64_PATH", "/opt/nvidia/target-linux-x64/libToolsInjection64.so"),
+    ],
+)
+def test_how_a_process_knows(name: str, value: str) -> None:
+    assert nsys.here({name: value})
+    assert not nsys.here({"LD_PRELOAD": "/usr/lib/libjemalloc.so"})
+
+
+def test_elsewhere_torch_records_and_it_is_said_once(mocker: Any) -> None:
+    warning = mocker.patch("autoprof.base.log.warning_once")
+    assert isinstance(profilers.choose(NSYS), TorchTool)
+    assert "this process does not run under nsys; torch.profiler records instead" in warning.call_args.args[0]
+
+
+def test_the_memory_history_alone_stays_so(under_nsys: None, mocker: Any) -> None:
+    mocker.patch.object(MemoryTool, "unavailable", return_value="")
+    assert isinstance(profilers.choose(Settings(tool=("memory",))), MemoryTool)
+
+
+def test_a_window_in_calls(made: Any, cuda: list[str], under_nsys: None) -> None:
+    run = made(tool=("nsys",), contents=("cpu", "cuda", "shapes"))
+    record(run)
+    start, mark, begin, end, synchronize, stop = cuda
+    assert [start, begin, end, synchronize, stop] == [
+        "start",
+        "range step 2 actor.update_actor",
+        "end 7",
+        "synchronize",
+        "stop",
+    ]
+    stamp = json.loads(mark.removeprefix("mark "))["autoprof"]
+    assert (stamp["global_step"], stamp["role"], stamp["stage"], stamp["rank"]) == (2, "actor", "update_actor", 3)
+
+
+def test_ranges_in_the_window_of_a_whole_step(made: Any, cuda: list[str], under_nsys: None) -> None:
+    run = made(tool=("nsys",), mode="continuous")
+    for stage in ("compute_log_prob", "update_actor"):
+        leave = whole_step.enter(run, Subject(step=2, role="actor", stage=stage, rank=3), run.settings)
+        assert leave is not None
+        leave()
+    whole_step.end()
+    ranges = [call for call in cuda if call.startswith("range")]
+    assert ranges == ["range global_step 2", "range actor.compute_log_prob", "range actor.update_actor"]
+    assert (cuda[0], cuda[-1], cuda.count("start")) == ("start", "stop", 1)
+
+
+def test_ranges_inside_of_a_stage_have_their_own_names(made: Any, cuda: list[str], under_nsys: None) -> None:
+    recording = lifecycle.begin(made(tool=("nsys",)), SUBJECT)
+    assert recording is not None
+    recording.mark("mini_batch 0")()
+    lifecycle.end(recording)
+    assert [call for call in cuda if call.startswith("range")] == [
+        "range step 2 actor.update_actor",
+        "range mini_batch 0",
+    ]
+
+
+def test_the_report_of_the_users_own_command_stays_where_it_is(made: Any, cuda: list[str], under_nsys: None) -> None:
+    run = made(tool=("nsys",))
+    record(run)
+    (meta,) = finished(run).values()
+    assert (meta["tool"], meta["state"], meta["reason"]) == ("nsys", "complete", nsys_report.OWN_COMMAND)
+    assert [path.name for path in run.rundir.step(2).iterdir() if "meta" not in path.name] == []
+
+
+def test_without_cuda_a_meta_file_says_so(made: Any, under_nsys: None) -> None:
+    run = made(tool=("nsys",))
+    with pytest.raises(RuntimeError, match="CUDA is not initialised"):
+        lifecycle.begin(run, SUBJECT)
+    (meta,) = finished(run).values()
+    assert meta["state"] == "failed"
+    assert "CUDA is not initialised in this process" in meta["reason"]
+
+
+def test_without_nvtx_windows_are_recorded_all_the_same(
+    made: Any, cuda: list[str], under_nsys: None, mocker: Any
+) -> None:
+    for name in ("mark", "range_start"):
+        mocker.patch(f"torch.cuda.nvtx.{name}", side_effect=RuntimeError("NVTX functions not installed"))
+    record(made(tool=("nsys",)))
+    assert cuda == ["start", "synchronize", "stop"]
+
+
+def test_a_window_is_closed_though_the_device_failed(made: Any, cuda: list[str], under_nsys: None, mocker: Any) -> None:
+    mocker.patch("torch.cuda.synchronize", side_effect=RuntimeError("an illegal memory access"))
+    recording = lifecycle.begin(made(tool=("nsys",)), SUBJECT)
+    with pytest.raises(RuntimeError):
+        lifecycle.end(recording)
+    assert cuda[-1] == "stop"
+
+
+def test_a_child_of_an_actor_under_nsys_records_nothing(made: Any, cuda: list[str], monkeypatch: Any) -> None:
+    monkeypatch.setenv(nsys.REPORT, "autoprof_%p")
+    assert lifecycle.begin(made(tool=("nsys",)), SUBJECT) is None
+    assert cuda == []

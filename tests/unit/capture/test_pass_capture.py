@@ -1,0 +1,125 @@
+"""Captures of some passes: when they begin and end, and what they leave where none was recorded."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pytest_mock import MockerFixture
+
+from autoprof.capture import lifecycle
+from autoprof.capture.budget import OverBudget
+from autoprof.capture.pass_capture import PassCapture
+from autoprof.capture.profilers.torch import TorchTool
+from autoprof.capture.subject import Subject
+from autoprof.run import end
+from autoprof.run.runtime import Runtime
+
+SUBJECT = Subject(step=3, role="rollout", stage="rollout", rank=0, replica=0, part="rank0")
+Make = Callable[..., PassCapture]
+
+
+@pytest.fixture
+def run(joined: Any) -> Runtime:
+    made: Runtime = joined(contents=("cpu",))
+    return made
+
+
+@pytest.fixture
+def make(run: Runtime) -> Make:
+    return lambda first, stop: PassCapture(run, SUBJECT, run.settings, TorchTool(), (first, stop))
+
+
+def meta(run: Runtime) -> dict[str, Any]:
+    end.wait_for_files(run)
+    (path,) = run.rundir.path.rglob("*.meta.json")
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("part", "recorded"), [((0, None), [0, 1, 2, 3, 4]), ((0, 2), [0, 1]), ((2, 4), [2, 3]), ((3, 9), [3, 4])]
+)
+def test_passes_are_recorded_from_the_first_to_the_one_to_stop_before(
+    run: Runtime, make: Make, part: tuple[int, int | None], recorded: list[int]
+) -> None:
+    capture = make(*part)
+    assert [number for number in range(5) if capture.before_pass()] == recorded
+    capture.end()
+    assert capture.close() == ""
+    assert (meta(run)["state"], capture.passed) == ("complete", 5)
+    assert not lifecycle.taken()
+
+
+def test_passes_that_are_counted_at_their_end_begin_with_the_next(run: Runtime, make: Make) -> None:
+    capture = make(1, 3)
+    recording = []
+    for _ in range(4):
+        capture.after_pass()
+        recording.append(capture.recording)
+    assert recording == [True, True, False, False]
+    capture.close()
+
+
+def test_a_part_that_never_came_is_said(run: Runtime, make: Make) -> None:
+    capture = make(5, None)
+    capture.before_pass()
+    why = "the engine ran 1 forward passes; recording was to begin after 5"
+    assert capture.close() == why
+    assert (meta(run)["state"], meta(run)["reason"]) == ("failed", why)
+
+
+def test_a_pass_in_another_thread_does_not_end_it(run: Runtime, make: Make) -> None:
+    capture = make(0, 1)
+    capture.before_pass()
+    thread = threading.Thread(target=capture.before_pass)
+    thread.start()
+    thread.join()
+    assert capture.recording
+    capture.end()
+    assert meta(run)["state"] == "complete"
+
+
+def test_a_process_that_records_already_goes_on_and_nothing_is_left(run: Runtime, make: Make) -> None:
+    outer = lifecycle.begin(run, Subject(step=3, role="actor", stage="update", rank=0))
+    capture = make(0, None)
+    assert not capture.before_pass()
+    capture.end()
+    assert outer is not None
+    assert not outer.ended.is_set()
+    lifecycle.end(outer)
+    assert meta(run)["role"] == "actor"
+    assert not capture.told
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(OverBudget("no room"), "no room"), (RuntimeError("no"), "the profiler did not start: RuntimeError: no")],
+)
+def test_a_profiler_that_does_not_start_is_given_back_and_said(
+    run: Runtime, make: Make, mocker: MockerFixture, error: Exception, reason: str
+) -> None:
+    mocker.patch.object(TorchTool, "start", side_effect=error)
+    capture = make(0, None)
+    if isinstance(error, OverBudget):  # no fault of autoprof's
+        capture.reach()
+    else:
+        with pytest.raises(RuntimeError):
+            capture.reach()
+    assert not lifecycle.taken()
+    assert not capture.before_pass()
+    assert capture.close() == reason
+    assert (meta(run)["state"], meta(run)["reason"]) == ("failed", reason)
+
+
+def test_a_disk_that_is_full_at_the_end_is_said(run: Runtime, make: Make, mocker: MockerFixture) -> None:
+    capture = make(0, None)
+    capture.before_pass()
+    mocker.patch.object(capture.artifacts, "keep", side_effect=OSError(28, "No space left"))
+    with pytest.raises(OSError, match="No space"):
+        capture.end()
+    assert "No space" in capture.close()
+    assert "No space" in meta(run)["reason"]

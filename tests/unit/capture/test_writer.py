@@ -1,0 +1,225 @@
+"""Files that are written after a stop, while the next capture is recorded."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from autoprof.behaviours.ray.session import Shutdown
+from autoprof.behaviours.trainer import steps
+from autoprof.capture import lifecycle, writer
+from autoprof.capture.finisher import job as finisher_job
+from autoprof.capture.profilers import torch as torch_profiler
+from autoprof.hooks.call import Call
+from autoprof.run import end
+from tests.support.captures import SUBJECT, finished
+from tests.support.helpers import TORCH
+
+
+@pytest.fixture
+def held(mocker: Any) -> threading.Event:
+    """Exports wait for this."""
+    event = threading.Event()
+    export = torch_profiler.TorchTool.export
+
+    def wait_and_export(tool: Any, path: str) -> None:
+        assert event.wait(20)
+        export(tool, path)
+
+    mocker.patch.object(torch_profiler.TorchTool, "export", wait_and_export)
+    return event
+
+
+def record(run: Any, size: int = 100) -> None:
+    recording = lifecycle.begin(run, SUBJECT)
+    assert recording is not None
+    for _ in range(size):
+        torch.ones(3) + 1
+    lifecycle.end(recording)
+
+
+def test_the_thread_that_recorded_goes_on(made: Any, held: threading.Event) -> None:
+    run = made()
+    record(run)
+    assert len(list(run.rundir.parts())) == 1
+    held.set()
+    ((meta, _),) = finished(run).values()
+    assert meta["state"] == "complete"
+
+
+def test_the_next_recording_begins_when_the_one_before_is_written_and_freed(made: Any, held: threading.Event) -> None:
+    run = made()
+    record(run)
+    first = torch_profiler._unwritten[-1]
+    threading.Timer(0.3, held.set).start()
+    recording = lifecycle.begin(run, SUBJECT)
+    assert held.is_set()
+    assert first.profiler is None
+    lifecycle.end(recording)
+    assert [meta["state"] for meta, _ in finished(run).values()] == ["complete"] * 2
+
+
+def test_a_recording_that_would_wait_too_long_for_the_one_before_does_not_begin(
+    made: Any, held: threading.Event
+) -> None:
+    run = made(stop_timeout_s=0.2)
+    record(run)
+    with pytest.raises(RuntimeError, match="still writing its previous trace"):
+        lifecycle.begin(run, SUBJECT)
+    held.set()
+    assert sorted(meta["state"] for meta, _ in finished(made()).values()) == ["complete", "failed"]
+
+
+def test_somebody_elses_profiler_begins_when_ours_is_written(made: Any, held: threading.Event) -> None:
+    run = made()
+    lifecycle.watch_others()
+    record(run)
+    threading.Timer(0.3, held.set).start()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        assert held.is_set()
+        assert torch_profiler.foreign()
+    finished(run)
+
+
+def test_what_can_not_even_be_said_in_a_meta_file_is_the_problem_of_its_placement(made: Any, mocker: Any) -> None:
+    run = made()
+    recording = lifecycle.begin(run, SUBJECT)
+    mocker.patch.object(torch_profiler.TorchTool, "export", side_effect=OSError("disk full"))
+    mocker.patch("autoprof.rundir.layout.write_json", side_effect=OSError("disk full"))
+    lifecycle.end(recording)
+    recording.wait()
+    assert recording.artifacts.problem == "OSError: disk full"
+
+
+def test_without_a_thread_it_is_written_here(mocker: Any) -> None:
+    mocker.patch("threading.Thread.start", side_effect=RuntimeError("can't start new thread"))
+    done: list[int] = []
+    writer.later(lambda: done.append(threading.get_ident()), 1.0)(1.0)
+    assert done == [threading.get_ident()]
+
+
+@pytest.mark.parametrize(("captures", "size"), [(10, 100), (30, 200)])
+def test_many_captures_one_after_the_other(
+    python: Any, captures: int, size: int, request: pytest.FixtureRequest
+) -> None:
+    if captures > 10:
+        request.getfixturevalue("thorough")
+    # In a process of its own: where one is freed too late torch crashes.
+    code = f"""
+import os
+os.environ["AUTOPROF_RUN_ID"] = "made"
+from autoprof.capture import lifecycle
+from autoprof.run import runtime
+from autoprof.capture.subject import Subject
+run = runtime.start()
+for number in range({captures}):
+    recording = lifecycle.begin(run, Subject(step=number, role="actor", stage="update_actor", rank=0))
+    x = torch.ones(30, 30, requires_grad=True)
+    for _ in range({size}):
+        (x @ x).sum().backward()
+    lifecycle.end(recording)
+"""
+    python(TORCH + code, AUTOPROF="1")
+
+
+def test_what_another_process_finishes_is_left_to_it(made: Any, tmp_path: Path) -> None:
+    raw, trace = tmp_path / "x.pt.trace.json.part", tmp_path / "x.pt.trace.json.gz"
+    raw.write_text("{}")
+    job = {"raw": str(raw), "trace": str(trace), "meta": {}, "meta_path": str(tmp_path / "x.meta.json"), "max_bytes": 9}
+    with raw.open() as theirs:
+        fcntl.flock(theirs, fcntl.LOCK_EX)
+        finisher_job.finish(job)
+    assert not trace.exists()
+    finisher_job.finish(job)
+    assert trace.exists()
+    before = trace.stat()
+    finisher_job.finish(job)
+    assert trace.stat() == before
+
+
+def test_the_end_of_ray_waits_for_what_workers_are_writing(joined: Any, mocker: Any) -> None:
+    run = joined()
+    part = run.rundir.step(1) / "actor.update_actor.rank0.pt.trace.json.part"
+    part.parent.mkdir(parents=True)
+    part.touch()
+    # An NPU's folder is another process's by now.
+    (part.parent / "x_ascend_pt.part").mkdir()
+    mocker.patch.dict("sys.modules", ray=mocker.Mock(is_initialized=lambda: True))
+    threading.Timer(0.5, part.unlink).start()
+    around = Shutdown().around(Call("ray/shutdown", lambda: None, (), {}))
+    next(around)
+    assert not part.exists()
+
+
+def test_the_end_of_all_steps_waits_under_ray_only(joined: Any, mocker: Any) -> None:
+    run = joined(stop_timeout_s=0.3)
+    part = run.rundir.step(1) / "actor.update_actor.rank0.pt.trace.json.part"
+    part.parent.mkdir(parents=True)
+    part.touch()
+    waited = mocker.spy(end, "wait_for_files")
+    for there in (False, True):
+        mocker.patch.dict("sys.modules", ray=mocker.Mock(is_initialized=lambda there=there: there))
+        around = steps.Loop().around(Call("verl/fit", lambda: None, (), {}))
+        next(around)
+        around.send(mocker.Mock(error=None)).block()
+        assert waited.call_count == int(there)
+
+
+def test_a_trace_that_is_still_written_beside_its_place_is_waited_for(made: Any) -> None:
+    run = made(stop_timeout_s=0.5)
+    part = run.rundir.step(1) / "actor.update_actor.rank0.pt.trace.json.part"
+    part.parent.mkdir(parents=True)
+    part.touch()
+    os.utime(part, (0, 0))
+    begun = time.monotonic()
+    end.wait_for_files(run)
+    without = time.monotonic() - begun
+    part.with_name(f"{part.name}.tmp").touch()
+    end.wait_for_files(run)
+    assert time.monotonic() - begun - without > without
+
+
+def test_a_process_that_ends_while_it_writes_waits_for_it(tmp_path: Path) -> None:
+    code = """
+import time
+from autoprof.capture import writer
+writer.later(lambda: (time.sleep(0.3), open("there", "w")), 1.0)
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=60)
+    assert (tmp_path / "there").exists()
+
+
+def test_a_process_that_ends_waits_no_longer_than_a_stop_may_take(tmp_path: Path) -> None:
+    code = """
+import time
+from autoprof.capture import writer
+writer.later(lambda: time.sleep(600), 0.2)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False, timeout=60)
+    assert done.returncode == 0
+
+
+def test_a_forked_child_waits_for_none_of_its_parents_threads(tmp_path: Path) -> None:
+    code = """
+import os, time
+from autoprof.capture import writer
+for _ in range(2):
+    writer.later(lambda: time.sleep(3), 30.0)
+child = os.fork()
+if not child:
+    begun = time.monotonic()
+    writer.later(lambda: open("there", "w").close(), 30.0)(1.0)
+    os._exit(int(not writer.wait(1.0) or time.monotonic() - begun > 2))
+assert os.waitpid(child, 0)[1] == 0
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=60)
+    assert (tmp_path / "there").exists()

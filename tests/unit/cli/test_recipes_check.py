@@ -1,0 +1,334 @@
+"""The command `autoprof recipes --check`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pytest_mock import MockerFixture
+
+from autoprof.cli.main import main
+from autoprof.cli.recipes import form
+from autoprof.hooks import recipe
+from autoprof.hooks.recipe import RecipeError
+from tests.support.helpers import ROOT
+from tests.support.recipe_checks import write
+from tests.support.recipe_texts import GOOD, OWN, keys, loose, near_hooks, values
+
+
+def check(capsys: pytest.CaptureFixture[str], *paths: Path) -> tuple[int, list[str]]:
+    status = main(["recipes", "--check", *map(str, paths)])
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    return status, printed.out.splitlines()
+
+
+# The form
+
+
+@pytest.mark.parametrize("path", OWN, ids=lambda path: path.stem)
+def test_own_recipes_are_good(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, lines = check(capsys, path)
+    assert status == 0
+    assert lines[-1].startswith(f"{path}: good, ")
+
+
+def test_a_name_that_is_read_from_the_call_is_checked_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "other.toml"
+    hook = '[[hook]]\nname = "s"\nmodule = "other.a"\nattribute = "A.f"\nbehaviour = "stage.begin"\n'
+    options = '{ role = { pth = "self.x", names = { a = 1 } }, stage = "x" }'
+    path.write_text(f'target = "other"\n{hook}options = {options}\n')
+    status, lines = check(capsys, path)
+    assert status == 1
+    found = [line.removeprefix(f"{path}: [[hook]] 's' options.role.") for line in lines[:-1]]
+    assert [line.partition(":")[0] for line in found] == ["pth", "path", "names"]
+
+
+def test_all_errors_of_a_file_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "thing.toml"
+    path.write_text(
+        """
+target = "other"
+version = ">=1"
+versions = "new"
+passive = 1
+
+[[hook]]
+name = "a b"
+module = "elsewhere.x"
+attribute = "f()"
+behaviour = "stagee"
+
+[[hook]]
+nam = "x"
+behaviour = "stage"
+versions = 3
+options = { stage = 1, rol = "actor", rank = "self..x", when = { "1" = "x" } }
+
+[[hook]]
+name = "s"
+module = "other.a"
+attribute = "A.f"
+behaviour = "step.begin"
+rewrap = "a b"
+options = { engines = "arround", replicas = [{ path = "self.x" }, { pth = "self.x", own_devices = "yes" }, 3] }
+
+[[hook]]
+name = "s"
+module = "other.a"
+attribute = "A.f"
+behaviour = "step.end"
+options = { number = "self.x" }
+"""
+    )
+    status, lines = check(capsys, path)
+    assert status == 1
+    said = [line.removeprefix(f"{path}: ") for line in lines]
+    expected = [
+        ("version:", "did you mean 'versions'?"),
+        ("passive:", "got 1; it takes true or false"),
+        ("target:", "name the file other.toml"),
+        ("versions:", "got 'new'; it takes a range such as"),
+        ("[[hook]] 'a b' name:", "letters, digits"),
+        ("[[hook]] 'a b' module:", "not in the target 'other'"),
+        ("[[hook]] 'a b' attribute:", "got 'f()'"),
+        ("[[hook]] 'a b' behaviour:", "did you mean 'stage'?; there are"),
+        ("[[hook]] number 2 nam:", "did you mean 'name'?"),
+        ("[[hook]] number 2 name:", "it is missing; it takes a text: Unique among the hooks of the target"),
+        ("[[hook]] number 2 attribute:", "it is missing"),
+        ("[[hook]] number 2 versions:", "got 3; it takes a text"),
+        ("[[hook]] number 2 options.rol:", "did you mean 'role'?; there are: "),
+        ("[[hook]] number 2 options.stage:", "got 1; it takes a text, or a table with path, names"),
+        ("[[hook]] number 2 options.role:", "it is missing"),
+        ("[[hook]] number 2 options.rank:", "got 'self..x'; it takes a path that begins with a parameter"),
+        ("[[hook]] number 2 options.when:", "got {'1': 'x'}; it takes a table, in it a path"),
+        ("[[hook]] 's' rewrap:", "got 'a b'"),
+        ("[[hook]] 's' options.replicas[1].pth:", "did you mean 'path'?"),
+        ("[[hook]] 's' options.replicas[1].path:", "it is missing"),
+        ("[[hook]] 's' options.replicas[1].own_devices:", "got 'yes'; it takes true or false"),
+        ("[[hook]] 's' options.replicas[2]:", "got 3; it takes a table"),
+        ("[[hook]] 's' options.engines:", "got 'arround'; it takes 'step' or 'around'; did you mean 'around'?"),
+        ("[[hook]] 's' options.number:", "there is no such key; there are: when, unless"),
+        ("[[hook]] 's' name:", "two [[hook]] tables are named 's'"),
+    ]
+    for begin, part in expected:
+        assert [line for line in said if line.startswith(begin) and part in line], (begin, part, said)
+    assert len(said) == len(expected) + 1
+    assert said[-1] == f"{len(expected)} wrong; nothing more was checked"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("target = = 3", "it can't be read as TOML"),
+        ('target = "thing"\n[hook]\nname = "x"', "hook: got {'name': 'x'}; it takes an array"),
+        ('target = "thing"\nhook = [3]', "[[hook]] number 1: got 3; it takes a table"),
+        ("hook = []", "target: it is missing"),
+        ('target = "thing"', "hook: it is missing"),
+    ],
+)
+def test_forms_that_are_none(content: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "thing.toml"
+    path.write_text(content)
+    status, lines = check(capsys, path)
+    assert status == 1
+    assert lines[0].startswith(f"{path}: {said}")
+
+
+def test_places_that_hold_no_recipes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").mkdir()
+    write(tmp_path, behaviour="step.end")
+    status, lines = check(capsys, tmp_path, tmp_path / "empty", tmp_path / "gone.toml")
+    assert status == 1
+    assert lines[0] == f"{tmp_path / 'empty'}: there are no *.toml files in it that can be read"
+    assert lines[1] == f"{tmp_path / 'gone.toml'}: there is no such file"
+    assert lines[2].startswith(f"{tmp_path / 'mytrainer.toml'}: good, 1 hook; mytrainer is not installed here")
+
+
+def agrees(path: Path) -> None:
+    """`--check` says something in one line each, of those files only that a run would leave out."""
+    hooks, findings = form.check(str(path))
+    for finding in findings:
+        assert "\n" not in finding.line()
+        assert finding.text
+    try:
+        loaded = len(recipe.load(str(path)))
+    except RecipeError:
+        assert findings
+    else:
+        assert not findings
+        assert loaded == len(hooks)
+
+
+@given(content=st.binary(max_size=200) | st.text(max_size=200).map(lambda text: text.encode(errors="replace")))
+def test_no_file_gives_anything_but_hooks_or_findings(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "thing.toml"
+    path.write_bytes(content)
+    agrees(path)
+
+
+@given(place=st.integers(0, len(GOOD)), cut=st.integers(0, 12), put=st.text(max_size=6))
+def test_no_typing_error_gives_a_traceback(place: int, cut: int, put: str, tmp_path: Path) -> None:
+    path = tmp_path / "thing.toml"
+    path.write_bytes((GOOD[:place] + put + GOOD[place + cut :]).encode(errors="replace"))
+    agrees(path)
+
+
+@given(
+    document=st.dictionaries(st.sampled_from(keys), values, max_size=6)
+    | st.fixed_dictionaries(
+        {"target": st.just("thing"), "hook": st.lists(near_hooks, max_size=3)}, optional={"passive": loose}
+    )
+)
+def test_check_and_run_agree_on_every_document(
+    document: dict[str, object], tmp_path: Path, mocker: MockerFixture
+) -> None:
+    path = tmp_path / "thing.toml"
+    path.touch()
+    mocker.patch("autoprof.hooks.recipe.msgspec.toml.decode", return_value=document)
+    agrees(path)
+
+
+# The source of the target
+
+
+@pytest.mark.parametrize(
+    "hook",
+    [
+        {"options": '{ number = "self.global_step" }'},
+        {"options": '{ number = "self.first" }'},
+        {"options": '{ number = "self.limit" }'},
+        {"options": '{ number = "self.from_root.x" }'},
+        {"options": '{ number = "batch.meta.number" }'},
+        {"options": '{ number = "key" }'},
+        {"attribute": "Trainer.inherited", "behaviour": "step.end"},
+        {"attribute": "Trainer.rollout", "behaviour": "rollout.around", "options": '{ unless = "validate" }'},
+        {"attribute": "Trainer.uses", "behaviour": "step.end"},
+        {"attribute": "Trainer.advantage", "behaviour": "step.end"},
+        {"attribute": "advantage", "options": '{ number = "gamma" }'},
+        {"attribute": "Open.here", "options": '{ number = "self.anything" }'},
+        {"attribute": "Base.inherited", "behaviour": "step.end"},
+        {"module": "mytrainer", "attribute": "Exported.inherited", "behaviour": "step.end"},
+        {"module": "mytrainer.sub.deep", "attribute": "run", "behaviour": "step.end"},
+    ],
+)
+def test_what_the_source_has(hook: dict[str, str], tmp_path: Path, capsys: Any, trainer: Path) -> None:
+    path = write(tmp_path, **hook)
+    assert check(capsys, path) == (0, [f"{path}: good, 1 hook; looked up in the source of mytrainer"])
+
+
+@pytest.mark.parametrize(
+    ("hook", "key", "said"),
+    [
+        ({"module": "mytrainer.lop"}, "module", "there is no module mytrainer.lop; did you mean 'loop'?"),
+        ({"attribute": "Trainr.train_step"}, "attribute", "mytrainer.loop has no Trainr; did you mean 'Trainer'?"),
+        ({"attribute": "Trainer.trainstep"}, "attribute", "Trainer has no trainstep; did you mean 'train_step'?"),
+        ({"attribute": "advantage.x"}, "attribute", "mytrainer.loop has advantage, which is no class"),
+        ({"attribute": "Trainer"}, "attribute", "Trainer is a class, and step.wrap wraps a function"),
+        ({"attribute": "Trainer.batches"}, "attribute", "Trainer.batches is a generator"),
+        ({"attribute": "Trainer.rate"}, "attribute", "Trainer.rate is a property"),
+        ({"attribute": "Trainer.slow"}, "attribute", "Trainer.slow is a property"),
+        ({"attribute": "Trainer.loss"}, "attribute", "Trainer.loss is abstract"),
+        ({"rewrap": "mytrainer.base.wrap"}, "rewrap", "Trainer.train_step is not decorated"),
+        (
+            {"attribute": "Trainer.advantage", "rewrap": "mytrainer.base.wrap"},
+            "rewrap",
+            "Trainer.advantage is decorated by staticmethod, not by mytrainer.base.wrap",
+        ),
+        (
+            {"options": '{ number = "bach.number" }'},
+            "options.number",
+            "Trainer.train_step has no parameter bach; did you mean 'batch'?; it has self, batch, key",
+        ),
+        (
+            {"behaviour": "stage", "options": '{ stage = "s", role = "r", when = { "config.kind" = "x" } }'},
+            "options.when",
+            "Trainer.train_step has no parameter config",
+        ),
+        (
+            {"options": '{ replicas = [{ path = "trainer.servers" }] }'},
+            "options.replicas[0].path",
+            "Trainer.train_step has no parameter trainer",
+        ),
+        ({"attribute": "advantage", "options": '{ number = "self.x" }'}, "options.number", "no parameter self"),
+    ],
+)
+def test_what_the_source_does_not_have(
+    hook: dict[str, str], key: str, said: str, tmp_path: Path, capsys: Any, trainer: Path
+) -> None:
+    path = write(tmp_path, **hook)
+    status, lines = check(capsys, path)
+    assert status == 1
+    assert lines[0].startswith(f"{path}: [[hook]] 'h' {key}: ")
+    assert said in lines[0]
+    assert lines[1:] == [f"{path}: 1 wrong, 1 hook; looked up in the source of mytrainer"]
+
+
+@pytest.mark.parametrize(
+    ("hook", "said"),
+    [
+        ({"attribute": "made"}, "attribute: not checked: mytrainer.loop makes made in a way that is not looked at"),
+        ({"attribute": "Trainer.made"}, "attribute: not checked: Trainer sets made in a way that is not looked at"),
+        ({"attribute": "Open.far"}, "attribute: not checked: the base class outside.Far of Open was not found"),
+        ({"attribute": "Far.step"}, "attribute: not checked: mytrainer.loop imports it, but outside is not installed"),
+        ({"module": "mytrainer.star"}, "attribute: not checked: mytrainer.star makes Trainer in a way"),
+        ({"module": "mytrainer.broken"}, "module: not checked: the source of mytrainer.broken can't be read"),
+        ({"module": "mytrainer.compiled"}, "module: not checked: mytrainer.compiled has no Python source"),
+        ({"module": "mytrainer.sub"}, "module: not checked: mytrainer.sub has no Python source"),
+        (
+            {"options": '{ number = "self.globalstep" }'},
+            "options.number: Trainer sets no globalstep in its source; did you mean 'global_step'?",
+        ),
+    ],
+)
+def test_what_the_source_does_not_tell_is_a_note(
+    hook: dict[str, str], said: str, tmp_path: Path, capsys: Any, trainer: Path
+) -> None:
+    (trainer / "compiled.so").rename(trainer / "compiled.abi3.so")
+    path = write(tmp_path, **hook)
+    status, lines = check(capsys, path)
+    assert status == 0
+    assert lines[0].startswith(f"{path}: note: [[hook]] 'h' {said}")
+    assert lines[1].startswith(f"{path}: good")
+
+
+def test_versions_decide_what_is_an_error(tmp_path: Path, capsys: Any, trainer: Path) -> None:
+    info = trainer.parent / "mytrainer-3.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mytrainer\nVersion: 3.0\n")
+    status, lines = check(capsys, write(tmp_path, attribute="Trainer.gone", versions="<2"))
+    assert (
+        status,
+        lines[0].endswith("not checked: mytrainer is 3.0 here, and these hooks are for other releases: h"),
+    ) == (0, True)
+    status, lines = check(capsys, write(tmp_path, attribute="Trainer.gone", top='versions = "<2"'))
+    assert (status, "has no gone (mytrainer is 3.0 here, and the recipe is for <2)" in lines[0]) == (0, True)
+    status, lines = check(capsys, write(tmp_path, attribute="Trainer.gone", top='versions = ">2"'))
+    assert status == 1
+
+
+def test_a_hook_that_replaces_one_of_ours_is_a_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "ray.mine.toml"
+    path.write_text((ROOT / "recipes" / "ray.toml").read_text().replace('"shutdown"\nmodule', '"other"\nmodule'))
+    _, lines = check(capsys, path)
+    notes = [line for line in lines if "takes the place" in line]
+    assert [line.split("'")[1] for line in notes] == ["init", "actor-class", "actor"]
+    assert notes[0].startswith(f"{path}: note: [[hook]] 'init' name: ")
+    assert notes[0].endswith("in ray.toml")
+
+
+def test_findings_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str], trainer: Path) -> None:
+    path = write(tmp_path, attribute="Trainer.gone")
+    assert main(["recipes", "--check", str(path), "--json"]) == 1
+    (finding,) = json.loads(capsys.readouterr().out)["findings"]
+    assert finding == {
+        "file": str(path),
+        "table": "[[hook]] 'h'",
+        "key": "attribute",
+        "text": "Trainer has no gone",
+        "error": True,
+    }

@@ -1,0 +1,155 @@
+"""Runs in which no hook is applied, from outside: one line at the end says why, and what to do."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from autoprof._boot.command import Command
+from autoprof.cli import main
+from autoprof.hooks import empty_run
+from autoprof.run.runtime import Runtime
+
+Python = Callable[..., "subprocess.CompletedProcess[str]"]
+Said = Callable[..., "list[str]"]
+HOOK = 'name = "step", attribute = "Trainer.step", behaviour = "step.wrap", options = { number = "value" }'
+TRAINER = "class Trainer:\n    def step(self, value): return value\n"
+STEP = "import tiny; tiny.Trainer().step(1)"
+# Starts the next word of its command line, elsewhere, as a launcher of the user's own does.
+PARENT = """
+import os, subprocess, sys
+script = os.path.abspath(sys.argv[1])
+os.chdir("/")
+subprocess.run([sys.executable, script])
+"""
+BEGIN = "autoprof: no hook was applied in this run, so there is no profile: "
+
+
+@pytest.fixture
+def said(tmp_path: Path, python: Python) -> Said:
+    """What autoprof says on stderr of a run of `train.py`, or of this command."""
+
+    def run(code: str = STEP, *command: str, hook: str = HOOK, name: str = "tiny", **variables: str) -> list[str]:
+        lib = tmp_path / "lib"
+        (lib / "tiny-3.0.dist-info").mkdir(parents=True)
+        (lib / "tiny-3.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: tiny\nVersion: 3.0\n")
+        (lib / "tiny.py").write_text(TRAINER)
+        (tmp_path / f"{name}.toml").write_text(f'target = "tiny"\nhook = [{{ {hook} }}]\n')
+        (tmp_path / "train.py").write_text(code)
+        (tmp_path / "parent.py").write_text(PARENT)
+        (tmp_path / "torchrun").write_text(PARENT)
+        known = {"AUTOPROF": "1", "AUTOPROF_STEPS": "", "AUTOPROF_RECIPES": f"{name}.toml", "PYTHONPATH": str(lib)}
+        result = python([*command, "train.py"], check=False, **known | variables)
+        return [line for line in result.stderr.splitlines() if line.startswith("autoprof")]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("options", "cause"),
+    [
+        ({"code": "import json", "AUTOPROF_RECIPES": ""}, ["train.py imported no", " verl,", "autoprof doctor"]),
+        ({"code": "import json"}, ["train.py did not import tiny", "tiny.toml is for tiny"]),
+        ({"code": "import nothing_there"}, ["ModuleNotFoundError ended the process early"]),
+        (
+            {"code": TRAINER},
+            ["Trainer is defined in train.py, which runs as __main__", 'module = "train.py", in a file train.toml'],
+        ),
+        ({"name": "tinny"}, ["tinny.toml: target: it is 'tiny'", "name the file tiny.toml"]),
+        ({"hook": HOOK.replace("Trainer.step", "Trainer.gone")}, ["Trainer has no gone", "autoprof recipes --check"]),
+    ],
+)
+def test_the_line_says_the_cause(said: Said, options: dict[str, str], cause: list[str], tmp_path: Path) -> None:
+    (line,) = said(**options)
+    assert line.startswith(BEGIN)
+    assert [text for text in cause if text not in line] == []
+    # Only of a target that was imported there is something on disk.
+    assert (tmp_path / "autoprof_runs").exists() == ("gone" in line)
+
+
+@pytest.mark.parametrize("command", [[], ["parent.py"], ["torchrun"]])
+def test_ls_and_doctor_say_the_same(
+    said: Said, command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (line,) = said(STEP, *command, hook=f'{HOOK}, versions = "<2"')
+    assert "tiny 3.0 was imported, but no hook fits it: tiny is 3.0, the hook is for <2; autoprof recipes" in line
+    runs = str(tmp_path / "autoprof_runs")
+    assert main.main(["ls", "--dir", runs]) == 0
+    assert line.removeprefix(BEGIN) in capsys.readouterr().err
+    assert main.main(["doctor", "latest", "--dir", runs]) == 1
+    assert line.removeprefix(BEGIN) in capsys.readouterr().out
+
+
+def test_a_recipe_that_is_not_there_is_said_before_the_program_runs(said: Said) -> None:
+    (line,) = said("import sys; sys.stderr.write('the program runs\\n'); import tiny", AUTOPROF_RECIPES="gone.toml")
+    assert "there is no " in line
+    assert line.endswith("gone.toml); it takes recipe files or folders that are there; autoprof is off for this run")
+
+
+@pytest.mark.parametrize(
+    ("code", "command"),
+    [
+        (STEP, []),
+        (STEP, ["parent.py"]),
+        (STEP, ["torchrun"]),
+        ("import json", ["-c", "import json"]),
+        ("import json; assert 'tiny' not in __import__('sys').modules", ["-m", "json.tool", "--help"]),
+    ],
+)
+def test_no_false_alarm(said: Said, code: str, command: list[str]) -> None:
+    assert said(code, *command) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "program"),
+    [
+        ("python train.py --help", False),
+        ("python -u train.py", True),
+        ("python -m verl.trainer.main_ppo", True),
+        ("python -m http.server", False),
+        ("python -c code", False),
+        ("python -", False),
+        ("python", False),
+    ],
+)
+def test_a_program_may_be_meant_to_be_profiled(command: str, program: bool) -> None:
+    assert Command(command.split()).program is program
+
+
+def test_a_forked_child_says_nothing(said: Said) -> None:
+    assert len(said("import os\nif os.fork(): os.wait()")) == 1
+
+
+def test_a_driver_whose_workers_are_on_other_nodes_says_nothing(
+    joined: Callable[..., Runtime], caplog: pytest.LogCaptureFixture
+) -> None:
+    run = joined()
+    run.nodes = [{"id": "other", "host": "h", "directory": "/"}]
+    empty_run.tell()
+    assert not caplog.records
+    run.nodes = []
+    empty_run.tell()
+    assert "imported no trainer or engine" in caplog.text
+
+
+def test_the_settings_file_names_recipes_of_a_target_that_nobody_knows(said: Said, tmp_path: Path) -> None:
+    (tmp_path / "autoprof.toml").write_text('recipes = "tiny.toml"')
+    assert said(STEP, "parent.py", AUTOPROF_RECIPES="") == []
+    (hooks,) = tmp_path.glob("autoprof_runs/latest/hooks/*.json")
+    assert json.loads(hooks.read_text())["hooks"]["tiny/step"]["called"]
+
+
+@pytest.mark.parametrize("code", [STEP, "import json"])
+def test_a_variable_that_is_none_is_said_once_with_the_nearest(said: Said, code: str) -> None:
+    line, *more = said(code, "parent.py", AUTOPROF_STEP="2")
+    assert len(more) == (code != STEP)  # that no hook was applied
+    assert line == "autoprof: AUTOPROF_STEP is ignored: there is no such setting; did you mean 'AUTOPROF_STEPS'?"
+
+
+def test_a_wrong_setting_is_said_without_a_target_too(said: Said) -> None:
+    (line,) = said("import json", AUTOPROF_RANKS="x")
+    assert line.startswith("autoprof: AUTOPROF_RANKS: got 'x'")

@@ -1,0 +1,185 @@
+"""Hooks that have nothing to do, and hooks that are switched off because they fail."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+import torch
+from pytest_mock import MockerFixture
+
+from autoprof.behaviours.trainer import running
+from autoprof.behaviours.trainer.stages import Pass, Stage
+from autoprof.capture import lifecycle
+from autoprof.hooks import dispatch, gates, registry
+from autoprof.hooks.behaviour import Behaviour
+from autoprof.hooks.call import CALL, Around, Call
+from autoprof.hooks.wrapper import wrap, wrapped_by
+from autoprof.run.cluster import current_step
+from autoprof.run.cluster.current_step import StepAnnouncement
+from tests.support.captures import finished
+
+
+class Failing(Behaviour):
+    """Fails in the calls whose argument says so."""
+
+    def around(self, call: Call) -> Around:
+        if call.args[0] == "before":
+            raise RuntimeError("ours")
+        yield CALL
+        if call.args[0] == "after":
+            raise RuntimeError("ours")
+        return None
+
+
+@pytest.fixture
+def failing(mocker: MockerFixture) -> Any:
+    """A wrapped function with a behaviour that fails, and how often that was asked for."""
+    return mocker.patch.object(registry, "behaviour", return_value=Failing())
+
+
+@pytest.mark.fault("a hook fails again and again", "goes on", "its captures; it is switched off and said")
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_hook_that_fails_again_and_again_is_switched_off(joined: Any, failing: Any, when: str, caplog: Any) -> None:
+    run = joined()
+    function = wrap(lambda value: value, "target/hook")
+    assert [function(when) for _ in range(gates.FAILURES + 3)] == [when] * (gates.FAILURES + 3)
+    assert failing.call_count == gates.FAILURES
+    assert caplog.text.count("is disabled") == 1
+    assert run.hooks._errors["target/hook"].count == gates.FAILURES
+
+
+def test_a_call_that_goes_well_begins_the_count_anew(joined: Any, failing: Any) -> None:
+    joined()
+    function = wrap(lambda value: value, "target/hook")
+    for _ in range(gates.FAILURES):
+        for value in ["after"] * (gates.FAILURES - 1) + ["well"]:
+            assert function(value) == value
+    assert not gates.gate("target/hook")
+
+
+def test_a_coroutine_function_is_switched_off_too(joined: Any, failing: Any) -> None:
+    joined()
+
+    async def function(value: str) -> str:
+        return value
+
+    wrapped = wrap(function, "target/hook")
+
+    async def calls() -> list[str]:
+        return [await wrapped("before") for _ in range(gates.FAILURES + 3)]
+
+    assert asyncio.run(calls()) == ["before"] * (gates.FAILURES + 3)
+    assert failing.call_count == gates.FAILURES
+
+
+def test_the_file_of_the_hooks_says_which_are_off(python: Any, tmp_path: Path) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "toy.py").write_text("class Trainer:\n    def step(self, number):\n        return number\n")
+    (tmp_path / "toy.toml").write_text("""
+target = "toy"
+[[hook]]
+name = "step"
+module = "toy"
+attribute = "Trainer.step"
+behaviour = "step.wrap"
+options = { number = "self.no_such_thing" }
+""")
+    code = "import toy; t = toy.Trainer(); print([t.step(n) for n in range(9)])"
+    result = python(code, AUTOPROF="1", AUTOPROF_RECIPES="toy.toml", PYTHONPATH="lib")
+    assert result.stdout.strip() == "[0, 1, 2, 3, 4, 5, 6, 7, 8]"
+    (path,) = (tmp_path / "autoprof_runs" / "latest" / "hooks").iterdir()
+    left = json.loads(path.read_text())
+    reason = f"it failed {gates.FAILURES} times in a row and is disabled in this process"
+    assert left["hooks"]["toy/step"] | {"called": None} == {
+        "module": "toy",
+        "attribute": "Trainer.step",
+        "behaviour": "step.wrap",
+        "state": "failed",
+        "reason": reason,
+        "called": None,
+    }
+    assert f"toy/step: {reason}" in result.stderr
+
+
+class Half(Stage):
+    """Begins to record, and fails where it should end that."""
+
+    def around(self, call: Call) -> Around:
+        whole = super().around(call)
+        wait = next(whole)
+        while wait is not CALL:
+            wait = whole.send((yield wait))
+        yield CALL
+        self.kept = whole
+        raise RuntimeError("ours")
+
+
+@pytest.fixture
+def posted() -> Iterator[None]:
+    current_step.post("run", StepAnnouncement(step=1, captured=True))
+    yield
+    current_step.post("run", None)
+
+
+def test_what_a_hook_began_to_record_before_it_failed_is_ended(
+    joined: Any, posted: None, mocker: MockerFixture
+) -> None:
+    run = joined(steps="1")
+
+    class Kept(Half, kw_only=True):
+        kept: Any = None
+
+    mocker.patch.object(registry, "behaviour", return_value=Kept(role="actor", stage="update_actor"))
+    wrap(lambda: torch.ones(3).sin(), "target/hook")()
+    assert lifecycle.current() is None
+    assert not torch.autograd._profiler_enabled()
+    finished(run)
+    (path,) = run.rundir.path.glob("*/*.meta.json")
+    meta = json.loads(path.read_text())
+    assert (meta["state"], meta["reason"]) == ("truncated", "autoprof failed in target/hook")
+    running.running.clear()
+
+
+def test_a_pass_hook_does_nothing_while_no_stage_counts(joined: Any, hooked: Any, posted: None, mocker: Any) -> None:
+    joined(steps="1")
+    each = hooked(lambda: None, "stage.pass")
+    driven = mocker.spy(dispatch, "drive")
+    (key,) = wrapped_by(each)
+    gates.idle_unless("passes", key)
+    each()
+    assert driven.call_count == 0
+    stage = hooked(each, "stage", role="rollout", stage="generate", passes=True)
+    stage()
+    assert driven.call_count == 2
+    each()
+    assert driven.call_count == 2
+
+
+def test_only_behaviours_that_count_are_ever_idle() -> None:
+    assert (Pass().idle_unless(), Stage(role="a", stage="b").idle_unless()) == ("passes", "")
+
+
+def test_several_reasons_close_a_gate_and_each_is_taken_back_alone(joined: Any) -> None:
+    joined()
+    gates.idle_unless("group", "key")
+    for _ in range(gates.FAILURES):
+        gates.failed("key")
+    gates.counting("group", 1)
+    assert gates.gate("key") == [gates._FAILED]
+    gates.counting("group", 1)
+    gates.counting("group", -1)
+    assert gates.gate("key") == [gates._FAILED]
+    gates.counting("group", -1)
+    assert len(gates.gate("key")) == 2
+
+
+def test_a_gate_that_is_shipped_by_value_arrives_open() -> None:
+    gates.gate("key").append("closed here")
+    there = cloudpickle.loads(cloudpickle.dumps(gates.gate("key")))
+    assert (type(there), there) == (list, [])

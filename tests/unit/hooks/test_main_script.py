@@ -1,0 +1,130 @@
+"""Hooks for scripts that run as `__main__`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from autoprof.cli.main import main
+from tests.support.helpers import spans
+
+Python = Callable[..., "subprocess.CompletedProcess[str]"]
+RECIPE = """
+target = "train"
+[[hook]]
+name = "step"
+module = "train.py"
+attribute = "Trainer.step"
+behaviour = "step.wrap"
+options = { number = "self.number" }
+[[hook]]
+name = "learn"
+module = "train.py"
+attribute = "learn"
+behaviour = "stage"
+options = { stage = "learn", role = "actor" }
+[[hook]]
+name = "absent"
+module = "train.py"
+attribute = "absent"
+behaviour = "span"
+options = { stage = "absent", role = "actor" }
+"""
+SCRIPT = """
+import sys
+class Trainer:
+    number = 0
+    def fit(self):
+        for self.number in (1, 2):
+            self.step()
+    def step(self):
+        learn(self.number)
+def learn(number): return number
+learn(0)
+if __name__ == "__main__":
+    Trainer().fit()
+    assert sys.gettrace() is None
+    print("through")
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """A folder with a script, as a module too, what launches it, and a recipe for it."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").touch()
+    (tmp_path / "package" / "train.py").write_text(SCRIPT)
+    (tmp_path / "launch.py").write_text("import runpy; runpy.run_path('train.py', run_name='__main__')")
+    (tmp_path / "train.toml").write_text(RECIPE)
+    return tmp_path
+
+
+def states(folder: Path) -> dict[str, tuple[str, str]]:
+    """The state and the reason of each hook, in the one process of the newest run."""
+    (path,) = (folder / "autoprof_runs" / "latest" / "hooks").iterdir()
+    return {key: (hook["state"], hook["reason"]) for key, hook in json.loads(path.read_text())["hooks"].items()}
+
+
+@pytest.mark.parametrize("command", [["train.py"], ["-m", "package.train"], ["launch.py"]])
+def test_what_a_script_defines_is_wrapped_before_it_is_used(script: Path, python: Python, command: list[str]) -> None:
+    done = python(command, AUTOPROF="1", AUTOPROF_STEPS="", AUTOPROF_RECIPES=str(script / "train.toml"))
+    assert (done.stdout, done.stderr) == ("through\n", "")
+    found = [(span["name"], span.get("step")) for span in spans(script / "autoprof_runs" / "latest")]
+    assert found == [("learn", None), ("learn", 1), ("step", 1), ("learn", 2), ("step", 2)]
+    assert states(script) == {
+        "train/step": ("applied", ""),
+        "train/learn": ("applied", ""),
+        "train/absent": ("skipped", "train.py has no such name"),
+    }
+
+
+def test_a_script_that_is_traced_by_others_is_left_alone(script: Path, python: Python) -> None:
+    (script / "sitecustomize.py").write_text("import sys; sys.settrace(lambda *_: None)")
+    (script / "train.py").write_text(SCRIPT.replace("is None", "is not None") + "import autoprof; autoprof.start()")
+    recipe = str(script / "train.toml")
+    python(["train.py"], AUTOPROF="1", AUTOPROF_STEPS="", AUTOPROF_RECIPES=recipe, PYTHONPATH=str(script))
+    assert states(script)["train/learn"] == (
+        "skipped",
+        "train.py was not seen to define it: is it traced by a debugger or a coverage tool?",
+    )
+
+
+@pytest.mark.parametrize("function", ["_leave_out_unknown", "_look"])
+def test_an_error_of_autoprofs_does_not_reach_the_script(script: Path, python: Python, function: str) -> None:
+    raises = "def fail(*_): raise RuntimeError('injected')\n"
+    patched = f"from autoprof.hooks import main_script\n{raises}main_script.{function} = fail\n"
+    (script / "sitecustomize.py").write_text(patched)
+    recipe = str(script / "train.toml")
+    done = python(["train.py"], AUTOPROF="1", AUTOPROF_STEPS="", AUTOPROF_RECIPES=recipe, PYTHONPATH=str(script))
+    assert done.stdout == "through\n"
+    assert "autoprof: main: RuntimeError: injected" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_script_that_starts_its_run_by_itself_has_its_names_wrapped_too(script: Path, python: Python) -> None:
+    begin = "learn(0)\nimport autoprof; autoprof.start('', recipes='train.toml')\n"
+    late = "def absent(): pass\nabsent()\n"
+    (script / "train.py").write_text(SCRIPT.replace("learn(0)\n", begin + late))
+    python(["train.py"])
+    names = [span["name"] for span in spans(script / "autoprof_runs" / "latest")]
+    assert names == ["absent", "learn", "step", "learn", "step"]
+
+
+def test_a_recipe_for_a_script_is_checked(
+    script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(script)
+    assert main(["recipes", "--check", "train.toml"]) == 1
+    said = capsys.readouterr().out.splitlines()
+    assert said == [
+        "train.toml: [[hook]] 'absent' attribute: train.py has no absent",
+        "train.toml: 1 wrong, 3 hooks; looked up in the source of train",
+    ]
+    (script / "train.toml").write_text(RECIPE.replace('"train.py"', '"other.py"'))
+    assert main(["recipes", "--check", "train.toml"]) == 1
+    assert "'other.py' is not in the target 'train'" in capsys.readouterr().out

@@ -1,0 +1,81 @@
+"""The oldest wrapt that autoprof claims, in front of the newest one, which all other tests use."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.helpers import IN_FRONT, ROOT, clean_environment
+
+Python = Callable[..., "subprocess.CompletedProcess[str]"]
+
+VERSIONS = sorted(path.stem.removeprefix("wrapt-") for path in (ROOT / "tests" / "wrapt").glob("*.txt"))
+# What goes through wrapt: post-import hooks, paths of decorators, and the wrappers of torch's own functions.
+TESTS = [
+    "test_boot.py",
+    "hooks/test_patching.py",
+    "hooks/test_patching_kinds.py",
+    "hooks/test_wrapper.py",
+    "test_entry_points.py",
+    "behaviours/test_native_profiler.py",
+    "capture/test_memory.py::test_a_history_of_the_users_is_left_alone",
+    "capture/test_memory.py::test_a_history_that_the_user_switches_meanwhile",
+    "capture/test_memory.py::test_a_run_watches_where_it_is_asked_to",
+    "capture/test_lifecycle.py::test_autoprof_yields_to_a_profiler_that_was_first",
+    "capture/test_lifecycle.py::test_autoprof_yields_to_a_profiler_that_comes_later",
+    "capture/test_npu_analysis.py::test_autoprof_yields_to_another_profiler_of_torch_npus",
+    "hooks/test_wrapt_versions.py::test_wrapt_is_the_one_in_front",
+]
+SHOW = "import wrapt, wrapt.importer; print(wrapt.__version__, wrapt.importer.__file__)"
+
+
+def pinned(path: Path) -> str:
+    found = re.search(r"^wrapt==(\S+)$", path.read_text(), re.MULTILINE)
+    assert found is not None
+    return found[1]
+
+
+def test_wrapt_is_the_one_in_front(python: Python) -> None:
+    version, place = python(SHOW).stdout.split()
+    front = os.environ.get(IN_FRONT)
+    if front is None:
+        assert version == pinned(ROOT / "examples" / "verl_cpu" / "requirements.txt")
+    else:
+        assert place.startswith(front)
+        assert version == Path(front).name.removeprefix("wrapt-")
+        import wrapt
+
+        assert wrapt.__version__ == version
+
+
+def test_the_oldest_is_what_the_metadata_claims() -> None:
+    found = re.search(r'"wrapt>=([0-9.]+),<3"', (ROOT / "pyproject.toml").read_text())
+    assert found is not None
+    assert VERSIONS[0].startswith(found[1])
+
+
+@pytest.mark.skipif(IN_FRONT in os.environ, reason="it is running")
+@pytest.mark.parametrize("version", VERSIONS)
+def test_another_wrapt(version: str) -> None:
+    front = ROOT / ".venvs" / f"wrapt-{version}"
+    if not front.is_dir():
+        pytest.skip("make test makes it")
+    arguments = ["-q", "-p", "no:cacheprovider", *(f"tests/unit/{name}" for name in TESTS)]
+    environment = clean_environment() | {IN_FRONT: str(front), "PYTHONPATH": str(front)}
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", *arguments],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout
+    assert re.search(r"^\d+ passed in ", result.stdout, re.MULTILINE), result.stdout

@@ -1,0 +1,234 @@
+"""Figures of a step: lanes, samples, gaps, hosts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from autoprof.report.figures.overview import Overview
+from autoprof.report.figures.reading import Reader, timelines
+from tests.support.report_runs import START_NS
+from tests.support.timelines import SECOND, figures, shown, span, step, timeline
+
+
+def test_lanes_are_processes_under_their_roles(tmp_path: Path) -> None:
+    found = shown(tmp_path)
+    assert [lane.label for lane in found.lanes] == [
+        "trainer",
+        *(f"actor rank {rank}" for rank in range(8)),
+        *(f"ref rank {rank}" for rank in range(8)),
+        *("agent_loop 0", "agent_loop 1"),
+        *(f"rollout replica {replica}" for replica in range(4)),
+    ]
+    for lane in found.lanes:
+        assert lane.busy_s + lane.idle_s == pytest.approx(found.seconds)
+        assert [span.start_s for span in lane.spans] == sorted(span.start_s for span in lane.spans)
+    actor = found.lanes[3]
+    assert (actor.host, actor.pid, actor.rank, actor.file) == ("n1", 202, 2, "timeline/n1-202.jsonl")
+    assert [span.name for span in actor.spans] == ["compute_log_prob", "update_actor", "update_weights"]
+    assert actor.busy_s == pytest.approx(sum(span.end_s - span.start_s for span in actor.spans))
+    # Its captures are on the step's clock.
+    update = next(capture for capture in found.captures if capture.stage == "update_actor")
+    assert update.start_s == pytest.approx(found.lanes[1].spans[1].start_s, abs=0.01)
+
+
+def test_a_long_lane_shows_its_longest_spans_and_counts_the_rest(tmp_path: Path) -> None:
+    requests = [
+        span("request", "generate", at / 100, at / 100 + (at + 1) / 1000, role="rollout", ids={"replica": 0}, step=None)
+        for at in range(800)
+    ]
+    (found,) = figures(timeline(tmp_path / "run", n1=[step(10)], n2=requests), 1).details
+    lane = found.lanes[-1]
+    assert (lane.label, len(lane.spans), lane.left_out) == ("rollout replica 0", 500, 300)
+    assert min(span.end_s - span.start_s for span in lane.spans) == pytest.approx(0.301)
+
+
+def test_ranks_of_one_process_group_are_told_apart(tmp_path: Path) -> None:
+    ranks = {f"rank{rank}": [step(10, rank=rank), span("stage", "forward", 1, 2, rank=rank)] for rank in range(3)}
+    (found,) = figures(timeline(tmp_path / "run", **ranks), 1).details
+    assert [lane.label for lane in found.lanes] == ["trainer rank 0", "trainer rank 1", "trainer rank 2"]
+
+
+def test_samples(tmp_path: Path) -> None:
+    samples = shown(tmp_path, slow_tool=5).samples
+    assert samples is not None
+    assert samples.count == samples.done[-1][1] == 64
+    assert samples.quantiles_s["1"] == samples.longest[0].seconds
+    assert samples.quantiles_s["0"] < samples.quantiles_s["0.5"] < samples.quantiles_s["0.95"]
+    longest = samples.longest[0]
+    assert (longest.label, longest.held_by, longest.lane) == ("prompt 9, rollout 2", "tool python", "agent_loop 1")
+    assert sum(part.seconds for part in longest.parts) == pytest.approx(longest.seconds)
+    assert [part.kind for part in longest.parts] == ["tool", "turn", "reward", "waiting"]
+    assert [inside.kind for inside in longest.spans] == ["turn", "tool", "turn", "reward"]
+    assert samples.tail is not None
+    assert (samples.tail.count, samples.tail.samples) == (1, ["prompt 9, rollout 2"])
+    assert [(tool.name, tool.calls) for tool in samples.tools] == [("python", 32), ("search", 32)]
+    assert samples.tools[0].slowest == "prompt 9, rollout 2"
+    assert sum(part.seconds for part in samples.parts) == pytest.approx(samples.mean_s * 64)
+
+
+def test_tools_that_are_called_at_once_count_once(tmp_path: Path) -> None:
+    """verl's tool_agent_loop gathers the calls of a turn."""
+    ids = {"role": "agent_loop", "ids": {"sample": 1, "rollout": 0}}
+    spans = [
+        span("turn", "generate", 0, 2, **ids),
+        *(span("tool", "search", 2, 2 + took, **ids) for took in (3, 6, 6)),
+        span("tool", "python", 3, 4, **ids),
+        # By another clock it ends after its sample.
+        span("reward", "compute_score", 9, 11, **ids),
+        span("sample", "tool_agent", 0, 10, **ids),
+    ]
+    (found,) = figures(timeline(tmp_path / "run", n1=[step(10)], n2=spans), 1).details
+    assert found.samples is not None
+    (sample,) = found.samples.longest
+    assert {(part.kind, part.name): (part.seconds, part.count) for part in sample.parts} == {
+        ("turn", ""): (2, 1),
+        ("tool", "search"): (5, 3),
+        ("tool", "python"): (1, 1),
+        ("reward", ""): (1, 1),
+        ("waiting", ""): (1, 1),
+    }
+    # The calls themselves took what they took.
+    assert [(tool.name, tool.calls, tool.seconds) for tool in found.samples.tools] == [
+        ("search", 3, 15),
+        ("python", 1, 1),
+    ]
+
+
+def test_samples_that_can_not_be_told_apart_hold_nothing(tmp_path: Path) -> None:
+    ids = {"role": "agent_loop", "ids": {"sample": 0, "rollout": 0}}
+    spans = [span("sample", "loop", at, at + 5, **ids) for at in (0, 1, 2, 7)]
+    spans += [span("turn", "generate", at + 1, at + 2, **ids) for at in (0, 1, 2, 7)]
+    # A prompt that comes again when its first sample is done is one that can be told apart.
+    again = {"role": "agent_loop", "ids": {"sample": 1, "rollout": 0}}
+    spans += [span("sample", "loop", at, at + 3, **again) for at in (0, 4)]
+    spans += [span("turn", "generate", at, at + 1, **again) for at in (0, 4)]
+    (found,) = figures(timeline(tmp_path / "run", n1=[step(20)], n2=spans), 1).details
+    assert found.samples is not None
+    longest = found.samples.longest
+    assert [(row.sample, row.held_by != "", len(row.spans)) for row in longest] == [
+        *[("0", False, 0)] * 4,
+        *[("1", True, 1)] * 2,
+    ]
+
+
+def test_samples_of_validation_are_no_samples_of_the_step(tmp_path: Path) -> None:
+    found = shown(tmp_path, validation=5)
+    assert found.samples is not None
+    assert found.samples.count == 64
+
+
+def test_where_the_workers_are_silent_there_is_no_gap(tmp_path: Path) -> None:
+    """An engine without hooks leaves no spans: that nobody did anything can't be said."""
+    driver = [span("timer", "gen", 0, 6), span("timer", "update_actor", 6.5, 9), step(10)]
+    worker = [span("stage", "sync", 0, 1, role="actor", rank=0), span("stage", "x", 6.6, 9, role="actor", rank=0)]
+    (found,) = figures(timeline(tmp_path / "run", n1=driver, n2=worker), 1).details
+    assert [(gap.start_s, gap.end_s) for gap in found.gaps] == [(6.0, 6.6)]
+
+
+def test_of_very_many_gaps_the_longest_are_told(tmp_path: Path) -> None:
+    worker = [span("stage", "x", at, at + (0.9 if at % 7 else 0.5), role="actor", rank=0) for at in range(300)]
+    (found,) = figures(timeline(tmp_path / "run", n1=[step(300)], n2=worker), 1).details
+    assert len(found.gaps) == 100
+    assert sum(gap.end_s - gap.start_s > 0.4 for gap in found.gaps) == 43
+    assert [gap.start_s for gap in found.gaps] == sorted(gap.start_s for gap in found.gaps)
+
+
+def test_a_timer_that_is_called_other_is_not_lost(tmp_path: Path) -> None:
+    driver = [span("timer", "gen", 0, 5), span("timer", "other", 5, 7), step(10)]
+    (row,) = figures(timeline(tmp_path / "run", n1=driver)).steps
+    assert row.stages == {"gen": 5, "other": 5}
+
+
+def test_agent_loops_that_hand_off_do_not_tell_of_generation(tmp_path: Path) -> None:
+    loop = [span("stage", "generate_sequences", 0, 0.01, role="agent_loop", rank=0)]
+    worker = [span("stage", "compute_log_prob", 6, 7, role="actor", rank=0)]
+    (found,) = figures(timeline(tmp_path / "run", n1=[step(10)], n2=loop, n3=worker), 1).details
+    assert found.gaps == []
+
+
+def test_the_first_step_is_not_compared(tmp_path: Path) -> None:
+    steps = [step(90), *(step(80 + 10 * number, number, 70 + 10 * number) for number in range(2, 9))]
+    found = figures(timeline(tmp_path / "run", n1=steps))
+    assert not any(row.slow for row in found.steps)
+    assert found.findings == []
+    assert found.steps[1].usual_s == 10
+
+
+def test_a_rank_that_comes_first_into_a_stage_is_not_slow(tmp_path: Path) -> None:
+    """The others are late, and all wait for one another inside."""
+    ranks = {f"n{rank}": [span("stage", "update", 2 * rank, 9, role="actor", rank=rank)] for rank in range(4)}
+    (found,) = figures(timeline(tmp_path / "run", n9=[step(10)], **ranks), 1).details
+    (skew,) = found.skews
+    assert (skew.slowest, skew.slowest_s, skew.median_s, skew.waited_s) == ("actor rank 0", 9, 5, 0)
+
+
+def test_the_calls_of_a_stage_add_up(tmp_path: Path) -> None:
+    ranks = {
+        f"n{rank}": [
+            span("stage", "update", at, at + (4 if rank == 2 else 1), role="actor", rank=rank) for at in (0, 10, 20)
+        ]
+        for rank in range(4)
+    }
+    (found,) = figures(timeline(tmp_path / "run", n9=[step(30)], **ranks), 1).details
+    (skew,) = found.skews
+    assert (skew.slowest, skew.slowest_s, skew.waited_s) == ("actor rank 2", 12, 9)
+
+
+def test_a_rank_that_was_started_anew_is_one(tmp_path: Path) -> None:
+    two = [[span("stage", "update", at, at + 1 + at, role="actor", rank=0)] for at in (1, 4)]
+    (found,) = figures(timeline(tmp_path / "run", n9=[step(10)], n1=two[0], n2=two[1]), 1).details
+    assert found.skews == []
+    assert [lane.label for lane in found.lanes] == ["actor rank 0 on n1, pid 11", "actor rank 0 on n2, pid 12"]
+
+
+def test_memory_does_not_grow_with_the_run(tmp_path: Path) -> None:
+    """Of a step's spans the overview keeps sums, and of a stage in a thousand ranks one piece."""
+    spans = [
+        span("stage", "update_actor", 100 * number + rank / 1e3, 100 * number + 9, step=number, role="actor", rank=rank)
+        for number in range(1, 4)
+        for rank in range(1000)
+    ]
+    run = timeline(tmp_path / "run", n1=[step(100 * n + 10, n, 100 * n) for n in range(1, 4)], n2=spans)
+    reader = Reader()
+    overview = Overview([], reader)
+    for number, file in enumerate(timelines(run)[0]):
+        for line in reader.spans(file):
+            overview._add(number, line)
+    assert [len(each.stages["update_actor"].pieces()) for each in overview._steps.values()] == [1, 1, 1]
+
+
+def test_hosts_are_brought_onto_the_drivers_clock(tmp_path: Path) -> None:
+    driver = [span("timer", "gen", 0, 5), span("timer", "update_actor", 5, 9), step(10)]
+    # Its clock is 3 s ahead: it says that it generates while the driver trains.
+    worker = [
+        span("stage", "generate", 3, 7.9, role="rollout", rank=0),
+        span("stage", "x", 8, 12, role="actor", rank=0),
+    ]
+    run = timeline(tmp_path / "run", n1=driver, n2=worker)
+    before = figures(run, 1)
+    assert before.notes[-1] == "nobody measured the clocks of n1, n2: they are taken as they are set"
+    measured = {"host": "n2", "offset_ns": 3 * SECOND, "error_ns": 200_000, "unix_ns": START_NS}
+    (run / "clocks").mkdir()
+    (run / "clocks" / "n1-10.jsonl").write_text(json.dumps(measured) + "\n")
+    found = figures(run, 1)
+    assert not any("clock" in note for note in found.notes)
+    lanes = {lane.label: lane.spans[0] for lane in found.details[0].lanes}
+    assert (lanes["rollout rank 0"].start_s, lanes["actor rank 0"].end_s) == (0, 9)
+
+
+def test_notes_of_very_many_files_are_few(tmp_path: Path) -> None:
+    ranks = {f"n{rank}": [span("stage", "x", 0, 1, role="actor", rank=rank)] for rank in range(100)}
+    run = timeline(tmp_path / "run", **ranks, driver=[step(10)])
+    for path in (run / "timeline").glob("n*"):
+        path.write_text(path.read_text() + "torn")
+    (run / "clocks").mkdir()
+    (run / "clocks" / "driver-1.jsonl").write_text("")
+    found = figures(run)
+    assert len(found.notes) < 25
+    assert (
+        "nobody measured the clocks of n0, n1, n10, n11, n12 and 95 more: they are taken as they are set" in found.notes
+    )
+    assert found.notes[-1] == "and 80 more such notes of other files"

@@ -1,0 +1,214 @@
+"""Findings: a planted cause is named first, and nothing else is found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoprof.report import build, comparison
+from autoprof.report.figures import slow_steps
+from autoprof.report.findings import capture_rules, findings, registry, step_rules
+from autoprof.report.findings.findings import KINDS
+from autoprof.report.model.run import Finding, RunFigures
+from autoprof.report.page import charts, html, step_charts
+from autoprof.rundir import runs
+from tests.support.helpers import ROOT
+from tests.support.report_runs import PLANTS, capture, write
+from tests.support.timelines import span, step, timeline
+
+STEP = 7
+# Of each cause: the finding's kind, what its text and its evidence name, and the file it is seen in.
+NAMED = {
+    "slow_tool": ("slow_tool", ["1 of 64 samples", "tool python took 15.0 s", "prompt 9, rollout 2"], "n2-401"),
+    "long_answer": ("sample_tail", ["1 of 64 samples", "prompt 9, rollout 2", "turn"], "n2-401"),
+    "slow_sample_reward": ("slow_reward", ["1 of 64 samples", "the reward took 16.0 s", "prompt 9"], "n2-401"),
+    "slow_replica": ("slow_replica", ["rollout replica 2", "generate"], "n2-302"),
+    "slow_rank": ("slow_rank", ["actor rank 5", "update_actor"], "n2-205"),
+    "long_weight_sync": ("weight_sync", ["weight sync took 17.", "usually 2.0", "update_weights"], "n1-100"),
+    "slow_step": ("slow_step", ["usually 37.", "more in update_actor"], "n1-100"),
+    "gap": ("idle_gap", ["between generation and training", "compute_log_prob of actor rank"], "n1-100"),
+    "slow_reward": ("slow_reward", ["the driver waited 1", "for rewards"], "n1-100"),
+    "checkpoint": ("checkpoint", ["more in save_checkpoint"], "n1-100"),
+    "validation": ("validation", ["more in testing"], "n1-100"),
+}
+
+
+def found(folder: Path, step: int | None = None, **more: int) -> RunFigures:
+    write(folder, **more)
+    return build.figures(runs.read(folder), None if step is None else [step])
+
+
+def test_every_cause_that_can_be_planted_is_looked_for() -> None:
+    assert set(NAMED) == set(PLANTS)
+
+
+@pytest.mark.parametrize("seed", [1, 7])
+@pytest.mark.parametrize("cause", PLANTS)
+def test_what_is_planted_is_found_and_nothing_else(tmp_path: Path, cause: str, seed: int) -> None:
+    figures = found(tmp_path / "run", seed=seed, **{cause: STEP})
+    kind, words, file = NAMED[cause]
+    assert [finding.kind for finding in figures.findings] == [kind]
+    first = figures.findings[0]
+    said = "\n".join([first.text, *first.evidence])
+    assert [word for word in words if word not in said] == []
+    assert first.file == f"timeline/{file}.jsonl"
+    assert first.step == STEP
+    # What it costs is what the step took longer, but for what varies anyway.
+    row = next(row for row in figures.steps if row.number == STEP)
+    assert first.seconds == pytest.approx(row.seconds - row.usual_s, abs=3.5)
+    assert [row.number for row in figures.steps if row.slow] == [STEP]
+    assert STEP in [step.number for step in figures.details]
+    assert [step.findings for step in figures.details if step.number == STEP] == [figures.findings]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_healthy_run_has_no_findings(tmp_path: Path, seed: int) -> None:
+    write(tmp_path / "run", seed=seed)
+    figures = build.figures(runs.read(tmp_path / "run"), list(range(1, 13)))
+    assert figures.findings == []
+    assert [step.findings for step in figures.details] == [[]] * 12
+    assert figures.notes == []
+
+
+def test_the_costliest_of_several_is_first(tmp_path: Path) -> None:
+    figures = found(tmp_path / "run", slow_rank=3, long_weight_sync=5, slow_tool=9)
+    assert [(finding.kind, finding.step) for finding in figures.findings] == [
+        ("weight_sync", 5),
+        ("slow_tool", 9),
+        ("slow_rank", 3),
+    ]
+
+
+def test_what_held_up_slow_steps_that_are_not_shown_is_found_too(tmp_path: Path) -> None:
+    """Six slow steps, of which four are shown."""
+    places = zip(
+        (3, 6, 9, 12, 15, 18), ("slow_rank", "long_weight_sync", *PLANTS[:2], "slow_replica", "gap"), strict=True
+    )
+    causes = {cause: number for number, cause in places}
+    figures = found(tmp_path / "run", captured=None, steps=24, **causes)
+    assert len(figures.details) == 4
+    assert {finding.step: finding.kind for finding in figures.findings} == {
+        step: NAMED[cause][0] for cause, step in causes.items()
+    }
+
+
+def test_of_steps_that_are_alike_the_costliest_are_told(tmp_path: Path) -> None:
+    lengths = {number: 9.0 if number % 4 == 0 else 5.0 for number in range(1, 22)}
+    spans = [span("timer", "gen", 10 * at, 10 * at + length, step=at) for at, length in lengths.items()]
+    steps = [step(10 * at + length, at, 10 * at) for at, length in lengths.items()]
+    figures = build.figures(runs.read(timeline(tmp_path / "run", n1=[*spans, *steps])))
+    assert [finding.kind for finding in figures.findings] == ["slow_step"] * 3
+    assert all(finding.evidence[-1].startswith("also in 2 other steps: ") for finding in figures.findings)
+    assert [len(step.findings) for step in figures.details] == [1] * 4
+
+
+def test_two_causes_in_one_step_are_both_found(tmp_path: Path) -> None:
+    figures = found(tmp_path / "run", slow_rank=6, slow_tool=6)
+    assert {finding.kind for finding in figures.findings} == {"slow_rank", "slow_tool"}
+
+
+def samples(tmp_path: Path, **more: Any) -> list[Finding]:
+    """A step of 20 s with ten samples of 10 s, of which a tool takes half and the reward a tenth."""
+    spans = []
+    for number in range(10):
+        ids = {"role": "agent_loop", "ids": {"sample": str(number), "rollout": 0}}
+        spans += [
+            span("turn", "generate", 0, 4, **ids),
+            span("tool", "search", 4, more.get("tool", 4.5), error="TimeoutError", **ids),
+            span("reward", "compute_score", more.get("reward", 9), 10, **ids),
+            span(
+                "sample", "tool_agent", 0, 10, **ids, error="ValueError" if number in more.get("failed", ()) else None
+            ),
+        ]
+    run = timeline(tmp_path / "run", n1=[span("timer", "gen", 0, 10), step(10)], n2=spans)
+    return build.figures(runs.read(run), [1]).findings
+
+
+def test_tools_that_take_much_of_all_samples_are_found(tmp_path: Path) -> None:
+    (finding,) = samples(tmp_path, tool=9)
+    assert (finding.kind, finding.seconds) == ("tool_time", 5)
+    assert "50 % of their time on tools" in finding.text
+    assert any(line.startswith("tool search: 10 calls") for line in finding.evidence)
+
+
+def test_rewards_that_take_much_of_all_samples_are_found(tmp_path: Path) -> None:
+    (finding,) = samples(tmp_path, reward=6)
+    assert (finding.kind, finding.seconds) == ("slow_reward", 4)
+    assert "40 % of their time on their reward" in finding.text
+
+
+def test_samples_that_failed_are_found(tmp_path: Path) -> None:
+    (finding,) = samples(tmp_path, failed=(2, 5))
+    assert (finding.kind, finding.seconds) == ("failed_samples", 0)
+    assert "2 of 10 samples ended with an exception" in finding.text
+    assert [line.split(":")[0] for line in finding.evidence] == ["prompt 2, rollout 0", "prompt 5, rollout 0"]
+
+
+def test_of_many_alike_the_costliest_are_told(tmp_path: Path) -> None:
+    script = write(tmp_path / "run", captured=None)
+    for rank in range(9):
+        who = {"role": "actor", "stage": "update_actor", "rank": rank}
+        when = script.stages[4, "update_actor"]
+        capture(tmp_path / "run", 4, f"actor.update_actor.rank{rank}", who, ("n1", 200 + rank), when, [], "failed")
+    found = build.figures(runs.read(tmp_path / "run")).findings
+    assert [finding.kind for finding in found] == ["bad_capture"] * 3
+    assert found[0].evidence[-1].startswith("also in 6 other captures: global_step_000004/actor.update_actor.rank3.")
+
+
+def test_weight_sync_that_is_long_in_every_step_is_a_finding_of_the_run(tmp_path: Path) -> None:
+    write(tmp_path / "run", captured=None, weight_sync_s=15.0)
+    figures = build.figures(runs.read(tmp_path / "run"))
+    (finding,) = figures.findings
+    assert (finding.kind, finding.step) == ("weight_sync_share", None)
+    assert finding.seconds == pytest.approx(15, rel=0.1)
+
+
+def test_weight_sync_in_every_other_step_is_as_usual(tmp_path: Path) -> None:
+    """Asynchronous trainers send weights every few steps: it is held against the steps that do so."""
+    spans = []
+    for number in range(1, 21):
+        at = 100.0 * number
+        took = 20 if number == 12 else 5
+        if not number % 4:
+            spans.append(span("timer", "update_weights", at + 80, at + 80 + took, step=number))
+        spans.append(step(at + 100, number, at))
+    figures = build.figures(runs.read(timeline(tmp_path / "run", n1=spans)))
+    (finding,) = figures.findings
+    assert (finding.kind, finding.step, finding.seconds) == ("weight_sync", 12, 15)
+    assert "weight sync took 20.0 s, usually 5.00 s" in finding.text
+
+
+DOCUMENTATION = ROOT / "docs" / "findings.md"
+
+
+@pytest.mark.parametrize(
+    ("values", "documented", "said"),
+    [
+        ((slow_steps.SLOW_RATIO, slow_steps.SLOW_S), (1.2, 1), "more than 1.2 times the median"),
+        ((slow_steps.AROUND, slow_steps.FEWEST), (10, 3), "the ten steps before and the ten after"),
+        ((registry.LEAST_S, registry.LEAST_SHARE), (1, 0.03), "under a second, or under 3 % of the step"),
+        ((step_rules.SYNC_RATIO, findings.SYNC_SHARE), (2, 0.15), "At least 15 % of all steps"),
+        (
+            (step_rules.REWARD_SHARE, step_rules.SAMPLE_REWARD_SHARE),
+            (0.1, 0.25),
+            "a tenth of the step; samples spend a quarter",
+        ),
+        ((step_rules.TOOL_SHARE, capture_rules.IDLE_SHARE), (0.3, 0.4), "three tenths of the samples' time"),
+        ((capture_rules.BARE_SHARE, capture_rules.FULL_SHARE), (0.15, 0.92), "92 % of the device's memory"),
+        ((comparison.FINDING_RATIO, comparison.FINDING_SHARE), (1.1, 0.03), "1.1 times as long and 3 % of the step"),
+        ((charts.MOST_BARS, html.MOST_ROWS, step_charts.MOST_LANES), (300, 400, 96), "Of more than 300 steps a bar"),
+    ],
+)
+def test_the_documentation_has_the_thresholds(
+    values: tuple[float, ...], documented: tuple[float, ...], said: str
+) -> None:
+    """Whoever changes one changes what is said of it."""
+    assert values == documented
+    assert said in " ".join(DOCUMENTATION.read_text().split())
+
+
+def test_the_documentation_has_every_kind() -> None:
+    headings = DOCUMENTATION.read_text().splitlines()
+    assert [kind for kind in KINDS if f"### {kind}" not in headings] == []

@@ -1,0 +1,380 @@
+"""The report's page as text: it needs nothing else, and names stay text in it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import itertools
+import json
+import re
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import plotly.graph_objects
+import pytest
+
+from autoprof.base import units
+from autoprof.report.model.captures import DeviceShares
+from autoprof.report.model.lanes import Lane, SpanRow
+from autoprof.report.model.run import StepFigures
+from autoprof.report.page import charts, colours, html, step_charts
+from tests.support import report_pages
+from tests.support.report_pages import HOSTILE
+
+TEMPLATES = Path(html.__file__).parent / "templates"
+VOID = {"meta", "link", "br", "img", "input", "hr"}
+
+
+class Read(HTMLParser):
+    """The parts of a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[tuple[str | None, str]] = []
+        self.text = ""
+        self._open: list[str] = []
+        self.feed(page)
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag == "script":
+            self.scripts.append((dict(attrs).get("type"), ""))
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self._open[-1:] == ["script"]:
+            kind, before = self.scripts[-1]
+            self.scripts[-1] = (kind, before + data)
+        elif self._open[-1:] != ["style"]:
+            self.text += data
+
+    @property
+    def plots(self) -> dict[str, Any]:
+        (content,) = [text for kind, text in self.scripts if kind == "application/json"]
+        plots: dict[str, Any] = json.loads(content)
+        return plots
+
+
+@pytest.fixture(scope="module")
+def usual() -> Read:
+    return Read(html.page(report_pages.figures(compared=True, details=2)))
+
+
+@pytest.fixture(scope="module")
+def hostile() -> Read:
+    return Read(html.page(report_pages.figures(named=HOSTILE, compared=True)))
+
+
+def test_it_loads_nothing(usual: Read, hostile: Read) -> None:
+    for read in (usual, hostile):
+        links = [(tag, a.get("href") or a.get("src")) for tag, a in read.elements if a.keys() & {"href", "src"}]
+        assert {tag for tag, _ in links} == {"a", "link"}
+        assert {to for _, to in links if to and not to.startswith("#")} == {"data:,"}
+        assert not [(tag, a) for tag, a in read.elements if any(name.startswith("on") for name in a)]
+
+
+def test_its_policy_lets_its_own_scripts_run_and_nothing_load(usual: Read) -> None:
+    (policy,) = [a["content"] for tag, a in usual.elements if a.get("http-equiv") == "Content-Security-Policy"]
+    parts = dict(part.strip().split(" ", 1) for part in (policy or "").split(";"))
+    assert (parts["default-src"], parts["base-uri"], parts["form-action"]) == ("'none'", "'none'", "'none'")
+    code = [text for kind, text in usual.scripts if kind is None]
+    digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in code]
+    assert parts["script-src"] == " ".join(f"'sha256-{digest}'" for digest in digests)
+    assert parts.keys() == {"default-src", "script-src", "style-src", "img-src", "base-uri", "form-action"}
+
+
+def test_plotly_is_there_once(usual: Read) -> None:
+    assert [text.count("plotly.js v") for kind, text in usual.scripts if kind is None] == [1, 0]
+
+
+def test_names_stay_text(usual: Read, hostile: Read) -> None:
+    assert {tag for tag, _ in hostile.elements} == {tag for tag, _ in usual.elements}
+    assert len(hostile.scripts) == 3
+    assert f"Run 20261122-010203-abcdef{HOSTILE}" in hostile.text
+    assert f"held by tool search{HOSTILE}" in hostile.text
+
+
+def test_names_stay_text_in_plots(hostile: Read) -> None:
+    def texts(value: Any, key: str = "") -> list[tuple[str, str]]:
+        if isinstance(value, str):
+            return [(key, value)]
+        if isinstance(value, dict):
+            return [found for name, each in value.items() for found in texts(each, name)]
+        if isinstance(value, list):
+            return [found for each in value for found in texts(each, key)]
+        return []
+
+    found = texts(hostile.plots)
+    assert [text for _, text in found if "&lt;" in text]
+    # What plotly fills in and what it takes for markup is ours alone.
+    assert not [text for _, text in found if re.sub(r"</?(b|br|extra)>", "", text) != re.sub("<[^>]*>", "", text)]
+    templates = {text for key, text in found if key == "hovertemplate"}
+    assert {name for text in templates for name in re.findall(r"%\{([^}]*)\}", text)} <= {
+        "customdata[0]",
+        "customdata[1]",
+        "customdata[2]",
+        "fullData.name",
+        "text",
+    }
+    assert not [text for text in templates if "script" in text]
+
+
+@pytest.mark.parametrize("content", ["</script>", "<!--<script>", "]]>", "\u2028", "&lt;", '"\\'])
+def test_embedded_json_can_not_end_its_element(content: str) -> None:
+    made = html.embedded({"x": [content, {content: 1}]})
+    assert not set(made) & set("<>&\u2028")
+    assert json.loads(made) == {"x": [content, {content: 1}]}
+
+
+def test_headings_are_in_order(usual: Read) -> None:
+    levels = [int(tag[1]) for tag, _ in usual.elements if re.fullmatch(r"h[1-6]", tag)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
+
+
+def test_plots_are_what_plotly_takes(usual: Read) -> None:
+    assert {name.split("-")[0] for name in usual.plots} == {"run", "lanes", "samples", "done"}
+    assert {a["data-plot"] for _, a in usual.elements if "data-plot" in a} == usual.plots.keys()
+
+    def coloured(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: coloured(each) for name, each in value.items()}
+        if isinstance(value, list):
+            return [coloured(each) for each in value]
+        return "#123456" if isinstance(value, str) and value.startswith("@") else value
+
+    for plot in usual.plots.values():
+        plotly.graph_objects.Figure(coloured(plot), skip_invalid=False)
+
+
+def test_every_colour_is_in_the_style_sheet(usual: Read) -> None:
+    style = (TEMPLATES / "page.css").read_text()
+    themes = [set(re.findall(r"--([a-z]+):", block)) for block in re.findall(r":root[^{]*\{([^}]*)\}", style)]
+    assert len(themes) == 3
+    assert themes[0] == themes[1] == themes[2]
+    used = set(re.findall(r'"@([a-z]+)"', json.dumps(usual.plots))) | {each[1:] for each in _tokens()}
+    assert used <= themes[0]
+
+
+def _tokens() -> set[str]:
+    names = ["gen", "ref", "update_actor", "update_weights", "testing", "reward", "other", "tool x", "unheard of"]
+    return {look.colour for look in colours.looks(names).values()}
+
+
+@pytest.mark.parametrize("theme", [0, 1])
+def test_text_is_easy_to_read(theme: int) -> None:
+    style = (TEMPLATES / "page.css").read_text()
+    block = re.findall(r":root[^{]*\{([^}]*)\}", style)[theme]
+    values = dict(re.findall(r"--([a-z]+): (#[0-9a-f]{6})", block))
+
+    def light(name: str) -> float:
+        parts = [int(values[name][at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    for text in ("text", "soft", "accent", "warn", "good"):
+        for ground in ("page", "panel"):
+            dark, bright = sorted((light(text), light(ground)))
+            # WCAG 2.2, 1.4.3, level AA.
+            assert (bright + 0.05) / (dark + 0.05) >= 4.5, (text, ground)
+
+
+def test_stages_of_one_kind_have_patterns_of_their_own() -> None:
+    given = colours.looks(["old_log_prob", "ref", "values", "gen", "other", "tool a", "tool b"])
+    assert len({given[name].colour for name in ("old_log_prob", "ref", "values")}) == 1
+    assert len({(look.colour, look.pattern) for look in given.values()}) == len(given)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0.0, "0 %"), (0.0002, "< 0.1 %"), (0.0123, "1.2 %"), (0.996, "100 %"), (-0.046, "-4.6 %"), (None, "-")],
+)
+def test_shares_as_people_read_them(value: float | None, shown: str) -> None:
+    assert units.share(value) == shown
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0, "0 s"),
+        (4.2e-6, "4.20 µs"),
+        (0.00123, "1.23 ms"),
+        (0.9996, "1.00 s"),
+        (11.23, "11.2 s"),
+        (119.6, "2 min 0 s"),
+        (7199.7, "2 h 0 min"),
+        (-3.0, "-3.00 s"),
+        (None, "-"),
+    ],
+)
+def test_seconds_as_people_read_them(value: float | None, shown: str) -> None:
+    assert units.seconds(value) == shown
+
+
+def test_a_run_without_steps_has_a_page() -> None:
+    read = Read(html.page(report_pages.figures(steps=0, details=0)))
+    assert read.plots == {}
+    assert "No step has ended, so there is nothing to judge." in read.text
+
+
+def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    with pytest.raises(html.MissingExtra, match=r"pip install 'autoprof-rl\[report\]'; --json and --md work without"):
+        html.page(report_pages.figures())
+
+
+def test_the_page_is_whole_or_not_there(tmp_path: Path) -> None:
+    html.write(report_pages.figures(named="\udcff"), tmp_path / "page.html")
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+    assert "</html>" in (tmp_path / "page.html").read_text()
+
+
+def test_large_runs_stay_small() -> None:
+    small = len(html.page(report_pages.figures(steps=1, samples=1, ranks=1)))
+    figures = report_pages.figures(steps=10_000, samples=4096, ranks=64)
+    page = html.page(figures)
+    # plotly.js is 4.8 MB of it.
+    assert len(page) < small + 1_500_000
+    plots = Read(page).plots
+    bars = sum(len(trace["x"]) for trace in plots["run"]["data"] if trace["type"] == "bar")
+    assert bars <= charts.MOST_BARS * (len(figures.stages))
+    slow = [step for step in figures.steps if step.slow]
+    (marks,) = [trace for trace in plots["run"]["data"] if trace["name"] == "slow step"]
+    assert 0 < len(marks["x"]) <= charts.MOST_MARKS < len(slow)
+    assert sum(len(trace["x"]) for trace in plots["lanes-10000"]["data"]) < 1500
+    assert len(html.rows(figures.steps)) == html.MOST_ROWS
+
+
+def lane(label: str, spans: list[tuple[str, float, float]], kind: str = "stage", busy: float = 1.0) -> Lane:
+    made = [SpanRow(name=name, kind=kind, start_s=start, end_s=end) for name, start, end in spans]
+    return Lane(label=label, role="r", host="n1", pid=1, spans=made, busy_s=busy, idle_s=0, file="timeline/x")
+
+
+def step(lanes: list[Lane]) -> StepFigures:
+    return StepFigures(
+        number=1,
+        start_ns=0,
+        seconds=100,
+        stages={},
+        lanes=lanes,
+        gaps=[],
+        samples=None,
+        skews=[],
+        weight_sync_s=0,
+        path=[],
+        captures=[],
+        findings=[],
+    )
+
+
+def drawn(lanes: list[Lane]) -> dict[str, list[tuple[float, float, float]]]:
+    """Bars by name: from when on, for how long, in which row."""
+    plot, _ = step_charts.lanes(step(lanes), {})
+    return {
+        trace["name"]: [tuple(bar) for bar in zip(trace["base"], trace["x"], trace["y"], strict=True)]
+        for trace in plot["data"]
+    }
+
+
+def test_a_span_inside_of_another_stands_below_it() -> None:
+    bars = drawn([lane("trainer", [("step", 0, 100), ("gen", 1, 40), ("update", 40, 90)])])
+    assert bars == {"step": [(0, 100, 0.5)], "gen": [(1, 39, 1.5)], "update": [(40, 50, 1.5)]}
+
+
+def test_what_is_not_drawn_is_counted() -> None:
+    deep = lane("trainer", [(f"t{at}", at, 100 - at) for at in range(6)])
+    cut = msgspec.structs.replace(lane("agents", [("a", 0, 50)], kind="sample"), left_out=3)
+    plot, left_out = step_charts.lanes(step([deep, cut]), {})
+    assert [trace["name"] for trace in plot["data"]] == ["t0", "t1", "t2", "t3", "samples"]
+    assert left_out == 2 + 3
+    assert plot["data"][-1]["customdata"][0][1].startswith("1 or more at a time")
+
+
+def test_spans_too_narrow_to_be_seen_are_drawn_together() -> None:
+    many = [("mini", at * 0.01, at * 0.01 + 0.005) for at in range(1000)]
+    bars = drawn([lane("actor", [*many, ("mini", 50, 60)])])
+    assert bars["mini"] == [(0, pytest.approx(9.995), 0.5), (50, 10, 0.5)]
+
+
+def test_many_samples_are_shown_by_how_many_go_on() -> None:
+    bars = drawn([lane("agents", [("a", 0, 50), ("a", 0, 100), ("b", 25, 50)], kind="sample")])
+    assert bars == {"samples": [(0, 25, 0.5), (25, 25, 0.5), (50, 50, 0.5)]}
+
+
+def test_of_very_many_lanes_the_busiest_and_idlest_are_drawn() -> None:
+    chosen = step_charts.choose([lane(f"rank {at}", [("x", 0, 1)], busy=at) for at in range(512)])
+    assert (len(chosen.lanes), chosen.left_out) == (step_charts.MOST_LANES, 512 - step_charts.MOST_LANES)
+    assert {"rank 0", "rank 511"} <= {each.label for each in chosen.lanes}
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("step 5: weight sync took 17 s", "Step 5: weight sync took 17 s"),
+        ("step 5 took 50 s", "Step 5 took 50 s"),
+        ("generation waited", "Step 5: generation waited"),
+        ("step 55 took 9 s", "Step 5: step 55 took 9 s"),
+    ],
+)
+def test_a_finding_names_its_step_once(text: str, shown: str) -> None:
+    figures = report_pages.figures(steps=5, details=1)
+    finding = msgspec.structs.replace(figures.findings[0], text=text, step=5)
+    read = Read(html.page(msgspec.structs.replace(figures, findings=[finding])))
+    assert shown in read.text
+    links = {a["href"] for tag, a in read.elements if tag == "a"}
+    assert "#step-5" in links
+    # The step may have no part of its own: then there is no link that leads nowhere.
+    read = Read(html.page(msgspec.structs.replace(figures, findings=[finding], details=[])))
+    assert shown in read.text
+    assert "#step-5" not in {a["href"] for tag, a in read.elements if tag == "a"}
+
+
+def test_small_changes_are_neither_better_nor_worse() -> None:
+    figures = report_pages.figures(compared=True)
+    comparison = figures.comparison
+    assert comparison is not None
+    change = [msgspec.structs.replace(row, a=10.0, change=0.4, worse=True) for row in comparison.rows[:1]]
+    figures = msgspec.structs.replace(figures, comparison=msgspec.structs.replace(comparison, rows=change))
+    assert not {"better", "worse"} & {a.get("class") for _, a in Read(html.page(figures)).elements}
+    change = [msgspec.structs.replace(change[0], change=0.6, kind="operator")]
+    figures = msgspec.structs.replace(figures, comparison=msgspec.structs.replace(comparison, rows=change))
+    read = Read(html.page(figures))
+    assert "worse" in {a.get("class") for _, a in read.elements}
+    assert "1 operators and kernels of the captures" in read.text
+
+
+def test_a_device_s_shares_are_those_of_its_time() -> None:
+    """Copies beside kernels take none of it, and nothing is stretched or squeezed to fit."""
+    device = DeviceShares(device="GPU 0", seconds=10, compute=0.7, communication=0.2, copy=0.3, idle=0.1, overlap=0.5)
+    found = {share.name: share.share for share in html.device_shares(device)}
+    assert found == pytest.approx(
+        {"compute": 0.7, "communication without compute": 0.1, "copy alone": 0.1, "idle": 0.1}
+    )
+
+
+def test_nothing_is_said_to_hold_what_nobody_knows() -> None:
+    figures = report_pages.figures()
+    samples = figures.details[0].samples
+    assert samples is not None
+    assert samples.tail is not None
+    for count in (1, 3):
+        tail = msgspec.structs.replace(samples.tail, count=count, held_by="")
+        step = msgspec.structs.replace(figures.details[0], samples=msgspec.structs.replace(samples, tail=tail))
+        read = Read(html.page(msgspec.structs.replace(figures, details=[step])))
+        (said,) = re.findall(r"The batch waited.*?prompt 0", read.text, re.DOTALL)
+        assert "held by" not in said
+
+
+def test_every_link_leads_somewhere(usual: Read) -> None:
+    ids = {a["id"] for _, a in usual.elements if "id" in a}
+    assert {str(a["href"])[1:] for tag, a in usual.elements if tag == "a"} <= ids

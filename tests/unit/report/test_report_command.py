@@ -1,0 +1,377 @@
+"""`autoprof report`, as a user calls it, what it writes, and how steps and runs are compared."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from autoprof.cli.report import show
+from autoprof.report import build, make, markdown
+from autoprof.report.make import Request
+from autoprof.report.model.run import Comparison, Finding, RunFigures
+from autoprof.rundir import runs as run_reader
+from autoprof.rundir.layout import RunDir
+from tests.support.report_runs import capture, training, write
+from tests.support.traces import kineto, save
+
+Autoprof = Callable[..., "subprocess.CompletedProcess[str]"]
+SLOW, USUAL = "20261120-101010-aaaaaa", "20261121-111111-bbbbbb"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with a slow tool in step 7 and a slow rank in step 9, and a healthy one."""
+    parent = tmp_path_factory.mktemp("runs")
+    write(parent / SLOW, slow_tool=7, slow_rank=9)
+    write(parent / USUAL, seed=3)
+    return parent
+
+
+def test_findings_are_printed_and_the_page_is_in_the_run(autoprof: Autoprof, runs: Path) -> None:
+    done = autoprof("report", SLOW, "--dir", str(runs))
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith(f"{SLOW}: 12 steps, 3")
+    assert lines[2].split() == ["stage", "seconds", "share", "median"]
+    assert [line.split()[0] for line in lines[3:5]] == ["gen", "update_actor"]
+    findings = lines.index("costs   finding")
+    assert lines[findings - 2].split()[0] == "other"
+    assert "tool python took 15.0 s in prompt 9, rollout 2" in lines[findings + 1]
+    assert "timeline/n2-401.jsonl" in lines[findings + 1]
+    assert "actor rank 5 was slow in update_actor" in lines[findings + 2]
+    assert lines[-1] == f"report: {runs / SLOW / 'report.html'}"
+    page = (runs / SLOW / "report.html").read_text()
+    assert "tool python took 15.0 s" in page
+    assert not list((runs / SLOW).glob("*.part"))
+
+
+@pytest.mark.fault("a report of one step, or against a run", "gets a name of its own", "nothing: report.html stays")
+def test_only_the_report_of_the_whole_run_has_its_name(autoprof: Autoprof, runs: Path) -> None:
+    whole = runs / SLOW / "report.html"
+    assert autoprof("report", SLOW, "--dir", str(runs)).returncode == 0
+    content = whole.read_bytes()
+    for options, name in (
+        (["--step", "7"], "report.step7.html"),
+        (["--step", "7", "--against", "5"], f"report.step7.against.{SLOW}.step5.html"),
+        (["--against", USUAL], f"report.against.{USUAL}.html"),
+    ):
+        done = autoprof("report", SLOW, "--dir", str(runs), *options)
+        assert done.stdout.splitlines()[-1] == f"report: {runs / SLOW / name}"
+        assert (runs / SLOW / name).is_file()
+        done = autoprof("report", SLOW, "--dir", str(runs), *options, "-o", str(whole))
+        assert (done.returncode, whole.read_bytes() == content) == (2, True)
+        assert "kept for the report of the whole run" in done.stderr
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+def test_a_terminal_takes_every_line_whole(
+    columns: int, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    show(build.figures(run_reader.read(runs / SLOW)))
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+    assert max(map(len, lines)) <= columns
+    first = lines.index("costs   finding") + 1
+    found = [line for line in lines[first:] if line]
+    assert len(found) == {80: 4, 200: 2}[columns]
+    assert found[0].startswith("10.9 s  step 7: generation waited 10.9 s for 1 of 64 samples")
+    assert found[-1].endswith("timeline/n2-205.jsonl")
+
+
+def test_a_step_is_shown_by_its_own_stages_and_findings(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    show(build.figures(run_reader.read(runs / SLOW), [7]), 7)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"{SLOW}, step 7: 48.")
+    assert [word for word in lines[3].split() if word.startswith(("gen", "27", "16"))] == ["gen", "27.6", "16.7"]
+    assert not [line for line in lines if "step 9" in line]
+
+
+def test_no_report_takes_the_name_of_another_whole_one(autoprof: Autoprof, runs: Path) -> None:
+    other = runs / USUAL / "report.html"
+    for options in (
+        ["-o", str(other)],
+        ["--against", USUAL, "-o", str(other)],
+        ["--md", str(runs / SLOW / "report.html")],
+    ):
+        done = autoprof("report", SLOW, "--dir", str(runs), *options)
+        assert done.returncode == 2
+        assert "kept for the report of the whole run" in done.stderr
+
+
+def test_a_run_of_few_steps_says_how_far_that_can_be_told(tmp_path: Path) -> None:
+    write(tmp_path / "few", steps=3, captured=None)
+    verdict = build.figures(run_reader.read(tmp_path / "few")).verdict
+    assert verdict == "nothing stands out; slow steps are found in runs of 5 steps or more"
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none" / "run.json").write_text("{}")
+    assert (
+        build.figures(run_reader.read(tmp_path / "none")).verdict == "no step has ended, so there is nothing to judge"
+    )
+    (next((tmp_path / "few" / "timeline").iterdir())).open("a").write('{"kind": "st')
+    assert "in what could be read" in build.figures(run_reader.read(tmp_path / "few")).verdict
+
+
+def test_a_healthy_run_says_so(autoprof: Autoprof, runs: Path, tmp_path: Path) -> None:
+    done = autoprof("report", USUAL, "--dir", str(runs), "-o", str(tmp_path / "page.html"))
+    assert done.returncode == 0, done.stderr
+    assert "nothing stands out" in done.stdout
+    assert (tmp_path / "page.html").is_file()
+    assert not (runs / USUAL / "report.html").exists()
+
+
+def test_the_json_is_the_figures(autoprof: Autoprof, runs: Path, tmp_path: Path) -> None:
+    done = autoprof("report", SLOW, "--dir", str(runs), "--step", "7", "--json")
+    assert done.returncode == 0, done.stderr
+    figures = msgspec.json.decode(done.stdout, type=RunFigures)
+    assert figures == build.figures(run_reader.read(runs / SLOW), [7])
+    page = tmp_path / "page.html"
+    both = autoprof("report", SLOW, "--dir", str(runs), "--step", "7", "--json", "-o", str(page))
+    assert json.loads(both.stdout) == json.loads(done.stdout)
+    assert (both.stderr, page.is_file()) == (f"report: {page}\n", True)
+
+
+def test_markdown(autoprof: Autoprof, runs: Path) -> None:
+    done = autoprof("report", SLOW, "--dir", str(runs), "--md", "-")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"# autoprof: {SLOW}\n")
+    assert "\n- **1" in done.stdout
+    assert "tool python took 15.0 s in prompt 9, rollout 2" in done.stdout
+    assert re.search(r"\| gen \| 3 min \d+ s \| 4\d % \| 1", done.stdout)
+    tables = [line for line in done.stdout.splitlines() if line.startswith("|")]
+    assert len(tables) > 20
+    assert all(line.endswith("|") for line in tables)
+
+
+def test_why_a_step_was_captured_is_said_where_that_was_no_setting_of_steps(autoprof: Autoprof, tmp_path: Path) -> None:
+    run = tmp_path / SLOW
+    write(run)
+    why = "step 4 took 92.1 s, 2.1 times the median of 44.0 s (step>2x)"
+    slowest = "slowest:1: rank 3 took <b>"
+    captured = [number for number, _ in RunDir(run).steps()]
+    for path in run.glob("global_step_*/*.meta.json"):
+        said = {"window": why, "slowest": slowest} if f"{captured[0]:06d}" in path.parent.name else {}
+        said = said or {"window": "AUTOPROF_STEPS=5"}
+        path.write_text(json.dumps(json.loads(path.read_text()) | said))
+    figures = build.figures(run_reader.read(run), captured)
+    assert [step.captured_for for step in figures.details] == [[why], *([] for _ in captured[1:])]
+    done = autoprof("report", str(run))
+    assert f"step {captured[0]} was captured for: {why}\n" in done.stdout
+    assert done.stdout.count("was captured for") == 1
+    page = (run / "report.html").read_text()
+    assert page.count("<p>Captured for: step 4 took 92.1 s, 2.1 times the median of 44.0 s (step&gt;2x)</p>") == 1
+    assert "<p>slowest:1: rank 3 took &lt;b&gt;</p>" in page
+    text = markdown.text(figures)
+    assert text.count("\nCaptured for: step 4 took") == 1
+    assert "slowest:1: rank 3 took" in text
+
+
+def test_names_in_markdown_are_text(runs: Path) -> None:
+    figures = build.figures(run_reader.read(runs / USUAL), [5])
+    bad = "<img src=x onerror=alert(1)> `a` **b** [c](http://d) | e\n# f @all __init__ ~~no~~ $x$ old_log_prob"
+    finding = Finding(kind="slow_tool", text=bad, evidence=[bad], seconds=1.0, file=bad)
+    text = markdown.text(msgspec.structs.replace(figures, findings=[finding], command=bad))
+    shown = [line for line in text.splitlines() if "onerror" in line]
+    assert len(shown) == 4
+    for line in shown:
+        outside = "".join(line.split("`")[::2]) if line.count("`") == 2 else line
+        for live in ("<img", " **b**", "[c](", "@all", " __init__", "~~no~~", "$x$"):
+            assert live not in outside
+    assert "\n# f" not in text
+    # What is no markup inside of a word is left as it is.
+    assert " old_log_prob" in shown[0]
+
+
+def test_names_from_traces_in_markdown_are_text(tmp_path: Path) -> None:
+    script = write(tmp_path / "run", captured=None)
+    who = {"role": "actor", "stage": "update_actor", "rank": 0}
+    when = script.stages[4, "update_actor"]
+    events = [event | {"cat": "<img src=x>|`"} for event in training(when) if event.get("cat") == "cpu_op"]
+    capture(tmp_path / "run", 4, "actor.update_actor.rank0", who, ("n1", 200), when, events)
+    text = markdown.text(build.figures(run_reader.read(tmp_path / "run"), [4]))
+    (row,) = [line for line in text.splitlines() if line.startswith("| `aten::mm`")]
+    assert "&lt;img src=x&gt;\\|\\`" in row
+    assert "<img" not in text
+
+
+def test_markdown_of_many_captures_has_the_first_of_each_stage(tmp_path: Path) -> None:
+    script = write(tmp_path / "run", captured=None)
+    when = script.stages[4, "update_actor"]
+    for rank in range(40):
+        who = {"role": "actor", "stage": "update_actor", "rank": rank}
+        capture(tmp_path / "run", 4, f"actor.update_actor.rank{rank}", who, ("n1", 200 + rank), when, [])
+    text = markdown.text(build.figures(run_reader.read(tmp_path / "run"), [4]))
+    assert text.count("\n### actor.update_actor rank") == 8
+    assert "32 other captures of this step are in the page and in the JSON." in text
+
+
+def test_two_steps_of_a_run(autoprof: Autoprof, runs: Path) -> None:
+    done = autoprof("report", SLOW, "--dir", str(runs), "--step", "7", "--against", "5", "--json")
+    assert done.returncode == 0, done.stderr
+    found = msgspec.json.decode(json.dumps(json.loads(done.stdout)["comparison"]), type=Comparison)
+    assert (found.a, found.b) == ("step 5", "step 7")
+    stage, *rest = found.findings
+    assert (stage.kind, stage.step) == ("slower_stage", 7)
+    assert stage.text.startswith("gen takes 2")
+    assert [finding.kind for finding in rest] == ["fewer_tokens"]
+    assert [row.kind for row in found.rows[:2]] == ["step", "rate"]
+    changes = [row.change for row in found.rows[2:]]
+    assert changes == sorted(changes, reverse=True)
+    longest = next(row for row in found.rows if row.name == "longest sample")
+    assert longest.worse
+    assert longest.change == pytest.approx(11, abs=3)
+
+
+def test_two_runs(runs: Path) -> None:
+    figures = make.figures(Request(run=run_reader.read(runs / SLOW), against=run_reader.read(runs / USUAL)))
+    assert figures.comparison is not None
+    assert (figures.comparison.a, figures.comparison.b) == (USUAL, SLOW)
+    # What is slow in two of twelve steps is not in the median.
+    assert figures.comparison.findings == []
+    assert figures.id == SLOW
+
+
+def test_a_step_against_another_runs(autoprof: Autoprof, runs: Path) -> None:
+    done = autoprof("report", SLOW, "--dir", str(runs), "--step", "9", "--against", f"{USUAL}:4", "--md", "-")
+    assert done.returncode == 0, done.stderr
+    assert f"## {SLOW} step 9 against {USUAL} step 4" in done.stdout
+    assert "update_actor takes 22." in done.stdout
+
+
+def test_captures_without_a_timeline_are_compared_too(tmp_path: Path) -> None:
+    """Return what is 3 % of the step is then 3 % of the capture: an operator that grew by a hair is no finding."""
+    script = write(tmp_path / "run", captured=None)
+    who = {"role": "actor", "stage": "update_actor", "rank": 0}
+    when = script.stages[4, "update_actor"]
+    for number, more in ((3, 1.0), (4, 2.0)):
+        events = training(when)
+        for event in events:
+            if event["name"] == "aten::bmm":
+                event["dur"] *= more
+            if event["name"] == "sm90_xmma_gemm_bf16bf16_bf16f32":
+                event["dur"] *= 0.5 * more
+        capture(tmp_path / "run", number, "actor.update_actor.rank0", who, ("n1", 200), when, events)
+    for path in (tmp_path / "run" / "timeline").iterdir():
+        path.unlink()
+    for path in (tmp_path / "run").glob("global_step_*/*.meta.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"clock": {}}))
+    run = run_reader.read(tmp_path / "run")
+    figures = make.figures(Request(run=run, step=4, against=run, against_step=3))
+    assert figures.comparison is not None
+    (finding,) = figures.comparison.findings
+    assert finding.text.startswith("sm90_xmma_gemm")
+
+
+def test_a_slower_operator_is_named(tmp_path: Path) -> None:
+    script = write(tmp_path / "run", captured=None)
+    who = {"role": "actor", "stage": "update_actor", "rank": 0}
+    for number, slower in ((3, 1.0), (4, 4.0)):
+        when = script.stages[number, "update_actor"]
+        events = training(when)
+        for event in events:
+            if event["name"] == "aten::bmm":
+                event["dur"] *= slower * 10
+        capture(tmp_path / "run", number, "actor.update_actor.rank0", who, ("n1", 200), when, events)
+    run = run_reader.read(tmp_path / "run")
+    figures = make.figures(Request(run=run, step=4, against=run, against_step=3))
+    assert figures.comparison is not None
+    (finding,) = figures.comparison.findings
+    assert finding.kind == "slower_operator"
+    assert finding.text.startswith("aten::bmm takes ")
+    assert "actor.update_actor rank 0" in finding.text
+    row = next(row for row in figures.comparison.rows if row.name == "aten::bmm")
+    assert row.a is not None
+    assert row.b == pytest.approx(4 * row.a, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["report", "nothing"], 1, "no run matches 'nothing'"),
+        (["report", SLOW, "--step", "99"], 1, "has no step 99; in its timeline are 1 to 12, captured are 5"),
+        (["report", SLOW, "--against", "5"], 2, "--against 5 is a step; say with --step which one"),
+        (["report", SLOW, "--against", "99", "--step", "5"], 1, "has no step 99"),
+        (["report", SLOW, "--against", f"{USUAL}:x"], 2, "'x' is no step"),
+        (["report", SLOW, "--against", "nothing"], 1, "no run matches 'nothing'"),
+        (["report", SLOW, "--json", "--md", "-"], 2, "can't both go to standard output"),
+        (["report", SLOW, "--md", "/no/such/folder/x.md"], 1, "No such file or directory"),
+    ],
+)
+def test_what_is_wrong_is_said(
+    autoprof: Autoprof,
+    runs: Path,
+    arguments: list[str],
+    status: int,
+    said: str,
+) -> None:
+    done = autoprof(*arguments, "--dir", str(runs))
+    assert done.returncode == status
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_reader_that_has_enough_is_no_error(runs: Path) -> None:
+    command = [sys.executable, "-u", "-m", "autoprof", "report", SLOW, "--dir", str(runs), "--md", "-"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
+
+
+def test_without_the_extra_it_says_what_to_install(
+    autoprof: Autoprof,
+    runs: Path,
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "plotly.py").write_text("raise ImportError('no plotly')")
+    done = autoprof("report", USUAL, "--dir", str(runs), PYTHONPATH=str(tmp_path))
+    assert done.returncode == 1
+    assert "autoprof-rl[report]" in done.stderr
+    assert "nothing stands out" in done.stdout
+    done = autoprof("report", USUAL, "--dir", str(runs), "--md", "-", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0
+
+
+def test_other_commands_load_none_of_it(runs: Path) -> None:
+    code = "import sys; from autoprof.cli.main import main; main(sys.argv[1:]); print(*sys.modules)"
+    command = [sys.executable, "-c", code, "ls", "--dir", str(runs)]
+    loaded = set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
+    assert "autoprof.cli.ls" in loaded
+    assert not {"autoprof.cli.report", "autoprof.report", "autoprof.traces", "plotly", "jinja2"} & loaded
+
+
+def test_what_is_no_trace_is_named_with_what_opens_it(tmp_path: Path) -> None:
+    write(tmp_path / "run", captured=5)
+    folder = tmp_path / "run" / "global_step_000005"
+    for name, ending in (("actor.a.rank0.n1.pid200", ".nsys-rep"), ("actor.b.rank0.n1.pid200", ".pickle")):
+        (folder / f"{name}{ending}").write_bytes(b"x")
+        (folder / f"{name}.meta.json").write_text(json.dumps({"state": "complete", "role": "actor", "rank": 0}))
+    ascend = folder / "actor.c.rank0.n1.pid200_200_20261120101010123_ascend_pt"
+    (ascend / "PROF_1").mkdir(parents=True)
+    (folder / "actor.c.rank0.n1.pid200.meta.json").write_text(json.dumps({"state": "complete", "tool": "npu"}))
+    (folder / "actor.d.rank0.n1.pid200.pt.trace.json.gz").write_bytes(b"no gzip at all")
+    (folder / "actor.d.rank0.n1.pid200.meta.json").write_text(json.dumps({"state": "complete"}))
+    cut = kineto(training((0.0, 1.0)))
+    save(folder / "actor.e.rank0.n1.pid200.pt.trace.json.gz", cut[: len(cut) // 2])
+    (folder / "actor.e.rank0.n1.pid200.meta.json").write_text(json.dumps({"state": "complete", "rank": 0}))
+    figures = build.figures(run_reader.read(tmp_path / "run"), [5])
+    found = {capture.name.split(".")[1]: capture for capture in figures.details[0].captures}
+    assert (found["a"].tool, found["b"].tool, found["c"].tool) == ("nsys", "memory", "npu")
+    assert "nsys-ui" in found["a"].opens_with
+    assert "memory_viz" in found["b"].opens_with
+    assert "MindStudio Insight" in found["c"].opens_with
+    assert found["c"].file == f"global_step_000005/{ascend.name}"
+    assert found["d"].state == "damaged"
+    assert found["e"].state == "truncated"
+    assert found["e"].operators
+    bad = [finding for finding in figures.findings if finding.kind == "bad_capture"]
+    assert {finding.file for finding in bad} == {found["d"].file, found["e"].file}

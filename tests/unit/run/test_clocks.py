@@ -1,0 +1,91 @@
+"""When clocks are measured, and what becomes of errors; the measuring itself is in tests/real/test_ray_clocks.py."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from autoprof.run.cluster import clocks
+from autoprof.run.runtime import Runtime
+from autoprof.rundir.records import Offset
+
+
+@pytest.fixture
+def run(joined: Callable[..., Runtime]) -> Iterator[Runtime]:
+    yield joined()
+    clocks.stop()
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A Ray of three nodes, one of which is dead, that says nothing else."""
+    nodes = [{"NodeID": name, "Alive": name != "dead"} for name in ("here", "there", "dead")]
+    ray = SimpleNamespace(
+        is_initialized=lambda: True,
+        nodes=lambda: nodes,
+        get_runtime_context=lambda: SimpleNamespace(get_node_id=lambda: "here"),
+    )
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    return ray
+
+
+def lines(run: Runtime) -> list[dict[str, Any]]:
+    path = run.rundir.process_file("clocks", ".jsonl")
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def measure(run: Runtime) -> None:
+    clocks.measure(run.rundir, run.hooks)
+    if clocks._state.thread is not None:
+        clocks._state.thread.join()
+
+
+def test_other_nodes_that_live_are_asked_once_a_minute(
+    run: Runtime, cluster: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def offsets(ray: object, nodes: list[str]) -> list[Offset]:
+        assert threading.current_thread() is not threading.main_thread()
+        asked.append(nodes)
+        return [Offset(host="n2", offset_ns=-5, error_ns=3, unix_ns=len(asked))]
+
+    monkeypatch.setattr(clocks, "offsets", offsets)
+    measure(run)
+    measure(run)
+    assert asked == [["there"]]
+    # One that is added meanwhile is not waited for.
+    cluster.nodes().append({"NodeID": "new", "Alive": True})
+    measure(run)
+    assert asked[1:] == [["new"]]
+    clocks._state.asked_at["there"] -= clocks._GOOD_FOR_S
+    measure(run)
+    assert asked[2:] == [["there"]]
+    assert lines(run) == [{"host": "n2", "offset_ns": -5, "error_ns": 3, "unix_ns": number} for number in (1, 2, 3)]
+
+
+def test_without_ray_nothing_happens(run: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False))
+    measure(run)
+    monkeypatch.delitem(sys.modules, "ray")
+    measure(run)
+    assert clocks._state.thread is None
+
+
+@pytest.mark.fault("a node's clock can't be measured", "goes on", "the node's offset")
+def test_an_error_is_kept_in_the_log_of_hooks(
+    run: Runtime, cluster: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def offsets(*_: object) -> list[Offset]:
+        raise RuntimeError("the head has gone")
+
+    monkeypatch.setattr(clocks, "offsets", offsets)
+    measure(run)
+    assert run.hooks.content()["errors"] == {"clocks": {"count": 1, "last": "RuntimeError: the head has gone"}}
+    assert lines(run) == []

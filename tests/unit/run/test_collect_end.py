@@ -1,0 +1,216 @@
+"""The end of a run on several nodes: who collects, and who runs `AUTOPROF_ON_FINISH`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from autoprof.base import log
+from autoprof.behaviours.ray import collect_at_end
+from autoprof.run import end
+from autoprof.run.cluster import kv, nodes
+from autoprof.run.collect import gather, in_process
+from autoprof.run.runtime import Runtime
+from autoprof.rundir.records import CollectedFile, Missing, NodeState
+from tests.support.helpers import clean_environment
+
+
+class Store:
+    """Ray's key-value store, as one process sees it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.kept: dict[bytes, bytes] = {}
+        self.up = True
+        monkeypatch.setattr(kv, "up", lambda: self.up)
+        monkeypatch.setattr(kv, "_kv", lambda: self)
+
+    def _internal_kv_put(self, key: bytes, value: bytes, overwrite: bool, namespace: bytes) -> bool:
+        there = key in self.kept
+        if overwrite or not there:
+            self.kept[key] = value
+        return there
+
+    def _internal_kv_get(self, key: bytes, namespace: bytes) -> bytes | None:
+        return self.kept.get(key)
+
+    def _internal_kv_list(self, prefix: bytes, namespace: bytes) -> list[bytes]:
+        return [key for key in self.kept if key.startswith(prefix)]
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> Store:
+    return Store(monkeypatch)
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A Ray whose living nodes are in this list; this process is on the first."""
+    alive = ["here", "there"]
+    ray = SimpleNamespace(
+        is_initialized=lambda: True,
+        nodes=lambda: [{"NodeID": node, "Alive": True, "NodeManagerHostname": node} for node in alive],
+        get_runtime_context=lambda: SimpleNamespace(get_node_id=lambda: alive[0]),
+    )
+    monkeypatch.setitem(__import__("sys").modules, "ray", ray)
+    return alive
+
+
+@pytest.fixture
+def driver(joined: Callable[..., Runtime], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Runtime]:
+    """Makes this process the one that started a run, with a captured step."""
+
+    def make(**values: Any) -> Runtime:
+        run = joined(**values)
+        monkeypatch.setattr(type(run), "started_here", property(lambda self: True))
+        run.rundir.step(2).mkdir(parents=True)
+        return run
+
+    return make
+
+
+def test_the_first_process_of_a_node_registers_it_and_the_driver_always(kept: Store, cluster: list[str]) -> None:
+    assert nodes.register("run", "/a", driver=False) == "here"
+    assert nodes.register("run", "/b", driver=False) == "here"
+    assert [(node.id, node.directory, node.driver) for node in nodes.of_run("run")] == [("here", "/a", False)]
+    nodes.register("run", "/c", driver=True)
+    assert [(node.directory, node.driver) for node in nodes.of_run("run")] == [("/c", True)]
+    kept.kept[b"node/run/bad"] = b"{"
+    assert len(nodes.of_run("run")) == 1
+    nodes.register("another", "/d", driver=False)
+    assert nodes.runs() == ["another", "run"]
+
+
+def test_a_store_that_fails_costs_nothing_but_the_entry(kept: Store, cluster: list[str], mocker: Any) -> None:
+    mocker.patch.object(kv, "put", side_effect=RuntimeError("the head has gone"))
+    assert nodes.register("run", "/a", driver=False) == "here"
+
+
+def test_a_process_registers_when_ray_is_up_and_says_its_node_in_hooks(
+    joined: Callable[..., Runtime], kept: Store, cluster: list[str]
+) -> None:
+    run = joined()
+    kept.up = False
+    run.register()
+    assert "node" not in run.hooks.content()
+    kept.up = True
+    run.register()
+    assert run.hooks.content()["node"] == "here"
+    kept.kept.clear()
+    run.register()
+    assert kept.kept == {}
+
+
+def test_only_the_process_that_started_the_run_collects(
+    joined: Callable[..., Runtime], kept: Store, cluster: list[str], mocker: Any
+) -> None:
+    collect = mocker.patch.object(in_process, "collect")
+    collect_at_end.through_ray(joined(collect="1"))
+    assert not collect.called
+
+
+def test_a_single_node_has_nothing_to_collect(
+    driver: Callable[..., Runtime], kept: Store, cluster: list[str], mocker: Any
+) -> None:
+    collect = mocker.patch.object(in_process, "collect")
+    del cluster[1]
+    collect_at_end.through_ray(driver(collect="1"))
+    assert not collect.called
+
+
+def test_without_the_setting_the_nodes_are_noted_only(
+    driver: Callable[..., Runtime], kept: Store, cluster: list[str], mocker: Any
+) -> None:
+    collect = mocker.patch.object(in_process, "collect")
+    run = driver()
+    nodes.register(run.info.id, "/a", driver=True)
+    collect_at_end.through_ray(run)
+    assert not collect.called
+    assert [node["id"] for node in run.describe()["nodes"]] == ["here"]
+
+
+def test_what_is_missing_is_said_with_the_command_that_goes_on(
+    driver: Callable[..., Runtime], kept: Store, cluster: list[str], mocker: Any, caplog: Any
+) -> None:
+    state = NodeState(id="there", host="n2", state="dead", directory="/x")
+    lost = [Missing("there", "n2", f"f{number}", "gone") for number in range(5)]
+    found = CollectedFile(run="r", directory="/x", nodes=[state], missing=lost, left_out=[])
+    made = mocker.patch.object(in_process, "collect", return_value=found)
+    warned = mocker.patch.object(log, "warning")
+    run = driver(collect="1", stop_timeout_s=7)
+    collect_at_end.through_ray(run)
+    assert made.call_args.kwargs["wait"] is True
+    (said,) = warned.call_args.args
+    assert said.startswith("collecting is not complete: n2 (there): f0: gone; n2 (there): f1: gone")
+    assert f"and 2 more; autoprof collect {run.info.id} fetches" in said
+    mocker.patch.object(in_process, "collect", side_effect=gather.Busy("somebody else"))
+    collect_at_end.through_ray(run)
+    assert "somebody else" in warned.call_args.args[0]
+
+
+def test_of_all_nodes_one_runs_the_command(
+    driver: Callable[..., Runtime], kept: Store, cluster: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = driver(on_finish="true")
+    # The trainer, on another node, was first.
+    kept.kept[f"finish/{run.info.id}".encode()] = b""
+    collect_at_end.through_ray(run)
+    kept.up = False
+    assert end._command(run) == ""
+    kept.up = True
+    kept.kept.clear()
+    end._state.begin()
+    # The driver is, and runs it when Ray is down.
+    collect_at_end.through_ray(run)
+    collect_at_end.through_ray(run)
+    kept.up = False
+    assert end._command(run) == "true"
+    assert end._command(run) == ""
+
+
+def test_without_ray_the_first_on_the_disk_does(driver: Callable[..., Runtime], kept: Store) -> None:
+    kept.up = False
+    run = driver(on_finish="true")
+    assert [end._command(run), end._command(run)] == ["true", ""]
+
+
+def test_after_the_last_window_the_command_waits_for_what_is_collected(
+    driver: Callable[..., Runtime], mocker: Any
+) -> None:
+    after = mocker.patch.object(end, "_after")
+    end.window_passed(driver(on_finish="true", collect="1"))
+    assert not any(thread.name == "autoprof-after" for thread in threading.enumerate())
+    assert not after.called
+
+
+def test_what_stands_in_the_way_of_a_copy_is_said_at_the_begin(driver: Callable[..., Runtime]) -> None:
+    assert collect_at_end.hindrance(driver(collect="1")) == ""
+    said = collect_at_end.hindrance(SimpleNamespace(settings=SimpleNamespace(collect="gs://me:pw@bucket/x")))  # type: ignore[arg-type]
+    assert said == (
+        "AUTOPROF_COLLECT: the run can't be copied to gs://bucket/x: "
+        "gs:// takes the package gcsfs, which is not installed"
+    )
+
+
+def test_a_disk_is_known_by_machine_and_folder(tmp_path: Path) -> None:
+    os.mkdir(tmp_path / "a")
+    assert nodes.disk_of(str(tmp_path / "a")) == nodes.disk_of(f"{tmp_path}/../{tmp_path.name}/a") != ""
+    assert nodes.disk_of(str(tmp_path / "a")) != nodes.disk_of(str(tmp_path))
+    assert nodes.disk_of(str(tmp_path / "b")) == ""
+
+
+def test_without_a_cluster_and_without_a_run_here_both_are_said(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "autoprof", "collect", "--ray", "127.0.0.1:1"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("autoprof: no Ray cluster at '127.0.0.1:1': nothing answers there (")
+    assert f"); there is no folder '{tmp_path}/autoprof_runs'" in done.stderr

@@ -1,0 +1,59 @@
+"""Ends of runs, from outside: what `ls` says of each."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from autoprof.rundir import runs
+from autoprof.rundir.previous_run import cut_off
+
+Python = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def ended(tmp_path: Path, python: Python) -> Callable[..., runs.Run]:
+    """Runs code after a step of a trainer, to its end, and returns the run."""
+    (tmp_path / "tiny.py").write_text("class Trainer:\n    def step(self, value): return value\n")
+    options = 'attribute = "Trainer.step", behaviour = "step.wrap", options = { number = "value" }'
+    (tmp_path / "tiny.toml").write_text(f'target = "tiny"\nhook = [{{ name = "step", {options} }}]\n')
+
+    def run(code: str, status: int, **variables: str) -> runs.Run:
+        settings = {"AUTOPROF": "1", "AUTOPROF_STEPS": "", "AUTOPROF_RECIPES": "tiny.toml", "PYTHONPATH": "."}
+        begin = "import os, signal, sys, tiny; tiny.Trainer().step(1)\n"
+        result = python(begin + code, check=False, **settings | variables)
+        assert result.returncode == status
+        assert [line for line in result.stderr.splitlines() if line.startswith("autoprof")] == []
+        return runs.find(tmp_path / "autoprof_runs", "latest")
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "outcome"),
+    [
+        ("sys.exit()", 0, "ended"),
+        ("sys.last_value = ValueError()", 0, "ended"),
+        ("sys.exit(3)", 3, "failed (exit status 3)"),
+        ("sys.exit('bad')", 1, "failed (exit status 1)"),
+        ("raise RuntimeError('boom')", 1, "failed (RuntimeError, exit status 1)"),
+        ("os._exit(3)", 3, "unfinished"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", -9, "unfinished"),
+    ],
+)
+def test_the_outcome(ended: Callable[..., runs.Run], code: str, status: int, outcome: str) -> None:
+    assert ended(code, status).outcome == outcome
+
+
+def test_a_resumed_run_forgets_the_status_of_the_attempt_before(ended: Callable[..., runs.Run]) -> None:
+    ended("sys.exit(3)", 3, AUTOPROF_RUN_ID="mine")
+    run = ended("os._exit(0)", 0, AUTOPROF_RUN_ID="mine")
+    assert run.outcome == "unfinished"
+    assert [attempt.state for attempt in run.info.earlier] == ["failed"]
+
+
+def test_the_next_run_is_not_told_of_one_that_failed(ended: Callable[..., runs.Run]) -> None:
+    assert cut_off(Path(ended("sys.exit(3)", 3).path)) == ""

@@ -1,0 +1,332 @@
+"""The file of spans: what is in it, when it is written, and that threads, forks and a sudden end leave whole lines."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autoprof.base import files, identity
+from autoprof.run import timeline
+from autoprof.run.runtime import Runtime
+from autoprof.run.timeline import Span
+from autoprof.rundir import layout
+from tests.support import helpers
+
+
+@pytest.fixture
+def run(made: Callable[..., Runtime]) -> Runtime:
+    return made()
+
+
+def begin(run: Runtime, kind: str = "sample", name: str = "x", **values: Any) -> Span:
+    return Span(run.timeline, kind, name, **({"step": 2, "role": "agent_loop", "rank": None} | values))
+
+
+def written(run: Runtime) -> list[dict[str, Any]]:
+    """The lines of this process, the first one too."""
+    path = run.rundir.process_file("timeline", ".jsonl")
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def names(run: Runtime) -> list[str]:
+    return [span["name"] for span in helpers.spans(run.rundir.path)]
+
+
+@pytest.fixture
+def one_going_on(run: Runtime, monkeypatch: pytest.MonkeyPatch) -> Span:
+    """As in a batch of samples: there is always one that lasts longer. However slow the machine, none is old."""
+    monkeypatch.setattr(timeline, "_OLD_NS", 10**15)
+    return begin(run, name="long")
+
+
+def test_the_first_line_says_which_process_it_is(run: Runtime) -> None:
+    before = time.time_ns()
+    begin(run, "stage").end()
+    process, _ = written(run)
+    assert (process["kind"], process["host"], process["pid"]) == ("process", identity.HOST, os.getpid())
+    assert before <= process["clock"]["unix_ns"] <= time.time_ns()
+    assert process["clock"]["monotonic_ns"] <= time.monotonic_ns()
+    assert process["version"]
+
+
+def test_a_line_holds_what_is_known_and_nothing_else(run: Runtime) -> None:
+    begin(run, "stage", "update_actor", step=None, role="actor", rank=3).end()
+    (line,) = helpers.spans(run.rundir.path)
+    assert list(line) == ["kind", "name", "step", "role", "rank", "start_ns", "end_ns"]
+    assert (line["step"], line["rank"]) == (None, 3)
+    begin(run, "turn", ids={"sample": 7}).end(ValueError("secret"), {"response_tokens": 5})
+    run.timeline.flush()
+    line = helpers.spans(run.rundir.path)[-1]
+    assert (line["error"], line["ids"], line["counts"]) == ("ValueError", {"sample": 7}, {"response_tokens": 5})
+    assert "secret" not in json.dumps(line)
+
+
+@pytest.mark.parametrize("kind", ["step", "stage", "window"])
+def test_large_spans_are_written_at_once_with_what_was_kept(run: Runtime, one_going_on: Span, kind: str) -> None:
+    for number in range(3):
+        begin(run, name=str(number)).end()
+    assert written(run) == []
+    begin(run, kind, "last").end()
+    assert names(run) == ["0", "1", "2", "last"]
+
+
+def test_many_are_written_together(run: Runtime, one_going_on: Span, monkeypatch: pytest.MonkeyPatch) -> None:
+    writes: list[int] = []
+    append = files.append
+    monkeypatch.setattr(files, "append", lambda path, content, first=b"": writes.append(1) or append(path, content))
+    for _ in range(3 * timeline._MANY + 1):
+        begin(run).end()
+    assert len(writes) == 3
+    one_going_on.end()
+    run.timeline.flush()
+    assert len(names(run)) == 3 * timeline._MANY + 2
+
+
+def test_one_that_is_old_is_written_with_the_next(
+    run: Runtime, one_going_on: Span, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(run, name="first").end()
+    monkeypatch.setattr(timeline, "_OLD_NS", 0)
+    begin(run, name="second").end()
+    assert names(run) == ["first", "second"]
+
+
+def test_when_nothing_is_going_on_it_is_written(run: Runtime) -> None:
+    outer = begin(run, name="outer")
+    begin(run, "turn", "inner").end()
+    assert written(run) == []
+    run.timeline._took = 0
+    outer.end()
+    assert names(run) == ["inner", "outer"]
+
+
+def test_while_one_sample_holds_the_others_up_they_are_written(run: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timeline, "_OLD_NS", 10**8)
+
+    async def batch() -> None:
+        straggler = begin(run, name="straggler")
+        for turn in ("first", "second"):
+            begin(run, "turn", turn).end()
+            while turn not in names(run):
+                await asyncio.sleep(0.01)
+        straggler.drop()
+
+    asyncio.run(asyncio.wait_for(batch(), 60))
+    assert names(run) == ["first", "second"]
+
+
+def test_an_event_loop_that_ended_before_leaves_it_to_the_next(run: Runtime, one_going_on: Span) -> None:
+    async def turn(name: str) -> None:
+        begin(run, "turn", name).end()
+
+    asyncio.run(turn("first"))
+    asyncio.run(turn("second"))
+    assert names(run) == []
+    begin(run, "stage", "last").end()
+    assert names(run) == ["first", "second", "last"]
+
+
+def test_a_slow_disk_is_not_written_to_each_time(run: Runtime) -> None:
+    begin(run, name="first").end()
+    run.timeline._took = 10**12
+    begin(run, name="second").end()
+    assert names(run) == ["first"]
+    run.timeline.flush()
+    assert names(run) == ["first", "second"]
+
+
+def test_what_is_kept_is_written_at_exit(python: Any, tmp_path: Path) -> None:
+    code = f"""
+from pathlib import Path
+from autoprof.run import timeline
+from autoprof.rundir.layout import RunDir
+lines = timeline.Timeline(RunDir(Path({str(tmp_path / "run")!r})))
+def span(name): return timeline.Span(lines, "sample", name, step=1, role="agent_loop", rank=None)
+long = span("long")
+span("short").end()
+"""
+    python(code)
+    assert [span["name"] for span in helpers.spans(tmp_path / "run")] == ["short"]
+
+
+def test_a_span_that_is_dropped_is_left_out_and_not_waited_for(run: Runtime, one_going_on: Span) -> None:
+    begin(run, name="kept").end()
+    one_going_on.drop()
+    run.timeline._took = 0
+    begin(run, name="last").end()
+    assert names(run) == ["kept", "last"]
+
+
+def test_text_that_is_no_utf8_does_not_cost_the_others(run: Runtime, one_going_on: Span) -> None:
+    begin(run, name="before").end()
+    begin(run, name="b\udcff", ids={"\udc80": "\udc81"}).end()
+    begin(run, "stage", "after").end()
+    before, odd, after = helpers.spans(run.rundir.path)
+    assert (before["name"], odd["name"], after["name"]) == ("before", "b?", "after")
+    assert odd["ids"] == {"?": "?"}
+
+
+@pytest.mark.fault("the disk is full while the timeline is written", "goes on", "spans; whole lines are left")
+def test_a_full_disk_leaves_whole_lines_and_is_said_once(run: Runtime, caplog: pytest.LogCaptureFixture) -> None:
+    begin(run, "stage", "fits").end()
+    path = run.rundir.process_file("timeline", ".jsonl")
+    size = path.stat().st_size
+    with helpers.room_for(size + 50):
+        for _ in range(3):
+            begin(run, "stage", "does not").end()
+    assert path.stat().st_size == size
+    begin(run, "stage", "fits again").end()
+    assert names(run) == ["fits", "fits again"]
+    assert caplog.text.count("can't write the timeline") == 1
+
+
+def test_a_file_or_folder_that_somebody_removed_begins_anew(run: Runtime) -> None:
+    path = run.rundir.process_file("timeline", ".jsonl")
+    for remove in (path.unlink, lambda: (path.unlink(), path.parent.rmdir())):
+        begin(run, "stage", "before").end()
+        remove()
+        begin(run, "stage", "after").end()
+        assert [line["kind"] for line in written(run)] == ["process", "stage"]
+        assert names(run) == ["after"]
+
+
+def test_an_earlier_process_of_the_same_pid_keeps_its_lines(run: Runtime) -> None:
+    begin(run, "stage", "earlier").end()
+    timeline._state.in_child()  # as a new process: nothing is known of the file
+    begin(run, "stage", "later").end()
+    assert [line["kind"] for line in written(run)] == ["process", "stage", "process", "stage"]
+
+
+def test_no_more_are_kept_than_memory_is_for(
+    run: Runtime, one_going_on: Span, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert run.timeline._writing.acquire(blocking=False)  # a write that hangs, in another thread
+    for _ in range(timeline._MOST + 10):
+        begin(run).end()
+    assert len(run.timeline._lines) == timeline._MOST
+    assert caplog.text.count("spans are left out") == 1
+    run.timeline._writing.release()
+    begin(run, "stage").end()
+    assert len(names(run)) == timeline._MOST + 1
+
+
+def forked(child: Callable[[], None]) -> None:
+    """Run a function in a forked child, which then ends without a word."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            child()
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+
+
+def test_a_forked_child_has_a_file_of_its_own_and_none_of_its_parents_lines(run: Runtime) -> None:
+    outer = begin(run, name="parents")
+    begin(run, name="kept").end()
+    lock = run.timeline._writing
+    assert lock.acquire(blocking=False)  # held by a thread that the child does not have
+
+    def child() -> None:
+        outer.end()
+        begin(run, name="childs").end()
+        run.timeline.flush()
+
+    forked(child)
+    lock.release()
+    outer.end()
+    run.timeline.flush()
+    by_file = {
+        path.name: [span["name"] for span in helpers.spans(path)] for path in run.rundir.path.glob("timeline/*.jsonl")
+    }
+    own = f"{identity.HOST}-{os.getpid()}.jsonl"
+    assert by_file.pop(own) == ["kept", "parents"]
+    assert list(by_file.values()) == [["childs"]]
+
+
+@given(
+    amounts=st.lists(st.integers(1, 300), min_size=1, max_size=4),
+    stages=st.integers(2, 60),
+    many=st.integers(1, 50),
+    forks=st.booleans(),
+)
+def test_threads_and_forks_write_every_line_once_in_the_order_of_ends(
+    made: Any, tmp_path_factory: pytest.TempPathFactory, amounts: list[int], stages: int, many: int, forks: bool
+) -> None:
+    run = made()
+    run.timeline = timeline.Timeline(layout.RunDir(tmp_path_factory.mktemp("run")))
+    folder = run.timeline._run.path
+    before, timeline._MANY = timeline._MANY, many
+
+    def work(thread: int, amount: int) -> None:
+        for number in range(amount):
+            kind = "stage" if number % stages == stages - 1 else "sample"
+            begin(run, kind, f"{os.getpid()} {thread} {number}").end()
+
+    def all_threads() -> None:
+        threads = [threading.Thread(target=work, args=each) for each in enumerate(amounts)]
+        for thread in threads:
+            thread.start()
+        if forks and len(threads) > 1 and os.getpid() == parent:
+            forked(lambda: (work(99, 20), run.timeline.flush()))
+        for thread in threads:
+            thread.join()
+
+    parent = os.getpid()
+    try:
+        all_threads()
+    finally:
+        timeline._MANY = before
+    run.timeline.flush()
+    expected = Counter(
+        f"{parent} {thread} {number}" for thread, amount in enumerate(amounts) for number in range(amount)
+    )
+    for path in folder.glob("timeline/*.jsonl"):
+        assert path.read_bytes().endswith(b"\n")
+        found = [span["name"] for span in helpers.spans(path)]
+        if path.stem.endswith(f"-{parent}"):
+            assert Counter(found) == expected
+        else:
+            child = path.stem.rpartition("-")[2]
+            assert found == [f"{child} 99 {number}" for number in range(20)]
+        for thread in range(len(amounts)):
+            numbers = [int(name.split()[2]) for name in found if name.split()[1] == str(thread)]
+            assert numbers == sorted(numbers)
+
+
+@pytest.mark.fault("a process is killed with SIGKILL", "goes on", "the spans of its last second")
+@pytest.mark.parametrize("after_lines", [1, 300, 2000])
+def test_a_process_that_is_killed_leaves_whole_lines(run: Runtime, after_lines: int) -> None:
+    reader, writer = os.pipe()
+
+    def child() -> None:
+        long = begin(run, name="long")
+        for number in range(100_000):
+            begin(run, name=str(number)).end()
+            if number == after_lines:
+                os.write(writer, b"x")
+        long.end()
+
+    pid = os.fork()
+    if pid == 0:
+        try:
+            child()
+        finally:
+            os._exit(0)
+    os.read(reader, 1)
+    os.kill(pid, 9)
+    os.waitpid(pid, 0)
+    found = [int(name) for name in names(run)]
+    assert found == list(range(len(found)))
+    assert len(found) > after_lines - timeline._MANY

@@ -1,0 +1,59 @@
+"""`AUTOPROF_STEPS=`, empty: a timeline, and nothing is captured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from autoprof.config.settings import load
+from tests.support.helpers import spans
+from tests.support.small_trainer import Go, Python, prepare, warnings
+
+
+@pytest.fixture
+def go(tmp_path: Path, python: Python) -> Go:
+    return prepare(tmp_path, python)
+
+
+def test_a_run_leaves_its_timeline_and_no_capture(go: Go, tmp_path: Path, python: Python) -> None:
+    result = go("Trainer().fit()", AUTOPROF_STEPS="", AUTOPROF_MODE="continuous")
+    assert warnings(result) == []
+    run = (tmp_path / "autoprof_runs" / "latest").resolve()
+    assert sorted(path.name for path in run.iterdir()) == ["control", "exit_status", "hooks", "run.json", "timeline"]
+    assert [(span["kind"], span["step"]) for span in spans(run)] == [
+        (kind, step) for step in (1, 2, 3) for kind in ("stage", "step")
+    ]
+    assert json.loads((run / "run.json").read_text())["settings"]["steps"] == ""
+
+    examined = python(["-m", "autoprof", "doctor", "latest"]).stdout
+    assert "no problems found" in examined
+    assert "none, the timeline alone" in examined
+    assert "1 to 3" in examined
+    assert run.name in python(["-m", "autoprof", "ls"]).stdout
+    assert python(["-m", "autoprof", "ls", "latest"]).returncode == 0
+
+
+def test_a_window_can_still_be_opened(go: Go, tmp_path: Path) -> None:
+    code = """
+from autoprof.cli import main
+trainer = Trainer()
+trainer.fit(inside=lambda: main.main(["trigger", "latest", "--from", "3", "--contents", "cpu"]))
+"""
+    go(code, AUTOPROF_STEPS="")
+    run = (tmp_path / "autoprof_runs" / "latest").resolve()
+    assert [path.name for path in run.glob("global_step_*")] == ["global_step_000003"]
+
+
+@pytest.mark.parametrize("text", ["", " "])
+def test_empty_steps_are_none_and_are_stronger_than_the_file(tmp_path: Path, text: str) -> None:
+    (tmp_path / "autoprof.toml").write_text('steps = "5"\n')
+    assert load({"AUTOPROF_STEPS": text}, tmp_path).steps == ""
+    assert load({}, tmp_path).steps == "5"
+    (tmp_path / "autoprof.toml").write_text('steps = ""\n')
+    assert load({}, tmp_path).steps == ""
+
+
+def test_without_the_variable_it_is_the_default(tmp_path: Path) -> None:
+    assert load({}, tmp_path).steps == "+2"

@@ -1,0 +1,85 @@
+"""The structs of the run directory's files and lines: their reference page, and the writers that are no structs."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+from pathlib import Path
+from types import ModuleType
+
+import msgspec
+import pytest
+from msgspec import Struct
+
+from autoprof.capture.finisher import job, nsys_report
+from autoprof.capture.profilers import oom
+from autoprof.capture.subject import Subject
+from autoprof.cli import documents
+from autoprof.cli.recipes import documents as recipe_documents
+from autoprof.rundir import decoder, records
+from autoprof.rundir.records import CaptureMeta, Line, OutOfMemoryMeta, ProcessLine
+from autoprof.rundir.runs import CaptureFile
+from tests.support import formats
+
+KINDS = [kind for kind in vars(records).values() if isinstance(kind, type) and issubclass(kind, Struct)]
+KINDS.remove(Struct)
+
+
+def test_the_page_is_what_the_structs_say() -> None:
+    assert formats.PAGE.read_text() == formats.page(), "run make formats"
+    assert formats.JSON_PAGE.read_text() == formats.json_page(), "run make formats"
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *formats.structs(documents), *formats.structs(recipe_documents)])
+def test_every_field_is_documented(kind: type[Struct]) -> None:
+    documented = formats.comments(documents.Document) | formats.comments(kind)
+    assert [name for name in kind.__struct_fields__ if not documented.get(name)] == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_struct_has_a_blank(kind: type[Struct]) -> None:
+    assert isinstance(decoder.record({}, kind), kind)
+
+
+def test_a_merged_trace_may_be_asked_as_a_capture(tmp_path: Path) -> None:
+    """Whoever lists both asks both for their reasons."""
+    merged = {"state": "failed", "reason": "x", "left_out": {"a": "b"}, "clock": 5}
+    (tmp_path / "merged.meta.json").write_text(json.dumps(merged))
+    file = CaptureFile(str(tmp_path), "merged")
+    assert (file.meta.reason, file.meta.left_out, file.merged.left_out) == ("x", [], {"a": "b"})
+
+
+def test_lines_of_spans_and_processes_are_told_apart() -> None:
+    process = {"kind": "process", "host": "h", "pid": 1, "clock": {"unix_ns": 1, "monotonic_ns": 1}, "version": "0"}
+    assert msgspec.convert(process, ProcessLine).pid == 1
+    assert decoder.line(json.dumps(process).encode()).kind == records.PROCESS
+    span = {"kind": "stage", "name": "x", "step": None, "role": "a", "rank": None, "start_ns": 1, "end_ns": 2}
+    assert msgspec.to_builtins(decoder.line(json.dumps(span).encode())) == span
+    # One of another autoprof.
+    assert decoder.line(b'{"kind": "stage", "start_ns": 1}') == Line("stage", "", None, "", None, 1, 0)
+
+
+@pytest.mark.parametrize("line", [b"", b"5", b"[1]", b"\xff", b'{"name": 5}', b'{"kind": null}', b"[" * 5000])
+def test_a_damaged_line_is_no_line(line: bytes) -> None:
+    with pytest.raises((msgspec.DecodeError, UnicodeDecodeError, RecursionError)):
+        decoder.line(line)
+
+
+def _keys(module: ModuleType, *functions: str) -> set[str]:
+    """Return the keys of the dictionaries that functions of a module write down."""
+    trees = [ast.parse(inspect.getsource(getattr(module, name))) for name in functions]
+    found = [each for tree in trees for each in ast.walk(tree) if isinstance(each, ast.Dict)]
+    return {str(key.value) for each in found for key in each.keys if isinstance(key, ast.Constant)}
+
+
+def test_the_finisher_writes_fields_of_meta_files() -> None:
+    said = _keys(job, "_finish", "_compress", "_rename", "_name_folder") | _keys(nsys_report, "take")
+    assert said == {"state", "reason", "bytes", "device_events", "device_reason"}
+    assert said <= set(CaptureMeta.__struct_fields__)
+
+
+def test_a_snapshot_of_what_ran_out_of_memory_has_fields_of_its_meta_file() -> None:
+    said = _keys(oom, "_attach", "_ran_out") - {"run"}
+    assert {"asked_bytes", "unix_ns"} <= said <= set(OutOfMemoryMeta.__struct_fields__)
+    assert set(Subject.__struct_fields__) <= set(OutOfMemoryMeta.__struct_fields__)

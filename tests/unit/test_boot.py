@@ -1,0 +1,226 @@
+"""Interpreter start, in real interpreters."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from autoprof._boot.command import Command
+from autoprof.config import settings
+from tests.support.helpers import ROOT
+
+Python = Callable[..., "subprocess.CompletedProcess[str]"]
+BOOT = ["autoprof", "autoprof._boot", "autoprof._boot.command", "autoprof._boot.finder"]
+SHOW = "import sys; print(sorted(name for name in sys.modules if name.split('.')[0] == 'autoprof'))"
+
+
+@pytest.mark.parametrize("value", [None, "0", "", "off", "false", "no", "2"])
+def test_off_imports_nothing(python: Python, value: str | None) -> None:
+    variables = {} if value is None else {"AUTOPROF": value}
+    assert python(SHOW, **variables).stdout.strip() == "[]"
+    assert python("import sys; print('_autoprof_gate' in sys.modules)", **variables).stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("value", ["1", "true", "ON", " yes "])
+def test_on_imports_the_boot_and_nothing_else_of_autoprof(python: Python, value: str) -> None:
+    assert python(SHOW, AUTOPROF=value).stdout.strip() == str(BOOT)
+
+
+def test_on_loads_nothing_outside_the_standard_library_and_none_of_its_slow_parts(python: Python) -> None:
+    code = "import sys; print('\\n'.join(sys.modules))"
+    # Other packages have .pth files too, so the difference counts.
+    off = set(python(code).stdout.split())
+    new = set(python(code, AUTOPROF="1").stdout.split()) - off
+    assert {name.split(".")[0] for name in new} - {"autoprof", "_autoprof_gate"} <= sys.stdlib_module_names
+    assert not new & {"asyncio", "logging", "tomllib", "importlib.metadata", "re", "json", "typing"}
+
+
+def test_nothing_is_left_on_disk_without_a_target(python: Python, tmp_path: Path) -> None:
+    python("import json", AUTOPROF="1")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_activation_is_idempotent(python: Python) -> None:
+    code = """
+import sys, _autoprof_gate
+from autoprof import _boot
+from autoprof._boot.finder import Finder
+_autoprof_gate.activate(); _boot.activate()
+print(sum(isinstance(finder, Finder) for finder in sys.meta_path))
+"""
+    assert python(code, AUTOPROF="1").stdout.strip() == "1"
+
+
+def test_children_share_the_run_id(python: Python) -> None:
+    code = """
+import os, subprocess, sys
+show = "import os; print(os.environ['AUTOPROF_RUN_ID'])"
+print(os.environ["AUTOPROF_RUN_ID"], subprocess.check_output([sys.executable, "-c", show], text=True).strip())
+"""
+    mine, childs = python(code, AUTOPROF="1").stdout.split()
+    assert mine == childs
+
+
+@pytest.mark.parametrize(
+    ("command", "foreign"),
+    [
+        ("python -m pip install x", True),
+        ("python /usr/bin/pip install x", True),
+        ("python -u /site-packages/ray/dashboard/dashboard.py --host=x", True),
+        ("python /site-packages/ray/_private/workers/setup_worker.py a", True),
+        ("python /site-packages/ray/_private/workers/default_worker.py a", False),
+        ("python -X utf8 -m vllm.model_executor.models.registry", True),
+        ("python -m verl.trainer.main_ppo", False),
+        ("python -m verl.trainer.main_ppo pip", False),
+        ("python train.py", False),
+        ("python", False),
+    ],
+)
+def test_processes_that_are_no_business_of_ours(command: str, foreign: bool) -> None:
+    assert Command(command.split()).foreign is foreign
+
+
+@pytest.mark.parametrize(
+    ("command", "launches"),
+    [
+        ("python /usr/bin/torchrun --nproc-per-node 2 train.py", True),
+        ("python -m torch.distributed.run train.py", True),
+        ("python -u /usr/bin/accelerate launch train.py", True),
+        ("python train.py torchrun", False),
+        ("python -m trl.scripts.grpo", False),
+        ("python -c torchrun", False),
+        ("python", False),
+    ],
+)
+def test_what_starts_the_ranks_of_a_run(command: str, launches: bool) -> None:
+    assert Command(command.split()).launcher is launches
+
+
+def test_ranks_belong_to_the_run_of_what_started_them(tmp_path: Path, python: Python) -> None:
+    show = (
+        "import os; info = json.loads(os.environ['AUTOPROF_RUN_INFO']); print(info['pid'], info['settings']['steps'])"
+    )
+    (tmp_path / "torchrun").write_text(f"import json, os; {show}; print(os.getpid())")
+    (mine, steps), (pid,) = (line.split() for line in python(["torchrun"], AUTOPROF="1").stdout.splitlines())
+    assert (mine, steps) == (pid, "+2")
+    wrong = python(["torchrun"], check=False, AUTOPROF="1", AUTOPROF_STEPS="x")
+    assert wrong.stderr.count("autoprof") >= 1
+    assert "AUTOPROF_RUN_INFO" in wrong.stderr  # the script's own KeyError: it was started, without autoprof
+
+
+def test_spawned_children_are_ours_and_the_resource_tracker_is_not() -> None:
+    spawn = "from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=5, pipe_handle=7)"
+    assert not Command(["python", "-c", spawn, "--multiprocessing-fork"]).foreign
+    assert Command(["python", "-c", "from multiprocessing.resource_tracker import main;main(5)"]).foreign
+
+
+def test_a_ray_worker_starts_no_run_of_its_own(tmp_path: Path, python: Python) -> None:
+    worker = tmp_path / "ray" / "_private" / "workers" / "default_worker.py"
+    worker.parent.mkdir(parents=True)
+    worker.write_text("import os; print(os.environ.get('AUTOPROF_RUN_ID'))")
+    assert python([str(worker)], AUTOPROF="1").stdout.strip() == "None"
+    assert python([str(worker)], AUTOPROF="1", AUTOPROF_RUN_ID="of-the-driver").stdout.strip() == "of-the-driver"
+
+
+def test_a_boot_that_fails_is_one_line_and_off_for_the_children(python: Python) -> None:
+    paths = [str(ROOT), str(ROOT / "sitecustomize")]
+    code = f"""
+import os, subprocess, sys
+sys.path[:0] = {paths}
+os.listdir = None  # the recipes can't be listed
+import _autoprof_gate
+print(os.environ["AUTOPROF"])
+show = "import os; print(os.environ['AUTOPROF'])"
+child = subprocess.run([sys.executable, "-c", show], capture_output=True, text=True)
+print(child.stdout.strip(), repr(child.stderr))
+"""
+    # -S: nothing was activated before.
+    result = python(["-S", "-c", code], AUTOPROF="1")
+    assert result.stdout.splitlines() == ["0", "0 ''"]
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith("autoprof: could not start (TypeError")
+    assert result.stderr.strip().endswith("autoprof is off for this run")
+
+
+HOSTILE = {"long": b"x" * 30_000, "controls": b"a\x1b[31m\x07\r\nb\x7f", "no UTF-8": b"\xff\xfe\x80/\xed\xa0\x80"}
+TWICE = """
+import subprocess, sys, tiny
+print(tiny.step(7), flush=True)
+if len(sys.argv) == 1:
+    sys.exit(subprocess.run([sys.executable, __file__, "child"]).returncode)
+"""
+
+
+@pytest.mark.fault("a variable holds anything", "goes on, and so do its children", "the captures")
+@pytest.mark.parametrize(
+    ("content", "names"),
+    [*((content, "all") for content in HOSTILE), ("controls", "CONFIG"), ("long", "DIR"), ("no UTF-8", "DIR")],
+)
+def test_whatever_variables_hold_costs_a_line_at_most(content: str, names: str, tmp_path: Path, python: Python) -> None:
+    (tmp_path / "tiny.py").write_text("def step(number): return number\n")
+    options = 'attribute = "step", behaviour = "step.wrap", options = { number = "number" }'
+    (tmp_path / "tiny.toml").write_text(f'target = "tiny"\nhook = [{{ name = "step", {options} }}]\n')
+    (tmp_path / "main.py").write_text(TWICE)
+    # What processes of autoprof hand on would keep the settings from being read.
+    every = [name for name in settings.VARIABLES if name not in ("RUN_INFO", "STARTER", "RECIPES")]
+    value = os.fsdecode(HOSTILE[content])
+    variables = {f"AUTOPROF_{name}": value for name in (every if names == "all" else [names])}
+    result = python(["main.py"], AUTOPROF="1", **{"AUTOPROF_RECIPES": "tiny.toml"} | variables)
+    assert result.stdout == "7\n7\n"
+    assert result.stderr.count("\n") <= 1
+    assert len(result.stderr) < 1200
+    assert result.stderr.replace("\n", "").isprintable()
+
+
+def test_sitecustomize_chains_to_the_one_that_it_hides(tmp_path: Path, python: Python) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.users_sitecustomize = __name__")
+    path = f"{ROOT / 'sitecustomize'}:{tmp_path}"
+    code = "import sys; print(sys.users_sitecustomize, 'autoprof._boot' in sys.modules)"
+    assert python(code, PYTHONPATH=path).stdout.strip() == "sitecustomize False"
+    assert python(code, PYTHONPATH=path, AUTOPROF="1").stdout.strip() == "sitecustomize True"
+
+
+def test_sitecustomize_activates_where_autoprof_is_not_installed(python: Python, tmp_path: Path) -> None:
+    # -S leaves out site-packages and with it the installed .pth; what the site module does is done by hand.
+    code = "import sys; sys.path.insert(0, %r); import sitecustomize; print('autoprof._boot' in sys.modules)"
+    result = python(["-S", "-c", code % str(ROOT / "sitecustomize")], AUTOPROF="1")
+    assert result.stdout.strip() == "True"
+
+
+@pytest.fixture(params=["checkout", "wheel"])
+def laid_out(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A copy of autoprof in a folder called as `git clone` calls it, in one whose name has a space."""
+    root = tmp_path / "a folder" / "autoprof"
+    inside = root if request.param == "checkout" else root / "autoprof"
+    without = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "autoprof", root / "autoprof", ignore=without)
+    for name in ("recipes", "sitecustomize"):
+        shutil.copytree(ROOT / name, inside / name, ignore=without)
+    return root
+
+
+@pytest.mark.parametrize("python_path", ["", "the folder that it is in"])
+def test_run_activates_from_a_checkout_called_autoprof_and_from_a_wheel(
+    laid_out: Path, python: Python, python_path: str
+) -> None:
+    # -S leaves out site-packages, as where nothing is installed; what the site module does is done by hand.
+    start = "import sys; sys.path.insert(0, sys.argv[1]); from autoprof.cli.main import main; main(sys.argv[2:])"
+    show = "import sys, sitecustomize; print(sys.modules['autoprof._boot'].__file__, *sys.modules['autoprof'].__path__)"
+    variables = {"PYTHONPATH": str(laid_out.parent)} if python_path else {}
+    result = python(["-c", start, str(laid_out), "run", "--", sys.executable, "-S", "-c", show], **variables)
+    package = laid_out / "autoprof"
+    assert result.stdout.strip() == f"{package / '_boot' / '__init__.py'} {package}"
+    assert result.stderr == ""
+
+
+def test_an_error_of_the_hidden_sitecustomize_is_the_users(tmp_path: Path, python: Python) -> None:
+    (tmp_path / "sitecustomize.py").write_text("raise RuntimeError('the user made this')")
+    result = python(SHOW, PYTHONPATH=f"{ROOT / 'sitecustomize'}:{tmp_path}", AUTOPROF="1")
+    assert "the user made this" in result.stderr
+    assert "autoprof._boot" in result.stdout

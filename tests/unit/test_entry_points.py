@@ -1,0 +1,155 @@
+"""Recipes of other distributions: found by who starts a run, handed on to the children, never imported."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from autoprof import _boot
+from autoprof._boot import entry_points
+from tests.support.distributions import declare, install
+
+Python = Callable[..., "subprocess.CompletedProcess[str]"]
+# What a process knows: the recipes for `thing`, and whether it looked for entry points itself.
+KNOWS = """
+import sys, {imported}
+from autoprof import _boot
+print(len(_boot.recipe_files().get("thing", [])), "autoprof._boot.entry_points" in sys.modules)
+"""
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    folder = tmp_path / "site"
+    install(folder, "thing-recipes", declare("thing_recipes"), "thing")
+    (folder / "plain.py").write_text("")
+    (folder / "thing.py").write_text("def work():\n    return 3\n")
+    return folder
+
+
+def test_what_distributions_declare(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(site))
+    install(site, "inner", declare("inner.recipes.all"), package="inner/recipes/all")
+    install(site, "colon", declare("colon:recipes"), package="colon/recipes")
+    install(site, "plain-file", declare("plain"))
+    install(site, "gone", declare("nowhere.at.all"))
+    install(site, "other-group", declare("thing_recipes", group="autoprof.recipes.old"))
+    (site / "unreadable-1.dist-info" / "entry_points.txt").mkdir(parents=True)
+    (site / "broken-1.dist-info").mkdir()
+    (site / "broken-1.dist-info" / "entry_points.txt").write_bytes(
+        b"\xff[autoprof.recipes]\n[autoprof.recipes]\nx\n=\n"
+    )
+    found = {entry.distribution: entry.folder() for entry in entry_points.declared([str(site), "/nowhere"])}
+    assert found == {
+        "thing-recipes": str(site / "thing_recipes"),
+        "inner": str(site / "inner" / "recipes" / "all"),
+        "colon": str(site / "colon" / "recipes"),
+        "plain-file": "",
+        "gone": "",
+        "broken": "",
+    }
+
+
+def test_nobody_looks_before_something_is_imported_that_was_installed(python: Python, site: Path) -> None:
+    assert python(KNOWS.format(imported="json"), AUTOPROF="1", PYTHONPATH=str(site)).stdout.split() == ["0", "False"]
+    assert python(KNOWS.format(imported="plain"), AUTOPROF="1", PYTHONPATH=str(site)).stdout.split() == ["1", "True"]
+    assert python(KNOWS.format(imported="plain"), PYTHONPATH=str(site)).stdout.split() == ["0", "False"]
+
+
+def test_what_is_imported_while_the_interpreter_starts_is_no_reason_to_look(python: Python, site: Path) -> None:
+    (site / "sitecustomize.py").write_text("import plain")
+    code = "import sys; print('plain' in sys.modules, 'autoprof._boot.entry_points' in sys.modules)"
+    assert python(code, AUTOPROF="1", PYTHONPATH=str(site)).stdout.split() == ["True", "False"]
+
+
+def test_children_are_told_and_do_not_look(python: Python, site: Path) -> None:
+    code = f"""
+import plain, subprocess, sys
+sys.stdout.write(subprocess.check_output([sys.executable, "-c", {KNOWS.format(imported="plain")!r}], text=True))
+"""
+    assert python(code, AUTOPROF="1", PYTHONPATH=str(site)).stdout.split() == ["1", "False"]
+
+
+def test_a_child_of_one_that_had_no_reason_to_look_looks(python: Python, site: Path) -> None:
+    code = f"""
+import subprocess, sys
+sys.stdout.write(subprocess.check_output([sys.executable, "-c", {KNOWS.format(imported="plain")!r}], text=True))
+"""
+    assert python(code, AUTOPROF="1", PYTHONPATH=str(site)).stdout.split() == ["1", "True"]
+
+
+def test_other_site_packages_are_looked_at_where_they_are(python: Python, site: Path) -> None:
+    # What a worker on another node gets from the driver: another prefix, folders that are not there.
+    told = {"AUTOPROF": "1", "AUTOPROF_RUN_ID": "of-the-driver", _boot.FOUND: "/other/prefix:/other/prefix/recipes"}
+    result = python(KNOWS.format(imported="plain"), PYTHONPATH=str(site), **told)
+    assert (result.stdout.split(), result.stderr) == (["1", "True"], "")
+
+
+def test_folders_that_are_gone_are_passed_over(python: Python, site: Path) -> None:
+    told = {"AUTOPROF": "1", "AUTOPROF_RUN_ID": "of-the-driver", _boot.FOUND: f"{sys.prefix}:/nowhere:/gone.toml"}
+    result = python(KNOWS.format(imported="plain"), PYTHONPATH=str(site), **told)
+    assert (result.stdout.split(), result.stderr) == (["0", "False"], "")
+
+
+def test_a_path_that_a_script_adds_is_looked_at_too(python: Python, site: Path, tmp_path: Path) -> None:
+    (tmp_path / "later" / "side").mkdir(parents=True)
+    install(tmp_path / "later", "later-recipes", declare("later_recipes"), "late")
+    code = f"""
+import plain, sys
+sys.path.insert(0, {str(tmp_path / "later")!r})
+import side
+from autoprof import _boot
+print([name for name in ("thing", "late") if name in _boot.recipe_files()])
+"""
+    assert python(code, AUTOPROF="1", PYTHONPATH=str(site)).stdout.strip() == "['thing', 'late']"
+
+
+def test_a_hook_of_a_distribution_is_applied(python: Python, site: Path, tmp_path: Path) -> None:
+    python("import thing; assert thing.work() == 3", AUTOPROF="1", PYTHONPATH=str(site))
+    (timeline,) = (tmp_path / "autoprof_runs").glob("2*/timeline/*.jsonl")
+    assert '"work"' in timeline.read_text()
+
+
+def test_a_target_may_bring_its_own_recipe(python: Python, site: Path, tmp_path: Path) -> None:
+    install(site, "self-made", declare("self_made.autoprof"), "self_made", package="self_made/autoprof")
+    (site / "self_made" / "__init__.py").write_text("def work():\n    return 4\n")
+    python("import self_made; assert self_made.work() == 4", AUTOPROF="1", PYTHONPATH=str(site))
+    (timeline,) = (tmp_path / "autoprof_runs").glob("2*/timeline/*.jsonl")
+    assert '"work"' in timeline.read_text()
+
+
+def test_what_can_not_be_looked_at_breaks_nothing(python: Python, site: Path) -> None:
+    code = """
+import os, sys
+from autoprof import _boot
+def fails(*arguments): raise RuntimeError("a disk is gone")
+os.listdir = fails
+import thing
+print(thing.work(), os.environ["AUTOPROF"])
+"""
+    result = python(code, AUTOPROF="1", PYTHONPATH=str(site))
+    assert result.stdout.split() == ["3", "1"]
+    assert result.stderr == ("autoprof: could not look for recipes of distributions (RuntimeError: a disk is gone)\n")
+
+
+def test_looking_costs_a_listing_and_no_import(python: Python, site: Path) -> None:
+    code = "import sys; before = set(sys.modules); import plain; print(*(set(sys.modules) - before))"
+    assert set(python(code, AUTOPROF="1", PYTHONPATH=str(site)).stdout.split()) == {
+        "plain",
+        "autoprof._boot.entry_points",
+    }
+
+
+def test_found_is_of_this_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _boot.found() is None
+    monkeypatch.setenv(_boot.FOUND, sys.prefix)
+    assert _boot.found() == []
+    monkeypatch.setenv(_boot.FOUND, os.pathsep.join([sys.prefix, "/a", "/b"]))
+    assert _boot.found() == ["/a", "/b"]
+    monkeypatch.setenv(_boot.FOUND, "/elsewhere:/a")
+    assert _boot.found() is None

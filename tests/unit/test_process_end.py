@@ -1,0 +1,190 @@
+"""Processes that end in a window, each in its way: what is on disk is true, and the next run says what was cut off."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from autoprof.base.identity import HOST
+from autoprof.cli import main
+from autoprof.rundir import decoder, runs
+from autoprof.rundir.layout import RunDir, write_json
+from autoprof.rundir.previous_run import cut_off, note
+from autoprof.rundir.records import RunFile
+from tests.support.small_trainer import Go, Python, metas, prepare, warnings
+
+
+@pytest.fixture
+def go(tmp_path: Path, python: Python) -> Go:
+    return prepare(tmp_path, python)
+
+
+def the_run(folder: Path) -> runs.Run:
+    return runs.find(folder / "autoprof_runs", "latest")
+
+
+@pytest.mark.fault(
+    "os._exit, SIGTERM, SIGKILL in a window", "ended as without autoprof", "the capture; `unfinished` in ls and doctor"
+)
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        ("os._exit(3)", 3),
+        ("os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
+        ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+    ],
+)
+def test_a_process_that_is_ended_in_a_window_leaves_the_name_of_what_was_lost(
+    go: Go, tmp_path: Path, end: str, status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    died = go(f"Trainer().fit(lambda: {end})", check=False)
+    assert died.returncode == status
+    assert warnings(died) == []
+    run = the_run(tmp_path)
+    assert run.state == "unfinished"
+    ((capture,),) = [step.captures for step in run.steps]
+    assert (capture.name.split(".rank0")[0], capture.state, capture.bytes) == ("actor.update_actor", "unfinished", 0)
+    assert main.main(["doctor", run.path]) == 1
+    assert "actor.update_actor.rank0" in capsys.readouterr().out
+
+
+@pytest.mark.fault("the run before was killed", "says so in one line", "nothing")
+def test_the_next_run_says_that_it_was_killed_and_the_one_after_it_nothing(go: Go, tmp_path: Path) -> None:
+    go("Trainer().fit(lambda: os._exit(3))", check=False)
+    run = the_run(tmp_path)
+    (said,) = warnings(go("Trainer().fit(steps=1)"))
+    assert said.startswith(f"autoprof: the previous run, {run.id}: its process ")
+    assert said.endswith(f"was killed or crashed; see autoprof doctor {run.id}")
+    assert warnings(go("Trainer().fit(steps=1)")) == []
+
+
+@pytest.mark.fault("a rank of the run before was killed", "says so in one line", "nothing")
+def test_the_next_run_says_what_was_cut_off(go: Go, tmp_path: Path) -> None:
+    go("""
+if os.fork() == 0:
+    Trainer().fit(lambda: os._exit(3))
+os.wait()
+""")
+    run = the_run(tmp_path)
+    assert run.state == "ended"
+    (said,) = warnings(go("Trainer().fit(steps=1)"))
+    assert f", {run.id}: captures were cut off: global_step_000002/{run.captures[0].name}; see autoprof doctor" in said
+    assert warnings(go("Trainer().fit(steps=1)")) == []
+
+
+def test_what_was_cut_off_is_named_by_its_first_and_counted(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "one")
+    folder = run.make(run.step(1))
+    for name in ("whole", *"abcde"):
+        (folder / f"{name}.meta.json.part").touch()
+    (folder / "whole.meta.json").touch()
+    (folder / "e.pt.trace.json.part").touch()
+    assert note(run) == {"cut_off": "global_step_000001/a, global_step_000001/b, global_step_000001/c and 1 more"}
+
+
+@pytest.mark.fault("SIGKILL while a trace is written", "ended as without autoprof", "the trace; a `.part` is left")
+def test_a_process_that_is_killed_while_it_writes_leaves_nothing_with_a_final_name(go: Go, tmp_path: Path) -> None:
+    code = """
+from autoprof.capture.profilers import torch as tool
+def export(self, path):
+    with open(path + ".tmp", "w") as file:
+        file.write('{"traceEvents": [')
+    os.kill(os.getpid(), signal.SIGKILL)
+tool.TorchTool.export = export
+Trainer().fit()
+"""
+    go(code, check=False)
+    names = {path.name.split(".pid")[1].lstrip("0123456789") for path in Path(the_run(tmp_path).steps and
+             the_run(tmp_path).path, "global_step_000002").iterdir()}  # fmt: skip
+    assert names == {".meta.json.part", ".pt.trace.json.part", ".pt.trace.json.part.tmp"}
+    assert [capture.state for capture in the_run(tmp_path).captures] == ["unfinished"]
+
+
+@pytest.mark.fault("SIGKILL of the compression", "goes on", "the trace; a `.part` is left")
+def test_a_killed_compression_leaves_nothing_with_a_final_name(tmp_path: Path, python: Python) -> None:
+    (tmp_path / "x.pt.trace.json.part").write_bytes(os.urandom(100_000))
+    (tmp_path / "x.meta.json.part").touch()
+    job = {"raw": "x.pt.trace.json.part", "trace": "x.pt.trace.json.gz", "meta_path": "x.meta.json", "meta": {}}
+    code = f"""
+import os, shutil, signal
+from autoprof.capture.finisher import job
+def copy(source, target, piece):
+    target.write(source.read(50_000)); target.flush(); os.kill(os.getpid(), signal.SIGKILL)
+shutil.copyfileobj = copy
+job.finish({job!r} | {{"max_bytes": 1e9}})
+"""
+    assert python(code, check=False).returncode == -signal.SIGKILL
+    assert all(path.name.endswith(".part") for path in tmp_path.iterdir())
+
+
+@pytest.mark.fault("the script ends inside a stage", "ends with its own status", "the rest of the trace; `truncated`")
+@pytest.mark.parametrize(
+    ("end", "status", "state", "reason"),
+    [
+        ("sys.exit(7)", 7, "truncated", "the stage raised SystemExit"),
+    ],
+)
+def test_a_script_that_ends_inside_a_stage_has_the_trace_so_far(
+    go: Go, tmp_path: Path, end: str, status: int, state: str, reason: str
+) -> None:
+    ended = go(f"Trainer().fit(lambda: {end})", check=False)
+    assert ended.returncode == status
+    assert [(meta["state"], meta["reason"]) for meta in metas(tmp_path)] == [(state, reason)]
+    assert warnings(ended) == [f"autoprof: step 2, actor update_actor: the capture ends early, {reason}"]
+    assert the_run(tmp_path).outcome == f"failed (exit status {status})"
+    (trace,) = Path(the_run(tmp_path).path).rglob("*.gz")
+    assert any(
+        event.get("name") == "aten::mm" for event in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    )
+
+
+@pytest.mark.fault(
+    "the script ends, a thread is in a window", "ends with its own status", "nothing that has a final name"
+)
+@pytest.mark.parametrize(
+    ("daemon", "lasts_s", "state"), [(True, 1, "complete"), (False, 1, "complete"), (True, 60, "failed")]
+)
+def test_a_script_that_ends_while_a_thread_is_in_a_window(
+    go: Go, tmp_path: Path, daemon: bool, lasts_s: int, state: str
+) -> None:
+    code = f"""
+there = threading.Event()
+thread = threading.Thread(target=lambda: Trainer().fit(lambda: (there.set(), time.sleep({lasts_s}))), daemon={daemon})
+thread.start()
+there.wait()
+"""
+    ended = go(code, check=False)
+    assert "Traceback" not in ended.stderr
+    assert [meta["state"] for meta in metas(tmp_path)] == [state]
+    # With a daemon thread in a profiler that nobody can stop, torch may crash at the very end (2.13).
+    assert ended.returncode in ((0, -signal.SIGSEGV) if state == "failed" else (0,))
+
+
+def test_the_signals_of_the_user_are_left_alone(go: Go) -> None:
+    code = "print([signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)])"
+    assert go(f"Trainer().fit(); {code}").stdout == go(code, AUTOPROF="0").stdout
+
+
+def test_a_run_whose_pid_is_another_processes_now_is_not_going_on(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "one")
+    told = {"id": "one", "state": "running", "host": HOST, "pid": os.getpid(), "ticks": 1}
+    write_json(run.run_json, told)
+    assert runs.read(run.path).state == "unfinished"
+    assert "its process" in cut_off(run.path)
+    write_json(run.run_json, told | {"host": "another"})
+    assert runs.read(run.path).state == "running"
+    assert cut_off(run.path) == ""
+
+
+def test_a_zombie_does_not_run_any_more(tmp_path: Path) -> None:
+    child = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    told = decoder.record({"state": "running", "host": HOST, "pid": child.pid}, RunFile)
+    assert runs.state(told, tmp_path) == "unfinished"
+    child.wait()

@@ -1,0 +1,100 @@
+"""Children of a process of a run: forked, spawned, or of a fork server, in a window and outside."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoprof.rundir import runs
+from tests.support.small_trainer import Go, Python, metas, prepare
+
+
+@pytest.fixture
+def go(tmp_path: Path, python: Python) -> Go:
+    return prepare(tmp_path, python)
+
+
+def processes(folder: Path) -> list[dict[str, Any]]:
+    """Return what is in `hooks/` of the newest run, the process that began it first."""
+    run = runs.find(folder / "autoprof_runs", "latest")
+    found = [json.loads(path.read_text()) for path in Path(run.path, "hooks").glob("*.json")]
+    return sorted(found, key=lambda process: process["pid"] != run.info.pid)
+
+
+# What a child does, and its exit status. torch alone lets children that end by themselves hang or abort (2.13).
+CHILDREN = {
+    "computes and leaves at once": ("torch.ones(9, 9) @ torch.ones(9, 9); os._exit(4)", 4),
+    "leaves by sys.exit": ("sys.exit(3)", 3),
+    "raises": ("raise ValueError", 1),
+    "is a trainer itself": ("Trainer().fit(inside); sys.exit(5)", 5),
+}
+
+
+@pytest.mark.fault("os.fork in a window", "parent and child go on", "nothing")
+def test_children_that_are_forked_in_a_window_leave_their_parents_capture_alone(go: Go, tmp_path: Path) -> None:
+    code = f"""
+me = os.getpid()
+def inside():
+    if os.getpid() != me:
+        return
+    for does in {[does for does, _ in CHILDREN.values()]}:
+        child = os.fork()
+        if not child:
+            exec(does)
+        deadline = time.monotonic() + 40
+        while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
+            assert time.monotonic() < deadline, f"the child hangs: {{does}}"
+            time.sleep(0.02)
+        print(os.waitstatus_to_exitcode(ended[1]))
+Trainer().fit(inside)
+"""
+    done = go(code)
+    assert done.stdout.split() == [str(status) for _, status in CHILDREN.values()]
+    (run,) = runs.runs(tmp_path / "autoprof_runs")
+    assert run.state == "ended"
+    assert not list(Path(run.path).rglob("*.part"))
+    mine = [meta for meta in metas(tmp_path) if meta["pid"] == run.info.pid]
+    assert [(meta["state"], meta["reason"]) for meta in mine] == [("complete", "")]
+    # Of the one that trains: what the child's own calls were is in a file of its own.
+    parent, own = processes(tmp_path)
+    assert own["parent"] == parent["pid"]
+    assert all(hook["called"] for hook in own["hooks"].values())
+    assert len(list(Path(run.path, "timeline").glob("*.jsonl"))) == 2
+
+
+@pytest.mark.fault("fork, spawn and forkserver children", "go on", "nothing")
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_children_of_multiprocessing_have_files_of_their_own(go: Go, tmp_path: Path, method: str) -> None:
+    code = f"""
+import multiprocessing
+child = multiprocessing.get_context("{method}").Process(target=Trainer().fit, kwargs={{"steps": 2}})
+child.start()
+Trainer().fit(steps=2)
+child.join(60)
+print(child.exitcode)
+"""
+    assert go(code).stdout == "0\n"
+    (run,) = runs.runs(tmp_path / "autoprof_runs")
+    assert run.state == "ended"
+    found = processes(tmp_path)
+    assert len({process["pid"] for process in found}) == len(found)
+    captured = {meta["pid"]: meta["state"] for meta in metas(tmp_path)}
+    assert len(captured) == 2
+    assert set(captured.values()) == {"complete"}
+    assert set(captured) <= {process["pid"] for process in found}
+
+
+@pytest.mark.fault("os.fork while another thread makes the first call of a hook", "goes on", "nothing")
+@pytest.mark.parametrize("when", ["", "step>2x"])
+def test_the_first_call_of_a_hook_imports_nothing(go: Go, when: str) -> None:
+    # A child that is forked while another thread imports a module waits for that import forever.
+    code = """
+trainer = Trainer()
+before = set(sys.modules)
+trainer.fit(steps=1)
+print(sorted(set(sys.modules) - before))
+"""
+    assert go(code, AUTOPROF_STEPS="", AUTOPROF_WHEN=when).stdout == "[]\n"

@@ -1,0 +1,296 @@
+"""Places and times of runs: odd folders, clocks that are set, runs beside runs and after runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoprof.base import files, identity
+from autoprof.capture import lifecycle
+from autoprof.run import end
+from autoprof.run.timeline import Span
+from autoprof.rundir import layout
+from autoprof.rundir import runs as run_reader
+from tests.support.captures import SUBJECT, finished, work
+from tests.support.helpers import clean_environment, spans
+
+TARGET = "class Trainer:\n    def step(self, value): return value\n"
+RECIPE = """
+target = "tiny"
+hook = [{ name = "step", attribute = "Trainer.step", behaviour = "step.wrap", options = { number = "value" } }]
+"""
+CODE = "import tiny; print([tiny.Trainer().step(number) for number in (1, 2)])"
+
+
+def start(folder: Path, code: str = CODE, cwd: Path | None = None, **variables: str) -> subprocess.Popen[str]:
+    """A run that does next to nothing."""
+    lib = folder / "lib"
+    lib.mkdir(exist_ok=True)
+    (lib / "tiny.py").write_text(TARGET)
+    (lib / "tiny.toml").write_text(RECIPE)
+    settings = {"AUTOPROF": "1", "AUTOPROF_RECIPES": str(lib / "tiny.toml"), "PYTHONPATH": str(lib)}
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=cwd or folder,
+        env=clean_environment(**settings | variables),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def through(process: subprocess.Popen[str]) -> str:
+    """Return what a run says on stderr, when it has ended well."""
+    output, said = process.communicate(timeout=100)
+    assert (process.returncode, output) == (0, "[1, 2]\n"), said
+    return said
+
+
+@pytest.mark.fault("runs that begin at the same time", "go on", "nothing")
+def test_runs_that_begin_at_the_same_time_have_folders_of_their_own(tmp_path: Path) -> None:
+    for process in [start(tmp_path) for _ in range(3)]:
+        through(process)
+    runs = run_reader.runs(tmp_path / "autoprof_runs")
+    assert [run.state for run in runs] == ["ended"] * 3
+    assert (tmp_path / "autoprof_runs" / "latest").resolve().name in {run.id for run in runs}
+    assert not list((tmp_path / "autoprof_runs").rglob("*.part"))
+
+
+@pytest.mark.fault("a run is resumed in its directory", "goes on", "nothing")
+def test_a_run_that_is_resumed_keeps_what_was_there_and_says_so(tmp_path: Path) -> None:
+    through(start(tmp_path, AUTOPROF_RUN_ID="mine"))
+    run = tmp_path / "autoprof_runs" / "mine"
+    before = {path: path.read_bytes() for path in [*run.glob("hooks/*"), *run.glob("timeline/*")]}
+    assert through(start(tmp_path, AUTOPROF_RUN_ID="mine")) == ""
+    assert all(path.read_bytes() == content for path, content in before.items())
+    assert len(list(run.glob("hooks/*"))) == 2
+    info = json.loads((run / "run.json").read_text())
+    assert info["state"] == "ended"
+    assert [attempt["state"] for attempt in info["earlier"]] == ["ended"]
+    assert info["earlier"][0]["pid"] != info["pid"]
+
+
+# What is done in a folder of runs until the last step is through.
+WATCH = """
+import collections, os, sys
+done = collections.Counter()
+def note(event, path):
+    if isinstance(path, (str, os.PathLike)) and "autoprof_runs" in str(path):
+        done[event, os.path.dirname(os.path.relpath(path, "autoprof_runs"))] += 1
+sys.addaudithook(lambda event, args: note(event, args[0]) if event in ("open", "os.listdir", "os.scandir") else None)
+def noting(name, real):
+    return lambda path, *args, **kwargs: (note(name, path), real(path, *args, **kwargs))[1]
+os.stat, os.lstat = noting("stat", os.stat), noting("stat", os.lstat)
+"""
+
+
+@pytest.mark.parametrize("run_id", ["old", "new"])
+@pytest.mark.parametrize("state", ["running", "ended"])
+def test_the_start_of_a_run_and_its_steps_do_not_grow_with_what_is_there(
+    tmp_path: Path, run_id: str, state: str
+) -> None:
+    counted = []
+    for count in (10, 1_000):
+        place = tmp_path / f"{count}"
+        step = place / "autoprof_runs" / "old" / "global_step_000002"
+        step.mkdir(parents=True)
+        for number in range(count // 2):
+            (step / f"x{number}.meta.json.part").touch()
+            (step / f"x{number}.pt.trace.json.part").touch()
+        told = {"id": "old", "state": state, "host": identity.HOST, "pid": 2**30}
+        layout.write_json(step.parent / "run.json", told)
+        (step.parent.parent / "latest").symlink_to("old")
+        code = f"{WATCH}\n{CODE}; print(sorted(done.items()), file=sys.stderr)"
+        counted.append(through(start(place, code, AUTOPROF_RUN_ID=run_id)).splitlines()[-1])
+    assert counted[0] == counted[1]
+    assert f"('open', '{'latest' if run_id == 'new' else 'old'}')" in counted[0]
+    assert "global_step" not in counted[0]
+
+
+@pytest.mark.fault("a relative AUTOPROF_DIR, actors elsewhere", "go on", "nothing")
+def test_a_relative_folder_is_that_of_the_process_that_began(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    run = f"subprocess.check_output([sys.executable, '-c', {CODE!r}], text=True, cwd='elsewhere')"
+    code = f"import subprocess, sys; print({run}, end='')"
+    through(start(tmp_path, code, AUTOPROF_DIR="some/runs"))
+    assert len(run_reader.runs(tmp_path / "some" / "runs")) == 1
+
+
+@pytest.mark.fault("spaces, line ends, non-ASCII in paths", "goes on", "nothing")
+@pytest.mark.parametrize("name", ["with spaces", "数据 é", "new\nline", "100%s {x}", "-dash"])
+def test_folders_with_odd_names(tmp_path: Path, name: str) -> None:
+    place = tmp_path / name
+    (place / "cwd").mkdir(parents=True)
+    assert through(start(tmp_path, cwd=place / "cwd", AUTOPROF_DIR=str(place / "runs"), TMPDIR=str(place))) == ""
+    (run,) = run_reader.runs(place / "runs")
+    assert (run.state, run.info.cwd) == ("ended", str(place / "cwd"))
+
+
+def test_a_locale_without_utf8(tmp_path: Path) -> None:
+    through(start(tmp_path, LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0"))
+    assert [run.state for run in run_reader.runs(tmp_path / "autoprof_runs")] == ["ended"]
+
+
+@pytest.mark.fault("a path that the locale can't read", "goes on", "autoprof is off; said on stderr")
+def test_a_name_that_the_locale_can_not_read_costs_the_profile_only(tmp_path: Path) -> None:
+    (tmp_path / "é").mkdir()
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    assert through(start(tmp_path, cwd=tmp_path / "é", **locale)).count("\n") <= 1
+
+
+@pytest.mark.fault("a folder of another user's", "goes on", "autoprof's files; said on stderr")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
+def test_a_folder_that_this_user_may_not_write_costs_the_profile_only(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir(mode=0o755)
+    for place in (tmp_path, *list(tmp_path.parents)[:3]):
+        place.chmod(place.stat().st_mode | 0o055)
+    # What there is to import may be closed to others.
+    early = "import os, autoprof.agent, autoprof.behaviours.trainer.steps, tomllib, importlib.metadata"
+    nobody = f"{early}\nos.setgid(65534); os.setuid(65534)\n"
+    said = through(start(tmp_path, nobody + CODE, AUTOPROF_DIR=str(tmp_path / "runs")))
+    assert "can't write to" in said or "(it is too long); it takes a folder" in said
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+@pytest.fixture
+def deleted_mount(tmp_path: Path) -> Iterator[Path]:
+    """A folder of another place, as containers have them, that was deleted there."""
+    (tmp_path / "source").mkdir()
+    (tmp_path / "mounted").mkdir()
+    if subprocess.run(["mount", "--bind", tmp_path / "source", tmp_path / "mounted"], check=False).returncode:
+        pytest.skip("mounting is not permitted here")
+    (tmp_path / "source").rmdir()
+    yield tmp_path / "mounted"
+    subprocess.run(["umount", "-l", tmp_path / "mounted"], check=True)
+
+
+@pytest.fixture
+def read_only(tmp_path: Path) -> Iterator[Path]:
+    (tmp_path / "mounted").mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "ro", "none", tmp_path / "mounted"]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("mounting is not permitted here")
+    yield tmp_path / "mounted"
+    subprocess.run(["umount", "-l", tmp_path / "mounted"], check=True)
+
+
+def costs_the_profile_only(folder: Path, runs: str | Path, why: str = "can't write to") -> None:
+    said = through(start(folder, CODE, AUTOPROF_DIR=str(runs)))
+    assert why in said
+    assert (said.count("\n"), said.count("autoprof:")) == (1, 1)
+
+
+@pytest.mark.fault("AUTOPROF_DIR can't be made", "goes on", "autoprof's files; said on stderr")
+@pytest.mark.parametrize("place", ["/proc/x", "dangling/x", "loop/x", "file/x", f"{'x' * 300}", "/".join("x" * 2100)])
+def test_a_folder_that_can_not_be_made_costs_the_profile_only(tmp_path: Path, place: str) -> None:
+    (tmp_path / "dangling").symlink_to("nowhere")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "file").touch()
+    long = {"why": "(it is too long); it takes a folder"} if len(place) > 255 else {}
+    costs_the_profile_only(tmp_path, tmp_path / place, **long)
+
+
+@pytest.mark.fault("AUTOPROF_DIR was deleted where it is mounted from", "goes on", "autoprof's files; said on stderr")
+def test_a_folder_that_was_deleted_where_it_is_mounted_from_costs_the_profile_only(
+    tmp_path: Path, deleted_mount: Path
+) -> None:
+    costs_the_profile_only(tmp_path, deleted_mount)
+    costs_the_profile_only(tmp_path, deleted_mount / "runs")
+
+
+@pytest.mark.fault("AUTOPROF_DIR is on a read-only disk", "goes on", "autoprof's files; said on stderr")
+def test_a_folder_on_a_read_only_disk_costs_the_profile_only(tmp_path: Path, read_only: Path) -> None:
+    costs_the_profile_only(tmp_path, read_only / "a" / "b")
+
+
+def test_a_folder_far_below_where_nothing_can_be_made_is_an_error_of_the_disk() -> None:
+    with pytest.raises(OSError, match="No such file"):
+        files.folder("/proc/" + "x/" * 2000)
+
+
+@pytest.mark.fault("the working directory was deleted", "goes on", "autoprof is off; said on stderr")
+@pytest.mark.parametrize("runs", ["", "some/runs"])
+def test_a_working_directory_that_was_deleted_costs_the_profile_only(tmp_path: Path, runs: str) -> None:
+    run = f"subprocess.check_output([sys.executable, '-c', {CODE!r}], text=True)"
+    on = {"AUTOPROF": "1", "AUTOPROF_DIR": runs}
+    gone = "import os, subprocess, sys; os.mkdir('x'); os.chdir('x'); os.rmdir('../x')"
+    code = f"{gone}; os.environ |= {on}; print({run}, end='')"
+    said = through(start(tmp_path, code, AUTOPROF="0"))
+    assert said.count("autoprof:") == 1
+
+
+@pytest.mark.fault("the run directory is removed", "goes on", "what was in it")
+def test_a_folder_that_is_taken_away_in_the_middle_costs_the_profile_only(tmp_path: Path) -> None:
+    code = """
+import os, shutil, tiny
+print([tiny.Trainer().step(1), shutil.rmtree("autoprof_runs") or open("autoprof_runs", "w") and tiny.Trainer().step(2)])
+"""
+    assert "Traceback" not in through(start(tmp_path, code))
+
+
+@pytest.mark.fault("the clock is set back", "is not held up", "nothing")
+def test_files_from_before_a_clock_was_set_back_are_not_waited_for(made: Any) -> None:
+    run = made(stop_timeout_s=20.0)
+    part = run.rundir.make(run.rundir.step(1)) / "x.pt.trace.json.part"
+    part.touch()
+    os.utime(part, (time.time() + 7200, time.time() + 7200))
+    begun = time.monotonic()
+    end.wait_for_files(run)
+    assert time.monotonic() - begun < 10
+
+
+@pytest.mark.fault("the clock is set back in a capture", "goes on", "nothing; both clocks in the meta file")
+def test_a_clock_that_is_set_back_in_a_capture_shows_in_its_meta_file_only(made: Any, mocker: Any) -> None:
+    run = made()
+    recording = lifecycle.begin(run, SUBJECT)
+    span = Span(run.timeline, "stage", "x", step=2, role="actor", rank=3)
+    work()
+    now, now_ns = time.time, time.time_ns
+    mocker.patch("time.time", side_effect=lambda: now() - 7200)
+    mocker.patch("time.time_ns", side_effect=lambda: now_ns() - 7200 * 10**9)
+    lifecycle.end(recording)
+    span.end()
+    ((meta, trace),) = finished(run).values()
+    assert meta["state"] == "complete"
+    assert trace is not None
+    clock = meta["clock"]
+    assert clock["stop"]["unix_ns"] < clock["start"]["unix_ns"]
+    assert clock["stop"]["monotonic_ns"] > clock["start"]["monotonic_ns"]
+    (line,) = [line for line in spans(run.rundir.path) if line["kind"] == "stage"]
+    assert 0 <= line["end_ns"] - line["start_ns"] < 600 * 10**9
+    assert identity.HOST in str(run.rundir.process_file("timeline", ".jsonl"))
+
+
+@pytest.mark.fault("a command line of 200 kB", "goes on, and starts what it starts", "nothing")
+def test_what_travels_in_the_environment_is_small_whatever_the_command_is(tmp_path: Path) -> None:
+    code = f"""
+import os, subprocess
+{CODE.replace("print", "found =")}
+assert subprocess.run(["echo", "x"], capture_output=True).stdout == b"x\\n"
+assert len(os.environ["AUTOPROF_RUN_INFO"]) < 8000
+print(found)
+"""
+    process = start(tmp_path, code + "#" + "x" * 100_000)
+    assert through(process) == ""
+    lib = str(tmp_path / "lib")
+    (tmp_path / "long.py").write_text(code)
+    command = [sys.executable, "long.py", *(f"trainer.some_argument_{number}=1" for number in range(8000))]
+    settings = {"AUTOPROF": "1", "AUTOPROF_RECIPES": f"{lib}/tiny.toml", "PYTHONPATH": lib}
+    result = subprocess.run(command, cwd=tmp_path, env=clean_environment(**settings), capture_output=True, timeout=100)
+    assert (result.returncode, result.stdout) == (0, b"[1, 2]\n"), result.stderr
+    runs = run_reader.runs(tmp_path / "autoprof_runs")
+    commands = [json.loads(Path(run.path, "run.json").read_text())["command"] for run in runs]
+    assert "trainer.some_argument_100=1" in max(commands, key=len)
+
+
+def test_settings_that_are_too_large_to_travel_switch_autoprof_off(tmp_path: Path) -> None:
+    (tmp_path / "autoprof.toml").write_text("\n".join(f'[role.r{number}]\nranks = "0"' for number in range(5000)))
+    assert "can be handed to the processes of a run" in through(start(tmp_path))

@@ -1,0 +1,42 @@
+"""Ranks that torchrun starts anew: both attempts are in the run, under their own pids."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.small_trainer import metas, torchrun
+
+SCRIPT = """
+from small import *
+
+def inside():
+    # The second rank dies in the window, in the first attempt, when the first one is in it, too.
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        if os.environ["RANK"] == "1":
+            while not os.path.exists("there"):
+                time.sleep(0.02)
+            os._exit(1)
+        open("there", "w").close()
+        time.sleep(60)  # until torchrun ends it
+
+Trainer().fit(inside)
+"""
+
+
+@pytest.mark.fault("torchrun starts ranks anew", "goes on", "the dead rank's capture")
+def test_ranks_that_are_started_anew_overwrite_nothing(tmp_path: Path) -> None:
+    run = torchrun(tmp_path, SCRIPT, "--max-restarts", "1", AUTOPROF_STEPS="2")
+    hooks = [json.loads(path.read_text()) for path in Path(run.path, "hooks").glob("*.json")]
+    assert run.info.pid in {process["parent"] for process in hooks}
+    # In the first attempt both ranks were ended in the window, which is what the names say that they had taken.
+    assert sorted((capture.state, capture.name.split(".")[2]) for capture in run.captures) == [
+        ("complete", "rank0"),
+        ("complete", "rank1"),
+        ("unfinished", "rank0"),
+        ("unfinished", "rank1"),
+    ]
+    assert len({capture.name.rpartition("pid")[2] for capture in run.captures}) == 4
+    assert {meta["state"] for meta in metas(tmp_path)} == {"complete"}

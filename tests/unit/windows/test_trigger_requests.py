@@ -1,0 +1,370 @@
+"""Requests of `autoprof trigger`, from the command line to the step they open."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pytest_mock import MockerFixture
+
+from autoprof.base.identity import HOST
+from autoprof.behaviours.trainer import steps
+from autoprof.behaviours.trainer.steps import Wrap
+from autoprof.cli import main
+from autoprof.cli.doctor import run
+from autoprof.config.settings import Settings, SettingsError
+from autoprof.hooks.call import CALL, Call, Outcome, Wait
+from autoprof.run import end, runtime
+from autoprof.run.cluster import current_step
+from autoprof.rundir import runs
+from autoprof.rundir.layout import RunDir, write_json
+from autoprof.windows import trigger_requests
+from autoprof.windows.trigger_requests import Trigger
+from autoprof.windows.trigger_windows import OpenTriggers
+
+ASKED = {"reason": "autoprof trigger"}
+
+
+@pytest.fixture
+def going_on(tmp_path: Path) -> RunDir:
+    """A run that this process started."""
+    run = RunDir(tmp_path / "autoprof_runs" / "20261120-101112-abcdef")
+    write_json(run.run_json, {"id": run.path.name, "state": "running", "host": HOST, "pid": os.getpid()})
+    run.point_latest()
+    return run
+
+
+def trigger(run: RunDir, *options: str) -> int:
+    return main.main(["trigger", str(run.path), *options])
+
+
+def became(run: RunDir) -> list[tuple[str, list[int], str]]:
+    """Return what became of the requests that were taken: state, captured steps and reason."""
+    return [(each.state, each.captured, each.reason) for each in trigger_requests.states(run).values()]
+
+
+def test_a_request_is_a_file_of_the_users_own(going_on: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    assert trigger(going_on, "--steps", "2", "--from", "7", "--contents", "cpu,shapes", "--ranks", "all") == 0
+    (path,) = going_on.control.iterdir()
+    assert trigger_requests.NAME.fullmatch(path.name)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert json.loads(path.read_text()) == {
+        "run": "20261120-101112-abcdef",
+        "steps": 2,
+        "from": 7,
+        "at": "",
+        "overrides": {"contents": ["cpu", "shapes"], "ranks": "all"},
+        "switch": "",
+        "reason": "",
+    }
+    assert f"asked run 20261120-101112-abcdef for 2 steps from 7 on, in {path}\n" in capsys.readouterr().out
+
+
+def test_latest_is_the_run_that_is_meant(
+    going_on: RunDir, python: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    assert "asked run 20261120-101112-abcdef for the next step" in python(["-m", "autoprof", "trigger"]).stdout
+    assert trigger_requests.waiting(going_on)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--steps", "0"], "steps: got 0; it takes a number of steps from 1 to "),
+        (["--from", "-1"], "from: got -1; it takes a step number from 0"),
+        (["--at", "5:2"], "at: got '5:2' (5:2 is an empty range); it takes a step (2),"),
+        (["--at", " "], "at: got ' '; it takes a step (2),"),
+        (["--at", "5", "--from", "3"], "at: got '5'; it replaces steps and from; give it alone"),
+        (["--at", "5", "--steps", "3"], "at: got '5'; it replaces steps and from; give it alone"),
+        (["--ranks", "one"], "ranks: got 'one'"),
+        (["--contents", "gpu"], "contents: got 'gpu' ('gpu' is unknown)"),
+        (["--rollout-iterations", "3:3"], "rollout_iterations: got '3:3' (3:3 holds nothing)"),
+        (["--off", "--steps", "2"], "--off switches the whole run; it takes no options of a window and no --wait"),
+        (["--on", "--wait"], "--on switches the whole run; it takes no options of a window and no --wait"),
+    ],
+)
+def test_a_wrong_value_is_refused_and_nothing_is_asked(
+    options: list[str], message: str, going_on: RunDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert trigger(going_on, *options) == 2
+    assert message in capsys.readouterr().err
+    assert not going_on.control.exists()
+
+
+@pytest.mark.parametrize("state", [{"state": "ended"}, {"state": "running", "pid": 2**22 + 1}])
+def test_a_run_that_is_over_is_not_asked(
+    state: dict[str, Any], going_on: RunDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_json(going_on.run_json, json.loads(going_on.run_json.read_text()) | state)
+    assert trigger(going_on) == 1
+    assert "run 20261120-101112-abcdef is not going on: its state is" in capsys.readouterr().err
+    assert not going_on.control.exists()
+
+
+def test_each_request_is_taken_once_in_their_order(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    assert trigger_requests.take(run) == []
+    asked = [trigger_requests.ask(run, Trigger(since=number)).name for number in (1, 2, 3)]
+    assert [(name, one.since) for name, one in trigger_requests.take(run)] == list(zip(asked, (1, 2, 3), strict=True))
+    assert trigger_requests.take(run) == []
+    assert trigger_requests.waiting(run) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("", "Input data was truncated"),
+        ("{", "Input data was truncated"),
+        ("[]", "Expected `object`, got `array`"),
+        ('{"run": "RUN", "steps": "x"}', "Expected `int`, got `str` - at `$.steps`"),
+        ('{"run": "RUN", "steps": 0}', "steps: got 0; it takes a number of steps"),
+        ('{"run": "RUN", "at": "x"}', "at: got 'x' ('x' is neither a number nor a range)"),
+        ('{"run": "RUN", "overrides": {"dir": "/"}}', "'dir': there is no such setting here"),
+        ('{"run": "RUN", "when": 1}', "Object contains unknown field `when`"),
+        ('{"run": "RUN", "became": {"state": "done"}}', "Object contains unknown field `became`"),
+        ('{"steps": 1}', "it is for run ''"),
+        ('{"run": "another"}', "it is for run 'another'"),
+        ("x" * 70_000, "it has more than 65536 bytes"),
+        (Path("/dev/null"), "it is a link"),
+        (None, "Is a directory"),
+    ],
+)
+def test_what_is_no_request_of_ours_is_refused_and_named(
+    content: str | Path | None, reason: str, going_on: RunDir, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = going_on.control / "0.json"
+    trigger_requests.ask(going_on, Trigger())
+    if content is None:
+        path.mkdir()
+    elif isinstance(content, Path):
+        path.symlink_to(content)
+    else:
+        path.write_text(content.replace("RUN", going_on.path.name))
+    assert [trigger for _, trigger in trigger_requests.take(going_on)] == [Trigger(run=going_on.path.name)]
+    assert f"{path} is refused: {reason}" in caplog.text
+    refused = trigger_requests.states(going_on)["0.json"]
+    assert (refused.state, refused.reason.startswith(reason)) == ("refused", True)
+    # What it was is kept to be looked at.
+    assert os.path.lexists(f"{path}.refused")
+    report = run.examine_run(runs.read(going_on.path))
+    assert any(problem.startswith(f"control/0.json: it was refused: {reason}") for problem in report.problems)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_another_users_request_is_refused(going_on: RunDir) -> None:
+    path = trigger_requests.ask(going_on, Trigger())
+    os.chown(path, 4321, 4321)
+    assert trigger_requests.take(going_on) == []
+    assert became(going_on) == [("refused", [], "it belongs to user 4321")]
+    # Whose the run is may ask.
+    os.chown(going_on.path, 4321, 4321)
+    os.chown(trigger_requests.ask(going_on, Trigger()), 4321, 4321)
+    assert len(trigger_requests.take(going_on)) == 1
+
+
+def test_steps_that_are_named_count_from_when_they_were_asked_for(tmp_path: Path) -> None:
+    run, windows = RunDir(tmp_path), OpenTriggers()
+    trigger_requests.ask(run, Trigger(at="+1,+3"))
+    windows.look(run, executed=6)
+    assert [number for number in range(100, 102) if windows.match(number, number - 93) is not None] == [100]
+    assert windows.any_to_come
+    assert [number for number in range(102, 110) if windows.match(number, number - 93) is not None] == [102]
+    assert not windows.any_to_come
+    assert became(run) == [("done", [100, 102], "")]
+
+
+def test_steps_that_are_counted_may_begin_later(tmp_path: Path) -> None:
+    run, windows = RunDir(tmp_path), OpenTriggers()
+    trigger_requests.ask(run, Trigger(steps=3, since=12))
+    windows.look(run, executed=0)
+    # A trainer's numbers may leave some out.
+    numbers = [9, 11, 13, 14, 18, 19]
+    assert [number for place, number in enumerate(numbers, 1) if windows.match(number, place) is not None] == [
+        13,
+        14,
+        18,
+    ]
+
+
+def test_of_two_windows_the_last_decides_and_the_other_goes_on_after_it(tmp_path: Path) -> None:
+    run, windows = RunDir(tmp_path), OpenTriggers()
+    trigger_requests.ask(run, Trigger(steps=2))
+    trigger_requests.ask(run, Trigger(overrides={"ranks": "all"}))
+    windows.look(run, 0)
+    matched = [windows.match(number, number) for number in range(1, 5)]
+    assert matched == [{"ranks": "all"} | ASKED, ASKED, ASKED, None]
+    assert became(run) == [("done", [2, 3], ""), ("done", [1], "")]
+
+
+def test_the_same_request_made_twice_opens_one_window(tmp_path: Path) -> None:
+    run, windows = RunDir(tmp_path), OpenTriggers()
+    first = trigger_requests.ask(run, Trigger(steps=2)).name
+    trigger_requests.ask(run, Trigger(steps=2))
+    windows.look(run, 0)
+    assert windows.match(1, 1) is not None
+    trigger_requests.ask(run, Trigger(steps=2))
+    windows.look(run, 1)
+    assert [windows.match(number, number) is not None for number in (2, 3)] == [True, False]
+    states = list(trigger_requests.states(run).values())
+    assert [(each.state, each.captured, each.joined) for each in states] == [
+        ("done", [1, 2], ""),
+        ("joined", [], first),
+        ("joined", [], first),
+    ]
+    # What is over is not joined.
+    trigger_requests.ask(run, Trigger(steps=2))
+    windows.look(run, 3)
+    assert windows.match(4, 4) is not None
+
+
+def test_what_becomes_of_a_request_is_written_when_it_changes(tmp_path: Path, mocker: MockerFixture) -> None:
+    note = mocker.spy(trigger_requests, "note")
+    run, windows = RunDir(tmp_path), OpenTriggers()
+    trigger_requests.ask(run, Trigger(since=3))
+    counts = []
+    for number in range(1, 6):
+        windows.look(run, number - 1)
+        windows.match(number, number)
+        windows.ended()
+        counts.append(note.call_count)
+    assert counts == [1, 1, 3, 3, 3]
+
+
+def test_named_steps_that_have_passed_say_so(tmp_path: Path) -> None:
+    run, windows = RunDir(tmp_path), OpenTriggers()
+    trigger_requests.ask(run, Trigger(at="3,5"))
+    windows.look(run, 9)
+    assert windows.match(10, 10) is None
+    assert became(run) == [("done", [], "its steps had passed when it was taken")]
+
+
+def test_a_further_rank_reads_what_rank_0_takes(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    first, further = OpenTriggers(), OpenTriggers()
+    further.look(run, 0, take_it=False)
+    trigger_requests.ask(run, Trigger(at="5"))
+    further.look(run, 3, take_it=False)  # before it is taken
+    first.look(run, 3)
+    trigger_requests.ask(run, Trigger(at="6"))
+    (tmp_path / "control" / "7.json").write_text("nothing of the kind")
+    first.look(run, 4)
+    further.look(run, 4, take_it=False)  # after
+    further.look(run, 4, take_it=False)
+    assert trigger_requests.waiting(run) == []
+    for windows in (first, further):
+        assert [windows.match(step, step) for step in (5, 6, 7)] == [ASKED, ASKED, None]
+    assert sorted(state for state, _, _ in became(run)) == ["done", "done", "refused"]
+    # One that joins late takes none that is over.
+    late = OpenTriggers()
+    late.look(run, 0, take_it=False)
+    assert not late.any_to_come
+
+
+def test_a_further_rank_that_is_a_step_late_ends_with_the_others(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    first, further = OpenTriggers(), OpenTriggers()
+    trigger_requests.ask(run, Trigger(steps=3))
+    first.look(run, 0)
+    assert first.match(1, 1) == ASKED
+    further.look(run, 1, take_it=False)
+    assert [further.match(step, step) for step in (2, 3, 4)] == [ASKED, ASKED, None]
+
+
+def test_what_a_window_overrides_goes_before_a_roles_own() -> None:
+    settings = Settings(ranks="0", contents=("cpu",), role={"actor": {"ranks": "3", "max_trace_mb": 5.0}})
+    changed = settings.overridden({"ranks": "all", "contents": ["cpu", "shapes"]}).for_role("actor")
+    assert (changed.ranks, changed.contents, changed.max_trace_mb) == ("all", ("cpu", "shapes"), 5.0)
+    assert settings.overridden({}) is settings
+    assert (settings.reason, settings.overridden(ASKED).reason) == ("", "autoprof trigger")
+    with pytest.raises(SettingsError):
+        settings.overridden({"dir": "/"})
+
+
+class Trainer:
+    """Posts nothing: what its steps announce is noted."""
+
+    def __init__(self, run: Any) -> None:
+        self.run = run
+        self.global_steps = 40
+
+    def step(self) -> None:
+        self.global_steps += 1
+        around = Wrap(number="self.global_steps").around(Call("trainer/step", Trainer.step, (self,), {}))
+        wait: Wait | None = next(around)
+        while wait is not CALL:
+            wait = around.send(wait.block())
+        try:
+            wait = around.send(Outcome(None, None))
+            while wait is not None:
+                wait = around.send(wait.block())
+        except StopIteration:
+            pass
+
+
+@pytest.fixture
+def trainer(mocker: MockerFixture, tmp_path: Path) -> Trainer:
+    settings = Settings(steps="42")
+    run = SimpleNamespace(settings=settings, info=SimpleNamespace(id="run"), rundir=RunDir(tmp_path))
+    run.timeline = SimpleNamespace(listener=None)
+    run.hooks = SimpleNamespace(versions={})
+    mocker.patch.object(runtime, "current", return_value=run)
+    mocker.patch.object(steps, "Span")
+    mocker.patch.object(end, "window_passed")
+    return Trainer(run)
+
+
+def test_a_request_opens_the_step_that_begins_next(trainer: Trainer, mocker: MockerFixture) -> None:
+    post = mocker.patch.object(current_step, "post")
+    for asked in ({}, {"contents": ("cpu",)}, None, {"ranks": "all"}):
+        if asked is not None:
+            trigger_requests.ask(trainer.run.rundir, Trigger(at="" if asked != {} else "41,+4", overrides=asked))
+        trainer.step()
+    announced = [call.args[1] for call in post.call_args_list if call.args[1] is not None]
+    assert [(posting.step, posting.captured, posting.overrides) for posting in announced] == [
+        (41, True, ASKED),
+        (42, True, {"contents": ("cpu",)} | ASKED),
+        (43, False, {}),
+        (44, True, {"ranks": "all"} | ASKED),
+    ]
+
+
+def test_what_comes_after_the_last_window_is_done_once_for_each(trainer: Trainer, mocker: MockerFixture) -> None:
+    passed = mocker.patch.object(end, "window_passed")
+    counts = []
+    for number in range(41, 47):
+        if number == 45:
+            trigger_requests.ask(trainer.run.rundir, Trigger())
+        trainer.step()
+        counts.append(passed.call_count)
+    assert counts == [0, 1, 1, 1, 2, 2]
+
+
+def test_a_request_is_told_why_nothing_was_captured(trainer: Trainer) -> None:
+    run = trainer.run.rundir
+    trainer.run.settings = Settings(steps="", max_steps=1)
+    trigger_requests.ask(run, Trigger(steps=3))
+    trainer.step()
+    trainer.step()
+    full = "AUTOPROF_MAX_STEPS: 1 steps were captured, and no more will be"
+    assert became(run) == [("done", [41], full)]
+    trigger_requests.switch(run, off=True)
+    trigger_requests.ask(run, Trigger(at="43"))
+    trainer.step()
+    assert became(run)[1:] == [("done", [], "step 43: autoprof is switched off in this run")]
+
+
+def test_steps_that_are_counted_wait_while_autoprof_is_off(trainer: Trainer) -> None:
+    run = trainer.run.rundir
+    trainer.run.settings = Settings(steps="")
+    trigger_requests.ask(run, Trigger(steps=2))
+    for number in range(5):
+        if number in (1, 3):
+            trigger_requests.switch(run, off=number == 1)
+        trainer.step()
+    assert became(run) == [("done", [41, 44], "")]

@@ -1,0 +1,47 @@
+"""Conditions where torchrun has started several trainers: one decides, and all of them capture the same steps."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tests.support.helpers import TORCH
+from tests.support.small_trainer import metas, torchrun
+
+# Steps wait for one another, as collectives have them do. Rank 1 runs out of memory in step 2, and goes on.
+TRAINER = f"""{TORCH}
+import time
+import torch.distributed as dist
+
+class Trainer:
+    def fit(self):
+        dist.init_process_group("gloo")
+        for self.global_step in range(1, 21):
+            self.step()
+        dist.destroy_process_group()
+    def step(self):
+        try:
+            self.update()
+        except torch.OutOfMemoryError:
+            pass
+    def update(self):
+        dist.barrier()
+        time.sleep(6 if self.global_step == 16 else 0.2)
+        if self.global_step == 2 and dist.get_rank() == 1:
+            raise torch.OutOfMemoryError("made up")
+"""
+
+
+def test_all_ranks_capture_the_steps_that_rank_0_decides_on(tmp_path: Path) -> None:
+    script = "import small; small.Trainer().fit()"
+    torchrun(tmp_path, script, trainer=TRAINER, AUTOPROF_STEPS="", AUTOPROF_WHEN="step>8x, oom")
+    found = [(meta["step"], meta["rank"], meta["state"], meta["window"]) for meta in metas(tmp_path)]
+    (first, _, _, ran_out), _, (second, _, _, slow), _ = found
+    assert found == [
+        (step, rank, "complete", why) for step, why in ((first, ran_out), (second, slow)) for rank in (0, 1)
+    ]
+    # What another rank tells is heard in a thread, which may take some steps as short as these.
+    assert 4 <= first < 16
+    assert ran_out == "actor rank 1 ran out of memory in update_actor of step 2 (oom)"
+    assert second == 18
+    assert re.fullmatch(r"step 16 took 6\.\d+ s, [\d.]+ times the median of [\d.]+ m?s \(step>8x\)", slow)
