@@ -2,7 +2,7 @@
 # lost. make matrix: whether figures are the same with and without autoprof, whatever is recorded, in real runs of verl
 # and TRL. make test-engines: the same engine in several releases, each in an environment of its own; ENGINES=all for all
 # of them. make test-releases: real runs of older releases of verl, each its own wheel in front of the same environment;
-# RELEASES=all for all of them. make differential: programs and other people's tests without autoprof and with it.
+# RELEASES=all for all of them. make test-trainers: real runs of further trainers; TRAINERS=all. make differential: programs and other people's tests without autoprof and with it.
 # With --thorough there are tests for which CI has no time: make faults, matrix and differential give it, each for its
 # own, and `make test PYTEST=--thorough` makes all of them. PYTEST='-n 0' has one process for all tests. Tests of pages
 # take the machine's Chromium, and root gets Debian's where there is none (tests/support/chromium.sh;
@@ -34,6 +34,14 @@ ifeq ($(RELEASES),all)
 VERLS := $(patsubst tests/releases/requirements/%.txt,%,$(wildcard tests/releases/requirements/*.txt))
 endif
 
+# Further trainers, likewise: each the packages that it needs beside those of $(VENV), put in front of them; these, or
+# TRAINERS=all.
+TRAINERS ?=
+TRAINED := $(TRAINERS)
+ifeq ($(TRAINERS),all)
+TRAINED := $(patsubst tests/trainers/requirements/%.txt,%,$(wildcard tests/trainers/requirements/*.txt))
+endif
+
 # Other releases of wrapt, likewise, which the tests put in front: that of $(VENV) is the newest.
 WRAPTS := $(patsubst tests/wrapt/%.txt,%,$(wildcard tests/wrapt/*.txt))
 
@@ -52,10 +60,10 @@ HAS_TORCH := import sys, importlib.util; sys.exit(importlib.util.find_spec("torc
 GPU_PYTHON = $(if $(filter file,$(origin PYTHON)),$(or $(shell for each in python python3 $(PYTHON); do \
 	$$each -c '$(HAS_TORCH)' 2>/dev/null && echo $$each && break; done),python3),$(PYTHON))
 
-.PHONY: demo environments chromium test differential faults matrix test-engines test-releases contracts formats docs docs-outputs docs-images bench gpu gpu-wheels check clean
+.PHONY: demo environments chromium test differential faults matrix test-engines test-releases test-trainers contracts formats docs docs-outputs docs-images bench gpu gpu-wheels check clean
 
 # What the tests need, with -j beside each other.
-environments: chromium $(VENV)/.ready-for-tests $(WRAPTS:%=.venvs/%/.ready) $(CHOSEN:%=.venvs/%/.ready) $(VERLS:%=.venvs/%/.ready)
+environments: chromium $(VENV)/.ready-for-tests $(WRAPTS:%=.venvs/%/.ready) $(CHOSEN:%=.venvs/%/.ready) $(VERLS:%=.venvs/%/.ready) $(TRAINED:%=.venvs/%/.ready)
 
 demo: $(VENV)/.ready
 	@examples/demo.sh
@@ -64,7 +72,7 @@ chromium:
 	@tests/support/chromium.sh
 
 test: chromium $(VENV)/.ready-for-tests $(WRAPTS:%=.venvs/%/.ready)
-	$(VENV)/bin/python -m pytest -n 3 --ignore tests/engines --ignore tests/releases $(PYTEST)
+	$(VENV)/bin/python -m pytest -n 3 --ignore tests/engines --ignore tests/releases --ignore tests/trainers $(PYTEST)
 
 # Programs and other people's test suites, without autoprof and with it; those that are quick are in `make test`, too.
 differential: $(VENV)/.ready-for-tests .venvs/differential/.ready
@@ -72,13 +80,16 @@ differential: $(VENV)/.ready-for-tests .venvs/differential/.ready
 
 # Those that are quick are in `make test`, too.
 faults: $(VENV)/.ready-for-tests
-	$(VENV)/bin/python -m pytest --ignore tests/engines --ignore tests/releases --thorough --faults -m fault $(PYTEST)
+	$(VENV)/bin/python -m pytest --ignore tests/engines --ignore tests/releases --ignore tests/trainers --thorough --faults -m fault $(PYTEST)
 
 test-engines: $(VENV)/.ready-for-tests $(CHOSEN:%=.venvs/%/.ready)
 	ENGINES="$(CHOSEN)" $(VENV)/bin/python -m pytest -n 2 tests/engines $(PYTEST)
 
 test-releases: $(VENV)/.ready-for-tests $(VERLS:%=.venvs/%/.ready)
 	$(VENV)/bin/python -m pytest -n 2 tests/releases --releases "$(VERLS)" $(PYTEST)
+
+test-trainers: $(VENV)/.ready-for-tests $(TRAINED:%=.venvs/%/.ready)
+	TRAINERS="$(TRAINED)" $(VENV)/bin/python -m pytest -n 2 tests/trainers $(PYTEST)
 
 # Whatever is recorded changes no figure: of verl (some 16 runs), and of TRL in the environments of ENGINES.
 matrix: $(VENV)/.ready-for-tests $(CHOSEN:%=.venvs/%/.ready)
@@ -142,6 +153,10 @@ $(VENV)/.ready-for-tests: $(VENV)/.ready tests/requirements.txt
 	test -x .venvs/$*/bin/python || $(PYTHON) -m venv .venvs/$*
 	.venvs/$*/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r $<
 	$(VENV)/bin/python -m pip --disable-pip-version-check --python .venvs/$*/bin/python install --quiet --no-deps --editable .
+	@touch $@
+
+.venvs/%/.ready: tests/trainers/requirements/%.txt | $(VENV)/.ready-for-tests
+	$(PIP) install --quiet --no-deps --upgrade --target .venvs/$* -r $<
 	@touch $@
 
 .venvs/bench-%/.ready: bench/requirements/%.txt | $(VENV)/.ready-for-tests

@@ -27,6 +27,8 @@ TRACE = ".pt.trace.json.gz"
 META = ".meta.json"
 # What takes a capture's name from its start until it has a meta file.
 TAKEN = META + PART
+# What is there while a finished file has its final name already, and no meta file yet.
+NAMED = f".named{PART}"
 # torch_npu's folder: <name>_<pid>_<time>_ascend_pt, which tools that read it go by.
 NPU_FOLDER = "_ascend_pt"
 # What torch.cuda.memory writes, which its viewer takes (pytorch.org/memory_viz), and what nsys writes.

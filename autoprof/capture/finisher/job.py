@@ -23,9 +23,8 @@ from typing import Any
 
 from autoprof.base import files
 from autoprof.capture.finisher import chrome_trace, nsys_report, turn
-from autoprof.rundir.file_names import FOLDER, NOT_ANALYSED, NPU_ANALYSED, NPU_TIMELINE, NSYS_REPORT, PART
+from autoprof.rundir.file_names import FOLDER, NAMED, NOT_ANALYSED, NPU_ANALYSED, NPU_TIMELINE, NSYS_REPORT, PART
 
-NAMED = f".named{PART}"
 COMPRESSED = ".gz"
 # torch's own export compresses at level 9, in the training thread: bench/stop.py compares the two.
 LEVEL = 4

@@ -15,7 +15,8 @@ import shutil
 import time
 from typing import Any
 
-from autoprof.rundir.file_names import NSYS_REPORT
+from autoprof.base import files
+from autoprof.rundir.file_names import NAMED, NSYS_REPORT
 
 # What nsys makes a report of.
 _UNFINISHED = ".qdstrm"
@@ -37,6 +38,8 @@ def take(job: dict[str, Any]) -> dict[str, Any]:
         return {"reason": job["meta"]["reason"] or OWN_COMMAND}
     path = _wait(known, job["raw"], at_users_cost=not job["python"])
     final = job["base"] + NSYS_REPORT
+    # There is a .part until all is there, as in `job.py`.
+    os.close(files.create(final + NAMED))
     _move(path, job["raw"])
     os.replace(job["raw"], final)
     return {"bytes": os.path.getsize(final)}

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from autoprof.base import files
 from autoprof.capture import lifecycle
 from autoprof.capture.finisher import job as finisher_job
 from autoprof.capture.finisher import nsys_report
@@ -123,6 +124,22 @@ def test_who_waits_is_seen_to_be_alive(tmp_path: Path) -> None:
     finisher_job.finish(given)
     thread.join()
     assert times[-1] > time.time() - 60
+
+
+def test_there_is_a_part_until_the_meta_file_is_there(tmp_path: Path, mocker: Any) -> None:
+    """Whoever waits for a capture waits while there is a .part of it."""
+    (tmp_path / "r.nsys-rep").write_text("x")
+    seen: list[list[str]] = []
+    write = files.write
+
+    def look(path: str, content: bytes) -> None:
+        seen.append([each.name for each in tmp_path.glob("*.part")])
+        write(path, content)
+
+    mocker.patch.object(files, "write", look)
+    finisher_job.finish(job(tmp_path, tmp_path / "r") | {"trace": str(tmp_path / "x.nsys-rep")})
+    assert seen == [["x.nsys-rep.named.part"]]
+    assert not list(tmp_path.glob("*.part"))
 
 
 def test_a_report_that_never_comes(tmp_path: Path) -> None:
