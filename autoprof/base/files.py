@@ -93,15 +93,14 @@ def write(path: str | os.PathLike[str], content: bytes) -> None:
     """
     # No other process has a part of this name, even where processes of a run have the same pid.
     part = f"{os.fspath(path)}.{os.urandom(4).hex()}.part"
-    with open(_create(part), "wb") as file:
-        try:
+    try:
+        with open(_create(part), "wb") as file:
             file.write(content)
-            file.close()
-            os.replace(part, path)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(part)
-            raise
+        os.replace(part, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(part)
+        raise
 
 
 def append(path: str | os.PathLike[str], content: bytes, first: bytes = b"") -> None:

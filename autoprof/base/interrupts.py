@@ -13,12 +13,16 @@ from itertools import pairwise
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import CodeType, FrameType, TracebackType
 
 
 # As in `inspect`: the code of a function, and one with `*args`.
 _OPTIMIZED, _VARARGS = 0x01, 0x04
+# How often `undo` calls what is interrupted itself: somebody who wants out of it has pressed Ctrl-C as often.
+_TIMES = 4
+# Why something has ended early, in words.
+AT_WORK = "autoprof was interrupted at its work"
 
 
 def pass_on(error: BaseException) -> None:
@@ -34,6 +38,34 @@ def of_user(error: BaseException) -> BaseException | None:
     """
     theirs = of_handler(error)
     return theirs if theirs is not None or isinstance(error, Exception) else error
+
+
+def undo(error: BaseException, work: Callable[[], None]) -> None:
+    """Call `work` if `error` interrupted the caller: it ends what the caller has begun.
+
+    A second signal may interrupt that, too. So it is called again, and then begins with what is left to do.
+
+    Raises:
+        BaseException: What interrupted it last.
+    """
+    if of_user(error) is None:
+        return
+    another: BaseException | None = None
+    for _ in range(_TIMES):
+        try:
+            work()
+            break
+        except BaseException as raised:
+            if (another := of_user(raised)) is None:
+                from autoprof.base import log
+
+                log.warning_once(f"what was interrupted could not be ended: {type(raised).__name__}: {raised}")
+                break
+    if another is not None:
+        try:
+            raise another
+        finally:
+            del another
 
 
 def alone(error: BaseException, outer: BaseException | None) -> None:

@@ -11,6 +11,7 @@ import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import ClassVar
 
 # The end of the process, in order: the capture of a whole step, any other capture, files that threads are writing,
@@ -32,6 +33,7 @@ class State:
     ends: ClassVar[int]
 
     def __init__(self) -> None:
+        self._registered: Callable[[], None] | None = None
         self.begin()
         _states.append(self)
         # One by one: Python goes on with the next where one raises.
@@ -57,8 +59,20 @@ class State:
         _ending[self.ends] = self
         for place in sorted(_ending, reverse=True):
             if place <= self.ends:
-                atexit.unregister(_ending[place].at_exit)
-                atexit.register(_ending[place].at_exit)
+                _ending[place]._register()
+
+    def _register(self) -> None:
+        # The new one first: between the two somebody may be interrupted.
+        before = self._registered
+        self._registered = lambda: self.at_exit()
+        atexit.register(self._registered)
+        if before is not None:
+            atexit.unregister(before)
+
+    def forget(self) -> None:
+        """Take `at_exit` out of what is registered."""
+        if self._registered is not None:
+            atexit.unregister(self._registered)
 
 
 def end() -> None:
@@ -71,6 +85,6 @@ def end() -> None:
 def reset() -> None:
     """Forget all that this process has done since it imported autoprof: after a run, and after a test."""
     while _ending:
-        atexit.unregister(_ending.popitem()[1].at_exit)
+        _ending.popitem()[1].forget()
     for state in _states:
         state.begin()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +61,8 @@ class Artifacts:
         kind = (tool.name, subject.role, subject.stage, subject.part.rstrip("0123456789"), settings.contents)
         self._budget = Budget(settings, kind, subject.step, folder)
         self._end_range: Callable[[], None] = _nothing
-        self._wait: Callable[[float], None] = _nothing
+        self._job: writer.Job | None = None
+        self._told_of = False
         # Problem that no meta file says.
         self.problem = ""
 
@@ -86,12 +86,10 @@ class Artifacts:
             OverBudget: There is no room for what it would record.
             Exception: The tool does not record.
         """
-        with self._told("profiler start"):
-            self._start(ranged)
+        self._costs("profiler start", lambda: self._start(ranged))
 
-    @contextlib.contextmanager
-    def _told(self, name: str) -> Iterator[None]:
-        """Have the timeline tell what a capture costs the run beside what it records."""
+    def _costs(self, name: str, work: Callable[[], object]) -> None:
+        """Do something, and have the timeline tell what a capture costs the run beside what it records."""
         subject = self._subject
         ids = {} if subject.replica is None else {"replica": subject.replica}
         span = Span(
@@ -104,7 +102,7 @@ class Artifacts:
             ids=ids or None,
         )
         try:
-            yield
+            work()
         finally:
             span.end()
 
@@ -117,7 +115,8 @@ class Artifacts:
         self.contents = self._tool.start(self._settings, self._raw)
         try:
             self._accompany(ranged)
-        except BaseException:
+        except Exception as error:
+            interrupts.pass_on(error)  # who was interrupted gives up
             # It records, and nobody would stop it.
             self.stop()
             raise
@@ -134,13 +133,13 @@ class Artifacts:
             self._end_range = tool.mark(f"{self._subject.role}.{self._subject.stage}")
         for other in profilers.beside(self._settings, tool):
             artifacts = Artifacts(self._run, self._subject, _without_contents(self._settings), other, other.name)
+            self._beside.append(artifacts)
             try:
                 artifacts.start(ranged)
             except Exception as error:
                 interrupts.pass_on(error)
+                self._beside.remove(artifacts)
                 artifacts.fail(why_not(error))
-            else:
-                self._beside.append(artifacts)
 
     def exceeded(self) -> str:
         """Return why the recording has to end now, or an empty text. Costs next to nothing."""
@@ -148,8 +147,19 @@ class Artifacts:
 
     def stop(self) -> None:
         """End what `start` began."""
-        with self._told("profiler stop"):
-            self._stop()
+        self._costs("profiler stop", self._stop)
+
+    def give_up(self, reason: str) -> None:
+        """End what was interrupted as it began or ended, and leave a meta file that says why there is no trace, unless
+        the trace is being written."""
+        for other in self._beside:
+            other.give_up(reason)
+        if self._job is not None and self._job.kept:
+            self._job.start()
+            return
+        self._tool.abort()
+        if not self._told_of:
+            self._give_up(reason)
 
     def _stop(self) -> None:
         self._budget.end()
@@ -178,14 +188,15 @@ class Artifacts:
             # A process that waits for the files of the run has something to wait for. And Kineto would follow a link.
             files.remove(f"{raw}.tmp")
             os.close(files.create(raw))
-        self._wait = writer.later(lambda: self._write(raw, meta, suspicion), self._settings.stop_timeout_s)
+        self._job = writer.Job(lambda: self._write(raw, meta, suspicion), self._settings.stop_timeout_s)
+        writer.later(self._job)
 
     def wait(self) -> None:
         """Wait, within `AUTOPROF_STOP_TIMEOUT_S`, until only other processes have work left on the kept files."""
         for other in self._beside:
             other.wait()
-        with self._told("writing"):
-            self._wait(self._settings.stop_timeout_s)
+        if (job := self._job) is not None:
+            self._costs("writing", lambda: job.wait(self._settings.stop_timeout_s))
 
     def _write(self, raw: Path, meta: dict[str, Any], suspicion: str) -> None:
         try:
@@ -194,6 +205,9 @@ class Artifacts:
             interrupts.pass_on(error)
             self.problem = f"{type(error).__name__}: {error}"
             log.warning(f"{self.folder.name}/{self._name.base.name}: {self.problem}")
+        except BaseException as error:  # there was no other thread
+            interrupts.undo(error, lambda: self._give_up(interrupts.AT_WORK))
+            raise
 
     def _hand_over(self, raw: Path, meta: dict[str, Any], suspicion: str) -> None:
         try:
@@ -250,6 +264,7 @@ class Artifacts:
         finally:
             # Last: whoever waits for the capture waits while there is a .part of it.
             files.remove(*raws)
+        self._told_of = True
 
     def give_back(self) -> None:
         """Leave the name to others: there is nothing of this capture, and nothing to say of it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 
 from autoprof.base import interrupts, log, process
 from autoprof.capture import profilers, writer
@@ -28,6 +29,11 @@ class Recording:
         self.subject = subject
         self.thread = threading.get_ident()
         self.ended = threading.Event()
+        # The thread that ends it.
+        self.ender = 0
+
+    def give_up(self, reason: str) -> None:
+        """End what an interrupted begin or end has left, whatever is lost by it. May be called again."""
 
     def finish(self, state: str, reason: str) -> None:
         """Stop and place the files. Called once, in the thread that began."""
@@ -111,6 +117,10 @@ class Capture(Recording):
             subject = self.subject
             log.warning(f"step {subject.step}, {subject.role} {subject.stage}: the capture ends early, {reason}")
 
+    def give_up(self, reason: str) -> None:
+        if hasattr(self, "artifacts"):
+            self.artifacts.give_up(reason)
+
     def wait(self) -> None:
         """Wait, within `AUTOPROF_STOP_TIMEOUT_S`, until the trace is written."""
         self.artifacts.wait()
@@ -183,17 +193,25 @@ def record(capture: Capture) -> bool:
     if whose := _state.aside:
         capture.fail(f"{whose} is on in this step, so autoprof records nothing")
         return False
-    if _state.active is not capture and not claim(capture, capture.tool):
-        return False
     try:
+        if _state.active is not capture and not claim(capture, capture.tool):
+            return False
         capture.start()
     except OverBudget:  # which its meta file says
         release(capture)
         return False
-    except BaseException:
+    except BaseException as error:
+        interrupts.undo(error, partial(_give_up, capture))
         release(capture)
         raise
     return True
+
+
+def _give_up(recording: Recording) -> None:
+    """End a recording whose begin or end was interrupted."""
+    recording.give_up(interrupts.AT_WORK)
+    release(recording)
+    recording.ended.set()
 
 
 def keep_within_budget(capture: Capture | None) -> None:
@@ -253,6 +271,7 @@ def release(recording: Recording) -> bool:
     with _state.lock:
         if _state.active is not recording:
             return False
+        recording.ender = threading.get_ident()
         _state.active = None
         return True
 
@@ -284,15 +303,19 @@ def _end_early(reason: str) -> None:
 
 def finish(recording: Recording, state: str, reason: str) -> None:
     """End a recording in this state and place its files, unless it was ended before."""
-    if not release(recording):
-        return
     try:
+        if not release(recording):
+            return
         if recording.thread == threading.get_ident():
             recording.finish(state, reason)
         else:
             recording.abandon("the stage ended in another thread than it began in")
-    finally:
+    except BaseException as error:
+        if recording.ender == threading.get_ident():
+            interrupts.undo(error, partial(_give_up, recording))
         recording.ended.set()
+        raise
+    recording.ended.set()
 
 
 def stand_aside(whose: str) -> None:

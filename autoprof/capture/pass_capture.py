@@ -97,6 +97,12 @@ class PassCapture(Capture):
             self.problem = f"{type(error).__name__}: {error}"
             raise
 
+    def give_up(self, reason: str) -> None:
+        self.recording = False
+        if not self.told:
+            self.told, self.problem = True, reason
+        super().give_up(reason)
+
     def abandon(self, reason: str) -> None:
         self.recording = False
         try:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from autoprof.base import files, identity, process
+from autoprof.base import files, identity, interrupts, process
 from autoprof.rundir import file_names
 
 # What there is of a capture with a name.
@@ -70,7 +70,11 @@ class Name:
         self._folder = folder
         self._suffix = suffix
         self._repeat = _state.repeats[subject, suffix] + 1
-        self.base = self._take(subject)
+        try:
+            self.base = self._take(subject)
+        except BaseException as error:
+            interrupts.undo(error, self.give_back)
+            raise
         _state.repeats[subject, suffix] = self._repeat
 
     def change(self, subject: Subject) -> None:
@@ -94,12 +98,13 @@ class Name:
         while True:
             base = self._folder / self._of(subject)
             taken = f"{base}{file_names.TAKEN}"
+            self.taken.append(taken)
             if files.claim(taken):
                 # Looked for when the name is taken: who had it gives it back when these are there.
                 if not any(os.path.lexists(f"{base}{ending}") for ending in _FINAL):
-                    self.taken.append(taken)
                     return base
                 files.remove(taken)
+            self.taken.remove(taken)
             self._repeat += 1
 
     def _of(self, subject: Subject) -> str:

@@ -134,9 +134,13 @@ def recording() -> Capture | None:
 
 def end(reason: str = "") -> None:
     """End the capture that is open, if any."""
-    ending, _state.open = _state.open, None
-    if ending is not None:
+    ending = _state.open
+    if ending is None:
+        return
+    try:
         lifecycle.finish(ending, "complete", reason)
+    finally:
+        _state.open = None
 
 
 def end_in_worker(actor: object, together: bool) -> None:

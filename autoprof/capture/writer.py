@@ -6,8 +6,8 @@ torch's export holds the interpreter's lock from its begin to its end (torch 2.1
 
 from __future__ import annotations
 
+import _thread
 import sys
-import threading
 import time
 from collections.abc import Callable
 
@@ -15,69 +15,111 @@ from autoprof.base import interrupts, process
 
 # Each keeps a whole recording in memory until it is written.
 _AT_ONCE = 2
+# How often a job is looked at that somebody waits for.
+_LOOK_S = 0.2
+
+
+class Job:
+    """Something that a thread writes. Whoever is interrupted between two of its steps leaves it to the next one.
+
+    Attributes:
+        done: Whether it is through.
+    """
+
+    def __init__(self, write: Callable[[], None], patience_s: float) -> None:
+        self.done = False
+        self.patience_s = patience_s
+        self._write = write
+        self._free = [None]
+        self._through = _thread.allocate_lock()
+        self._through.acquire()
+
+    @property
+    def kept(self) -> bool:
+        """Return whether it was given to `later`, which sees to it that it is written."""
+        return self.done or self in _state.writing
+
+    def run(self) -> None:
+        """Write, unless somebody else does."""
+        try:
+            self._free.pop()
+        except IndexError as error:
+            interrupts.pass_on(error)
+            return
+        try:
+            self._write()
+        finally:
+            self.done = True
+            _state.writing.pop(self, None)
+            self._through.release()
+
+    def start(self) -> None:
+        """Have a thread run it, or run it here, where there are no more. May be called again.
+
+        `Thread.start` waits for the thread: one that is interrupted in this has started or not, and nobody knows.
+        """
+        if not self._free:
+            return
+        try:
+            _thread.start_new_thread(self.run, ())
+        except RuntimeError as error:  # the interpreter ends, or the system gives no more threads
+            interrupts.pass_on(error)
+            self.run()
+
+    def wait(self, patience_s: float) -> bool:
+        """Wait until it is through, and return whether that is so after `patience_s`."""
+        deadline = time.monotonic() + patience_s
+        while not self.done and (left := deadline - time.monotonic()) > 0:
+            # Somebody who is interrupted here holds the lock, and others look again.
+            if self._through.acquire(timeout=min(left, _LOOK_S)):
+                self._through.release()
+            else:
+                self.start()
+        return self.done
 
 
 class _State(process.State):
     """The threads that write in this process.
 
     Attributes:
-        free: Slots for further ones.
-        writing: How long the end of the interpreter may wait for each.
+        writing: What is being written.
         finalizing: Whether this child of multiprocessing waits for them at its end.
     """
 
     ends = process.FILES
 
     def begin(self) -> None:
-        self.free = threading.BoundedSemaphore(_AT_ONCE)
-        self.writing: dict[threading.Thread, float] = {}
+        self.writing: dict[Job, None] = {}
         self.finalizing = False
 
     def in_child(self) -> None:
-        # A forked child has none of the threads, and would wait in vain for the slots that they hold.
+        # A forked child has none of the threads.
         self.begin()
 
     def at_exit(self) -> None:
         begun = time.monotonic()
-        for thread, patience_s in list(self.writing.items()):
-            thread.join(max(0.0, begun + patience_s - time.monotonic()))
+        for job in list(self.writing):
+            job.wait(begun + job.patience_s - time.monotonic())
 
 
 _state = _State()
 
 
-def later(write: Callable[[], None], patience_s: float) -> Callable[[float], None]:
-    """Run `write` in a thread, or here, where `_AT_ONCE` of them are busy for `patience_s`.
+def later(job: Job) -> None:
+    """Have a thread write, or write here, where `_AT_ONCE` threads are busy for as long as the job is patient.
 
     The interpreter's end waits for it as long. It would wait forever for a thread that is no daemon, on a network disk
     that has gone away.
-
-    Returns:
-        A function that waits until `write` is through, but no longer than its argument, in seconds.
     """
-    slot, writing = _state.free, _state.writing
-    if not slot.acquire(timeout=patience_s):
-        write()
-        return _nothing
-
-    def run() -> None:
-        try:
-            write()
-        finally:
-            writing.pop(thread, None)
-            slot.release()
-
-    thread = threading.Thread(target=run, name="autoprof-writing", daemon=True)
-    writing[thread] = patience_s
-    try:
-        thread.start()
-    except RuntimeError as error:  # the interpreter ends, or the system gives no more threads
-        interrupts.pass_on(error)
-        run()
-        return _nothing
     _state.end_first()
     _wait_in_forked_child()
-    return thread.join
+    deadline = time.monotonic() + job.patience_s
+    while len(before := list(_state.writing)) >= _AT_ONCE:
+        if not before[0].wait(deadline - time.monotonic()):
+            job.run()
+            return
+    _state.writing[job] = None
+    job.start()
 
 
 def _wait_in_forked_child() -> None:
@@ -92,11 +134,5 @@ def _wait_in_forked_child() -> None:
 
 def wait(patience_s: float) -> bool:
     """Wait until nothing is being written in this process; return whether that is so after `patience_s`."""
-    begun = time.monotonic()
-    for thread in list(_state.writing):
-        thread.join(max(0.0, begun + patience_s - time.monotonic()))
-    return not any(thread.is_alive() for thread in list(_state.writing))
-
-
-def _nothing(_: float) -> None:
-    """Wait for nothing: all is written."""
+    deadline = time.monotonic() + patience_s
+    return all(job.wait(deadline - time.monotonic()) for job in list(_state.writing))

@@ -21,72 +21,64 @@ def drive(key: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs:
     """Call `function` with the behaviour of the hook `key` around it."""
     if compiling():
         return function(*args, **kwargs)
-    run = enter(Call(key, function, args, kwargs))
-    if run.reply is not None:
-        return run.reply.value
+    run = Driven(key)
     try:
-        result = function(*args, **kwargs)
-    except BaseException as error:
-        traceback = error.__traceback__
+        run.enter(Call(key, function, args, kwargs))
+        if run.reply is not None:
+            return run.reply.value
         try:
-            leave(run, Outcome(None, error))
-        finally:
-            error.__traceback__ = traceback
-            del traceback
+            result = function(*args, **kwargs)
+        except BaseException as error:
+            traceback = error.__traceback__
+            try:
+                run.leave(Outcome(None, error))
+            finally:
+                error.__traceback__ = traceback
+                del traceback
+            raise
+        run.leave(Outcome(result, None))
+        return result
+    except BaseException as error:
+        run.undo(error)
         raise
-    leave(run, Outcome(result, None))
-    return result
-
-
-def enter(call: Call) -> _Run:
-    """Run the behaviour of a call's hook up to the call. The caller makes the call, or does what stands for it."""
-    run = _Run(call.key)
-    with run:
-        wait = run.before(call)
-        while wait is not None:
-            wait = run.resume(*_block(run, wait))
-    return run
-
-
-def leave(run: _Run, outcome: Outcome) -> None:
-    """Go on with the behaviour after the call."""
-    with run:
-        wait = run.after(outcome)
-        while wait is not None:
-            wait = run.resume(*_block(run, wait))
 
 
 async def drive_coroutine(key: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Await `function` with the behaviour of the hook `key` around it."""
-    run = _Run(key)
-    with run:
-        wait = run.before(Call(key, function, args, kwargs))
-        while wait is not None:
-            wait = run.resume(*await _suspend(run, wait))
-    if run.reply is not None:
-        return run.reply.value
+    run = Driven(key)
     try:
-        result = await function(*args, **kwargs)
-    except BaseException as error:
-        traceback = error.__traceback__
+        with run:
+            wait = run.before(Call(key, function, args, kwargs))
+            while wait is not None:
+                wait = run.resume(*await _suspend(run, wait))
+        if run.reply is not None:
+            return run.reply.value
         try:
-            with run:
-                wait = run.after(Outcome(None, error))
-                while wait is not None:
-                    # A coroutine that is being closed must not wait any more.
-                    closed = isinstance(error, GeneratorExit)
-                    answer = (None, TimeoutError("the coroutine was closed")) if closed else await _suspend(run, wait)
-                    wait = run.resume(*answer)
-                    del answer
-        finally:
-            error.__traceback__ = traceback
-            del traceback
+            result = await function(*args, **kwargs)
+        except BaseException as error:
+            traceback = error.__traceback__
+            try:
+                with run:
+                    wait = run.after(Outcome(None, error))
+                    while wait is not None:
+                        # A coroutine that is being closed must not wait any more.
+                        closed = isinstance(error, GeneratorExit)
+                        late = (None, TimeoutError("the coroutine was closed"))
+                        answer = late if closed else await _suspend(run, wait)
+                        wait = run.resume(*answer)
+                        del answer
+            finally:
+                error.__traceback__ = traceback
+                del traceback
+            raise
+        with run:
+            wait = run.after(Outcome(result, None))
+            while wait is not None:
+                wait = run.resume(*await _suspend(run, wait))
+        return result
+    except BaseException as error:
+        run.undo(error)
         raise
-    with run:
-        wait = run.after(Outcome(result, None))
-        while wait is not None:
-            wait = run.resume(*await _suspend(run, wait))
-    return result
 
 
 def compiling() -> bool:
@@ -95,18 +87,16 @@ def compiling() -> bool:
     return torch is not None and hasattr(torch, "compiler") and torch.compiler.is_compiling()
 
 
-def _block(run: _Run, wait: Wait) -> tuple[Any, BaseException | None]:
+def _block(wait: Wait) -> tuple[Any, BaseException | None]:
     try:
         return wait.block(), None
     except BaseException as error:
         if (theirs := interrupts.of_user(error)) is not None:
-            run.give_up()
-            run.cut_short(theirs)
             _hand_on(theirs)
         return None, error
 
 
-async def _suspend(run: _Run, wait: Wait) -> tuple[Any, BaseException | None]:
+async def _suspend(run: Driven, wait: Wait) -> tuple[Any, BaseException | None]:
     try:
         return await wait.suspend(), None
     except BaseException as error:
@@ -122,11 +112,14 @@ def _hand_on(theirs: BaseException) -> NoReturn:
     raise theirs
 
 
-class _Run:
+class Driven:
     """A behaviour's generator during one call. No exception of autoprof's leaves it.
 
     Its parts run in a `with` block of it. An exception that leaves the block is the user's, without one of autoprof's
     as its context.
+
+    The generator comes to its end, whatever happens: it returns, or raises, or is closed by `undo`. What it has begun
+    it ends in all three cases.
     """
 
     __slots__ = ("_around", "_called", "_key", "_outer", "_recording", "reply")
@@ -146,6 +139,20 @@ class _Run:
         if error is not None:
             interrupts.alone(error, self._outer)
         self._outer = None
+
+    def enter(self, call: Call) -> None:
+        """Run the behaviour up to the call. The caller makes the call, or does what stands for it."""
+        with self:
+            wait = self.before(call)
+            while wait is not None:
+                wait = self.resume(*_block(wait))
+
+    def leave(self, outcome: Outcome) -> None:
+        """Go on with the behaviour after the call."""
+        with self:
+            wait = self.after(outcome)
+            while wait is not None:
+                wait = self.resume(*_block(wait))
 
     def before(self, call: Call) -> Wait | None:
         """Run the behaviour up to the call, or to a wait that comes first, which is returned."""
@@ -186,6 +193,18 @@ class _Run:
                 _hand_on(theirs)
             self._failed(error)
 
+    def undo(self, error: BaseException) -> None:
+        """End what the behaviour has begun in this call, if `error` interrupted it. The caller raises `error`."""
+        if self._around is not None:
+            with self:
+                interrupts.undo(error, self._end)
+
+    def _end(self) -> None:
+        if self._around is not None:
+            self._around.close()
+            lifecycle.cut_short(interrupts.AT_WORK, but_for=self._recording)
+            self._around = None
+
     def _advance(self, value: Any, how: str = "send") -> Wait | None:
         if self._around is None:
             return None
@@ -196,16 +215,16 @@ class _Run:
                 raise RuntimeError("the behaviour yielded to the call twice")
             return wait
         except BaseException as error:
-            self._around = None
             # The generator's own end has come through no other frame than this.
             if isinstance(error, StopIteration) and error.__traceback__.tb_next is None:  # type: ignore[union-attr]
+                self._around = None
                 if isinstance(error.value, Reply) and not self._called:
                     self.reply = error.value
                 gates.worked(self._key)
                 return None
             if (theirs := interrupts.of_user(error)) is not None:
-                self.cut_short(theirs)
                 _hand_on(theirs)
+            self._around = None
             self._failed(error)
         return None
 
@@ -214,16 +233,15 @@ class _Run:
             runtime.report(self._key, error)
             if gates.failed(self._key):
                 runtime.switched_off(self._key, gates.SWITCHED_OFF)
-            self.cut_short(f"autoprof failed in {self._key}")
+            self._cut_short(f"autoprof failed in {self._key}")
         except Exception as another:  # not even the report works: the user's call matters more
             interrupts.pass_on(another)
         # Its frames hold the user's arguments, and some of them the error itself: a cycle, which would keep a model.
         error.__traceback__ = None
 
-    def cut_short(self, why: str | BaseException) -> None:
+    def _cut_short(self, reason: str) -> None:
         """End what this call has begun to record: nobody else would."""
         try:
-            reason = why if isinstance(why, str) else f"{type(why).__name__} was raised while autoprof was at work"
             lifecycle.cut_short(reason, but_for=self._recording)
         except Exception as error:
             interrupts.pass_on(error)

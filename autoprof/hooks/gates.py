@@ -32,7 +32,7 @@ class Gate(list[str]):
 _gates: dict[str, Gate] = {}
 _failures: dict[str, int] = {}
 _groups: dict[str, set[str]] = {}
-_counting: dict[str, int] = {}
+_counting: dict[str, set[object]] = {}
 
 
 class _State(process.State):
@@ -85,15 +85,15 @@ def idle_unless(group: str, key: str) -> None:
                 gate(key).append(_IDLE)
 
 
-def counting(group: str, more: int) -> None:
-    """Begin (`more` is 1) or end (-1) to count the calls of the group's hooks."""
+def counting(group: str, who: object, now: bool) -> None:
+    """Note that `who` counts the calls of the group's hooks from now on, or no longer. May be called again."""
     with _state.lock:
-        before = _counting.get(group, 0)
-        _counting[group] = before + more
-        if bool(before) == bool(before + more):
-            return
+        all_of_them = _counting.setdefault(group, set())
+        if now:
+            all_of_them.add(who)
+        else:
+            all_of_them.discard(who)
         for key in _groups.get(group, ()):
-            if more > 0:
-                gate(key).remove(_IDLE)
-            else:
-                gate(key).append(_IDLE)
+            closed = gate(key)
+            if bool(all_of_them) == (_IDLE in closed):
+                closed.remove(_IDLE) if all_of_them else closed.append(_IDLE)

@@ -59,8 +59,6 @@ class Span:
         self._life = timeline.life
         self._kind, self._name, self._step, self._role, self._rank = kind, name, step, role, rank
         self._ids = ids or {}
-        if kind not in _AT_ONCE:
-            self._timeline.going.add(self)
         self._start = time.time_ns()
         self._begun = time.monotonic_ns()
 
@@ -118,7 +116,7 @@ class Timeline:
 
     Attributes:
         life: Another object in a forked child.
-        going: The spans that are going on and will be kept.
+        going: Spans that are going on and will be kept, where the caller puts them: who is interrupted drops them.
         listener: Gets each line, where something in this process reads them. A forked child has none.
     """
 
@@ -169,19 +167,23 @@ class Timeline:
 
     def flush(self) -> None:
         """Write what is kept, unless another thread does so: that one takes these lines along."""
-        while self._lines and self._writing.acquire(blocking=False):
-            try:
-                begun = time.monotonic_ns()
-                lines = [self._lines.popleft() for _ in range(len(self._lines))]
-                self._append(_encoded(lines))
-            except OSError as problem:
-                interrupts.pass_on(problem)
-                there = os.path.isdir(self._run.path)
-                log.warning_once(f"can't write the timeline: {problem}" if there else self._run.unwritable(problem))
-            finally:
-                self._written = time.monotonic_ns()
-                self._took = self._written - begun
-                self._writing.release()
+        # No signal can come between `with` and the lock, as it can after `acquire`.
+        while self._lines and not self._writing.locked():
+            with self._writing:
+                self._write()
+
+    def _write(self) -> None:
+        begun = time.monotonic_ns()
+        try:
+            lines = [self._lines.popleft() for _ in range(len(self._lines))]
+            self._append(_encoded(lines))
+        except OSError as problem:
+            interrupts.pass_on(problem)
+            there = os.path.isdir(self._run.path)
+            log.warning_once(f"can't write the timeline: {problem}" if there else self._run.unwritable(problem))
+        finally:
+            self._written = time.monotonic_ns()
+            self._took = self._written - begun
 
     def _append(self, content: bytes) -> None:
         first = _process_line()

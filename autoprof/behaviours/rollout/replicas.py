@@ -195,6 +195,18 @@ def stop(run: runtime.Runtime, shared_only: bool = False) -> Generator[Wait, Any
     yield from _ask(run, _state.window, "stop", chosen)
 
 
+def drop() -> None:
+    """Have the engines that record stop, and forget them. Nobody waits for their answers."""
+    window = _state.window
+    if window is None:
+        return
+    for engine in window.engines:
+        if engine.recording:
+            engine.recording = False
+            engine.send("stop", window)
+    _state.window = None
+
+
 def _ask(run: runtime.Runtime, window: _Window, action: Action, engines: list[_Engine]) -> Generator[Wait, Any, None]:
     if not engines:
         return

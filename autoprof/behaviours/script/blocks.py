@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from _weakref import ref
 
 from autoprof import _boot
 from autoprof.base import process
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 class Block:
     """A `with` block that does nothing."""
 
-    __slots__ = ()
+    __slots__ = ("__weakref__",)
 
     def __enter__(self) -> None:
         return None
@@ -38,12 +39,13 @@ class _State(process.State):
 
     Attributes:
         on: Whether there is one, as the environment says: `start` puts it there, for child processes too.
-        step: The block of the step that is going on.
+        step: The block of the step that is going on, as long as somebody has it: a signal may come before Python calls
+            its `__exit__`.
     """
 
     def begin(self) -> None:
         self.on = _boot.enabled() and _boot.RUN_ID in os.environ
-        self.step: Block | None = None
+        self.step: ref[Block] | None = None
 
     def in_child(self) -> None:
         self.step = None
@@ -93,23 +95,40 @@ class _Recorded(Block):
 
     def __enter__(self) -> None:
         try:
+            self._enter()
+        except BaseException as error:  # Python does not leave a block that was not entered
+            self._undo(error)
+            raise
+
+    def _enter(self) -> None:
+        try:
             from autoprof.behaviours.script import opened
         except Exception as error:
             if (theirs := sys.modules.get("autoprof.base.interrupts")) is not None:
                 theirs.pass_on(error)
             state.on = False
             return
-        if opened.joined() is not None:
-            self._opened = self._open()
-        else:
+        if opened.joined() is None:
             state.on = False
+            return
+        self._opened = self._open()
+        if self._opened is not None:
+            self._opened.enter()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        opened, self._opened = self._opened, None
-        if opened is not None:
-            opened.leave(error)
+        try:
+            if self._opened is not None:
+                self._opened.leave(error)
+        except BaseException as interrupt:
+            self._undo(interrupt)
+            raise
+        self._opened = None
+
+    def _undo(self, error: BaseException) -> None:
+        if self._opened is not None:
+            self._opened.undo(error)
 
     def _open(self) -> Opened | None:
         raise NotImplementedError
@@ -139,19 +158,27 @@ class _Step(_Recorded):
         super().__init__()
         self._number = number
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if state.step is self:
-            state.step = None
-        super().__exit__(kind, error, traceback)
-
     def _open(self) -> Opened | None:
         from autoprof.behaviours.script import opened
 
-        if state.step is not None:
+        if state.step is not None and state.step() is not None:
             opened.nested()
             return None
-        found = opened.step(self._number)
-        state.step = self
-        return found
+        state.step = ref(self)
+        return opened.step(self._number)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            super().__exit__(kind, error, traceback)
+        finally:
+            self._forget()
+
+    def _undo(self, error: BaseException) -> None:
+        self._forget()
+        super()._undo(error)
+
+    def _forget(self) -> None:
+        if state.step is not None and state.step() is self:
+            state.step = None

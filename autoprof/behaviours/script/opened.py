@@ -18,20 +18,29 @@ _NAME = "autoprof"
 
 
 class Opened:
-    """A block that was entered."""
+    """A block that is being entered, or was."""
 
-    __slots__ = ("_driven", "_run")
+    __slots__ = ("_call", "_driven", "_run")
 
     def __init__(self, hook: BoundHook, values: dict[str, Any]) -> None:
         self._run = runtime.current()
-        self._driven = dispatch.enter(Call(hook.key, _nothing, (), values))
+        self._call = Call(hook.key, _nothing, (), values)
+        self._driven = dispatch.Driven(hook.key)
+
+    def enter(self) -> None:
+        """Enter the block. Who is interrupted in this, or in `leave`, calls `undo`."""
+        self._driven.enter(self._call)
 
     def leave(self, error: BaseException | None) -> None:
         """Leave the block, with the exception that it raised. Nothing is left of it where its run was stopped."""
         if runtime.current() is self._run:
-            dispatch.leave(self._driven, Outcome(None, error))
+            self._driven.leave(Outcome(None, error))
         else:
             self._driven.give_up()
+
+    def undo(self, error: BaseException) -> None:
+        """End what is left of the block, if `error` interrupted autoprof in it."""
+        self._driven.undo(error)
 
 
 def joined() -> Runtime | None:
@@ -53,12 +62,12 @@ def joined() -> Runtime | None:
 
 
 def step(number: int | None) -> Opened | None:
-    """Enter a step."""
+    """Return the block of a step, which is not entered yet."""
     return _opened(_STEP, {"number": steps.executed() + 1 if number is None else number})
 
 
 def stage(name: str, role: str, rank: int | None) -> Opened | None:
-    """Enter a stage."""
+    """Return the block of a stage, which is not entered yet."""
     return _opened(_STAGE, {"name": name, "role": role, "rank": identity.own_rank() if rank is None else rank})
 
 

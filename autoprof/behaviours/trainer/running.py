@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
+from autoprof.base import interrupts
 from autoprof.capture import lifecycle, profilers, whole_step
 from autoprof.capture.lifecycle import Capture
 from autoprof.capture.pass_capture import PassCapture
@@ -42,16 +43,23 @@ class Running:
     ) -> None:
         self.step = step_of(posting)
         self.counts = counts
+        self._run = run
         self._who = who
+        self._wanted = wanted
         self._mini_batches = 0
         self._capture: PassCapture | None = None
         self._leave: Callable[[], None] | None = None
-        if wanted is not None:
-            self._begin(run, *wanted)
-        self._span = span()
-        running[who] = self
-        if counts:
-            gates.counting(counts, 1)
+        self._new_span = span
+        self._span: Span | None = None
+
+    def begin(self) -> None:
+        """Begin the stage. Who is interrupted in this, or in `end`, has to `cut` it."""
+        if self._wanted is not None:
+            self._begin(self._run, *self._wanted)
+        self._span = self._new_span()
+        running[self._who] = self
+        if self.counts:
+            gates.counting(self.counts, self, True)
 
     def passed(self) -> None:
         """Count a forward pass, or a mini-batch, that is through."""
@@ -72,23 +80,31 @@ class Running:
         return recording.mark(f"mini_batch {number}") if recording is not None else None
 
     def end(self, error: BaseException | None = None, cut: str = "") -> None:
-        """End the stage, with the exception that it raised, or early: `cut` says why."""
+        """End the stage, with the exception that it raised, or early: `cut` says why. Does what is left to do of it."""
         if running.get(self._who) is self:
-            del running[self._who]
-            if self.counts:
-                gates.counting(self.counts, -1)
+            running.pop(self._who)
+        if self.counts:
+            gates.counting(self.counts, self, False)
+        span, self._span = self._span, None
         try:
-            self._span.end(error)
+            if span is not None:
+                span.end(error)
         finally:
             self._end_recording(error, cut)
 
+    def cut(self) -> None:
+        """End the stage, whose begin or end was interrupted."""
+        self.end(cut=interrupts.AT_WORK)
+
     def _end_recording(self, error: BaseException | None, cut: str) -> None:
-        if self._leave is not None:
-            self._leave()
+        leave, self._leave = self._leave, None
+        if leave is not None:
+            leave()
         elif self._capture is None:
             return
         elif not self._capture.begun:
-            self._capture.fail(self._capture.why_nothing())
+            if not self._capture.told:
+                self._capture.fail(cut if cut == interrupts.AT_WORK else self._capture.why_nothing())
         elif cut:
             lifecycle.finish(self._capture, "truncated", cut)
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from autoprof.base import interrupts
@@ -68,25 +69,43 @@ class Span(Named):
         # A thread that asks Ray for the step would take longer than many a call for a sample.
         posting = (yield from posted(run)) if self.kind == "stage" else current_step.own()[1]
         if inside.off or (posting is not None and posting.off):
-            left_alone = _inside.set(inside._replace(off=True))
-            yield CALL
-            _inside.reset(left_alone)
+            try:
+                left_alone = _inside.set(inside._replace(off=True))
+                yield CALL
+                _inside.reset(left_alone)
+            except BaseException as error:
+                interrupts.undo(error, partial(_inside.set, inside))  # type: ignore[arg-type]
+                raise
             return None
         step = self._step(call)
         if step is None:
             step = inside.step if posting is None else posting.step
         ids = {**inside.ids, **self._ids(call)} if self.ids else inside.ids
         span = self._begin(run, who, call, step, ids)
-        token = _inside.set(_Inside(step, ids)) if self.kind == "sample" else None
-        if self.whole:
-            wholes.append(span)
-        outcome = yield CALL
-        if self.whole:
-            wholes.remove(span)
-        span.end(outcome.error, self._counted(call, outcome.result))
-        if token is not None:
-            _inside.reset(token)
+        try:
+            if self.kind != "stage":
+                run.timeline.going.add(span)
+            token = _inside.set(_Inside(step, ids)) if self.kind == "sample" else None
+            if self.whole:
+                wholes.append(span)
+            outcome = yield CALL
+            if self.whole:
+                wholes.remove(span)
+            span.end(outcome.error, self._counted(call, outcome.result))
+            if token is not None:
+                _inside.reset(token)
+        except BaseException as error:
+            interrupts.undo(error, partial(self._leave, span, inside))
+            raise
         return None
+
+    def _leave(self, span: TimelineSpan, inside: _Inside) -> None:
+        """Leave a span that was interrupted as it began or ended."""
+        span.drop()
+        if span in wholes:
+            wholes.remove(span)
+        if self.kind == "sample":
+            _inside.set(inside)
 
     def _begin(
         self, run: Runtime, who: tuple[str, str], call: Call, step: int | None, ids: Mapping[str, Id]

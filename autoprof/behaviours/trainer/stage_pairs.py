@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+from autoprof.base import interrupts
 from autoprof.behaviours.trainer.running import Running, Who, inside, running
 from autoprof.behaviours.trainer.stages import Stage, posted
 from autoprof.capture.subject import Subject
@@ -37,9 +39,17 @@ class Begin(Stage):
         posting = yield from posted(run)
         off = posting is not None and posting.off
         opened = None if off else self._open(run, who, call, posting)
-        outcome = yield CALL
-        if opened is not None and outcome.error is not None:
-            opened.end(outcome.error)
+        if opened is None:
+            yield CALL
+            return None
+        try:
+            opened.begin()
+            outcome = yield CALL
+            if outcome.error is not None:
+                opened.end(outcome.error)
+        except BaseException as error:
+            interrupts.undo(error, opened.cut)
+            raise
         return None
 
     def _open(self, run: Runtime, who: Who, call: Call, posting: StepAnnouncement | None) -> _Opened | None:
@@ -77,13 +87,27 @@ class End(Behaviour):
     role: str = ""
 
     def around(self, call: Call) -> Around:
-        outcome = yield CALL
+        stage: _Opened | None = None
+        try:
+            outcome = yield CALL
+            stage = self._fitting(call)
+            if stage is not None:
+                stage.end(outcome.error)
+        except BaseException as error:
+            interrupts.undo(error, partial(self._cut, stage, call))
+            raise
+        return None
+
+    def _cut(self, stage: _Opened | None, call: Call) -> None:
+        if (stage := stage or self._fitting(call)) is not None:
+            stage.cut()
+
+    def _fitting(self, call: Call) -> _Opened | None:
         owner = _owner(self.of, call)
         for (role, name), stage in reversed(list(running.items())):
             fits = self.role in ("", role) and self.stage in ("", name)
             if fits and isinstance(stage, _Opened) and stage.owner is owner:
-                stage.end(outcome.error)
-                break
+                return stage
         return None
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from autoprof.base import identity
+from autoprof.base import identity, interrupts
 from autoprof.behaviours.trainer.running import Counted, Running, Who, inside, running, step_of
 from autoprof.capture.subject import Subject
 from autoprof.config.settings import Settings
@@ -95,16 +95,23 @@ class Stage(Named):
             return None
         posting = yield from posted(run)
         off = posting is not None and posting.off
-        stage = None if off or inside(who, posting) else self.run(run, who, call, posting)
-        outcome = yield CALL
-        if stage is not None:
+        if off or inside(who, posting):
+            yield CALL
+            return None
+        stage = self.run(run, who, call, posting)
+        try:
+            stage.begin()
+            outcome = yield CALL
             stage.end(outcome.error)
+        except BaseException as error:
+            interrupts.undo(error, stage.cut)
+            raise
         return None
 
     def run(
         self, run: Runtime, who: Who, call: Call, posting: StepAnnouncement | None, kind: type[Running] = Running
     ) -> Running:
-        """Begin the stage."""
+        """Return the stage, which has not begun."""
         counts: Counted = "passes" if self.passes else "mini_batches" if self.mini_batches else ""
         wanted = self.wanted(run, who, call, posting)
         return kind(run, who, posting, wanted, counts, lambda: self.span(run, who, call, posting))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, ClassVar, Literal
 
-from autoprof.base import log, process
+from autoprof.base import interrupts, log, process
 from autoprof.base.identity import own_rank
 from autoprof.behaviours.rollout import replicas
 from autoprof.behaviours.trainer import stage_pairs, worker_steps
@@ -32,7 +32,9 @@ class _Step:
         self.captured = False
         self.off = False
         self.overrides: dict[str, Any] = {}
-        self.span = Span(run.timeline, "step", "step", step=number, role="trainer", rank=own_rank())
+        self._run = run
+        self._over = self._span_ended = False
+        self._span = Span(run.timeline, "step", "step", step=number, role="trainer", rank=own_rank())
 
     def announce(self, run: runtime.Runtime, first: Callable[[], Mapping[int, int]]) -> None:
         """Decide whether this step is captured, and tell the other processes. `first` as in
@@ -52,6 +54,47 @@ class _Step:
             step=self.number, captured=self.captured, overrides=self.overrides, off=self.off
         )
         current_step.post(run.info.id, announcement)
+
+    def close(self, error: BaseException | None) -> Generator[Wait, Any, None]:
+        """End what is open of the step: its stages and its engines first, then its announcement."""
+        run = self._run
+        _state.current = None
+        if self.off:
+            return
+        stage_pairs.end_all()
+        if self.captured:
+            yield from replicas.stop(run)
+            replicas.close_window()
+        worker_steps.step_ended(together=_next_belongs_to_it(run, self))
+        self._end_span(error)
+        _state.chooser.step_ended(self.number, self.ordinal)
+        yield from ask(current_step.post, run.info.id, None)
+        if self.captured:
+            yield from ask(_state.chooser.ended)
+            if not _state.chooser.any_after(run.settings, self.number, self.ordinal):
+                end.window_passed(run)
+        self._over = True
+
+    def drop(self) -> None:
+        """End what is left of a step whose begin or end was interrupted. Waits for nobody."""
+        if self._over or runtime.current() is not self._run:
+            return
+        if _state.current is self:
+            _state.current = None
+        if not self.off:
+            stage_pairs.end_all()
+            replicas.drop()
+            worker_steps.step_ended(together=False)
+            self._end_span(None)
+            current_step.post(self._run.info.id, None)
+            if self.captured:
+                _state.chooser.ended()
+        self._over = True
+
+    def _end_span(self, error: BaseException | None) -> None:
+        if not self._span_ended:
+            self._span_ended = True
+            self._span.end(error)
 
 
 class _State(process.State):
@@ -105,15 +148,20 @@ class StepBehaviour(Behaviour):
                 return
             yield from finish()
         _state.executed += 1
-        step = _state.current = _Step(run, number, _state.executed)
-        yield from ask(step.announce, run, lambda: replicas.first_ranks(call, self.replicas))
-        if step.captured:
-            log.info(f"step {number} is captured")
-            clocks.measure(run.rundir, run.hooks)
-            replicas.open_window(number, step.overrides, call, self.replicas)
-            worker_steps.note(run, step.overrides, call, self.workers)
-            if self.engines == "step" or run.settings.mode == "continuous":
-                yield from replicas.start(run)
+        step = _Step(run, number, _state.executed)
+        try:
+            _state.current = step
+            yield from ask(step.announce, run, lambda: replicas.first_ranks(call, self.replicas))
+            if step.captured:
+                log.info(f"step {number} is captured")
+                clocks.measure(run.rundir, run.hooks)
+                replicas.open_window(number, step.overrides, call, self.replicas)
+                worker_steps.note(run, step.overrides, call, self.workers)
+                if self.engines == "step" or run.settings.mode == "continuous":
+                    yield from replicas.start(run)
+        except BaseException as error:
+            interrupts.undo(error, step.drop)
+            raise
 
 
 class Begin(StepBehaviour):
@@ -142,9 +190,13 @@ class Wrap(StepBehaviour):
     """One call is one step."""
 
     def around(self, call: Call) -> Around:
-        yield from self.begin(call)
-        outcome = yield CALL
-        yield from finish(outcome.error)
+        try:
+            yield from self.begin(call)
+            outcome = yield CALL
+            yield from finish(outcome.error)
+        except BaseException as error:
+            interrupts.undo(error, _drop)
+            raise
         return None
 
 
@@ -154,8 +206,12 @@ class End(Behaviour):
     layer: ClassVar[int] = STEP
 
     def around(self, call: Call) -> Around:
-        outcome = yield CALL
-        yield from finish(outcome.error)
+        try:
+            outcome = yield CALL
+            yield from finish(outcome.error)
+        except BaseException as error:
+            interrupts.undo(error, _drop)
+            raise
         return None
 
 
@@ -168,8 +224,12 @@ class Loop(Behaviour):
     layer: ClassVar[int] = LOOP
 
     def around(self, call: Call) -> Around:
-        outcome = yield CALL
-        yield from finish(outcome.error)
+        try:
+            outcome = yield CALL
+            yield from finish(outcome.error)
+        except BaseException as error:
+            interrupts.undo(error, _drop)
+            raise
         run = runtime.current()
         if run is not None:
             worker_steps.step_ended(together=False)
@@ -197,21 +257,16 @@ def finish(error: BaseException | None = None) -> Generator[Wait, Any, None]:
     run, step = runtime.current(), _state.current
     if run is None or step is None:
         return
-    _state.current = None
-    if step.off:
-        return
-    stage_pairs.end_all()
-    if step.captured:
-        yield from replicas.stop(run)
-        replicas.close_window()
-    worker_steps.step_ended(together=_next_belongs_to_it(run, step))
-    step.span.end(error)
-    _state.chooser.step_ended(step.number, step.ordinal)
-    yield from ask(current_step.post, run.info.id, None)
-    if step.captured:
-        yield from ask(_state.chooser.ended)
-        if not _state.chooser.any_after(run.settings, step.number, step.ordinal):
-            end.window_passed(run)
+    try:
+        yield from step.close(error)
+    except BaseException as interrupt:
+        interrupts.undo(interrupt, step.drop)
+        raise
+
+
+def _drop() -> None:
+    if _state.current is not None:
+        _state.current.drop()
 
 
 def _next_belongs_to_it(run: runtime.Runtime, step: _Step) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from autoprof.base import interrupts
 from autoprof.behaviours.trainer.spans import plain
 from autoprof.hooks.attribute_path import CallPath
 from autoprof.hooks.behaviour import Behaviour
@@ -41,6 +42,7 @@ class Start(Behaviour):
             step = None if posting is None else posting.step
             span = Span(run.timeline, "timer", str(plain(name)), step=step, role=self.role, rank=None)
             setattr(call.at(self.of), _SPAN, (span, step))
+            run.timeline.going.add(span)
         return None
 
 
@@ -56,9 +58,12 @@ class Stop(Behaviour):
     def around(self, call: Call) -> Around:
         timer: Any = call.at(self.of)
         started: tuple[Span, int | None] | None = vars(timer).pop(_SPAN, None)
-        outcome = yield CALL
-        if started is not None:
-            span, step = started
+        if started is None:
+            yield CALL
+            return None
+        span, step = started
+        try:
+            outcome = yield CALL
             _, posting = current_step.own()
             if step is None and posting is not None and not posting.off:
                 step = posting.step
@@ -66,4 +71,7 @@ class Stop(Behaviour):
                 span.drop()
             else:
                 span.end(outcome.error, step=step)
+        except BaseException as error:
+            interrupts.undo(error, span.drop)
+            raise
         return None

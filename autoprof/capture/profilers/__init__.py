@@ -47,6 +47,9 @@ class Tool(Protocol):
     def stop(self) -> None:
         """End recording."""
 
+    def abort(self) -> None:
+        """End recording, if it goes on, and lose it: `start` or `stop` was interrupted. May be called again."""
+
     def export(self, path: str) -> None:
         """See to it that all that was recorded is at `path`, the `raw` of the start.
 

@@ -70,6 +70,10 @@ class MemoryTool:
             interrupts.pass_on(error)
             self._problem = self._problem or f"{type(error).__name__}: {error}"
 
+    def abort(self) -> None:
+        with interrupts.suppress(Exception):
+            memory_history.end()
+
     def export(self, path: str) -> None:
         snapshot, self._snapshot = self._snapshot, {}
         if self._problem:

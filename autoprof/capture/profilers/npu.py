@@ -90,6 +90,10 @@ class NpuTool:
         self._profile.stop()
         self._profile = None
 
+    def abort(self) -> None:
+        if self._profile is not None:
+            self.stop()
+
     def export(self, path: str) -> None:
         # The last file that is written: without it torch_npu analyses nothing.
         if not list(Path(path).glob(f"*{self.ending}/profiler_info*.json")):

@@ -125,6 +125,10 @@ class NsysTool:
         finally:
             torch.cuda.profiler.stop()
 
+    def abort(self) -> None:
+        if self._number:
+            self.stop()
+
     def export(self, path: str) -> None:
         """Leave at `path` what the report of this window is known by."""
         known = {"report": report(), "number": self._number, "pid": os.getpid(), "patience_s": self._patience_s}

@@ -122,6 +122,17 @@ class TorchTool:
         finally:
             module_moves.end()
 
+    def abort(self) -> None:
+        if self._profile is None:
+            return
+        _disable()
+        module_moves.end()
+        # Who is interrupted may keep the traceback, and with it torch's objects.
+        if getattr(self._profile, "profiler", None) is not None:
+            self._profile.profiler.kineto_results = None
+        _forget(self._profile)
+        self._profile = None
+
     def export(self, path: str) -> None:
         """Write the trace, in any thread.
 

@@ -101,9 +101,9 @@ def test_what_can_not_even_be_said_in_a_meta_file_is_the_problem_of_its_placemen
 
 
 def test_without_a_thread_it_is_written_here(mocker: Any) -> None:
-    mocker.patch("threading.Thread.start", side_effect=RuntimeError("can't start new thread"))
+    mocker.patch("_thread.start_new_thread", side_effect=RuntimeError("can't start new thread"))
     done: list[int] = []
-    writer.later(lambda: done.append(threading.get_ident()), 1.0)(1.0)
+    writer.later(writer.Job(lambda: done.append(threading.get_ident()), 1.0))
     assert done == [threading.get_ident()]
 
 
@@ -192,7 +192,7 @@ def test_a_process_that_ends_while_it_writes_waits_for_it(tmp_path: Path) -> Non
     code = """
 import time
 from autoprof.capture import writer
-writer.later(lambda: (time.sleep(0.3), open("there", "w")), 1.0)
+writer.later(writer.Job(lambda: (time.sleep(0.3), open("there", "w")), 1.0))
 """
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=60)
     assert (tmp_path / "there").exists()
@@ -202,7 +202,7 @@ def test_a_process_that_ends_waits_no_longer_than_a_stop_may_take(tmp_path: Path
     code = """
 import time
 from autoprof.capture import writer
-writer.later(lambda: time.sleep(600), 0.2)
+writer.later(writer.Job(lambda: time.sleep(600), 0.2))
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False, timeout=60)
     assert done.returncode == 0
@@ -213,11 +213,12 @@ def test_a_forked_child_waits_for_none_of_its_parents_threads(tmp_path: Path) ->
 import os, time
 from autoprof.capture import writer
 for _ in range(2):
-    writer.later(lambda: time.sleep(3), 30.0)
+    writer.later(writer.Job(lambda: time.sleep(3), 30.0))
 child = os.fork()
 if not child:
     begun = time.monotonic()
-    writer.later(lambda: open("there", "w").close(), 30.0)(1.0)
+    writer.later(writer.Job(lambda: open("there", "w").close(), 30.0))
+    writer.wait(1.0)
     os._exit(int(not writer.wait(1.0) or time.monotonic() - begun > 2))
 assert os.waitpid(child, 0)[1] == 0
 """

@@ -170,12 +170,13 @@ def test_several_reasons_close_a_gate_and_each_is_taken_back_alone(joined: Any) 
     gates.idle_unless("group", "key")
     for _ in range(gates.FAILURES):
         gates.failed("key")
-    gates.counting("group", 1)
+    gates.counting("group", 1, True)
     assert gates.gate("key") == [gates._FAILED]
-    gates.counting("group", 1)
-    gates.counting("group", -1)
+    gates.counting("group", 2, True)
+    gates.counting("group", 2, True)
+    gates.counting("group", 2, False)
     assert gates.gate("key") == [gates._FAILED]
-    gates.counting("group", -1)
+    gates.counting("group", 1, False)
     assert len(gates.gate("key")) == 2
 
 

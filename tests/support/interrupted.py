@@ -1,0 +1,251 @@
+"""A program that is interrupted in autoprof's code again and again, catches it, and goes on, as notebooks do.
+
+`python -m tests.support.interrupted lines|moments ...` prints what was wrong, one line each, then a line with figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dis
+import faulthandler
+import gc
+import linecache
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from types import FrameType
+from typing import Any
+
+
+class Alarm(Exception):
+    """What a handler raises."""
+
+
+def handler(number: int, frame: FrameType | None) -> None:
+    raise Alarm
+
+
+def state(number: int) -> dict[str, Any]:
+    """Return what autoprof has open in this process, and what it has switched on."""
+    from autoprof.base import process
+    from autoprof.behaviours.trainer import running, spans, steps
+    from autoprof.capture import lifecycle, writer
+    from autoprof.capture.profilers import torch as tool
+    from autoprof.hooks import gates
+    from autoprof.run import runtime
+    from autoprof.run.cluster import current_step
+
+    run = runtime.current()
+    assert run is not None
+    torch = sys.modules.get("torch")
+    return {
+        "recording": lifecycle.current() and vars(lifecycle.current()),
+        "claim": lifecycle._state.lock.locked(),
+        "step": steps._state.current and steps._state.current.number,
+        "announced": current_step.own()[1],
+        "stages": dict(running.running),
+        "wholes": list(running.wholes),
+        "gates": {key: list(gate) for key, gate in gates._gates.items()},
+        "gates' lock": gates._state.lock.locked(),
+        "failures": dict(gates._failures),
+        "counting": {group: count for group, count in gates._counting.items() if count},
+        "inside": spans._inside.get()[:],
+        "spans": len(run.timeline.going),
+        "writing lines": run.timeline._writing.locked(),
+        "torch records": bool(torch is not None and torch.autograd._profiler_enabled()),
+        "foreign": len(tool._foreign),
+        "ending": len(process._ending),
+        "writing": len(writer._state.writing),
+        "parts": [part.name for part in run.rundir.step(number).glob("*.part")],
+        "unwritten": len(tool._unwritten),
+    }
+
+
+# After these CPython looks for signals, and at the first instruction of a function.
+LOOKS = ("", "CALL", "CALL_FUNCTION_EX", "CALL_KW", "JUMP_BACKWARD", "RESUME")
+
+
+class Interrupter:
+    """Raises at the n-th line of autoprof's code that this thread comes to."""
+
+    def __init__(self, raises: type[BaseException], opcodes: bool) -> None:
+        self.raises, self.opcodes = raises, opcodes
+        self.seen: set[tuple[str, int, int]] = set()
+        self.where = ""
+        self.passed = 0
+        self._last: dict[int, str] = {}
+
+    def once(self, at: int) -> None:
+        """Interrupt at the `at`-th line."""
+        self.left, self.where, self.passed = at, "", 0
+        self._last.clear()
+        sys.settrace(self._called)
+
+    def off(self) -> None:
+        sys.settrace(None)
+
+    def _called(self, frame: FrameType, event: str, arg: Any) -> Any:
+        name = frame.f_code.co_filename
+        if not name.startswith(PACKAGE) or name.endswith("interrupts.py"):
+            return None
+        if self.opcodes:
+            frame.f_trace_opcodes = True
+            frame.f_trace_lines = False
+        return self._line
+
+    def _line(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if event not in ("line", "opcode"):
+            return self._line
+        # The end of a `with` block, where Python looks for no signals.
+        now = dis.opname[frame.f_code.co_code[frame.f_lasti]]
+        text = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+        if event == "line" and now == "LOAD_CONST" and text.lstrip().startswith("with "):
+            return self._line
+        if event == "opcode":
+            before, self._last[id(frame)] = self._last.get(id(frame), ""), now
+            if before not in LOOKS:
+                return self._line
+        self.passed += 1
+        self.left -= 1
+        if self.left == 0:
+            self.where = f"{frame.f_code.co_filename.removeprefix(PACKAGE)}:{frame.f_lineno} {frame.f_code.co_name}"
+            if self.opcodes:
+                self.where += f" +{frame.f_lasti}"
+            sys.settrace(None)
+            if self.raises is Alarm:
+                handler(14, frame)
+            raise self.raises
+        return self._line
+
+
+PACKAGE = ""
+
+
+def main() -> None:
+    global PACKAGE
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("how", choices=["lines", "opcodes", "moments"])
+    arguments.add_argument("--trainer", default="Wrapped")
+    arguments.add_argument("--first", type=int, default=1)
+    arguments.add_argument("--stride", type=int, default=1)
+    arguments.add_argument("--count", type=int, default=1_000_000)
+    arguments.add_argument("--seed", type=int, default=1)
+    arguments.add_argument("--longest", type=float, default=0.03)
+    arguments.add_argument("--alarm", action="store_true")
+    arguments.add_argument("--torch", action="store_true")
+    arguments.add_argument("--show", action="store_true")
+    arguments.add_argument("--patience", type=float, default=110.0)
+    parsed = arguments.parse_args()
+    faulthandler.dump_traceback_later(parsed.patience, exit=True)
+    if parsed.torch:
+        gc.disable()
+        import torch
+
+        gc.freeze()
+        gc.enable()
+        torch._lazy_modules.discard("_inductor")
+    import small
+
+    from autoprof.capture.finisher import job, spawn
+
+    # A process for each of hundreds of captures a minute would be late, whoever is interrupted.
+    spawn.spawn = lambda given: job.finish(given | {"python": ""})
+    trainer = getattr(small, parsed.trainer)()
+    for _ in range(4):
+        trainer.train_step()
+    import autoprof
+    from autoprof.capture import writer
+
+    PACKAGE = os.path.join(os.path.dirname(autoprof.__file__), "")
+    raises = Alarm if parsed.alarm else KeyboardInterrupt
+    signal.signal(signal.SIGALRM, handler)
+    wrong: list[str] = []
+    writer.wait(60)
+    usual = state(trainer.number)
+    began = time.monotonic()
+    interrupted = 0
+
+    def look(where: str) -> None:
+        deadline = time.monotonic() + 20
+        while writer._state.writing and time.monotonic() < deadline:
+            time.sleep(0.002)
+        now = state(trainer.number)
+        if now != usual:
+            differs = {key: (usual[key], now[key]) for key in now if now[key] != usual[key]}
+            wrong.append(f"{where}: {differs}")
+            usual.update(now)  # of which no other interrupt is guilty
+            if parsed.show:
+                print(wrong[-1], flush=True)
+
+    if parsed.how in ("lines", "opcodes"):
+        interrupter = Interrupter(raises, parsed.how == "opcodes")
+        at, whole = parsed.first, 0
+        while interrupted < parsed.count:
+            caught = False
+            interrupter.once(at)
+            try:
+                trainer.train_step()
+            except raises:
+                caught = True
+            interrupter.off()
+            if not interrupter.where:  # it has fewer lines
+                if parsed.show:
+                    print("lines", interrupter.passed)
+                whole += 1
+                if whole > 2:
+                    break
+            else:
+                interrupted += 1
+                if not caught:
+                    wrong.append(f"{interrupter.where}: lost")
+                if parsed.trainer == "Paired":
+                    trainer.train_step()
+                look(interrupter.where)
+            at += parsed.stride
+    else:
+        choice = random.Random(parsed.seed)
+        end = threading.Event()
+        main_thread = threading.main_thread().ident
+        sent = 0
+
+        def send() -> None:
+            nonlocal sent
+            while sent < parsed.count:
+                time.sleep(choice.random() * parsed.longest)
+                sent += 1
+                if parsed.alarm:
+                    signal.pthread_kill(main_thread, signal.SIGALRM)
+                else:
+                    os.kill(os.getpid(), signal.SIGINT)
+            end.set()
+
+        sender = threading.Thread(target=send, daemon=True)
+        sender.start()
+        while True:
+            try:
+                while not end.is_set():
+                    trainer.train_step()
+                break
+            except raises:
+                interrupted += 1
+        sender.join()
+        with contextlib.suppress(raises):
+            time.sleep(0.1)
+        if parsed.trainer == "Paired":
+            trainer.train_step()
+        look("after all")
+    took = time.monotonic() - began
+    for _ in range(3):
+        trainer.train_step()
+    writer.wait(60)
+    for line in wrong:
+        print(line)
+    print(f"interrupted={interrupted} wrong={len(wrong)} steps={trainer.number} took={took:.1f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""Ctrl-C in autoprof's own code, in a program that catches it and goes on."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import interrupted
+from tests.support.helpers import clean_environment, wait_for
+
+SMALL = """
+class Wrapped:
+    number = 0
+    def train_step(self):
+        self.number += 1
+        self.update()
+        self.sample()
+        self.evaluate()
+    def update(self):
+        for _ in range(2):
+            self.batch()
+    def batch(self):
+        return sum(range(100))
+    def sample(self):
+        return 1
+    def evaluate(self):
+        return self.sample()
+class Paired:
+    number = 0
+    def train_step(self):
+        self.number += 1
+        self.begin()
+        self.open()
+        sum(range(100))
+        self.close()
+        self.end()
+    def begin(self): pass
+    def end(self): pass
+    def open(self): pass
+    def close(self): pass
+"""
+RECIPE = """
+target = "small"
+[[hook]]
+name = "step"
+attribute = "Wrapped.train_step"
+behaviour = "step.wrap"
+options = { number = "self.number" }
+[[hook]]
+name = "update"
+attribute = "Wrapped.update"
+behaviour = "stage"
+options = { stage = "update", role = "actor", mini_batches = true }
+[[hook]]
+name = "batch"
+attribute = "Wrapped.batch"
+behaviour = "stage.mini-batch"
+[[hook]]
+name = "sample"
+attribute = "Wrapped.sample"
+behaviour = "span"
+options = { stage = "sample", role = "rollout", kind = "sample", ids = { number = "self.number" } }
+[[hook]]
+name = "evaluate"
+attribute = "Wrapped.evaluate"
+behaviour = "span"
+options = { stage = "evaluate", role = "trainer", whole = true }
+[[hook]]
+name = "begin"
+attribute = "Paired.begin"
+behaviour = "step.begin"
+options = { number = "self.number" }
+[[hook]]
+name = "end"
+attribute = "Paired.end"
+behaviour = "step.end"
+[[hook]]
+name = "open"
+attribute = "Paired.open"
+behaviour = "stage.begin"
+options = { stage = "update", role = "actor", of = "self" }
+[[hook]]
+name = "close"
+attribute = "Paired.close"
+behaviour = "stage.end"
+options = { of = "self" }
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Any:
+    """Runs the program; returns how many interrupts there were, and what was wrong after them."""
+
+    def run(*arguments: str, steps: str, **variables: str) -> tuple[int, list[str]]:
+        (tmp_path / "small.py").write_text(SMALL)
+        (tmp_path / "small.toml").write_text(RECIPE)
+        environment = {"AUTOPROF": "1", "AUTOPROF_RECIPES": "small.toml", "AUTOPROF_STEPS": steps}
+        environment |= {"AUTOPROF_CONTENTS": "cpu", "AUTOPROF_MAX_STEPS": "1000000", "AUTOPROF_RUN_ID": "made"}
+        done = subprocess.run(
+            [sys.executable, interrupted.__file__, *arguments],
+            cwd=tmp_path,
+            env=clean_environment(PYTHONPATH=str(tmp_path), **environment, **variables),
+            capture_output=True,
+            text=True,
+            timeout=1800,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-5000:]
+        *wrong, figures = done.stdout.splitlines()
+        found = re.match(r"interrupted=(\d+) ", figures)
+        assert found is not None
+        return int(found[1]), wrong
+
+    return run
+
+
+def last_states(tmp_path: Path, count: int) -> list[str]:
+    """What became of the last captures."""
+    folders = sorted((tmp_path / "autoprof_runs" / "made").glob("global_step_*"))[-count:]
+    metas = [next(folder.glob("*.meta.json")) for folder in folders]
+    traces = [next(folder.glob("*.pt.trace.json.gz"), None) for folder in folders]
+    assert None not in traces
+    return [json.loads(wait_for(meta))["state"] for meta in metas]
+
+
+@pytest.mark.fault("Ctrl-C at any line of autoprof's, no window", "as without autoprof", "the step")
+@pytest.mark.parametrize(
+    "arguments",
+    [["lines"], ["lines", "--trainer", "Paired"], ["lines", "--alarm"], ["opcodes"]],
+    ids=["lines", "pairs", "alarms", "between lines"],
+)
+def test_without_a_window_nothing_is_left_of_an_interrupted_step(run: Any, arguments: list[str]) -> None:
+    stride = ["--stride", "3"] if arguments[0] == "lines" else ["--stride", "5"]
+    interrupts, wrong = run(*arguments, *stride, steps="")
+    assert interrupts > 100
+    assert wrong == []
+
+
+@pytest.mark.fault("Ctrl-C at any line of autoprof's in a window", "the program goes on", "the captures that it hits")
+@pytest.mark.parametrize("mode", ["discrete", "continuous"])
+@pytest.mark.parametrize("trainer", ["Wrapped", "Paired"])
+def test_nothing_records_after_an_interrupt_in_a_window(
+    run: Any, tmp_path: Path, request: pytest.FixtureRequest, trainer: str, mode: str
+) -> None:
+    stride = "1" if request.config.getoption("thorough") else "31"
+    arguments = ("lines", "--torch", "--trainer", trainer, "--stride", stride, "--patience", "1700")
+    interrupts, wrong = run(*arguments, steps="::1", AUTOPROF_MODE=mode)
+    assert interrupts > 20
+    assert wrong == []
+    assert last_states(tmp_path, 3) == ["complete"] * 3
+
+
+@pytest.mark.fault("Ctrl-C at random moments", "the program goes on", "the captures that it hits")
+@pytest.mark.parametrize("steps", ["", "::2"], ids=["no window", "windows"])
+def test_interrupts_at_random_moments(run: Any, tmp_path: Path, request: pytest.FixtureRequest, steps: str) -> None:
+    count = "1000" if request.config.getoption("thorough") else "50"
+    interrupts, wrong = run("moments", "--torch", "--count", count, "--patience", "1700", steps=steps)
+    assert interrupts > 10
+    assert wrong == []
+    if steps:
+        assert last_states(tmp_path, 1) == ["complete"]
