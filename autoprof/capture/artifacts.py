@@ -35,8 +35,20 @@ class Artifacts:
     tool's name.
     """
 
-    def __init__(self, run: Runtime, subject: Subject, settings: Settings, tool: Tool, name: str = "") -> None:
-        """Make the step's folder and take a name in it. `name` goes into the names of the files.
+    def __init__(
+        self,
+        run: Runtime,
+        subject: Subject,
+        settings: Settings,
+        tool: Tool,
+        name: str = "",
+        taken: list[str] | None = None,
+    ) -> None:
+        """Make the step's folder and take a name in it.
+
+        Args:
+            name: Goes into the names of the files.
+            taken: Gets the files by which names are taken, before they are made.
 
         Raises:
             OSError: They can't be made.
@@ -55,7 +67,7 @@ class Artifacts:
         name = name or (tool.name if tool.name == MemoryTool.name else "")
         self.folder = folder
         self._more: dict[str, Any] = {}
-        self._name = Name(folder, subject, name)
+        self._name = Name(folder, subject, name, [] if taken is None else taken)
         self._raw_base = self._name.base
         self._beside: list[Artifacts] = []
         kind = (tool.name, subject.role, subject.stage, subject.part.rstrip("0123456789"), settings.contents)

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
-from autoprof.base import interrupts, log, process
+from autoprof.base import files, interrupts, log, process
 from autoprof.capture import profilers, writer
 from autoprof.capture.artifacts import Artifacts, why_not
 from autoprof.capture.budget import OverBudget
@@ -60,6 +60,7 @@ class Capture(Recording):
         self.tool = tool
         # As in `Artifacts`.
         self.left_out: list[str] = []
+        self._taken: list[str] = []
         self.artifacts: Artifacts
         self._run = run
         self._settings = settings
@@ -71,7 +72,7 @@ class Capture(Recording):
             OSError: They can't be made.
         """
         if not hasattr(self, "artifacts"):
-            self.artifacts = Artifacts(self._run, self.subject, self._settings, self.tool)
+            self.artifacts = Artifacts(self._run, self.subject, self._settings, self.tool, taken=self._taken)
             self.artifacts.left_out = self.left_out
 
     def start(self) -> None:
@@ -120,6 +121,8 @@ class Capture(Recording):
     def give_up(self, reason: str) -> None:
         if hasattr(self, "artifacts"):
             self.artifacts.give_up(reason)
+        else:
+            files.remove(*self._taken)
 
     def wait(self) -> None:
         """Wait, within `AUTOPROF_STOP_TIMEOUT_S`, until the trace is written."""
@@ -311,7 +314,7 @@ def finish(recording: Recording, state: str, reason: str) -> None:
         else:
             recording.abandon("the stage ended in another thread than it began in")
     except BaseException as error:
-        if recording.ender == threading.get_ident():
+        if threading.get_ident() in (recording.ender, recording.thread):
             interrupts.undo(error, partial(_give_up, recording))
         recording.ended.set()
         raise

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from autoprof.base import files, identity, interrupts, process
+from autoprof.base import files, identity, process
 from autoprof.rundir import file_names
 
 # What there is of a capture with a name.
@@ -60,21 +60,17 @@ class Name:
         taken: The files by which its names are taken, until there is a meta file.
     """
 
-    def __init__(self, folder: Path, subject: Subject, suffix: str) -> None:
-        """Take a name. `suffix` is its last word, if it is not empty.
+    def __init__(self, folder: Path, subject: Subject, suffix: str, taken: list[str]) -> None:
+        """Take a name. `suffix` is its last word, if it is not empty. Who is interrupted removes what is in `taken`.
 
         Raises:
             OSError: It can't be taken.
         """
-        self.taken: list[str] = []
+        self.taken = taken
         self._folder = folder
         self._suffix = suffix
         self._repeat = _state.repeats[subject, suffix] + 1
-        try:
-            self.base = self._take(subject)
-        except BaseException as error:
-            interrupts.undo(error, self.give_back)
-            raise
+        self.base = self._take(subject)
         _state.repeats[subject, suffix] = self._repeat
 
     def change(self, subject: Subject) -> None:

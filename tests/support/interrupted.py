@@ -60,8 +60,7 @@ def state(number: int) -> dict[str, Any]:
         "foreign": len(tool._foreign),
         "ending": len(process._ending),
         "writing": len(writer._state.writing),
-        "parts": [part.name for part in run.rundir.step(number).glob("*.part")],
-        "unwritten": len(tool._unwritten),
+        "parts": [part.name for last in (number - 1, number) for part in run.rundir.step(last).glob("*.part")],
     }
 
 
