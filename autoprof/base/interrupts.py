@@ -48,24 +48,26 @@ def undo(error: BaseException, work: Callable[[], None]) -> None:
     Raises:
         BaseException: What interrupted it last.
     """
-    if of_user(error) is None:
-        return
-    another: BaseException | None = None
-    for _ in range(_TIMES):
-        try:
-            work()
-            break
-        except BaseException as raised:
-            if (another := of_user(raised)) is None:
-                from autoprof.base import log
-
-                log.warning_once(f"what was interrupted could not be ended: {type(raised).__name__}: {raised}")
+    came: BaseException | None = error
+    last: BaseException | None = None
+    try:
+        for _ in range(_TIMES):
+            try:
+                # Here, and not where it was caught: this takes long enough to be interrupted, too.
+                if came is not None and of_user(came) is None:
+                    # `log` imports this module.
+                    if came is not error and (log := sys.modules.get("autoprof.base.log")) is not None:
+                        log.warning_once(f"what was interrupted could not be ended: {type(came).__name__}: {came}")
+                    return
+                came = None
+                work()
                 break
-    if another is not None:
-        try:
-            raise another
-        finally:
-            del another
+            except BaseException as raised:
+                came = last = raised
+        if last is not None and (theirs := of_user(last)) is not None:
+            raise theirs
+    finally:
+        came = last = None
 
 
 def alone(error: BaseException, outer: BaseException | None) -> None:

@@ -308,6 +308,8 @@ def finish(recording: Recording, state: str, reason: str) -> None:
     """End a recording in this state and place its files, unless it was ended before."""
     try:
         if not release(recording):
+            if recording.ender == threading.get_ident() and not recording.ended.is_set():
+                _give_up(recording)  # its end was interrupted
             return
         if recording.thread == threading.get_ident():
             recording.finish(state, reason)

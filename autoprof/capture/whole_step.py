@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -139,6 +140,9 @@ def end(reason: str = "") -> None:
         return
     try:
         lifecycle.finish(ending, "complete", reason)
+    except BaseException as error:
+        interrupts.undo(error, partial(lifecycle.finish, ending, "truncated", interrupts.AT_WORK))
+        raise
     finally:
         _state.open = None
 

@@ -88,12 +88,15 @@ def idle_unless(group: str, key: str) -> None:
 def counting(group: str, who: object, now: bool) -> None:
     """Note that `who` counts the calls of the group's hooks from now on, or no longer. May be called again."""
     with _state.lock:
-        all_of_them = _counting.setdefault(group, set())
+        those = _counting.setdefault(group, set())
         if now:
-            all_of_them.add(who)
+            those.add(who)
         else:
-            all_of_them.discard(who)
+            those.discard(who)
         for key in _groups.get(group, ()):
-            closed = gate(key)
-            if bool(all_of_them) == (_IDLE in closed):
-                closed.remove(_IDLE) if all_of_them else closed.append(_IDLE)
+            closed = _gates[key]
+            if those:
+                if _IDLE in closed:
+                    closed.remove(_IDLE)
+            elif _IDLE not in closed:
+                closed.append(_IDLE)

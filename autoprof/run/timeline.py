@@ -170,20 +170,17 @@ class Timeline:
         # No signal can come between `with` and the lock, as it can after `acquire`.
         while self._lines and not self._writing.locked():
             with self._writing:
-                self._write()
-
-    def _write(self) -> None:
-        begun = time.monotonic_ns()
-        try:
-            lines = [self._lines.popleft() for _ in range(len(self._lines))]
-            self._append(_encoded(lines))
-        except OSError as problem:
-            interrupts.pass_on(problem)
-            there = os.path.isdir(self._run.path)
-            log.warning_once(f"can't write the timeline: {problem}" if there else self._run.unwritable(problem))
-        finally:
-            self._written = time.monotonic_ns()
-            self._took = self._written - begun
+                begun = time.monotonic_ns()
+                try:
+                    lines = [self._lines.popleft() for _ in range(len(self._lines))]
+                    self._append(_encoded(lines))
+                except OSError as problem:
+                    interrupts.pass_on(problem)
+                    there = os.path.isdir(self._run.path)
+                    log.warning_once(f"can't write the timeline: {problem}" if there else self._run.unwritable(problem))
+                finally:
+                    self._written = time.monotonic_ns()
+                    self._took = self._written - begun
 
     def _append(self, content: bytes) -> None:
         first = _process_line()
