@@ -98,10 +98,10 @@ class Interrupter:
     def _line(self, frame: FrameType, event: str, arg: Any) -> Any:
         if event not in ("line", "opcode"):
             return self._line
-        # The end of a `with` block, where Python looks for no signals.
+        # Python looks for no signals at the end of a `with` block, nor at a `try`.
         now = dis.opname[frame.f_code.co_code[frame.f_lasti]]
-        text = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
-        if event == "line" and now == "LOAD_CONST" and text.lstrip().startswith("with "):
+        text = linecache.getline(frame.f_code.co_filename, frame.f_lineno or 0)
+        if event == "line" and (now == "NOP" or (now == "LOAD_CONST" and text.lstrip().startswith("with "))):
             return self._line
         if event == "opcode":
             before, self._last[id(frame)] = self._last.get(id(frame), ""), now
