@@ -30,7 +30,10 @@ def run(made: Callable[..., Runtime]) -> Runtime:
 
 
 def begin(run: Runtime, kind: str = "sample", name: str = "x", **values: Any) -> Span:
-    return Span(run.timeline, kind, name, **({"step": 2, "role": "agent_loop", "rank": None} | values))
+    span = Span(run.timeline, kind, name, **({"step": 2, "role": "agent_loop", "rank": None} | values))
+    if kind not in timeline._AT_ONCE:
+        run.timeline.going.add(span)
+    return span
 
 
 def written(run: Runtime) -> list[dict[str, Any]]:
