@@ -13,7 +13,7 @@ from autoprof.capture import cupti, lifecycle
 
 # dispatch is for the first call of a hook, which imports nothing: a child that is forked meanwhile would wait forever
 # for an import that another thread had begun.
-from autoprof.hooks import dispatch, main_script, patching, recipe, registry  # noqa: F401
+from autoprof.hooks import dispatch, main_script, patching, recipe, registry, returned  # noqa: F401
 from autoprof.run import end, runtime
 from autoprof.run.runtime import Runtime
 

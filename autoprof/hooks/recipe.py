@@ -17,6 +17,7 @@ from autoprof.base import files, interrupts
 from autoprof.config import structs
 from autoprof.config.settings import MOST_BYTES
 from autoprof.hooks import behaviour as behaviours
+from autoprof.hooks.call import Extent
 
 # Ending of a hook's module that is the file of a script, which runs as `__main__`.
 SCRIPT = ".py"
@@ -38,6 +39,8 @@ class Hook(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         versions: For which releases of the target, as in PEP 440; empty for all.
         rewrap: A decorator (`package.module.function`) whose inner function is wrapped and which is applied again,
             for decorators that look at their caller (verl's `auto_await`).
+        around: What the behaviour goes around: the `call`; the blocks of the context manager that the call returns, from
+            enter to exit (`with`); or each item of the generator or iterator that it is or returns (`next`).
         options: What the behaviour takes.
     """
 
@@ -47,6 +50,7 @@ class Hook(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     module: str = ""
     versions: str = ""
     rewrap: str = ""
+    around: Extent = "call"
     options: dict[str, Any] = {}
 
 
