@@ -39,8 +39,8 @@ class Hook(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         versions: For which releases of the target, as in PEP 440; empty for all.
         rewrap: A decorator (`package.module.function`) whose inner function is wrapped and which is applied again,
             for decorators that look at their caller (verl's `auto_await`).
-        around: What the behaviour goes around: the `call`; the blocks of the context manager that the call returns, from
-            enter to exit (`with`); or each item of the generator or iterator that it is or returns (`next`).
+        around: What the behaviour goes around: the `call`; from enter to exit of the context manager that the call
+            returns (`with`); each `next` of the generator, iterator or data loader that it returns (`next`).
         options: What the behaviour takes.
     """
 

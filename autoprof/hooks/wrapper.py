@@ -33,7 +33,7 @@ def wrap(function: Callable[..., Any], key: str, around: str = "call", returns: 
     for kind, test, wrapped in _GENERATORS:
         if returns == kind or test(function):
             if around != "next":
-                raise TypeError(f'it is a generator function; with around = "next" the hook goes around item')
+                raise TypeError('it is a generator function, which takes around = "next"')
             return wrapped(function, key, closed)
     if around == "call":
         return (_wrap_coroutine if inspect.iscoroutinefunction(function) else _wrap_plain)(function, key, closed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,7 +12,7 @@ from autoprof.base.similar import did_you_mean
 from autoprof.cli.recipes import places
 from autoprof.cli.recipes.source import Sources
 from autoprof.hooks import recipe
-from autoprof.hooks.recipe import RecipeError, installed_version
+from autoprof.hooks.recipe import BoundHook, RecipeError, installed_version
 
 # The fit of a recipe, in a word or two.
 FITS, NEWER, OLDER, ABSENT, WRONG = "yes", "newer than its range", "not in its range", "not installed", "wrong"
@@ -70,6 +71,18 @@ def named(found: list[Entry], name: str) -> list[Entry]:
         hint = did_you_mean(name, {*names, *(entry.target for entry in found)})
         raise LookupError(f"there is no recipe {name!r}{hint}; there are {', '.join(names)}")
     return chosen
+
+
+def hooks(extra: Iterable[str], more: Iterable[str]) -> list[BoundHook]:
+    """Return the hooks of all recipes that are right, and of `more` files and folders."""
+    found = []
+    for path in [
+        *(file.path for file in places.files(extra)),
+        *(path for each in more for path in places.toml_files(each)),
+    ]:
+        with contextlib.suppress(RecipeError):
+            found += recipe.load(path)
+    return found
 
 
 def _entry(file: places.File, sources: Sources) -> Entry:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -15,6 +15,14 @@ from autoprof.cli.recipes.vocabulary import wrong
 from autoprof.hooks import behaviour as behaviours
 from autoprof.hooks import recipe
 from autoprof.hooks.recipe import BoundHook, Hook, Recipe, RecipeError
+
+# Behaviours that only another ends.
+_ENDS = {
+    "aside.start": "aside.stop",
+    "span.begin": "stage.end",
+    "stage.begin": "stage.end",
+    "timer.start": "timer.stop",
+}
 
 
 class RecipeFinding(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +86,36 @@ def replacements(path: str, hooks: list[BoundHook]) -> list[RecipeFinding]:
         for hook in hooks
         if hook.key in known
     ]
+
+
+def without_end(path: str, hooks: list[BoundHook], others: Iterable[BoundHook]) -> list[RecipeFinding]:
+    """Return errors for hooks that begin something which no hook of the target ends, in this file or in `others`."""
+    known = [*hooks, *others]
+    return [
+        RecipeFinding(
+            file=path,
+            table=recipe.table(hook.hook.name),
+            key="behaviour",
+            text=f"no {end} of {hook.recipe.target} ends what it begins; add one to the function where that ends"
+            + (", with options.of as here" if getattr(hook.behaviour, "of", "") else ""),
+        )
+        for hook in hooks
+        if (end := _ENDS.get(hook.hook.behaviour)) is not None
+        and not any(
+            other.recipe.target == hook.recipe.target
+            and other.hook.behaviour == end
+            and _fits(other.behaviour, hook.behaviour)
+            for other in known
+        )
+    ]
+
+
+def _fits(end: behaviours.Behaviour, begin: behaviours.Behaviour) -> bool:
+    """Return whether a hook can end what another begins: both have `of` or none has, and their texts are the same."""
+    if bool(getattr(end, "of", "")) != bool(getattr(begin, "of", "")):
+        return False
+    texts = [(getattr(end, name, ""), getattr(begin, name, "")) for name in ("stage", "role")]
+    return all(not said or not isinstance(begun, str) or said == begun for said, begun in texts)
 
 
 def _errors(path: str, document: dict[str, Any]) -> Iterator[tuple[str, str, str]]:

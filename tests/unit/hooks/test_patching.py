@@ -115,7 +115,7 @@ def test_outcomes_have_reasons(run: Any, tmp_path: Path) -> None:
     assert outcome["good"][0] == "applied"
     assert outcome["gone"] == ("skipped", "Trainer has no missing")
     assert outcome["no-class"] == ("skipped", "target.trainer has no Nobody")
-    assert outcome["generator"] == ("failed", "TypeError: it is a generator function")
+    assert outcome["generator"] == ("failed", 'TypeError: it is a generator function, which takes around = "next"')
     assert outcome["unimported"] == ("skipped", "the module was not imported here")
     assert outcome["disabled"] == ("skipped", "AUTOPROF_DISABLE names it")
     assert outcome["other-version"][0] == "skipped"
