@@ -148,7 +148,8 @@ def _activate() -> None:
     if THIS.launcher or (starts and _recipes_unknown()):
         agent().join()
     if THIS.kind != "-c" and enabled():
-        run_script(THIS.what.rpartition(".")[2] if THIS.kind else THIS.what)
+        for name in {THIS.what.partition(".")[0], THIS.what.rpartition(".")[2]} if THIS.kind else (THIS.what,):
+            run_script(name)
 
 
 def _start_run() -> None:
