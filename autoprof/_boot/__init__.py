@@ -85,7 +85,8 @@ def recipe_files() -> "dict[str, list[str]]":
     `AUTOPROF_RECIPES`."""
     files: dict[str, list[str]] = {}
     for path in _recipe_paths():
-        files.setdefault(path.rpartition("/")[2].partition(".")[0], []).append(path)
+        for target in path.rpartition("/")[2].partition(".")[0].split("+"):
+            files.setdefault(target, []).append(path)
     return files
 
 

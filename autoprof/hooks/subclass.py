@@ -48,7 +48,7 @@ def _subclass(kind: type, what: str, makers: Mapping[str, Maker]) -> type:
     return made
 
 
-def _reduce(kind: type) -> Callable[..., Any]:
+def _reduce(kind: Any) -> Callable[..., Any]:
     def reduce_ex(self: Any, protocol: Any) -> Any:
         reduced = kind.__reduce_ex__(self, protocol)
         if not isinstance(reduced, tuple):

@@ -14,7 +14,7 @@ from autoprof.cli.recipes import places
 from autoprof.cli.recipes.vocabulary import wrong
 from autoprof.hooks import behaviour as behaviours
 from autoprof.hooks import recipe
-from autoprof.hooks.recipe import BoundHook, Hook, Recipe, RecipeError
+from autoprof.hooks.recipe import BoundHook, Hook, Recipe, RecipeError, Recipes
 
 # Behaviours that only another ends.
 _ENDS = {
@@ -120,6 +120,23 @@ def _fits(end: behaviours.Behaviour, begin: behaviours.Behaviour) -> bool:
 
 def _errors(path: str, document: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Yield the table, key and text of each error."""
+    several = isinstance(document.get(recipe.SEVERAL), list)
+    if several:
+        yield from (("", key, text) for key, text in wrong(Recipes, document | {recipe.SEVERAL: []}))
+    targets = []
+    for place, table in enumerate(recipe.tables(document)):
+        target = table.get("target") if isinstance(table, dict) else None
+        where = f"[[recipe]] {repr(target) if isinstance(target, str) else f'number {place + 1}'}" if several else ""
+        if isinstance(table, dict):
+            yield from ((f"{where} {part}".strip(), key, text) for part, key, text in _recipe_errors(table))
+        else:
+            yield where, "", f"got {table!r}; it takes a table"
+        targets += [target] if isinstance(target, str) else []
+    if len(targets) == len(recipe.tables(document)) and (problem := recipe.misnamed(path, targets)):
+        yield "", "target", problem
+
+
+def _recipe_errors(document: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     hooks = document.get("hook")
     # Hooks are gone through below, one table at a time.
     top = document | ({"hook": []} if isinstance(hooks, list) else {})
@@ -127,9 +144,6 @@ def _errors(path: str, document: dict[str, Any]) -> Iterator[tuple[str, str, str
         hint = "; write [[hook]] with two brackets" if key == "hook" and isinstance(hooks, dict) else ""
         yield "", key, text + hint
     target = document.get("target")
-    name = os.path.basename(path).split(".", 1)[0]
-    if isinstance(target, str) and name != target:
-        yield "", "target", recipe.misnamed(path, target)
     if problem := recipe.versions_problem(document.get("versions")):
         yield "", "versions", problem
     names: list[str] = []

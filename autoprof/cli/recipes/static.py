@@ -6,13 +6,14 @@ import ast
 from collections.abc import Iterator
 
 from autoprof.base.similar import did_you_mean
+from autoprof.cli.recipes.catalog import by_recipe
 from autoprof.cli.recipes.form import RecipeFinding
 from autoprof.cli.recipes.parsed import Function, generator, parameter_names
 from autoprof.cli.recipes.source import Missing, Place, Sources, Unknown
 from autoprof.cli.recipes.vocabulary import parameters
 from autoprof.hooks import behaviour as behaviours
 from autoprof.hooks import recipe
-from autoprof.hooks.recipe import BoundHook, installed_version
+from autoprof.hooks.recipe import BoundHook, Recipe, installed_version
 
 _CONTEXT_MANAGERS = {"contextmanager", "asynccontextmanager"}
 
@@ -27,7 +28,11 @@ def check(path: str, hooks: list[BoundHook], sources: Sources) -> tuple[list[Rec
     """
     if not hooks:
         return [], "it has no hooks"
-    made = hooks[0].recipe
+    checked = [_check(path, made, of_it, sources) for made, of_it in by_recipe(hooks)]
+    return [finding for found, _ in checked for finding in found], "; ".join(where for _, where in checked)
+
+
+def _check(path: str, made: Recipe, hooks: list[BoundHook], sources: Sources) -> tuple[list[RecipeFinding], str]:
     if not sources.installed(made.target):
         return [], f"{made.target} is not installed here, so modules, attributes and parameters were not checked"
     version = installed_version(made)
