@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from importlib import import_module
 from numbers import Number
 from typing import Any, ClassVar, TypeAlias
@@ -105,7 +106,7 @@ def _has(found: Any, wanted: Value | list[Value]) -> bool:
     # A flag of numpy's has the text of Python's.
     if isinstance(wanted, (str, bool)):
         return str(found) == str(wanted)
-    return isinstance(found, Number) and not isinstance(found, bool) and bool(found == wanted)
+    return isinstance(found, Number) and not isinstance(found, bool) and bool(operator.eq(found, wanted))
 
 
 def find(name: str) -> type[Behaviour] | None:

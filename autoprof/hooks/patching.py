@@ -162,7 +162,8 @@ def _patch(hook: BoundHook, root: Any, path: str) -> None:
 
 def _put_under(owner: type, name: str, function: Any, hook: BoundHook) -> None:
     """Put a hook on an inherited method where subclasses have it with hooks of their own, which were applied before."""
-    for each in type.__subclasses__(owner):
+    below: list[type] = type.__subclasses__(owner)
+    for each in below:
         if name not in vars(each):
             _put_under(each, name, function, hook)
             continue

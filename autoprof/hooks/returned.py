@@ -16,8 +16,7 @@ from autoprof.base import interrupts, process
 from autoprof.hooks import gates, subclass
 from autoprof.hooks.call import Call, Outcome
 from autoprof.hooks.dispatch import compiling, enter, enter_coroutine
-from autoprof.hooks.items import Runs, leave, leave_coroutine, within, within_coroutine
-from autoprof.hooks.wrapper import wrap
+from autoprof.hooks.items import Runs, agenerate, generate, leave, leave_coroutine, within, within_coroutine
 from autoprof.run import runtime
 
 
@@ -29,7 +28,7 @@ class _Watched:
 
     def __init__(self, reference: weakref.ref[Any]) -> None:
         self.reference = reference
-        self.calls: dict[str, Callable[[], Call]] = {}
+        self.calls: dict[tuple[str, str], Callable[[], Call]] = {}
         self.entered: dict[object, list[Runs]] = {}
 
 
@@ -55,8 +54,11 @@ def watch(
         return returned
     try:
         call = Call(key, function, args, kwargs)
-        if around == "next" and isinstance(returned, (types.GeneratorType, types.AsyncGeneratorType)):
-            return _generator(call, returned)
+        generator = _GENERATORS.get(type(returned)) if around == "next" else None
+        if generator is not None:
+            made = generator(call, returned)
+            made.__name__, made.__qualname__ = returned.__name__, returned.__qualname__
+            return made
         _watch(call, returned, around)
     except Exception as error:
         interrupts.pass_on(error)
@@ -65,15 +67,6 @@ def watch(
             runtime.switched_off(key, gates.SWITCHED_OFF)
         error.__traceback__ = None  # as in dispatch
     return returned
-
-
-def _generator(call: Call, returned: Any) -> Any:
-    def again(*args: Any, **kwargs: Any) -> Any:
-        return returned
-
-    again.__name__, again.__qualname__ = returned.__name__, returned.__qualname__
-    kind = "generator" if isinstance(returned, types.GeneratorType) else "async generator"
-    return wrap(again, call.key, "next", kind)(*call.args, **call.kwargs)
 
 
 def _watch(call: Call, returned: Any, around: str) -> None:
@@ -89,7 +82,7 @@ def _watch(call: Call, returned: Any, around: str) -> None:
         found = _Watched(weakref.ref(returned, lambda reference: _forget(place, reference)))
     makers = _MAKERS if around == "with" else {name: _MAKERS[name] for name in names}
     subclass.give(returned, f"{around} {names[0]}", makers)
-    found.calls[call.key] = _weakly(call)
+    found.calls[around, call.key] = _weakly(call)
     _state.watched[place] = found
 
 
@@ -113,12 +106,12 @@ def _weakly(call: Call) -> Callable[[], Call]:
     return lambda: Call(key, function, tuple(get() for get in args), {name: get() for name, get in kwargs.items()})
 
 
-def _calls(target: Any) -> list[Call]:
+def _calls(target: Any, around: str) -> list[Call]:
     """Return the calls that have returned an object, the hook first that goes around the others."""
     found = _state.watched.get(id(target))
     if found is None or found.reference() is not target or compiling():
         return []
-    return [call() for key, call in reversed(found.calls.items()) if not gates.gate(key)]
+    return [call() for (each, key), call in reversed(found.calls.items()) if each == around and not gates.gate(key)]
 
 
 def _keep(target: Any, who: object, runs: Runs) -> None:
@@ -140,7 +133,7 @@ def _last(target: Any, who: object) -> Runs:
 
 def _enter(kind: Any) -> Callable[..., Any]:
     def enter_block(self: Any) -> Any:
-        runs = [enter(call) for call in _calls(self)]
+        runs = [enter(call) for call in _calls(self, "with")]
         try:
             value = kind.__enter__(self)
         except BaseException as error:
@@ -168,7 +161,7 @@ def _exit(kind: Any) -> Callable[..., Any]:
 
 def _aenter(kind: Any) -> Callable[..., Any]:
     async def enter_block(self: Any) -> Any:
-        runs = [await enter_coroutine(call) for call in _calls(self)]
+        runs = [await enter_coroutine(call) for call in _calls(self, "with")]
         try:
             value = await kind.__aenter__(self)
         except BaseException as error:
@@ -195,12 +188,14 @@ def _aexit(kind: Any) -> Callable[..., Any]:
 
 
 def _next(kind: Any) -> Callable[..., Any]:
-    return lambda self: within([enter(call) for call in _calls(self)], kind.__next__, self)
+    return lambda self: within([enter(call) for call in _calls(self, "next")], kind.__next__, self)
 
 
 def _anext(kind: Any) -> Callable[..., Any]:
     async def next_item(self: Any) -> Any:
-        return await within_coroutine([await enter_coroutine(call) for call in _calls(self)], kind.__anext__, self)
+        return await within_coroutine(
+            [await enter_coroutine(call) for call in _calls(self, "next")], kind.__anext__, self
+        )
 
     return next_item
 
@@ -209,7 +204,7 @@ def _iterate(name: str) -> subclass.Maker:
     def of(kind: Any) -> Callable[..., Any]:
         def iterate(self: Any) -> Any:
             iterator = getattr(kind, name)(self)
-            for call in reversed(_calls(self)):
+            for call in reversed(_calls(self, "next")):
                 iterator = watch(call.key, call.function, call.args, call.kwargs, iterator, "next")
             return iterator
 
@@ -218,8 +213,12 @@ def _iterate(name: str) -> subclass.Maker:
     return of
 
 
+_GENERATORS: dict[type, Callable[[Call, Any], Any]] = {
+    types.GeneratorType: generate,
+    types.AsyncGeneratorType: agenerate,
+}
 _EXPECTED = {"with": "context manager", "next": "iterator"}
-_PAIRS = {
+_PAIRS: dict[str, list[tuple[str, ...]]] = {
     "with": [("__enter__", "__exit__"), ("__aenter__", "__aexit__")],
     "next": [("__next__",), ("__anext__",), ("__iter__",), ("__aiter__",)],
 }

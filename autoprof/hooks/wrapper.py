@@ -17,24 +17,18 @@ from typing import Any
 from autoprof.hooks.gates import Gate, gate
 
 
-def wrap(function: Callable[..., Any], key: str, around: str = "call", returns: str = "") -> Callable[..., Any]:
-    """Put the hook called `key` around `function`, or around what it returns.
-
-    Args:
-        function: The user's function.
-        key: The hook.
-        around: `call`, or `with` or `next` of what the function returns.
-        returns: `generator` or `async generator`, where a plain function is known to return one.
+def wrap(function: Callable[..., Any], key: str, around: str = "call") -> Callable[..., Any]:
+    """Put the hook called `key` around `function`; or `with` or `next`, around what it returns (`call.Extent`).
 
     Raises:
         TypeError: `function` is a generator function, which is not done when its call returns.
     """
     closed = gate(key)
-    for kind, test, wrapped in _GENERATORS:
-        if returns == kind or test(function):
+    for makes, wrapped in _GENERATORS:
+        if makes(function):
             if around != "next":
                 raise TypeError('it is a generator function, which takes around = "next"')
-            return wrapped(function, key, closed)
+            return wrapped(function, key)
     if around == "call":
         return (_wrap_coroutine if inspect.iscoroutinefunction(function) else _wrap_plain)(function, key, closed)
     awaited = inspect.iscoroutinefunction(function)
@@ -129,7 +123,7 @@ def _wrap_returning_coroutine(function: Callable[..., Any], key: str, closed: Ga
     return autoprof_wrapper
 
 
-def _wrap_generator(function: Callable[..., Any], key: str, closed: Gate) -> Callable[..., Any]:
+def _wrap_generator(function: Callable[..., Any], key: str) -> Callable[..., Any]:
     @functools.wraps(function)
     def autoprof_wrapper(*args: Any, **kwargs: Any) -> Any:
         inner = function(*args, **kwargs)
@@ -159,7 +153,7 @@ def _wrap_generator(function: Callable[..., Any], key: str, closed: Gate) -> Cal
     return autoprof_wrapper
 
 
-def _wrap_async_generator(function: Callable[..., Any], key: str, closed: Gate) -> Callable[..., Any]:
+def _wrap_async_generator(function: Callable[..., Any], key: str) -> Callable[..., Any]:
     @functools.wraps(function)
     async def autoprof_wrapper(*args: Any, **kwargs: Any) -> Any:
         inner = function(*args, **kwargs)
@@ -190,14 +184,14 @@ def _wrap_async_generator(function: Callable[..., Any], key: str, closed: Gate) 
 
 
 _GENERATORS = (
-    ("generator", inspect.isgeneratorfunction, _wrap_generator),
-    ("async generator", inspect.isasyncgenfunction, _wrap_async_generator),
+    (inspect.isgeneratorfunction, _wrap_generator),
+    (inspect.isasyncgenfunction, _wrap_async_generator),
 )
 _WRAPPER_CODES = (
     _wrap_plain(lambda: None, "", Gate()).__code__,
     _wrap_coroutine(lambda: None, "", Gate()).__code__,
     _wrap_returning(lambda: None, "", Gate(), "").__code__,
     _wrap_returning_coroutine(lambda: None, "", Gate(), "").__code__,
-    _wrap_generator(lambda: None, "", Gate()).__code__,
-    _wrap_async_generator(lambda: None, "", Gate()).__code__,
+    _wrap_generator(lambda: None, "").__code__,
+    _wrap_async_generator(lambda: None, "").__code__,
 )

@@ -200,6 +200,23 @@ def test_a_block_in_itself_ends_as_often_as_it_begins(seen: list[Any]) -> None:
     assert begun_and_ended(seen) == ["begin", "begin", "end", "end"]
 
 
+def test_a_block_that_is_an_iterator_too(mocker: MockerFixture) -> None:
+    class Both(Items):
+        def __enter__(self) -> Both:
+            return self
+
+        def __exit__(self, *raised: object) -> None: ...
+
+    recorders = {"block": Recorder(), "items": Recorder()}
+    mocker.patch.object(registry, "behaviour", side_effect=recorders.get)
+    function = wrap(wrap(Both, "block", "with"), "items", "next")
+    with function(1) as both:
+        assert list(both) == [0]
+    assert isinstance(both, Both)
+    assert begun_and_ended(recorders["block"].seen) == ["begin", "end"]
+    assert begun_and_ended(recorders["items"].seen) == ["begin", "end", "begin", "over"]
+
+
 def test_blocks_of_an_exit_stack(seen: list[Any]) -> None:
     with contextlib.ExitStack() as stack:
         assert stack.enter_context(hooked(Block)("t")) == "t"
