@@ -85,7 +85,8 @@ def recipe_files() -> "dict[str, list[str]]":
     `AUTOPROF_RECIPES`."""
     files: dict[str, list[str]] = {}
     for path in _recipe_paths():
-        files.setdefault(path.rpartition("/")[2].partition(".")[0], []).append(path)
+        for target in path.rpartition("/")[2].partition(".")[0].split("+"):
+            files.setdefault(target, []).append(path)
     return files
 
 
@@ -148,7 +149,8 @@ def _activate() -> None:
     if THIS.launcher or (starts and _recipes_unknown()):
         agent().join()
     if THIS.kind != "-c" and enabled():
-        run_script(THIS.what.rpartition(".")[2] if THIS.kind else THIS.what)
+        for name in {THIS.what.partition(".")[0], THIS.what.rpartition(".")[2]} if THIS.kind else (THIS.what,):
+            run_script(name)
 
 
 def _start_run() -> None:

@@ -38,9 +38,9 @@ def drive(key: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs:
     return result
 
 
-def enter(call: Call) -> _Run:
+def enter(call: Call) -> Run:
     """Run the behaviour of a call's hook up to the call. The caller makes the call, or does what stands for it."""
-    run = _Run(call.key)
+    run = Run(call.key)
     with run:
         wait = run.before(call)
         while wait is not None:
@@ -48,7 +48,7 @@ def enter(call: Call) -> _Run:
     return run
 
 
-def leave(run: _Run, outcome: Outcome) -> None:
+def leave(run: Run, outcome: Outcome) -> None:
     """Go on with the behaviour after the call."""
     with run:
         wait = run.after(outcome)
@@ -56,9 +56,30 @@ def leave(run: _Run, outcome: Outcome) -> None:
             wait = run.resume(*_block(run, wait))
 
 
+async def enter_coroutine(call: Call) -> Run:
+    """Run the behaviour of a call's hook up to the call, in a coroutine."""
+    run = Run(call.key)
+    with run:
+        wait = run.before(call)
+        while wait is not None:
+            wait = run.resume(*await _suspend(run, wait))
+    return run
+
+
+async def leave_coroutine(run: Run, outcome: Outcome) -> None:
+    """Go on with the behaviour after the call, in a coroutine. One that is being closed must not wait any more."""
+    closed = isinstance(outcome.error, GeneratorExit)
+    with run:
+        wait = run.after(outcome)
+        while wait is not None:
+            answer = (None, TimeoutError("the coroutine was closed")) if closed else await _suspend(run, wait)
+            wait = run.resume(*answer)
+            del answer
+
+
 async def drive_coroutine(key: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Await `function` with the behaviour of the hook `key` around it."""
-    run = _Run(key)
+    run = Run(key)
     with run:
         wait = run.before(Call(key, function, args, kwargs))
         while wait is not None:
@@ -95,7 +116,7 @@ def compiling() -> bool:
     return torch is not None and hasattr(torch, "compiler") and torch.compiler.is_compiling()
 
 
-def _block(run: _Run, wait: Wait) -> tuple[Any, BaseException | None]:
+def _block(run: Run, wait: Wait) -> tuple[Any, BaseException | None]:
     try:
         return wait.block(), None
     except BaseException as error:
@@ -106,7 +127,7 @@ def _block(run: _Run, wait: Wait) -> tuple[Any, BaseException | None]:
         return None, error
 
 
-async def _suspend(run: _Run, wait: Wait) -> tuple[Any, BaseException | None]:
+async def _suspend(run: Run, wait: Wait) -> tuple[Any, BaseException | None]:
     try:
         return await wait.suspend(), None
     except BaseException as error:
@@ -122,7 +143,7 @@ def _hand_on(theirs: BaseException) -> NoReturn:
     raise theirs
 
 
-class _Run:
+class Run:
     """A behaviour's generator during one call. No exception of autoprof's leaves it.
 
     Its parts run in a `with` block of it. An exception that leaves the block is the user's, without one of autoprof's

@@ -17,9 +17,11 @@ from autoprof.base import files, interrupts
 from autoprof.config import structs
 from autoprof.config.settings import MOST_BYTES
 from autoprof.hooks import behaviour as behaviours
+from autoprof.hooks.call import Extent
 
 # Ending of a hook's module that is the file of a script, which runs as `__main__`.
 SCRIPT = ".py"
+SEVERAL = "recipe"
 HOOK_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
 
 
@@ -38,6 +40,8 @@ class Hook(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         versions: For which releases of the target, as in PEP 440; empty for all.
         rewrap: A decorator (`package.module.function`) whose inner function is wrapped and which is applied again,
             for decorators that look at their caller (verl's `auto_await`).
+        around: What the behaviour goes around: the `call`; from enter to exit of the context manager that the call
+            returns (`with`); each `next` of the generator, iterator or data loader that it returns (`next`).
         options: What the behaviour takes.
     """
 
@@ -47,6 +51,7 @@ class Hook(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     module: str = ""
     versions: str = ""
     rewrap: str = ""
+    around: Extent = "call"
     options: dict[str, Any] = {}
 
 
@@ -67,6 +72,16 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     distributions: list[str] = []
     versions: str = ""
     passive: bool = False
+
+
+class Recipes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A file with recipes of several targets; its name begins with all of them: `mytrainer+mylib.toml`.
+
+    Attributes:
+        recipe: The recipes, each a `[[recipe]]` with the keys of a recipe, and `[[recipe.hook]]` tables.
+    """
+
+    recipe: list[Recipe]
 
 
 class BoundHook(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,14 +117,17 @@ def load(path: str) -> list[BoundHook]:
     """
     document = read(path)
     try:
-        recipe = msgspec.convert(document, Recipe)
+        recipes = (
+            msgspec.convert(document, Recipes).recipe if SEVERAL in document else [msgspec.convert(document, Recipe)]
+        )
     except msgspec.ValidationError as error:
         raise RecipeError(f"{path}: {_located(error, document)}") from None
-    if _name(path).split(".", 1)[0] != recipe.target:
-        raise RecipeError(f"{path}: target: {misnamed(path, recipe.target)}")
-    if problem := versions_problem(recipe.versions):
-        raise RecipeError(f"{path}: versions: {problem}")
-    bound = [_bind(path, recipe, hook, index) for index, hook in enumerate(recipe.hook)]
+    if problem := misnamed(path, [recipe.target for recipe in recipes]):
+        raise RecipeError(f"{path}: target: {problem}")
+    for recipe in recipes:
+        if problem := versions_problem(recipe.versions):
+            raise RecipeError(f"{path}: versions: {problem}")
+    bound = [_bind(path, recipe, hook, index) for recipe in recipes for index, hook in enumerate(recipe.hook)]
     for key, count in Counter(hook.key for hook in bound).items():
         if count > 1:
             raise RecipeError(f"{path}: two [[hook]] tables are named {key.split('/', 1)[1]!r}; give each its own name")
@@ -130,10 +148,21 @@ def read(path: str) -> dict[str, Any]:
     return document
 
 
-def misnamed(path: str, target: str) -> str:
-    """Return the complaint about a file whose name does not begin with its target."""
+def tables(document: dict[str, Any]) -> list[Any]:
+    """Return the recipes of a file: it is one, or has several as `[[recipe]]` tables."""
+    several = document.get(SEVERAL)
+    return several if isinstance(several, list) else [document]
+
+
+def misnamed(path: str, targets: list[str]) -> str:
+    """Return the complaint about a file whose name does not begin with its targets, or an empty text."""
     said = _name(path).split(".", 1)[0]
-    return f"it is {target!r}, but the file's name says {said!r}; name the file {target}.toml or {target}.ANYTHING.toml"
+    if Counter(said.split("+")) == Counter(targets):
+        return ""
+    name = "+".join(dict.fromkeys(targets))
+    if len(targets) > len(set(targets)):
+        return f"two [[recipe]] tables are for one target; there are {', '.join(targets)}"
+    return f"it is {name!r}, but the file's name says {said!r}; name the file {name}.toml or {name}.ANYTHING.toml"
 
 
 def versions_problem(versions: Any) -> str:
@@ -233,6 +262,8 @@ def _located(error: msgspec.ValidationError, document: Any) -> str:
     """Return msgspec's message with the place put first, in the words of TOML."""
     message, _, place = _one_line(error).partition(" - at `$")
     place = place.rstrip("`").lstrip(".")
+    if match := re.match(r"recipe\[([0-9]+)\]\.(.*)", place):
+        document, place = document[SEVERAL][int(match[1])], match[2]
     if match := re.match(r"hook\[([0-9]+)\]\.?(.*)", place):
         index = int(match[1])
         try:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 import msgspec
 
-from autoprof.base import identity
+from autoprof.base import identity, process
 from autoprof.behaviours.trainer.running import Counted, Running, Who, inside, running, step_of
 from autoprof.capture.subject import Subject
 from autoprof.config.settings import Settings
@@ -93,7 +93,7 @@ class Stage(Named):
         if run is None or who is None or (self.outermost and running):
             yield CALL
             return None
-        posting = yield from posted(run)
+        posting = yield from posted(run, call)
         off = posting is not None and posting.off
         stage = None if off or inside(who, posting) else self.run(run, who, call, posting)
         outcome = yield CALL
@@ -158,8 +158,29 @@ class MiniBatch(Behaviour):
         return None
 
 
-def posted(run: Runtime) -> Generator[Wait, Any, StepAnnouncement | None]:
+class _State(process.State):
+    """What opens the first step before the first stage, where a tick at the end of each step would be too late."""
+
+    def begin(self) -> None:
+        self.open_first: Callable[[Call], Generator[Wait, Any, None]] | None = None
+
+    def in_child(self) -> None:
+        self.open_first = None
+
+
+_state = _State()
+
+
+def open_first_step_by(opener: Callable[[Call], Generator[Wait, Any, None]] | None) -> None:
+    """Have the first stage or span of this process open the first step."""
+    _state.open_first = opener
+
+
+def posted(run: Runtime, call: Call) -> Generator[Wait, Any, StepAnnouncement | None]:
     """Return the step that the trainer is in."""
+    if (opener := _state.open_first) is not None:
+        _state.open_first = None
+        yield from opener(call)
     _, own = current_step.own()
     if own is not None:
         return own

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, ClassVar, Literal
 
-from autoprof.base import log, process
+from autoprof._boot import command
+from autoprof.base import interrupts, log, process
 from autoprof.base.identity import own_rank
 from autoprof.behaviours.rollout import replicas
-from autoprof.behaviours.trainer import stage_pairs, worker_steps
+from autoprof.behaviours.trainer import stage_pairs, stages, worker_steps
 from autoprof.capture import whole_step
 from autoprof.hooks.attribute_path import CallPath
 from autoprof.hooks.behaviour import Behaviour
@@ -94,12 +95,12 @@ class StepBehaviour(Behaviour):
             return int(call.at(self.number)) + self.offset
         return (int(call.at(self.resumed)) if self.resumed else 0) + _state.executed + 1
 
-    def begin(self, call: Call) -> Generator[Wait, Any, None]:
+    def begin(self, call: Call, number: int | None = None) -> Generator[Wait, Any, None]:
         """Open the step, and the window if it is one of those asked for."""
         run = runtime.current()
         if run is None:
             return
-        number = self.number_of(call)
+        number = self.number_of(call) if number is None else number
         if _state.current is not None:
             if _state.current.number == number:
                 return
@@ -129,13 +130,38 @@ class Begin(StepBehaviour):
 
 
 class Tick(StepBehaviour):
-    """One call a step: it closes the step before and opens the next."""
+    """One call a step: it closes the step before and opens the next.
+
+    Attributes:
+        at: Where in a step the call is. At its `end`, the first step begins with the first stage or span in this
+            process, which says its number where it has the parameter that `number` begins with. Not in workers of Ray:
+            they may import the trainer without making steps.
+    """
+
+    at: Literal["begin", "end"] = "begin"
+
+    def install(self, owner: Any) -> bool:
+        if self.at == "end" and not command.THIS.ray_worker:
+            stages.open_first_step_by(self._first)
+        return False
 
     def around(self, call: Call) -> Around:
+        stages.open_first_step_by(None)
         yield from finish()
-        yield CALL
-        yield from self.begin(call)
+        outcome = yield CALL
+        if not outcome.over:
+            yield from self.begin(call)
         return None
+
+    def _first(self, call: Call) -> Generator[Wait, Any, None]:
+        """Open the first step before the call of a stage, unless there was one."""
+        if not _state.executed:
+            try:
+                number = self.number_of(call)
+            except LookupError as error:
+                interrupts.pass_on(error)
+                number = 1
+            yield from self.begin(call, number)
 
 
 class Wrap(StepBehaviour):

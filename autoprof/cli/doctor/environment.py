@@ -187,12 +187,16 @@ def check_versions(report: Report, versions: dict[str, str], extra: Sequence[str
     """Say which targets are newer than their recipes."""
     files = places.files(extra)
     for target, version in sorted(versions.items()):
-        for path in [file.path for file in files if file.target == target]:
+        for path in [file.path for file in files if target in file.targets]:
             try:
                 hooks = recipe.load(path)
             except recipe.RecipeError:
                 continue
-            tried = [hook.recipe.versions for hook in hooks if recipe.fits(version, hook.hook.versions)]
+            tried = [
+                hook.recipe.versions
+                for hook in hooks
+                if hook.recipe.target == target and recipe.fits(version, hook.hook.versions)
+            ]
             if tried and recipe.exceeds(version, tried[0]):
                 report.notes.append(
                     f"{target} {version} is newer than what its recipe was made for ({tried[0]}); "

@@ -98,6 +98,7 @@ def _check(asked: list[str], as_json: bool) -> int:
     findings: list[RecipeFinding] = []
     summaries = []
     sources = Sources()
+    others = catalog.hooks(arguments.setting("recipes"), asked)
     for place in asked:
         paths = places.toml_files(place)
         if not paths:
@@ -112,6 +113,7 @@ def _check(asked: list[str], as_json: bool) -> int:
                 summaries.append(f"{path}: {len(wrong)} wrong; nothing more was checked")
                 continue
             said, where = static.check(path, hooks, sources)
+            said = [*form.without_end(path, hooks, others), *said]
             findings += [*form.replacements(path, hooks), *said]
             errors = sum(finding.error for finding in said)
             state = f"{errors} wrong" if errors else "good"

@@ -123,7 +123,8 @@ def _wrong_value(kind: Any, value: Any, where: str) -> Iterator[tuple[str, str]]
 def _table_of(kind: Any, value: Any) -> type[msgspec.Struct] | None:
     """Return the struct that a table becomes if it is one of several types that an option takes."""
     if typing.get_origin(kind) is types.UnionType and isinstance(value, dict):
-        return next((one for one in typing.get_args(kind) if issubclass(one, msgspec.Struct)), None)
+        structs = (one for one in typing.get_args(kind) if inspect.isclass(one) and issubclass(one, msgspec.Struct))
+        return next(structs, None)
     return None
 
 
