@@ -72,7 +72,7 @@ def _open_mpi(environ: "Mapping[str, str]") -> "tuple[str, list[str], int, int] 
 def _slurm(environ: "Mapping[str, str]") -> "tuple[str, list[str], int, int] | None":
     """Only `srun` sets the number of tasks of a step: a batch script and a shell of `salloc` have no such variable."""
     rank, ranks = _number(environ, "SLURM_PROCID"), _number(environ, "SLURM_STEP_NUM_TASKS")
-    job, step = environ.get("SLURM_HET_JOB_ID") or environ.get("SLURM_JOB_ID"), environ.get("SLURM_STEP_ID")
+    job, step = environ.get("SLURM_JOB_ID"), environ.get("SLURM_STEP_ID")
     if rank is None or ranks is None or not job or not step:
         return None
     facts = [environ.get("SLURM_CLUSTER_NAME", ""), environ.get("SLURM_RESTART_COUNT", "0")]

@@ -49,7 +49,7 @@ def watch() -> None:
 
 
 def _wrap(module: Any) -> None:
-    agent = getattr(module, "LocalElasticAgent", None)
+    agent: Any = getattr(module, "LocalElasticAgent", None)
     start = getattr(agent, "_start_workers", None)
     if start is None:
         return

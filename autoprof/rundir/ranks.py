@@ -63,6 +63,8 @@ class Seat:
             there = decoder.read(self._folder / self._rank, RankFile)
             if there.program != self._own.program:
                 return False
+        # Where all others have ended before this one joins, the run ends again with it.
+        (self._folder / _LAST).unlink(missing_ok=True)
         if not _publish(self._folder / _FIRST, self._own):
             self.first = decoder.read(self._folder / _FIRST, RankFile)
         return True
@@ -126,23 +128,18 @@ def join(runs: Path, run_id: str, launch: str, program: str, rank: int, *, again
 
 def going_on(run: Path) -> bool:
     """Return whether a rank of the run is a process of this host that has not ended."""
-    return any(_going_on(folder, elsewhere=False) for folder in _folders(run))
+    folders = [path for path in (run / FOLDER).glob("*") if path.is_dir()]
+    return any(rank.host == identity.HOST for folder in folders for rank in _going_on(folder))
 
 
-def _folders(run: Path) -> list[Path]:
-    return [path for path in (run / FOLDER).glob("*") if path.is_dir()]
-
-
-def _going_on(folder: Path, *, elsewhere: bool = True) -> Iterator[str]:
-    """Yield the ranks that have not ended; of another host's processes nothing is known."""
+def _going_on(folder: Path) -> Iterator[RankFile]:
+    """Yield the ranks that have not ended, and those of other hosts, of which nothing more is known."""
     names = set(os.listdir(folder))
     for name in names:
         if name.isdecimal() and f"{name}{ENDED}" not in names:
             there = decoder.read(folder / name, RankFile)
-            began = identity.began(there.pid)
-            alive = began is not None and began == there.ticks
-            if elsewhere if there.host != identity.HOST else alive:
-                yield name
+            if there.host != identity.HOST or identity.began(there.pid) == there.ticks:
+                yield there
 
 
 def _over(folder: Path) -> bool:
