@@ -14,7 +14,7 @@ from autoprof.capture import cupti, lifecycle
 # dispatch is for the first call of a hook, which imports nothing: a child that is forked meanwhile would wait forever
 # for an import that another thread had begun.
 from autoprof.hooks import dispatch, main_script, patching, recipe, registry, returned  # noqa: F401
-from autoprof.run import end, runtime
+from autoprof.run import end, runtime, seat, torchrun
 from autoprof.run.runtime import Runtime
 
 
@@ -33,7 +33,7 @@ class _State(process.State):
     def at_exit(self) -> None:
         if (run := runtime.current()) is None:
             return
-        if os.path.exists(run.rundir.run_json):
+        if os.path.exists(run.rundir.run_json) or seat.own() is not None:
             end.end_run(run)
         elif _boot.starter() not in (None, os.getpid()):
             # The process that started the run says why it has no hook, and has to know about this one.
@@ -75,6 +75,8 @@ def join() -> Runtime | None:
     run = runtime.start()
     with _state.lock:
         if run is not None and not _state.joined:
+            if command.THIS.launcher:
+                torchrun.watch()
             lifecycle.watch_others()
             if cupti.guard(run.settings.tool, os.environ) and run.started_here:
                 log.warning(

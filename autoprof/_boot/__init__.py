@@ -35,6 +35,9 @@ RECIPES = "AUTOPROF_RECIPES"
 # The `sys.prefix` for which somebody has looked, and the folders of recipes that distributions there declare.
 FOUND = "AUTOPROF_RECIPES_FOUND"
 
+# What says that a launcher has started several ranks: Open MPI, `srun`, torchrun and those that do as it does.
+_RANKS = ("OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE")
+
 # Characters of a reason: a variable may have 128 kB, and names of files that are none may be quoted.
 _MOST_SAID = 1000
 
@@ -138,6 +141,10 @@ def _activate() -> None:
     if THIS.foreign or (RUN_ID not in os.environ and THIS.ray_worker):
         return
     starts = STARTER not in os.environ and not THIS.ray_worker
+    if any(name in os.environ for name in _RANKS):
+        from autoprof._boot import launch
+
+        launch.note(os.environ, THIS, starts)
     if starts:
         _start_run()
     if starter() == os.getpid():

@@ -43,14 +43,20 @@ def began(pid: int) -> int | None:
 
 def own_rank() -> int:
     """Return the global rank of this process, as torchrun and other launchers set it; 0 where there is but one."""
-    return int(os.environ.get("RANK") or 0)
+    return int(os.environ.get("RANK") or _launched()[0])
 
 
 def first() -> bool:
     """Return whether this process is the first rank, or the only one: it speaks for all."""
-    return os.environ.get("RANK", "") in ("", "0")
+    return (os.environ.get("RANK") or _launched()[0]) == "0"
 
 
 def ranks() -> int:
     """Return how many ranks a launcher such as torchrun has started, each with the trainer in it."""
-    return int(os.environ.get("WORLD_SIZE") or 1)
+    return int(os.environ.get("WORLD_SIZE") or _launched()[1])
+
+
+def _launched() -> tuple[str, str]:
+    """Return the rank and the number of ranks that the boot has found (`_boot/launch.py`)."""
+    rank, _, count = os.environ.get("AUTOPROF_RANK", "").partition("/")
+    return (rank, count) if rank.isdecimal() and count.isdecimal() else ("0", "1")

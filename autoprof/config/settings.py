@@ -344,7 +344,17 @@ _PARSERS: dict[str, tuple[Callable[[object], Any], str]] = {
 } | {name: (partial(parse, kind), takes(kind)) for name, kind in KINDS.items()}
 _FIELDS = tuple(_PARSERS)
 # The names of variables, without the prefix: of settings, and those that processes of autoprof set for others.
-_FURTHER: tuple[str, ...] = ("CONFIG", "RUN_ID", "RUN_INFO", "RUN_DIR", "STARTER", "RECIPES_FOUND", "SITE")
+_FURTHER: tuple[str, ...] = (
+    "CONFIG",
+    "RUN_ID",
+    "RUN_INFO",
+    "RUN_DIR",
+    "STARTER",
+    "RANK",
+    "LAUNCH",
+    "RECIPES_FOUND",
+    "SITE",
+)
 _FURTHER += ("NSYS_REPORT", "KEEP_NVTX_INJECTION")
 VARIABLES = (*map(str.upper, _FIELDS), *_FURTHER)
 WINDOW_FIELDS = ("roles", "ranks", "tool", "contents", "rollout_iterations", "mini_batches")

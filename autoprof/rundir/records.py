@@ -52,6 +52,20 @@ class Attempt(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 @structs.complete
+class RankFile(Struct, frozen=True, kw_only=True):
+    """`ranks/<launch>/<rank>`: a rank that a launcher such as `srun` has started; `first` is the one that joined first.
+
+    `<rank>.ended` is there when it has ended, and holds the type of the exception that nobody caught, if there was one.
+    """
+
+    program: str = ""  # A number that no other program has.
+    host: str = ""  # Its host.
+    pid: Number = 0  # The process that joined.
+    ticks: Number = 0  # Its start time, as in `run.json`.
+    started: Seconds = 0.0  # When it joined, in seconds since the epoch.
+
+
+@structs.complete
 class RunFile(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`run.json`: the run. The process that started it completes the file at the end.
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from autoprof.base import files, identity, interrupts, units
 from autoprof.base.similar import did_you_mean
-from autoprof.rundir import decoder, file_names, layout, no_run
+from autoprof.rundir import decoder, file_names, layout, no_run, ranks
 from autoprof.rundir.file_names import (
     EXIT,
     META,
@@ -185,7 +185,7 @@ def state(info: RunFile, path: Path) -> str:
     """Return the state of a run in the folder `path`, as in `Run.state`. Of another host's processes nothing is
     known."""
     if info.state == "running":
-        gone = info.host == identity.HOST and not _alive(info.pid, info.ticks)
+        gone = info.host == identity.HOST and not _alive(info.pid, info.ticks) and not ranks.going_on(path)
         return UNFINISHED if gone else info.state
     status = exit_status(path) if info.state in (ENDED, FAILED) else None
     if status is not None:

@@ -41,7 +41,7 @@ class _Step:
         chooser = _state.chooser
         was_off = chooser.off
         # Where torchrun has started several trainers, rank 0 takes what is asked for.
-        chooser.look(run.rundir, self.ordinal - 1, take_it=own_rank() == 0 or run.started_here)
+        chooser.look(run.rundir, self.ordinal - 1, take_it=run.decides)
         chooser.step_began(run, self.number, self.ordinal)
         overrides = chooser.choose(run.settings, self.number, self.ordinal)
         self.off = chooser.off
