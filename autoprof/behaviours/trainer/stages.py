@@ -160,8 +160,8 @@ class MiniBatch(Behaviour):
 
 def posted(run: Runtime) -> Generator[Wait, Any, StepAnnouncement | None]:
     """Return the step that the trainer is in."""
-    _, own = current_step.own()
-    if own is not None:
-        return own
+    known = current_step.here()
+    if known is not None:
+        return known
     posting: StepAnnouncement | None = yield from ask(current_step.read, run.info.id)
     return posting
