@@ -29,10 +29,11 @@ from autoprof.run.cluster import current_step
 
 
 class _State(process.State):
-    """The servers that know that this trainer leads, or could not be told, and the window that an `end` closes."""
+    """The servers that were told that this trainer leads, with their run directories, and the window that an `end`
+    closes."""
 
     def begin(self) -> None:
-        self.told: set[str] = set()
+        self.told: dict[str, str] = {}
         self.open: _Window | None = None
 
 
@@ -53,7 +54,8 @@ class _Answer(NamedTuple):
 
 
 class OverHttp(Behaviour):
-    """The call has a server generate, over HTTP: in a step that is captured, its engine is captured in its own run.
+    """The call has a server generate, over HTTP: in a step that is captured, its engine is captured in its own run,
+    which may be the trainer's.
 
     Of several servers those are captured whose place in the list is one of `AUTOPROF_RANKS`.
 
@@ -85,18 +87,22 @@ class OverHttp(Behaviour):
     def _open(self, run: runtime.Runtime, call: Call) -> Generator[Wait, Any, _Window | None]:
         urls = _urls(call.at(self.url))
         new = [url for url in urls if url not in _state.told]
-        _state.told.update(new)
-        yield from _each(_ask, [(url, Request(action="lead"), run.settings) for url in new])
+        _state.told.update(dict.fromkeys(new, ""))
+        answers = yield from _each(_ask, [(url, Request(action="lead"), run.settings) for url in new])
+        _state.told.update({url: answer.directory for url, answer in zip(new, answers, strict=True)})
         _, posting = current_step.own()
         if posting is None or not posting.captured or in_whole():
             return None
         settings = run.settings.overridden(posting.overrides)
-        places = [place for place in range(len(urls)) if _takes(settings, place, len(urls))]
-        window = _Window([urls[place] for place in places], settings)
-        window.requests = [
-            Request(action="start", step=posting.step, replica=place, rank=place, overrides=posting.overrides)
-            for place in places
-        ]
+        window = _Window(settings)
+        for place, url in enumerate(urls):
+            if _takes(settings, place, len(urls)):
+                # A server with a run of its own goes by its own settings.
+                overrides = posting.overrides if _state.told[url] == str(run.rundir.path) else {}
+                window.urls.append(url)
+                window.requests.append(
+                    Request(action="start", step=posting.step, replica=place, rank=place, overrides=overrides)
+                )
         asked = zip(window.urls, window.requests, strict=True)
         window.answers = yield from _each(_ask, [(url, request, settings) for url, request in asked])
         return window
@@ -105,9 +111,9 @@ class OverHttp(Behaviour):
 class _Window:
     """Servers whose engines were asked to record a step, and their answers."""
 
-    def __init__(self, urls: list[str], settings: Settings) -> None:
-        self.urls = urls
+    def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self.urls: list[str] = []
         self.requests: list[Request] = []
         self.answers: list[_Answer] = []
 

@@ -259,3 +259,18 @@ def test_a_window_whose_end_never_comes_is_closed_by_the_next(tmp_path: Path, as
     asked = asked_of_two(AUTOPROF_STEPS="1,2")
     actions = [each["action"] for each in asked if isinstance(each, dict)]
     assert actions == ["lead", "lead", "start", "stop", "start", "stop"]
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_settings_of_the_window_are_for_servers_of_the_same_run(tmp_path: Path, drive: Any, own: bool) -> None:
+    code = f"""
+from autoprof.windows.chooser import Chooser
+Chooser.choose = lambda self, settings, step, ordinal: {{"contents": "cpu"}} if step == 2 else None
+def answer(body):
+    from autoprof.run import runtime
+    directory = str(runtime.current().rundir.path) if {own} else "/runs/server"
+    return 200, json.dumps({{"problem": "", "run": directory}}).encode()
+"""
+    asked = json.loads(drive(SERVER + code + STEPS).stdout)
+    (start,) = [line[1] for line in asked if line != "generate" and line[1]["action"] == "start"]
+    assert start == {"action": "start", "global_step": 2} | ({"overrides": {"contents": "cpu"}} if own else {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from tests.support import helpers
 
 Python = Callable[..., "subprocess.CompletedProcess[str]"]
 
-# The trainer starts a worker and calls it over a pipe, as other trainers do over HTTP: in JSON, with a dictionary `meta`.
+# The trainer calls a worker over a pipe, as others do over HTTP: in JSON, with a dictionary `meta`.
 LOOP = """
 import json, subprocess, sys
 
@@ -118,33 +119,37 @@ def in_worker(folder: Path) -> list[tuple[str, int | None]]:
     return [(span["name"], span["step"]) for span in helpers.spans(run) if span["name"] in ("load", "update")]
 
 
-def metas(folder: Path) -> dict[str, Any]:
-    """The meta files, by step and stage."""
-    found = [json.loads(path.read_text()) for path in folder.glob("autoprof_runs/latest/global_step_*/*.meta.json")]
-    return {f"{meta['step']} {meta['stage']}": meta for meta in found}
+def metas(folder: Path, *names: str) -> list[dict[str, Any]]:
+    """The meta files of these captures, such as `5 update`, once they are there; and there are no others."""
+    deadline = time.monotonic() + 120
+    while True:
+        files = sorted(folder.glob("autoprof_runs/latest/global_step_*/*.meta.json"))
+        found = [json.loads(path.read_text()) for path in files]
+        captures = [f"{meta['step']} {meta['stage']}" for meta in found]
+        if captures == list(names):
+            return found
+        assert set(captures) <= set(names), captures
+        assert time.monotonic() < deadline, captures
+        time.sleep(0.05)
 
 
 def test_every_step_arrives_the_first_one_too(tmp_path: Path, drive: Any) -> None:
     answers = json.loads(drive(AUTOPROF_STEPS="5,7").stdout)
     assert in_worker(tmp_path) == [("load", None), ("update", 5), ("update", 6), ("update", 7), ("load", None)]
-    assert {name: meta["state"] for name, meta in metas(tmp_path).items()} == {
-        "5 update": "complete",
-        "7 update": "complete",
-    }
+    assert [meta["state"] for meta in metas(tmp_path, "5 update", "7 update")] == ["complete"] * 2
     # What the trainer says itself arrives as it was.
     assert [answer["theirs"] for answer in answers] == [1, 1, 1]
 
 
 def test_a_whole_step_is_one_capture_which_ends_with_it(tmp_path: Path, drive: Any) -> None:
     drive(AUTOPROF_MODE="continuous", AUTOPROF_STEPS="5,7")
-    found = metas(tmp_path)
-    assert {name: meta["state"] for name, meta in found.items()} == {"5 step": "complete", "7 step": "complete"}
-    assert not any(meta["reason"] for meta in found.values())
+    for meta in metas(tmp_path, "5 step", "7 step"):
+        assert (meta["state"], meta["reason"]) == ("complete", "")
 
 
 def test_consecutive_steps_may_share_a_capture(tmp_path: Path, drive: Any) -> None:
     drive(AUTOPROF_MODE="continuous", AUTOPROF_STEPS="5,6", AUTOPROF_CONSECUTIVE="together")
-    (meta,) = metas(tmp_path).values()
+    (meta,) = metas(tmp_path, "5 step")
     assert meta["steps"] == [5, 6]
 
 
