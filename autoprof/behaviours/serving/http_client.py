@@ -88,7 +88,9 @@ class OverHttp(Behaviour):
         urls = _urls(call.at(self.url))
         new = [url for url in urls if url not in _state.told]
         _state.told.update(dict.fromkeys(new, ""))
-        answers = yield from _each(_ask, [(url, Request(action="lead"), run.settings) for url in new])
+        directory = str(run.rundir.path)
+        lead = Request(action="lead", run=directory)
+        answers = yield from _each(_ask, [(url, lead, run.settings) for url in new])
         _state.told.update({url: answer.directory for url, answer in zip(new, answers, strict=True)})
         _, posting = current_step.own()
         if posting is None or not posting.captured or in_whole():
@@ -98,7 +100,7 @@ class OverHttp(Behaviour):
         for place, url in enumerate(urls):
             if _takes(settings, place, len(urls)):
                 # A server with a run of its own goes by its own settings.
-                overrides = posting.overrides if _state.told[url] == str(run.rundir.path) else {}
+                overrides = posting.overrides if _state.told[url] == directory else {}
                 window.urls.append(url)
                 window.requests.append(
                     Request(action="start", step=posting.step, replica=place, rank=place, overrides=overrides)
@@ -159,7 +161,8 @@ def _each(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> Gen
     """Make all calls at the same time, while the behaviour waits."""
     if not calls:
         return []
-    return (yield InThread(_together, function, calls))
+    answers: list[Any] = yield InThread(_together, function, calls)
+    return answers
 
 
 def _together(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> list[Any]:

@@ -61,9 +61,14 @@ class Server:
             self._over = True
             self._spawn(self._end_over())
 
-    def follow(self) -> None:
-        """Follow a trainer, which opens the windows of its steps here: a batch is recorded in one of those alone."""
+    def follow(self, same_run: bool = False) -> None:
+        """Follow a trainer, which opens the windows of its steps here: a batch is recorded in one of those alone.
+
+        Args:
+            same_run: Whether the trainer is of this run, whose steps are the trainer's then.
+        """
         self._led = True
+        self._batches.are_steps = not same_run
 
     async def open_window(
         self, step: int | None = None, duration_s: float | None = None, request: Request | None = None
