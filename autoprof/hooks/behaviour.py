@@ -41,6 +41,8 @@ BEHAVIOURS = {
     "step.counter": "autoprof.behaviours.trainer.counter:Counter",
     "step.end": "autoprof.behaviours.trainer.steps:End",
     "step.loop": "autoprof.behaviours.trainer.steps:Loop",
+    "step.receive": "autoprof.behaviours.trainer.sent_steps:Receive",
+    "step.send": "autoprof.behaviours.trainer.sent_steps:Send",
     "step.tick": "autoprof.behaviours.trainer.steps:Tick",
     "step.trainer": "autoprof.behaviours.trainer.steps:Trainer",
     "step.wrap": "autoprof.behaviours.trainer.steps:Wrap",

@@ -30,6 +30,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         replicas_in_one: Whether each data-parallel rank is an engine of its own, as in SGLang without attention data
             parallelism.
         reason: Why a stop ends the recording early, if it does.
+        run: Run directory of the trainer that leads.
     """
 
     action: Literal["lead", "start", "stop"]
@@ -39,6 +40,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     overrides: dict[str, Any] = {}
     replicas_in_one: bool = False
     reason: str = ""
+    run: str = ""
 
     @classmethod
     def read(cls, sent: dict[str, Any] | bytes | str) -> Request:

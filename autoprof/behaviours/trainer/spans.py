@@ -66,7 +66,7 @@ class Span(Named):
             return None
         inside = _inside.get()
         # A thread that asks Ray for the step would take longer than many a call for a sample.
-        posting = (yield from posted(run, call)) if self.kind == "stage" else current_step.own()[1]
+        posting = (yield from posted(run, call)) if self.kind == "stage" else current_step.here()
         if inside.off or (posting is not None and posting.off):
             left_alone = _inside.set(inside._replace(off=True))
             yield CALL

@@ -181,8 +181,8 @@ def posted(run: Runtime, call: Call) -> Generator[Wait, Any, StepAnnouncement | 
     if (opener := _state.open_first) is not None:
         _state.open_first = None
         yield from opener(call)
-    _, own = current_step.own()
-    if own is not None:
-        return own
+    known = current_step.here()
+    if known is not None:
+        return known
     posting: StepAnnouncement | None = yield from ask(current_step.read, run.info.id)
     return posting
