@@ -1,4 +1,4 @@
-"""Trainers that are started as modules (`python -m package.trainer`), which nobody imports; replaced ones; made ones."""
+"""Trainers that are started as modules (`python -m package.trainer`), that others replace, and that are made."""
 
 from __future__ import annotations
 

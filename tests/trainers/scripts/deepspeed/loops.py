@@ -107,7 +107,7 @@ def plain() -> list[float]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     model, optimizer, rows = accelerator.prepare(model, optimizer, DataLoader(Rows(), batch_size=4))
     losses = []
-    for _, batch in zip(range(STEPS), rows):
+    for _, batch in zip(range(STEPS), rows, strict=False):
         loss = model(**batch)["loss"]
         accelerator.backward(loss)
         optimizer.step()

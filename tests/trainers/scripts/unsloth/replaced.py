@@ -7,15 +7,34 @@ from its source as they are, with those that they refer to, and stand in a packa
 from __future__ import annotations
 
 import ast
+import importlib
 import json
+import shutil
 import sys
 from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+from transformers import Trainer, TrainingArguments
 
 PACKAGES = Path(sys.argv[1])
-NEEDED = "import functools, inspect, logging, os, re\nlogger = logging.getLogger(__name__)\n"
+NEEDED = """
+import ast, contextlib, functools, inspect, os, re, textwrap, torch
+from transformers.utils import logging
+from ._gc_train_scope import patch_trainer_train_gc_scope as _patch_trainer_train_gc_scope
+logger = logging.get_logger(__name__)
+"""
 # With others that text calls which they make.
 FUNCTIONS = {"patch_gradient_accumulation_fix", "_unsloth_pre_compute_loss", "_unsloth_train_if_needed"}
-LEFT_OUT = "def patch_fla_autotuner_fast_path(): ...\ndef apply_accepts_loss_kwargs_fix(model): ...\n"
+LEFT_OUT = """
+def patch_fla_autotuner_fast_path(): ...
+def apply_accepts_loss_kwargs_fix(model): ...
+def clean_gpu_cache(): ...
+def _unsloth_get_batch_samples(trainer, *args, **kwargs):
+    return trainer.get_batch_samples_of_transformers(*args, **kwargs)
+"""
+STANDING_IN = {"patch_fla_autotuner_fast_path", "apply_accepts_loss_kwargs_fix"}
 LOOP_BEGIN = "        try:\n            if Trainer._inner_training_loop.__name__"
 LOOP_END = "        Trainer._inner_training_loop = _fast_inner_training_loop\n"
 
@@ -23,13 +42,18 @@ LOOP_END = "        Trainer._inner_training_loop = _fast_inner_training_loop\n"
 def cut() -> str:
     """Return the functions of Unsloth that replace methods of the Trainer."""
     utils = (PACKAGES / "unsloth" / "models" / "_utils.py").read_text()
-    defined = {node.name: node for node in ast.parse(utils).body if isinstance(node, ast.FunctionDef)}
+    defined = {}
+    for node in ast.parse(utils).body:
+        if isinstance(node, ast.FunctionDef):
+            defined[node.name] = node
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            defined[node.targets[0].id] = node
     wanted, seen = set(FUNCTIONS), set()
     while wanted:
         name = wanted.pop()
         seen.add(name)
-        names = {node.id for node in ast.walk(defined[name]) if isinstance(node, ast.Name)}
-        wanted |= (names & defined.keys()) - seen - {"patch_fla_autotuner_fast_path", "apply_accepts_loss_kwargs_fix"}
+        wanted |= {each.id for each in ast.walk(defined[name]) if isinstance(each, ast.Name)} & defined.keys()
+        wanted -= seen | STANDING_IN | {"logger"}
     functions = [ast.get_source_segment(utils, node) for name, node in defined.items() if name in seen]
     llama = (PACKAGES / "unsloth" / "models" / "llama.py").read_text()
     begin = llama.index(LOOP_BEGIN)
@@ -41,14 +65,11 @@ def cut() -> str:
 folder = Path("made") / "unsloth" / "models"
 folder.mkdir(parents=True)
 (folder / "_utils.py").write_text(cut())
+shutil.copy(PACKAGES / "unsloth" / "models" / "_gc_train_scope.py", folder)
 for package in (folder, folder.parent):
     (package / "__init__.py").write_text("")
 sys.path.insert(0, "made")
-
-import torch
-from torch.utils.data import Dataset
-from transformers import Trainer, TrainingArguments
-from unsloth.models import _utils
+_utils = importlib.import_module("unsloth.models._utils")
 
 
 class Rows(Dataset):
@@ -66,12 +87,14 @@ class Model(torch.nn.Module):
         torch.manual_seed(0)
         self.layer = torch.nn.Linear(4, 1)
 
-    def forward(self, inputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+    def forward(self, inputs: torch.Tensor, labels: torch.Tensor, **others: Any) -> dict[str, torch.Tensor]:
         return {"loss": torch.nn.functional.mse_loss(self.layer(inputs), labels)}
 
 
 methods = ("training_step", "compute_loss", "_inner_training_loop")
-before = {name: Trainer.__dict__[name].__code__.co_filename for name in methods}
+# What it does to `Trainer.__init__` is for models of its own and for devices.
+Trainer._unsloth_init_wrapped_for_accelerate_gas = True
+Trainer.get_batch_samples_of_transformers = Trainer.get_batch_samples
 _utils.replace_loop(Trainer)
 _utils.patch_gradient_accumulation_fix(Trainer)
 
@@ -97,4 +120,6 @@ options = TrainingArguments(
 )
 made = Trainer(model=Model(), args=options, train_dataset=Rows())
 made.train()
-print("\n" + json.dumps({"global_step": made.state.global_step, "replaced": {name: innermost(name) for name in methods}}))
+print(
+    "\n" + json.dumps({"global_step": made.state.global_step, "replaced": {name: innermost(name) for name in methods}})
+)
