@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import sys
+from typing import Any
 
 from autoprof.base import interrupts
 
@@ -42,8 +44,22 @@ def began(pid: int) -> int | None:
 
 
 def own_rank() -> int:
+<<<<<<< HEAD
     """Return the global rank of this process, as torchrun and other launchers set it; 0 where there is but one."""
     return int(os.environ.get("RANK") or _launched()[0])
+=======
+    """Return the global rank of this process, as torchrun and other launchers set it; 0 where there is but one.
+
+    Lightning starts ranks without that variable: there torch.distributed is asked, which is `None` as long as nobody
+    has imported it.
+    """
+    if rank := os.environ.get("RANK"):
+        return int(rank)
+    distributed: Any = sys.modules.get("torch.distributed")
+    if distributed is None or not (distributed.is_available() and distributed.is_initialized()):
+        return 0
+    return int(distributed.get_rank())
+>>>>>>> light
 
 
 def first() -> bool:

@@ -6,6 +6,7 @@ import functools
 import inspect
 import os
 import sys
+from collections.abc import Collection
 from types import (
     BuiltinFunctionType,
     FunctionType,
@@ -77,6 +78,14 @@ def patch_main() -> None:
     for hook in registry.read_recipes(name.partition(".")[0]):
         if hook.hook.module == name:
             apply_to_module(hook, main)
+
+
+def patch_again(targets: Collection[str]) -> None:
+    """Apply the hooks of these targets in modules that were imported, where another library has replaced functions."""
+    for hook in list(registry.bound.values()):
+        module = sys.modules.get(hook.hook.module)
+        if module is not None and hook.recipe.target in targets:
+            apply_to_module(hook, module)
 
 
 def _module_name(cls: type) -> str:

@@ -70,6 +70,7 @@ class Span:
         counts: Mapping[str, int] | None = None,
         *,
         step: int | None = None,
+        at_ns: int | None = None,
     ) -> None:
         """Note the span; a forked child leaves that to its parent. Never raises.
 
@@ -77,8 +78,9 @@ class Span:
             error: The exception that was raised inside of it.
             counts: Counts of it, such as tokens.
             step: The step, where it was not known at the begin.
+            at_ns: When it ended, of `time.monotonic_ns`, where that was not now.
         """
-        now = time.monotonic_ns()
+        now = time.monotonic_ns() if at_ns is None else at_ns
         timeline = self._timeline
         if self._life is not timeline.life:
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, ClassVar, Literal
 
@@ -16,7 +17,7 @@ from autoprof.hooks.behaviour import Behaviour
 from autoprof.hooks.call import CALL, Around, Call, Wait
 from autoprof.hooks.waits import InThread, ask
 from autoprof.run import end, runtime
-from autoprof.run.cluster import clocks, current_step
+from autoprof.run.cluster import clocks, current_step, kv
 from autoprof.run.timeline import Span
 from autoprof.windows.chooser import Chooser
 
@@ -33,6 +34,7 @@ class _Step:
         self.captured = False
         self.off = False
         self.overrides: dict[str, Any] = {}
+        self.updated_ns: int | None = None
         self.span = Span(run.timeline, "step", "step", step=number, role="trainer", rank=own_rank())
 
     def announce(self, run: runtime.Runtime, first: Callable[[], Mapping[int, int]]) -> None:
@@ -56,12 +58,21 @@ class _Step:
 
 
 class _State(process.State):
-    """The step that is going on, the choice of those that are captured, and the count of those executed here."""
+    """The step that is going on, the target whose hooks open steps, the choice of captured ones, the count of all."""
+
+    ends = process.LAST_STEP
 
     def begin(self) -> None:
         self.current: _Step | None = None
         self.chooser = Chooser()
         self.executed = 0
+        self.owner = ""
+
+    def at_exit(self) -> None:
+        # A loop without a trainer makes no call after its last step.
+        step, self.current = self.current, None
+        if step is not None and step.updated_ns is not None and not step.off:
+            step.span.end(at_ns=step.updated_ns)
 
 
 _state = _State()
@@ -79,6 +90,8 @@ class StepBehaviour(Behaviour):
             with the step (`AUTOPROF_MODE=continuous`). A list that is not there has none.
         engines: `step` where engines are captured from the begin of the step, `around` where a `rollout.around` hook
             does it.
+        inner: Whether it is a step only where no trainer above says which step it is: of an engine, or a loop without a
+            trainer. Without `number`, the next step begins with the first call after a `step.update`.
     """
 
     layer: ClassVar[int] = STEP
@@ -88,17 +101,20 @@ class StepBehaviour(Behaviour):
     replicas: list[replicas.Replicas] = []
     workers: list[CallPath] = []
     engines: Literal["step", "around"] = "step"
+    inner: bool = False
 
     def number_of(self, call: Call) -> int:
         """Return the number of the step that the call opens."""
         if self.number:
             return int(call.at(self.number)) + self.offset
+        if self.inner and _state.current is not None and _state.current.updated_ns is None:
+            return _state.current.number
         return (int(call.at(self.resumed)) if self.resumed else 0) + _state.executed + 1
 
     def begin(self, call: Call, number: int | None = None) -> Generator[Wait, Any, None]:
         """Open the step, and the window if it is one of those asked for."""
         run = runtime.current()
-        if run is None:
+        if run is None or not self._owns(call):
             return
         number = self.number_of(call) if number is None else number
         if _state.current is not None:
@@ -115,6 +131,16 @@ class StepBehaviour(Behaviour):
             worker_steps.note(run, step.overrides, call, self.workers)
             if self.engines == "step" or run.settings.mode == "continuous":
                 yield from replicas.start(run)
+
+    def _owns(self, call: Call) -> bool:
+        """Return whether the hook opens steps in this process: an inner one leaves that to any other target's."""
+        target = call.key.partition("/")[0]
+        if not self.inner:
+            _state.owner = target
+        elif not _state.owner and not (current_step.own()[0] or kv.up()):
+            _state.owner = target
+            _state.end_first()
+        return _state.owner == target
 
 
 class Begin(StepBehaviour):
@@ -185,6 +211,18 @@ class End(Behaviour):
         return None
 
 
+class Update(Behaviour):
+    """The call is the last work of a step that is `inner`: what comes before the next step begins belongs to it."""
+
+    layer: ClassVar[int] = STEP
+
+    def around(self, call: Call) -> Around:
+        yield CALL
+        if _state.current is not None:
+            _state.current.updated_ns = time.monotonic_ns()
+        return None
+
+
 class Loop(Behaviour):
     """The call makes all steps: when it has returned, the last one ends, and no step follows.
 
@@ -201,15 +239,6 @@ class Loop(Behaviour):
             worker_steps.step_ended(together=False)
             yield from replicas.settle()
             yield InThread(end.let_workers_write, run)
-        return None
-
-
-class Trainer(Behaviour):
-    """The call makes a trainer in this process: engines beside it leave it to the trainer to say which step it is."""
-
-    def around(self, call: Call) -> Around:
-        current_step.trainer_here()
-        yield CALL
         return None
 
 
