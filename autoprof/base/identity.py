@@ -44,22 +44,17 @@ def began(pid: int) -> int | None:
 
 
 def own_rank() -> int:
-<<<<<<< HEAD
-    """Return the global rank of this process, as torchrun and other launchers set it; 0 where there is but one."""
-    return int(os.environ.get("RANK") or _launched()[0])
-=======
     """Return the global rank of this process, as torchrun and other launchers set it; 0 where there is but one.
 
-    Lightning starts ranks without that variable: there torch.distributed is asked, which is `None` as long as nobody
+    Lightning starts ranks without the variable: there torch.distributed is asked, which is `None` as long as nobody
     has imported it.
     """
     if rank := os.environ.get("RANK"):
         return int(rank)
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is None or not (distributed.is_available() and distributed.is_initialized()):
-        return 0
+        return int(_launched()[0])
     return int(distributed.get_rank())
->>>>>>> light
 
 
 def first() -> bool:
