@@ -38,6 +38,7 @@ BEHAVIOURS = {
     "step.begin": "autoprof.behaviours.trainer.steps:Begin",
     "step.counter": "autoprof.behaviours.trainer.counter:Counter",
     "step.end": "autoprof.behaviours.trainer.steps:End",
+    "step.finished": "autoprof.behaviours.trainer.steps:Finished",
     "step.loop": "autoprof.behaviours.trainer.steps:Loop",
     "step.tick": "autoprof.behaviours.trainer.steps:Tick",
     "step.trainer": "autoprof.behaviours.trainer.steps:Trainer",

@@ -55,12 +55,17 @@ class _Step:
 
 
 class _State(process.State):
-    """The step that is going on, the choice of those that are captured, and the count of those executed here."""
+    """The step that is going on, the choice of those that are captured, and the count of those executed here.
+
+    Attributes:
+        finished: The last finished step, where a `step.finished` hook has told it.
+    """
 
     def begin(self) -> None:
         self.current: _Step | None = None
         self.chooser = Chooser()
         self.executed = 0
+        self.finished: int | None = None
 
 
 _state = _State()
@@ -70,7 +75,8 @@ class StepBehaviour(Behaviour):
     """Common part of the behaviours that open a step.
 
     Attributes:
-        number: Path from a parameter of the call to the step's number; without it, steps are counted from 1.
+        number: Path from a parameter of the call to the step's number; without it, steps are counted from 1, or go on
+            after the one that a `step.finished` hook told last.
         resumed: Path to the number of the step that the run was resumed from, 0 for none; counted steps go on there.
         offset: Added to the number, where the counter is that of the finished step.
         replicas: Where the trainer keeps its rollout replicas.
@@ -92,6 +98,8 @@ class StepBehaviour(Behaviour):
         """Return the number of the step that the call opens."""
         if self.number:
             return int(call.at(self.number)) + self.offset
+        if _state.finished is not None:
+            return _state.finished + 1
         return (int(call.at(self.resumed)) if self.resumed else 0) + _state.executed + 1
 
     def begin(self, call: Call) -> Generator[Wait, Any, None]:
@@ -156,6 +164,23 @@ class End(Behaviour):
     def around(self, call: Call) -> Around:
         outcome = yield CALL
         yield from finish(outcome.error)
+        return None
+
+
+class Finished(Behaviour):
+    """The call says which step is finished, or which one a run was resumed from: hooks without `number` go on there.
+
+    Attributes:
+        number: Path from a parameter of the call to the step's number; what is not there is passed over.
+    """
+
+    number: CallPath
+
+    def around(self, call: Call) -> Around:
+        number = call.at(self.number, None)
+        yield CALL
+        if number is not None:
+            _state.finished = int(number)
         return None
 
 
