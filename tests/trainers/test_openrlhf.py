@@ -10,9 +10,12 @@ import pytest
 
 from tests.real.assets import tiny_model
 from tests.support import trainer_runs
+from tests.support.helpers import ROOT
 from tests.support.trl_runs import Ran
 
 SCRIPTS = trainer_runs.SCRIPTS / "openrlhf"
+# Keeps the layers of vLLM such that new weights can be loaded.
+CPU = ROOT / "examples" / "verl_cpu" / "cpu"
 # A quiet machine with 2 cores needs a minute and a half.
 TIMEOUT_S = 900
 # Two engines, an actor and a reference model.
@@ -53,17 +56,29 @@ def train(folder: Path, *, gpus: int = GPUS, arguments: dict[str, str | None], *
     """Train in a folder, by OpenRLHF's own command line."""
     packages = trainer_runs.packages_of("openrlhf")
     prompts = folder / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"question": f"What is {n} plus 1?", "answer": n + 1}) + "\n" for n in range(24)))
+    prompts.write_text(
+        "".join(json.dumps({"question": f"What is {n} plus 1?", "answer": n + 1}) + "\n" for n in range(24))
+    )
     given = ARGUMENTS | {
         "actor.model_name_or_path": tiny_model(),
         "data.prompt_dataset": str(prompts),
         "ckpt.output_dir": str(folder / "model"),
         "ckpt.path": str(folder / "checkpoints"),
     }
-    words = [word for name, value in (given | arguments).items() for word in ([f"--{name}"] if value is None else [f"--{name}", value])]
+    words = [
+        word
+        for name, value in (given | arguments).items()
+        for word in ([f"--{name}"] if value is None else [f"--{name}", value])
+    ]
     command = [sys.executable, str(SCRIPTS / "train.py"), str(gpus), *words]
-    cpu = {"DS_ACCELERATOR": "cpu", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
-    env = trainer_runs.environment(SCRIPTS, packages, AUTOPROF="1", **cpu, **variables)
+    cpu = {
+        "TORCH_COMPILE_DISABLE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "DS_ACCELERATOR": "cpu",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+    }
+    env = trainer_runs.environment(SCRIPTS, CPU, packages, AUTOPROF="1", **cpu, **variables)
     return trainer_runs.run(command, folder, env, TIMEOUT_S)
 
 

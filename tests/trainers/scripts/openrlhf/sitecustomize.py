@@ -29,9 +29,7 @@ class _Group:
         import torch
 
         wait = datetime.timedelta(minutes=10)
-        self._store = torch.distributed.TCPStore(
-            host, port, is_master=rank == 0, timeout=wait, wait_for_workers=False
-        )
+        self._store = torch.distributed.TCPStore(host, port, is_master=rank == 0, timeout=wait, wait_for_workers=False)
         self._rank = rank
         self._sent = 0
 
