@@ -41,6 +41,7 @@ BEHAVIOURS = {
     "step.begin": "autoprof.behaviours.trainer.steps:Begin",
     "step.counter": "autoprof.behaviours.trainer.counter:Counter",
     "step.end": "autoprof.behaviours.trainer.steps:End",
+    "step.finished": "autoprof.behaviours.trainer.steps:Finished",
     "step.loop": "autoprof.behaviours.trainer.steps:Loop",
     "step.receive": "autoprof.behaviours.trainer.sent_steps:Receive",
     "step.send": "autoprof.behaviours.trainer.sent_steps:Send",

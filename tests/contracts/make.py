@@ -109,7 +109,14 @@ def _download(distributions: list[str], version: str, folder: str) -> tuple[str,
 
 def _parse(read: Callable[[str], bytes], name: str) -> Module | None:
     path = name.replace(".", "/")
-    for file in (f"{path}.py", f"{path}/__init__.py"):
+    # Where a wheel has pure Python beside what is built, it may lie in a folder of its own.
+    apart = next((file.partition("/")[0] for file in archive.namelist() if ".data/purelib/" in file), "")
+    for file in (
+        f"{path}.py",
+        f"{path}/__init__.py",
+        f"{apart}/purelib/{path}.py",
+        f"{apart}/purelib/{path}/__init__.py",
+    ):
         try:
             source = read(file)
         except KeyError:

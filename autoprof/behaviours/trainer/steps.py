@@ -58,7 +58,11 @@ class _Step:
 
 
 class _State(process.State):
-    """The step that is going on, the target whose hooks open steps, the choice of captured ones, the count of all."""
+    """The step that is going on, the target whose hooks open steps, the choice of captured ones, the count of all.
+
+    Attributes:
+        finished: The last finished step, where a `step.finished` hook has told it.
+    """
 
     ends = process.LAST_STEP
 
@@ -67,6 +71,7 @@ class _State(process.State):
         self.chooser = Chooser()
         self.executed = 0
         self.owner = ""
+        self.finished: int | None = None
 
     def at_exit(self) -> None:
         # A loop without a trainer makes no call after its last step.
@@ -82,7 +87,8 @@ class StepBehaviour(Behaviour):
     """Common part of the behaviours that open a step.
 
     Attributes:
-        number: Path from a parameter of the call to the step's number; without it, steps are counted from 1.
+        number: Path from a parameter of the call to the step's number; without it, steps are counted from 1, or go on
+            after the one that a `step.finished` hook told last.
         resumed: Path to the number of the step that the run was resumed from, 0 for none; counted steps go on there.
         offset: Added to the number, where the counter is that of the finished step.
         replicas: Where the trainer keeps its rollout replicas.
@@ -107,6 +113,8 @@ class StepBehaviour(Behaviour):
         """Return the number of the step that the call opens."""
         if self.number:
             return int(call.at(self.number)) + self.offset
+        if _state.finished is not None:
+            return _state.finished + 1
         if self.inner and _state.current is not None and _state.current.updated_ns is None:
             return _state.current.number
         return (int(call.at(self.resumed)) if self.resumed else 0) + _state.executed + 1
@@ -220,6 +228,23 @@ class Update(Behaviour):
         yield CALL
         if _state.current is not None:
             _state.current.updated_ns = time.monotonic_ns()
+        return None
+
+
+class Finished(Behaviour):
+    """The call says which step is finished, or which one a run was resumed from: hooks without `number` go on there.
+
+    Attributes:
+        number: Path from a parameter of the call to the step's number; what is not there is passed over.
+    """
+
+    number: CallPath
+
+    def around(self, call: Call) -> Around:
+        number = call.at(self.number, None)
+        yield CALL
+        if number is not None:
+            _state.finished = int(number)
         return None
 
 

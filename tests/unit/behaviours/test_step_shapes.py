@@ -22,6 +22,7 @@ class Trainer:
     def __init__(self):
         self.state = State()
     def fit(self):
+        self.resume(10)
         for number in (11, 12, 13):
             self.step(number)
     def step(self, number):
@@ -30,6 +31,7 @@ class Trainer:
         self.state.finished = number
         self.end()
         self.log(number)
+    def resume(self, number): ...
     def begin(self, number): ...
     def work(self): ...
     def end(self): ...
@@ -111,6 +113,28 @@ def test_the_first_step_of_a_tick_at_the_end(python: Python, tmp_path: Path) -> 
 def test_the_first_step_of_a_tick_whose_number_the_stage_does_not_know(python: Python, tmp_path: Path) -> None:
     found = spans(python, tmp_path, ("log", "step.tick", 'number = "finished", offset = 1, at = "end"'))
     assert found == [("work", 1), ("step", 1), ("work", 12), ("step", 12), ("work", 13), ("step", 13)]
+
+
+FINISHED = ("end", "step.finished", 'number = "self.state.finished"')
+
+
+def test_a_call_at_the_end_of_a_step_tells_the_next_ones_number(python: Python, tmp_path: Path) -> None:
+    found = spans(python, tmp_path, ("begin", "step.begin", ""), FINISHED)
+    assert [number for name, number in found if name == "step"] == [1, 12]
+    assert [number for name, number in found if name == "work"] == [1, 12, 13]
+
+
+def test_a_run_that_is_resumed_goes_on_after_the_step_that_is_told(python: Python, tmp_path: Path) -> None:
+    told = ("resume", "step.finished", 'number = "number"')
+    found = spans(python, tmp_path, ("begin", "step.begin", ""), ("fit", "step.loop", ""), told, FINISHED)
+    assert [number for name, number in found if name == "step"] == [11, 12, 13]
+
+
+def test_a_step_that_begins_twice_is_one_until_it_is_finished(python: Python, tmp_path: Path) -> None:
+    twice = [("begin", "step.begin", ""), ("step", "step.begin", "")]
+    told = ("resume", "step.finished", 'number = "number"')
+    found = spans(python, tmp_path, *twice, ("fit", "step.loop", ""), told, FINISHED)
+    assert [number for name, number in found if name == "step"] == [11, 12, 13]
 
 
 # Each order in which a step, its loop and a stage can stand in a recipe, or come from different ones.
