@@ -17,6 +17,7 @@ from autoprof.behaviours.rollout.request import ROLE, Request
 from autoprof.behaviours.trainer.running import in_whole
 from autoprof.capture.artifacts import Artifacts
 from autoprof.capture.profilers.torch import TorchTool
+from autoprof.config.kinds import GENERATE
 from autoprof.config.settings import Settings
 from autoprof.hooks.attribute_path import CallPath
 from autoprof.hooks.behaviour import Behaviour
@@ -70,7 +71,7 @@ class OverHttp(Behaviour):
             yield CALL
             return None
         settings = run.settings.overridden(posting.overrides)
-        if not settings.takes_role(ROLE):
+        if not settings.takes_role(ROLE, GENERATE):
             yield CALL
             return None
         request = Request(action="start", step=posting.step)
