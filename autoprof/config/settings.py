@@ -365,7 +365,7 @@ _PARSERS: dict[str, tuple[Callable[[object], Any], str]] = {
 _FIELDS = tuple(_PARSERS)
 # The names of variables, without the prefix: of settings, and those that processes of autoprof set for others.
 _FURTHER: tuple[str, ...] = ("CONFIG", "RUN_ID", "RUN_INFO", "RUN_DIR", "STARTER", "RECIPES_FOUND", "SITE")
-_FURTHER += ("NSYS_REPORT", "KEEP_NVTX_INJECTION")
+_FURTHER += ("NSYS_REPORT", "KEEP_NVTX_INJECTION", "TRY")
 VARIABLES = (*map(str.upper, _FIELDS), *_FURTHER)
 WINDOW_FIELDS = ("roles", "ranks", "tool", "contents", "rollout_iterations", "mini_batches")
 _CONDITION = "when."

@@ -21,6 +21,7 @@ from autoprof.cli.recipes.vocabulary import described, summary, takes
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("name", nargs="?", metavar="NAME", help="show the hooks of a recipe or of a target")
+    parser.add_argument("command", nargs="*", metavar="COMMAND", help="with --try: the command, after --")
     arguments.add_json(parser)
     asked = parser.add_mutually_exclusive_group()
     asked.add_argument("--check", nargs="+", metavar="FILE", help="check recipe files or folders and list all errors")
@@ -29,12 +30,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PLACE",
         help="print a first recipe for package.module:Class, or for train.py or train.py:Class",
     )
+    asked.add_argument(
+        "--try", dest="attempt", metavar="RECIPE", help="run COMMAND and say which hooks of RECIPE fired"
+    )
     asked.add_argument("--behaviours", action="store_true", help="list the behaviours and their options")
     asked.add_argument("--schema", action="store_true", help="print the JSON schema of recipes, for editors")
 
 
 def run(parsed: argparse.Namespace) -> int:
     """Run the command and return its exit status."""
+    if parsed.attempt:
+        from autoprof.cli.recipes import trial  # it reads timelines, which no other command here does
+
+        words = [word for word in (parsed.name, *parsed.command) if word is not None]
+        return trial.run(parsed.attempt, words[1:] if words[:1] == ["--"] else words, parsed.json)
+    if parsed.command:
+        return complain(f"recipes: it does not take {parsed.command[0]!r}", 2)
     if parsed.name and (parsed.check or parsed.new or parsed.behaviours or parsed.schema):
         return complain("recipes: NAME goes without --check, --new, --behaviours and --schema", 2)
     if parsed.schema:

@@ -34,6 +34,8 @@ class _State(process.State):
 
     def begin(self) -> None:
         self.own: StepAnnouncement | None = None
+        # What was read last.
+        self.seen: StepAnnouncement | None = None
         self.trainer_here = False
 
 
@@ -52,7 +54,8 @@ def read(run_id: str) -> StepAnnouncement | None:
     if _state.own is not None:
         return _state.own
     posted = kv.get(_key(run_id))
-    return None if posted is None else msgspec.json.decode(posted, type=StepAnnouncement | None)
+    _state.seen = None if posted is None else msgspec.json.decode(posted, type=StepAnnouncement | None)
+    return _state.seen
 
 
 def trainer_here() -> None:
@@ -63,6 +66,12 @@ def trainer_here() -> None:
 def own() -> tuple[bool, StepAnnouncement | None]:
     """Return whether the trainer is in this process, and the step that it is in, if any."""
     return _state.trainer_here or _state.own is not None, _state.own
+
+
+def known() -> int | None:
+    """Return the step that this process knows of without asking: its own, or that which it has read last."""
+    found = _state.own or _state.seen
+    return found.step if found is not None else None
 
 
 def _key(run_id: str) -> str:

@@ -257,7 +257,7 @@ def test_runs_of_two_trainers_are_paired_by_the_kinds_of_their_stages(tmp_path: 
     assert rows["update_actor"] == (3.0, 1.0, "")
     assert rows["mine"] == (1.0, None, "")
     assert rows["extra"] == (None, 1.0, "")
-    assert [each.text for each in figures.comparison.findings][0].startswith("generate takes 7.00 s in")
+    assert figures.comparison.findings[0].text.startswith("generate takes 7.00 s in")
     assert {stage.name: stage.kind for stage in figures.stages}["sampler"] == "generate"
     assert {kind.name: kind.seconds for kind in figures.kinds} == {"generate": 7.0, "update_actor": 1.0}
     assert figures.steps[0].kinds == {"sampler": "generate"}
