@@ -79,6 +79,8 @@ class Behaviour(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     # Hooks of a higher layer go around the other hooks on the same function, whatever their order in the recipe.
     layer: ClassVar[int] = 0
+    # Whether its hooks make stages or spans, which have a `kind`.
+    makes_stages: ClassVar[bool] = False
     when: dict[CallPath, Value | list[Value]] = {}
     unless: CallPath = ""
 

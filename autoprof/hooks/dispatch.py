@@ -14,7 +14,7 @@ from autoprof.base import interrupts, log
 from autoprof.capture import lifecycle
 from autoprof.hooks import gates, registry
 from autoprof.hooks.call import Around, Call, Outcome, Reply, Wait
-from autoprof.run import runtime
+from autoprof.run import call_counts, runtime
 
 
 def drive(key: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -174,6 +174,8 @@ class Run:
             self._recording = lifecycle.current()
             behaviour = registry.behaviour(call.key)
             if behaviour is None or not behaviour.applies(call):
+                if behaviour is not None and call_counts.state.on:
+                    call_counts.add(self._key, fired=False)
                 return None
             self._around = behaviour.around(call)
         except BaseException as error:
@@ -215,6 +217,8 @@ class Run:
             if wait is None and self._called:
                 self._around.close()
                 raise RuntimeError("the behaviour yielded to the call twice")
+            if wait is None and call_counts.state.on:
+                call_counts.add(self._key, fired=True)
             return wait
         except BaseException as error:
             self._around = None

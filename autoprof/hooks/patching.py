@@ -24,7 +24,7 @@ from autoprof.base import interrupts
 from autoprof.hooks import gates, recipe, registry
 from autoprof.hooks.recipe import BoundHook
 from autoprof.hooks.wrapper import wrap, wrapped_by, wrapper_key
-from autoprof.run import runtime
+from autoprof.run import call_counts, runtime
 
 # Callables that a wrapper can replace, besides functions that other compilers make. Other callable objects have
 # attributes of their own, and classes do more than make instances.
@@ -120,7 +120,7 @@ def _apply(hook: BoundHook, root: Any, path: str) -> None:
     version = registry.version(run, hook.recipe)
     try:
         _patch(hook, root, path)
-        if group := hook.behaviour.idle_unless():
+        if (group := hook.behaviour.idle_unless()) and not call_counts.state.on:
             gates.idle_unless(group, hook.key)
     except LookupError as error:
         interrupts.pass_on(error)

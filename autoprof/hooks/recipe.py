@@ -14,7 +14,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from autoprof.base import files, interrupts
-from autoprof.config import structs
+from autoprof.config import kinds, structs
 from autoprof.config.settings import MOST_BYTES
 from autoprof.hooks import behaviour as behaviours
 from autoprof.hooks.call import Extent
@@ -38,6 +38,8 @@ class Hook(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         behaviour: A name in `autoprof.hooks.behaviour.BEHAVIOURS`.
         module: The module to wait for; without it the target itself. Or the file of a script: `train.py`.
         versions: For which releases of the target, as in PEP 440; empty for all.
+        kind: What its stages are in the vocabulary of all trainers: one of the list, or a table of patterns for names
+            of stages; without it a well-known name tells.
         rewrap: A decorator (`package.module.function`) whose inner function is wrapped and which is applied again,
             for decorators that look at their caller (verl's `auto_await`).
         around: What the behaviour goes around: the `call`; from enter to exit of the context manager that the call
@@ -50,6 +52,7 @@ class Hook(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     behaviour: str
     module: str = ""
     versions: str = ""
+    kind: kinds.Kind | dict[str, kinds.Kind] = {}
     rewrap: str = ""
     around: Extent = "call"
     options: dict[str, Any] = {}

@@ -194,7 +194,7 @@ def start(given: Mapping[str, object] | None = None, late: bool = False) -> Runt
             return None
         log.configure(info.settings.log)
         if began_here and identity.first() and not (late and os.path.isdir(info.directory)):
-            for line in settings.unknown(os.environ):
+            for line in (*settings.unknown(os.environ), *settings.unknown_roles(info.settings)):
                 log.warning(line)
         _state.run = Runtime(info)
         return _state.run

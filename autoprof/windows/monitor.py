@@ -116,7 +116,7 @@ class Monitor:
         if not self._decides:
             self._reporter.tell()
             return
-        step = Measured(number, line.start_ns, line.end_ns, parts)
+        step = Measured(number, line.start_ns, line.end_ns, parts, self._reporter.kinds)
         fair = not captured and line.error is None
         if fair:
             with self._lock:

@@ -19,6 +19,7 @@ from autoprof.behaviours.rollout.request import ROLE, Request
 from autoprof.behaviours.trainer.running import in_whole
 from autoprof.capture.artifacts import Artifacts
 from autoprof.capture.profilers.torch import TorchTool
+from autoprof.config.kinds import GENERATE
 from autoprof.config.settings import Settings
 from autoprof.hooks.attribute_path import CallPath
 from autoprof.hooks.behaviour import Behaviour
@@ -142,7 +143,9 @@ def _close(run: runtime.Runtime) -> Generator[Wait, Any, None]:
 
 def _takes(settings: Settings, place: int, servers: int) -> bool:
     """Return whether the server at this place is captured; one alone always is."""
-    return settings.takes_role(ROLE) if servers == 1 else settings.takes(ROLE, range(place, place + 1))
+    if servers == 1:
+        return settings.takes_role(ROLE, GENERATE)
+    return settings.takes(ROLE, range(place, place + 1), GENERATE)
 
 
 def _urls(found: Any) -> list[str]:

@@ -20,7 +20,7 @@ from autoprof.capture.profilers import npu, nsys, nsys_command
 from autoprof.cli.doctor import targets
 from autoprof.cli.documents import Document
 from autoprof.cli.recipes import places
-from autoprof.config.settings import Settings, unknown
+from autoprof.config.settings import Settings, unknown, unknown_roles
 from autoprof.hooks import empty_run, recipe
 from autoprof.hooks.registry import DISABLED
 from autoprof.rundir import decoder
@@ -73,6 +73,7 @@ def examine_environment(settings: Settings, deep: bool = False) -> Report:
     check_versions(report, versions, settings.recipes)
     report.notes += unread(os.environ, versions.get("vllm", ""))
     report.problems += unknown(os.environ)
+    report.notes += unknown_roles(settings)
     _check_targets(report, found)
     list_hooks(report, found)
     if absent := found["absent"]:

@@ -171,8 +171,11 @@ def _hook_errors(table: Any, target: Any) -> Iterator[tuple[str, str]]:
             near = did_you_mean(texts["behaviour"], behaviours.BEHAVIOURS)
             known = ", ".join(sorted(behaviours.BEHAVIOURS))
             yield "behaviour", f"there is no {texts['behaviour']!r}{near}; there are {known}"
-    elif isinstance(options, dict):
+        return
+    if isinstance(options, dict):
         yield from wrong(kind, options, "options")
+    if table.get("kind") and not kind.makes_stages:
+        yield "kind", f"{texts['behaviour']} makes no stage; leave it out"
 
 
 def _without(path: str, error: RecipeError) -> str:

@@ -46,6 +46,8 @@ class _State(process.State):
 
     def begin(self) -> None:
         self.own: StepAnnouncement | None = None
+        # What was read last.
+        self.seen: StepAnnouncement | None = None
         self.trainer_here = False
         self.posted = 0
         self.received = Parcel(number=-1, announcement=None)
@@ -67,7 +69,8 @@ def read(run_id: str) -> StepAnnouncement | None:
     if (known := here()) is not None:
         return known
     posted = kv.get(_key(run_id))
-    return None if posted is None else msgspec.json.decode(posted, type=StepAnnouncement | None)
+    _state.seen = None if posted is None else msgspec.json.decode(posted, type=StepAnnouncement | None)
+    return _state.seen
 
 
 def trainer_here() -> None:
@@ -102,6 +105,12 @@ def receive(sent: Any) -> bool:
         return False
     _state.received = received
     return True
+
+
+def known() -> int | None:
+    """Return the step that this process knows of without asking: its own, one that it was sent, or the one read last."""
+    found = here() or _state.seen
+    return found.step if found is not None else None
 
 
 def _key(run_id: str) -> str:

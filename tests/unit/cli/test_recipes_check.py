@@ -435,3 +435,48 @@ def test_an_end_may_be_in_another_file(tmp_path: Path, capsys: pytest.CaptureFix
     (tmp_path / "other.more.toml").write_text('target = "other"\n[[hook]]' + end)
     assert check(capsys, tmp_path / "other.toml")[0] == 1
     assert check(capsys, tmp_path)[0] == 0
+
+
+# Kinds
+
+
+@pytest.mark.parametrize(
+    ("hook", "key", "said"),
+    [
+        ({"behaviour": "stage", "kind": "generat"}, "kind", "did you mean 'generate'?"),
+        ({"behaviour": "stage", "kind": "train"}, "kind", "it takes 'generate' or 'reward' or "),
+        ({"behaviour": "step.wrap", "kind": "generate"}, "kind", "step.wrap makes no stage; leave it out"),
+    ],
+)
+def test_a_wrong_kind(
+    hook: dict[str, str], key: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = '{ stage = "x", role = "actor" }' if hook["behaviour"] == "stage" else "{}"
+    status, lines = check(capsys, write(tmp_path, **hook, options=options))
+    assert status == 1
+    assert lines[0].startswith(f"{tmp_path / 'mytrainer.toml'}: [[hook]] 'h' {key}: ")
+    assert said in lines[0]
+
+
+def test_kinds_by_patterns_are_checked_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path, behaviour="stage", options='{ stage = "x", role = "actor" }')
+    path.write_text(path.read_text() + 'kind = { x = "generate" }\n')
+    assert check(capsys, path)[0] == 0
+    path.write_text(path.read_text().replace('"generate"', '"nothing"'))
+    status, lines = check(capsys, path)
+    assert status == 1
+    assert "kind: got {'x': 'nothing'}; it takes" in lines[0]
+
+
+def test_hooks_that_make_stages_have_a_kind_in_all_own_recipes() -> None:
+    """Spans of single samples have none, and those of timers have it by the timer's name."""
+    lacking = [
+        hook.key
+        for path in OWN
+        for hook in recipe.load(str(path))
+        if hook.behaviour.makes_stages
+        and not hook.hook.kind
+        and hook.hook.options.get("kind", "stage") == "stage"
+        and not hook.hook.behaviour.startswith("timer.")
+    ]
+    assert lacking == []
