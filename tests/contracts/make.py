@@ -82,7 +82,10 @@ def _read_release(target: str, version: str) -> tuple[str, dict[str, Facts | Non
         distribution, file = _download(table.wheels, version, folder)
         if file.suffix == ".whl":
             with zipfile.ZipFile(file) as archive:
-                return distribution, collect(lambda name: _parse(archive.read, name), modules, wanted)
+                # Where a wheel has pure Python beside what is built, it may lie in a folder of its own.
+                apart = next((file.partition("/")[0] for file in archive.namelist() if ".data/purelib/" in file), "")
+                folders = ["", f"{apart}/purelib/"] if apart else [""]
+                return distribution, collect(lambda name: _parse(archive.read, folders, name), modules, wanted)
         with tarfile.open(file) as sources:
             top = sources.next()
             assert top is not None
@@ -92,7 +95,7 @@ def _read_release(target: str, version: str) -> tuple[str, dict[str, Facts | Non
                 assert found is not None
                 return found.read()
 
-            return distribution, collect(lambda name: _parse(read, name), modules, wanted)
+            return distribution, collect(lambda name: _parse(read, [""], name), modules, wanted)
 
 
 def _download(distributions: list[str], version: str, folder: str) -> tuple[str, Path]:
@@ -107,16 +110,9 @@ def _download(distributions: list[str], version: str, folder: str) -> tuple[str,
     raise LookupError(f"pip can't download it: {(result.stderr.strip().splitlines() or ['no output'])[-1]}")
 
 
-def _parse(read: Callable[[str], bytes], name: str) -> Module | None:
+def _parse(read: Callable[[str], bytes], folders: list[str], name: str) -> Module | None:
     path = name.replace(".", "/")
-    # Where a wheel has pure Python beside what is built, it may lie in a folder of its own.
-    apart = next((file.partition("/")[0] for file in archive.namelist() if ".data/purelib/" in file), "")
-    for file in (
-        f"{path}.py",
-        f"{path}/__init__.py",
-        f"{apart}/purelib/{path}.py",
-        f"{apart}/purelib/{path}/__init__.py",
-    ):
+    for file in (f"{folder}{path}{ending}" for folder in folders for ending in (".py", "/__init__.py")):
         try:
             source = read(file)
         except KeyError:

@@ -108,7 +108,7 @@ def receive(sent: Any) -> bool:
 
 
 def known() -> int | None:
-    """Return the step that this process knows of without asking: its own, one that it was sent, or the one read last."""
+    """Return the step that this process knows of without asking: its own, one that was sent, or the one read last."""
     found = here() or _state.seen
     return found.step if found is not None else None
 
