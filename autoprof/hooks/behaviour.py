@@ -90,6 +90,10 @@ class Behaviour(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             return False
         return not self.when or all(_has(call.at(path, ""), wanted) for path, wanted in self.when.items())
 
+    def concerns(self, call: Call) -> bool:
+        """Return whether the hook has something to do in a call that it applies to. `recipes --try` alone asks."""
+        return True
+
     def around(self, call: Call) -> Around:
         """Run code around the call, as a generator: the part before its `yield CALL` runs before the call."""
         raise NotImplementedError

@@ -150,12 +150,13 @@ class Run:
     as its context.
     """
 
-    __slots__ = ("_around", "_called", "_key", "_outer", "_recording", "reply")
+    __slots__ = ("_around", "_called", "_concerns", "_key", "_outer", "_recording", "reply")
 
     def __init__(self, key: str) -> None:
         self.reply: Reply | None = None
         self._around: Around | None = None
         self._called = False
+        self._concerns = True
         self._key = key
         self._outer: BaseException | None = None
         self._recording: object = None
@@ -177,6 +178,8 @@ class Run:
                 if behaviour is not None and call_counts.state.on:
                     call_counts.add(self._key, fired=False)
                 return None
+            if call_counts.state.on:
+                self._concerns = behaviour.concerns(call)
             self._around = behaviour.around(call)
         except BaseException as error:
             if (theirs := interrupts.of_user(error)) is not None:
@@ -218,7 +221,7 @@ class Run:
                 self._around.close()
                 raise RuntimeError("the behaviour yielded to the call twice")
             if wait is None and call_counts.state.on:
-                call_counts.add(self._key, fired=True)
+                call_counts.add(self._key, fired=self._concerns)
             return wait
         except BaseException as error:
             self._around = None

@@ -65,6 +65,9 @@ class Named(Behaviour):
         stage = self.stage if isinstance(self.stage, str) else self.stage.of(call)
         return (role, stage) if role and stage else None
 
+    def concerns(self, call: Call) -> bool:
+        return self.who(call) is not None
+
     def rank_of(self, call: Call) -> int:
         """Return the global rank of this process."""
         return int(call.at(self.rank)) if self.rank else identity.own_rank()

@@ -59,12 +59,12 @@ class TriedHook(Struct):
     name: str  # Its name in the recipe.
     place: str  # Its module and attribute.
     behaviour: str  # Its behaviour.
-    # `fired`, `left alone` (by `when` or `unless`), `not called`, `not imported`, `skipped`, `failed`, `installed` (it
-    # has changed a class, and wraps no function).
+    # `fired`, `left alone` (by `when`, `unless`, or the names of its tables), `not called`, `not imported`, `skipped`,
+    # `failed`, `installed` (it has changed a class, and wraps no function).
     state: str
     said: str  # Why it did not fire, or what failed.
     calls: int  # How often it fired, in all processes.
-    left_alone: int  # How many calls were left alone by `when` and `unless`.
+    left_alone: int  # How many calls were left alone.
     steps: list[int]  # The steps in which it fired, as far as the processes knew them.
     processes: list[TriedProcess]  # Where it fired.
 

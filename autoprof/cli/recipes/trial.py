@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -95,6 +96,8 @@ def _run(command: list[str], environ: dict[str, str], as_json: bool) -> int | No
     except OSError as error:
         not_run("recipes: --try", command[0], error)
         return None
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, frame: process.send_signal(number))
     while True:
         try:
             status = process.wait()
@@ -190,7 +193,7 @@ def _why_not(hook: BoundHook, entries: list[tuple[str, str]], found: TriedHook) 
     where = f"applied in {units.count(applied, 'process', 'processes')}"
     if found.left_alone:
         times = units.count(found.left_alone, "call")
-        return LEFT_ALONE, f"{times} did not have the values of when, or had that of unless"
+        return LEFT_ALONE, f"{times} did not fit its when or unless, or had a name that is in none of its tables"
     if applied and type(hook.behaviour).install is not Behaviour.install:
         return INSTALLED, f"{where}: it changes what it names, and its calls are not counted"
     if applied:
