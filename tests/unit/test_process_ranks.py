@@ -128,7 +128,7 @@ def test_agents_of_torchrun_on_two_nodes_agree_on_one_run(tmp_path: Path) -> Non
     assert "torch.distributed.run" in run.info.command
 
 
-@pytest.mark.thorough
+@pytest.mark.usefixtures("thorough")
 def test_a_node_goes_on_alone_where_the_first_is_without_autoprof(tmp_path: Path) -> None:
     prepare(tmp_path, MEET.replace('print(os.environ["AUTOPROF_RUN_ID"])', ""))
     port = free_port()
