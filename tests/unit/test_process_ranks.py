@@ -49,7 +49,7 @@ def captured(run: Run) -> list[int]:
 @pytest.mark.parametrize("kind", [srun, mpirun])
 def test_ranks_are_one_run_and_their_files_have_their_numbers(tmp_path: Path, kind) -> None:
     prepare(tmp_path, TRAIN, TRAINER)
-    done = together(tmp_path, [kind(rank, 2) for rank in range(2)])
+    done = together(tmp_path, [kind(rank, 2) for rank in range(2)], captured=True)
     (run,) = left(tmp_path)
     assert {result.stdout.strip() for result in done} == {run.id}
     assert captured(run) == [0, 1]
@@ -109,7 +109,7 @@ def test_the_run_has_failed_where_one_rank_has(tmp_path: Path) -> None:
 
 
 def test_ranks_that_meet_at_an_address_are_one_run_and_those_of_the_next_job_there_another(tmp_path: Path) -> None:
-    prepare(tmp_path, MEET)
+    prepare(tmp_path, TRAIN)
     port = free_port()
     for _ in range(2):
         together(tmp_path, [by_hand(rank, 2, port) for rank in range(2)])
@@ -121,7 +121,7 @@ def test_agents_of_torchrun_on_two_nodes_agree_on_one_run(tmp_path: Path) -> Non
     port = free_port()
     rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{port}"]
     agent = ["-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", *rendezvous, "train.py"]
-    done = together(tmp_path, [{}, {}], agent)
+    done = together(tmp_path, [{}, {}], agent, captured=True)
     (run,) = left(tmp_path)
     assert [result.stdout.strip() for result in done] == [run.id, run.id]
     assert captured(run) == [0, 1]
