@@ -154,6 +154,14 @@ def test_a_wrong_setting_leaves_the_program_alone(tmp_path: Path) -> None:
     assert not (tmp_path / "autoprof_runs").exists()
 
 
+def test_ranks_that_import_no_target_leave_nothing(tmp_path: Path) -> None:
+    prepare(tmp_path, "print('done')\n")
+    zero, one = together(tmp_path, [srun(rank, 2) for rank in range(2)])
+    assert not (tmp_path / "autoprof_runs").exists()
+    # One says it for all.
+    assert ("no hook was applied" in zero.stderr, one.stderr) == (True, "")
+
+
 def test_a_folder_that_cannot_be_written_leaves_the_program_alone(tmp_path: Path) -> None:
     prepare(tmp_path, "from small import *\nTrainer().fit()\nprint('done')\n")
     (tmp_path / "file").touch()
