@@ -52,11 +52,12 @@ def shortened(command: str) -> str:
     return command if cut <= 0 else f"{command[:_MOST_COMMAND]}... ({cut} characters more)"
 
 
-def read(given: Mapping[str, object] | None = None) -> RunInfo:
+def read(given: Mapping[str, object] | None = None, late: bool = False) -> RunInfo:
     """Read what was handed on, or the settings in the process that starts the run, which hands them on here.
 
     Args:
         given: Settings that the program gives, over those of the environment.
+        late: The run is at its end: a rank that has not joined it leaves nothing.
 
     Raises:
         SettingsError: The settings are wrong, or too long to be handed on.
@@ -82,7 +83,7 @@ def read(given: Mapping[str, object] | None = None) -> RunInfo:
         python=platform.python_version(),
         settings=read,
     )
-    info = with_seat(info, seat.join_launch(read))
+    info = info if late else with_seat(info, seat.join_launch(read))
     hand_on(info)
     if read.recipes:
         # Makes the settings file's recipes known to the children too, in whatever directory they work.

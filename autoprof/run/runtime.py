@@ -185,7 +185,7 @@ def start(given: Mapping[str, object] | None = None, late: bool = False) -> Runt
             return None
         began_here = _boot.RUN_INFO not in os.environ
         try:
-            info = run_info.read(given)
+            info = run_info.read(given, late)
         except SettingsError as error:
             if given is not None:
                 raise

@@ -99,13 +99,14 @@ def prepare(folder: Path, script: str, trainer: str = PLAIN) -> None:
     (folder / "train.py").write_text(script)
 
 
-def environment(folder: Path, **variables: str) -> dict[str, str]:
-    """The environment of processes in `folder` that import its trainer, with step 2 of all ranks captured."""
+def environment(folder: Path, *, captured: bool = False, **variables: str) -> dict[str, str]:
+    """The environment of processes in `folder` that import its trainer, with step 2 of all ranks captured or none."""
     settings = {
         "AUTOPROF": "1",
         "AUTOPROF_RANKS": "all",
         "AUTOPROF_RECIPES": str(folder / "lib" / "small.toml"),
-        "AUTOPROF_STEPS": "2",
+        # A capture imports torch, which takes longer than all else.
+        "AUTOPROF_STEPS": "2" if captured else "",
         "OMP_NUM_THREADS": "1",
         # A launcher imports autoprof's dependencies before all of `site` is through.
         "PYTHONPATH": f"{folder / 'lib'}:{Path(wrapt.__file__).parent.parent}",
@@ -115,14 +116,18 @@ def environment(folder: Path, **variables: str) -> dict[str, str]:
 
 
 def together(
-    folder: Path, ranks: Sequence[Mapping[str, str]], command: Sequence[str] = ("train.py",)
+    folder: Path,
+    ranks: Sequence[Mapping[str, str]],
+    command: Sequence[str] = ("train.py",),
+    *,
+    captured: bool = False,
 ) -> list[subprocess.CompletedProcess[str]]:
     """Start Python once for each set of variables, all at once, and wait for all."""
     started = [
         subprocess.Popen(
             [sys.executable, *command],
             cwd=folder,
-            env=environment(folder, **variables),
+            env=environment(folder, captured=captured, **variables),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -49,7 +49,7 @@ def captured(run: Run) -> list[int]:
 @pytest.mark.parametrize("kind", [srun, mpirun])
 def test_ranks_are_one_run_and_their_files_have_their_numbers(tmp_path: Path, kind) -> None:
     prepare(tmp_path, TRAIN, TRAINER)
-    done = together(tmp_path, [kind(rank, 2) for rank in range(2)])
+    done = together(tmp_path, [kind(rank, 2) for rank in range(2)], captured=True)
     (run,) = left(tmp_path)
     assert {result.stdout.strip() for result in done} == {run.id}
     assert captured(run) == [0, 1]
@@ -109,7 +109,7 @@ def test_the_run_has_failed_where_one_rank_has(tmp_path: Path) -> None:
 
 
 def test_ranks_that_meet_at_an_address_are_one_run_and_those_of_the_next_job_there_another(tmp_path: Path) -> None:
-    prepare(tmp_path, MEET)
+    prepare(tmp_path, TRAIN)
     port = free_port()
     for _ in range(2):
         together(tmp_path, [by_hand(rank, 2, port) for rank in range(2)])
@@ -121,14 +121,14 @@ def test_agents_of_torchrun_on_two_nodes_agree_on_one_run(tmp_path: Path) -> Non
     port = free_port()
     rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{port}"]
     agent = ["-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", *rendezvous, "train.py"]
-    done = together(tmp_path, [{}, {}], agent)
+    done = together(tmp_path, [{}, {}], agent, captured=True)
     (run,) = left(tmp_path)
     assert [result.stdout.strip() for result in done] == [run.id, run.id]
     assert captured(run) == [0, 1]
     assert "torch.distributed.run" in run.info.command
 
 
-@pytest.mark.thorough
+@pytest.mark.usefixtures("thorough")
 def test_a_node_goes_on_alone_where_the_first_is_without_autoprof(tmp_path: Path) -> None:
     prepare(tmp_path, MEET.replace('print(os.environ["AUTOPROF_RUN_ID"])', ""))
     port = free_port()
@@ -152,6 +152,14 @@ def test_a_wrong_setting_leaves_the_program_alone(tmp_path: Path) -> None:
     variables = [srun(rank, 2) | {"AUTOPROF_STEPS": "x"} for rank in range(2)]
     assert [result.stdout for result in together(tmp_path, variables)] == ["done\n", "done\n"]
     assert not (tmp_path / "autoprof_runs").exists()
+
+
+def test_ranks_that_import_no_target_leave_nothing(tmp_path: Path) -> None:
+    prepare(tmp_path, "print('done')\n")
+    zero, one = together(tmp_path, [srun(rank, 2) for rank in range(2)])
+    assert not (tmp_path / "autoprof_runs").exists()
+    # One says it for all.
+    assert ("no hook was applied" in zero.stderr, one.stderr) == (True, "")
 
 
 def test_a_folder_that_cannot_be_written_leaves_the_program_alone(tmp_path: Path) -> None:
