@@ -31,8 +31,8 @@ COMMON = {
     "fp16": False,
 }
 ROWS = {
-    "answers": {"instruction": "What is one plus one?", "output": "Two."},
-    "preferences": {"instruction": "What is one plus one?", "chosen": "Two.", "rejected": "Three."},
+    "answers": {"instruction": "What is one plus one?", "input": "", "output": "Two."},
+    "preferences": {"instruction": "What is one plus one?", "input": "", "chosen": "Two.", "rejected": "Three."},
 }
 FORMATS = {
     "answers": {"file_name": "answers.json"},
@@ -71,11 +71,11 @@ def test_no_recipe_is_its_own() -> None:
 
 def test_the_chosen_step_is_captured(trained: Ran) -> None:
     assert trained.steps() == [2]
-    assert trained.names(2) == {"actor.optimizer_step", "actor.update_actor"}
+    assert trained.names(2) == {"trainer.optimizer_step", "trainer.training_step"}
 
 
-def test_the_update_holds_the_backward_pass(trained: Ran) -> None:
-    assert "MmBackward0" in trained.operators(2, "actor.update_actor")
+def test_the_training_step_holds_the_backward_pass(trained: Ran) -> None:
+    assert "MmBackward0" in trained.operators(2, "trainer.training_step")
 
 
 def test_all_steps_are_in_the_timeline(trained: Ran) -> None:
