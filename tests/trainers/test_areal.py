@@ -15,8 +15,6 @@ from tests.support.trainer_runs import SCRIPTS
 from tests.support.trl_runs import Ran
 
 HERE = SCRIPTS / "areal"
-# The rollout is so many weight versions ahead at most (`max_head_offpolicyness` in grpo.yaml).
-AHEAD = 2
 
 
 @pytest.fixture(scope="module")
@@ -91,19 +89,21 @@ def test_the_server_is_led_by_the_trainers_steps(ran: Ran) -> None:
 
 def test_each_sample_has_the_version_of_its_weights(ran: Ran) -> None:
     samples = ran.spans("sample")
-    # Two answers to each of two prompts, in each of three steps; what was begun ahead is there, too.
-    assert len(samples) >= 12
+    # Two answers to each of two prompts, in each of three steps. What was begun ahead is there, too: it is cancelled.
+    assert len([span for span in samples if span.get("error") is None]) >= 12
     assert len({span["ids"]["sample"] for span in samples}) == len(samples)
     for span in samples:
-        # The trainer's step n begins with version n - 1, and ends with n.
-        assert span["ids"]["version"] in (span["step"] - 1, span["step"])
+        # The trainer's step n begins with version n - 1, and ends with n. After the last there is none.
+        assert span["ids"]["version"] in ((3,) if span["step"] is None else (span["step"] - 1, span["step"]))
+    assert {0, 1} <= {span["ids"]["version"] for span in samples}
     turns = ran.spans("turn")
     assert {turn["ids"]["sample"] for turn in turns} == {span["ids"]["sample"] for span in samples}
     for turn in turns:
         assert turn["ids"]["request"] == turn["ids"]["sample"]
         assert turn["counts"]["prompt_tokens"] > 0
-        assert 0 < turn["counts"]["response_tokens"] <= 12
-    assert {reward["ids"]["sample"] for reward in ran.spans("reward")} <= {span["ids"]["sample"] for span in samples}
+        assert turn.get("error") is not None or 0 < turn["counts"]["response_tokens"] <= 12
+    rewarded = {reward["ids"]["sample"] for reward in ran.spans("reward")}
+    assert rewarded >= {span["ids"]["sample"] for span in samples if span.get("error") is None}
 
 
 def test_all_processes_are_of_one_run_and_nothing_failed(ran: Ran) -> None:

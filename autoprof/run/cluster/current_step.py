@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from autoprof.base import process
+from autoprof.config import structs
 from autoprof.run.cluster import kv
 
 
@@ -29,6 +30,7 @@ class StepAnnouncement(msgspec.Struct, frozen=True, kw_only=True):
     off: bool = False
 
 
+@structs.complete
 class Parcel(msgspec.Struct, frozen=True, kw_only=True):
     """An announcement that travels with a call of a worker.
 
