@@ -192,6 +192,8 @@ def hook_problems(hook: Mapping[str, str], target: str | None) -> Iterator[tuple
             continue
         if (value := hook.get(key)) and not all(part.isidentifier() for part in value.split(".")):
             yield key, f"got {value!r}; it takes names divided by dots"
+    if hook.get("behaviour") == "step.wrap" and hook.get("around") == "next":
+        yield "around", "got 'next': the step would be the wait for an item; step.tick makes a step of each item"
     if hook.get("attribute") == "":
         yield "attribute", "got ''; it takes names divided by dots"
     if problem := versions_problem(hook.get("versions", "")):

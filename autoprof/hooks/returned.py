@@ -71,17 +71,16 @@ def watch(
 
 def _watch(call: Call, returned: Any, around: str) -> None:
     kind = type(returned)
-    for names in _PAIRS[around]:
-        if all(hasattr(kind, name) for name in names):
-            break
-    else:
+    pairs = [names for names in _METHODS[around] if all(hasattr(kind, name) for name in names)]
+    if not pairs:
         raise TypeError(f"it has returned a {kind.__qualname__}, which is no {_EXPECTED[around]}")
+    # A block may be entered either way; an iterator is asked for items in one.
+    names = sum(pairs, ()) if around == "with" else pairs[0]
     place = id(returned)
     found = _state.watched.get(place)
     if found is None or found.reference() is not returned:
         found = _Watched(weakref.ref(returned, lambda reference: _forget(place, reference)))
-    makers = _MAKERS if around == "with" else {name: _MAKERS[name] for name in names}
-    subclass.give(returned, f"{around} {names[0]}", makers)
+    subclass.give(returned, f"{around} {names[0]}", {name: _MAKERS[name] for name in names})
     found.calls[around, call.key] = _weakly(call)
     _state.watched[place] = found
 
@@ -218,7 +217,7 @@ _GENERATORS: dict[type, Callable[[Call, Any], Any]] = {
     types.AsyncGeneratorType: agenerate,
 }
 _EXPECTED = {"with": "context manager", "next": "iterator"}
-_PAIRS: dict[str, list[tuple[str, ...]]] = {
+_METHODS: dict[str, list[tuple[str, ...]]] = {
     "with": [("__enter__", "__exit__"), ("__aenter__", "__aexit__")],
     "next": [("__next__",), ("__anext__",), ("__iter__",), ("__aiter__",)],
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -20,6 +21,8 @@ _CLASS: Any = object.__dict__["__class__"]
 _HARMLESS = ("builtins", "typing", "typing_extensions")
 
 _made: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
+# Those made last are kept for the next object of the same class, but not all: a program may make classes without end.
+_latest: deque[type] = deque(maxlen=64)
 
 
 def give(target: Any, what: str, makers: Mapping[str, Maker]) -> None:
@@ -45,6 +48,7 @@ def _subclass(kind: type, what: str, makers: Mapping[str, Maker]) -> type:
     content |= {name: maker(kind) for name, maker in makers.items() if hasattr(kind, name)}
     made = type(kind)(kind.__name__, (kind,), content)
     _made[made] = what
+    _latest.append(made)
     return made
 
 

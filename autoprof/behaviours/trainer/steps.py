@@ -192,7 +192,7 @@ class Tick(StepBehaviour):
         if not _state.executed:
             try:
                 number = self.number_of(call)
-            except LookupError as error:
+            except (LookupError, TypeError, ValueError) as error:  # it is not this call's
                 interrupts.pass_on(error)
                 number = 1
             yield from self.begin(call, number)

@@ -385,6 +385,15 @@ def test_what_is_wrong_with_one_of_several(
         recipe.load(str(path))
 
 
+def test_a_step_is_no_wait_for_an_item(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path, around="next")
+    status, lines = check(capsys, path)
+    assert status == 1
+    assert lines[0].startswith(f"{path}: [[hook]] 'h' around: got 'next': the step would be the wait for an item")
+    with pytest.raises(RecipeError, match="around"):
+        recipe.load(str(path))
+
+
 # Begins and ends
 
 PAIR = """
