@@ -14,7 +14,7 @@ Runs: TypeAlias = list[dispatch.Run]
 
 def advance(call: Call, resume: Callable[[Any], Any], given: Any) -> Any:
     """Have a generator make its next item: `resume(given)` is a call of its `send` or `throw`."""
-    if isinstance(given, GeneratorExit) or gates.gate(call.key) or dispatch.compiling():
+    if dispatch.compiling() or isinstance(given, GeneratorExit) or gates.gate(call.key):
         return resume(given)
     return within([dispatch.enter(call)], resume, given)
 

@@ -78,9 +78,13 @@ def _watch(call: Call, returned: Any, around: str) -> None:
     names = sum(pairs, ()) if around == "with" else pairs[0]
     place = id(returned)
     found = _state.watched.get(place)
-    if found is None or found.reference() is not returned:
-        found = _Watched(weakref.ref(returned, lambda reference: _forget(place, reference)))
-    subclass.give(returned, f"{around} {names[0]}", {name: _MAKERS[name] for name in names})
+    try:
+        if found is None or found.reference() is not returned:
+            found = _Watched(weakref.ref(returned, lambda reference: _forget(place, reference)))
+        subclass.give(returned, f"{around} {names[0]}", {name: _MAKERS[name] for name in names})
+    except TypeError as error:
+        interrupts.pass_on(error)
+        raise TypeError(f"it has returned a {kind.__qualname__}, which can't be watched: {error}") from None
     found.calls[around, call.key] = _weakly(call)
     _state.watched[place] = found
 

@@ -182,6 +182,19 @@ def test_exceptions_pass_through_a_block(kind: str, swallows: bool, seen: list[A
     assert seen[-1] == ("end", None if swallows else error)
 
 
+def test_exceptions_pass_through_a_block_of_a_generator(seen: list[Any]) -> None:
+    errors = [ValueError("the user's"), StopIteration("the user's"), RuntimeError("the user's")]
+    for error in errors:
+        with pytest.raises(type(error)) as raised, hooked(made)("t"):
+            raise error
+        assert raised.value is error
+        assert (error.__context__, error.__cause__) == (None, None)
+        assert seen[-1] == ("end", error)
+    with hooked(made)("t"):
+        raise KeyError("the block's own")
+    assert seen[-1] == ("end", None)
+
+
 def test_a_block_that_fails_to_begin(seen: list[Any]) -> None:
     class Fails(Block):
         def __enter__(self) -> str:
