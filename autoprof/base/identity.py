@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-from typing import Any
 
 from autoprof.base import interrupts
 
@@ -46,15 +45,13 @@ def began(pid: int) -> int | None:
 def own_rank() -> int:
     """Return the global rank of this process, as torchrun and other launchers set it; 0 where there is but one.
 
-    Lightning starts ranks without the variable: there torch.distributed is asked, which is `None` as long as nobody
-    has imported it.
+    Lightning starts ranks without the variable: there torch.distributed knows, if somebody has set it up.
     """
     if rank := os.environ.get("RANK"):
         return int(rank)
-    distributed: Any = sys.modules.get("torch.distributed")
-    if distributed is None or not (distributed.is_available() and distributed.is_initialized()):
-        return int(_launched()[0])
-    return int(distributed.get_rank())
+    distributed = sys.modules.get("torch.distributed")
+    set_up = getattr(distributed, "is_initialized", None)
+    return int(getattr(distributed, "get_rank")() if set_up is not None and set_up() else _launched()[0])  # noqa: B009
 
 
 def first() -> bool:

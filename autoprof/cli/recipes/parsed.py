@@ -89,3 +89,13 @@ def attributes_set(kind: ast.ClassDef) -> Iterator[tuple[str, str]]:
     for node in ast.walk(kind):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name):
             yield node.value.id, node.attr
+        elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):  # self.__dict__["name"] = ...
+            holder, key = node.value, node.slice
+            if (
+                isinstance(holder, ast.Attribute)
+                and holder.attr == "__dict__"
+                and isinstance(holder.value, ast.Name)
+                and isinstance(key, ast.Constant)
+                and isinstance(key.value, str)
+            ):
+                yield holder.value.id, key.value
