@@ -76,6 +76,13 @@ def test_a_program_that_each_rank_runs_twice_is_two_runs(tmp_path: Path) -> None
     assert second.id == f"{first.id}-2"
 
 
+def test_ranks_that_start_autoprof_themselves_are_one_run_each_time(tmp_path: Path) -> None:
+    script = "import autoprof\nfor _ in range(2):\n    autoprof.start()\n    from small import *\n    Trainer().fit()\n"
+    prepare(tmp_path, f"{script}    autoprof.stop()\n")
+    together(tmp_path, [srun(rank, 2) | {"AUTOPROF": ""} for rank in range(2)])
+    assert [trained(run) for run in left(tmp_path)] == [[0, 1], [0, 1]]
+
+
 def test_children_of_a_rank_are_in_its_run(tmp_path: Path) -> None:
     child = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'from small import *; Trainer().fit()'])\n"
     prepare(tmp_path, f"{child}{TRAIN}")
