@@ -161,6 +161,14 @@ def test_a_wrong_setting_leaves_the_program_alone(tmp_path: Path) -> None:
     assert not (tmp_path / "autoprof_runs").exists()
 
 
+def test_the_group_may_read_what_ranks_leave(tmp_path: Path) -> None:
+    prepare(tmp_path, TRAIN)
+    together(tmp_path, [srun(0, 2) | {"AUTOPROF_ACCESS": "group"}])
+    (run,) = left(tmp_path)
+    made = [Path(run.path), *Path(run.path, "ranks").rglob("*")]
+    assert {path.stat().st_mode & 0o777 for path in made} == {0o750, 0o640}
+
+
 def test_ranks_that_import_no_target_leave_nothing(tmp_path: Path) -> None:
     prepare(tmp_path, "print('done')\n")
     zero, one = together(tmp_path, [srun(rank, 2) for rank in range(2)])
