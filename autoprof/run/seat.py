@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 from autoprof._boot import launch
-from autoprof.base import interrupts, process
-from autoprof.config.settings import Settings
+from autoprof.base import files, interrupts, process
+from autoprof.config.settings import GROUP, Settings
 from autoprof.rundir import ranks
 from autoprof.rundir.ranks import Seat
 
@@ -43,6 +43,7 @@ def join_launch(settings: Settings) -> Seat | None:
 def take(settings: Settings, run_id: str, name: str, program: str, rank: int) -> Seat | None:
     """Take a place, as in `ranks.join`; None where the folder of the runs can't be written."""
     again = name.startswith(launch.AGAIN)
+    files.open_to_group(settings.access == GROUP)
     try:
         _state.own = ranks.join(Path(settings.dir), run_id, name, program, rank, again=again)
     except OSError as error:  # said by the first hook that is applied

@@ -76,6 +76,13 @@ def test_a_program_that_each_rank_runs_twice_is_two_runs(tmp_path: Path) -> None
     assert second.id == f"{first.id}-2"
 
 
+def test_ranks_that_start_autoprof_themselves_are_one_run_each_time(tmp_path: Path) -> None:
+    script = "import autoprof\nfor _ in range(2):\n    autoprof.start()\n    from small import *\n    Trainer().fit()\n"
+    prepare(tmp_path, f"{script}    autoprof.stop()\n")
+    together(tmp_path, [srun(rank, 2) | {"AUTOPROF": ""} for rank in range(2)])
+    assert [trained(run) for run in left(tmp_path)] == [[0, 1], [0, 1]]
+
+
 def test_children_of_a_rank_are_in_its_run(tmp_path: Path) -> None:
     child = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'from small import *; Trainer().fit()'])\n"
     prepare(tmp_path, f"{child}{TRAIN}")
@@ -152,6 +159,14 @@ def test_a_wrong_setting_leaves_the_program_alone(tmp_path: Path) -> None:
     variables = [srun(rank, 2) | {"AUTOPROF_STEPS": "x"} for rank in range(2)]
     assert [result.stdout for result in together(tmp_path, variables)] == ["done\n", "done\n"]
     assert not (tmp_path / "autoprof_runs").exists()
+
+
+def test_the_group_may_read_what_ranks_leave(tmp_path: Path) -> None:
+    prepare(tmp_path, TRAIN)
+    together(tmp_path, [srun(0, 2) | {"AUTOPROF_ACCESS": "group"}])
+    (run,) = left(tmp_path)
+    made = [Path(run.path), *Path(run.path, "ranks").rglob("*")]
+    assert {path.stat().st_mode & 0o777 for path in made} == {0o750, 0o640}
 
 
 def test_ranks_that_import_no_target_leave_nothing(tmp_path: Path) -> None:
