@@ -6,5 +6,5 @@ import sys
 import ray
 
 if __name__ == "__main__":
-    ray.init(num_cpus=8, num_gpus=int(sys.argv.pop(1)), include_dashboard=False)
+    ray.init("local", num_cpus=8, num_gpus=int(sys.argv.pop(1)), include_dashboard=False)
     runpy.run_module("openrlhf.cli.train_ppo_ray", run_name="__main__", alter_sys=True)
