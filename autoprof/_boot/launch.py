@@ -92,10 +92,13 @@ def _torch(environ: "Mapping[str, str]") -> "tuple[str, list[str], int, int] | N
 
 def _network() -> "list[str]":
     """Return what tells one loopback device from another: the machine, since its boot, and the network namespace."""
+    from autoprof.base import interrupts
+
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return [file.read().strip(), str(os.stat("/proc/self/ns/net").st_ino)]
-    except OSError:
+    except OSError as error:
+        interrupts.pass_on(error)
         return [os.uname().nodename]
 
 

@@ -165,7 +165,8 @@ def _publish(path: Path, content: RankFile) -> bool:
     files.write(part, msgspec.json.encode(content))
     try:
         os.link(part, path)
-    except FileExistsError:
+    except FileExistsError as error:
+        interrupts.pass_on(error)
         return False
     except OSError as error:  # a file system without hard links
         interrupts.pass_on(error)
