@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 RUN_ID = "AUTOPROF_RUN_ID"
 # The number of this rank and the count of all, as `3/8`.
-RANK = "AUTOPROF_RANK"
+RANK = "AUTOPROF_OWN_RANK"
 # The launch, a colon, and a number that only this program of the rank has: the launch may start several in each rank.
 LAUNCH = "AUTOPROF_LAUNCH"
 # How the names of launches begin that another launch may have again, later: nothing but an address and a port says

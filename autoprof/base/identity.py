@@ -66,5 +66,5 @@ def ranks() -> int:
 
 def _launched() -> tuple[str, str]:
     """Return the rank and the number of ranks that the boot has found (`_boot/launch.py`)."""
-    rank, _, count = os.environ.get("AUTOPROF_RANK", "").partition("/")
+    rank, _, count = os.environ.get("AUTOPROF_OWN_RANK", "").partition("/")
     return (rank, count) if rank.isdecimal() and count.isdecimal() else ("0", "1")

@@ -370,7 +370,7 @@ _FURTHER: tuple[str, ...] = (
     "RUN_INFO",
     "RUN_DIR",
     "STARTER",
-    "RANK",
+    "OWN_RANK",
     "LAUNCH",
     "RECIPES_FOUND",
     "SITE",
