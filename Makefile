@@ -36,7 +36,7 @@ endif
 
 # Further trainers, likewise: each the packages that it needs beside those of $(VENV), put in front of them; these, or
 # TRAINERS=all.
-TRAINERS ?=
+TRAINERS ?= deepspeed-0.19.8 lightning-2.6.6 openrlhf-0.11.2
 TRAINED := $(TRAINERS)
 ifeq ($(TRAINERS),all)
 TRAINED := $(patsubst tests/trainers/requirements/%.txt,%,$(wildcard tests/trainers/requirements/*.txt))

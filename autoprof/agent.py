@@ -13,8 +13,8 @@ from autoprof.capture import cupti, lifecycle
 
 # dispatch is for the first call of a hook, which imports nothing: a child that is forked meanwhile would wait forever
 # for an import that another thread had begun.
-from autoprof.hooks import dispatch, main_script, patching, recipe, registry  # noqa: F401
-from autoprof.run import end, runtime
+from autoprof.hooks import dispatch, main_script, patching, recipe, registry, returned  # noqa: F401
+from autoprof.run import end, runtime, seat, torchrun
 from autoprof.run.runtime import Runtime
 
 
@@ -33,7 +33,7 @@ class _State(process.State):
     def at_exit(self) -> None:
         if (run := runtime.current()) is None:
             return
-        if os.path.exists(run.rundir.run_json):
+        if os.path.exists(run.rundir.run_json) or seat.own() is not None:
             end.end_run(run)
         elif _boot.starter() not in (None, os.getpid()):
             # The process that started the run says why it has no hook, and has to know about this one.
@@ -52,7 +52,10 @@ def load(target: str) -> None:
     run = join()
     if run is None:
         return
-    for hook in registry.read_recipes(target):
+    hooks = registry.read_recipes(target)
+    # A target may say itself when the module that runs is ready for its hooks, which costs nothing till then.
+    by_itself = any(hook.hook.behaviour == "main" for hook in hooks)
+    for hook in hooks:
         run.hooks.add(hook)
         if reason := registry.left_out(run, hook):
             run.hooks.skipped(hook, reason)
@@ -61,6 +64,8 @@ def load(target: str) -> None:
             main_script.watch(hook)
         else:
             _boot.when_imported(hook.hook.module, functools.partial(patching.apply_to_module, hook))
+            if main_script.runs(hook.hook.module) and not by_itself:
+                main_script.watch(hook)
 
 
 def join() -> Runtime | None:
@@ -70,6 +75,8 @@ def join() -> Runtime | None:
     run = runtime.start()
     with _state.lock:
         if run is not None and not _state.joined:
+            if command.THIS.launcher:
+                torchrun.watch()
             lifecycle.watch_others()
             if cupti.guard(run.settings.tool, os.environ) and run.started_here:
                 log.warning(

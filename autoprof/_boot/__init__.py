@@ -35,6 +35,9 @@ RECIPES = "AUTOPROF_RECIPES"
 # The `sys.prefix` for which somebody has looked, and the folders of recipes that distributions there declare.
 FOUND = "AUTOPROF_RECIPES_FOUND"
 
+# What says that a launcher has started several ranks: Open MPI, `srun`, torchrun and those that do as it does.
+_RANKS = ("OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE")
+
 # Characters of a reason: a variable may have 128 kB, and names of files that are none may be quoted.
 _MOST_SAID = 1000
 
@@ -85,7 +88,8 @@ def recipe_files() -> "dict[str, list[str]]":
     `AUTOPROF_RECIPES`."""
     files: dict[str, list[str]] = {}
     for path in _recipe_paths():
-        files.setdefault(path.rpartition("/")[2].partition(".")[0], []).append(path)
+        for target in path.rpartition("/")[2].partition(".")[0].split("+"):
+            files.setdefault(target, []).append(path)
     return files
 
 
@@ -137,6 +141,10 @@ def _activate() -> None:
     if THIS.foreign or (RUN_ID not in os.environ and THIS.ray_worker):
         return
     starts = STARTER not in os.environ and not THIS.ray_worker
+    if any(name in os.environ for name in _RANKS):
+        from autoprof._boot import launch
+
+        launch.note(os.environ, THIS, starts)
     if starts:
         _start_run()
     if starter() == os.getpid():
@@ -148,7 +156,8 @@ def _activate() -> None:
     if THIS.launcher or (starts and _recipes_unknown()):
         agent().join()
     if THIS.kind != "-c" and enabled():
-        run_script(THIS.what.rpartition(".")[2] if THIS.kind else THIS.what)
+        for name in {THIS.what.partition(".")[0], THIS.what.rpartition(".")[2]} if THIS.kind else (THIS.what,):
+            run_script(name)
 
 
 def _start_run() -> None:

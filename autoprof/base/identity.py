@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 
 from autoprof.base import interrupts
 
@@ -42,15 +43,28 @@ def began(pid: int) -> int | None:
 
 
 def own_rank() -> int:
-    """Return the global rank of this process, as torchrun and other launchers set it; 0 where there is but one."""
-    return int(os.environ.get("RANK") or 0)
+    """Return the global rank of this process, as torchrun and other launchers set it; 0 where there is but one.
+
+    Lightning starts ranks without the variable: there torch.distributed knows, if somebody has set it up.
+    """
+    if rank := os.environ.get("RANK"):
+        return int(rank)
+    distributed = sys.modules.get("torch.distributed")
+    set_up = getattr(distributed, "is_initialized", None)
+    return int(getattr(distributed, "get_rank")() if set_up is not None and set_up() else _launched()[0])  # noqa: B009
 
 
 def first() -> bool:
     """Return whether this process is the first rank, or the only one: it speaks for all."""
-    return os.environ.get("RANK", "") in ("", "0")
+    return (os.environ.get("RANK") or _launched()[0]) == "0"
 
 
 def ranks() -> int:
     """Return how many ranks a launcher such as torchrun has started, each with the trainer in it."""
-    return int(os.environ.get("WORLD_SIZE") or 1)
+    return int(os.environ.get("WORLD_SIZE") or _launched()[1])
+
+
+def _launched() -> tuple[str, str]:
+    """Return the rank and the number of ranks that the boot has found (`_boot/launch.py`)."""
+    rank, _, count = os.environ.get("AUTOPROF_OWN_RANK", "").partition("/")
+    return (rank, count) if rank.isdecimal() and count.isdecimal() else ("0", "1")

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import ClassVar
 
-# The end of the process, in order: the capture of a whole step, any other capture, files that threads are writing,
-# Ray's workers, the run, the timeline.
-STEP, CAPTURE, FILES, WORKERS, RUN, TIMELINE = range(6)
+# The end of the process, in order: the last step of a loop without a trainer, the capture of a whole step, any other
+# capture, files that threads are writing, Ray's workers, the run, the timeline.
+LAST_STEP, STEP, CAPTURE, FILES, WORKERS, RUN, TIMELINE = range(7)
 
 _states: list[State] = []
 # The states that have something to end, by their places in that order.

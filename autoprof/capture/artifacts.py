@@ -316,6 +316,7 @@ class Artifacts:
             rank=subject.rank,
             replica=subject.replica,
             part=subject.part,
+            stage_kind=subject.stage_kind,
             tool=self._tool.name,
             contents=self.contents,
             left_out=[*left_out, *self._lacking],

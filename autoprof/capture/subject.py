@@ -25,6 +25,7 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     replica: int | None = None
     part: str = ""
+    stage_kind: str = ""
 
     def file_name(self, repeat: int) -> str:
         """Return the capture's name without endings: `repeat` counts runs of the stage in the step, from 1."""

@@ -62,7 +62,8 @@ class StepCapture(Capture):
             self.end_step()
             self.steps.append(subject.step)
             self._end_range = self.mark(f"global_step {subject.step}")
-        stage = {"step": subject.step, "role": subject.role, "stage": subject.stage, "start": clock()["unix_ns"]}
+        stage: dict[str, Any] = {"step": subject.step, "role": subject.role, "stage": subject.stage}
+        stage |= {"stage_kind": subject.stage_kind, "start": clock()["unix_ns"]}
         self._stages.append(stage)
         end_range = self.mark(f"{subject.role}.{subject.stage}")
 
@@ -120,7 +121,7 @@ def enter(run: Runtime, subject: Subject, settings: Settings) -> Callable[[], No
     if _state.open is not None and _state.open.over_budget:
         return None
     if _state.open is None or _state.open.ended.is_set():
-        whole = msgspec.structs.replace(subject, stage=STAGE)
+        whole = msgspec.structs.replace(subject, stage=STAGE, stage_kind="")
         begun = lifecycle.begin(run, whole, settings, StepCapture)
         _state.open = begun if isinstance(begun, StepCapture) else None
         if _state.open is not None:

@@ -93,11 +93,13 @@ TASKS: dict[str, dict[str, tuple[str, str, dict[str, str]]]] = {
     "Set up": {
         "recipes": (
             "recipes.command",
-            "list recipes and their hooks, or check a recipe file",
+            "list recipes and their hooks; write, check or try a recipe file",
             {
                 "autoprof recipes --check mytrainer.toml": "check a recipe of your own",
                 "autoprof recipes": "list recipes, and whether they fit what is installed",
                 "autoprof recipes verl": "list the hooks of verl",
+                "autoprof recipes --new train.py:Trainer > train.mine.toml": "write a first recipe",
+                "autoprof recipes --try train.mine.toml -- python train.py": "say which hooks fired",
             },
         ),
         "completion": (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import MutableMapping
 from pathlib import Path
 
 from autoprof._boot import ENABLE, own_recipes
@@ -31,24 +32,29 @@ def run(parsed: argparse.Namespace) -> int:
         if (value := getattr(parsed, name)) is not None:
             os.environ[PREFIX + name.upper()] = value
     settings.load(os.environ, Path.cwd())
-    site = os.path.join(os.path.dirname(own_recipes()), "sitecustomize")
-    os.environ[ENABLE] = "1"
-    os.environ["AUTOPROF_SITE"] = site
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [site, os.environ.get("PYTHONPATH")]))
+    switch_on(os.environ)
     try:
         os.execvp(command[0], command)
     except OSError as error:
-        return _not_run(command[0], error)
+        return not_run("run", command[0], error)
 
 
-def _not_run(command: str, error: OSError) -> int:
+def switch_on(environ: MutableMapping[str, str]) -> None:
+    """Set what makes autoprof start in the processes of an environment."""
+    site = os.path.join(os.path.dirname(own_recipes()), "sitecustomize")
+    environ[ENABLE] = "1"
+    environ["AUTOPROF_SITE"] = site
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, [site, environ.get("PYTHONPATH")]))
+
+
+def not_run(whose: str, command: str, error: OSError) -> int:
     """Say why a command can't be run, and return the status that shells give: 127 if it is not there, else 126."""
     places = [""] if os.sep in command else os.get_exec_path()
     found = [path for path in (os.path.join(place, command) for place in places) if os.path.lexists(path)]
     if not found:
         where = "there is no such file" if os.sep in command else "it is not found on the PATH"
-        return complain(f"run: {command}: {where}", 127)
+        return complain(f"{whose}: {command}: {where}", 127)
     why = error.strerror
     if isinstance(error, FileNotFoundError):
         why = "the interpreter that its first line names is not there" if os.path.exists(found[0]) else "a broken link"
-    return complain(f"run: {found[0]}: it can't be executed: {why}", 126)
+    return complain(f"{whose}: {found[0]}: it can't be executed: {why}", 126)

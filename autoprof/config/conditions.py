@@ -27,7 +27,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
     """A condition, and the window that it opens.
 
     Attributes:
-        what: One of `OWN`, or the name of a stage or timer of the trainer's process.
+        what: One of `OWN`, or the name or kind of a stage or timer of the trainer's process.
         above: The factor of what is usual that must be passed; with `memory` the share. 0 where there is none.
         steps: How many steps are captured, from the next that begins on.
         cool_down: For so many steps after them the condition opens no other window.
@@ -118,7 +118,7 @@ def _not_negative(value: object) -> int:
 
 # The fields of `[[when]]` besides those of a window.
 PARSERS: dict[str, tuple[Callable[[object], Any], str]] = {
-    "what": (_name, f"one of {', '.join(OWN)}, or the name of a stage or timer of the trainer's process"),
+    "what": (_name, f"one of {', '.join(OWN)}, or the name or kind of a stage or timer of the trainer's process"),
     "factor": (parsers.positive, "a factor above 1"),
     "above": (parsers.positive, "a share between 0 and 1"),
     "steps": (parsers.count, "a number of steps above 0"),

@@ -14,7 +14,7 @@ import msgspec
 from autoprof.base import files, interrupts
 from autoprof.base.redact import hidden, is_url, url
 from autoprof.base.similar import did_you_mean
-from autoprof.config import conditions, parsers, structs
+from autoprof.config import conditions, kinds, parsers, structs
 from autoprof.config.conditions import WHEN_TAKES, Condition
 from autoprof.config.selection import (
     ITERATIONS_TAKE,
@@ -34,6 +34,8 @@ MOST_BYTES = 1 << 20
 TOOLS = ("torch", "npu", "nsys", "memory")
 MODES = ("discrete", "continuous")
 CONSECUTIVE = ("apart", "together")
+# The roles of autoprof's own recipes.
+ROLES = ("trainer", "actor", "critic", "ref", "reward", "rollout", "agent_loop")
 # Readers of a run's files.
 GROUP = "group"
 ACCESS = ("private", GROUP)
@@ -71,6 +73,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     # Whether consecutive steps get a trace each (`apart`) or share one (`together`), in continuous mode.
     consecutive: str = "apart"
     # Patterns for roles: `trainer`, `actor`, `critic`, `ref`, `reward`, `rollout`. `!` excludes; the last match wins.
+    # A [kind](recipes.md#kinds) such as `generate` or `update_actor` stands for the stages of that kind.
     roles: tuple[str, ...] = ("*",)
     # Global ranks. A rollout replica is captured if it owns a named rank.
     ranks: str = "0"
@@ -136,16 +139,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         whys = {role: why for role, (_, why) in found.items()}
         return msgspec.structs.replace(self, role=tables, reason=reason, found=whys, **overrides(values))
 
-    def takes(self, role: str, ranks: range) -> bool:
-        """Return whether the window is for this role, and for one of these global ranks."""
-        return self.takes_role(role) and Ranks.parse(self.for_role(role).ranks).any_in(ranks)
+    def takes(self, role: str, ranks: range, kind: str = "") -> bool:
+        """Return whether the window is for this role or kind of stage, and for one of these global ranks."""
+        return self.takes_role(role, kind) and Ranks.parse(self.for_role(role).ranks).any_in(ranks)
 
-    def takes_role(self, role: str) -> bool:
-        """Return whether `role` is captured: the last of `roles` that matches decides, `!` excludes."""
+    def takes_role(self, role: str, kind: str = "") -> bool:
+        """Return whether a stage of `role` and `kind` is captured: the last of `roles` that matches one of the two
+        decides, `!` excludes.
+        """
         # A list of exclusions only means everything but those.
         taken = all(pattern.startswith("!") for pattern in self.roles)
         for pattern in self.roles:
-            if fnmatchcase(role, pattern.lstrip("!")):
+            bare = pattern.lstrip("!")
+            if fnmatchcase(role, bare) or (kind and fnmatchcase(kind, bare)):
                 taken = not pattern.startswith("!")
         return taken
 
@@ -198,6 +204,20 @@ def unknown(environ: Iterable[str]) -> list[str]:
         f"{PREFIX}{name} is ignored: there is no such setting{did_you_mean(name, VARIABLES, PREFIX)}"
         for name in names
         if name not in VARIABLES
+    ]
+
+
+def unknown_roles(settings: Settings) -> list[str]:
+    """Return a line for each word of `roles` that is neither a role that autoprof's recipes have nor a kind."""
+    there = (*ROLES, *kinds.KINDS)
+    known = (*there, *settings.role)
+    words = [pattern.lstrip("!") for pattern in settings.roles]
+    return [
+        f"{PREFIX}ROLES: {word!r} is neither a role of autoprof's recipes nor a kind of stage"
+        f"{did_you_mean(word, there)}; roles are {', '.join(ROLES)}, kinds are {', '.join(kinds.KINDS)}. "
+        "It takes nothing unless a recipe or autoprof.stage of yours has it as a role"
+        for word in words
+        if not any(fnmatchcase(name, word) for name in known)
     ]
 
 
@@ -327,7 +347,7 @@ _PARSERS: dict[str, tuple[Callable[[object], Any], str]] = {
     "tool": (parsers.several_of(TOOLS), f"some of {', '.join(TOOLS)}"),
     "mode": (parsers.one_of(MODES), " or ".join(MODES)),
     "consecutive": (parsers.one_of(CONSECUTIVE), " or ".join(CONSECUTIVE)),
-    "roles": (parsers.words, "patterns for roles such as actor,rollout or *,!ref"),
+    "roles": (parsers.words, "patterns for roles or kinds such as actor,rollout or *,!ref or generate"),
     "ranks": (parsers.grammar(Ranks.parse), RANKS_TAKE),
     "contents": (parsers.several_of(CONTENTS), f"some of {', '.join(CONTENTS)}"),
     "rollout_iterations": (parsers.grammar(parse_iterations), ITERATIONS_TAKE),
@@ -344,8 +364,18 @@ _PARSERS: dict[str, tuple[Callable[[object], Any], str]] = {
 } | {name: (partial(parse, kind), takes(kind)) for name, kind in KINDS.items()}
 _FIELDS = tuple(_PARSERS)
 # The names of variables, without the prefix: of settings, and those that processes of autoprof set for others.
-_FURTHER: tuple[str, ...] = ("CONFIG", "RUN_ID", "RUN_INFO", "RUN_DIR", "STARTER", "RECIPES_FOUND", "SITE")
-_FURTHER += ("NSYS_REPORT", "KEEP_NVTX_INJECTION")
+_FURTHER: tuple[str, ...] = (
+    "CONFIG",
+    "RUN_ID",
+    "RUN_INFO",
+    "RUN_DIR",
+    "STARTER",
+    "OWN_RANK",
+    "LAUNCH",
+    "RECIPES_FOUND",
+    "SITE",
+)
+_FURTHER += ("NSYS_REPORT", "KEEP_NVTX_INJECTION", "TRY")
 VARIABLES = (*map(str.upper, _FIELDS), *_FURTHER)
 WINDOW_FIELDS = ("roles", "ranks", "tool", "contents", "rollout_iterations", "mini_batches")
 _CONDITION = "when."

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from importlib import import_module
-from typing import Any, ClassVar
+from numbers import Number
+from typing import Any, ClassVar, TypeAlias
 
 import msgspec
 
@@ -14,6 +16,7 @@ BEHAVIOURS = {
     "aside.start": "autoprof.behaviours.trainer.native_profiler:Start",
     "aside.stop": "autoprof.behaviours.trainer.native_profiler:Stop",
     "main": "autoprof.behaviours.trainer.main_module:Main",
+    "hooks.again": "autoprof.behaviours.trainer.main_module:Replaced",
     "ray.actor": "autoprof.behaviours.ray.nsys_actors:Actor",
     "ray.actor-class": "autoprof.behaviours.ray.session:ActorClass",
     "ray.init": "autoprof.behaviours.ray.session:Init",
@@ -38,9 +41,13 @@ BEHAVIOURS = {
     "step.begin": "autoprof.behaviours.trainer.steps:Begin",
     "step.counter": "autoprof.behaviours.trainer.counter:Counter",
     "step.end": "autoprof.behaviours.trainer.steps:End",
+    "step.finished": "autoprof.behaviours.trainer.steps:Finished",
     "step.loop": "autoprof.behaviours.trainer.steps:Loop",
+    "step.receive": "autoprof.behaviours.trainer.sent_steps:Receive",
+    "step.send": "autoprof.behaviours.trainer.sent_steps:Send",
     "step.tick": "autoprof.behaviours.trainer.steps:Tick",
-    "step.trainer": "autoprof.behaviours.trainer.steps:Trainer",
+    "step.trainer": "autoprof.behaviours.trainer.main_module:Trainer",
+    "step.update": "autoprof.behaviours.trainer.steps:Update",
     "step.wrap": "autoprof.behaviours.trainer.steps:Wrap",
     "timer.start": "autoprof.behaviours.trainer.timers:Start",
     "timer.stop": "autoprof.behaviours.trainer.timers:Stop",
@@ -57,24 +64,35 @@ BEHAVIOURS = {
 }
 
 
+# What a value of the call is compared with: a text with its text, `true` and `false` with no number.
+Value: TypeAlias = str | bool | int | float
+
+
 class Behaviour(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Code around the calls of one function. A behaviour that changes a class instead overrides `install`.
 
     Attributes:
-        when: Paths from a parameter of the call, with the values they must have; other calls are left alone.
+        when: Paths from a parameter of the call, with the value they must have, or an array of values, one of which
+            they must have; other calls are left alone.
         unless: Path from a parameter of the call to a value that is true where the call is left alone.
     """
 
     # Hooks of a higher layer go around the other hooks on the same function, whatever their order in the recipe.
     layer: ClassVar[int] = 0
-    when: dict[CallPath, str] = {}
+    # Whether its hooks make stages or spans, which have a `kind`.
+    makes_stages: ClassVar[bool] = False
+    when: dict[CallPath, Value | list[Value]] = {}
     unless: CallPath = ""
 
     def applies(self, call: Call) -> bool:
         """Return whether the hook is for this call."""
         if self.unless and call.at(self.unless, None):
             return False
-        return not self.when or all(str(call.at(path, "")) == value for path, value in self.when.items())
+        return not self.when or all(_has(call.at(path, ""), wanted) for path, wanted in self.when.items())
+
+    def concerns(self, call: Call) -> bool:
+        """Return whether the hook has something to do in a call that it applies to. `recipes --try` alone asks."""
+        return True
 
     def around(self, call: Call) -> Around:
         """Run code around the call, as a generator: the part before its `yield CALL` runs before the call."""
@@ -91,6 +109,15 @@ class Behaviour(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     def supply(self, owner: type, name: str, key: str) -> bool:
         """Give a class the attribute of the hook `key`, which this release lacks, and return True; or return False."""
         return False
+
+
+def _has(found: Any, wanted: Value | list[Value]) -> bool:
+    if isinstance(wanted, list):
+        return any(_has(found, each) for each in wanted)
+    # A flag of numpy's has the text of Python's.
+    if isinstance(wanted, (str, bool)):
+        return str(found) == str(wanted)
+    return isinstance(found, Number) and not isinstance(found, bool) and bool(operator.eq(found, wanted))
 
 
 def find(name: str) -> type[Behaviour] | None:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Generator
 from types import FunctionType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from autoprof.base import interrupts
 from autoprof.hooks.attribute_path import MISSING, follow
 
 
 class Outcome(NamedTuple):
-    """The end of the user's function: its result, or the exception it raised."""
+    """The end of the user's function: its result, or the exception it raised. `over`: an iterator had no more items."""
 
     result: Any
     error: BaseException | None
+    over: bool = False
 
 
 class Reply(NamedTuple):
@@ -39,6 +40,8 @@ class Wait:
         raise NotImplementedError
 
 
+# What a hook goes around: the call, the `with` blocks of what it returns, or each `next` of what it returns.
+Extent: TypeAlias = Literal["call", "with", "next"]
 # `outcome = yield CALL` in a behaviour: the user's function is called now.
 CALL: None = None
 Around: TypeAlias = Generator["Wait | None", Any, "Reply | None"]

@@ -14,7 +14,7 @@ from autoprof.base import interrupts, log
 from autoprof.capture import lifecycle
 from autoprof.hooks import gates, registry
 from autoprof.hooks.call import Around, Call, Outcome, Reply, Wait
-from autoprof.run import runtime
+from autoprof.run import call_counts, runtime
 
 
 def drive(key: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -43,14 +43,51 @@ def drive(key: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs:
         raise
 
 
+def enter(call: Call) -> Driven:
+    """Run the behaviour of a call's hook up to the call. The caller makes the call, or does what stands for it."""
+    run = Driven(call.key)
+    try:
+        run.enter(call)
+    except BaseException as error:
+        run.undo(error)
+        raise
+    return run
+
+
+def leave(run: Driven, outcome: Outcome) -> None:
+    """Go on with the behaviour after the call."""
+    try:
+        run.leave(outcome)
+    except BaseException as error:
+        run.undo(error)
+        raise
+
+
+async def enter_coroutine(call: Call) -> Driven:
+    """Run the behaviour of a call's hook up to the call, in a coroutine."""
+    run = Driven(call.key)
+    try:
+        await run.enter_coroutine(call)
+    except BaseException as error:
+        run.undo(error)
+        raise
+    return run
+
+
+async def leave_coroutine(run: Driven, outcome: Outcome) -> None:
+    """Go on with the behaviour after the call, in a coroutine."""
+    try:
+        await run.leave_coroutine(outcome)
+    except BaseException as error:
+        run.undo(error)
+        raise
+
+
 async def drive_coroutine(key: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Await `function` with the behaviour of the hook `key` around it."""
     run = Driven(key)
     try:
-        with run:
-            wait = run.before(Call(key, function, args, kwargs))
-            while wait is not None:
-                wait = run.resume(*await _suspend(run, wait))
+        await run.enter_coroutine(Call(key, function, args, kwargs))
         if run.reply is not None:
             return run.reply.value
         try:
@@ -58,23 +95,12 @@ async def drive_coroutine(key: str, function: Callable[..., Any], args: tuple[An
         except BaseException as error:
             traceback = error.__traceback__
             try:
-                with run:
-                    wait = run.after(Outcome(None, error))
-                    while wait is not None:
-                        # A coroutine that is being closed must not wait any more.
-                        closed = isinstance(error, GeneratorExit)
-                        late = (None, TimeoutError("the coroutine was closed"))
-                        answer = late if closed else await _suspend(run, wait)
-                        wait = run.resume(*answer)
-                        del answer
+                await run.leave_coroutine(Outcome(None, error))
             finally:
                 error.__traceback__ = traceback
                 del traceback
             raise
-        with run:
-            wait = run.after(Outcome(result, None))
-            while wait is not None:
-                wait = run.resume(*await _suspend(run, wait))
+        await run.leave_coroutine(Outcome(result, None))
         return result
     except BaseException as error:
         run.undo(error)
@@ -122,12 +148,13 @@ class Driven:
     it ends in all three cases.
     """
 
-    __slots__ = ("_around", "_called", "_key", "_outer", "_recording", "reply")
+    __slots__ = ("_around", "_called", "_concerns", "_key", "_outer", "_recording", "reply")
 
     def __init__(self, key: str) -> None:
         self.reply: Reply | None = None
         self._around: Around | None = None
         self._called = False
+        self._concerns = True
         self._key = key
         self._outer: BaseException | None = None
         self._recording: object = None
@@ -154,13 +181,34 @@ class Driven:
             while wait is not None:
                 wait = self.resume(*_block(wait))
 
+    async def enter_coroutine(self, call: Call) -> None:
+        """As `enter`, in a coroutine."""
+        with self:
+            wait = self.before(call)
+            while wait is not None:
+                wait = self.resume(*await _suspend(self, wait))
+
+    async def leave_coroutine(self, outcome: Outcome) -> None:
+        """As `leave`, in a coroutine. One that is being closed must not wait any more."""
+        closed = isinstance(outcome.error, GeneratorExit)
+        with self:
+            wait = self.after(outcome)
+            while wait is not None:
+                answer = (None, TimeoutError("the coroutine was closed")) if closed else await _suspend(self, wait)
+                wait = self.resume(*answer)
+                del answer
+
     def before(self, call: Call) -> Wait | None:
         """Run the behaviour up to the call, or to a wait that comes first, which is returned."""
         try:
             self._recording = lifecycle.current()
             behaviour = registry.behaviour(call.key)
             if behaviour is None or not behaviour.applies(call):
+                if behaviour is not None and call_counts.state.on:
+                    call_counts.add(self._key, fired=False)
                 return None
+            if call_counts.state.on:
+                self._concerns = behaviour.concerns(call)
             self._around = behaviour.around(call)
         except BaseException as error:
             if (theirs := interrupts.of_user(error)) is not None:
@@ -213,6 +261,8 @@ class Driven:
             if wait is None and self._called:
                 self._around.close()
                 raise RuntimeError("the behaviour yielded to the call twice")
+            if wait is None and call_counts.state.on:
+                call_counts.add(self._key, fired=self._concerns)
             return wait
         except BaseException as error:
             # The generator's own end has come through no other frame than this.

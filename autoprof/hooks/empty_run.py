@@ -70,9 +70,10 @@ def cause(hooks: Hooks, versions: Mapping[str, str], settings: Settings) -> str:
         except RecipeError as error:
             return str(error)
     for path in own:
-        if said := _in_main(path) or ("" if _target(path) in targets else _not_imported(path)):
+        if said := _in_main(path) or ("" if set(_targets_of(path)) & set(targets) else _not_imported(path)):
             return said
-    targets.sort(key=lambda target: target not in map(_target, own))
+    named = {target for path in own for target in _targets_of(path)}
+    targets.sort(key=lambda target: target not in named)
     if targets:
         return of_target(targets[0], hooks, versions.get(targets[0], ""))
     known = ", ".join(target for target in sorted(_boot.recipe_files()) if active(target))
@@ -94,7 +95,7 @@ def of_target(target: str, hooks: Hooks, version: str, seen: str = "was imported
             f"autoprof recipes {target} lists the hooks"
         )
     files = _boot.recipe_files().get(target, [])
-    ranges = dict.fromkeys(str(recipe.read(file).get("versions", "")) for file in files)
+    ranges = dict.fromkeys(str(document.get("versions", "")) for document in _documents(target))
     passed = [text for text in ranges if text and not recipe.fits(version, text)]
     outside = f" ({name} is outside of the recipe's versions, {' and '.join(passed)})" if passed else ""
     own = next((file for file in files if os.path.dirname(file) != _boot.own_recipes()), "")
@@ -131,7 +132,7 @@ def _in_main(path: str) -> str:
 
 
 def _not_imported(path: str) -> str:
-    target = _target(path)
+    target = " and ".join(_targets_of(path))
     if target in sys.modules:
         return f"{target} was imported before autoprof knew {path}; set AUTOPROF_RECIPES in front of the command"
     modules = {name.partition(".")[0] for name in sys.modules} - sys.stdlib_module_names
@@ -154,8 +155,8 @@ def _program() -> str:
     return command.THIS.name or "the program"
 
 
-def _target(path: str) -> str:
-    return os.path.basename(path).partition(".")[0]
+def _targets_of(path: str) -> list[str]:
+    return os.path.basename(path).partition(".")[0].split("+")
 
 
 def _targets(hooks: Hooks) -> list[str]:
@@ -177,7 +178,9 @@ def _documents(target: str) -> Iterator[dict[str, Any]]:
     """Yield the recipes of a target, without those that can't be read."""
     for path in _boot.recipe_files().get(target, []):
         with interrupts.suppress(RecipeError):
-            yield recipe.read(path)
+            for document in recipe.tables(recipe.read(path)):
+                if document.get("target") == target:
+                    yield document
 
 
 def _some(names: list[str]) -> str:

@@ -1,4 +1,5 @@
-"""Hooks for scripts that run as `__main__`: their functions and classes are wrapped as soon as they are defined.
+"""Hooks for scripts, and modules started with `python -m`, that run as `__main__`: their functions and classes are
+wrapped as soon as they are defined.
 
 No import executes such a file, so nothing tells when a name of it is there. Python's tracing does, line by line of the
 file's top level and of nothing else. It goes on until the last hook is applied, which for most files is before their
@@ -13,6 +14,7 @@ import sys
 from types import CodeType, FrameType
 from typing import Any
 
+from autoprof._boot import command
 from autoprof.base import interrupts, process
 from autoprof.hooks import patching, registry
 from autoprof.hooks.recipe import BoundHook
@@ -34,6 +36,11 @@ class _State(process.State):
         self.calls = 0
         if sys.gettrace() is _called:
             sys.settrace(None)
+
+
+def runs(module: str) -> bool:
+    """Return whether this process was started with the module (`python -m package.module`)."""
+    return command.THIS.kind == "-m" and module.removesuffix(".__main__") == command.THIS.what
 
 
 def watch(hook: BoundHook) -> None:
@@ -136,7 +143,8 @@ def _give_up(file: str, why: str) -> None:
 def _say(hooks: list[BoundHook], why: str) -> None:
     if (run := runtime.current()) is not None:
         for hook in hooks:
-            run.hooks.skipped(hook, why)
+            if not run.hooks.is_applied(hook.key):  # the module may be imported, too
+                run.hooks.skipped(hook, why)
 
 
 def _end(frame: FrameType) -> None:
@@ -146,12 +154,13 @@ def _end(frame: FrameType) -> None:
 
 
 def _file_of(frame: FrameType) -> str | None:
-    """Return the file with hooks whose top level a frame executes, if it is one."""
+    """Return the file or module with hooks whose top level a frame executes, if it is one."""
     code = frame.f_code
     if code.co_name != _TOP_LEVEL:
         return None
-    path = f"{os.sep}{code.co_filename}"
-    return next((file for file in _state.waiting if path.endswith(f"{os.sep}{file}")), None)
+    spec = frame.f_globals.get("__spec__") if frame.f_globals.get("__name__") == "__main__" else None
+    path, name = f"{os.sep}{code.co_filename}", getattr(spec, "name", None)
+    return next((file for file in _state.waiting if file == name or path.endswith(f"{os.sep}{file}")), None)
 
 
 _state = _State()

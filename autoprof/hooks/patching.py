@@ -6,6 +6,7 @@ import functools
 import inspect
 import os
 import sys
+from collections.abc import Collection
 from types import (
     BuiltinFunctionType,
     FunctionType,
@@ -23,7 +24,7 @@ from autoprof.base import interrupts
 from autoprof.hooks import gates, recipe, registry
 from autoprof.hooks.recipe import BoundHook
 from autoprof.hooks.wrapper import wrap, wrapped_by, wrapper_key
-from autoprof.run import runtime
+from autoprof.run import call_counts, runtime
 
 # Callables that a wrapper can replace, besides functions that other compilers make. Other callable objects have
 # attributes of their own, and classes do more than make instances.
@@ -40,17 +41,24 @@ _UNBOUND = (BuiltinFunctionType, MethodType, *([functools.partial] if sys.versio
 
 
 def patch_class(cls: type) -> None:
-    """Apply the hooks for methods of a class that is about to become a Ray actor.
+    """Apply the hooks for methods of a class that is about to become a Ray actor, and of the classes it inherits from.
 
-    Ray copies the methods of a class when it is decorated, which for a class decorated where it is defined is before
-    its module has been imported; and a class of `__main__` has a module that is never imported at all.
+    Ray copies the methods of a class when it is decorated, the inherited ones too. For a class decorated where it is
+    defined that is before its module has been imported; and a class of `__main__` has a module that is never imported
+    at all.
     """
+    if runtime.current() is None:
+        return
+    for owner in cls.__mro__:
+        _patch_methods(owner)
+
+
+def _patch_methods(cls: type) -> None:
     module = _module_name(cls)
-    target = module.partition(".")[0]
     run = runtime.current()
     if run is None:
         return
-    for hook in registry.read_recipes(target):
+    for hook in registry.read_recipes(module.partition(".")[0]):
         run.hooks.add(hook)
     prefix = f"{cls.__qualname__}."
     for hook in list(registry.bound.values()):
@@ -70,6 +78,14 @@ def patch_main() -> None:
     for hook in registry.read_recipes(name.partition(".")[0]):
         if hook.hook.module == name:
             apply_to_module(hook, main)
+
+
+def patch_again(targets: Collection[str]) -> None:
+    """Apply the hooks of these targets in modules that were imported, where another library has replaced functions."""
+    for hook in list(registry.bound.values()):
+        module = sys.modules.get(hook.hook.module)
+        if module is not None and hook.recipe.target in targets:
+            apply_to_module(hook, module)
 
 
 def _module_name(cls: type) -> str:
@@ -104,7 +120,7 @@ def _apply(hook: BoundHook, root: Any, path: str) -> None:
     version = registry.version(run, hook.recipe)
     try:
         _patch(hook, root, path)
-        if group := hook.behaviour.idle_unless():
+        if (group := hook.behaviour.idle_unless()) and not call_counts.state.on:
             gates.idle_unless(group, hook.key)
     except LookupError as error:
         interrupts.pass_on(error)
@@ -147,8 +163,29 @@ def _patch(hook: BoundHook, root: Any, path: str) -> None:
     elif isinstance(owner, type) and isinstance(raw, _UNBOUND):
         wrapped = staticmethod(wrapped)  # it is called without the instance, as it was
     setattr(owner, name, wrapped)
+    if isinstance(owner, type):
+        _put_under(owner, name, function, hook)
     if isinstance(owner, ModuleType) and not getattr(owner.__spec__, "_initializing", False):
         _replace(name, raw, wrapped)
+
+
+def _put_under(owner: type, name: str, function: Any, hook: BoundHook) -> None:
+    """Put a hook on an inherited method where subclasses have it with hooks of their own, which were applied before."""
+    below: list[type] = type.__subclasses__(owner)
+    for each in below:
+        if name not in vars(each):
+            _put_under(each, name, function, hook)
+            continue
+        theirs = vars(each)[name]
+        same = wrapper_key(theirs) is not None and _innermost(theirs) is _innermost(function)
+        if same and hook.key not in wrapped_by(theirs):
+            setattr(each, name, _wrapped(theirs, hook))
+
+
+def _innermost(function: Any) -> Any:
+    while wrapper_key(function) is not None:
+        function = function.__wrapped__
+    return function
 
 
 def _replace(name: str, function: Any, wrapped: Any) -> None:
@@ -173,10 +210,10 @@ def _wrapped(function: Any, hook: BoundHook) -> Any:
     """Put a hook around a function, but inside of the hooks of a higher layer that are around it."""
     key = wrapper_key(function)
     if key is not None and _layer(key) > hook.behaviour.layer:
-        return wrap(_wrapped(function.__wrapped__, hook), key)
+        return wrap(_wrapped(function.__wrapped__, hook), key, registry.bound[key].hook.around)
     if outer := [key for key in wrapped_by(function) if _layer(key) > hook.behaviour.layer]:
         raise TypeError(f"{outer[0]} must wrap it, but another library has wrapped that one already")
-    return wrap(function, hook.key)
+    return wrap(function, hook.key, hook.hook.around)
 
 
 def _layer(key: str) -> int:
@@ -192,7 +229,7 @@ def _rewrapped(function: Any, hook: BoundHook) -> Any:
         raise LookupError(f"{hook.hook.attribute} is not decorated, but the hook has rewrap = {hook.hook.rewrap!r}")
     module, _, name = hook.hook.rewrap.rpartition(".")
     _, _, decorator = wrapt.resolve_path(module, name)
-    return decorator(wrap(inner, hook.key))
+    return decorator(wrap(inner, hook.key, hook.hook.around))
 
 
 def _member(owner: Any, name: str) -> Any:

@@ -14,12 +14,14 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from autoprof.base import files, interrupts
-from autoprof.config import structs
+from autoprof.config import kinds, structs
 from autoprof.config.settings import MOST_BYTES
 from autoprof.hooks import behaviour as behaviours
+from autoprof.hooks.call import Extent
 
 # Ending of a hook's module that is the file of a script, which runs as `__main__`.
 SCRIPT = ".py"
+SEVERAL = "recipe"
 HOOK_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
 
 
@@ -36,8 +38,12 @@ class Hook(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         behaviour: A name in `autoprof.hooks.behaviour.BEHAVIOURS`.
         module: The module to wait for; without it the target itself. Or the file of a script: `train.py`.
         versions: For which releases of the target, as in PEP 440; empty for all.
+        kind: What its stages are in the vocabulary of all trainers: one of the list, or a table of patterns for names
+            of stages; without it a well-known name tells.
         rewrap: A decorator (`package.module.function`) whose inner function is wrapped and which is applied again,
             for decorators that look at their caller (verl's `auto_await`).
+        around: What the behaviour goes around: the `call`; from enter to exit of the context manager that the call
+            returns (`with`); each `next` of the generator, iterator or data loader that it returns (`next`).
         options: What the behaviour takes.
     """
 
@@ -46,7 +52,9 @@ class Hook(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     behaviour: str
     module: str = ""
     versions: str = ""
+    kind: kinds.Kind | dict[str, kinds.Kind] = {}
     rewrap: str = ""
+    around: Extent = "call"
     options: dict[str, Any] = {}
 
 
@@ -67,6 +75,16 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     distributions: list[str] = []
     versions: str = ""
     passive: bool = False
+
+
+class Recipes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A file with recipes of several targets; its name begins with all of them: `mytrainer+mylib.toml`.
+
+    Attributes:
+        recipe: The recipes, each a `[[recipe]]` with the keys of a recipe, and `[[recipe.hook]]` tables.
+    """
+
+    recipe: list[Recipe]
 
 
 class BoundHook(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,14 +120,17 @@ def load(path: str) -> list[BoundHook]:
     """
     document = read(path)
     try:
-        recipe = msgspec.convert(document, Recipe)
+        recipes = (
+            msgspec.convert(document, Recipes).recipe if SEVERAL in document else [msgspec.convert(document, Recipe)]
+        )
     except msgspec.ValidationError as error:
         raise RecipeError(f"{path}: {_located(error, document)}") from None
-    if _name(path).split(".", 1)[0] != recipe.target:
-        raise RecipeError(f"{path}: target: {misnamed(path, recipe.target)}")
-    if problem := versions_problem(recipe.versions):
-        raise RecipeError(f"{path}: versions: {problem}")
-    bound = [_bind(path, recipe, hook, index) for index, hook in enumerate(recipe.hook)]
+    if problem := misnamed(path, [recipe.target for recipe in recipes]):
+        raise RecipeError(f"{path}: target: {problem}")
+    for recipe in recipes:
+        if problem := versions_problem(recipe.versions):
+            raise RecipeError(f"{path}: versions: {problem}")
+    bound = [_bind(path, recipe, hook, index) for recipe in recipes for index, hook in enumerate(recipe.hook)]
     for key, count in Counter(hook.key for hook in bound).items():
         if count > 1:
             raise RecipeError(f"{path}: two [[hook]] tables are named {key.split('/', 1)[1]!r}; give each its own name")
@@ -130,10 +151,21 @@ def read(path: str) -> dict[str, Any]:
     return document
 
 
-def misnamed(path: str, target: str) -> str:
-    """Return the complaint about a file whose name does not begin with its target."""
+def tables(document: dict[str, Any]) -> list[Any]:
+    """Return the recipes of a file: it is one, or has several as `[[recipe]]` tables."""
+    several = document.get(SEVERAL)
+    return several if isinstance(several, list) else [document]
+
+
+def misnamed(path: str, targets: list[str]) -> str:
+    """Return the complaint about a file whose name does not begin with its targets, or an empty text."""
     said = _name(path).split(".", 1)[0]
-    return f"it is {target!r}, but the file's name says {said!r}; name the file {target}.toml or {target}.ANYTHING.toml"
+    if Counter(said.split("+")) == Counter(targets):
+        return ""
+    name = "+".join(dict.fromkeys(targets))
+    if len(targets) > len(set(targets)):
+        return f"two [[recipe]] tables are for one target; there are {', '.join(targets)}"
+    return f"it is {name!r}, but the file's name says {said!r}; name the file {name}.toml or {name}.ANYTHING.toml"
 
 
 def versions_problem(versions: Any) -> str:
@@ -160,6 +192,8 @@ def hook_problems(hook: Mapping[str, str], target: str | None) -> Iterator[tuple
             continue
         if (value := hook.get(key)) and not all(part.isidentifier() for part in value.split(".")):
             yield key, f"got {value!r}; it takes names divided by dots"
+    if hook.get("behaviour") == "step.wrap" and hook.get("around") == "next":
+        yield "around", "got 'next': the step would be the wait for an item; step.tick makes a step of each item"
     if hook.get("attribute") == "":
         yield "attribute", "got ''; it takes names divided by dots"
     if problem := versions_problem(hook.get("versions", "")):
@@ -233,6 +267,8 @@ def _located(error: msgspec.ValidationError, document: Any) -> str:
     """Return msgspec's message with the place put first, in the words of TOML."""
     message, _, place = _one_line(error).partition(" - at `$")
     place = place.rstrip("`").lstrip(".")
+    if match := re.match(r"recipe\[([0-9]+)\]\.(.*)", place):
+        document, place = document[SEVERAL][int(match[1])], match[2]
     if match := re.match(r"hook\[([0-9]+)\]\.?(.*)", place):
         index = int(match[1])
         try:

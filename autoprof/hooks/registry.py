@@ -75,7 +75,8 @@ def read_recipes(target: str) -> list[BoundHook]:
             _state.read.add(target)
             for path in _boot.recipe_files().get(target, []):
                 try:
-                    bound.update({hook.key: hook for hook in recipe.load(path)})
+                    hooks = [hook for hook in recipe.load(path) if hook.recipe.target == target]
+                    bound.update({hook.key: hook for hook in hooks})
                 except RecipeError as error:
                     _leave_out(os.path.basename(path), str(error))
         return [hook for hook in bound.values() if hook.recipe.target == target]

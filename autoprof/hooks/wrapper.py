@@ -17,16 +17,22 @@ from typing import Any
 from autoprof.hooks.gates import Gate, gate
 
 
-def wrap(function: Callable[..., Any], key: str) -> Callable[..., Any]:
-    """Put the hook called `key` around `function`.
+def wrap(function: Callable[..., Any], key: str, around: str = "call") -> Callable[..., Any]:
+    """Put the hook called `key` around `function`; or `with` or `next`, around what it returns (`call.Extent`).
 
     Raises:
         TypeError: `function` is a generator function, which is not done when its call returns.
     """
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise TypeError("it is a generator function")
-    around = _wrap_coroutine if inspect.iscoroutinefunction(function) else _wrap_plain
-    return around(function, key, gate(key))
+    closed = gate(key)
+    for makes, wrapped in _GENERATORS:
+        if makes(function):
+            if around != "next":
+                raise TypeError('it is a generator function, which takes around = "next"')
+            return wrapped(function, key)
+    if around == "call":
+        return (_wrap_coroutine if inspect.iscoroutinefunction(function) else _wrap_plain)(function, key, closed)
+    awaited = inspect.iscoroutinefunction(function)
+    return (_wrap_returning_coroutine if awaited else _wrap_returning)(function, key, closed, around)
 
 
 def wrapped_by(function: Any) -> set[str]:
@@ -81,7 +87,111 @@ def _wrap_coroutine(function: Callable[..., Any], key: str, closed: Gate) -> Cal
     return autoprof_wrapper
 
 
+def _wrap_returning(function: Callable[..., Any], key: str, closed: Gate, around: str) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def autoprof_wrapper(*args: Any, **kwargs: Any) -> Any:
+        returned = function(*args, **kwargs)
+        if closed:
+            return returned
+        try:
+            from autoprof.hooks.returned import watch
+        except Exception as error:
+            if (theirs := sys.modules.get("autoprof.base.interrupts")) is not None:
+                theirs.pass_on(error)
+        else:
+            return watch(key, function, args, kwargs, returned, around)
+        return returned
+
+    return autoprof_wrapper
+
+
+def _wrap_returning_coroutine(function: Callable[..., Any], key: str, closed: Gate, around: str) -> Callable[..., Any]:
+    @functools.wraps(function)
+    async def autoprof_wrapper(*args: Any, **kwargs: Any) -> Any:
+        returned = await function(*args, **kwargs)
+        if closed:
+            return returned
+        try:
+            from autoprof.hooks.returned import watch
+        except Exception as error:
+            if (theirs := sys.modules.get("autoprof.base.interrupts")) is not None:
+                theirs.pass_on(error)
+        else:
+            return watch(key, function, args, kwargs, returned, around)
+        return returned
+
+    return autoprof_wrapper
+
+
+def _wrap_generator(function: Callable[..., Any], key: str) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def autoprof_wrapper(*args: Any, **kwargs: Any) -> Any:
+        inner = function(*args, **kwargs)
+        call = None
+        try:
+            from autoprof.hooks.call import Call
+            from autoprof.hooks.items import advance
+        except Exception as error:
+            if (theirs := sys.modules.get("autoprof.base.interrupts")) is not None:
+                theirs.pass_on(error)
+        else:
+            call = Call(key, function, args, kwargs)
+        resume, given = inner.send, None
+        while True:
+            try:
+                item = resume(given) if call is None else advance(call, resume, given)
+            except StopIteration as end:
+                return end.value
+            finally:
+                given = None  # an exception would hold this frame, which would hold it
+            try:
+                given = yield item
+                resume = inner.send
+            except BaseException as error:
+                resume, given = inner.throw, error
+
+    return autoprof_wrapper
+
+
+def _wrap_async_generator(function: Callable[..., Any], key: str) -> Callable[..., Any]:
+    @functools.wraps(function)
+    async def autoprof_wrapper(*args: Any, **kwargs: Any) -> Any:
+        inner = function(*args, **kwargs)
+        call = None
+        try:
+            from autoprof.hooks.call import Call
+            from autoprof.hooks.items import advance_coroutine
+        except Exception as error:
+            if (theirs := sys.modules.get("autoprof.base.interrupts")) is not None:
+                theirs.pass_on(error)
+        else:
+            call = Call(key, function, args, kwargs)
+        resume, given = inner.asend, None
+        while True:
+            try:
+                item = await (resume(given) if call is None else advance_coroutine(call, resume, given))
+            except StopAsyncIteration:
+                return
+            finally:
+                given = None
+            try:
+                given = yield item
+                resume = inner.asend
+            except BaseException as error:
+                resume, given = inner.athrow, error
+
+    return autoprof_wrapper
+
+
+_GENERATORS = (
+    (inspect.isgeneratorfunction, _wrap_generator),
+    (inspect.isasyncgenfunction, _wrap_async_generator),
+)
 _WRAPPER_CODES = (
     _wrap_plain(lambda: None, "", Gate()).__code__,
     _wrap_coroutine(lambda: None, "", Gate()).__code__,
+    _wrap_returning(lambda: None, "", Gate(), "").__code__,
+    _wrap_returning_coroutine(lambda: None, "", Gate(), "").__code__,
+    _wrap_generator(lambda: None, "").__code__,
+    _wrap_async_generator(lambda: None, "").__code__,
 )

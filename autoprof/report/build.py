@@ -14,7 +14,7 @@ from autoprof.base.units import seconds
 from autoprof.report.figures import captures, words
 from autoprof.report.figures.details import choose, details, looked_at
 from autoprof.report.figures.index import StepSpan
-from autoprof.report.figures.overview import NOBODY, Overview, shares
+from autoprof.report.figures.overview import NOBODY, Overview, shares, shares_of_kinds
 from autoprof.report.figures.reading import Reader, Timeline, timelines
 from autoprof.report.figures.recorded import Recorded
 from autoprof.report.findings import findings
@@ -95,6 +95,7 @@ def figures(
         versions={name: version for name, version in run.info.versions.items() if version},
         steps=overview.rows,
         stages=stages,
+        kinds=shares_of_kinds(overview.rows, stages),
         median_s=median(row.seconds for row in overview.rows) if overview.rows else None,
         tokens_per_s=_rate(overview.rows),
         findings=findings.abridged(everything),

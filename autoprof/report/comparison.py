@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, median
 
 import msgspec
 
 from autoprof.base.units import number, seconds
+from autoprof.config import kinds
 from autoprof.report.figures.captures import place_of
 from autoprof.report.figures.words import PROFILING
 from autoprof.report.findings.findings import in_order
@@ -31,6 +32,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         recorded: Of the stages of a step, the seconds in which a profiler recorded.
+        kinds: The kinds of stages, by name, and of captures, by place.
     """
 
     label: str
@@ -41,6 +43,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     operators: dict[tuple[str, str], float]
     step: int | None
     recorded: dict[str, float] = {}
+    kinds: dict[str, str] = {}
 
 
 def side(run: RunFigures, step: int | None, with_run: bool) -> Side:
@@ -64,6 +67,7 @@ def side(run: RunFigures, step: int | None, with_run: bool) -> Side:
         operators=_operators(details.captures),
         step=step,
         recorded=row.recorded if row else {},
+        kinds=_kinds(run, details.captures),
     )
 
 
@@ -78,16 +82,24 @@ def _of_run(run: RunFigures) -> Side:
         samples={},
         operators=_operators(capture for step in run.details for capture in step.captures),
         step=None,
+        kinds=_kinds(run, [capture for step in run.details for capture in step.captures]),
     )
+
+
+def _kinds(run: RunFigures, captures: Iterable[CaptureFigures]) -> dict[str, str]:
+    found = {stage.name: stage.kind for stage in run.stages}
+    found |= {name: kinds.of(name) for step in run.details for name in step.stages if name not in found}
+    return found | {place_of(capture): capture.stage_kind for capture in captures}
 
 
 def compare(a: Side, b: Side) -> Comparison:
     """Compare `a` with `b`: the step, its tokens, and then what became slower by most."""
     # Without a timeline the captures are all there is.
     whole = max(a.step_s or 0.0, b.step_s or 0.0) or max(_captured_s(a), _captured_s(b))
+    a, b, both = _by_kind(a, b)
     rows = [
-        *_rows("stage", _named(a.stages), _named(b.stages), _ROW_SHARE * whole),
-        *_rows("samples", _named(a.samples), _named(b.samples), 0.0),
+        *_rows("stage", _placed(a.stages, both), _placed(b.stages, both), _ROW_SHARE * whole),
+        *_rows("samples", _placed(a.samples), _placed(b.samples), 0.0),
         *_rows("operator", a.operators, b.operators, 0.0, both=bool(a.operators and b.operators))[:_MOST_OPERATORS],
     ]
     rows.sort(key=lambda row: -row.change)
@@ -101,6 +113,39 @@ def compare(a: Side, b: Side) -> Comparison:
     if any(each.kind == "slower_stage" for each in found):
         found = [each for each in found if each.kind != "slower_step"]
     return Comparison(a=a.label, b=b.label, rows=[*head, *rows], findings=found)
+
+
+def _by_kind(a: Side, b: Side) -> tuple[Side, Side, dict[str, str]]:
+    """Put the sums of a kind in the place of its stages, and captures of a kind in one place, where each side has names
+    for it that the other lacks: other trainers have other names.
+
+    Returns:
+        The sides, and the names that each kind stands for, those of `a` first.
+    """
+    both = {}
+    for kind in kinds.KINDS:
+        names = [[name for name in side.stages if side.kinds.get(name) == kind] for side in (a, b)]
+        if set(names[0]) - set(names[1]) and set(names[1]) - set(names[0]):
+            both[kind] = " | ".join(", ".join(each) for each in names)
+    return _merged(a, b, both), _merged(b, a, both), both
+
+
+def _merged(side: Side, other: Side, both: Mapping[str, str]) -> Side:
+    sums: dict[str, dict[str, float]] = {}
+    for field in ("stages", "recorded"):
+        sums[field] = defaultdict(float)
+        for name, took in getattr(side, field).items():
+            kind = side.kinds.get(name, "")
+            sums[field][kind if kind in both else name] += took
+    there, theirs = ({place for place, _ in each.operators} for each in (side, other))
+    known = {other.kinds.get(place) for place in theirs - there} - {""}
+    placed = {place: side.kinds[place] for place in there - theirs if side.kinds.get(place) in known}
+    count = Counter(placed.values())
+    operators: dict[tuple[str, str], float] = defaultdict(float)
+    for (place, name), took in side.operators.items():
+        at = placed.get(place, place)
+        operators[at, name] += took / max(1, count[at])
+    return msgspec.structs.replace(side, operators=dict(operators), **sums)
 
 
 def _findings(a: Side, b: Side, rows: Sequence[ComparisonRow], whole: float) -> Iterable[Finding]:
@@ -204,5 +249,5 @@ def _typical(values: Sequence[float]) -> float:
     return median(values) or fmean(values)
 
 
-def _named(values: Mapping[str, float]) -> dict[tuple[str, str], float]:
-    return {("", name): value for name, value in values.items()}
+def _placed(values: Mapping[str, float], where: Mapping[str, str] | None = None) -> dict[tuple[str, str], float]:
+    return {((where or {}).get(name, ""), name): value for name, value in values.items()}

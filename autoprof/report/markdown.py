@@ -44,9 +44,10 @@ def _lines(run: RunFigures) -> Iterable[str]:
         yield "## Where the time goes"
         yield ""
         rows = [
-            [_safe(each.name), seconds(each.seconds), share(each.share), seconds(each.median_s)] for each in run.stages
+            [_safe(each.name), each.kind, seconds(each.seconds), share(each.share), seconds(each.median_s)]
+            for each in run.stages
         ]
-        yield from _table(["stage", "seconds", "share", "median"], rows)
+        yield from _table(["stage", "kind", "seconds", "share", "median"], rows)
     slow = sorted((row for row in run.steps if row.slow), key=lambda row: row.usual_s - row.seconds)[:_MOST_STEPS]
     if slow:
         yield "## Slow steps"

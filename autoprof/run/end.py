@@ -15,7 +15,7 @@ import autoprof
 from autoprof.base import identity, interpreter, interrupts, log, process
 from autoprof.base.redact import is_url, url
 from autoprof.config.settings import MERGE
-from autoprof.run import outcome
+from autoprof.run import outcome, seat
 from autoprof.run.cluster import kv
 from autoprof.run.runtime import Runtime
 
@@ -39,9 +39,9 @@ _state = _State()
 
 
 def end_run(run: Runtime) -> None:
-    """End the run in the process that started it, at its exit. Never raises."""
+    """End the run in the process that started it, or in the last of its ranks, at its exit. Never raises."""
     try:
-        if not run.started_here or not os.path.exists(run.rundir.run_json):
+        if not _ends(run) or not os.path.exists(run.rundir.run_json):
             return
         wait_for_files(run)
         run.complete()
@@ -54,6 +54,17 @@ def end_run(run: Runtime) -> None:
         log.warning(f"the end of the run can't be written: {error}")
 
 
+def _ends(run: Runtime) -> bool:
+    """Return whether the run ends with this process."""
+    if (own := seat.own()) is None:
+        return run.started_here
+    run.timeline.flush()
+    last = own.leave("" if run.stopped else outcome.error())
+    if last and not os.path.exists(run.rundir.run_json):
+        own.clear()
+    return last
+
+
 def window_passed(run: Runtime) -> None:
     """Merge and run the user's command in the trainer, after the last step that could be captured.
 
@@ -62,7 +73,7 @@ def window_passed(run: Runtime) -> None:
     """
     if run.settings.collect:
         return
-    one_of_several = identity.ranks() > 1 and not run.started_here
+    one_of_several = identity.ranks() > 1 and (seat.own() is not None or not run.started_here)
     if one_of_several or not (run.settings.on_finish or _merging(run)):
         return
 

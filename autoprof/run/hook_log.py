@@ -82,6 +82,11 @@ class HookLog:
             self._worth_writing |= self._active_target
             self._write()
 
+    def is_applied(self, key: str) -> bool:
+        """Return whether a hook is applied in this process."""
+        entry = self._hooks.get(key)
+        return entry is not None and entry.state == "applied"
+
     def was_called(self, key: str) -> bool:
         """Return whether a hook fired in this process."""
         entry = self._hooks.get(key)

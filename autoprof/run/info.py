@@ -17,6 +17,8 @@ from autoprof.base.redact import redacted
 from autoprof.config import settings, structs
 from autoprof.config.parsers import LONGEST_NAME
 from autoprof.config.settings import Settings, SettingsError
+from autoprof.run import seat
+from autoprof.rundir.ranks import Seat
 
 
 @structs.complete
@@ -50,11 +52,12 @@ def shortened(command: str) -> str:
     return command if cut <= 0 else f"{command[:_MOST_COMMAND]}... ({cut} characters more)"
 
 
-def read(given: Mapping[str, object] | None = None) -> RunInfo:
+def read(given: Mapping[str, object] | None = None, late: bool = False) -> RunInfo:
     """Read what was handed on, or the settings in the process that starts the run, which hands them on here.
 
     Args:
         given: Settings that the program gives, over those of the environment.
+        late: The run is at its end: a rank that has not joined it leaves nothing.
 
     Raises:
         SettingsError: The settings are wrong, or too long to be handed on.
@@ -80,6 +83,36 @@ def read(given: Mapping[str, object] | None = None) -> RunInfo:
         python=platform.python_version(),
         settings=read,
     )
+    info = info if late else with_seat(info, seat.join_launch(read))
+    hand_on(info)
+    if read.recipes:
+        # Makes the settings file's recipes known to the children too, in whatever directory they work.
+        os.environ[_boot.RECIPES] = os.pathsep.join(read.recipes)
+        _boot.add_recipes()
+    return info
+
+
+def with_seat(info: RunInfo, taken: Seat | None) -> RunInfo:
+    """Return the facts of the run in which this rank has its place: the rank that joined first has started it."""
+    if taken is None:
+        return info
+    first = taken.first
+    whose = {"host": first.host, "pid": first.pid, "ticks": first.ticks, "started": first.started}
+    return msgspec.structs.replace(named(info, taken.run_id), **whose)
+
+
+def named(info: RunInfo, run_id: str) -> RunInfo:
+    """Return the facts of a run that has this name."""
+    return msgspec.structs.replace(info, id=run_id, directory=os.path.join(info.settings.dir, run_id))
+
+
+def hand_on(info: RunInfo) -> None:
+    """Hand the facts of the run to the processes that this one starts.
+
+    Raises:
+        SettingsError: They are too long.
+    """
+    read = info.settings
     # The URL of the run's copy stays in this process: it may hold a password.
     told = msgspec.structs.replace(read, collect="1" if read.collect else "")
     handed_on = msgspec.structs.replace(info, settings=told, command=shortened(info.command))
@@ -96,9 +129,4 @@ def read(given: Mapping[str, object] | None = None) -> RunInfo:
             f"the settings are {len(text)} characters long, and no more than {_MOST_HANDED} can be handed to the "
             "processes of a run: shorten the longest of them"
         )
-    os.environ[_boot.RUN_INFO] = text
-    if read.recipes:
-        # Makes the settings file's recipes known to the children too, in whatever directory they work.
-        os.environ[_boot.RECIPES] = os.pathsep.join(read.recipes)
-        _boot.add_recipes()
-    return info
+    os.environ[_boot.RUN_ID], os.environ[_boot.RUN_INFO] = info.id, text

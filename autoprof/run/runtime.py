@@ -17,7 +17,7 @@ from autoprof.base.redact import hidden, hidden_in
 from autoprof.config import settings
 from autoprof.config.settings import SettingsError
 from autoprof.run import info as run_info
-from autoprof.run import outcome
+from autoprof.run import outcome, seat
 from autoprof.run.cluster import nodes
 from autoprof.run.hook_log import HookLog
 from autoprof.run.info import RunInfo
@@ -50,6 +50,11 @@ class Runtime:
     def started_here(self) -> bool:
         """Return whether this process started the run."""
         return self.info.host == identity.HOST and self.info.pid == os.getpid()
+
+    @property
+    def decides(self) -> bool:
+        """Return whether this process takes what is asked for, of those that each run the trainer."""
+        return identity.own_rank() == 0 or (self.started_here and seat.own() is None)
 
     def _join(self) -> None:
         """Make the run directory with the first hook that is applied: a process may import a target and not use it."""
@@ -117,7 +122,9 @@ class Runtime:
 
     def complete(self, no_hooks: str = "") -> None:
         """Summarise in `run.json` what the processes of the run left in `hooks/`, or why none of them had a hook."""
-        error = "" if self.stopped else outcome.error()
+        if (others := seat.own()) is not None:  # the rank that began has noted them
+            self._earlier = decoder.read(self.rundir.run_json, RunFile).earlier
+        error = "" if self.stopped else outcome.error() or (others.errors() if others is not None else "")
         known = {"ended": time.time(), "state": runs.FAILED if error else runs.ENDED}
         known |= {"error": error} if error else {}
         known |= {"no_hooks": hidden(no_hooks)} if no_hooks else {}
@@ -178,7 +185,7 @@ def start(given: Mapping[str, object] | None = None, late: bool = False) -> Runt
             return None
         began_here = _boot.RUN_INFO not in os.environ
         try:
-            info = run_info.read(given)
+            info = run_info.read(given, late)
         except SettingsError as error:
             if given is not None:
                 raise
@@ -187,10 +194,27 @@ def start(given: Mapping[str, object] | None = None, late: bool = False) -> Runt
             return None
         log.configure(info.settings.log)
         if began_here and identity.first() and not (late and os.path.isdir(info.directory)):
-            for line in settings.unknown(os.environ):
+            for line in (*settings.unknown(os.environ), *settings.unknown_roles(info.settings)):
                 log.warning(line)
         _state.run = Runtime(info)
         return _state.run
+
+
+def move(run_id: str, launch: str, rank: int) -> None:
+    """Make this process, which has left nothing yet, one of the ranks of another run.
+
+    Raises:
+        SettingsError: The facts of the run are too long to be handed on.
+    """
+    with _state.lock:
+        run = _state.run
+        if run is None:
+            return
+        program = os.urandom(4).hex()
+        taken = seat.take(run.settings, run_id, launch, program, rank)
+        info = run_info.with_seat(run.info, taken) if taken is not None else run_info.named(run.info, run_id)
+        run_info.hand_on(info)
+        _state.run = Runtime(info)
 
 
 def report(where: str, error: BaseException) -> None:

@@ -21,11 +21,14 @@ import msgspec
 
 from autoprof import __version__
 from autoprof.base import files, identity, interrupts, log, process
+from autoprof.config import kinds
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import Id, Line, Moment, ProcessLine
 
 # Kinds of which a step has a few; all others are kept and written together.
 _AT_ONCE = ("step", "stage", "window")
+# Kinds of spans that have a kind of stage, which a well-known name tells where nothing else does.
+_STAGES = ("stage", "timer")
 # Kept lines are written when there are this many, or when the first is this old.
 _MANY = 256
 _OLD_NS = 1_000_000_000
@@ -40,9 +43,22 @@ class Span:
 
     Args:
         ids: The sample or the request that it is of.
+        stage_kind: The kind of the stage; None for that which its name tells.
     """
 
-    __slots__ = ("_begun", "_ids", "_kind", "_life", "_name", "_rank", "_role", "_start", "_step", "_timeline")
+    __slots__ = (
+        "_begun",
+        "_ids",
+        "_kind",
+        "_life",
+        "_name",
+        "_rank",
+        "_role",
+        "_stage_kind",
+        "_start",
+        "_step",
+        "_timeline",
+    )
 
     def __init__(
         self,
@@ -54,11 +70,13 @@ class Span:
         role: str,
         rank: int | None,
         ids: Mapping[str, Id] | None = None,
+        stage_kind: str | None = None,
     ) -> None:
         self._timeline = timeline
         self._life = timeline.life
         self._kind, self._name, self._step, self._role, self._rank = kind, name, step, role, rank
         self._ids = ids or {}
+        self._stage_kind = stage_kind
         self._start = time.time_ns()
         self._begun = time.monotonic_ns()
 
@@ -68,6 +86,7 @@ class Span:
         counts: Mapping[str, int] | None = None,
         *,
         step: int | None = None,
+        at_ns: int | None = None,
     ) -> None:
         """Note the span; a forked child leaves that to its parent. Never raises.
 
@@ -75,11 +94,15 @@ class Span:
             error: The exception that was raised inside of it.
             counts: Counts of it, such as tokens.
             step: The step, where it was not known at the begin.
+            at_ns: When it ended, of `time.monotonic_ns`, where that was not now.
         """
-        now = time.monotonic_ns()
+        now = time.monotonic_ns() if at_ns is None else at_ns
         timeline = self._timeline
         if self._life is not timeline.life:
             return
+        stage_kind = self._stage_kind
+        if stage_kind is None:
+            stage_kind = kinds.of(self._name) if self._kind in _STAGES else ""
         line = Line(
             self._kind,
             self._name,
@@ -92,6 +115,7 @@ class Span:
             None if error is None else type(error).__name__,
             self._ids,
             counts or {},
+            stage_kind,
         )
         if self._kind in _AT_ONCE:
             timeline.add(line, now, at_once=True)

@@ -52,6 +52,20 @@ class Attempt(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 @structs.complete
+class RankFile(Struct, frozen=True, kw_only=True):
+    """`ranks/<launch>/<rank>`: a rank that a launcher such as `srun` has started; `first` is the one that joined first.
+
+    `<rank>.ended` is there when it has ended, and holds the type of the exception that nobody caught, if there was one.
+    """
+
+    program: str = ""  # A number that no other program has.
+    host: str = ""  # Its host.
+    pid: Number = 0  # The process that joined.
+    ticks: Number = 0  # Its start time, as in `run.json`.
+    started: Seconds = 0.0  # When it joined, in seconds since the epoch.
+
+
+@structs.complete
 class RunFile(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`run.json`: the run. The process that started it completes the file at the end.
 
@@ -118,6 +132,7 @@ class CaptureMeta(Struct, frozen=True, kw_only=True, omit_defaults=True):
     bytes: Size  # The size of the trace.
     state: str  # `complete`, `truncated` or `failed`.
     reason: str  # Why it is not complete, or what else is to be said of it.
+    stage_kind: str = ""  # The stage's [kind](recipes.md#kinds), where it has one.
     slowest: str = ""  # Why these ranks were captured, where the slowest were asked for.
     steps: list[Number] = []  # All steps that a whole-step capture holds.
     stages: list[Any] = []  # The stages that a whole-step capture holds.
@@ -162,6 +177,7 @@ class OutOfMemoryMeta(Struct, frozen=True, kw_only=True, omit_defaults=True):
     step: Number | None = None  # The step of the capture that was going on, if one was.
     role: str = ""  # Its role.
     stage: str = ""  # Its stage.
+    stage_kind: str = ""  # The stage's [kind](recipes.md#kinds), where it has one.
     rank: Number | None = None  # Its rank.
     replica: Number | None = None  # Its replica.
     part: str = ""  # Its part.
@@ -231,6 +247,7 @@ class Line(Struct, frozen=True, omit_defaults=True, gc=False):
     error: str | None = None  # The type of the exception that ended it.
     ids: Mapping[str, Id | None] = {}  # Which of many it is: the sample, the request, the replica.
     counts: Mapping[str, Count | None] = {}  # What was counted, such as tokens.
+    stage_kind: str = ""  # The [kind](recipes.md#kinds) of a stage or timer, where it has one.
 
 
 # The kind of a `ProcessLine`.

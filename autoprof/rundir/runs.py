@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import time
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 
 from autoprof.base import files, identity, interrupts, units
 from autoprof.base.similar import did_you_mean
-from autoprof.rundir import decoder, file_names, layout, no_run
+from autoprof.rundir import decoder, file_names, layout, no_run, ranks
 from autoprof.rundir.file_names import (
     EXIT,
     META,
@@ -33,6 +35,7 @@ NONE_LEFT = "a run leaves a folder once it imports a trainer or engine with a re
 # The link to the run that began last.
 LATEST = "latest"
 _MOST_NAMED = 5
+_TIMED = re.compile(r"[0-9]{8}-[0-9]{6}-")
 _WHOLE = (TRACE, SNAPSHOT, NSYS_REPORT)
 _HALVES = tuple(f"{ending}{PART}" for ending in (TRACE, *RAW_ENDINGS, META))
 
@@ -185,7 +188,7 @@ def state(info: RunFile, path: Path) -> str:
     """Return the state of a run in the folder `path`, as in `Run.state`. Of another host's processes nothing is
     known."""
     if info.state == "running":
-        gone = info.host == identity.HOST and not _alive(info.pid, info.ticks)
+        gone = info.host == identity.HOST and not _alive(info.pid, info.ticks) and not ranks.going_on(path)
         return UNFINISHED if gone else info.state
     status = exit_status(path) if info.state in (ENDED, FAILED) else None
     if status is not None:
@@ -218,8 +221,16 @@ def runs(parent: Path) -> list[Run]:
         where = "give the folder of the runs with --dir or AUTOPROF_DIR"
         raise NotFound(f"there is no folder {str(parent)!r}; {where}; {NONE_LEFT}")
     with os.scandir(parent) as entries:
-        names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
-    return [Run(f"{parent}/{name}") for name in names if os.path.lexists(f"{parent}/{name}/{RUN}")]
+        names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    found = [Run(f"{parent}/{name}") for name in names if os.path.lexists(f"{parent}/{name}/{RUN}")]
+    return sorted(found, key=_began)
+
+
+def _began(run: Run) -> tuple[str, str]:
+    """Return the local time at which a run began, with which most ids begin; launchers and users give others."""
+    if _TIMED.match(run.id):
+        return run.id, ""
+    return time.strftime("%Y%m%d-%H%M%S", time.localtime(run.info.started)), run.id
 
 
 def find(parent: Path, name: str) -> Run:

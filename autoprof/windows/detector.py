@@ -25,12 +25,15 @@ _UNKNOWN = 10
 
 
 class Measured(NamedTuple):
-    """A step as the process that drives it had it. `parts` are its stages and timers: names, starts and ends in ns."""
+    """A step as the process that drives it had it. `parts` are its stages and timers: names, starts and ends in ns;
+    `kinds` are the kinds of stages by name.
+    """
 
     number: int
     start_ns: int
     end_ns: int
     parts: Sequence[tuple[str, int, int]] = ()
+    kinds: Mapping[str, str] = {}
 
     @property
     def seconds(self) -> float:
@@ -74,7 +77,8 @@ class Detector:
             but_for = f" without {', '.join(without)}" if without else ""
             whys[STEP] = took, usual, f"step {step.number} took {in_words(took)}{but_for}"
         for name, before in self._stages.items():
-            took = Union((start, end) for each, start, end in step.parts if each == name).length() / 1e9
+            spans = ((start, end) for each, start, end in step.parts if name in (each, step.kinds.get(each)))
+            took = Union(spans).length() / 1e9
             if took and len(before) >= FEWEST and took - median(before) >= LEAST_SHARE * step.seconds:
                 whys[name] = took, median(before), f"{name} took {in_words(took)} in step {step.number}"
             if took:
@@ -87,11 +91,15 @@ class Detector:
         return self._open(found, ordinal)
 
     def unknown(self, step: Measured, ordinal: int) -> str:
-        """Return the stages that conditions name and no step has had, once that can be told; or an empty text."""
+        """Return the stages and kinds that conditions name and no step has had, once that can be told; or an empty
+        text.
+        """
         missing = [name for name, before in self._stages.items() if not before]
         if ordinal != _UNKNOWN or not missing:
             return ""
-        there = ", ".join(sorted({name for name, _, _ in step.parts})) or "none"
+        names = sorted({name for name, _, _ in step.parts})
+        kinds = sorted({step.kinds[name] for name in names if name in step.kinds})
+        there = f"{', '.join(names) or 'none'}{f', of kinds {listed}' if (listed := ', '.join(kinds)) else ''}"
         return f"AUTOPROF_WHEN: no step had a stage {', '.join(missing)} in the trainer's process; there are {there}"
 
     def ranks(self, step: Measured, told: Sequence[RankStats], ordinal: int) -> Opened | None:

@@ -61,7 +61,7 @@ class Monitor:
         self._told_of = -1
         # Of several trainers that a launcher has started one decides, and asks the others as `autoprof trigger` does.
         self._several = identity.ranks() > 1
-        self._decides = not self._several or identity.own_rank() == 0 or run.started_here
+        self._decides = not self._several or run.decides
 
     def begins(self, step: int, ordinal: int) -> None:
         """Note that a step has begun; `ordinal` counts those of this run from 1."""
@@ -116,7 +116,7 @@ class Monitor:
         if not self._decides:
             self._reporter.tell()
             return
-        step = Measured(number, line.start_ns, line.end_ns, parts)
+        step = Measured(number, line.start_ns, line.end_ns, parts, self._reporter.kinds)
         fair = not captured and line.error is None
         if fair:
             with self._lock:

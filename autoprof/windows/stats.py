@@ -87,11 +87,13 @@ class StatsReporter:
     Attributes:
         step: The step that ended last in this process, by its span.
         parts: Names, starts and ends of the stages and timers since, if a trainer drives its steps here.
+        kinds: The kinds of all of them so far that have one, by name.
     """
 
     def __init__(self, run: Runtime) -> None:
         self.step: Line | None = None
         self.parts: list[tuple[str, int, int]] = []
+        self.kinds: dict[str, str] = {}
         self._run = run
         self._channel = StatsChannel(run)
         # Steps and stages are judged by what the trainer's process knows by itself.
@@ -145,6 +147,8 @@ class StatsReporter:
             # verl's own timer of this name is around the step.
             if drives and line.name != "step" and len(self.parts) < _MOST:
                 self.parts.append((line.name, line.start_ns, line.end_ns))
+                if line.stage_kind:
+                    self.kinds[line.name] = line.stage_kind
             if line.kind == "stage" and line.step is not None and line.rank is not None:
                 self._stage(line, line.rank, drives)
 

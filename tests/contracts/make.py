@@ -1,6 +1,7 @@
 """`make contracts`: stores the signatures of the releases in `releases.toml`, and prints the changes.
 
-Each wheel is downloaded with pip, read, and deleted; nothing of it is installed or run.
+Each wheel is downloaded with pip, read, and deleted; nothing of it is installed or run. Where a release has no wheel,
+its source distribution is read, and pip runs what names its version.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ import argparse
 import json
 import subprocess
 import sys
+import tarfile
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -77,27 +79,42 @@ def _read_release(target: str, version: str) -> tuple[str, dict[str, Facts | Non
     )
     modules = {*table.modules, *(hook.hook.module for hook in hooks)}
     with tempfile.TemporaryDirectory() as folder:
-        distribution, wheel = _download(table.wheels, version, folder)
-        with zipfile.ZipFile(wheel) as archive:
-            return distribution, collect(lambda name: _parse(archive, name), modules, wanted)
+        distribution, file = _download(table.wheels, version, folder)
+        if file.suffix == ".whl":
+            with zipfile.ZipFile(file) as archive:
+                # Where a wheel has pure Python beside what is built, it may lie in a folder of its own.
+                apart = next((file.partition("/")[0] for file in archive.namelist() if ".data/purelib/" in file), "")
+                folders = ["", f"{apart}/purelib/"] if apart else [""]
+                return distribution, collect(lambda name: _parse(archive.read, folders, name), modules, wanted)
+        with tarfile.open(file) as sources:
+            top = sources.next()
+            assert top is not None
+
+            def read(path: str) -> bytes:
+                found = sources.extractfile(f"{top.name.partition('/')[0]}/{path}")
+                assert found is not None
+                return found.read()
+
+            return distribution, collect(lambda name: _parse(read, [""], name), modules, wanted)
 
 
 def _download(distributions: list[str], version: str, folder: str) -> tuple[str, Path]:
-    """Download the wheel of the first distribution that has the version; return both."""
-    for distribution in distributions:
-        what = ["--no-deps", "--only-binary", ":all:", "--ignore-requires-python", f"{distribution}=={version}"]
-        command = [*_PIP, "download", "--quiet", "--no-cache-dir", "--dest", folder, *what]
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
-        if result.returncode == 0:
-            return distribution, next(Path(folder).glob("*.whl"))
+    """Download the wheel of the first distribution that has the version, or its sources; return both."""
+    for kind in (["--only-binary", ":all:"], ["--no-binary", ":all:", "--no-build-isolation"]):
+        for distribution in distributions:
+            what = ["--no-deps", *kind, "--ignore-requires-python", f"{distribution}=={version}"]
+            command = [*_PIP, "download", "--quiet", "--no-cache-dir", "--dest", folder, *what]
+            result = subprocess.run(command, capture_output=True, text=True, check=False)
+            if result.returncode == 0:
+                return distribution, next(iter([*Path(folder).glob("*.whl"), *Path(folder).glob("*.tar.gz")]))
     raise LookupError(f"pip can't download it: {(result.stderr.strip().splitlines() or ['no output'])[-1]}")
 
 
-def _parse(archive: zipfile.ZipFile, name: str) -> Module | None:
+def _parse(read: Callable[[str], bytes], folders: list[str], name: str) -> Module | None:
     path = name.replace(".", "/")
-    for file in (f"{path}.py", f"{path}/__init__.py"):
+    for file in (f"{folder}{path}{ending}" for folder in folders for ending in (".py", "/__init__.py")):
         try:
-            source = archive.read(file)
+            source = read(file)
         except KeyError:
             continue
         return Module(name, source, is_package=file.endswith("__init__.py"))

@@ -41,6 +41,7 @@ SOURCES = {
                 @decorator(1)
                 async def start(self, a, /, b: int | None = None, *, c=2, **rest) -> None:
                     self.rank, self.place = 1, 2
+                    self.__dict__["held"] = 3
                 def steps(self):
                     yield 1
                 def nested(self):
@@ -66,7 +67,7 @@ def facts(*modules: str, **wanted: set[str]) -> dict[str, Facts | None]:
 
 
 def test_a_class() -> None:
-    found = facts("lib.work.worker", names={"Worker", "Worker.*", "run"}, attributes={"place"})
+    found = facts("lib.work.worker", names={"Worker", "Worker.*", "run"}, attributes={"place", "held"})
     assert found["lib.work.worker"] == {
         "functions": {"run": {"async": False, "parameters": ["*names: str", "key"]}},
         "classes": {
@@ -83,7 +84,7 @@ def test_a_class() -> None:
                     },
                     "steps": {"async": False, "parameters": ["self"], "generator": True},
                 },
-                "attributes": ["place"],
+                "attributes": ["held", "place"],
             }
         },
     }

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support import engines, processes
-from tests.support.helpers import clean_environment
+from tests.support.helpers import clean_environment, wait_for_line
 from tests.support.trl_runs import NAMES, SCRIPT, Ran
 
 
@@ -175,7 +175,7 @@ def test_a_plain_trainer(plain: Ran) -> None:
     late = [span for span in plain.spans() if span["step"] == 2 and span["name"] in ("evaluate", "save_checkpoint")]
     assert len(late) == 2
     assert all(step["start_ns"] < span["start_ns"] <= span["end_ns"] <= step["end_ns"] for span in late)
-    assert (plain.folder / "finished").read_text().split() == [str(plain.run)]
+    assert wait_for_line(plain.folder / "finished").split() == [str(plain.run)]
 
 
 def test_torchrun_leaves_a_file_of_each_rank_in_one_run(both_ranks: Ran) -> None:
@@ -185,7 +185,7 @@ def test_torchrun_leaves_a_file_of_each_rank_in_one_run(both_ranks: Ran) -> None
     assert len(both_ranks.processes()) == 2
     assert {span["rank"] for span in both_ranks.spans("step")} == {0, 1}
     # Once, and when the files of all ranks were there.
-    assert len((both_ranks.folder / "finished").read_text().split()) == len(captures)
+    assert len(wait_for_line(both_ranks.folder / "finished").split()) == len(captures)
     run = json.loads((both_ranks.run / "run.json").read_text())
     assert run["state"] == "ended"
     assert "torchrun" in run["command"]

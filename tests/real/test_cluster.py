@@ -27,7 +27,7 @@ from autoprof.rundir.runs import Run
 from autoprof.traces import host_clocks
 from tests.support import processes
 from tests.support.clusters import Spread, permitted
-from tests.support.helpers import clean_environment, wait_for
+from tests.support.helpers import clean_environment, wait_for, wait_for_line
 from tests.support.ray_clusters import SCRIPTS
 
 pytestmark = pytest.mark.skipif(not permitted(), reason="host names and mounts of their own take root")
@@ -235,7 +235,7 @@ def test_a_node_that_is_killed_inside_the_window_is_named_and_the_rest_is_comple
 
 def test_the_command_runs_once_when_all_is_collected(lossy: Any) -> None:
     spread, _, _ = lossy
-    (line,) = wait_for(spread.folder / "finished").splitlines()
+    (line,) = wait_for_line(spread.folder / "finished").splitlines()
     # A trace and a meta file of each.
     assert line.split() == [spread.run().path, str(2 * len(TRACED))]
 

@@ -22,6 +22,8 @@ HOOKED = {
     "Decorated.work",
     "Decorated.awork",
     "DecoratedWithOptions.work",
+    "Inherits.work",
+    "Inherits.awork",
     "Later.work",
     "Later.awork",
     "InMain.work",

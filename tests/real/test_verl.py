@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.helpers import wait_for_line
 from tests.support.perfetto import FLOWS, FLOWS_BETWEEN_PROCESSES, PROCESSES, SLICES, query
 from tests.support.verl_runs import VerlRun, metas, operators, window
 
@@ -263,7 +264,7 @@ def test_contents_are_recorded_or_named_as_left_out(critic: VerlRun) -> None:
 
 
 def test_the_command_at_the_end_finds_complete_files(critic: VerlRun) -> None:
-    listed = (critic.folder / "finished.txt").read_text().split()
+    listed = wait_for_line(critic.folder / "finished.txt").split()
     assert listed == sorted(path.name for path in critic.step_folder(2).iterdir())
     assert len(listed) == 10
 

@@ -68,6 +68,15 @@ def wait_for(path: Path, timeout_s: float = 60) -> str:
     return path.read_text()
 
 
+def wait_for_line(path: Path, timeout_s: float = 60) -> str:
+    """The text of a file to which a shell's `>` writes lines: the file is there before the first of them."""
+    deadline = time.monotonic() + timeout_s
+    while not (path.exists() and (text := path.read_text()).endswith("\n")):
+        assert time.monotonic() < deadline, f"{path} never had a line"
+        time.sleep(0.05)
+    return text
+
+
 def spans(run: Path) -> list[dict[str, Any]]:
     """Return what the timeline of a run holds, or one file of it, but for the lines that tell of a process."""
     files = [run] if run.is_file() else sorted(run.glob("timeline/*.jsonl"))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 TRAINER = """
 from abc import abstractmethod
+from contextlib import contextmanager
 from functools import cached_property
 
 from .base import Base
@@ -23,6 +24,9 @@ class Trainer(Base):
     async def rollout(self, prompts, **more): ...
     def batches(self):
         yield 1
+    @contextmanager
+    def timer(self, name):
+        yield name
     def uses(self):
         return [x for x in self.batches()], lambda: (yield)
     @property

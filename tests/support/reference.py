@@ -19,7 +19,7 @@ from msgspec import Struct
 from autoprof.cli.commands import COMMANDS
 from autoprof.cli.recipes.schema import known_behaviours
 from autoprof.cli.recipes.vocabulary import described, summary, takes
-from autoprof.config import settings
+from autoprof.config import kinds, settings
 from autoprof.config.tool_options import KINDS
 from autoprof.hooks.recipe import Hook, Recipe
 from tests.support import formats
@@ -102,6 +102,11 @@ def _options() -> str:
     return _table(["option", "of", "takes", "meaning"], rows)
 
 
+def _kinds() -> str:
+    rows = [[f"`{kind}`", ", ".join(f"`{name}`" for name in names.split())] for kind, names in kinds._NAMES.items()]
+    return _table(["kind", "its own name, and"], rows)
+
+
 def _settings() -> str:
     texts = formats.comments(settings.Settings)
     rows = []
@@ -159,6 +164,7 @@ _PARTS: dict[str, Callable[[], str]] = {
     "hook keys": lambda: _fields(Hook),
     "behaviours": _behaviours,
     "options": _options,
+    "kinds": _kinds,
 }
 
 

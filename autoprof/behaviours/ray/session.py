@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autoprof import _boot
+from autoprof._boot import launch
 from autoprof.base import interrupts, log, process
 from autoprof.behaviours.ray import collect_at_end
 from autoprof.capture import cupti
@@ -55,6 +56,8 @@ class Init(Behaviour):
         finally:
             if job is not None:
                 os.environ[_JOB_CONFIG] = job
+        # The driver counts the steps of all of Ray's workers, also where `srun` has started Ray on each node.
+        os.environ.pop(launch.RANK, None)
         # Ray's own end of the driver, which kills the workers, was registered when it was imported, so comes after it.
         _state.end_first()
         # Loaded where a setting compares steps.
@@ -143,6 +146,9 @@ def merged(runtime_env: Any, environ: Mapping[str, str]) -> Any:
     ours = {name: value for name, value in environ.items() if name.startswith(_boot.ENABLE) and name not in job}
     # Ray logs what it hands to workers, and this may be a URL with a password.
     ours.pop(_COLLECT, None)
+    # A worker is no rank of the driver's launcher.
+    ours.pop(launch.RANK, None)
+    ours.pop(launch.LAUNCH, None)
     if cupti.INJECTION in given or cupti.INJECTION in job:
         # What the user gives the workers stays: they look for themselves (`cupti.guard`).
         ours |= {cupti.KEEP: "1"} if cupti.KEEP not in job else {}

@@ -11,6 +11,7 @@ from autoprof.base import log, process
 from autoprof.behaviours.rollout.request import ROLE, Request
 from autoprof.capture.artifacts import Artifacts
 from autoprof.capture.profilers.torch import TorchTool
+from autoprof.config.kinds import GENERATE
 from autoprof.config.settings import Settings
 from autoprof.hooks.attribute_path import CallPath, follow
 from autoprof.hooks.behaviour import Behaviour
@@ -151,7 +152,11 @@ def start(run: runtime.Runtime) -> Generator[Wait, Any, list[_Engine]]:
     if _state.window is None:
         return []
     settings = _state.window.settings(run)
-    wanted = [engine for engine in _state.window.engines if not engine.recording and settings.takes(ROLE, engine.ranks)]
+    wanted = [
+        engine
+        for engine in _state.window.engines
+        if not engine.recording and settings.takes(ROLE, engine.ranks, GENERATE)
+    ]
     yield from _hear_late(_AT_ONCE_S)
     chosen = []
     for engine in wanted:

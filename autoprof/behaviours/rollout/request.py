@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from autoprof.capture.subject import Subject
-from autoprof.config import structs
+from autoprof.config import kinds, structs
 from autoprof.config.settings import Settings
 from autoprof.run.runtime import Runtime
 from autoprof.run.timeline import Span
@@ -30,6 +30,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         replicas_in_one: Whether each data-parallel rank is an engine of its own, as in SGLang without attention data
             parallelism.
         reason: Why a stop ends the recording early, if it does.
+        run: Run directory of the trainer that leads.
     """
 
     action: Literal["lead", "start", "stop"]
@@ -39,6 +40,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     overrides: dict[str, Any] = {}
     replicas_in_one: bool = False
     reason: str = ""
+    run: str = ""
 
     @classmethod
     def read(cls, sent: dict[str, Any] | bytes | str) -> Request:
@@ -71,7 +73,15 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def subject(self, part: str, rank: int | None = None) -> Subject:
         """Return the subject of a capture of one part of the engine, with the replica's first rank if none is given."""
         rank = self.rank if rank is None else rank
-        return Subject(step=self.step, role=ROLE, stage=ROLE, rank=rank, replica=self.replica, part=part)
+        return Subject(
+            step=self.step,
+            role=ROLE,
+            stage=ROLE,
+            stage_kind=kinds.GENERATE,
+            rank=rank,
+            replica=self.replica,
+            part=part,
+        )
 
     def span(self, run: Runtime) -> Span:
         """Return the span of the engine's recording, which begins now."""

@@ -17,18 +17,19 @@ from typing import Any
 import msgspec
 
 from autoprof import _boot
+from autoprof._boot import command, launch
 from autoprof.base import identity, interrupts, log, process
 from autoprof.behaviours.script import blocks, opened
 from autoprof.behaviours.trainer import running
 from autoprof.capture import writer
 from autoprof.config.settings import Settings
-from autoprof.run import end, runtime
+from autoprof.run import end, runtime, seat
 from autoprof.run.runtime import Runtime
 from autoprof.rundir import decoder
 from autoprof.rundir.records import RunFile
 
 # What `start` sets and `stop` sets back.
-_VARIABLES = (_boot.ENABLE, _boot.RUN_ID, _boot.RUN_INFO, _boot.STARTER, _boot.RECIPES)
+_VARIABLES = (_boot.ENABLE, _boot.RUN_ID, _boot.RUN_INFO, _boot.STARTER, _boot.RECIPES, launch.RANK, launch.LAUNCH)
 # How long a rank waits for the one that makes the run.
 _RANK_0_S = 10.0
 _PAUSE_S = 0.02
@@ -154,12 +155,14 @@ def _begin(given: dict[str, object]) -> Runtime:
     try:
         os.environ[_boot.ENABLE] = "1"
         os.environ.pop(_boot.RUN_INFO, None)
+        if "WORLD_SIZE" not in os.environ:  # ranks of srun and mpirun; those of torchrun have a launcher on this host
+            launch.note(os.environ, command.THIS, starts=True)
         os.environ.setdefault(_boot.RUN_ID, _new_id())
         # No process of it says at its end that no hook was applied.
         os.environ[_boot.STARTER] = f":{os.getcwd()}"
         run = runtime.start(given)
         assert run is not None
-        if _follows():
+        if seat.own() is None and _follows():
             _follow(run)
         try:
             run.rundir.make(run.rundir.path)

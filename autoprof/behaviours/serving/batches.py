@@ -19,10 +19,15 @@ _LOOK_S = 1.0
 
 
 class Batches:
-    """The generation batches of one engine: counted, each a step of the timeline."""
+    """The generation batches of one engine: counted, each a step of the timeline.
+
+    Attributes:
+        are_steps: False where a trainer of the same run counts its steps, and takes what is asked for.
+    """
 
     def __init__(self) -> None:
         self.count = 0
+        self.are_steps = True
         self._span: Span | None = None
         self._last_window = False
         self._chooser = Chooser()
@@ -43,6 +48,8 @@ class Batches:
         Where the engine is `led`, a trainer opens its windows, and nobody else.
         """
         self._looked = time.monotonic()
+        if not self.are_steps:  # they are the trainer's
+            return
         self._chooser.look(run.rundir, self.count - self.going_on)
         if led:
             self._chooser.close("a trainer decides what this server records; use autoprof trigger on the trainer's run")
@@ -56,6 +63,8 @@ class Batches:
         """Begin a batch; return the request to the engine if it is chosen, by `AUTOPROF_STEPS` or by a trigger."""
         self.count += 1
         self._span = Span(run.timeline, "step", "step", step=self.count, role=ROLE, rank=None)
+        if not self.are_steps:
+            return None
         self._chooser.step_began(run, self.count, self.count)
         overrides = self._chooser.choose(run.settings, self.count, self.count)
         if overrides is None:
@@ -66,9 +75,11 @@ class Batches:
     def end(self) -> None:
         """End the batch, whose recording is stopped."""
         span, self._span = self._span, None
-        if span is not None:
+        if span is not None and self.are_steps:
             span.end()
             self._chooser.step_ended(self.count, self.count)
+        elif span is not None:
+            span.drop()
         self._chooser.ended()
         run = runtime.current()
         if self._last_window and run is not None:

@@ -9,34 +9,41 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures.thread import ThreadPoolExecutor
 from http.client import HTTPException
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from autoprof.base import interrupts, log, process
 from autoprof.behaviours.rollout.request import ROLE, Request
 from autoprof.behaviours.trainer.running import in_whole
 from autoprof.capture.artifacts import Artifacts
 from autoprof.capture.profilers.torch import TorchTool
+from autoprof.config.kinds import GENERATE
 from autoprof.config.settings import Settings
 from autoprof.hooks.attribute_path import CallPath
 from autoprof.hooks.behaviour import Behaviour
-from autoprof.hooks.call import CALL, Around, Call
+from autoprof.hooks.call import CALL, Around, Call, Wait
 from autoprof.hooks.waits import InThread
 from autoprof.run import runtime
 from autoprof.run.cluster import current_step
 
 
 class _State(process.State):
-    """The servers that know that this trainer leads, or could not be told."""
+    """The servers that were told that this trainer leads, with their run directories, and the window that an `end`
+    closes."""
 
     def begin(self) -> None:
-        self.told: set[str] = set()
+        self.told: dict[str, str] = {}
+        self.open: _Window | None = None
 
 
 _state = _State()
 
 # An answer is a line or two.
 _MOST_BYTES = 1 << 16
+# As many servers are asked at a time.
+_AT_ONCE = 16
 
 
 class _Answer(NamedTuple):
@@ -48,44 +55,127 @@ class _Answer(NamedTuple):
 
 
 class OverHttp(Behaviour):
-    """The call has a server generate, over HTTP: in a step that is captured, its engine is captured in its own run.
+    """The call has a server generate, over HTTP: in a step that is captured, its engine is captured in its own run,
+    which may be the trainer's.
+
+    Of several servers those are captured whose place in the list is one of `AUTOPROF_RANKS`.
 
     Attributes:
-        url: Path to the server's address, such as `http://localhost:8000`.
+        url: Path to the server's address, such as `http://localhost:8000` or `localhost:8000`, or to a list of
+            addresses; what has a `host` and a `port` is one, too.
+        part: `whole` where the server generates during the call; `begin` and `end` where it goes on between two calls,
+            as in asynchronous training: the window is open from the one to the other, or to the next `begin`.
     """
 
     url: CallPath
+    part: Literal["whole", "begin", "end"] = "whole"
 
     def around(self, call: Call) -> Around:
         run = runtime.current()
         if run is None:
             yield CALL
             return None
-        url = str(call.at(self.url)).rstrip("/")
-        if url not in _state.told:
-            _state.told.add(url)
-            yield InThread(_ask, url, Request(action="lead"), run.settings)
+        if self.part != "whole":
+            yield from _close(run)
+        window = None if self.part == "end" else (yield from self._open(run, call))
+        if self.part == "begin":
+            _state.open = window
+        yield CALL
+        if window is not None and self.part == "whole":
+            yield from window.close(run)
+        return None
+
+    def _open(self, run: runtime.Runtime, call: Call) -> Generator[Wait, Any, _Window | None]:
+        urls = _urls(call.at(self.url))
+        new = [url for url in urls if url not in _state.told]
+        _state.told.update(dict.fromkeys(new, ""))
+        directory = str(run.rundir.path)
+        lead = Request(action="lead", run=directory)
+        answers = yield from _each(_ask, [(url, lead, run.settings) for url in new])
+        _state.told.update({url: answer.directory for url, answer in zip(new, answers, strict=True)})
         _, posting = current_step.own()
         if posting is None or not posting.captured or in_whole():
-            yield CALL
             return None
         settings = run.settings.overridden(posting.overrides)
-        if not settings.takes_role(ROLE):
-            yield CALL
-            return None
-        request = Request(action="start", step=posting.step)
-        start = yield InThread(_ask, url, request, settings)
-        yield CALL
-        problem = start.problem
+        window = _Window(settings)
+        for place, url in enumerate(urls):
+            if _takes(settings, place, len(urls)):
+                # A server with a run of its own goes by its own settings.
+                overrides = posting.overrides if _state.told[url] == directory else {}
+                window.urls.append(url)
+                window.requests.append(
+                    Request(action="start", step=posting.step, replica=place, rank=place, overrides=overrides)
+                )
+        asked = zip(window.urls, window.requests, strict=True)
+        window.answers = yield from _each(_ask, [(url, request, settings) for url, request in asked])
+        return window
+
+
+class _Window:
+    """Servers whose engines were asked to record a step, and their answers."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.urls: list[str] = []
+        self.requests: list[Request] = []
+        self.answers: list[_Answer] = []
+
+    def close(self, run: runtime.Runtime) -> Generator[Wait, Any, None]:
+        """Have the engines stop, and say how it went."""
+        started = list(zip(self.urls, self.requests, self.answers, strict=True))
         # A start that was not answered in time may come to pass all the same.
-        if not start.refused:
-            stop = yield InThread(_ask, url, Request(action="stop"), settings)
-            problem = problem or stop.problem
-        if problem:
-            Artifacts(run, request.subject("engine"), settings.for_role(ROLE), TorchTool()).fail(f"{url}: {problem}")
-        else:
-            log.info(f"step {posting.step}: its rollout is in the run of {url}, {start.directory}")
-        return None
+        going = [url for url, _, start in started if not start.refused]
+        stops = yield from _each(_ask, [(url, Request(action="stop"), self.settings) for url in going])
+        ended = {url: stop.problem for url, stop in zip(going, stops, strict=True)}
+        for url, request, start in started:
+            if problem := start.problem or ended.get(url, ""):
+                subject = request.subject("engine")
+                Artifacts(run, subject, self.settings.for_role(ROLE), TorchTool()).fail(f"{url}: {problem}")
+            else:
+                log.info(f"step {request.step}: its rollout is in the run of {url}, {start.directory}")
+
+
+def _close(run: runtime.Runtime) -> Generator[Wait, Any, None]:
+    window, _state.open = _state.open, None
+    if window is not None:
+        yield from window.close(run)
+
+
+def _takes(settings: Settings, place: int, servers: int) -> bool:
+    """Return whether the server at this place is captured; one alone always is."""
+    if servers == 1:
+        return settings.takes_role(ROLE, GENERATE)
+    return settings.takes(ROLE, range(place, place + 1), GENERATE)
+
+
+def _urls(found: Any) -> list[str]:
+    several = found if isinstance(found, (list, tuple)) else [found]
+    return [_url(each) for each in several]
+
+
+def _url(address: Any) -> str:
+    if not isinstance(address, str):
+        host = str(address.host)
+        address = f"[{host}]:{address.port}" if ":" in host else f"{host}:{address.port}"
+    return (address if "://" in address else f"http://{address}").rstrip("/")
+
+
+def _each(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> Generator[Wait, Any, list[Any]]:
+    """Make all calls at the same time, while the behaviour waits."""
+    if not calls:
+        return []
+    answers: list[Any] = yield InThread(_together, function, calls)
+    return answers
+
+
+def _together(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+    if len(calls) == 1:
+        return [function(*calls[0])]
+    pool = ThreadPoolExecutor(min(len(calls), _AT_ONCE), "autoprof-asking")
+    try:
+        return list(pool.map(lambda each: function(*each), calls))
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _ask(url: str, request: Request, settings: Settings) -> _Answer:

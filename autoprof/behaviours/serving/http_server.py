@@ -38,9 +38,9 @@ async def answer_trainer(server: serving.Server, directory: str, body: bytes) ->
     if request.action == "stop":
         return await answer_stop(server)
     if request.action == "start":
-        status, content = _answer(await server.open_window(request.step))
+        status, content = _answer(await server.open_window(request=request))
         return status, content | {"run": directory}
-    server.follow()
+    server.follow(same_run=request.run == directory)
     return 200, {"problem": "", "run": directory}
 
 

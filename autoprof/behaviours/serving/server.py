@@ -61,21 +61,29 @@ class Server:
             self._over = True
             self._spawn(self._end_over())
 
-    def follow(self) -> None:
-        """Follow a trainer, which opens the windows of its steps here: a batch is recorded in one of those alone."""
-        self._led = True
+    def follow(self, same_run: bool = False) -> None:
+        """Follow a trainer, which opens the windows of its steps here: a batch is recorded in one of those alone.
 
-    async def open_window(self, step: int | None = None, duration_s: float | None = None) -> str:
+        Args:
+            same_run: Whether the trainer is of this run, whose steps are the trainer's then.
+        """
+        self._led = True
+        self._batches.are_steps = not same_run
+
+    async def open_window(
+        self, step: int | None = None, duration_s: float | None = None, request: Request | None = None
+    ) -> str:
         """Record from now on, whether the engine is idle or not.
 
         Args:
             step: Names the folder; without it the batch that is going on, or the next.
             duration_s: Seconds after which the window closes by itself; without it, when `close_window` is called.
+            request: What a trainer asks for, which names the step.
 
         Returns:
             The reason that it is not recorded, or an empty text.
         """
-        return await self._whole(self._open(step, duration_s))
+        return await self._whole(self._open(step, duration_s, request))
 
     async def close_window(self) -> str:
         """Close the window that was asked for. Return the problem, or an empty text."""
@@ -114,14 +122,15 @@ class Server:
             await self._stopped()
         self._batches.end()
 
-    async def _open(self, step: int | None, duration_s: float | None) -> str:
+    async def _open(self, step: int | None, duration_s: float | None, request: Request | None) -> str:
         async with self._lock:
             if self._over:
                 await self._end_batch()
             if self._window is not None or self._captured:
                 return "a window is open already"
             number = self._batches.count + (not self._busy) if step is None else step
-            problem = await self._started(Request(action="start", step=number, overrides={REASON: "/start_profile"}))
+            asked = request or Request(action="start", step=number, overrides={REASON: "/start_profile"})
+            problem = await self._started(asked)
             if problem:
                 return problem
             window = self._window = object()

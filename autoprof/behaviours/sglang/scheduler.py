@@ -13,6 +13,7 @@ from autoprof.base import interrupts, process
 from autoprof.behaviours.rollout.request import MARK, ROLE, Request
 from autoprof.behaviours.sglang.recorder import DECODE, EXTEND, Session
 from autoprof.capture import profilers
+from autoprof.config.kinds import GENERATE
 from autoprof.hooks.behaviour import Behaviour
 from autoprof.hooks.call import CALL, Around, Call, Reply
 from autoprof.run import runtime
@@ -71,7 +72,7 @@ def _obey(holder: Any, request: Request) -> str:
         return "autoprof is off in the scheduler's process"
     rank, part = _place(holder, request)
     settings = request.settings(run)
-    if not settings.takes(ROLE, range(rank, rank + 1)):
+    if not settings.takes(ROLE, range(rank, rank + 1), GENERATE):
         return ""
     if why := profilers.choose(settings).busy():
         return why

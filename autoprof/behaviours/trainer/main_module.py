@@ -1,10 +1,11 @@
-"""Trainers that are started as modules (`python -m package.trainer`), which nobody imports."""
+"""Trainers that are started as modules (`python -m package.trainer`), that others replace, and that are made."""
 
 from __future__ import annotations
 
 from autoprof.hooks import patching
 from autoprof.hooks.behaviour import Behaviour
 from autoprof.hooks.call import CALL, Around, Call
+from autoprof.run.cluster import current_step
 
 
 class Main(Behaviour):
@@ -15,5 +16,29 @@ class Main(Behaviour):
 
     def around(self, call: Call) -> Around:
         patching.patch_main()
+        yield CALL
+        return None
+
+
+class Replaced(Behaviour):
+    """The call replaces functions and classes of other targets: their hooks are applied again, to what is there then.
+
+    Attributes:
+        targets: These targets, by their import names.
+    """
+
+    targets: list[str]
+
+    def around(self, call: Call) -> Around:
+        yield CALL
+        patching.patch_again(self.targets)
+        return None
+
+
+class Trainer(Behaviour):
+    """The call makes a trainer in this process: engines beside it leave it to the trainer to say which step it is."""
+
+    def around(self, call: Call) -> Around:
+        current_step.trainer_here()
         yield CALL
         return None

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from autoprof.base import interrupts
 from autoprof.behaviours.trainer.running import wholes
-from autoprof.behaviours.trainer.stages import Named, posted
+from autoprof.behaviours.trainer.stages import Named, kind_of, posted
 from autoprof.hooks.attribute_path import CallPath, Path, follow
 from autoprof.hooks.call import CALL, Around, Call
 from autoprof.run import runtime
@@ -67,7 +67,7 @@ class Span(Named):
             return None
         inside = _inside.get()
         # A thread that asks Ray for the step would take longer than many a call for a sample.
-        posting = (yield from posted(run)) if self.kind == "stage" else current_step.own()[1]
+        posting = (yield from posted(run, call)) if self.kind == "stage" else current_step.here()
         if inside.off or (posting is not None and posting.off):
             try:
                 left_alone = _inside.set(inside._replace(off=True))
@@ -111,7 +111,17 @@ class Span(Named):
         self, run: Runtime, who: tuple[str, str], call: Call, step: int | None, ids: Mapping[str, Id]
     ) -> TimelineSpan:
         rank = self.rank_of(call) if self.rank or self.kind == "stage" else None
-        return TimelineSpan(run.timeline, self.kind, str(plain(who[1])), step=step, role=who[0], rank=rank, ids=ids)
+        stage_kind = kind_of(call, who[1]) if self.kind == "stage" else None
+        return TimelineSpan(
+            run.timeline,
+            self.kind,
+            str(plain(who[1])),
+            step=step,
+            role=who[0],
+            rank=rank,
+            ids=ids,
+            stage_kind=stage_kind,
+        )
 
     def _step(self, call: Call) -> int | None:
         """Return the step's number as the call says it; frameworks say -1 for none."""

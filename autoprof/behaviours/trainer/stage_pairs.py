@@ -36,7 +36,7 @@ class Begin(Stage):
         if run is None or who is None:
             yield CALL
             return None
-        posting = yield from posted(run)
+        posting = yield from posted(run, call)
         off = posting is not None and posting.off
         opened = None if off else self._open(run, who, call, posting)
         if opened is None:

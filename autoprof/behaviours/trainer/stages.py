@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from autoprof.base import identity, interrupts
+from autoprof.base import identity, interrupts, process
 from autoprof.behaviours.trainer.running import Counted, Running, Who, inside, running, step_of
 from autoprof.capture.subject import Subject
+from autoprof.config import kinds
 from autoprof.config.settings import Settings
+from autoprof.hooks import registry
 from autoprof.hooks.attribute_path import CallPath
 from autoprof.hooks.behaviour import Behaviour
 from autoprof.hooks.call import CALL, Around, Call, Wait
@@ -52,6 +54,7 @@ class Named(Behaviour):
         rank: Path from a parameter of the call to the global rank; without it the variable RANK, else 0.
     """
 
+    makes_stages: ClassVar[bool] = True
     stage: str | Read
     role: str | Read
     rank: CallPath = ""
@@ -62,13 +65,17 @@ class Named(Behaviour):
         stage = self.stage if isinstance(self.stage, str) else self.stage.of(call)
         return (role, stage) if role and stage else None
 
+    def concerns(self, call: Call) -> bool:
+        return self.who(call) is not None
+
     def rank_of(self, call: Call) -> int:
         """Return the global rank of this process."""
         return int(call.at(self.rank)) if self.rank else identity.own_rank()
 
     def span(self, run: Runtime, who: Who, call: Call, posting: StepAnnouncement | None) -> Span:
         """Return the span of the timeline, which begins now."""
-        return Span(run.timeline, "stage", who[1], step=step_of(posting), role=who[0], rank=self.rank_of(call))
+        rank, kind = self.rank_of(call), kind_of(call, who[1])
+        return Span(run.timeline, "stage", who[1], step=step_of(posting), role=who[0], rank=rank, stage_kind=kind)
 
 
 class Stage(Named):
@@ -93,7 +100,7 @@ class Stage(Named):
         if run is None or who is None or (self.outermost and running):
             yield CALL
             return None
-        posting = yield from posted(run)
+        posting = yield from posted(run, call)
         off = posting is not None and posting.off
         if off or inside(who, posting):
             yield CALL
@@ -122,11 +129,11 @@ class Stage(Named):
         """Return the subject and the settings of the capture, if the window is open for this role and rank."""
         if posting is None or not posting.captured:
             return None
-        role, rank = who[0], self.rank_of(call)
+        role, rank, kind = who[0], self.rank_of(call), kind_of(call, who[1])
         settings = run.settings.overridden(posting.overrides)
-        if not settings.takes(role, range(rank, rank + 1)):
+        if not settings.takes(role, range(rank, rank + 1), kind):
             return None
-        return Subject(step=posting.step, role=role, stage=who[1], rank=rank), settings.for_role(role)
+        return Subject(step=posting.step, role=role, stage=who[1], rank=rank, stage_kind=kind), settings.for_role(role)
 
 
 class Pass(Behaviour):
@@ -165,10 +172,37 @@ class MiniBatch(Behaviour):
         return None
 
 
-def posted(run: Runtime) -> Generator[Wait, Any, StepAnnouncement | None]:
+class _State(process.State):
+    """What opens the first step before the first stage, where a tick at the end of each step would be too late."""
+
+    def begin(self) -> None:
+        self.open_first: Callable[[Call], Generator[Wait, Any, None]] | None = None
+
+    def in_child(self) -> None:
+        self.open_first = None
+
+
+_state = _State()
+
+
+def open_first_step_by(opener: Callable[[Call], Generator[Wait, Any, None]] | None) -> None:
+    """Have the first stage or span of this process open the first step."""
+    _state.open_first = opener
+
+
+def kind_of(call: Call, stage: str) -> str:
+    """Return the kind of a stage that the call is, by its hook."""
+    hook = registry.bound.get(call.key)
+    return kinds.of(stage) if hook is None else kinds.chosen(hook.hook.kind, stage)
+
+
+def posted(run: Runtime, call: Call) -> Generator[Wait, Any, StepAnnouncement | None]:
     """Return the step that the trainer is in."""
-    _, own = current_step.own()
-    if own is not None:
-        return own
+    if (opener := _state.open_first) is not None:
+        _state.open_first = None
+        yield from opener(call)
+    known = current_step.here()
+    if known is not None:
+        return known
     posting: StepAnnouncement | None = yield from ask(current_step.read, run.info.id)
     return posting

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from autoprof.base import interrupts
 from autoprof.behaviours.trainer.spans import plain
+from autoprof.behaviours.trainer.stages import kind_of
 from autoprof.hooks.attribute_path import CallPath
 from autoprof.hooks.behaviour import Behaviour
 from autoprof.hooks.call import CALL, Around, Call
@@ -29,6 +30,7 @@ class Start(Behaviour):
         role: Who does what is timed.
     """
 
+    makes_stages: ClassVar[bool] = True
     of: CallPath = "self"
     timer: CallPath = "self.name"
     role: str = "trainer"
@@ -40,7 +42,9 @@ class Start(Behaviour):
         yield CALL
         if run is not None and name:
             step = None if posting is None else posting.step
-            span = Span(run.timeline, "timer", str(plain(name)), step=step, role=self.role, rank=None)
+            name = str(plain(name))
+            kind = kind_of(call, name)
+            span = Span(run.timeline, "timer", name, step=step, role=self.role, rank=None, stage_kind=kind)
             setattr(call.at(self.of), _SPAN, (span, step))
             run.timeline.going.add(span)
         return None

@@ -21,6 +21,7 @@ from autoprof.behaviours.serving import batches, server
 from autoprof.behaviours.trainer.running import in_whole
 from autoprof.behaviours.vllm import engine
 from autoprof.capture import lifecycle
+from autoprof.config.kinds import GENERATE
 from autoprof.hooks.attribute_path import CallPath, follow
 from autoprof.hooks.behaviour import Behaviour
 from autoprof.hooks.call import CALL, Around, Call
@@ -166,7 +167,8 @@ class _Offline:
         request = Request(
             action="start", step=posting.step, replica=replica, rank=replica * size, overrides=posting.overrides
         )
-        return request if request.settings(run).takes(ROLE, range(own_rank(), own_rank() + 1)) else None
+        ranks = range(own_rank(), own_rank() + 1)
+        return request if request.settings(run).takes(ROLE, ranks, GENERATE) else None
 
     def _start(self, asked: Request | None) -> None:
         if asked is not None:

@@ -15,6 +15,7 @@ from autoprof.behaviours.vllm.passes import Passes
 from autoprof.behaviours.vllm.worker_profiler import Place, Recorder
 from autoprof.capture import lifecycle, profilers
 from autoprof.capture.pass_capture import PassCapture
+from autoprof.config.kinds import GENERATE
 from autoprof.config.selection import parse_iterations
 from autoprof.hooks.attribute_path import follow
 from autoprof.hooks.behaviour import Behaviour
@@ -106,7 +107,8 @@ def _session(worker: Any, request: Request) -> tuple[Recorder, str]:
     if run is None:
         return Recorder(), "autoprof is off in the worker's process"
     session = _Session(worker, run, request)
-    if not request.settings(run).takes(ROLE, range(session.subject.rank, session.subject.rank + 1)):
+    rank = session.subject.rank
+    if not request.settings(run).takes(ROLE, range(rank, rank + 1), GENERATE):
         return Recorder(), ""
     if not lifecycle.claim(session, session.tool):
         return Recorder(), "another profiler is recording in the worker's process"

@@ -20,7 +20,7 @@ from autoprof.capture.profilers import npu, nsys, nsys_command
 from autoprof.cli.doctor import targets
 from autoprof.cli.documents import Document
 from autoprof.cli.recipes import places
-from autoprof.config.settings import Settings, unknown
+from autoprof.config.settings import Settings, unknown, unknown_roles
 from autoprof.hooks import empty_run, recipe
 from autoprof.hooks.registry import DISABLED
 from autoprof.rundir import decoder
@@ -73,6 +73,7 @@ def examine_environment(settings: Settings, deep: bool = False) -> Report:
     check_versions(report, versions, settings.recipes)
     report.notes += unread(os.environ, versions.get("vllm", ""))
     report.problems += unknown(os.environ)
+    report.notes += unknown_roles(settings)
     _check_targets(report, found)
     list_hooks(report, found)
     if absent := found["absent"]:
@@ -187,12 +188,16 @@ def check_versions(report: Report, versions: dict[str, str], extra: Sequence[str
     """Say which targets are newer than their recipes."""
     files = places.files(extra)
     for target, version in sorted(versions.items()):
-        for path in [file.path for file in files if file.target == target]:
+        for path in [file.path for file in files if target in file.targets]:
             try:
                 hooks = recipe.load(path)
             except recipe.RecipeError:
                 continue
-            tried = [hook.recipe.versions for hook in hooks if recipe.fits(version, hook.hook.versions)]
+            tried = [
+                hook.recipe.versions
+                for hook in hooks
+                if hook.recipe.target == target and recipe.fits(version, hook.hook.versions)
+            ]
             if tried and recipe.exceeds(version, tried[0]):
                 report.notes.append(
                     f"{target} {version} is newer than what its recipe was made for ({tried[0]}); "

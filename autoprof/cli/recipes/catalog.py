@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,7 +12,7 @@ from autoprof.base.similar import did_you_mean
 from autoprof.cli.recipes import places
 from autoprof.cli.recipes.source import Sources
 from autoprof.hooks import recipe
-from autoprof.hooks.recipe import RecipeError, installed_version
+from autoprof.hooks.recipe import BoundHook, Recipe, RecipeError, installed_version
 
 # The fit of a recipe, in a word or two.
 FITS, NEWER, OLDER, ABSENT, WRONG = "yes", "newer than its range", "not in its range", "not installed", "wrong"
@@ -55,7 +56,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 def entries(extra: Iterable[str]) -> list[Entry]:
     """Return all recipes; `extra` are files and folders of `AUTOPROF_RECIPES`."""
     sources = Sources()
-    return [_entry(file, sources) for file in places.files(extra)]
+    return [entry for file in places.files(extra) for entry in _of_file(file, sources)]
 
 
 def named(found: list[Entry], name: str) -> list[Entry]:
@@ -72,15 +73,39 @@ def named(found: list[Entry], name: str) -> list[Entry]:
     return chosen
 
 
-def _entry(file: places.File, sources: Sources) -> Entry:
-    known: dict[str, Any] = {"name": file.name, "target": file.target, "path": file.path, "origin": file.origin}
+def hooks(extra: Iterable[str], more: Iterable[str]) -> list[BoundHook]:
+    """Return the hooks of all recipes that are right, and of `more` files and folders."""
+    found = []
+    for path in [
+        *(file.path for file in places.files(extra)),
+        *(path for each in more for path in places.toml_files(each)),
+    ]:
+        with contextlib.suppress(RecipeError):
+            found += recipe.load(path)
+    return found
+
+
+def by_recipe(hooks: Iterable[BoundHook]) -> list[tuple[Recipe, list[BoundHook]]]:
+    """Return the recipes of a file, each with its hooks."""
+    found: dict[str, list[BoundHook]] = {}
+    for hook in hooks:
+        found.setdefault(hook.recipe.target, []).append(hook)
+    return [(hooks[0].recipe, hooks) for hooks in found.values()]
+
+
+def _of_file(file: places.File, sources: Sources) -> list[Entry]:
+    known: dict[str, Any] = {"name": file.name, "path": file.path, "origin": file.origin}
+    target = ", ".join(file.targets)
     try:
         bound = recipe.load(file.path)
     except RecipeError as error:
-        return Entry(**known, problem=str(error))
+        return [Entry(**known, target=target, problem=str(error))]
     if not bound:
-        return Entry(**known, fits="it has no hooks")
-    made = bound[0].recipe
+        return [Entry(**known, target=target, fits="it has no hooks")]
+    return [_entry(known, made, hooks, sources) for made, hooks in by_recipe(bound)]
+
+
+def _entry(known: dict[str, Any], made: Recipe, bound: list[BoundHook], sources: Sources) -> Entry:
     version = installed_version(made)
     if not version and not sources.installed(made.target):
         fits = ABSENT
@@ -89,4 +114,4 @@ def _entry(file: places.File, sources: Sources) -> Entry:
     else:
         fits = NEWER if recipe.exceeds(version, made.versions) else OLDER
     hooks = [msgspec.convert(hook.hook, RecipeHook, from_attributes=True) for hook in bound]
-    return Entry(**known, versions=made.versions, installed=version, fits=fits, hooks=hooks)
+    return Entry(**known, target=made.target, versions=made.versions, installed=version, fits=fits, hooks=hooks)

@@ -11,7 +11,7 @@ import msgspec
 from autoprof.base import units
 from autoprof.cli import arguments, console
 from autoprof.cli.console import complain
-from autoprof.cli.recipes import catalog, form, places, schema, static
+from autoprof.cli.recipes import catalog, draft, form, places, schema, static
 from autoprof.cli.recipes.documents import Behaviours, Catalog, Checked, KnownBehaviour, Option
 from autoprof.cli.recipes.form import RecipeFinding
 from autoprof.cli.recipes.source import Sources
@@ -21,20 +21,38 @@ from autoprof.cli.recipes.vocabulary import described, summary, takes
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("name", nargs="?", metavar="NAME", help="show the hooks of a recipe or of a target")
+    parser.add_argument("command", nargs="*", metavar="COMMAND", help="with --try: the command, after --")
     arguments.add_json(parser)
     asked = parser.add_mutually_exclusive_group()
     asked.add_argument("--check", nargs="+", metavar="FILE", help="check recipe files or folders and list all errors")
+    asked.add_argument(
+        "--new",
+        metavar="PLACE",
+        help="print a first recipe for package.module:Class, or for train.py or train.py:Class",
+    )
+    asked.add_argument(
+        "--try", dest="attempt", metavar="RECIPE", help="run COMMAND and say which hooks of RECIPE fired"
+    )
     asked.add_argument("--behaviours", action="store_true", help="list the behaviours and their options")
     asked.add_argument("--schema", action="store_true", help="print the JSON schema of recipes, for editors")
 
 
 def run(parsed: argparse.Namespace) -> int:
     """Run the command and return its exit status."""
-    if parsed.name and (parsed.check or parsed.behaviours or parsed.schema):
-        return complain("recipes: NAME goes without --check, --behaviours and --schema", 2)
+    if parsed.attempt:
+        from autoprof.cli.recipes import trial  # it reads timelines, which no other command here does
+
+        words = [word for word in (parsed.name, *parsed.command) if word is not None]
+        return trial.run(parsed.attempt, words[1:] if words[:1] == ["--"] else words, parsed.json)
+    if parsed.command:
+        return complain(f"recipes: it does not take {parsed.command[0]!r}", 2)
+    if parsed.name and (parsed.check or parsed.new or parsed.behaviours or parsed.schema):
+        return complain("recipes: NAME goes without --check, --new, --behaviours and --schema", 2)
     if parsed.schema:
         print(schema.text(), end="")
         return 0
+    if parsed.new:
+        return _new(parsed.new)
     if parsed.behaviours:
         return _behaviours(parsed.json)
     if parsed.check:
@@ -98,6 +116,7 @@ def _check(asked: list[str], as_json: bool) -> int:
     findings: list[RecipeFinding] = []
     summaries = []
     sources = Sources()
+    others = catalog.hooks(arguments.setting("recipes"), asked)
     for place in asked:
         paths = places.toml_files(place)
         if not paths:
@@ -112,6 +131,7 @@ def _check(asked: list[str], as_json: bool) -> int:
                 summaries.append(f"{path}: {len(wrong)} wrong; nothing more was checked")
                 continue
             said, where = static.check(path, hooks, sources)
+            said = [*form.without_end(path, hooks, others), *said]
             findings += [*form.replacements(path, hooks), *said]
             errors = sum(finding.error for finding in said)
             state = f"{errors} wrong" if errors else "good"
@@ -123,6 +143,15 @@ def _check(asked: list[str], as_json: bool) -> int:
         for line in [*(finding.line() for finding in findings), *summaries]:
             print(line)
     return 1 if wrong_ones else 0
+
+
+def _new(place: str) -> int:
+    try:
+        text = draft.draft(place, Sources())
+    except LookupError as error:
+        return complain(f"recipes: --new {place}: {error}", 1)
+    print(text, end="")
+    return 0
 
 
 def _behaviours(as_json: bool) -> int:

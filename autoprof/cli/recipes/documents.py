@@ -41,3 +41,50 @@ class Behaviours(Document):
     """`autoprof recipes --behaviours --json`."""
 
     behaviours: dict[str, KnownBehaviour]  # The behaviours by name.
+
+
+class TriedProcess(Struct):
+    """A process in which a hook fired."""
+
+    process: str  # Its command line, or the title that Ray gave it.
+    host: str  # The host.
+    pid: int  # Its number.
+    calls: int  # How often the hook fired in it.
+    steps: list[int]  # The steps that it knew then.
+
+
+class TriedHook(Struct):
+    """A hook after a command."""
+
+    name: str  # Its name in the recipe.
+    place: str  # Its module and attribute.
+    behaviour: str  # Its behaviour.
+    # `fired`, `left alone` (by `when`, `unless`, or the names of its tables), `not called`, `not imported`, `skipped`,
+    # `failed`, `installed` (it has changed a class, and wraps no function).
+    state: str
+    said: str  # Why it did not fire, or what failed.
+    calls: int  # How often it fired, in all processes.
+    left_alone: int  # How many calls were left alone.
+    steps: list[int]  # The steps in which it fired, as far as the processes knew them.
+    processes: list[TriedProcess]  # Where it fired.
+
+
+class TriedStage(Struct):
+    """A stage or span on the timeline."""
+
+    role: str  # Who does it.
+    stage: str  # Its name.
+    kind: str  # Its kind, where it has one.
+    times: int  # How often it was there.
+    steps: list[int]  # The steps.
+
+
+class Tried(Document):
+    """`autoprof recipes --try RECIPE --json -- COMMAND`."""
+
+    recipe: str  # The recipe's file.
+    status: int  # The exit status of the command.
+    hooks: list[TriedHook]  # The recipe's hooks.
+    steps: list[int]  # The steps that have ended.
+    stages: list[TriedStage]  # The stages and spans, those of other recipes too.
+    errors: list[str]  # Errors of autoprof's own, those of other recipes too.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -14,7 +14,15 @@ from autoprof.cli.recipes import places
 from autoprof.cli.recipes.vocabulary import wrong
 from autoprof.hooks import behaviour as behaviours
 from autoprof.hooks import recipe
-from autoprof.hooks.recipe import BoundHook, Hook, Recipe, RecipeError
+from autoprof.hooks.recipe import BoundHook, Hook, Recipe, RecipeError, Recipes
+
+# Behaviours that only another ends.
+_ENDS = {
+    "aside.start": "aside.stop",
+    "span.begin": "stage.end",
+    "stage.begin": "stage.end",
+    "timer.start": "timer.stop",
+}
 
 
 class RecipeFinding(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,8 +88,55 @@ def replacements(path: str, hooks: list[BoundHook]) -> list[RecipeFinding]:
     ]
 
 
+def without_end(path: str, hooks: list[BoundHook], others: Iterable[BoundHook]) -> list[RecipeFinding]:
+    """Return errors for hooks that begin something which no hook of the target ends, in this file or in `others`."""
+    known = [*hooks, *others]
+    return [
+        RecipeFinding(
+            file=path,
+            table=recipe.table(hook.hook.name),
+            key="behaviour",
+            text=f"no {end} of {hook.recipe.target} ends what it begins; add one to the function where that ends"
+            + (", with options.of as here" if getattr(hook.behaviour, "of", "") else ""),
+        )
+        for hook in hooks
+        if (end := _ENDS.get(hook.hook.behaviour)) is not None
+        and not any(
+            other.recipe.target == hook.recipe.target
+            and other.hook.behaviour == end
+            and _fits(other.behaviour, hook.behaviour)
+            for other in known
+        )
+    ]
+
+
+def _fits(end: behaviours.Behaviour, begin: behaviours.Behaviour) -> bool:
+    """Return whether a hook can end what another begins: both have `of` or none has, and their texts are the same."""
+    if bool(getattr(end, "of", "")) != bool(getattr(begin, "of", "")):
+        return False
+    texts = [(getattr(end, name, ""), getattr(begin, name, "")) for name in ("stage", "role")]
+    return all(not said or not isinstance(begun, str) or said == begun for said, begun in texts)
+
+
 def _errors(path: str, document: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Yield the table, key and text of each error."""
+    several = isinstance(document.get(recipe.SEVERAL), list)
+    if several:
+        yield from (("", key, text) for key, text in wrong(Recipes, document | {recipe.SEVERAL: []}))
+    targets = []
+    for place, table in enumerate(recipe.tables(document)):
+        target = table.get("target") if isinstance(table, dict) else None
+        where = f"[[recipe]] {repr(target) if isinstance(target, str) else f'number {place + 1}'}" if several else ""
+        if isinstance(table, dict):
+            yield from ((f"{where} {part}".strip(), key, text) for part, key, text in _recipe_errors(table))
+        else:
+            yield where, "", f"got {table!r}; it takes a table"
+        targets += [target] if isinstance(target, str) else []
+    if len(targets) == len(recipe.tables(document)) and (problem := recipe.misnamed(path, targets)):
+        yield "", "target", problem
+
+
+def _recipe_errors(document: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     hooks = document.get("hook")
     # Hooks are gone through below, one table at a time.
     top = document | ({"hook": []} if isinstance(hooks, list) else {})
@@ -89,9 +144,6 @@ def _errors(path: str, document: dict[str, Any]) -> Iterator[tuple[str, str, str
         hint = "; write [[hook]] with two brackets" if key == "hook" and isinstance(hooks, dict) else ""
         yield "", key, text + hint
     target = document.get("target")
-    name = os.path.basename(path).split(".", 1)[0]
-    if isinstance(target, str) and name != target:
-        yield "", "target", recipe.misnamed(path, target)
     if problem := recipe.versions_problem(document.get("versions")):
         yield "", "versions", problem
     names: list[str] = []
@@ -119,8 +171,11 @@ def _hook_errors(table: Any, target: Any) -> Iterator[tuple[str, str]]:
             near = did_you_mean(texts["behaviour"], behaviours.BEHAVIOURS)
             known = ", ".join(sorted(behaviours.BEHAVIOURS))
             yield "behaviour", f"there is no {texts['behaviour']!r}{near}; there are {known}"
-    elif isinstance(options, dict):
+        return
+    if isinstance(options, dict):
         yield from wrong(kind, options, "options")
+    if table.get("kind") and not kind.makes_stages:
+        yield "kind", f"{texts['behaviour']} makes no stage; leave it out"
 
 
 def _without(path: str, error: RecipeError) -> str:

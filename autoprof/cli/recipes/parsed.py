@@ -9,7 +9,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Module:
-    """A parsed module: the names that it defines or imports, on whatever condition."""
+    """A parsed module: its statements, and the names that it defines or imports, on whatever condition."""
 
     def __init__(self, name: str, source: str | bytes, is_package: bool) -> None:
         self.name = name
@@ -19,7 +19,8 @@ class Module:
         # Names that are set in some other way; and whether names may come from elsewhere (`__getattr__`, `import *`).
         self.assigned: set[str] = set()
         self.open = False
-        for node in statements(ast.parse(source).body):
+        self.body = ast.parse(source).body
+        for node in statements(self.body):
             if isinstance(node, ast.ClassDef | Function):
                 self.defined[node.name] = node
                 self.open |= node.name == "__getattr__"
@@ -88,3 +89,13 @@ def attributes_set(kind: ast.ClassDef) -> Iterator[tuple[str, str]]:
     for node in ast.walk(kind):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name):
             yield node.value.id, node.attr
+        elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):  # self.__dict__["name"] = ...
+            holder, key = node.value, node.slice
+            if (
+                isinstance(holder, ast.Attribute)
+                and holder.attr == "__dict__"
+                and isinstance(holder.value, ast.Name)
+                and isinstance(key, ast.Constant)
+                and isinstance(key.value, str)
+            ):
+                yield holder.value.id, key.value

@@ -27,9 +27,9 @@ class File(msgspec.Struct, frozen=True):
         return os.path.basename(self.path).removesuffix(".toml")
 
     @property
-    def target(self) -> str:
-        """Return the import name of the target, with which the file's name begins."""
-        return self.name.partition(".")[0]
+    def targets(self) -> list[str]:
+        """Return the import names of the targets, with which the file's name begins."""
+        return self.name.partition(".")[0].split("+")
 
 
 def files(extra: Iterable[str] = ()) -> list[File]:

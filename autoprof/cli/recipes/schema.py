@@ -11,7 +11,7 @@ import msgspec
 
 from autoprof.cli.recipes.vocabulary import described, summary
 from autoprof.hooks import behaviour as behaviours
-from autoprof.hooks.recipe import HOOK_NAME, Hook, Recipe
+from autoprof.hooks.recipe import HOOK_NAME, SEVERAL, Hook, Recipe, Recipes
 
 FILE = "recipe.schema.json"
 # The newest that TOML extensions of editors are sure to know; newer ones are like it in all that stands here.
@@ -38,12 +38,20 @@ def schema() -> dict[str, Any]:
     # Editors complete from `properties`; what is allowed there and what it takes is said behaviour by behaviour.
     hook["options"]["properties"] = _all_options(kinds)
     definitions["hook"]["allOf"] = [_condition(name, kind) for name, kind in kinds.items()]
-    recipe = _of_struct(Recipe)
+    recipe = definitions[SEVERAL] = _of_struct(Recipe)
     recipe["properties"]["hook"]["items"] = {"$ref": _REFERENCE.format(name="hook")}
+    several = _of_struct(Recipes)["properties"][SEVERAL]
+    several["items"] = {"$ref": _REFERENCE.format(name=SEVERAL)}
     return {
         "$schema": _DRAFT,
         "$comment": _COMMENT,
-        **recipe,
+        **{key: value for key, value in recipe.items() if key != "required"},
+        "properties": recipe["properties"] | {SEVERAL: several},
+        # A file is one recipe, or has several and nothing else.
+        "oneOf": [
+            {"required": recipe["required"], "not": {"required": [SEVERAL]}},
+            {"required": [SEVERAL], "maxProperties": 1},
+        ],
         "title": "A recipe of autoprof",
         "definitions": definitions,
     }

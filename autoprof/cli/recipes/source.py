@@ -87,6 +87,28 @@ class Sources:
             found, where = self._member(owner, name)
         return Place(found, owner)
 
+    def class_named(self, module: str, name: str) -> Class:
+        """Return a class, wherever it is defined.
+
+        Raises:
+            Missing: There is none of that name.
+            Unknown: The source does not tell.
+        """
+        found, where = self._top(self.module(module), name)
+        if not isinstance(found, ast.ClassDef):
+            raise Missing(f"{module} has {name}, which is no class")
+        return Class(found, where)
+
+    def lineage(self, owner: Class) -> tuple[list[Class], str]:
+        """Return a class and all that it inherits from, and why some of that was not found, or an empty text."""
+        found: list[Class] = []
+        try:
+            for kind in self._lineage(owner):
+                found.append(kind)
+        except Unknown as error:
+            return found, str(error)
+        return found, ""
+
     def attributes(self, owner: Class) -> set[str]:
         """Return the names that instances of a class have: methods, fields, and attributes that methods set.
 

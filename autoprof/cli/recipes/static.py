@@ -6,13 +6,16 @@ import ast
 from collections.abc import Iterator
 
 from autoprof.base.similar import did_you_mean
+from autoprof.cli.recipes.catalog import by_recipe
 from autoprof.cli.recipes.form import RecipeFinding
-from autoprof.cli.recipes.parsed import generator, parameter_names
+from autoprof.cli.recipes.parsed import Function, generator, parameter_names
 from autoprof.cli.recipes.source import Missing, Place, Sources, Unknown
 from autoprof.cli.recipes.vocabulary import parameters
 from autoprof.hooks import behaviour as behaviours
 from autoprof.hooks import recipe
-from autoprof.hooks.recipe import BoundHook, installed_version
+from autoprof.hooks.recipe import BoundHook, Recipe, installed_version
+
+_CONTEXT_MANAGERS = {"contextmanager", "asynccontextmanager"}
 
 _Said = tuple[str, str, bool]
 
@@ -25,7 +28,11 @@ def check(path: str, hooks: list[BoundHook], sources: Sources) -> tuple[list[Rec
     """
     if not hooks:
         return [], "it has no hooks"
-    made = hooks[0].recipe
+    checked = [_check(path, made, of_it, sources) for made, of_it in by_recipe(hooks)]
+    return [finding for found, _ in checked for finding in found], "; ".join(where for _, where in checked)
+
+
+def _check(path: str, made: Recipe, hooks: list[BoundHook], sources: Sources) -> tuple[list[RecipeFinding], str]:
     if not sources.installed(made.target):
         return [], f"{made.target} is not installed here, so modules, attributes and parameters were not checked"
     version = installed_version(made)
@@ -74,13 +81,8 @@ def _of_place(hook: BoundHook, place: Place, sources: Sources) -> Iterator[_Said
         if type(hook.behaviour).install is behaviours.Behaviour.install:
             yield "attribute", f"{name} is a class, and {behaviour} wraps a function; name one of its methods", True
         return
-    if generator(place.node):
-        yield (
-            "attribute",
-            f"{name} is a generator: it has not done its work when the call returns; name the function that uses it",
-            True,
-        )
     decorators = {ast.unparse(decorator).rpartition(".")[2] for decorator in place.node.decorator_list}
+    yield from _around(hook, place.node, bool(decorators & _CONTEXT_MANAGERS))
     if decorators & {"property", "cached_property"}:
         yield "attribute", f"{name} is a property; name a method", True
     if "abstractmethod" in decorators:
@@ -90,6 +92,17 @@ def _of_place(hook: BoundHook, place: Place, sources: Sources) -> Iterator[_Said
     if not decorators and hook.hook.rewrap:
         yield "rewrap", f"{name} is not decorated", True
     yield from _paths(hook, place, sources)
+
+
+def _around(hook: BoundHook, node: Function, context_manager: bool) -> Iterator[_Said]:
+    name, around = hook.hook.attribute, hook.hook.around
+    if context_manager and around != "with":
+        yield "around", f'{name} makes a context manager; around = "with" is from its enter to its exit', True
+    elif generator(node) and not context_manager and around == "call":
+        text = f"{name} is a generator: it has not done its work when the call returns"
+        yield "around", f'{text}; around = "next" is around each item, or name the function that uses it', True
+    elif generator(node) and not context_manager and around == "with":
+        yield "around", f"{name} is a generator, and no context manager is made of it", True
 
 
 def _paths(hook: BoundHook, place: Place, sources: Sources) -> Iterator[_Said]:

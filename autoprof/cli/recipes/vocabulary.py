@@ -15,6 +15,8 @@ from autoprof.base.similar import did_you_mean
 from autoprof.hooks.attribute_path import PARAMETER
 
 _NAMES = {str: "a text", int: "a whole number", float: "a number", bool: "true or false", dict: "a table"}
+# `A | B` has another type where one of the two is a `Literal`.
+_UNIONS = (types.UnionType, typing.Union)
 _EXTRA = {
     "path": "a path that begins with a parameter of the function, such as 'self.state.global_step'",
     "name": "the name of a parameter",
@@ -48,7 +50,11 @@ def takes(kind: Any) -> str:
         return _EXTRA[meta["takes"]]
     origin = typing.get_origin(kind)
     arguments = typing.get_args(kind)
-    if origin is types.UnionType:
+    if origin in _UNIONS:
+        table = next((each for each in arguments if typing.get_origin(each) is dict), None)
+        if table is not None and typing.get_args(table)[1] in arguments:
+            others = ", or ".join(takes(argument) for argument in arguments if argument is not table)
+            return f"{others}, or a table, in it {takes(typing.get_args(table)[0])} = one of these"
         return ", or ".join(takes(argument) for argument in arguments)
     if origin is typing.Literal:
         return " or ".join(repr(value) for value in arguments)
@@ -116,15 +122,21 @@ def _wrong_value(kind: Any, value: Any, where: str) -> Iterator[tuple[str, str]]
     try:
         msgspec.convert(value, kind)
     except msgspec.ValidationError:
-        near = did_you_mean(value, typing.get_args(kind)) if _is_choice(kind) and isinstance(value, str) else ""
+        choices = [choice for one in _alternatives(kind) if _is_choice(one) for choice in typing.get_args(one)]
+        near = did_you_mean(value, choices) if choices and isinstance(value, str) else ""
         yield where, f"got {_short(value)}; it takes {takes(kind)}{near}"
 
 
 def _table_of(kind: Any, value: Any) -> type[msgspec.Struct] | None:
     """Return the struct that a table becomes if it is one of several types that an option takes."""
-    if typing.get_origin(kind) is types.UnionType and isinstance(value, dict):
-        return next((one for one in typing.get_args(kind) if issubclass(one, msgspec.Struct)), None)
-    return None
+    if typing.get_origin(kind) not in _UNIONS or not isinstance(value, dict):
+        return None
+    structs = [one for one in typing.get_args(kind) if inspect.isclass(one) and issubclass(one, msgspec.Struct)]
+    return structs[0] if structs else None
+
+
+def _alternatives(kind: Any) -> tuple[Any, ...]:
+    return typing.get_args(kind) if typing.get_origin(kind) in _UNIONS else (kind,)
 
 
 def _is_choice(kind: Any) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from autoprof.base.redact import writable
+from autoprof.config import kinds
 from autoprof.config.settings import PREFIX
 from autoprof.report.model.captures import CaptureFigures, DeviceShares, EngineFigures, Operator, Phase
 from autoprof.rundir import file_names, layout
@@ -44,6 +45,7 @@ def figures(run: Path, step: int, capture: CaptureFile, zero_ns: int | None, ope
         step=step,
         role=capture.meta.role or capture.name.split(".")[0],
         stage=capture.meta.stage,
+        stage_kind=capture.meta.stage_kind or kinds.of(capture.meta.stage),
         rank=capture.meta.rank,
         replica=capture.meta.replica,
         host=capture.meta.host or None,

@@ -143,14 +143,21 @@ class Lanes:
         pieces = working.pieces()
         if not pieces:
             return []
-        told = {words.meaning(line.name, line.kind) for lane in workers for line in lane.spans() if _tells(line)}
+        told = {
+            words.meaning(line.name, line.kind, line.stage_kind)
+            for lane in workers
+            for line in lane.spans()
+            if _tells(line)
+        }
         loops = any(lane.role == "agent_loop" for lane in workers)
-        if loops and words.GENERATION not in told | {words.meaning(line.name) for line in drivers}:
+        if loops and words.GENERATION not in told | {
+            words.meaning(line.name, stage_kind=line.stage_kind) for line in drivers
+        }:
             return []
         silent = Union(
             (line.start_ns, line.end_ns)
             for line in drivers
-            if (meaning := words.meaning(line.name)) not in told
+            if (meaning := words.meaning(line.name, stage_kind=line.stage_kind)) not in told
             and meaning not in (words.SCORING, words.TRAINING, OTHER)
         )
         found = []
@@ -215,7 +222,7 @@ def _edge(lanes: Iterable[LaneSpans], at: int, side: int) -> tuple[str, str]:
             continue
         for line in lane.spans():
             if (line.start_ns, line.end_ns)[side] == at and line.kind not in _NO_WORK:
-                return f"{_named(line)} of {lane.label}", words.meaning(line.name, line.kind)
+                return f"{_named(line)} of {lane.label}", words.meaning(line.name, line.kind, line.stage_kind)
         return lane.label, words.GENERATION if lane.role in ("rollout", "agent_loop") else OTHER
     return OTHER, OTHER
 
@@ -254,6 +261,7 @@ def _span_row(line: Line, zero_ns: int) -> SpanRow:
     return SpanRow(
         name=line.name,
         kind=line.kind,
+        stage_kind=line.stage_kind,
         start_s=(line.start_ns - zero_ns) / 1e9,
         end_s=(line.end_ns - zero_ns) / 1e9,
         ids=dict(line.ids),

@@ -11,6 +11,7 @@ from statistics import median
 import msgspec
 
 from autoprof.base.intervals import Interval, Union, exclusive
+from autoprof.config import kinds
 from autoprof.report.figures import index
 from autoprof.report.figures.index import Index, StepSpan, Sums
 from autoprof.report.figures.reading import Reader, Timeline
@@ -93,6 +94,7 @@ class Overview:
         cut_off_spans: The same as spans, their file that of the driver where its timers tell, else `NOBODY`.
         attempts: How often the run was begun.
         zones: Those of each file.
+        kinds: The kinds of stages by name, where the name does not tell.
     """
 
     def __init__(
@@ -111,6 +113,7 @@ class Overview:
         # When steps ended that the same trainer did again.
         self._before: dict[int, list[int]] = defaultdict(list)
         self.zones: list[list[Zone]] = []
+        self.kinds: dict[str, str] = {}
         attempts = Attempts()
         stamp = index.stamp(timelines)
         known = index.read(run, stamp)
@@ -155,10 +158,11 @@ class Overview:
             attempts=attempts.starts,
             left_out=[(*where, count) for where, count in reader.left_out.items()],
             beyond=dict(reader.beyond),
+            kinds=self.kinds,
         )
 
     def _take_over(self, known: Index, reader: Reader, attempts: Attempts) -> None:
-        self.zones = known.zones
+        self.zones, self.kinds = known.zones, known.kinds
         self.spans = {span.number: span for span in known.spans}
         self._steps.update({number: _Step.of(sums) for number, sums in known.steps.items()})
         self._unnumbered = known.unnumbered
@@ -170,6 +174,8 @@ class Overview:
         kind, number = line.kind, line.step
         if kind == PROCESS or (kind == "timer" and line.name == WHOLE):
             return
+        if line.stage_kind and kinds.of(line.name) != line.stage_kind:
+            self.kinds[line.name] = line.stage_kind
         if number is None:
             if kind == "timer":
                 self._unnumbered.append((line.name, line.start_ns, line.end_ns, file))
@@ -245,6 +251,7 @@ class Overview:
             response_tokens=None if response is None else int(response),
             tokens_per_s=response / length if response and length else None,
             error=span.error,
+            kinds={name: kind for name, kind in self.kinds.items() if name in parts},
         )
 
 
@@ -318,19 +325,39 @@ def _owners(
 
 def shares(rows: Sequence[StepRow]) -> list[StageShare]:
     """Return each stage over all steps, the most seconds first, `other` last."""
-    whole = sum(row.seconds for row in rows)
-    of_stage: dict[str, list[float]] = defaultdict(list)
+    told = {name: kind for row in rows for name, kind in row.kinds.items()}
+    found = _shares(rows, [row.stages for row in rows], lambda name: told.get(name) or kinds.of(name))
+    return sorted(found, key=lambda share: (share.name == OTHER, -share.seconds))
+
+
+def shares_of_kinds(rows: Sequence[StepRow], stages: Iterable[StageShare]) -> list[StageShare]:
+    """Return each kind of stage over all steps, the most seconds first, by the kinds of the stages."""
+    of_stage = {stage.name: stage.kind for stage in stages if stage.kind}
+    sums: list[dict[str, float]] = []
     for row in rows:
+        sums.append(defaultdict(float))
         for name, seconds in row.stages.items():
-            of_stage[name].append(seconds)
-    found = [
+            if name in of_stage:
+                sums[-1][of_stage[name]] += seconds
+    return sorted(_shares(rows, sums, str), key=lambda share: -share.seconds)
+
+
+def _shares(
+    rows: Sequence[StepRow], parts: Iterable[Mapping[str, float]], kind: Callable[[str], str]
+) -> list[StageShare]:
+    whole = sum(row.seconds for row in rows)
+    of_part: dict[str, list[float]] = defaultdict(list)
+    for each in parts:
+        for name, seconds in each.items():
+            of_part[name].append(seconds)
+    return [
         StageShare(
             name=name,
             seconds=sum(values),
             share=sum(values) / whole if whole else 0.0,
             steps=sum(value > 0 for value in values),
             median_s=median(values),
+            kind=kind(name),
         )
-        for name, values in of_stage.items()
+        for name, values in of_part.items()
     ]
-    return sorted(found, key=lambda share: (share.name == OTHER, -share.seconds))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from autoprof.config import kinds
+
 # The part of a step that no timer and no stage covers.
 OTHER = "other"
 # What autoprof itself took of a captured step: to start the profiler, to stop it, to wait for what is written.
@@ -11,29 +13,37 @@ PROFILING = "profiling"
 GENERATION, SCORING, TRAINING = "generation", "scoring", "training"
 SYNC, VALIDATION, CHECKPOINT, REWARD = "weight sync", "validation", "checkpoint", "reward"
 
-# Timers are verl's (marked_timer, 0.5 to 0.9.1), stages those of the recipes.
+# What findings and colours tell apart, by the kinds of stages.
 _MEANT = {
-    GENERATION: "gen gen_max rollout generate generate_sequences generate_async wait_for_enough_samples generation",
-    SCORING: "old_log_prob ref values compute_log_prob compute_ref_log_prob compute_values",
-    TRAINING: "update_actor update_critic train_batch training_step optimizer_step mini_batch",
-    SYNC: "update_weights sync_rollout_weights sync_weights switch_to_rollout switch_to_trainer reshard",
-    VALIDATION: "testing validate evaluate",
-    CHECKPOINT: "save_checkpoint",
-    REWARD: "reward compute_reward compute_rm_score compute_score compute_score_batch",
+    GENERATION: "generate",
+    SCORING: "log_prob ref_log_prob values",
+    TRAINING: "update_actor update_critic optimizer",
+    SYNC: "weight_sync",
+    VALIDATION: "validate",
+    CHECKPOINT: "checkpoint",
+    REWARD: "reward",
 }
-_BY_NAME = {name: meaning for meaning, names in _MEANT.items() for name in names.split()}
+_BY_KIND = {kind: meaning for meaning, meant in _MEANT.items() for kind in meant.split()}
+_BY_NAME = {"mini_batch": TRAINING}
 # What goes on in samples and in engines.
 _KINDS = {"sample": GENERATION, "turn": GENERATION, "request": GENERATION, "window": GENERATION, "reward": REWARD}
 
 
-def meaning(name: str, kind: str = "stage") -> str:
-    """Return the meaning of a span: one of the words above, or `other`."""
-    return _KINDS.get(kind) or _BY_NAME.get(name, OTHER)
+def meaning(name: str, kind: str = "stage", stage_kind: str = "") -> str:
+    """Return the meaning of a span: one of the words above, or `other`.
+
+    Args:
+        name: Its name.
+        kind: The kind of the span.
+        stage_kind: Its kind of stage, where that is known; else a well-known name tells.
+    """
+    return _KINDS.get(kind) or _BY_KIND.get(stage_kind or kinds.of(name)) or _BY_NAME.get(name, OTHER)
 
 
-def seconds_of(stages: Mapping[str, float], wanted: str) -> float:
-    """Sum the seconds of all stages of one meaning."""
-    return sum(seconds for name, seconds in stages.items() if meaning(name) == wanted)
+def seconds_of(stages: Mapping[str, float], wanted: str, known: Mapping[str, str] | None = None) -> float:
+    """Sum the seconds of all stages of one meaning. `known` are kinds that the names do not tell."""
+    of = known or {}
+    return sum(seconds for name, seconds in stages.items() if meaning(name, stage_kind=of.get(name, "")) == wanted)
 
 
 def several(count: int, what: str) -> str:

@@ -51,7 +51,7 @@ def of_run(rows: Sequence[StepRow], files: Mapping[int, str]) -> list[Finding]:
 
 def overall(rows: Sequence[StepRow], stages: Sequence[StageShare]) -> list[Finding]:
     """Return the findings that all steps have in common."""
-    shares = [stage for stage in stages if words.meaning(stage.name) == words.SYNC]
+    shares = [stage for stage in stages if words.meaning(stage.name, stage_kind=stage.kind) == words.SYNC]
     share = sum(stage.share for stage in shares)
     if not rows or share < SYNC_SHARE:
         return []

@@ -25,8 +25,8 @@ TOOL_SHARE = 0.3
 def weight_sync(around: Around) -> Iterator[Finding]:
     """Find weight sync that takes twice as long as usual, over the steps that have one."""
     row = around.row
-    took = words.seconds_of(own_stages(row), words.SYNC)
-    usual = words.seconds_of({name: around.where_done.get(name, 0.0) for name in row.stages}, words.SYNC)
+    took = words.seconds_of(own_stages(row), words.SYNC, row.kinds)
+    usual = words.seconds_of({name: around.where_done.get(name, 0.0) for name in row.stages}, words.SYNC, row.kinds)
     if usual and took >= SYNC_RATIO * usual and matters(took - usual, row.usual_s):
         yield Finding(
             kind="weight_sync",
@@ -34,7 +34,7 @@ def weight_sync(around: Around) -> Iterator[Finding]:
             evidence=[
                 f"{name}: {seconds(row.stages[name])}, usually {seconds(around.where_done.get(name, 0.0))}"
                 for name in row.stages
-                if words.meaning(name) == words.SYNC
+                if words.meaning(name, stage_kind=row.kinds.get(name, "")) == words.SYNC
             ]
             + [_length(row)],
             seconds=took - usual,
@@ -53,7 +53,8 @@ def slow_step(around: Around) -> Iterator[Finding]:
     more = {name: value - around.usual.get(name, 0.0) for name, value in own.items()}
     grown = sorted(more, key=lambda name: -more[name])
     first = grown[0]
-    kind = {words.CHECKPOINT: "checkpoint", words.VALIDATION: "validation"}.get(words.meaning(first), "slow_step")
+    meaning = words.meaning(first, stage_kind=row.kinds.get(first, ""))
+    kind = {words.CHECKPOINT: "checkpoint", words.VALIDATION: "validation"}.get(meaning, "slow_step")
     yield Finding(
         kind=kind,
         text=f"step {row.number} took {seconds(took)}, usually {seconds(row.usual_s)}: "
@@ -114,7 +115,7 @@ def idle_gap(step: StepFigures) -> Iterator[Finding]:
     """Find a time between two stages in which no worker does anything. Scoring in the driver has its own rule."""
     for gap in step.gaps:
         took = gap.end_s - gap.start_s
-        if not matters(took, step.seconds) or words.meaning(gap.within) == words.REWARD:
+        if not matters(took, step.seconds) or _meaning(step, gap.within) == words.REWARD:
             continue
         place = "between generation and training " if gap.between != "stages" else ""
         meanwhile = "in no stage" if gap.within == OTHER else f"in {gap.within}"
@@ -135,7 +136,7 @@ def idle_gap(step: StepFigures) -> Iterator[Finding]:
 @step_rule("slow_reward")
 def reward(step: StepFigures) -> Iterator[Finding]:
     """Find scores that the driver awaits for a tenth of the step, or that take a quarter of the samples' time."""
-    took = words.seconds_of(step.stages, words.REWARD)
+    took = words.seconds_of(step.stages, words.REWARD, step.kinds)
     if took >= REWARD_SHARE * step.seconds and matters(took, step.seconds):
         yield Finding(
             kind="slow_reward",
@@ -144,7 +145,7 @@ def reward(step: StepFigures) -> Iterator[Finding]:
             evidence=[
                 f"{name}: {seconds(value)}"
                 for name, value in step.stages.items()
-                if words.meaning(name) == words.REWARD
+                if _meaning(step, name) == words.REWARD
             ],
             seconds=took,
             step=step.number,
@@ -201,8 +202,12 @@ def _waited(step: StepFigures, start_s: float, end_s: float) -> float:
     return sum(
         max(0.0, min(part.end_s, end_s) - max(part.start_s, start_s))
         for part in step.path
-        if words.meaning(part.stage) == words.GENERATION
+        if _meaning(step, part.stage) == words.GENERATION
     )
+
+
+def _meaning(step: StepFigures, stage: str) -> str:
+    return words.meaning(stage, stage_kind=step.kinds.get(stage, ""))
 
 
 def _recorded_apart(step: StepFigures) -> float:

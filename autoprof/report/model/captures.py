@@ -65,6 +65,7 @@ class CaptureFigures(msgspec.Struct, frozen=True, kw_only=True):
     """One capture.
 
     Attributes:
+        stage_kind: The stage's kind in the vocabulary of all trainers, where it has one.
         state: `complete`, `truncated`, `failed`, `unfinished`, or `damaged` where the file can't be read.
         part: Of a replica's engine: `frontend`, or a worker by its ranks.
         tool: `torch`, `npu`, `nsys` or `memory`.
@@ -108,3 +109,4 @@ class CaptureFigures(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     window: str = ""
     slowest: str = ""
+    stage_kind: str = ""

@@ -6,7 +6,8 @@ import msgspec
 
 
 class SpanRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One span: `kind` and `name` are the timeline's (timer, stage, sample, turn, tool, reward, request, window)."""
+    """One span: `kind`, `name` and `stage_kind` are the timeline's (`kind`: timer, stage, sample, turn, tool, reward,
+    request, window)."""
 
     name: str
     kind: str
@@ -14,6 +15,7 @@ class SpanRow(msgspec.Struct, frozen=True, kw_only=True):
     end_s: float
     ids: dict[str, str | int | float | bool | None] = {}
     error: str | None = None
+    stage_kind: str = ""
 
 
 class Lane(msgspec.Struct, frozen=True, kw_only=True):

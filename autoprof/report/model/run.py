@@ -41,6 +41,7 @@ class StageShare(msgspec.Struct, frozen=True, kw_only=True):
         share: Of the time of all steps.
         steps: In how many steps it was.
         median_s: Of those steps.
+        kind: Its kind in the vocabulary of all trainers, where it has one.
     """
 
     name: str
@@ -48,6 +49,7 @@ class StageShare(msgspec.Struct, frozen=True, kw_only=True):
     share: float
     steps: int
     median_s: float
+    kind: str = ""
 
 
 class StepRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +69,7 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
         slowed: Of these, by how much the stage took longer than usual. Recorded work runs slower, so it makes no step
             slow and is no finding.
         error: The type of the exception that ended the step.
+        kinds: Kinds of stages by name, where the name does not tell.
     """
 
     number: int
@@ -83,6 +86,7 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     recorded: dict[str, float] = {}
     slowed: dict[str, float] = {}
     error: str | None = None
+    kinds: dict[str, str] = {}
 
 
 class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +94,7 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         stages: As in `StepRow`.
+        kinds: As in `StepRow`.
         lanes: Trainer first, then actors, ref, critic, reward, agent loops, rollout, each by rank or replica.
         gaps: By start, at most the 100 longest.
         gaps_left_out: How many there are besides.
@@ -113,6 +118,7 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
     captures: list[CaptureFigures]
     findings: list[Finding]
     gaps_left_out: int = 0
+    kinds: dict[str, str] = {}
     captured_for: list[str] = []
 
 
@@ -120,7 +126,8 @@ class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True):
     """One figure on both sides.
 
     Attributes:
-        kind: `step` (seconds a step), `stage` (seconds a step), `operator` (own seconds a capture), `rate` (tokens/s),
+        kind: `step` (seconds a step), `stage` (seconds a step; of a kind of stages where the two sides have other names
+            for it, which `where` has), `operator` (own seconds a capture), `rate` (tokens/s),
             `samples` (seconds).
         unit: `s` or `1/s`.
         change: `b` less `a`; a side that is not there counts as 0.
@@ -157,6 +164,7 @@ class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
         started_ns: When the run began.
         steps: By number. A step that ran again after the run was resumed stands there once, as it ran last.
         stages: By seconds, `other` last.
+        kinds: The same for kinds of stages, each the sum of its stages, by seconds.
         median_s: Of the steps.
         tokens_per_s: Generated tokens of all steps by their seconds; None where the timeline has no counts.
         findings: Those of the run and of the steps in `details`, by seconds.
@@ -181,6 +189,7 @@ class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
     details: list[StepFigures]
     comparison: Comparison | None
     notes: list[str]
+    kinds: list[StageShare] = []
     verdict: str = ""
     autoprof: str = ""
     schema: int = SCHEMA

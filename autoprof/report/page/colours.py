@@ -7,7 +7,7 @@ colours are tokens: the page's style sheet gives each its value in light and in 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -37,20 +37,26 @@ class Look(msgspec.Struct, frozen=True):
     pattern: str
 
 
-def family(name: str) -> str:
-    """Return the style sheet's name for a stage's kind of work, by the stage's name."""
+def family(name: str, stage_kind: str = "") -> str:
+    """Return the style sheet's name for a stage's kind of work, by its kind, or else by the stage's name."""
     if name.startswith("tool "):
         return "tool"
-    return _OWN.get(name) or _FAMILIES.get(words.meaning(name), "more")
+    return _OWN.get(name) or _FAMILIES.get(words.meaning(name, stage_kind=stage_kind), "more")
 
 
-def looks(names: Iterable[str]) -> dict[str, Look]:
-    """Return a look for each name: names of one kind share its colour, each with a pattern of its own."""
+def looks(names: Iterable[str], kinds: Mapping[str, str] | None = None) -> dict[str, Look]:
+    """Return a look for each name: names of one kind share its colour, each with a pattern of its own.
+
+    Args:
+        names: The names.
+        kinds: Kinds of stages by name, where the name does not tell.
+    """
+    known = kinds or {}
     given: dict[str, Look] = {}
     taken: dict[str, int] = {}
     for name in names:
         if name not in given:
-            kind = family(name)
+            kind = family(name, known.get(name, ""))
             count = taken[kind] = taken.get(kind, -1) + 1
             given[name] = Look(f"{TOKEN}{kind}", PATTERNS[count % len(PATTERNS)])
     return given

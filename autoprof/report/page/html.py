@@ -62,8 +62,9 @@ def page(figures: RunFigures) -> str:
     """
     plotly = _plotly()
     script = (TEMPLATES / "page.js").read_text(encoding="utf-8")
-    looks = colours.looks([stage.name for stage in figures.stages])
-    steps = [_step(step, looks) for step in figures.details]
+    kinds = {stage.name: stage.kind for stage in figures.stages}
+    looks = colours.looks(kinds, kinds)
+    steps = [_step(step, looks, kinds) for step in figures.details]
     numbers = [step.number for step in figures.details]
     plots = {"run": charts.run(figures.steps, looks)} if figures.steps else {}
     for step in steps:
@@ -128,9 +129,10 @@ def rows(steps: Sequence[StepRow]) -> list[StepRow]:
     return sorted(first, key=lambda step: step.number)
 
 
-def _step(step: StepFigures, run_looks: dict[str, colours.Look]) -> dict[str, Any]:
+def _step(step: StepFigures, run_looks: dict[str, colours.Look], kinds: dict[str, str]) -> dict[str, Any]:
     names = [*run_looks, *step.stages, *(span.name for lane in step.lanes for span in lane.spans)]
-    looks = colours.looks([*names, *step_charts.CROWDS.values()])
+    spans = {span.name: span.stage_kind for lane in step.lanes for span in lane.spans if span.stage_kind}
+    looks = colours.looks([*names, *step_charts.CROWDS.values()], {**kinds, **step.kinds, **spans})
     plots: dict[str, charts.Plot] = {}
     spans_left_out = 0
     if step.lanes:

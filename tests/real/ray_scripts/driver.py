@@ -55,6 +55,7 @@ def main():
     kinds = {
         "Decorated": rl_lib.Decorated,
         "DecoratedWithOptions": rl_lib.DecoratedWithOptions,
+        "Inherits": rl_lib.Inherits,
         "Later": ray.remote(rl_lib.Later),
         "InMain": ray.remote(InMain),
     }

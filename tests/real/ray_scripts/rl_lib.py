@@ -28,6 +28,21 @@ class DecoratedWithOptions(_Work):
         return super().work(value)
 
 
+class Base:
+    """A base that is not decorated, in the module of the actor class."""
+
+    def work(self, value):
+        return value + 1, os.getpid()
+
+    async def awork(self, value):
+        return value + 1, os.getpid()
+
+
+@ray.remote
+class Inherits(Base):
+    """What runs are the methods of its base."""
+
+
 class Later:
     def work(self, value):
         return value + 1, os.getpid()

@@ -205,7 +205,10 @@ def swallowed() -> Iterator[str]:
                 passed_on = first.startswith(
                     ("interrupts.pass_on(", "_pass_on(", "if (theirs := sys.modules.get('autoprof.base.interrupts')")
                 )
-                if broad and not raised and not passed_on:
+                # A generator around a generator: what is thrown into it goes on into the other, whose end is its own.
+                thrown = first.endswith(("throw, error)", "throw, error"))
+                over = broad <= {"StopIteration", "StopAsyncIteration"} and first.startswith("return")
+                if broad and not raised and not passed_on and not thrown and not over:
                     yield place
             suppresses = isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[0] == "contextlib"
             if suppresses and BROAD & {ast.unparse(kind).rpartition(".")[2] for kind in node.args}:

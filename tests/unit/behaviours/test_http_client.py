@@ -60,6 +60,9 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         trainer.asked.append([self.path, body])
+        if body["action"] == "lead":
+            from pathlib import Path
+            assert Path(body.pop("run")).samefile("autoprof_runs/latest")
         status, content = answer(body)
         self.send_response(status)
         self.end_headers()
@@ -179,3 +182,98 @@ except KeyError as error:
 def test_a_role_that_is_not_chosen_is_not_asked_for(drive: Any) -> None:
     finished = drive(SERVER + STEPS, AUTOPROF_ROLES="actor")
     assert [line[1]["action"] for line in json.loads(finished.stdout) if line != "generate"] == ["lead"]
+
+
+# A trainer whose servers go on generating while it learns, until it has them pause before the weights change.
+ASYNCHRONOUS = """
+class Server:
+    def __init__(self, host, port):
+        self.host, self.port = host, port
+
+class Trainer:
+    servers = []
+    def step(self, number):
+        self.take()
+        asked.append("update")
+        self.pause()
+        asked.append("weights")
+    def take(self): ...
+    def pause(self): ...
+
+asked = []
+"""
+BOTH_ENDS = """
+target = "trainer"
+[[hook]]
+name = "step"
+attribute = "Trainer.step"
+behaviour = "step.wrap"
+options = { number = "number" }
+[[hook]]
+name = "take"
+attribute = "Trainer.take"
+behaviour = "rollout.http"
+options = { url = "self.servers", part = "begin" }
+[[hook]]
+name = "pause"
+attribute = "Trainer.pause"
+behaviour = "rollout.http"
+options = { url = "self.servers", part = "end" }
+"""
+SERVERS = """
+trainer.Client = Client
+host, port = server.server_address
+trainer.Trainer.servers = [trainer.Server(host, port), f"localhost:{port}"]
+for number in (1, 2, 3):
+    trainer.Trainer().step(number)
+print(json.dumps(trainer.asked))
+"""
+
+
+@pytest.fixture
+def asked_of_two(tmp_path: Path, drive: Any) -> Callable[..., list[Any]]:
+    """Run that trainer with two servers; what they were asked, in order, and what the trainer did between."""
+    (tmp_path / "trainer.py").write_text(ASYNCHRONOUS)
+    (tmp_path / "trainer.toml").write_text(BOTH_ENDS)
+    server = SERVER.replace("trainer.Client.base_url = ", "base_url = ")
+    code = server + SERVERS.replace("trainer.Client = Client\n", "")
+    return lambda **variables: [  # type: ignore[no-any-return]
+        each if isinstance(each, str) else each[1] for each in json.loads(drive(code, **variables).stdout)
+    ]
+
+
+def test_between_two_calls_the_first_server_is_captured(asked_of_two: Any) -> None:
+    lead, start, stop = {"action": "lead"}, {"action": "start", "global_step": 2}, {"action": "stop"}
+    others = ["update", "weights"]
+    assert asked_of_two() == [lead, lead, *others, start, "update", stop, "weights", *others]
+
+
+def test_all_servers_are_captured_if_all_ranks_are(asked_of_two: Any) -> None:
+    asked = asked_of_two(AUTOPROF_RANKS="all")
+    first = {"action": "start", "global_step": 2}
+    second = {**first, "replica": 1, "rank": 1}
+    starts = asked[asked.index("weights") + 1 :][:2]
+    assert sorted(starts, key=len) == [first, second]
+    assert [each["action"] for each in asked if isinstance(each, dict)] == ["lead"] * 2 + ["start"] * 2 + ["stop"] * 2
+
+
+def test_a_window_whose_end_never_comes_is_closed_by_the_next(tmp_path: Path, asked_of_two: Any) -> None:
+    (tmp_path / "trainer.toml").write_text(BOTH_ENDS.replace("Trainer.pause", "Trainer.gone"))
+    asked = asked_of_two(AUTOPROF_STEPS="1,2")
+    actions = [each["action"] for each in asked if isinstance(each, dict)]
+    assert actions == ["lead", "lead", "start", "stop", "start", "stop"]
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_settings_of_the_window_are_for_servers_of_the_same_run(tmp_path: Path, drive: Any, own: bool) -> None:
+    code = f"""
+from autoprof.windows.chooser import Chooser
+Chooser.choose = lambda self, settings, step, ordinal: {{"contents": "cpu"}} if step == 2 else None
+def answer(body):
+    from autoprof.run import runtime
+    directory = str(runtime.current().rundir.path) if {own} else "/runs/server"
+    return 200, json.dumps({{"problem": "", "run": directory}}).encode()
+"""
+    asked = json.loads(drive(SERVER + code + STEPS).stdout)
+    (start,) = [line[1] for line in asked if line != "generate" and line[1]["action"] == "start"]
+    assert start == {"action": "start", "global_step": 2} | ({"overrides": {"contents": "cpu"}} if own else {})

@@ -78,6 +78,7 @@ def run(mocker: MockerFixture, tmp_path: Path) -> Any:
         rundir=RunDir(tmp_path),
         timeline=SimpleNamespace(listener=None),
         hooks=SimpleNamespace(versions={}),
+        decides=True,
     )
     mocker.patch.object(runtime, "current", return_value=made)
     mocker.patch.object(replicas, "RayCalls", Answers)

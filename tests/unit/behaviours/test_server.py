@@ -100,6 +100,23 @@ def test_an_engine_that_a_trainer_leads_says_so_to_who_asks(run: Any) -> None:
     ]
 
 
+def test_an_engine_that_a_trainer_of_its_run_leads_counts_no_steps_and_takes_no_triggers(run: Any) -> None:
+    async def drive(engine: Engine) -> None:
+        engine.server.follow(same_run=True)
+        trigger_requests.ask(run.rundir, trigger_requests.Trigger())
+        for _ in range(3):
+            await batch(engine, run)
+        assert await engine.server.open_window(request=Request(action="start", step=7)) == ""
+        assert await engine.server.close_window() == ""
+
+    asyncio.run(drive(engine := Engine()))
+    assert engine.log == [7, "stop"]
+    span = batches.Span.return_value  # type: ignore[attr-defined]
+    assert (span.drop.call_count, span.end.call_count) == (3, 0)
+    assert end.window_passed.call_count == 0  # type: ignore[attr-defined]
+    assert trigger_requests.states(run.rundir) == {}
+
+
 def test_requests_of_a_batch_wait_until_it_is_recorded(run: Any) -> None:
     async def drive(engine: Engine) -> None:
         await batch(engine, run)

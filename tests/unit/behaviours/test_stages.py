@@ -8,10 +8,16 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from autoprof.behaviours.trainer import stages, steps
+from autoprof.capture import whole_step
+from autoprof.hooks import behaviour as behaviours
+from autoprof.hooks import registry
+from autoprof.hooks.recipe import BoundHook, Hook, Recipe
+from autoprof.hooks.wrapper import wrap
 from autoprof.run.cluster import current_step
 from autoprof.run.runtime import Runtime
 from tests.support import helpers
@@ -247,3 +253,72 @@ def test_passes_that_never_came_are_said(joined: Any, hooked: Any) -> None:
     assert captures(run) == {"rollout.generate": "failed", "actor.update_actor": "complete"}
     metas = {meta["stage"]: meta["reason"] for meta, _ in finished(run).values()}
     assert metas["generate"] == "there were 1 forward passes; recording was to begin after 4"
+
+
+@pytest.fixture
+def named(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Wraps a function with a hook of a recipe that has a kind."""
+
+    def hook(function: Any, behaviour: str, kind: Any = None, **options: Any) -> Any:
+        found = behaviours.find(behaviour)
+        assert found is not None
+        table = {} if kind is None else {"kind": kind}
+        made = Hook(name="h", attribute="f", behaviour=behaviour, module="thing", **table)
+        key = f"thing/{len(registry.bound)}"
+        bound = BoundHook(
+            key=key,
+            file="thing",
+            recipe=Recipe(target="thing", hook=[]),
+            hook=made,
+            behaviour=msgspec.convert(options, found),
+        )
+        monkeypatch.setitem(registry.bound, key, bound)
+        monkeypatch.setattr(registry, "behaviour", lambda key: registry.bound[key].behaviour)
+        return wrap(function, key)
+
+    return hook
+
+
+def stage_kinds(run: Runtime) -> dict[str, str]:
+    lines = helpers.spans(run.rundir.path)
+    return {line["name"]: line.get("stage_kind", "") for line in lines if line["kind"] == "stage"}
+
+
+def test_a_stage_has_the_kind_of_its_hook_in_the_timeline_and_in_the_meta_file(run: Runtime, named: Any) -> None:
+    named(lambda: torch.ones(2), "stage", "update_actor", stage="polish", role="actor")()
+    assert stage_kinds(run) == {"polish": "update_actor"}
+    ((meta, _),) = finished(run).values()
+    assert (meta["stage"], meta["stage_kind"]) == ("polish", "update_actor")
+
+
+def test_a_hook_of_several_stages_has_kinds_by_patterns_and_else_by_well_known_names(run: Runtime, named: Any) -> None:
+    work = named(lambda name: None, "stage", {"pol*": "update_actor"}, stage={"path": "name"}, role="actor")
+    for name in ("polish", "compute_log_prob", "mine"):
+        work(name)
+    assert stage_kinds(run) == {"polish": "update_actor", "compute_log_prob": "log_prob", "mine": ""}
+
+
+def test_spans_have_kinds_too(run: Runtime, named: Any) -> None:
+    named(lambda: None, "span", "validate", stage="exam", role="trainer", whole=True)()
+    assert stage_kinds(run) == {"exam": "validate"}
+
+
+def test_a_kind_is_captured_where_roles_name_it(joined: Any, named: Any) -> None:
+    run = joined(steps="2", roles=("update_actor", "!critic"))
+    current_step.post("run", current_step.StepAnnouncement(step=2, captured=True))
+    named(lambda: torch.ones(2), "stage", "update_actor", stage="polish", role="actor")()
+    named(lambda: torch.ones(2), "stage", "log_prob", stage="score", role="actor")()
+    named(lambda: torch.ones(2), "stage", "update_actor", stage="train", role="critic")()
+    current_step.post("run", None)
+    assert set(captures(run)) == {"actor.polish"}
+
+
+def test_ranges_of_a_whole_step_tell_their_kinds(joined: Any, named: Any) -> None:
+    run = joined(steps="2", mode="continuous")
+    current_step.post("run", current_step.StepAnnouncement(step=2, captured=True))
+    named(lambda: torch.ones(2), "stage", "update_actor", stage="polish", role="actor")()
+    whole_step.end()
+    current_step.post("run", None)
+    ((meta, _),) = finished(run).values()
+    assert "stage_kind" not in meta
+    assert [stage["stage_kind"] for stage in meta["stages"]] == ["update_actor"]

@@ -22,6 +22,7 @@ class Trainer:
     def __init__(self):
         self.state = State()
     def fit(self):
+        self.resume(10)
         for number in (11, 12, 13):
             self.step(number)
     def step(self, number):
@@ -29,9 +30,12 @@ class Trainer:
         self.work()
         self.state.finished = number
         self.end()
+        self.log(number)
+    def resume(self, number): ...
     def begin(self, number): ...
     def work(self): ...
     def end(self): ...
+    def log(self, finished): ...
 """
 HOOK = '[[hook]]\nname = "{}"\nmodule = "small"\nattribute = "Trainer.{}"\nbehaviour = "{}"\noptions = {{ {} }}\n'
 WORK = HOOK.format("work", "work", "span", 'stage = "work", role = "trainer"')
@@ -60,14 +64,16 @@ def later(table: str) -> str:
     return table.replace('module = "small"', 'module = "small.later"')
 
 
-def package(python: Python, folder: Path, imports: str, *tables: str) -> list[tuple[str, int | None]]:
+def package(
+    python: Python, folder: Path, imports: str, *tables: str, more: str = "", runs: str = "Trainer"
+) -> list[tuple[str, int | None]]:
     """Run the trainer of a package with these hooks; the spans of its timeline in order of their ends."""
     (folder / "small").mkdir()
-    (folder / "small" / "__init__.py").write_text(TRAINER)
+    (folder / "small" / "__init__.py").write_text(TRAINER + more)
     (folder / "small" / "foreign.py").write_text(FOREIGN)
     (folder / "small" / "later.py").write_text("from small import Trainer\n")
     (folder / "small.toml").write_text('target = "small"\n' + "".join(tables))
-    python(f"{imports}\nsmall.Trainer().fit()", AUTOPROF="1", AUTOPROF_STEPS="", AUTOPROF_RECIPES="small.toml")
+    python(f"{imports}\nsmall.{runs}().fit()", AUTOPROF="1", AUTOPROF_STEPS="", AUTOPROF_RECIPES="small.toml")
     (timeline,) = (folder / "autoprof_runs").glob("2*/timeline/*.jsonl")
     return [(span["name"], span["step"]) for span in helpers.spans(timeline) if span["kind"] != "profiling"]
 
@@ -98,6 +104,39 @@ def test_a_tick_at_the_end_of_a_step(python: Python, tmp_path: Path) -> None:
     assert found == [("work", None), ("work", 12), ("step", 12), ("work", 13), ("step", 13)]
 
 
+def test_the_first_step_of_a_tick_at_the_end(python: Python, tmp_path: Path) -> None:
+    tick = ("end", "step.tick", 'number = "self.state.finished", offset = 1, at = "end"')
+    found = spans(python, tmp_path, tick)
+    assert found == [("work", 1), ("step", 1), ("work", 12), ("step", 12), ("work", 13), ("step", 13)]
+
+
+def test_the_first_step_of_a_tick_whose_number_the_stage_does_not_know(python: Python, tmp_path: Path) -> None:
+    found = spans(python, tmp_path, ("log", "step.tick", 'number = "finished", offset = 1, at = "end"'))
+    assert found == [("work", 1), ("step", 1), ("work", 12), ("step", 12), ("work", 13), ("step", 13)]
+
+
+FINISHED = ("end", "step.finished", 'number = "self.state.finished"')
+
+
+def test_a_call_at_the_end_of_a_step_tells_the_next_ones_number(python: Python, tmp_path: Path) -> None:
+    found = spans(python, tmp_path, ("begin", "step.begin", ""), FINISHED)
+    assert [number for name, number in found if name == "step"] == [1, 12]
+    assert [number for name, number in found if name == "work"] == [1, 12, 13]
+
+
+def test_a_run_that_is_resumed_goes_on_after_the_step_that_is_told(python: Python, tmp_path: Path) -> None:
+    told = ("resume", "step.finished", 'number = "number"')
+    found = spans(python, tmp_path, ("begin", "step.begin", ""), ("fit", "step.loop", ""), told, FINISHED)
+    assert [number for name, number in found if name == "step"] == [11, 12, 13]
+
+
+def test_a_step_that_begins_twice_is_one_until_it_is_finished(python: Python, tmp_path: Path) -> None:
+    twice = [("begin", "step.begin", ""), ("step", "step.begin", "")]
+    told = ("resume", "step.finished", 'number = "number"')
+    found = spans(python, tmp_path, *twice, ("fit", "step.loop", ""), told, FINISHED)
+    assert [number for name, number in found if name == "step"] == [11, 12, 13]
+
+
 # Each order in which a step, its loop and a stage can stand in a recipe, or come from different ones.
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 @pytest.mark.parametrize("apart", [False, True])
@@ -112,6 +151,23 @@ def test_a_step_goes_around_what_else_is_hooked_on_its_method(
     assert package(python, tmp_path, "import small.later", *tables) == [
         (name, number) for number in (11, 12, 13) for name in ("update", "step")
     ]
+
+
+@pytest.mark.parametrize("order", [("Trainer", "Child"), ("Child", "Trainer")])
+@pytest.mark.parametrize("first", ["stage", "step.begin"])
+def test_a_step_goes_around_a_stage_of_a_class_that_inherits_the_method(
+    python: Python, tmp_path: Path, order: tuple[str, str], first: str
+) -> None:
+    kinds = {"step.begin": 'number = "number"', "stage": 'stage = "update", role = "actor"'}
+    second = next(kind for kind in kinds if kind != first)
+    tables = [
+        HOOK.replace("Trainer", owner).format(kind[:5].replace(".", ""), "step", kind, kinds[kind])
+        for owner, kind in zip(order, (first, second), strict=True)
+    ]
+    child = "class Child(Trainer): ...\n"
+    assert package(python, tmp_path, "import small", *tables, more=child, runs="Child") == [
+        ("update", 11), ("step", 11), ("update", 12), ("step", 12), ("update", 13),
+    ]  # fmt: skip
 
 
 def test_a_stage_that_a_foreign_wrapper_keeps_from_its_step_is_refused(python: Python, tmp_path: Path) -> None:

@@ -229,7 +229,9 @@ def test_what_the_source_has(hook: dict[str, str], tmp_path: Path, capsys: Any, 
         ({"attribute": "Trainer.trainstep"}, "attribute", "Trainer has no trainstep; did you mean 'train_step'?"),
         ({"attribute": "advantage.x"}, "attribute", "mytrainer.loop has advantage, which is no class"),
         ({"attribute": "Trainer"}, "attribute", "Trainer is a class, and step.wrap wraps a function"),
-        ({"attribute": "Trainer.batches"}, "attribute", "Trainer.batches is a generator"),
+        ({"attribute": "Trainer.batches"}, "around", "Trainer.batches is a generator"),
+        ({"attribute": "Trainer.batches", "around": "with"}, "around", "no context manager is made of it"),
+        ({"attribute": "Trainer.timer"}, "around", 'Trainer.timer makes a context manager; around = "with"'),
         ({"attribute": "Trainer.rate"}, "attribute", "Trainer.rate is a property"),
         ({"attribute": "Trainer.slow"}, "attribute", "Trainer.slow is a property"),
         ({"attribute": "Trainer.loss"}, "attribute", "Trainer.loss is abstract"),
@@ -332,3 +334,158 @@ def test_findings_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str], tr
         "text": "Trainer has no gone",
         "error": True,
     }
+
+
+# Several targets in one file
+
+TWO = """
+[[recipe]]
+target = "mytrainer"
+[[recipe.hook]]
+name = "step"
+module = "mytrainer.loop"
+attribute = "Trainer.train_step"
+behaviour = "step.wrap"
+[[recipe]]
+target = "other"
+[[recipe.hook]]
+name = "step"
+attribute = "f"
+behaviour = "step.end"
+"""
+
+
+def test_a_file_with_several_targets(tmp_path: Path, capsys: pytest.CaptureFixture[str], trainer: Path) -> None:
+    path = tmp_path / "mytrainer+other.toml"
+    path.write_text(TWO)
+    status, lines = check(capsys, path)
+    assert (status, len(lines)) == (0, 1)
+    assert lines[0].startswith(f"{path}: good, 2 hooks; looked up in the source of mytrainer; other is not installed")
+    assert [hook.key for hook in recipe.load(str(path))] == ["mytrainer/step", "other/step"]
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "said"),
+    [
+        ("mytrainer.toml", "", "", "target: it is 'mytrainer+other', but the file's name says 'mytrainer'"),
+        ("mytrainer+other.toml", '"other"', '"mytrainer"', "target: two [[recipe]] tables are for one target"),
+        ("mytrainer+other.toml", '"f"', '"f()"', "[[recipe]] 'other' [[hook]] 'step' attribute: got 'f()'"),
+        ("mytrainer+other.toml", "[[recipe]]", 'target = "other"\n[[recipe]]', "target: there is no such key"),
+    ],
+)
+def test_what_is_wrong_with_one_of_several(
+    name: str, old: str, new: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / name
+    path.write_text(TWO.replace(old, new, 1) if old else TWO)
+    status, lines = check(capsys, path)
+    assert status == 1
+    assert lines[0].startswith(f"{path}: {said}")
+    with pytest.raises(RecipeError):
+        recipe.load(str(path))
+
+
+def test_a_step_is_no_wait_for_an_item(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path, around="next")
+    status, lines = check(capsys, path)
+    assert status == 1
+    assert lines[0].startswith(f"{path}: [[hook]] 'h' around: got 'next': the step would be the wait for an item")
+    with pytest.raises(RecipeError, match="around"):
+        recipe.load(str(path))
+
+
+# Begins and ends
+
+PAIR = """
+target = "other"
+[[hook]]
+name = "b"
+attribute = "begin"
+behaviour = "{begin}"
+options = {{ {options} }}
+[[hook]]
+name = "e"
+attribute = "end"
+behaviour = "{end}"
+options = {{ {of} }}
+"""
+STAGE = 'stage = "s", role = "r"'
+
+
+@pytest.mark.parametrize(
+    ("begin", "options", "end", "of", "good"),
+    [
+        ("stage.begin", STAGE, "stage.end", "", True),
+        ("stage.begin", STAGE, "stage.end", 'stage = "s"', True),
+        ("stage.begin", STAGE, "stage.end", 'stage = "t"', False),
+        ("stage.begin", STAGE, "step.end", "", False),
+        ("stage.begin", f'{STAGE}, of = "self"', "stage.end", "", False),
+        ("stage.begin", f'{STAGE}, of = "self"', "stage.end", 'of = "self"', True),
+        ("span.begin", STAGE, "step.end", "", False),
+        ("timer.start", "", "step.end", "", False),
+        ("timer.start", "", "timer.stop", "", True),
+    ],
+)
+def test_what_begins_has_an_end(
+    begin: str, options: str, end: str, of: str, good: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "other.toml"
+    path.write_text(PAIR.format(begin=begin, options=options, end=end, of=of))
+    status, lines = check(capsys, path)
+    assert status == (0 if good else 1)
+    needed = "timer.stop" if begin == "timer.start" else "stage.end"
+    said = f"{path}: [[hook]] 'b' behaviour: no {needed} of other ends what it begins; add one"
+    assert [line.startswith(said) for line in lines[:-1]] == ([] if good else [True])
+
+
+def test_an_end_may_be_in_another_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    begin, _, end = PAIR.format(begin="stage.begin", options=STAGE, end="stage.end", of="").rpartition("[[hook]]")
+    (tmp_path / "other.toml").write_text(begin)
+    (tmp_path / "other.more.toml").write_text('target = "other"\n[[hook]]' + end)
+    assert check(capsys, tmp_path / "other.toml")[0] == 1
+    assert check(capsys, tmp_path)[0] == 0
+
+
+# Kinds
+
+
+@pytest.mark.parametrize(
+    ("hook", "key", "said"),
+    [
+        ({"behaviour": "stage", "kind": "generat"}, "kind", "did you mean 'generate'?"),
+        ({"behaviour": "stage", "kind": "train"}, "kind", "it takes 'generate' or 'reward' or "),
+        ({"behaviour": "step.wrap", "kind": "generate"}, "kind", "step.wrap makes no stage; leave it out"),
+    ],
+)
+def test_a_wrong_kind(
+    hook: dict[str, str], key: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = '{ stage = "x", role = "actor" }' if hook["behaviour"] == "stage" else "{}"
+    status, lines = check(capsys, write(tmp_path, **hook, options=options))
+    assert status == 1
+    assert lines[0].startswith(f"{tmp_path / 'mytrainer.toml'}: [[hook]] 'h' {key}: ")
+    assert said in lines[0]
+
+
+def test_kinds_by_patterns_are_checked_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path, behaviour="stage", options='{ stage = "x", role = "actor" }')
+    path.write_text(path.read_text() + 'kind = { x = "generate" }\n')
+    assert check(capsys, path)[0] == 0
+    path.write_text(path.read_text().replace('"generate"', '"nothing"'))
+    status, lines = check(capsys, path)
+    assert status == 1
+    assert "kind: got {'x': 'nothing'}; it takes" in lines[0]
+
+
+def test_hooks_that_make_stages_have_a_kind_in_all_own_recipes() -> None:
+    """Spans of single samples have none, those of timers have it by the timer's name, and one holds several kinds."""
+    lacking = [
+        hook.key
+        for path in OWN
+        for hook in recipe.load(str(path))
+        if hook.behaviour.makes_stages
+        and not hook.hook.kind
+        and hook.hook.options.get("kind", "stage") == "stage"
+        and not hook.hook.behaviour.startswith("timer.")
+    ]
+    assert lacking == ["openrlhf/experience"]

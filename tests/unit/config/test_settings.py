@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pytest_mock import MockerFixture
 
 from autoprof.config import conditions, settings
-from autoprof.config.settings import Settings, SettingsError, load
+from autoprof.config.settings import Settings, SettingsError, load, unknown_roles
 from tests.support.helpers import ROOT
 
 
@@ -41,6 +41,31 @@ def test_a_role_overrides(tmp_path: Path) -> None:
 def test_roles(roles: str, taken: set[str], tmp_path: Path) -> None:
     read = load({"AUTOPROF_ROLES": roles}, tmp_path)
     assert {role for role in ("actor", "ref", "rollout") if read.takes_role(role)} == taken
+
+
+def test_roles_take_kinds_of_stages(tmp_path: Path) -> None:
+    stages = [("actor", "update_actor"), ("actor", "log_prob"), ("rollout", "generate"), ("critic", "")]
+    for roles, taken in (
+        ("generate,critic", {("rollout", "generate"), ("critic", "")}),
+        ("!log_prob", {("actor", "update_actor"), ("rollout", "generate"), ("critic", "")}),
+        ("actor,!log_*", {("actor", "update_actor")}),
+    ):
+        read = load({"AUTOPROF_ROLES": roles}, tmp_path)
+        assert {stage for stage in stages if read.takes_role(*stage)} == taken
+    assert not load({"AUTOPROF_ROLES": "generate"}, tmp_path).takes_role("rollout")
+
+
+def test_a_word_that_is_neither_a_role_nor_a_kind_is_named(tmp_path: Path) -> None:
+    for roles in ("*", "!ref", "generate,actor", "update_*", "weight_sync"):
+        assert unknown_roles(load({"AUTOPROF_ROLES": roles}, tmp_path)) == []
+    (line,) = unknown_roles(load({"AUTOPROF_ROLES": "actor,!generat"}, tmp_path))
+    assert line.startswith(
+        "AUTOPROF_ROLES: 'generat' is neither a role of autoprof's recipes nor a kind of stage; "
+        "did you mean 'generate'?; roles are trainer, "
+    )
+    file = tmp_path / "autoprof.toml"
+    file.write_text('roles = "judge"\n[role.judge]\nranks = "all"\n')
+    assert unknown_roles(load({}, tmp_path)) == []
 
 
 def test_disabled() -> None:

@@ -83,6 +83,29 @@ def test_what_a_script_defines_is_wrapped_before_it_is_used(script: Path, python
     }
 
 
+@pytest.mark.parametrize("kind", ["package", "namespace", "imported", "main"])
+def test_a_module_that_is_started_has_its_names_wrapped(script: Path, python: Python, kind: str) -> None:
+    """One of a package; of a folder without `__init__.py`; one that its package imports, too; `python -m package`."""
+    module = "package.__main__" if kind == "main" else "package.train"
+    recipe = RECIPE.replace('"train.py"', f'"{module}"').replace('target = "train"', 'target = "package"')
+    (script / "package.toml").write_text(recipe)
+    init = script / "package" / "__init__.py"
+    if kind == "namespace":
+        init.unlink()
+    elif kind == "imported":
+        init.write_text("from package import train")
+    elif kind == "main":
+        (script / "package" / "train.py").rename(script / "package" / "__main__.py")
+    started = ["-W", "ignore", "-m", module.removesuffix(".__main__")]
+    done = python(started, AUTOPROF="1", AUTOPROF_STEPS="", AUTOPROF_RECIPES=str(script / "package.toml"))
+    assert (done.stdout, done.stderr) == ("through\n", "")
+    found = [(span["name"], span.get("step")) for span in spans(script / "autoprof_runs" / "latest")]
+    assert found == [("learn", None), ("learn", 1), ("step", 1), ("learn", 2), ("step", 2)]
+    found_states = states(script)
+    assert {found_states[f"package/{name}"][0] for name in ("step", "learn")} == {"applied"}
+    assert found_states["package/absent"][0] == "skipped"
+
+
 def test_a_script_that_is_traced_by_others_is_left_alone(script: Path, python: Python) -> None:
     (script / "sitecustomize.py").write_text("import sys; sys.settrace(lambda *_: None)")
     (script / "train.py").write_text(SCRIPT.replace("is None", "is not None") + "import autoprof; autoprof.start()")

@@ -115,7 +115,7 @@ def test_outcomes_have_reasons(run: Any, tmp_path: Path) -> None:
     assert outcome["good"][0] == "applied"
     assert outcome["gone"] == ("skipped", "Trainer has no missing")
     assert outcome["no-class"] == ("skipped", "target.trainer has no Nobody")
-    assert outcome["generator"] == ("failed", "TypeError: it is a generator function")
+    assert outcome["generator"] == ("failed", 'TypeError: it is a generator function, which takes around = "next"')
     assert outcome["unimported"] == ("skipped", "the module was not imported here")
     assert outcome["disabled"] == ("skipped", "AUTOPROF_DISABLE names it")
     assert outcome["other-version"][0] == "skipped"
@@ -236,3 +236,21 @@ decorated(1); autoprof.stop(); decorated(2)
     run(hook("late", "decorated"), code, AUTOPROF="")
     _, _, timeline = left(tmp_path)
     assert [span["name"] for span in timeline] == ["late"]
+
+
+def test_a_file_with_recipes_of_two_targets(run: Any, tmp_path: Path, python: Python) -> None:
+    (tmp_path / "lib").mkdir(exist_ok=True)
+    (tmp_path / "lib" / "second.py").write_text("def work(): ...\n")
+    hooks = hook("step", "Trainer.step").replace("[[hook]]", "[[recipe.hook]]")
+    second = '[[recipe.hook]]\nname = "work"\nattribute = "work"\nbehaviour = "span"\n'
+    second += 'options = { stage = "work", role = "trainer" }\n'
+    path = tmp_path / "target+second.toml"
+    path.write_text(f'[[recipe]]\ntarget = "target"\n{hooks}[[recipe]]\ntarget = "second"\n{second}')
+    code = "from target.trainer import Trainer\nTrainer().step(1)\nimport second\nsecond.work()"
+    run("", code, AUTOPROF_RECIPES=str(path))
+    _, process, found = left(tmp_path)
+    assert [span["name"] for span in found] == ["step", "work"]
+    assert {key for key, entry in process["hooks"].items() if entry["state"] == "applied"} == {
+        "target/step",
+        "second/work",
+    }

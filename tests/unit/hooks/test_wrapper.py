@@ -82,6 +82,7 @@ def replies(call: Call, seen: list[Any]) -> Around:
 
 class Worker:
     calls = 0
+    ready = True
 
     def work(self, a: int, b: int = 2) -> int:
         """Adds."""
@@ -130,9 +131,22 @@ def call(worker: Worker, name: str, *args: Any, **kwargs: Any) -> Any:
         ({}, "self.calls", True),
         ({}, "self.nothing.at.all", True),
         ({"a": "1"}, "b", False),
+        ({"a": 1}, "", True),
+        ({"a": 1.0}, "", True),
+        ({"a": 2}, "", False),
+        ({"a": True}, "", False),
+        ({"self.ready": True}, "", True),
+        ({"self.ready": False}, "", False),
+        ({"self.ready": 1}, "", False),
+        ({"self.ready": "True"}, "", True),
+        ({"self.nothing": False}, "", False),
+        ({"a": ["x", 1]}, "", True),
+        ({"a": ["x", 2]}, "", False),
+        ({"a": [1, 2], "self.ready": [False]}, "", False),
+        ({"a": []}, "", False),
     ],
 )
-def test_a_hook_is_for_some_calls_only(hook: Any, when: dict[str, str], unless: str, around: bool) -> None:
+def test_a_hook_is_for_some_calls_only(hook: Any, when: dict[str, Any], unless: str, around: bool) -> None:
     recorder = hook(usual)
     recorder.when, recorder.unless = when, unless
     assert call(Worker(), "work", 1, b=5) == 6

@@ -43,7 +43,9 @@ def made(name: str) -> ModuleType:
     exec(SOURCE, module.__dict__)
     behaviour = SimpleNamespace(supply=lambda *args: False, install=lambda *args: False)
     for path in PATHS:
-        hook: Any = SimpleNamespace(key=path, behaviour=behaviour, hook=SimpleNamespace(rewrap="", attribute=path))
+        hook: Any = SimpleNamespace(
+            key=path, behaviour=behaviour, hook=SimpleNamespace(rewrap="", around="call", attribute=path)
+        )
         patching._patch(hook, module, path)
     return module
 

@@ -95,7 +95,9 @@ def build(found: Parameters, kind: str, asynchronous: bool) -> type:
 def patch(holder: type) -> None:
     """Put the hook `k` around `work`, as it is done when a target is imported."""
     behaviour = SimpleNamespace(supply=lambda *args: False, install=lambda *args: False)
-    hook = SimpleNamespace(key="k", behaviour=behaviour, hook=SimpleNamespace(rewrap="", attribute="Holder.work"))
+    hook = SimpleNamespace(
+        key="k", behaviour=behaviour, hook=SimpleNamespace(rewrap="", around="call", attribute="Holder.work")
+    )
     patching._patch(hook, SimpleNamespace(Holder=holder), "Holder.work")  # type: ignore[arg-type]
 
 

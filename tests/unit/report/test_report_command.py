@@ -19,6 +19,7 @@ from autoprof.report.model.run import Comparison, Finding, RunFigures
 from autoprof.rundir import runs as run_reader
 from autoprof.rundir.layout import RunDir
 from tests.support.report_runs import capture, training, write
+from tests.support.timelines import span, step, timeline
 from tests.support.traces import kineto, save
 
 Autoprof = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -144,7 +145,7 @@ def test_markdown(autoprof: Autoprof, runs: Path) -> None:
     assert done.stdout.startswith(f"# autoprof: {SLOW}\n")
     assert "\n- **1" in done.stdout
     assert "tool python took 15.0 s in prompt 9, rollout 2" in done.stdout
-    assert re.search(r"\| gen \| 3 min \d+ s \| 4\d % \| 1", done.stdout)
+    assert re.search(r"\| gen \| generate \| 3 min \d+ s \| 4\d % \| 1", done.stdout)
     tables = [line for line in done.stdout.splitlines() if line.startswith("|")]
     assert len(tables) > 20
     assert all(line.endswith("|") for line in tables)
@@ -236,6 +237,53 @@ def test_two_runs(runs: Path) -> None:
     # What is slow in two of twelve steps is not in the median.
     assert figures.comparison.findings == []
     assert figures.id == SLOW
+
+
+def test_runs_of_two_trainers_are_paired_by_the_kinds_of_their_stages(tmp_path: Path) -> None:
+    """verl times `gen` in its driver; another trainer calls it `sampler`, and its recipe says what that is."""
+    verl, other = tmp_path / USUAL, tmp_path / SLOW
+    old = [span("timer", "gen", 0, 4), span("timer", "update_actor", 4, 7), span("timer", "mine", 7, 8)]
+    new = [
+        span("stage", "sampler", 0, 7, stage_kind="generate"),
+        span("stage", "update_actor", 7, 8),
+        span("stage", "extra", 8, 9),
+    ]
+    timeline(verl, node1=[*old, step(8)])
+    timeline(other, node1=[*new, step(9)])
+    figures = make.figures(Request(run=run_reader.read(other), against=run_reader.read(verl)))
+    assert figures.comparison is not None
+    rows = {row.name: (row.a, row.b, row.where) for row in figures.comparison.rows if row.kind == "stage"}
+    assert rows["generate"] == (4.0, 7.0, "gen | sampler")
+    assert rows["update_actor"] == (3.0, 1.0, "")
+    assert rows["mine"] == (1.0, None, "")
+    assert rows["extra"] == (None, 1.0, "")
+    assert figures.comparison.findings[0].text.startswith("generate takes 7.00 s in")
+    assert {stage.name: stage.kind for stage in figures.stages}["sampler"] == "generate"
+    assert {kind.name: kind.seconds for kind in figures.kinds} == {"generate": 7.0, "update_actor": 1.0}
+    assert figures.steps[0].kinds == {"sampler": "generate"}
+
+
+def test_stages_of_one_trainer_keep_their_names(tmp_path: Path) -> None:
+    timeline(tmp_path / USUAL, node1=[span("timer", "gen", 0, 4), step(8)])
+    timeline(tmp_path / SLOW, node1=[span("timer", "gen", 0, 4), span("timer", "testing", 4, 7), step(8)])
+    figures = make.figures(Request(run=run_reader.read(tmp_path / SLOW), against=run_reader.read(tmp_path / USUAL)))
+    assert figures.comparison is not None
+    assert {row.name for row in figures.comparison.rows if row.kind == "stage"} >= {"gen", "testing"}
+
+
+def test_captures_of_two_trainers_are_paired_by_kind(tmp_path: Path) -> None:
+    sides = []
+    for run, stage, kind in ((USUAL, "learn", "update_actor"), (SLOW, "update_actor", "")):
+        script = write(tmp_path / run, captured=None)
+        who = {"role": "trainer", "stage": stage, "stage_kind": kind, "rank": 0}
+        when = script.stages[4, "update_actor"]
+        capture(tmp_path / run, 4, f"trainer.{stage}.rank0", who, ("n1", 200), when, training(when))
+        sides.append(Request(run=run_reader.read(tmp_path / run), step=4))
+    both = msgspec.structs.replace(sides[1], against=sides[0].run, against_step=4)
+    figures = make.figures(both)
+    assert figures.comparison is not None
+    places = {row.where for row in figures.comparison.rows if row.kind == "operator"}
+    assert places == {"update_actor"}
 
 
 def test_a_step_against_another_runs(autoprof: Autoprof, runs: Path) -> None:

@@ -66,11 +66,12 @@ def test_the_first_line_says_which_process_it_is(run: Runtime) -> None:
 def test_a_line_holds_what_is_known_and_nothing_else(run: Runtime) -> None:
     begin(run, "stage", "update_actor", step=None, role="actor", rank=3).end()
     (line,) = helpers.spans(run.rundir.path)
-    assert list(line) == ["kind", "name", "step", "role", "rank", "start_ns", "end_ns"]
-    assert (line["step"], line["rank"]) == (None, 3)
+    assert list(line) == ["kind", "name", "step", "role", "rank", "start_ns", "end_ns", "stage_kind"]
+    assert (line["step"], line["rank"], line["stage_kind"]) == (None, 3, "update_actor")
     begin(run, "turn", ids={"sample": 7}).end(ValueError("secret"), {"response_tokens": 5})
     run.timeline.flush()
     line = helpers.spans(run.rundir.path)[-1]
+    assert "stage_kind" not in line
     assert (line["error"], line["ids"], line["counts"]) == ("ValueError", {"sample": 7}, {"response_tokens": 5})
     assert "secret" not in json.dumps(line)
 

@@ -25,7 +25,7 @@ from autoprof.rundir.file_names import is_merged
 from autoprof.rundir.layout import RunDir
 from autoprof.traces.merge import Input, merge
 from autoprof.traces.merge_step import merge_replicas
-from tests.support.helpers import ROOT, clean_environment, wait_for
+from tests.support.helpers import ROOT, clean_environment, wait_for, wait_for_line
 from tests.support.merges import DESCRIBED, capture, command, described, roles_in
 from tests.support.traces import kineto, load, process, save
 
@@ -225,7 +225,7 @@ def test_the_users_command_is_run_though_the_merge_can_not_begin(
     settings = Settings(contents=("merge-profiles",), on_finish=command)
     end._after(mocker.Mock(settings=settings, rundir=RunDir(run), info=mocker.Mock(id="x")))
     assert "the process that merges and copies traces ended with status 7" in caplog.text
-    assert wait_for(tmp_path / "said") == "done\n"
+    assert wait_for_line(tmp_path / "said") == "done\n"
 
 
 def test_the_last_window_is_enough_for_a_merge(run: Path, mocker: Any) -> None:

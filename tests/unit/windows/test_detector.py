@@ -189,3 +189,22 @@ def test_windows_are_no_more_and_no_closer_than_asked(
     opened = [number for number, took in enumerate(seconds, 1) if judge.step(step(number, took, gen=took / 2), number)]
     assert len(opened) <= at_most
     assert all(later - earlier > 1 + cool_down for earlier, later in pairwise(opened))
+
+
+def test_a_condition_on_a_kind_holds_all_its_stages_together() -> None:
+    kinds = {"sampler": "generate", "drafts": "generate"}
+    usual = [step(number, 10.0, sampler=2.0, drafts=2.0, update=6.0)._replace(kinds=kinds) for number in range(1, 11)]
+    slow = step(11, 14.0, sampler=4.0, drafts=4.0, update=6.0)._replace(kinds=kinds)
+    assert list(judged("generate>1.5x", [*usual, slow])) == [11]
+    assert judged("sampler>3x", [*usual, slow]) == {}
+
+
+def test_a_word_that_is_neither_a_stage_nor_a_kind_is_named_with_those_that_there_are() -> None:
+    judge = Detector(conditions.parse("generat>1.5x,generate>2x"))
+    for number in range(1, 11):
+        each = step(number, 10.0, sampler=4.0)._replace(kinds={"sampler": "generate"})
+        judge.step(each, number)
+    said = judge.unknown(each, 10)
+    assert said == (
+        "AUTOPROF_WHEN: no step had a stage generat in the trainer's process; there are sampler, of kinds generate"
+    )

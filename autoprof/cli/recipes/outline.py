@@ -1,0 +1,182 @@
+"""Outline of a trainer, from its source: its functions, the loop over its steps, and the counter of these."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+
+from autoprof.cli.recipes.loops import COUNTER, LOOPS, Loop, calls_in, increments, walk
+from autoprof.cli.recipes.parsed import Function, Module, attributes_set, generator, parameter_names
+from autoprof.cli.recipes.source import Class, Missing, Sources, Unknown
+from autoprof.cli.recipes.stage_words import tokens
+
+# Names of functions in which the loop over the steps is looked for where nothing is counted.
+_LOOPS = ("fit", "train", "run", "learn", "main", "train_loop", "training_loop", "run_loop", "loop")
+_NOT_HOOKED = {"property", "cached_property", "abstractmethod", "contextmanager", "asynccontextmanager", "overload"}
+
+
+class Outline:
+    """The functions of a class, inherited ones included, or those of a module.
+
+    Attributes:
+        owner: The class; None for the functions of a module.
+        module: The module that defines it.
+        functions: The functions that can be hooked, by name.
+        homes: The module that defines each of them.
+        lost: Why not all bases are known, or empty.
+    """
+
+    def __init__(self, sources: Sources, module: Module, owner: Class | None) -> None:
+        self.module, self.owner = module, owner
+        self.functions: dict[str, Function] = {}
+        # Of each name all definitions, with the place of their class in the lineage: `super()` calls those of bases.
+        self._all: dict[str, list[tuple[int, Function]]] = {}
+        self.homes: dict[str, str] = {}
+        self.lost = ""
+        self._sources = sources
+        self.lineage: list[Class] = []
+        if owner is None:
+            self._take((node for node in module.defined.values() if isinstance(node, Function)), module)
+            self.loop = self._loop(extra=module)
+            return
+        self.lineage, self.lost = sources.lineage(owner)
+        for place, kind in enumerate(self.lineage):
+            self._take((node for node in kind.node.body if isinstance(node, Function)), kind.module, place)
+        self.loop = self._loop()
+
+    def _take(self, nodes: Iterable[Function], module: Module, place: int = 0) -> None:
+        for node in nodes:
+            self._all.setdefault(node.name, []).append((place, node))
+            if node.name not in self.homes:
+                self.homes[node.name] = module.name
+                decorators = {ast.unparse(each).partition("(")[0].rpartition(".")[2] for each in node.decorator_list}
+                if not decorators & _NOT_HOOKED and not generator(node) and not node.name.startswith("__"):
+                    self.functions[node.name] = node
+
+    def called(self, name: str) -> set[str]:
+        """Return the functions of the outline that a function uses, those that these use included."""
+        found: set[tuple[str, int]] = set()
+        queue = [(name, 0)]
+        while queue:
+            called, least = queue.pop()
+            there = [each for each in self._all.get(called, ()) if each[0] >= least][:1]
+            new = {(used, own + 1 if up else 0) for own, node in there for used, up in self._used(node)} - found
+            found |= new
+            queue.extend(new)
+        return {each for each, _ in found} - {name}
+
+    def users(self, name: str) -> list[str]:
+        """Return the functions that use a function themselves."""
+        used = {each: {of for of, _ in self._used(node)} for each, node in self.functions.items() if each != name}
+        return [each for each, names in used.items() if name in names]
+
+    def own(self, path: str) -> str:
+        """Return the name of the outline's function that a path such as `self.update` is, or an empty text."""
+        head, _, rest = path.rpartition(".")
+        return rest if head == ("" if self.owner is None else "self") and rest in self.functions else ""
+
+    def calls_of_parts(self) -> list[str]:
+        """Return the calls such as `self.policy.generate` of the loop, and of what the loop calls."""
+        if self.loop is None:
+            return []
+        inside = {name for call in self.loop.calls if (own := self.own(call.path)) for name in (own, *self.called(own))}
+        found = [call.path for call in self.loop.calls]
+        for name in inside & self.functions.keys():
+            found += [call.path for call in calls_in(self.functions[name].body)]
+        return list(dict.fromkeys(path for path in found if path.startswith("self.") and path.count(".") > 1))
+
+    def elsewhere(self, path: str) -> tuple[Class, Function] | None:
+        """Return the method that `self.part.method` is, where the source tells the class of the part."""
+        part, _, name = path.rpartition(".")
+        for kind in self.lineage:
+            for node in ast.walk(kind.node):
+                if (
+                    isinstance(node, ast.Assign)
+                    and isinstance(node.value, ast.Call)
+                    and any(ast.unparse(target) == part for target in node.targets)
+                ):
+                    origin, _, called = kind.module.full(node.value).rpartition(".")
+                    try:
+                        found = self._sources.class_named(origin, called)
+                        place = self._sources.find(found.module.name, f"{found.node.name}.{name}")
+                    except (Missing, Unknown):
+                        continue
+                    if isinstance(place.node, Function):
+                        return found, place.node
+        return None
+
+    def number(self, function: Function) -> str:
+        """Return the parameter that holds the number of the step, or an empty text."""
+        return next((name for name in parameter_names(function)[0] if COUNTER.fullmatch(name)), "")
+
+    def counter_in(self, name: str) -> tuple[str, bool]:
+        """Return what a function counts, or an empty text, and whether that is of the finished step before."""
+        counts = increments(self.functions[name].body)
+        path = ast.unparse(counts[0].target) if counts else ""
+        return path, bool(path) and not self._begins_with_one(path)
+
+    def sets(self, attribute: str) -> bool:
+        """Return whether the class sets an attribute of `self`."""
+        return any(("self", attribute) in attributes_set(kind.node) for kind in self.lineage)
+
+    def _used(self, function: Function) -> Iterator[tuple[str, bool]]:
+        """Yield the functions of the outline that a function names, and whether by `super()`."""
+        for node in ast.walk(function):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name | ast.Call):
+                of = ast.unparse(node.value)
+                if self.owner is not None and of in ("self", "super()") and node.attr in self.functions:
+                    yield node.attr, of != "self"
+            elif self.owner is None and isinstance(node, ast.Name) and node.id in self.functions:
+                yield node.id, False
+
+    def _loop(self, extra: Module | None = None) -> Loop | None:
+        bodies: list[tuple[str, list[ast.stmt]]] = [(name, node.body) for name, node in self.functions.items()]
+        if extra is not None:
+            bodies.append(("", [node for node in extra.body if not isinstance(node, Function | ast.ClassDef)]))
+        counting = [loop for name, body in bodies for loop in self._counting(name, body)]
+        if counting:
+            return max(counting, key=lambda loop: (loop.function in _LOOPS, bool(loop.calls), len(loop.calls)))
+        for name, body in sorted(bodies, key=lambda each: each[0] not in (*_LOOPS, "")):
+            for loop in walk(body, LOOPS):
+                calls = [call for call in calls_in(loop.body) if self.own(call.path)]
+                if calls and name in (*_LOOPS, ""):
+                    return Loop(name, calls)
+        return None
+
+    def _counting(self, name: str, body: list[ast.stmt]) -> Iterator[Loop]:
+        for loop in walk(body, LOOPS):
+            inner = [each for each in walk(loop.body, LOOPS) if increments(each.body)]
+            if inner or not (counts := increments(loop.body)):
+                continue
+            first = counts[0]
+            path = ast.unparse(first.target)
+            before = [each for each in increments(body) if each.lineno < loop.lineno]
+            before = [each for each in before if ast.unparse(each.target) == path]
+            calls = list(calls_in(loop.body))
+            work = [call.node.lineno for call in calls if self.own(call.path)]
+            after = bool(work) and first.lineno > min(work) and not before and not self._begins_with_one(path)
+            yield Loop(name, calls, path, after, first in loop.body)
+
+    def _begins_with_one(self, path: str) -> bool:
+        trees: list[ast.AST] = [*(kind.node for kind in self.lineage)] or [*self.functions.values()]
+        return any(
+            isinstance(node, ast.Assign)
+            and any(ast.unparse(target) == path for target in node.targets)
+            and isinstance(node.value, ast.Constant)
+            and node.value.value == 1
+            for tree in trees
+            for node in ast.walk(tree)
+        )
+
+
+def trainer_in(module: Module) -> str:
+    """Return the class of a module that looks most like a trainer, or an empty text where it has none."""
+
+    def worth(node: ast.ClassDef) -> int:
+        names = {each.name.strip("_") for each in node.body if isinstance(each, Function)}
+        named = {"trainer", "learner", "runner", "driver"} & set(tokens(node.name))
+        return 2 * len(names & set(_LOOPS)) + bool(named) + any("step" in tokens(name) for name in names)
+
+    classes = [node for node in module.defined.values() if isinstance(node, ast.ClassDef)]
+    best = max(classes, key=worth, default=None)
+    return best.name if best is not None and worth(best) else ""

@@ -1,0 +1,113 @@
+"""Hooks around a piece of work that is no whole call: one item of an iterator, a block."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Generator
+from typing import Any, TypeAlias
+
+from autoprof.hooks import dispatch, gates
+from autoprof.hooks.call import Call, Outcome
+
+# Behaviours that have been entered, the outermost first.
+Runs: TypeAlias = list[dispatch.Driven]
+
+
+def advance(call: Call, resume: Callable[[Any], Any], given: Any) -> Any:
+    """Have a generator make its next item: `resume(given)` is a call of its `send` or `throw`."""
+    if dispatch.compiling() or isinstance(given, GeneratorExit) or gates.gate(call.key):
+        return resume(given)
+    return within([dispatch.enter(call)], resume, given)
+
+
+async def advance_coroutine(call: Call, resume: Callable[[Any], Any], given: Any) -> Any:
+    """Have an asynchronous generator make its next item."""
+    if isinstance(given, GeneratorExit) or gates.gate(call.key):
+        return await resume(given)
+    return await within_coroutine([await dispatch.enter_coroutine(call)], resume, given)
+
+
+def generate(call: Call, inner: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+    """Make the items of a generator, as a wrapper around a generator function does."""
+    resume: Callable[[Any], Any] = inner.send
+    given: Any = None
+    while True:
+        try:
+            item = advance(call, resume, given)
+        except StopIteration as end:
+            return end.value
+        finally:
+            given = None
+        try:
+            given = yield item
+            resume = inner.send
+        except BaseException as error:
+            resume, given = inner.throw, error
+
+
+async def agenerate(call: Call, inner: AsyncGenerator[Any, Any]) -> AsyncGenerator[Any, Any]:
+    """Make the items of an asynchronous generator."""
+    resume: Callable[[Any], Any] = inner.asend
+    given: Any = None
+    while True:
+        try:
+            item = await advance_coroutine(call, resume, given)
+        except StopAsyncIteration:
+            return
+        finally:
+            given = None
+        try:
+            given = yield item
+            resume = inner.asend
+        except BaseException as error:
+            resume, given = inner.athrow, error
+
+
+def within(runs: Runs, function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function for which the hooks have been entered, and leave them."""
+    try:
+        result = function(*args)
+    except BaseException as error:
+        leave(runs, _ended(error))
+        raise
+    leave(runs, Outcome(result, None))
+    return result
+
+
+async def within_coroutine(runs: Runs, function: Callable[..., Any], *args: Any) -> Any:
+    """Await a coroutine function for which the hooks have been entered, and leave them."""
+    try:
+        result = await function(*args)
+    except BaseException as error:
+        await leave_coroutine(runs, _ended(error))
+        raise
+    await leave_coroutine(runs, Outcome(result, None))
+    return result
+
+
+def _ended(error: BaseException) -> Outcome:
+    over = isinstance(error, (StopIteration, StopAsyncIteration))
+    return Outcome(None, None if over else error, over)
+
+
+def leave(runs: Runs, outcome: Outcome) -> None:
+    """Leave hooks, the innermost first."""
+    traceback = outcome.error.__traceback__ if outcome.error is not None else None
+    try:
+        while runs:
+            dispatch.leave(runs.pop(), outcome)
+    finally:
+        if outcome.error is not None:
+            outcome.error.__traceback__ = traceback
+        del traceback
+
+
+async def leave_coroutine(runs: Runs, outcome: Outcome) -> None:
+    """Leave hooks in a coroutine."""
+    traceback = outcome.error.__traceback__ if outcome.error is not None else None
+    try:
+        while runs:
+            await dispatch.leave_coroutine(runs.pop(), outcome)
+    finally:
+        if outcome.error is not None:
+            outcome.error.__traceback__ = traceback
+        del traceback

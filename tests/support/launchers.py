@@ -1,0 +1,148 @@
+"""Variables of ranks, as launchers set them, and ranks that are started with them.
+
+Recorded from `srun` of Slurm 22.05.8 (Debian 12) and `mpirun` of Open MPI 4.1.4, without those that tell ranks nothing
+of each other. `SLURM_RESTART_COUNT` is there from a job's second start on. All components of a heterogeneous step have
+the job's first id and ranks that go on from one to the next.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import wrapt
+
+from tests.support import small_trainer
+from tests.support.helpers import clean_environment
+
+# A batch script, and a shell of `salloc`: they are in a job, and in no step.
+BATCH = {
+    "SLURM_CLUSTER_NAME": "tiny",
+    "SLURM_JOBID": "12",
+    "SLURM_JOB_ID": "12",
+    "SLURM_JOB_NUM_NODES": "1",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "0",
+    "SLURM_NPROCS": "4",
+    "SLURM_NTASKS": "4",
+    "SLURM_PROCID": "0",
+    "SLURM_TASK_PID": "20591",
+}
+
+
+# A trainer that starts in no time, for what has to do with processes alone. It leaves a timeline, and no captures.
+PLAIN = """
+import os, time
+
+class Trainer:
+    global_step = 0
+    def fit(self):
+        for self.global_step in range(1, 4):
+            self.step()
+    def step(self):
+        self.update()
+    def update(self):
+        pass
+"""
+
+
+def srun(rank: int, ranks: int, *, job: int = 12, step: int = 0) -> dict[str, str]:
+    """What a task of `srun` has."""
+    return BATCH | {
+        "SLURM_JOBID": str(job),
+        "SLURM_JOB_ID": str(job),
+        "SLURM_LOCALID": str(rank),
+        "SLURM_NPROCS": str(ranks),
+        "SLURM_NTASKS": str(ranks),
+        "SLURM_PROCID": str(rank),
+        "SLURM_STEPID": str(step),
+        "SLURM_STEP_ID": str(step),
+        "SLURM_STEP_NUM_NODES": "1",
+        "SLURM_STEP_NUM_TASKS": str(ranks),
+        "SLURM_STEP_TASKS_PER_NODE": str(ranks),
+        "SLURM_TASK_PID": str(20610 + rank),
+    }
+
+
+def mpirun(rank: int, ranks: int, *, job: str = "85931204b7a1f1fa-0c7c908d316f323a") -> dict[str, str]:
+    """What a rank of `mpirun` has."""
+    return {
+        "OMPI_APP_CTX_NUM_PROCS": str(ranks),
+        "OMPI_COMM_WORLD_LOCAL_RANK": str(rank),
+        "OMPI_COMM_WORLD_LOCAL_SIZE": str(ranks),
+        "OMPI_COMM_WORLD_RANK": str(rank),
+        "OMPI_COMM_WORLD_SIZE": str(ranks),
+        "OMPI_MCA_ess_base_jobid": "1056178177",
+        "OMPI_MCA_orte_precondition_transports": job,
+        "PMIX_ID": f"1056178177.{rank}",
+        "PMIX_NAMESPACE": "1056178177",
+        "PMIX_RANK": str(rank),
+    }
+
+
+def by_hand(rank: int, ranks: int, port: int) -> dict[str, str]:
+    """What torch's `env://` takes, which scripts and Kubernetes' operators set."""
+    address = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    return {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)} | address
+
+
+# No test may be a rank of what has started the tests.
+NOT_SET = {*srun(0, 2), *mpirun(0, 2), *by_hand(0, 2, 1), "SLURM_RESTART_COUNT", "TORCHELASTIC_RUN_ID"}
+
+
+def prepare(folder: Path, script: str, trainer: str = PLAIN) -> None:
+    """Put a script into a folder, and a trainer that it may import."""
+    small_trainer.prepare(folder, lambda *_, **__: None)  # type: ignore[arg-type,return-value]
+    (folder / "lib" / "small.py").write_text(trainer)
+    (folder / "train.py").write_text(script)
+
+
+def environment(folder: Path, *, captured: bool = False, **variables: str) -> dict[str, str]:
+    """The environment of processes in `folder` that import its trainer, with step 2 of all ranks captured or none."""
+    settings = {
+        "AUTOPROF": "1",
+        "AUTOPROF_RANKS": "all",
+        "AUTOPROF_RECIPES": str(folder / "lib" / "small.toml"),
+        # A capture imports torch, which takes longer than all else.
+        "AUTOPROF_STEPS": "2" if captured else "",
+        "OMP_NUM_THREADS": "1",
+        # A launcher imports autoprof's dependencies before all of `site` is through.
+        "PYTHONPATH": f"{folder / 'lib'}:{Path(wrapt.__file__).parent.parent}",
+    }
+    kept = {name: value for name, value in clean_environment().items() if name not in NOT_SET}
+    return kept | settings | variables
+
+
+def together(
+    folder: Path,
+    ranks: Sequence[Mapping[str, str]],
+    command: Sequence[str] = ("train.py",),
+    *,
+    captured: bool = False,
+) -> list[subprocess.CompletedProcess[str]]:
+    """Start Python once for each set of variables, all at once, and wait for all."""
+    started = [
+        subprocess.Popen(
+            [sys.executable, *command],
+            cwd=folder,
+            env=environment(folder, captured=captured, **variables),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for variables in ranks
+    ]
+    return list(_ended(started))
+
+
+def _ended(started: list[subprocess.Popen[str]]) -> Iterator[subprocess.CompletedProcess[str]]:
+    try:
+        for process in started:
+            output, errors = process.communicate(timeout=300)
+            assert process.returncode == 0, errors[-3000:]
+            yield subprocess.CompletedProcess(process.args, 0, output, errors)
+    finally:
+        for process in started:
+            process.kill()

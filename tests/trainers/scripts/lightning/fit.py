@@ -1,0 +1,98 @@
+"""Trainings with Lightning on the CPU: `fit.py automatic|manual`, each under one of its two names.
+
+Prints as JSON, in the last line, the Trainer's step at the end, the losses, and whether autoprof was imported.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+KIND = sys.argv[1]
+if KIND == "automatic":
+    import lightning as pl
+    from lightning.pytorch.callbacks import ModelCheckpoint
+else:
+    import pytorch_lightning as pl
+    from pytorch_lightning.callbacks import ModelCheckpoint
+
+
+class Small(pl.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+        self.losses: list[float] = []
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        return torch.nn.functional.mse_loss(self.layer(batch[0]), batch[1])
+
+    def training_step(self, batch: Any, number: int) -> torch.Tensor:
+        loss = self.loss(batch)
+        self.losses.append(loss.item())
+        return loss
+
+    def validation_step(self, batch: Any, number: int) -> None:
+        self.log("val_loss", self.loss(batch), sync_dist=True)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.parameters(), lr=0.01)
+
+
+class Manual(Small):
+    """With two optimizers, the second of which steps with each other batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.other = torch.nn.Linear(1, 1)
+
+    def training_step(self, batch: Any, number: int) -> None:
+        first, second = self.optimizers()
+        loss = self.loss(batch) + self.other(batch[1]).square().mean()
+        self.losses.append(loss.item())
+        self.manual_backward(loss)
+        for optimizer in [first, second] if number % 2 else [first]:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.SGD(layer.parameters(), lr=0.01) for layer in (self.layer, self.other)]
+
+
+def loader(count: int) -> DataLoader[Any]:
+    made = torch.Generator().manual_seed(0)
+    inputs = torch.randn(count, 4, generator=made)
+    return DataLoader(TensorDataset(inputs, inputs.sum(1, keepdim=True)), batch_size=4)
+
+
+def fit(model: Small, resumed: str | None = None, **options: Any) -> pl.Trainer:
+    keep = ModelCheckpoint(dirpath="kept", save_last=True, save_top_k=0)
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        callbacks=[keep],
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **options,
+    )
+    trainer.fit(model, loader(32), loader(8), ckpt_path=resumed)
+    return trainer
+
+
+torch.manual_seed(0)
+if KIND == "automatic":
+    # Two steps in an epoch, of two batches each in two ranks; the second epoch is that of a run that was resumed.
+    two = {"strategy": "ddp", "devices": 2, "accumulate_grad_batches": 2}
+    model = Small()
+    fit(model, max_epochs=1, **two)
+    trainer = fit(model, resumed="kept/last.ckpt", max_epochs=2, **two)
+else:
+    model = Manual()
+    trainer = fit(model, devices=1, max_steps=4)
+if trainer.is_global_zero:
+    imported = sorted(name for name in sys.modules if name.partition(".")[0] == "autoprof")
+    print(json.dumps({"global_step": trainer.global_step, "losses": model.losses, "autoprof": imported[:1]}))

@@ -1,0 +1,1 @@
+"""In place of torchaudio, which LLaMA-Factory imports for sound alone."""

@@ -1,0 +1,95 @@
+"""Loops without a trainer class: DeepSpeed's engine with ZeRO-2, accelerate, both, and a trainer above both."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import trainer_runs
+from tests.support.trainer_runs import SCRIPTS
+from tests.support.trl_runs import Ran
+
+SCRIPT = SCRIPTS / "deepspeed" / "loops.py"
+STAGES = ["forward", "backward", "forward", "backward", "optimizer_step"]
+
+
+def loops(folder: Path, ranks: int, *kinds: str) -> Ran:
+    environment = trainer_runs.environment(
+        trainer_runs.packages_of("deepspeed"), AUTOPROF="1", AUTOPROF_STEPS="2", AUTOPROF_RANKS="all"
+    )
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
+    return trainer_runs.run([*(torchrun if ranks else [sys.executable]), str(SCRIPT), *kinds], folder, environment)
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    return loops(tmp_path_factory.mktemp("engine"), 2, "engine")
+
+
+@pytest.fixture(scope="module")
+def accelerated(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    return loops(tmp_path_factory.mktemp("accelerated"), 0, "accelerated", "plain")
+
+
+@pytest.fixture(scope="module")
+def above(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    return loops(tmp_path_factory.mktemp("above"), 1, "both", "trainer")
+
+
+def stages(ran: Ran, rank: int = 0) -> list[list[str]]:
+    """The stages of each step that a rank made, in their order."""
+    steps = [span for span in ran.spans("step") if span["rank"] == rank]
+    spans = [span for span in ran.spans() if span["rank"] == rank]
+    return [
+        [span["name"] for span in spans if step["start_ns"] <= span["start_ns"] <= step["end_ns"]] for step in steps
+    ]
+
+
+def test_the_micro_batches_of_an_engine_are_one_step_in_each_rank(engine: Ran) -> None:
+    assert engine.said["losses"]["engine"][-1] == 3  # `global_steps`
+    for rank in (0, 1):
+        steps = [span["step"] for span in engine.spans("step") if span["rank"] == rank]
+        assert steps == [1, 2, 3], f"rank {rank}"
+        assert stages(engine, rank) == [STAGES, [*STAGES, "save_checkpoint"], STAGES]
+
+
+def test_forward_backward_and_step_of_an_engine_are_captured(engine: Ran) -> None:
+    names = {f"trainer.{stage}{number}" for stage in ("forward", "backward") for number in ("", ".2")}
+    names |= {"trainer.optimizer_step", "trainer.save_checkpoint"}
+    assert engine.steps() == [2]
+    assert engine.captures(2) == {f"{name}@{rank}": "complete" for name in names for rank in (0, 1)}
+    assert engine.operators(2, "trainer.forward")["aten::mse_loss"] == 1
+    assert any("Backward" in name for name in engine.operators(2, "trainer.backward"))
+    assert engine.operators(2, "trainer.optimizer_step")["aten::addcdiv_"] > 0
+
+
+def test_a_loop_with_accumulate_has_the_steps_of_its_optimizer(accelerated: Ran) -> None:
+    updates = ["backward", "backward", "optimizer_step"]
+    steps = stages(accelerated)
+    assert [span["step"] for span in accelerated.spans("step")] == [1, 2, 3, 4, 5, 6]
+    assert steps[:3] == [updates, [*updates, "save_checkpoint"], updates]
+    assert accelerated.names(2) == {f"trainer.{name}" for name in [*steps[1], "backward.2"]}
+
+
+def test_a_loop_without_accumulate_has_a_step_for_each_batch(accelerated: Ran) -> None:
+    assert stages(accelerated)[3:] == [["backward", "optimizer_step"]] * 3
+
+
+def test_the_last_step_ends_with_its_update(accelerated: Ran) -> None:
+    last = accelerated.spans("step")[-1]
+    update = [span for span in accelerated.spans() if span["name"] == "optimizer_step"][-1]
+    assert last["start_ns"] <= update["start_ns"] <= update["end_ns"] <= last["end_ns"]
+
+
+def test_accelerate_leaves_the_stages_to_deepspeed(above: Ran) -> None:
+    assert stages(above)[:3] == [STAGES, [*STAGES, "save_checkpoint"], STAGES]
+
+
+def test_a_trainer_above_makes_the_steps_and_the_stages(above: Ran) -> None:
+    assert [span["step"] for span in above.spans("step")] == [1, 2, 3, 1, 2, 3]
+    assert stages(above)[3:] == [["training_step", "training_step", "optimizer_step"]] * 3
+    update = above.operators(2, "trainer.training_step.2")
+    assert update["aten::mse_loss"] == 1  # the engine's forward, and, with the last micro batch, its step
+    assert update["aten::addcdiv_"] > 0

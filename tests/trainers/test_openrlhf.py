@@ -1,0 +1,196 @@
+"""OpenRLHF in real runs on the CPU: Ray, DeepSpeed, and the vLLM engines inside of its `RolloutRayActor`."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.real.assets import tiny_model
+from tests.support import trainer_runs
+from tests.support.helpers import ROOT
+from tests.support.trl_runs import Ran
+
+SCRIPTS = trainer_runs.SCRIPTS / "openrlhf"
+# Keeps the layers of vLLM such that new weights can be loaded.
+CPU = ROOT / "examples" / "verl_cpu" / "cpu"
+# A quiet machine with 2 cores needs a minute and a half.
+TIMEOUT_S = 900
+# Two engines, an actor and a reference model.
+GPUS = 4
+ARGUMENTS = {
+    "actor.num_gpus_per_node": "1",
+    "actor.num_nodes": "1",
+    "ref.num_gpus_per_node": "1",
+    "ref.num_nodes": "1",
+    "reward.remote_url": str(SCRIPTS / "reward.py"),
+    "data.input_key": "question",
+    "data.label_key": "answer",
+    "data.apply_chat_template": None,
+    "data.max_len": "64",
+    "data.max_samples": "8",
+    "rollout.batch_size": "4",
+    "rollout.n_samples_per_prompt": "2",
+    "rollout.micro_batch_size": "4",
+    "rollout.max_new_tokens": "8",
+    "train.batch_size": "8",
+    "train.micro_batch_size": "4",
+    "vllm.num_engines": "2",
+    "vllm.tensor_parallel_size": "1",
+    "vllm.sync_backend": "gloo",
+    "vllm.enforce_eager": None,
+    "vllm.gpu_memory_utilization": "0.1",
+    "ds.zero_stage": "2",
+    "ds.param_dtype": "bf16",
+    "ds.attn_implementation": "eager",
+    "algo.kl.init_coef": "0.01",
+    "algo.advantage.estimator": "group_norm",
+    "eval.steps": "-1",
+    "ckpt.save_steps": "-1",
+}
+
+PPO: dict[str, str | None] = {
+    "critic.num_nodes": "1",
+    "critic.num_gpus_per_node": "1",
+    "algo.advantage.estimator": "gae",
+    "algo.kl.init_coef": "0",
+    "vllm.num_engines": "1",
+    "ckpt.save_steps": "2",
+}
+
+
+def train(folder: Path, *, gpus: int = GPUS, arguments: dict[str, str | None], **variables: str) -> Ran:
+    """Train in a folder, by OpenRLHF's own command line."""
+    packages = trainer_runs.packages_of("openrlhf")
+    prompts = folder / "prompts.jsonl"
+    prompts.write_text(
+        "".join(json.dumps({"question": f"What is {n} plus 1?", "answer": n + 1}) + "\n" for n in range(24))
+    )
+    given = ARGUMENTS | {
+        "actor.model_name_or_path": tiny_model(),
+        "data.prompt_dataset": str(prompts),
+        "ckpt.output_dir": str(folder / "model"),
+        "ckpt.path": str(folder / "checkpoints"),
+    }
+    words = [
+        word
+        for name, value in (given | arguments).items()
+        for word in ([f"--{name}"] if value is None else [f"--{name}", value])
+    ]
+    command = [sys.executable, str(SCRIPTS / "train.py"), str(gpus), *words]
+    cpu = {
+        "TORCH_COMPILE_DISABLE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "DS_ACCELERATOR": "cpu",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+    }
+    env = trainer_runs.environment(SCRIPTS, CPU, packages, AUTOPROF="1", **cpu, **variables)
+    return trainer_runs.run(command, folder, env, TIMEOUT_S)
+
+
+@pytest.fixture(scope="module")
+def grpo(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """Two steps of GRPO with two engines, the second captured."""
+    return train(tmp_path_factory.mktemp("openrlhf_grpo"), arguments={}, AUTOPROF_STEPS="2", AUTOPROF_RANKS="all")
+
+
+STAGES = {
+    "actor.compute_log_prob",
+    "actor.update_actor",
+    "actor.update_weights",
+    "ref.compute_ref_log_prob",
+    "trainer.compute_advantage",
+}
+NO_REFERENCE = STAGES - {"ref.compute_ref_log_prob"}
+
+
+def engines(ran: Ran, step: int) -> dict[str, str]:
+    """The state of what each engine recorded in a step, by replica and part."""
+    metas = [json.loads(path.read_text()) for path in ran.run.glob(f"global_step_{step:06d}/rollout.*.meta.json")]
+    return {f"{meta['replica']}.{meta['part']}": meta["state"] for meta in metas}
+
+
+def test_every_stage_of_the_chosen_step_is_captured(grpo: Ran) -> None:
+    assert grpo.steps() == [2]
+    assert {name for name in grpo.names(2) if not name.startswith("rollout.")} == STAGES
+
+
+def test_both_engines_are_captured_in_it(grpo: Ran) -> None:
+    recorded = engines(grpo, 2)
+    assert set(recorded.values()) == {"complete"}
+    assert recorded.keys() == {"0.rank0", "0.frontend", "1.rank0", "1.frontend"}
+
+
+def test_an_engines_worker_records_its_forward_passes(grpo: Ran) -> None:
+    for number in (0, 1):
+        (path,) = grpo.run.glob(f"global_step_000002/rollout.replica{number}.rank*.pt.trace.json.gz")
+        assert "aten::linear" in {
+            event["name"] for event in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+        }
+
+
+def test_the_update_holds_the_backward_pass(grpo: Ran) -> None:
+    assert "MmBackward0" in grpo.operators(2, "actor.update_actor")
+
+
+def test_all_steps_and_their_stages_are_in_the_timeline(grpo: Ran) -> None:
+    # The trainer asks for samples once more when there are no prompts left.
+    assert [span["step"] for span in grpo.spans("step")] == [1, 2, 3]
+    for step in (1, 2):
+        found = {(span["role"], span["name"]) for span in grpo.spans() if span["step"] == step}
+        assert {tuple(stage.split(".")) for stage in STAGES} <= found
+        assert {("rollout", "rollout"), ("trainer", "make_experience"), ("trainer", "update_weights")} <= found
+
+
+def test_each_sample_has_a_span_of_its_reward(grpo: Ran) -> None:
+    assert len(grpo.spans("reward")) == 16
+
+
+def test_weights_reach_the_engines_after_the_update(grpo: Ran) -> None:
+    (update,) = [span for span in grpo.spans() if span["name"] == "update_actor" and span["step"] == 2]
+    (sync,) = [
+        span
+        for span in grpo.spans()
+        if span["name"] == "update_weights" and span["step"] == 2 and span["role"] == "actor"
+    ]
+    assert update["end_ns"] <= sync["start_ns"]
+
+
+@pytest.fixture(scope="module")
+def asynchronous(thorough: None, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """Two steps of the asynchronous trainer with one engine, the second captured."""
+    arguments: dict[str, str | None] = {"train.async_enable": None, "vllm.num_engines": "1", "algo.kl.init_coef": "0"}
+    return train(tmp_path_factory.mktemp("openrlhf_async"), gpus=2, arguments=arguments, AUTOPROF_STEPS="2")
+
+
+def test_the_asynchronous_trainers_step_is_captured(asynchronous: Ran) -> None:
+    assert [span["step"] for span in asynchronous.spans("step")] == [1, 2]
+    assert {name for name in asynchronous.names(2) if not name.startswith("rollout.")} == NO_REFERENCE
+
+
+@pytest.fixture(scope="module")
+def ppo(thorough: None, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """Two steps of PPO with a critic; the second is captured, and its checkpoint is kept."""
+    return train(
+        tmp_path_factory.mktemp("openrlhf_ppo"),
+        gpus=3,
+        arguments=PPO | {"critic.model_name_or_path": tiny_model()},
+        AUTOPROF_STEPS="2",
+    )
+
+
+def test_the_critic_and_the_checkpoint_are_captured(ppo: Ran) -> None:
+    further = {"critic.compute_values", "critic.update_critic", "critic.save_checkpoint", "actor.save_checkpoint"}
+    assert {name for name in ppo.names(2) if not name.startswith("rollout.")} == NO_REFERENCE | further
+
+
+def test_a_resumed_run_goes_on_with_the_steps_number(ppo: Ran, tmp_path: Path) -> None:
+    more = {"ckpt.load_enable": None, "ckpt.path": str(ppo.folder / "checkpoints"), "train.num_episodes": "2"}
+    more |= {"critic.model_name_or_path": tiny_model()}
+    resumed = train(tmp_path, gpus=3, arguments=PPO | more, AUTOPROF_STEPS="3")
+    assert resumed.steps() == [3]
+    assert [span["step"] for span in resumed.spans("step")][:2] == [3, 4]

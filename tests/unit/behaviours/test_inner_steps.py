@@ -1,0 +1,125 @@
+"""Steps of engines and of loops without a trainer (`inner`), which are left to a trainer above them."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import helpers
+
+Python = Callable[..., "subprocess.CompletedProcess[str]"]
+
+ENGINE = """
+class Engine:
+    updates = 0
+    def batch(self): ...
+    def update(self):
+        self.updates += 1
+
+def loop(steps=2, engine=None):
+    engine = engine or Engine()
+    for _ in range(steps):
+        engine.batch()
+        engine.batch()
+        engine.update()
+"""
+TRAINER = """
+import engine
+
+class Trainer:
+    def fit(self):
+        self.made = engine.Engine()
+        for number in (11, 12):
+            self.step(number)
+    def step(self, number):
+        engine.loop(1, self.made)
+"""
+COUNTED = "inner = true"
+NUMBERED = 'inner = true, number = "self.updates", offset = 1'
+RECIPE = """
+target = "engine"
+[[hook]]
+name = "batch-begin"
+attribute = "Engine.batch"
+behaviour = "step.begin"
+options = {{ {} }}
+[[hook]]
+name = "batch"
+attribute = "Engine.batch"
+behaviour = "stage"
+options = {{ stage = "batch", role = "trainer", outermost = true }}
+[[hook]]
+name = "update"
+attribute = "Engine.update"
+behaviour = "step.update"
+"""
+ABOVE = """
+target = "above"
+[[hook]]
+name = "step"
+attribute = "Trainer.step"
+behaviour = "step.wrap"
+options = { number = "number" }
+"""
+MADE = """
+target = "above"
+[[hook]]
+name = "made"
+attribute = "Trainer.fit"
+behaviour = "step.trainer"
+"""
+
+
+def spans(python: Python, folder: Path, options: str, code: str, above: str = ABOVE) -> list[dict[str, Any]]:
+    """Run the code, and return the spans of its timeline in the order of their ends."""
+    (folder / "engine.py").write_text(ENGINE)
+    (folder / "above.py").write_text(TRAINER)
+    (folder / "engine.toml").write_text(RECIPE.format(options))
+    (folder / "above.toml").write_text(above)
+    recipes = f"{folder / 'engine.toml'}:{folder / 'above.toml'}"
+    python(code, AUTOPROF="1", AUTOPROF_STEPS="", AUTOPROF_RECIPES=recipes)
+    (timeline,) = (folder / "autoprof_runs").glob("2*/timeline/*.jsonl")
+    return helpers.spans(timeline)
+
+
+def told(found: list[dict[str, Any]]) -> list[tuple[str, int | None]]:
+    return [(span["name"], span["step"]) for span in found]
+
+
+@pytest.mark.parametrize("options", [COUNTED, NUMBERED])
+def test_micro_batches_until_an_update_are_one_step(python: Python, tmp_path: Path, options: str) -> None:
+    found = spans(python, tmp_path, options, "import engine; engine.loop()")
+    assert told(found) == [(name, number) for number in (1, 2) for name in ("batch", "batch", "step")]
+
+
+def test_the_last_step_ends_with_its_update_and_not_with_the_process(python: Python, tmp_path: Path) -> None:
+    code = "import engine, time\nengine.loop(1)\nafter = time.time_ns()\nopen('after', 'w').write(str(after))"
+    found = spans(python, tmp_path, COUNTED, code)
+    assert told(found) == [("batch", 1), ("batch", 1), ("step", 1)]
+    assert found[1]["end_ns"] <= found[2]["end_ns"] <= int((tmp_path / "after").read_text())
+
+
+def test_a_step_without_its_update_is_left_out(python: Python, tmp_path: Path) -> None:
+    found = spans(python, tmp_path, COUNTED, "import engine; engine.Engine().batch()")
+    assert told(found) == [("batch", 1)]
+
+
+@pytest.mark.parametrize("options", [COUNTED, NUMBERED])
+def test_a_trainer_above_makes_the_steps(python: Python, tmp_path: Path, options: str) -> None:
+    found = spans(python, tmp_path, options, "import above; above.Trainer().fit()")
+    assert told(found) == [(name, number) for number in (11, 12) for name in ("batch", "batch", "step")]
+
+
+def test_a_trainer_that_was_made_makes_the_steps(python: Python, tmp_path: Path) -> None:
+    found = spans(python, tmp_path, COUNTED, "import above; above.Trainer().fit()", above=MADE)
+    assert told(found) == [("batch", None)] * 4
+
+
+def test_a_trainer_that_comes_later_makes_its_own(python: Python, tmp_path: Path) -> None:
+    code = "import above, engine\nengine.loop()\nabove.Trainer().fit()\nengine.loop()"
+    steps = [number for name, number in told(spans(python, tmp_path, COUNTED, code)) if name == "step"]
+    assert steps == [1, 2, 11, 12]
