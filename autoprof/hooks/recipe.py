@@ -77,6 +77,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     passive: bool = False
 
 
+@structs.complete
 class Recipes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A file with recipes of several targets; its name begins with all of them: `mytrainer+mylib.toml`.
 

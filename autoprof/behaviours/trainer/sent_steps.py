@@ -22,7 +22,7 @@ class Send(Behaviour):
     as the headers of a request. A `step.receive` hook takes it out in the worker.
 
     Attributes:
-        carrier: The keyword parameter that takes the dictionary, or None. The target must let keys pass that it does
+        carrier: The keyword parameter that takes the dictionary, or nothing. The target must let keys pass that it does
             not know.
     """
 
