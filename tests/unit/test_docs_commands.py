@@ -158,8 +158,10 @@ def test_python_on_pages_is_there(block: Block) -> None:
 
 def test_the_pages_are_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
-    words = [word for page in PAGES for word in page.read_text(encoding="utf-8").split() if re.search(r"\w", word)]
-    assert len(words) < 5200
+    # The list of what ran grows with what runs.
+    pages = [page for page in PAGES if page.name != "status.md"]
+    words = [word for page in pages for word in page.read_text(encoding="utf-8").split() if re.search(r"\w", word)]
+    assert len(words) < 4900
 
 
 @pytest.mark.parametrize(

@@ -312,6 +312,7 @@ def trainer(mocker: MockerFixture, tmp_path: Path) -> Trainer:
     settings = Settings(steps="42")
     run = SimpleNamespace(settings=settings, info=SimpleNamespace(id="run"), rundir=RunDir(tmp_path))
     run.timeline = SimpleNamespace(listener=None)
+    run.decides = True
     run.hooks = SimpleNamespace(versions={})
     mocker.patch.object(runtime, "current", return_value=run)
     mocker.patch.object(steps, "Span")
