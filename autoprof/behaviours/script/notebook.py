@@ -12,7 +12,7 @@ from typing import Any
 
 from autoprof.base import interrupts, process, units
 from autoprof.behaviours.script import blocks, opened, session
-from autoprof.behaviours.trainer import steps
+from autoprof.behaviours.trainer import open_step
 from autoprof.config.settings import SettingsError
 from autoprof.run import runtime
 from autoprof.rundir import file_names, runs
@@ -92,7 +92,7 @@ def _recorded(shell: Any, cell: str, given: dict[str, str], show: bool) -> Itera
         return
     run = runtime.current()
     assert run is not None
-    number = steps.executed() + 1
+    number = open_step.executed() + 1
     done = None
     try:
         with blocks.step(number), blocks.stage(_STAGE, role=_ROLE):

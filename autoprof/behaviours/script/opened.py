@@ -6,7 +6,7 @@ from typing import Any
 
 from autoprof import _boot
 from autoprof.base import identity, interrupts, log
-from autoprof.behaviours.trainer import stages, steps
+from autoprof.behaviours.trainer import open_step, stages, steps
 from autoprof.hooks import dispatch, registry
 from autoprof.hooks.behaviour import Behaviour
 from autoprof.hooks.call import Call, Outcome
@@ -63,7 +63,7 @@ def joined() -> Runtime | None:
 
 def step(number: int | None) -> Opened | None:
     """Return the block of a step, which is not entered yet."""
-    return _opened(_STEP, {"number": steps.executed() + 1 if number is None else number})
+    return _opened(_STEP, {"number": open_step.executed() + 1 if number is None else number})
 
 
 def stage(name: str, role: str, rank: int | None) -> Opened | None:

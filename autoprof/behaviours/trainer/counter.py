@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from autoprof.base import interrupts
-from autoprof.behaviours.trainer.steps import StepBehaviour, finish
+from autoprof.behaviours.trainer.open_step import finish
+from autoprof.behaviours.trainer.steps import StepBehaviour
 from autoprof.hooks.attribute_path import CallPath
 from autoprof.hooks.call import CALL, Around, Call
 from autoprof.hooks.wrapper import wrap

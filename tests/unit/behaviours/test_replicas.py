@@ -15,7 +15,7 @@ from pytest_mock import MockerFixture
 
 from autoprof.behaviours.rollout import replicas
 from autoprof.behaviours.rollout.replicas import AroundGeneration, EndOfSampling, Replicas
-from autoprof.behaviours.trainer import steps
+from autoprof.behaviours.trainer import open_step, steps
 from autoprof.config.settings import Settings
 from autoprof.hooks.call import CALL, Around, Call, Outcome, Wait
 from autoprof.run import runtime
@@ -82,7 +82,7 @@ def run(mocker: MockerFixture, tmp_path: Path) -> Any:
     )
     mocker.patch.object(runtime, "current", return_value=made)
     mocker.patch.object(replicas, "RayCalls", Answers)
-    mocker.patch.object(steps, "Span")
+    mocker.patch.object(open_step, "Span")
     mocker.patch.object(replicas, "Span")
     return made
 
@@ -170,8 +170,8 @@ def test_steps_that_are_counted_go_on_where_a_run_was_resumed(run: Any) -> None:
     numbers = []
     for _ in range(2):
         drive(steps.Begin(resumed="self.resume_global_step").around(call(SimpleNamespace(resume_global_step=40))))
-        assert steps._state.current is not None
-        numbers.append(steps._state.current.number)
+        assert open_step.state.current is not None
+        numbers.append(open_step.state.current.number)
     assert numbers == [41, 42]
 
 
@@ -287,7 +287,7 @@ def test_a_step_that_is_open_is_not_begun_again(run: Any, trainer: Any, log: Any
     drive(begin.around(call(trainer)))
     drive(begin.around(call(trainer)))
     assert log == [("start", 0), ("start", 1)]
-    assert steps._state.executed == 1
+    assert open_step.state.executed == 1
 
 
 def test_an_engine_whose_stop_hangs_is_waited_for_once(run: Any, trainer: Any, log: Any, tmp_path: Path) -> None:

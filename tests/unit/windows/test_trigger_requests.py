@@ -14,7 +14,7 @@ import pytest
 from pytest_mock import MockerFixture
 
 from autoprof.base.identity import HOST
-from autoprof.behaviours.trainer import steps
+from autoprof.behaviours.trainer import open_step
 from autoprof.behaviours.trainer.steps import Wrap
 from autoprof.cli import main
 from autoprof.cli.doctor import run
@@ -315,7 +315,7 @@ def trainer(mocker: MockerFixture, tmp_path: Path) -> Trainer:
     run.decides = True
     run.hooks = SimpleNamespace(versions={})
     mocker.patch.object(runtime, "current", return_value=run)
-    mocker.patch.object(steps, "Span")
+    mocker.patch.object(open_step, "Span")
     mocker.patch.object(end, "window_passed")
     return Trainer(run)
 
