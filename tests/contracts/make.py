@@ -82,7 +82,9 @@ def _read_release(target: str, version: str, clone: str | None) -> tuple[str, di
     modules = {*table.modules, *(hook.hook.module for hook in hooks)}
     if clone:
         commit = Version(version).local or ""
-        found = collect(lambda name: _parse(lambda path: _show(clone, commit, path), ["", "src/"], name), modules, wanted)
+        found = collect(
+            lambda name: _parse(lambda path: _show(clone, commit, path), ["", "src/"], name), modules, wanted
+        )
         return "/".join(table.git.split("/")[-2:]), found
     with tempfile.TemporaryDirectory() as folder:
         distribution, file = _download(table.wheels, version, folder)
