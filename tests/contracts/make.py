@@ -1,7 +1,8 @@
 """`make contracts`: stores the signatures of the releases in `releases.toml`, and prints the changes.
 
 Each wheel is downloaded with pip, read, and deleted; nothing of it is installed or run. Where a release has no wheel,
-its source distribution is read, and pip runs what names its version.
+its source distribution is read, and pip runs what names its version. Of targets that are on no index, commits are read
+in a clone of their repository, which `--clone` names; without it they stay as they are.
 """
 
 from __future__ import annotations
@@ -30,29 +31,30 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("releases", nargs="*", metavar="TARGET[==VERSION]", help="only these")
     parser.add_argument("--new", action="store_true", help="store nothing: say which releases are newer than known")
+    parser.add_argument("--clone", metavar="FOLDER", help="a git repository with the commits of the named target")
     arguments = parser.parse_args()
     if arguments.new:
         return _look_for_newer()
     failed = 0
-    for target, version in _chosen(arguments.releases):
+    for target, version in _chosen(arguments.releases, arguments.clone):
         try:
-            _refresh(target, version)
+            _refresh(target, version, arguments.clone)
         except LookupError as error:
             failed = 1
             print(f"{target} {version}: {error}", flush=True)
     return failed
 
 
-def _chosen(asked: list[str]) -> Iterator[tuple[str, str]]:
+def _chosen(asked: list[str], clone: str | None) -> Iterator[tuple[str, str]]:
     for target, table in stored.releases().items():
-        for version in table.releases:
+        for version in table.releases if bool(table.git) == bool(clone) else ():
             if not asked or target in asked or f"{target}=={version}" in asked:
                 yield target, version
 
 
-def _refresh(target: str, version: str) -> None:
+def _refresh(target: str, version: str, clone: str | None) -> None:
     """Store one release, and print what is different from what was stored of it, or else of the release before it."""
-    distribution, after = _read_release(target, version)
+    distribution, after = _read_release(target, version, clone)
     store = signature_files.read(target)
     known = store.versions()
     older = [release for release in known if Version(release) < Version(version)]
@@ -65,7 +67,7 @@ def _refresh(target: str, version: str) -> None:
     print(f"{target} {version}: {compared}, {len(changes)} changes", *changes, sep="\n    ", flush=True)
 
 
-def _read_release(target: str, version: str) -> tuple[str, dict[str, Facts | None]]:
+def _read_release(target: str, version: str, clone: str | None) -> tuple[str, dict[str, Facts | None]]:
     """Return the distribution that has a release, and its modules; None for those that it lacks."""
     table = stored.releases()[target]
     hooks = stored.hooks(target)
@@ -78,6 +80,12 @@ def _read_release(target: str, version: str) -> tuple[str, dict[str, Facts | Non
         members={hook.hook.attribute.partition(".")[2] for hook in hooks}.union(*map(stored.attribute_options, hooks)),
     )
     modules = {*table.modules, *(hook.hook.module for hook in hooks)}
+    if clone:
+        commit = Version(version).local or ""
+        found = collect(
+            lambda name: _parse(lambda path: _show(clone, commit, path), ["", "src/"], name), modules, wanted
+        )
+        return "/".join(table.git.split("/")[-2:]), found
     with tempfile.TemporaryDirectory() as folder:
         distribution, file = _download(table.wheels, version, folder)
         if file.suffix == ".whl":
@@ -108,6 +116,17 @@ def _download(distributions: list[str], version: str, folder: str) -> tuple[str,
             if result.returncode == 0:
                 return distribution, next(iter([*Path(folder).glob("*.whl"), *Path(folder).glob("*.tar.gz")]))
     raise LookupError(f"pip can't download it: {(result.stderr.strip().splitlines() or ['no output'])[-1]}")
+
+
+def _show(clone: str, commit: str, path: str) -> bytes:
+    """Return a file of a commit."""
+    git = ["git", "-C", clone]
+    if subprocess.run([*git, "cat-file", "-e", f"{commit}^{{commit}}"], capture_output=True, check=False).returncode:
+        raise LookupError(f"{clone} is no git repository with the commit {commit}")
+    result = subprocess.run([*git, "show", f"{commit}:{path}"], capture_output=True, check=False)
+    if result.returncode:
+        raise KeyError(path)
+    return result.stdout
 
 
 def _parse(read: Callable[[str], bytes], folders: list[str], name: str) -> Module | None:
@@ -147,6 +166,8 @@ def _look_for_newer() -> int:
     """Ask pip for the releases of each target; return 1 if one is newer than all known."""
     newer = 0
     for target, table in stored.releases().items():
+        if table.git:
+            continue
         known = max(map(Version, table.releases))
         there = {version for name in table.wheels for version in _published(name)}
         if not there:

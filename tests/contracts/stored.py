@@ -15,10 +15,11 @@ from tests.contracts.signatures import Facts
 RECIPES = HERE.parent.parent / "recipes"
 
 
-class Releases(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Releases(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A table of `releases.toml`, which explains the fields."""
 
-    wheels: list[str]
+    wheels: list[str] = []
+    git: str = ""
     releases: list[str]
     modules: list[str]
     names: list[str]
