@@ -100,8 +100,13 @@ def test_nothing_went_wrong(folder: Path) -> None:
     (hooks,) = (folder / "autoprof_runs" / "latest" / "hooks").iterdir()
     content = json.loads(hooks.read_text())
     assert content["errors"] == {}
-    assert {key: hook["state"] for key, hook in content["hooks"].items() if hook["called"]} == {
-        "accelerate/step": "applied",
-        "accelerate/micro-batch": "applied",
-        "torch/data": "applied",
-    }
+    called = {key: hook["state"] for key, hook in content["hooks"].items() if hook["called"]}
+    # Beside those of accelerate's own recipe.
+    assert (
+        called.items()
+        >= {
+            "accelerate/step": "applied",
+            "accelerate/micro-batch": "applied",
+            "torch/data": "applied",
+        }.items()
+    )

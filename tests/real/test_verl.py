@@ -125,7 +125,8 @@ def test_run_json_is_complete(profiled: VerlRun) -> None:
     assert info["versions"]["verl"] == "0.9.1"
     assert info["versions"]["ray"] == "2.60.0"
     assert info["versions"]["vllm"].startswith("0.27.1")
-    assert {name.partition(".")[0] for name in info["recipes"]} == {"codetiming", "ray", "transformers", "verl", "vllm"}
+    recipes = {name.partition(".")[0] for name in info["recipes"]}
+    assert recipes == {"accelerate", "codetiming", "ray", "transformers", "verl", "vllm"}
     assert len(info["hosts"]) == 1
 
 
