@@ -31,7 +31,7 @@ def handler(number: int, frame: FrameType | None) -> None:
 def state(number: int) -> dict[str, Any]:
     """Return what autoprof has open in this process, and what it has switched on."""
     from autoprof.base import process
-    from autoprof.behaviours.trainer import running, spans, steps
+    from autoprof.behaviours.trainer import open_step, running, spans
     from autoprof.capture import lifecycle, writer
     from autoprof.capture.profilers import torch as tool
     from autoprof.hooks import gates
@@ -44,7 +44,7 @@ def state(number: int) -> dict[str, Any]:
     return {
         "recording": lifecycle.current() and vars(lifecycle.current()),
         "claim": lifecycle._state.lock.locked(),
-        "step": steps._state.current and steps._state.current.number,
+        "step": open_step.state.current and open_step.state.current.number,
         "announced": current_step.own()[1],
         "stages": dict(running.running),
         "wholes": list(running.wholes),

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import torch
 
-from autoprof.behaviours.trainer import stages, steps
+from autoprof.behaviours.trainer import open_step, stages
 from autoprof.capture import whole_step
 from autoprof.hooks import behaviour as behaviours
 from autoprof.hooks import registry
@@ -133,7 +133,7 @@ def test_what_never_ends_ends_with_the_step(run: Runtime, task: Any, hooked: Any
     assert (meta["state"], meta["reason"]) == ("truncated", "the step ended before the stage")
     assert trace is not None
     hooked(lambda: None, "step.end")()
-    assert steps._state.current is None
+    assert open_step.state.current is None
 
 
 def test_what_never_ended_gives_way_in_a_later_step(run: Runtime, task: Any) -> None:
