@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from typing import ClassVar
 
 # The end of the process, in order: the last step of a loop without a trainer, the capture of a whole step, any other
-# capture, files that threads are writing, Ray's workers, the run, the timeline.
-LAST_STEP, STEP, CAPTURE, FILES, WORKERS, RUN, TIMELINE = range(7)
+# capture, files that threads are writing, Ray's workers, the run, the watcher, the timeline.
+LAST_STEP, STEP, CAPTURE, FILES, WORKERS, RUN, WATCH, TIMELINE = range(8)
 
 _states: list[State] = []
 # The states that have something to end, by their places in that order.

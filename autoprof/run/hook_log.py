@@ -44,9 +44,11 @@ class HookLog:
         versions: The versions of the targets that this process imported, by their names.
     """
 
-    def __init__(self, directory: RunDir, join: Callable[[], None]) -> None:
+    def __init__(self, directory: RunDir, join: Callable[[], None], at_work: Callable[[], None]) -> None:
         self._directory = directory
         self._join = join
+        # Called when a hook is called for the first time.
+        self._at_work = at_work
         self.node = ""
         self._lock = threading.RLock()
         self._hooks: dict[str, HookEntry] = {}
@@ -81,6 +83,8 @@ class HookLog:
             # The driver of a run often does no more than import the target and call ray.init.
             self._worth_writing |= self._active_target
             self._write()
+            if self._worth_writing:
+                self._at_work()
 
     def is_applied(self, key: str) -> bool:
         """Return whether a hook is applied in this process."""

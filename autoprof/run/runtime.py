@@ -22,6 +22,7 @@ from autoprof.run.cluster import nodes
 from autoprof.run.hook_log import HookLog
 from autoprof.run.info import RunInfo
 from autoprof.run.timeline import Timeline
+from autoprof.run.watch import watcher
 from autoprof.rundir import decoder, layout, previous_run, runs
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import Attempt, RunFile, RunNode, RunSettings
@@ -35,7 +36,7 @@ class Runtime:
         self.settings = info.settings
         self.rundir = RunDir(Path(info.directory))
         files.open_to_group(info.settings.access == settings.GROUP)
-        self.hooks = HookLog(self.rundir, self._join)
+        self.hooks = HookLog(self.rundir, self._join, lambda: watcher.start(self))
         self.timeline = Timeline(self.rundir)
         self._joined = False
         self._registered = False

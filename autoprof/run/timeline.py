@@ -1,8 +1,9 @@
 """Writer of a process's timeline, `timeline/<host>-<pid>.jsonl`: a line for each span, as docs/reference/files.md says.
 
-Steps, stages and windows are written when they end. The spans of single samples, thousands a step, are kept until there
-are many of them, the first is old, one of the others is written, or none is going on any more. So a process that is
-killed loses the spans of its last second. A line is written whole or not at all.
+Steps, stages and windows are written when they begin and when they end. The spans of single samples, thousands a step,
+are kept until there are many of them, the first is old, one of the others is written, or none is going on any more. So
+a process that is killed loses the spans of its last second. Spans that take long are written while they go on (`tell`).
+A line is written whole or not at all.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 from weakref import WeakSet
 
 import msgspec
@@ -22,8 +23,9 @@ import msgspec
 from autoprof import __version__
 from autoprof.base import files, identity, interrupts, log, process
 from autoprof.config import kinds
+from autoprof.run import outcome
 from autoprof.rundir.layout import RunDir
-from autoprof.rundir.records import Id, Line, Moment, ProcessLine
+from autoprof.rundir.records import BegunLine, DroppedLine, ExitLine, Id, Line, Moment, ProcessLine
 
 # Kinds of which a step has a few; all others are kept and written together.
 _AT_ONCE = ("step", "stage", "window")
@@ -36,6 +38,11 @@ _OLD_NS = 1_000_000_000
 _MOST = 16 * _MANY
 # With nothing going on they are written, too, unless that would take more than this part of the time.
 _PART = 20
+# Spans of samples that are older than this are written while they go on, so many of them.
+_LONG_NS = 10_000_000_000
+_MOST_OPEN = 256
+# What is open is written again after so many bytes: readers look for it at a file's end.
+AGAIN_BYTES = 1 << 20
 
 
 class Span:
@@ -79,6 +86,30 @@ class Span:
         self._stage_kind = stage_kind
         self._start = time.time_ns()
         self._begun = time.monotonic_ns()
+        if kind in _AT_ONCE:
+            timeline.begun(self)
+
+    @property
+    def line(self) -> BegunLine:
+        """Return the line that says that it has begun."""
+        return BegunLine(
+            self._kind,
+            self._name,
+            self._step,
+            self._role,
+            self._rank,
+            self._start,
+            self._ids,
+            self._known_kind() if self._kind in _STAGES else "",
+        )
+
+    @property
+    def begun_ns(self) -> int:
+        """Return when it began, of `time.monotonic_ns`."""
+        return self._begun
+
+    def _known_kind(self) -> str:
+        return kinds.of(self._name) if self._stage_kind is None else self._stage_kind
 
     def end(
         self,
@@ -103,6 +134,7 @@ class Span:
         stage_kind = self._stage_kind
         if stage_kind is None:
             stage_kind = kinds.of(self._name) if self._kind in _STAGES else ""
+        timeline.told.discard(self)
         line = Line(
             self._kind,
             self._name,
@@ -125,7 +157,11 @@ class Span:
 
     def drop(self) -> None:
         """Leave the span out."""
-        self._timeline.going.discard(self)
+        timeline = self._timeline
+        timeline.going.discard(self)
+        if self in timeline.told:
+            timeline.told.discard(self)
+            timeline.write(DroppedLine(self._kind, self._name, self._start))
 
 
 class Listener(Protocol):
@@ -141,6 +177,7 @@ class Timeline:
     Attributes:
         life: Another object in a forked child.
         going: Spans that are going on and will be kept, where the caller puts them: who is interrupted drops them.
+        told: Spans that are going on and that a line says of that they have begun.
         listener: Gets each line, where something in this process reads them. A forked child has none.
     """
 
@@ -154,8 +191,9 @@ class Timeline:
         """Begin a file, in a new process or a forked child, which has none of its parent's lines and locks."""
         self.life = object()
         self.going: set[Span] = set()
+        self.told: set[Span] = set()
         self.listener: Listener | None = None
-        self._lines: deque[Line] = deque()
+        self._lines: deque[_AnyLine] = deque()
         self._writing = Lock()
         self._oldest = 0
         self._written = 0
@@ -163,6 +201,48 @@ class Timeline:
         # When an event loop is to write what is kept, if it still runs then.
         self._looked_at = 0
         self._path = ""
+        self._first = b""
+        self._bytes = 0
+
+    def begun(self, span: Span) -> None:
+        """Write that a span has begun."""
+        self.told.add(span)
+        self.write(span.line)
+
+    def write(self, line: BegunLine | DroppedLine) -> None:
+        """Write a line of what is open, unless the disk is slow."""
+        if len(self._lines) < _MOST:
+            self._lines.append(line)
+            self.flush()
+
+    def open(self) -> list[Span]:
+        """Return the spans that are going on, those that began first in front."""
+        # One step of the interpreter each: other threads add to the sets.
+        return sorted({*list(self.told), *list(self.going)}, key=lambda span: span.begun_ns)
+
+    def tell(self) -> None:
+        """Write which spans of samples have been going on for long, and again what is open, where that is far back."""
+        now = time.monotonic_ns()
+        if self._bytes > AGAIN_BYTES:
+            self._bytes = 0
+            lines = [span.line for span in self.open() if span in self.told]
+        else:
+            room = _MOST_OPEN - len(self.told)
+            long = [span for span in self.open() if span not in self.told and now - span.begun_ns > _LONG_NS]
+            lines = []
+            for span in long[: max(room, 0)]:
+                self.told.add(span)
+                lines.append(span.line)
+        self._lines.extend(lines)
+        # One that has ended meanwhile may stand before: its line closes it all the same.
+        self.flush()
+
+    def leave(self) -> None:
+        """Write the last line of this process, if it has any."""
+        self.flush()
+        if self._path:
+            self._lines.append(ExitLine(time.time_ns(), outcome.error()))
+            self.flush()
 
     def add(self, line: Line, now: int, *, at_once: bool = False) -> None:
         """Keep a line that ends now (`time.monotonic_ns`), and write what is due."""
@@ -207,20 +287,21 @@ class Timeline:
                     self._took = self._written - begun
 
     def _append(self, content: bytes) -> None:
-        first = _process_line()
+        self._bytes += len(content)
         if not self._path:
             path = self._run.process_file("timeline")
             self._run.make(path.parent)
+            self._first = _process_line()
             # An earlier process of the run may have had the same pid: this one's lines begin anew.
-            files.append(path, first + content)
+            files.append(path, self._first + content)
             self._path = str(path)
             return
         try:
-            files.append(self._path, content, first)
+            files.append(self._path, content, self._first)
         except FileNotFoundError as error:  # somebody has removed the folder
             interrupts.pass_on(error)
             self._run.make(Path(self._path).parent)
-            files.append(self._path, content, first)
+            files.append(self._path, content, self._first)
 
 
 class _State(process.State):
@@ -237,14 +318,15 @@ class _State(process.State):
 
     def at_exit(self) -> None:
         for timeline in list(self.all):
-            timeline.flush()
+            timeline.leave()
 
 
+_AnyLine: TypeAlias = Line | BegunLine | DroppedLine | ExitLine
 _state = _State()
 _encoder = msgspec.json.Encoder()
 
 
-def _encoded(lines: list[Line]) -> bytes:
+def _encoded(lines: list[_AnyLine]) -> bytes:
     try:
         return _encoder.encode_lines(lines)
     except Exception as error:  # text with lone surrogates, as in file names that are no UTF-8
@@ -262,5 +344,7 @@ def _mended(value: Any) -> Any:
 
 def _process_line() -> bytes:
     clock = Moment(time.time_ns(), time.monotonic_ns())
-    process = ProcessLine(host=identity.HOST, pid=os.getpid(), clock=clock, version=__version__)
+    pid = os.getpid()
+    ticks = identity.began(pid) or 0
+    process = ProcessLine(host=identity.HOST, pid=pid, clock=clock, version=__version__, ticks=ticks)
     return msgspec.json.encode(process) + b"\n"

@@ -223,6 +223,40 @@ class ProcessLine(Struct, frozen=True, kw_only=True, tag_field="kind", tag="proc
     pid: Number  # The process.
     clock: Moment  # The moment of writing, by both clocks.
     version: str  # The version of autoprof.
+    ticks: Number = 0  # Its start time, as in `run.json`.
+
+
+class BegunLine(Struct, frozen=True, omit_defaults=True, gc=False, tag_field="kind", tag="begun"):
+    """A line of a span that has begun and not ended; it is open until a line of the same span follows.
+
+    Steps, stages and windows have one at once. Other spans have one when they are older than ten seconds, of the 256
+    oldest. It stands there again after 1 MB of other lines. A later `begun` of the same name, role, rank and ids ends
+    an earlier one, too.
+    """
+
+    span: str  # The kind of the span.
+    name: str  # Its name.
+    step: Number | None  # The trainer's step, null where the process does not know it.
+    role: str  # The role.
+    rank: Number | None  # The rank, null for none.
+    start_ns: Ns  # The start, in nanoseconds since the epoch, by the host's clock.
+    ids: Mapping[str, Id | None] = {}  # Which of many it is.
+    stage_kind: str = ""  # The [kind](recipes.md#kinds) of a stage, where it has one.
+
+
+class DroppedLine(Struct, frozen=True, omit_defaults=True, gc=False, tag_field="kind", tag="dropped"):
+    """A line of a span that has begun and is left out."""
+
+    span: str  # The kind of the span.
+    name: str  # Its name.
+    start_ns: Ns  # Its start.
+
+
+class ExitLine(Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="exit"):
+    """A process's last line, at its exit. It is missing where it was killed, crashed, or left by `os._exit`."""
+
+    unix_ns: Ns  # The time, in nanoseconds since the epoch.
+    error: str = ""  # The exception that nobody caught.
 
 
 class Line(Struct, frozen=True, omit_defaults=True, gc=False):
@@ -252,6 +286,15 @@ class Line(Struct, frozen=True, omit_defaults=True, gc=False):
 
 # The kind of a `ProcessLine`.
 PROCESS = "process"
+# The kinds of lines that stand for no span, as they begin.
+_OPEN = tuple(f'{{"kind":"{kind}"'.encode() for kind in ("begun", "dropped", "exit"))
+
+
+def is_span(line: bytes) -> bool:
+    """Return whether a line may be a span's or a process's, and not one of what is open."""
+    return not line.startswith(_OPEN)
+
+
 # The kinds of spans, with their ids and counts.
 SPAN_KINDS = {
     "step": "the trainer's step; a generation batch, where there is no trainer",

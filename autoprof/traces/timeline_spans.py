@@ -12,7 +12,7 @@ from msgspec import Struct
 from autoprof.rundir import decoder
 from autoprof.rundir.jsonl import lines
 from autoprof.rundir.layout import RunDir
-from autoprof.rundir.records import PROCESS, Line
+from autoprof.rundir.records import PROCESS, Line, is_span
 from autoprof.traces.attempts import Attempts, is_of
 from autoprof.traces.reader import NO_JSON
 
@@ -39,6 +39,8 @@ def read(path: Path, too_long: Counter[str] | None = None) -> Iterator[Line]:
     for text in lines(path):
         if text is None and too_long is not None:
             too_long[path.name] += 1
+        if text is not None and not is_span(text):
+            continue
         try:
             line = decoder.line(text or b"")
         except NO_JSON:

@@ -1,4 +1,4 @@
-"""Writer of `docs/reference/files.md`, from the structs of `autoprof/rundir/records.py`, and of
+"""Writer of `docs/reference/files.md`, from the structs of `autoprof/rundir/`, and of
 `docs/reference/json.md`, from those of `autoprof/cli/`."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from autoprof.cli.recipes import catalog, form
 from autoprof.cli.recipes import documents as recipe_documents
 from autoprof.cli.recipes.vocabulary import described
 from autoprof.report.model import captures, lanes, run, samples
-from autoprof.rundir import records
+from autoprof.rundir import records, stacks
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "reference" / "files.md"
@@ -33,7 +33,7 @@ JSON_MODULES = (documents, recipe_documents, catalog, form, environment, run, ca
 
 def page() -> str:
     """Return the text of the page, as it is there up to the mark."""
-    return _page(PAGE, MARK, structs(records))
+    return _page(PAGE, MARK, [*structs(records), *structs(stacks)])
 
 
 def json_page() -> str:

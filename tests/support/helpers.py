@@ -78,10 +78,10 @@ def wait_for_line(path: Path, timeout_s: float = 60) -> str:
 
 
 def spans(run: Path) -> list[dict[str, Any]]:
-    """Return what the timeline of a run holds, or one file of it, but for the lines that tell of a process."""
+    """Return the spans in the timeline of a run, or in one file of it."""
     files = [run] if run.is_file() else sorted(run.glob("timeline/*.jsonl"))
     lines = [json.loads(line) for path in files for line in path.read_text().splitlines()]
-    return [line for line in lines if line["kind"] != "process"]
+    return [line for line in lines if line["kind"] not in ("process", "begun", "dropped", "exit")]
 
 
 @contextmanager

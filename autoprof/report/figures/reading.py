@@ -14,7 +14,7 @@ from autoprof.report.figures.words import listed, several
 from autoprof.rundir import decoder
 from autoprof.rundir.jsonl import lines
 from autoprof.rundir.layout import RunDir
-from autoprof.rundir.records import PROCESS, SPAN_KINDS, Id, Line
+from autoprof.rundir.records import PROCESS, SPAN_KINDS, Id, Line, is_span
 from autoprof.traces import host_clocks, timeline_spans
 from autoprof.traces.events import OTHER_NAMES
 from autoprof.traces.reader import NO_JSON, TraceError
@@ -103,7 +103,7 @@ class Reader:
             for content in lines(timeline.path, part, parts):
                 if content is None:
                     self.left_out[timeline.name, "too long"] += 1
-                elif (line := self._decoded(timeline, content)) is not None:
+                elif is_span(content) and (line := self._decoded(timeline, content)) is not None:
                     yield line
         except OSError as error:
             self.failed[timeline.name] = error.strerror or str(error)

@@ -115,7 +115,7 @@ def test_stages_whose_names_are_the_same_when_tidied_have_files_of_their_own(mad
 def test_the_hooks_of_a_process_that_had_the_pid_before_are_kept(made: Any) -> None:
     run = made()
     for _ in range(2):
-        log = HookLog(run.rundir, lambda: None)
+        log = HookLog(run.rundir, lambda: None, lambda: None)
         log._worth_writing = True
         log.error("x", "first")
         log.error("x", "second")

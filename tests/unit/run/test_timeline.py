@@ -20,7 +20,7 @@ from autoprof.base import files, identity
 from autoprof.run import timeline
 from autoprof.run.runtime import Runtime
 from autoprof.run.timeline import Span
-from autoprof.rundir import layout
+from autoprof.rundir import layout, open_spans
 from tests.support import helpers
 
 
@@ -56,7 +56,7 @@ def one_going_on(run: Runtime, monkeypatch: pytest.MonkeyPatch) -> Span:
 def test_the_first_line_says_which_process_it_is(run: Runtime) -> None:
     before = time.time_ns()
     begin(run, "stage").end()
-    process, _ = written(run)
+    process, *_ = written(run)
     assert (process["kind"], process["host"], process["pid"]) == ("process", identity.HOST, os.getpid())
     assert before <= process["clock"]["unix_ns"] <= time.time_ns()
     assert process["clock"]["monotonic_ns"] <= time.monotonic_ns()
@@ -201,7 +201,7 @@ def test_a_file_or_folder_that_somebody_removed_begins_anew(run: Runtime) -> Non
         begin(run, "stage", "before").end()
         remove()
         begin(run, "stage", "after").end()
-        assert [line["kind"] for line in written(run)] == ["process", "stage"]
+        assert [line["kind"] for line in written(run)] == ["process", "begun", "stage"]
         assert names(run) == ["after"]
 
 
@@ -209,7 +209,7 @@ def test_an_earlier_process_of_the_same_pid_keeps_its_lines(run: Runtime) -> Non
     begin(run, "stage", "earlier").end()
     timeline._state.in_child()  # as a new process: nothing is known of the file
     begin(run, "stage", "later").end()
-    assert [line["kind"] for line in written(run)] == ["process", "stage", "process", "stage"]
+    assert [line["kind"] for line in written(run)] == ["process", "begun", "stage"] * 2
 
 
 def test_no_more_are_kept_than_memory_is_for(
@@ -223,6 +223,83 @@ def test_no_more_are_kept_than_memory_is_for(
     run.timeline._writing.release()
     begin(run, "stage").end()
     assert len(names(run)) == timeline._MOST + 1
+
+
+def open_names(run: Runtime) -> list[str]:
+    (process,) = open_spans.read(run.rundir.path)
+    return [span.name for span in process.spans]
+
+
+def test_what_goes_on_is_on_the_timeline(run: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    step, stage = begin(run, "step", "step"), begin(run, "stage", "update", ids={"replica": 1})
+    sample = begin(run, name="sample")
+    assert open_names(run) == ["step", "update"]
+    run.timeline.tell()
+    assert open_names(run) == ["step", "update"]
+    monkeypatch.setattr(timeline, "_LONG_NS", 0)
+    run.timeline.tell()
+    run.timeline.tell()
+    assert open_names(run) == ["step", "update", "sample"]
+    assert [line["kind"] for line in written(run)] == ["process", "begun", "begun", "begun"]
+    stage.end()
+    assert open_names(run) == ["step", "sample"]
+    sample.drop()
+    assert open_names(run) == ["step"]
+    step.end()
+    assert open_names(run) == []
+
+
+def test_a_span_that_was_interrupted_is_open_until_the_next_one(run: Runtime) -> None:
+    begin(run, "step", "step", step=2)
+    begin(run, "step", "step", step=3)
+    begin(run, "stage", "update", rank=0)
+    other = begin(run, "stage", "update", rank=1)
+    begin(run, "stage", "update", rank=0)
+    (process,) = open_spans.read(run.rundir.path)
+    assert [(span.name, span.step, span.rank) for span in process.spans] == [
+        ("step", 3, None),
+        ("update", 2, 1),
+        ("update", 2, 0),
+    ]
+    other.end()
+    assert open_names(run) == ["step", "update"]
+
+
+def test_what_is_open_is_at_the_end_of_a_large_file(run: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timeline, "AGAIN_BYTES", 10_000)
+    monkeypatch.setattr(open_spans, "_TAIL_BYTES", 30_000)
+    begin(run, "step", "step")
+    for _ in range(20):
+        for _ in range(50):
+            begin(run, "stage", "short").end()
+        run.timeline.tell()
+    assert run.rundir.process_file("timeline").stat().st_size > 60_000
+    assert open_names(run) == ["step"]
+
+
+def test_no_more_samples_are_open_than_a_reader_wants(run: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timeline, "_LONG_NS", 0)
+    for number in range(300):
+        begin(run, name=f"s{number}")
+    run.timeline.tell()
+    run.timeline.tell()
+    assert open_names(run) == [f"s{number}" for number in range(256)]
+
+
+def test_a_process_that_is_killed_leaves_what_was_open_and_one_that_exits_does_not(python: Any, tmp_path: Path) -> None:
+    code = f"""
+import os
+from pathlib import Path
+from autoprof.run import timeline
+from autoprof.rundir.layout import RunDir
+lines = timeline.Timeline(RunDir(Path({str(tmp_path)!r}, name)))
+timeline.Span(lines, "stage", "update", step=1, role="actor", rank=0)
+"""
+    python("name = 'exits'" + code)
+    python("name = 'killed'" + code + "os.kill(os.getpid(), 9)", check=False)
+    (exited,), (killed,) = open_spans.read(tmp_path / "exits"), open_spans.read(tmp_path / "killed")
+    assert (exited.state, exited.spans) == ("exited", [])
+    assert (killed.state, [span.name for span in killed.spans]) == ("gone", ["update"])
 
 
 def forked(child: Callable[[], None]) -> None:

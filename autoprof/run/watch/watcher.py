@@ -1,0 +1,138 @@
+"""The watcher: a thread that sleeps, and every ten seconds looks at what is open and at who asks where it stands.
+
+`threading` does not know it, so that no program finds it among its threads. It ends around a fork, whose child begins
+its own with the first call of a hook.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+from collections.abc import Callable
+from typing import Protocol
+
+from autoprof.base import interrupts, log, process
+from autoprof.run.timeline import Timeline
+from autoprof.run.watch import snapshot
+from autoprof.rundir.layout import RunDir
+from autoprof.rundir.stacks import HANGS, STACKS
+
+# How long it sleeps.
+LOOK_S = 10.0
+# How long a fork or the end of the process waits for a look that is going on.
+_END_S = 1.0
+
+
+class Watched(Protocol):
+    """The run of this process, as the watcher sees it."""
+
+    @property
+    def rundir(self) -> RunDir:
+        """Return its directory."""
+
+    @property
+    def timeline(self) -> Timeline:
+        """Return the timeline of this process."""
+
+
+class Watcher:
+    """The watcher of one process."""
+
+    def __init__(self, run: Watched) -> None:
+        self._run = run
+        self._stop, self._ended = _thread.allocate_lock(), _thread.allocate_lock()
+        # Those that were there before this process are not meant for it.
+        self._answered = set(self._requests())
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._stop, self._ended = _thread.allocate_lock(), _thread.allocate_lock()
+        self._stop.acquire()
+        self._ended.acquire()
+        _thread.start_new_thread(_watch, (self.look, self._stop, self._ended))
+
+    def stop(self) -> None:
+        """Stop watching, and wait for a look that is going on."""
+        if self._stop.locked():
+            self._stop.release()
+            self._ended.acquire(timeout=_END_S)
+
+    def look(self) -> None:
+        """Write down what has been open for long, and answer those who ask."""
+        self._run.timeline.tell()
+        for looker in _lookers:
+            looker()
+        for folder in self._requests():
+            if folder not in self._answered:
+                self._answered.add(folder)
+                snapshot.write(self._run.rundir, self._run.timeline, folder)
+
+    def _requests(self) -> list[str]:
+        """Return the folders in which each process is to write where it stands."""
+        found = []
+        for kind in (STACKS, HANGS):
+            place = os.path.join(self._run.rundir.path, kind)
+            try:
+                found += [os.path.join(place, name) for name in os.listdir(place) if not name.startswith(".")]
+            except OSError as error:  # nobody has asked
+                interrupts.pass_on(error)
+        return found
+
+
+# What else looks each time.
+_lookers: list[Callable[[], None]] = []
+
+
+def _watch(look: Callable[[], None], stop: _thread.LockType, ended: _thread.LockType) -> None:
+    try:
+        while not stop.acquire(timeout=LOOK_S):
+            try:
+                look()
+            except Exception as error:
+                interrupts.pass_on(error)
+                log.warning_once(f"the watcher: {type(error).__name__}: {error}")
+    finally:
+        ended.release()
+
+
+class _State(process.State):
+    """The watcher of this process."""
+
+    ends = process.WATCH
+
+    def begin(self) -> None:
+        if (watcher := getattr(self, "watcher", None)) is not None:
+            watcher.stop()
+        self.watcher: Watcher | None = None
+
+    def before_fork(self) -> None:
+        if self.watcher is not None:
+            self.watcher.stop()
+
+    def in_parent(self) -> None:
+        if self.watcher is not None:
+            self.watcher.start()
+
+    def in_child(self) -> None:
+        self.watcher = None
+
+    def at_exit(self) -> None:
+        if self.watcher is not None:
+            self.watcher.stop()
+
+
+_state = _State()
+
+
+def start(run: Watched) -> None:
+    """Watch this process, if that is not done. Raises nothing."""
+    if _state.watcher is not None:
+        return
+    try:
+        watcher = Watcher(run)
+        watcher.start()
+        _state.watcher = watcher
+        _state.end_first()
+    except Exception as error:  # no further thread can be started
+        interrupts.pass_on(error)
+        log.warning_once(f"this process is not watched: {type(error).__name__}: {error}")

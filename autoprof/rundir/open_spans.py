@@ -1,0 +1,146 @@
+"""Reader of what is open on a run's timeline: the spans that have begun and not ended, of each process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from autoprof.base import files, identity, interrupts
+from autoprof.rundir.layout import RunDir
+from autoprof.rundir.records import BegunLine, DroppedLine, ExitLine, Line, ProcessLine
+from autoprof.rundir.stacks import OpenSpan
+
+# Twice as far back as a process writes again what is open (`run/timeline.py`), and some seconds of a busy process.
+_TAIL_BYTES = 4 << 20
+
+RUNNING, GONE, EXITED, ELSEWHERE = "running", "gone", "exited", "elsewhere"
+
+
+class ProcessState(Struct, frozen=True, kw_only=True):
+    """One process of the run: what is open in it, and whether it is there.
+
+    Attributes:
+        state: `running`; `exited` as a program exits; `gone` without that, as where it was killed; `elsewhere` where
+            that can't be seen from this host.
+        error: The exception with which it exited.
+        last_ns: The last moment that its timeline knows, in nanoseconds since the epoch.
+        file: Its timeline file.
+    """
+
+    host: str
+    pid: int
+    ticks: int
+    state: str
+    error: str
+    last_ns: int
+    spans: list[OpenSpan]
+    file: Path
+
+
+def read(run: str | Path) -> list[ProcessState]:
+    """Return the processes of a run that have a timeline. Files that can't be read are left out."""
+    found = []
+    for path in RunDir(Path(run)).lines("timeline"):
+        try:
+            found.append(_process(path))
+        except OSError as error:
+            interrupts.pass_on(error)
+    return found
+
+
+class _Open:
+    """The spans of a process that have begun and not ended, as its lines come."""
+
+    def __init__(self) -> None:
+        self._spans: dict[tuple[str, str, int], BegunLine] = {}
+        # The last span of a name, role, rank and ids: one before it was interrupted where it should have ended.
+        self._last: dict[tuple[object, ...], tuple[str, str, int]] = {}
+
+    def begin(self, line: BegunLine) -> None:
+        span = (line.span, line.name, line.start_ns)
+        # Of steps one is going on.
+        who = ("step",) if line.span == "step" else (line.span, line.name, line.role, line.rank, str(line.ids))
+        before = self._last.get(who)
+        if before is not None and before != span:
+            self._spans.pop(before, None)
+        self._last[who] = span
+        self._spans[span] = line
+
+    def end(self, kind: str, name: str, start_ns: int) -> None:
+        self._spans.pop((kind, name, start_ns), None)
+
+    def spans(self) -> list[OpenSpan]:
+        return [_open(line) for line in sorted(self._spans.values(), key=lambda line: line.start_ns)]
+
+
+def _process(path: Path) -> ProcessState:
+    host, _, digits = path.stem.rpartition("-")
+    pid = int(digits) if digits.isdecimal() else 0
+    ticks, last, exited, error = 0, 0, False, ""
+    open_ones = _Open()
+    for line in _lines(path):
+        if isinstance(line, ProcessLine):
+            # A later process with the same number.
+            ticks, exited, error, last, open_ones = line.ticks, False, "", line.clock.unix_ns, _Open()
+        elif isinstance(line, BegunLine):
+            open_ones.begin(line)
+            last = max(last, line.start_ns)
+        elif isinstance(line, ExitLine):
+            exited, error, last = True, line.error, max(last, line.unix_ns)
+        elif isinstance(line, DroppedLine):
+            open_ones.end(line.span, line.name, line.start_ns)
+        else:
+            open_ones.end(line.kind, line.name, line.start_ns)
+            last = max(last, line.end_ns)
+    state = _state(host, pid, ticks, exited)
+    spans = [] if state == EXITED else open_ones.spans()
+    return ProcessState(host=host, pid=pid, ticks=ticks, state=state, error=error, last_ns=last, spans=spans, file=path)
+
+
+def _state(host: str, pid: int, ticks: int, exited: bool) -> str:
+    if exited:
+        return EXITED
+    if host != identity.HOST:
+        return ELSEWHERE
+    began = identity.began(pid)
+    return RUNNING if began is not None and ticks in (0, began) else GONE
+
+
+def _open(line: BegunLine) -> OpenSpan:
+    return OpenSpan(
+        kind=line.span,
+        name=line.name,
+        step=line.step,
+        role=line.role,
+        rank=line.rank,
+        start_ns=line.start_ns,
+        ids=line.ids,
+        stage_kind=line.stage_kind,
+    )
+
+
+_open_lines = msgspec.json.Decoder(ProcessLine | BegunLine | DroppedLine | ExitLine)
+_spans = msgspec.json.Decoder(Line)
+# How lines begin that are no spans.
+_TAGGED = tuple(f'{{"kind":"{kind}"'.encode() for kind in ("process", "begun", "dropped", "exit"))
+
+
+def _lines(path: Path) -> Iterator[ProcessLine | BegunLine | DroppedLine | ExitLine | Line]:
+    """Yield the last lines of a file, and its first one."""
+    with os.fdopen(files.opened(path), "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        parts = [file.read(_TAIL_BYTES)]
+        if size > _TAIL_BYTES:
+            parts = [parts[0][: parts[0].find(b"\n")]]
+            file.seek(size - _TAIL_BYTES)
+            parts.append(file.read(_TAIL_BYTES).partition(b"\n")[2])
+    for text in b"\n".join(parts).split(b"\n"):
+        try:
+            yield (_open_lines if text.startswith(_TAGGED) else _spans).decode(text)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # cut off, or of a newer autoprof
+            continue
