@@ -45,11 +45,16 @@ class Watcher:
         self._answered = set(self._requests())
 
     def start(self) -> None:
-        """Begin to watch."""
-        self._stop, self._ended = _thread.allocate_lock(), _thread.allocate_lock()
-        self._stop.acquire()
-        self._ended.acquire()
-        _thread.start_new_thread(_watch, (self.look, self._stop, self._ended))
+        """Begin to watch. Raises nothing."""
+        stop, ended = _thread.allocate_lock(), _thread.allocate_lock()
+        stop.acquire()
+        ended.acquire()
+        try:
+            _thread.start_new_thread(_watch, (self.look, stop, ended))
+            self._stop, self._ended = stop, ended
+        except RuntimeError as error:  # no further thread can be started
+            interrupts.pass_on(error)
+            log.info(f"this process is not watched: {error}")
 
     def stop(self) -> None:
         """Stop watching, and wait for a look that is going on."""
@@ -125,14 +130,8 @@ _state = _State()
 
 
 def start(run: Watched) -> None:
-    """Watch this process, if that is not done. Raises nothing."""
-    if _state.watcher is not None:
-        return
-    try:
-        watcher = Watcher(run)
-        watcher.start()
-        _state.watcher = watcher
+    """Watch this process, if that is not done."""
+    if _state.watcher is None:
+        _state.watcher = Watcher(run)
+        _state.watcher.start()
         _state.end_first()
-    except Exception as error:  # no further thread can be started
-        interrupts.pass_on(error)
-        log.warning_once(f"this process is not watched: {type(error).__name__}: {error}")

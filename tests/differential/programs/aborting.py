@@ -1,4 +1,4 @@
-#: ignore: ^(Extension modules:.*)?$
+#: ignore: ^(Extension modules:.*|Thread 0x.*most recent call first.:)?$
 """abort in a stage, with faulthandler's traceback."""
 
 import faulthandler
