@@ -103,9 +103,15 @@ def _inside(awaited: Any) -> tuple[Any, CodeType | None, FrameType | None]:
         begins = attribute.partition("_")[0]
         code: CodeType = getattr(awaited, f"{begins}_code")
         return getattr(awaited, attribute), code, getattr(awaited, f"{begins}_frame")
-    if kind.__name__ in _BETWEEN:
-        return next((each for each in gc.get_referents(awaited) if type(each) in _KINDS), None), None, None
+    if _between(awaited):
+        behind = (each for each in gc.get_referents(awaited) if type(each) in _KINDS or _between(each))
+        return next(behind, None), None, None
     return None, None, None
+
+
+def _between(awaited: Any) -> bool:
+    kind = type(awaited)
+    return kind.__module__ == "builtins" and kind.__name__ in _BETWEEN
 
 
 def _waits_on(task: Any) -> str:

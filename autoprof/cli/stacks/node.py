@@ -1,0 +1,311 @@
+"""Question to the processes of one node where they stand: a folder in their run directory, and py-spy beside them.
+
+A process that holds the interpreter's lock never answers. py-spy reads its memory from outside, and stops it only for
+native stacks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from msgspec import Struct
+
+from autoprof.rundir.stacks import MOST_BYTES, STACKS, WHY, OpenSpan
+
+# What a node returns at most, and how long py-spy has for a process.
+_MOST_TOGETHER = 48 << 20
+_SPY_S = 30.0
+_SPIES = 4
+
+
+class Absent(Struct, frozen=True, kw_only=True):
+    """A process of which there is no stack.
+
+    Attributes:
+        state: `running`, `gone` or `elsewhere`, as in `open_spans`.
+        reason: Why there is none.
+        spans: What it was at last.
+    """
+
+    host: str
+    pid: int
+    process: str
+    state: str
+    reason: str
+    spans: list[OpenSpan]
+
+
+class Answer(Struct, frozen=True, kw_only=True):
+    """The answer of a node.
+
+    Attributes:
+        host: The host.
+        folder: The folder with the files.
+        files: The files, by their names.
+        absent: The processes without one.
+        py_spy: Why py-spy was of no help; empty where it was.
+        problem: Why nobody could be asked.
+    """
+
+    host: str
+    folder: str
+    files: dict[str, bytes]
+    absent: list[Absent]
+    py_spy: str
+    problem: str
+
+
+def asker() -> Callable[..., dict[str, Any]]:
+    """Make the function that asks.
+
+    It is made here, and of the standard library alone, so that it is shipped by value to nodes that have no autoprof,
+    or another one.
+    """
+    kind, why_file, most_bytes, most_together = STACKS, WHY, MOST_BYTES, _MOST_TOGETHER
+    spy_s, spies = _SPY_S, _SPIES
+
+    def autoprof_stacks(
+        directory: str, name: str, why: bytes, wait_s: float, native: bool, others: bool
+    ) -> dict[str, Any]:
+        import json
+        import os
+        import re
+        import shutil
+        import subprocess
+        import sys
+        import time
+        from concurrent.futures import ThreadPoolExecutor
+
+        host = re.sub(r"[^A-Za-z0-9_-]", "-", os.uname().nodename)[:60] or "localhost"
+        folder = os.path.join(directory, kind, name)
+        said: dict[str, Any] = {"host": host, "folder": folder, "files": {}, "absent": [], "py_spy": "", "problem": ""}
+
+        def load(path: str, most: int) -> bytes:
+            try:
+                with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+                    return file.read(most)
+            except OSError:
+                return b""
+
+        def parsed(content: bytes) -> dict[str, Any]:
+            try:
+                found = json.loads(content)
+            except (ValueError, RecursionError):
+                return {}
+            return found if isinstance(found, dict) else {}
+
+        def began(pid: int) -> int | None:
+            fields = load(f"/proc/{pid}/stat", 4096).rpartition(b")")[2].split()
+            return int(fields[19]) if len(fields) > 19 and fields[0] not in (b"Z", b"X") else None
+
+        def processes() -> dict[str, dict[str, Any]]:
+            """Return the processes of the run by host and pid, as far as they may run."""
+            found: dict[str, dict[str, Any]] = {}
+            uptime = float(load("/proc/uptime", 100).split()[0] or 0)
+            for each in os.scandir(os.path.join(directory, "hooks")):
+                content = parsed(load(each.path, 16 << 20)) if each.name.endswith(".json") else {}
+                whose, pid = str(content.get("host", "")), content.get("pid")
+                if not whose or not isinstance(pid, int):
+                    continue
+                ticks = began(pid) if whose == host else None
+                # A number comes again: what has begun after the file was written is another process.
+                since = time.time() - uptime + (ticks or 0) / os.sysconf("SC_CLK_TCK")
+                runs = ticks is not None and since < each.stat().st_mtime + 5
+                hooks = content.get("hooks")
+                called = any(isinstance(hook, dict) and hook.get("called") for hook in (hooks or {}).values())
+                found[f"{whose}-{pid}"] = {
+                    "host": whose,
+                    "pid": pid,
+                    "process": str(content.get("process", "")),
+                    "state": "elsewhere" if whose != host else "running" if runs else "gone",
+                    "reason": "" if called else "none of autoprof's hooks was called in it",
+                    "spans": [],
+                }
+            try:
+                import msgspec
+
+                from autoprof.rundir import open_spans
+
+                for state in open_spans.read(directory):
+                    # One that began no span leaves no timeline.
+                    known = {"host": state.host, "pid": state.pid, "process": "", "reason": ""}
+                    told = found.setdefault(f"{state.host}-{state.pid}", known)
+                    told |= {"state": state.state, "spans": msgspec.to_builtins(state.spans)}
+            except Exception:  # no autoprof here, or one that has no such module
+                pass
+            return {
+                key: told
+                for key, told in found.items()
+                if told["state"] in ("running", "elsewhere") or (told["state"] == "gone" and told["spans"])
+            }
+
+        def stands(told: dict[str, Any]) -> str:
+            return os.path.join(folder, f"{told['host']}-{told['pid']}.json")
+
+        def spied(told: dict[str, Any], program: str) -> tuple[list[dict[str, Any]], str]:
+            """Return the threads of a process as py-spy sees them, or why it does not."""
+            # With --native it has to stop the process for some milliseconds.
+            way = "--native" if native else "--nonblocking"
+            for attempt in range(3):
+                try:
+                    done = subprocess.run(
+                        [program, "dump", "--json", "--full-filenames", way, "--pid", str(told["pid"])],
+                        capture_output=True,
+                        timeout=spy_s,
+                        check=False,
+                    )
+                except (OSError, subprocess.SubprocessError) as error:
+                    return [], f"{type(error).__name__}"
+                try:
+                    found = json.loads(done.stdout)
+                except ValueError:
+                    words = done.stderr.decode(errors="replace").strip().splitlines()
+                    text = words[-1][:200] if words else f"exit status {done.returncode}"
+                    if "ermission" in text or "not permitted" in text:
+                        return [], "permission"
+                    # A process that goes on meanwhile may look damaged.
+                    if attempt == 2:
+                        return [], text
+                    continue
+                return [thread for each in found if (thread := seen(each))][:256], ""
+            return [], ""
+
+        def seen(given: dict[str, Any]) -> dict[str, Any]:
+            frames = []
+            for place, each in enumerate(given["frames"]):
+                path, function = str(each["filename"])[:300], str(each["name"])[:300]
+                if path.endswith("/autoprof/run/watch/watcher.py"):
+                    return {}
+                if place and path.endswith(
+                    ("/autoprof/hooks/dispatch.py", "/autoprof/hooks/wrapper.py", "/autoprof/hooks/items.py")
+                ):
+                    continue
+                frames.append({"function": function, "file": path, "line": each["line"]})
+            if len(frames) > 140:
+                cut = {"function": f"... {len(frames) - 140} more functions ...", "file": "", "line": 0}
+                frames = [*frames[:120], cut, *frames[-20:]]
+            return {
+                "name": str(given.get("thread_name") or "")[:300],
+                "ident": given["thread_id"],
+                "native": given.get("os_thread_id") or 0,
+                "main": given.get("thread_name") == "MainThread",
+                "frames": frames[::-1],
+            }
+
+        def put(path: str, content: bytes) -> None:
+            part = f"{path}.{os.urandom(4).hex()}.part"
+            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            try:
+                with open(descriptor, "wb") as file:
+                    file.write(content)
+                given(part)
+                os.replace(part, path)
+            except BaseException:
+                os.unlink(part)
+                raise
+
+        def given(path: str) -> None:
+            """Give what was made to the run's own user, and to its group where that may read the run."""
+            owner = os.stat(directory)
+            if os.geteuid() == 0 and owner.st_uid != 0:
+                os.chown(path, owner.st_uid, owner.st_gid)
+            if owner.st_mode & 0o040:
+                os.chmod(path, 0o750 if os.path.isdir(path) else 0o640)
+
+        def ask() -> None:
+            """Make the folder, which appears with the reason in it. Who shares the disk may have made it already."""
+            parent = os.path.dirname(folder)
+            if not os.path.isdir(parent):
+                os.makedirs(parent, 0o700, exist_ok=True)
+                given(parent)
+            hidden = os.path.join(parent, f".{name}.{os.urandom(4).hex()}")
+            os.mkdir(hidden, 0o700)
+            try:
+                given(hidden)
+                put(os.path.join(hidden, why_file), why)
+                if not os.path.isdir(folder):
+                    os.rename(hidden, folder)
+            except OSError:
+                if not os.path.isdir(folder):
+                    raise
+            finally:
+                shutil.rmtree(hidden, ignore_errors=True)
+
+        def added(told: dict[str, Any], threads: list[dict[str, Any]]) -> None:
+            """Write what py-spy saw of a process that did not answer, or into what it answered."""
+            own = parsed(load(stands(told), most_bytes))
+            spans = {thread.get("ident"): thread.get("spans", []) for thread in own.get("threads", [])}
+            content: dict[str, Any] = {
+                "host": host,
+                "pid": told["pid"],
+                "unix_ns": time.time_ns(),
+                "process": told["process"],
+                "spans": told["spans"],
+            }
+            content |= own | {"by": "itself, py-spy" if own else "py-spy"}
+            for most in (256, 64, 16, 4):
+                content["threads"] = [
+                    thread | ({"spans": spans[thread["ident"]]} if spans.get(thread["ident"]) else {})
+                    for thread in sorted(threads, key=lambda thread: not thread["main"])[:most]
+                ]
+                text = json.dumps(content).encode()
+                if len(text) < most_bytes:
+                    break
+                content["left_out"] = [*own.get("left_out", []), f"{len(threads) - most} threads"]
+            put(stands(told), text)
+
+        try:
+            ask()
+            expected = processes()
+        except OSError as error:
+            said["problem"] = str(error)
+            return said
+        here = {key: told for key, told in expected.items() if told["state"] == "running"}
+        waited_for = [told for told in here.values() if not told["reason"]]
+        if others:
+            waited_for += [told for told in expected.values() if told["state"] == "elsewhere"]
+        program = shutil.which("py-spy", path=f"{os.environ.get('PATH', '')}:{os.path.dirname(sys.executable)}")
+        deadline = time.monotonic() + wait_s
+        with ThreadPoolExecutor(spies) as pool:
+            looks = {key: pool.submit(spied, told, program) for key, told in here.items()} if program else {}
+            while time.monotonic() < deadline:
+                waited_for = [
+                    told
+                    for told in waited_for
+                    if not os.path.exists(stands(told)) and (told["host"] != host or began(told["pid"]) is not None)
+                ]
+                if not waited_for:
+                    break
+                time.sleep(0.1)
+        problems = []
+        for key, look in looks.items():
+            told = here[key]
+            threads, problem = look.result()
+            answered = os.path.exists(stands(told))
+            if threads and (native or not answered):
+                try:
+                    added(told, threads)
+                except OSError as error:
+                    said["problem"] = str(error)
+            elif problem and (native or not answered):
+                problems.append(problem)
+        said["py_spy"] = ("" if program else "missing") if not problems else problems[0]
+        room = most_together
+        for key, told in expected.items():
+            content = load(stands(told), most_bytes) if room > 0 else b""
+            room -= len(content)
+            if content:
+                said["files"][f"{key}.json"] = content
+                continue
+            if told["state"] == "running":
+                if began(told["pid"]) is None:
+                    told |= {"state": "gone", "reason": ""}
+                elif not told["reason"]:
+                    told["reason"] = f"it did not answer within {wait_s:g} s"
+            if room <= 0:
+                told["reason"] = "there is more than this command shows; its file is in the run"
+            said["absent"].append(told)
+        return said
+
+    return autoprof_stacks
