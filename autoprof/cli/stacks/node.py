@@ -9,51 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from msgspec import Struct
+from autoprof.cli.stacks import py_spy
+from autoprof.rundir.stacks import MOST_BYTES, STACKS, WHY
 
-from autoprof.rundir.stacks import MOST_BYTES, STACKS, WHY, OpenSpan
-
-# What a node returns at most, and how long py-spy has for a process.
+# What a node returns at most.
 _MOST_TOGETHER = 48 << 20
-_SPY_S = 30.0
+# So many processes are looked at by py-spy at a time.
 _SPIES = 4
-
-
-class Absent(Struct, frozen=True, kw_only=True):
-    """A process of which there is no stack.
-
-    Attributes:
-        state: `running`, `gone` or `elsewhere`, as in `open_spans`.
-        reason: Why there is none.
-        spans: What it was at last.
-    """
-
-    host: str
-    pid: int
-    process: str
-    state: str
-    reason: str
-    spans: list[OpenSpan]
-
-
-class Answer(Struct, frozen=True, kw_only=True):
-    """The answer of a node.
-
-    Attributes:
-        host: The host.
-        folder: The folder with the files.
-        files: The files, by their names.
-        absent: The processes without one.
-        py_spy: Why py-spy was of no help; empty where it was.
-        problem: Why nobody could be asked.
-    """
-
-    host: str
-    folder: str
-    files: dict[str, bytes]
-    absent: list[Absent]
-    py_spy: str
-    problem: str
 
 
 def asker() -> Callable[..., dict[str, Any]]:
@@ -63,7 +25,7 @@ def asker() -> Callable[..., dict[str, Any]]:
     or another one.
     """
     kind, why_file, most_bytes, most_together = STACKS, WHY, MOST_BYTES, _MOST_TOGETHER
-    spy_s, spies = _SPY_S, _SPIES
+    spies, spied, missing = _SPIES, py_spy.looker(), py_spy.MISSING
 
     def autoprof_stacks(
         directory: str, name: str, why: bytes, wait_s: float, native: bool, others: bool
@@ -72,7 +34,6 @@ def asker() -> Callable[..., dict[str, Any]]:
         import os
         import re
         import shutil
-        import subprocess
         import sys
         import time
         from concurrent.futures import ThreadPoolExecutor
@@ -103,7 +64,8 @@ def asker() -> Callable[..., dict[str, Any]]:
             """Return the processes of the run by host and pid, as far as they may run."""
             found: dict[str, dict[str, Any]] = {}
             uptime = float(load("/proc/uptime", 100).split()[0] or 0)
-            for each in os.scandir(os.path.join(directory, "hooks")):
+            # Of two processes with one number the later one counts.
+            for each in sorted(os.scandir(os.path.join(directory, "hooks")), key=lambda file: file.stat().st_mtime):
                 content = parsed(load(each.path, 16 << 20)) if each.name.endswith(".json") else {}
                 whose, pid = str(content.get("host", "")), content.get("pid")
                 if not whose or not isinstance(pid, int):
@@ -142,56 +104,6 @@ def asker() -> Callable[..., dict[str, Any]]:
 
         def stands(told: dict[str, Any]) -> str:
             return os.path.join(folder, f"{told['host']}-{told['pid']}.json")
-
-        def spied(told: dict[str, Any], program: str) -> tuple[list[dict[str, Any]], str]:
-            """Return the threads of a process as py-spy sees them, or why it does not."""
-            # With --native it has to stop the process for some milliseconds.
-            way = "--native" if native else "--nonblocking"
-            for attempt in range(3):
-                try:
-                    done = subprocess.run(
-                        [program, "dump", "--json", "--full-filenames", way, "--pid", str(told["pid"])],
-                        capture_output=True,
-                        timeout=spy_s,
-                        check=False,
-                    )
-                except (OSError, subprocess.SubprocessError) as error:
-                    return [], f"{type(error).__name__}"
-                try:
-                    found = json.loads(done.stdout)
-                except ValueError:
-                    words = done.stderr.decode(errors="replace").strip().splitlines()
-                    text = words[-1][:200] if words else f"exit status {done.returncode}"
-                    if "ermission" in text or "not permitted" in text:
-                        return [], "permission"
-                    # A process that goes on meanwhile may look damaged.
-                    if attempt == 2:
-                        return [], text
-                    continue
-                return [thread for each in found if (thread := seen(each))][:256], ""
-            return [], ""
-
-        def seen(given: dict[str, Any]) -> dict[str, Any]:
-            frames = []
-            for place, each in enumerate(given["frames"]):
-                path, function = str(each["filename"])[:300], str(each["name"])[:300]
-                if path.endswith("/autoprof/run/watch/watcher.py"):
-                    return {}
-                if place and path.endswith(
-                    ("/autoprof/hooks/dispatch.py", "/autoprof/hooks/wrapper.py", "/autoprof/hooks/items.py")
-                ):
-                    continue
-                frames.append({"function": function, "file": path, "line": each["line"]})
-            if len(frames) > 140:
-                cut = {"function": f"... {len(frames) - 140} more functions ...", "file": "", "line": 0}
-                frames = [*frames[:120], cut, *frames[-20:]]
-            return {
-                "name": str(given.get("thread_name") or "")[:300],
-                "ident": given["thread_id"],
-                "native": given.get("os_thread_id") or 0,
-                "main": given.get("thread_name") == "MainThread",
-                "frames": frames[::-1],
-            }
 
         def put(path: str, content: bytes) -> None:
             part = f"{path}.{os.urandom(4).hex()}.part"
@@ -268,7 +180,9 @@ def asker() -> Callable[..., dict[str, Any]]:
         program = shutil.which("py-spy", path=f"{os.environ.get('PATH', '')}:{os.path.dirname(sys.executable)}")
         deadline = time.monotonic() + wait_s
         with ThreadPoolExecutor(spies) as pool:
-            looks = {key: pool.submit(spied, told, program) for key, told in here.items()} if program else {}
+            looks = (
+                {key: pool.submit(spied, program, told["pid"], native) for key, told in here.items()} if program else {}
+            )
             while time.monotonic() < deadline:
                 waited_for = [
                     told
@@ -290,7 +204,7 @@ def asker() -> Callable[..., dict[str, Any]]:
                     said["problem"] = str(error)
             elif problem and (native or not answered):
                 problems.append(problem)
-        said["py_spy"] = ("" if program else "missing") if not problems else problems[0]
+        said["py_spy"] = ("" if program else missing) if not problems else problems[0]
         room = most_together
         for key, told in expected.items():
             content = load(stands(told), most_bytes) if room > 0 else b""
