@@ -179,7 +179,7 @@ def stage(name: str, rank: int, age_s: int = 60) -> list[OpenSpan]:
 
 
 WAIT = ("wait", "/usr/lib/python3.11/threading.py", 331)
-REDUCE = ("all_reduce", "/x/site-packages/torch/x.py", 2345)
+REDUCE = ("all_reduce", "/x/site-packages/torch/x.py", 9)
 COLLATE = ("collate", "/home/me/data/collate.py", 31)
 
 
@@ -188,7 +188,7 @@ def test_a_heading_says_who_is_where_since_when() -> None:
     late = process(17, COLLATE, spans=stage("update_actor", 17, 600))
     lines = [page.heading(group, "process", "processes") for group in groups.at_work([late, *ranks])]
     assert lines == [
-        "63 processes in all_reduce (torch/x.py:2345) of update_actor, step 41, since 12 min 0 s: actor ranks 0-16,18-63",
+        "63 processes in all_reduce (torch/x.py:9) of update_actor, step 41, since 12 min 0 s: actor ranks 0-16,18-63",
         "1 process in collate (data/collate.py:31) of update_actor, step 41, since 10 min 0 s: actor rank 17",
     ]
 
