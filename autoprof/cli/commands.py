@@ -54,6 +54,15 @@ TASKS: dict[str, dict[str, tuple[str, str, dict[str, str]]]] = {
                 "autoprof open --no-browser": "print the links, start no browser",
             },
         ),
+        "stacks": (
+            "stacks.command",
+            "say where each process of a run stands now",
+            {
+                "autoprof stacks": "show the stacks of the latest run that is going on",
+                "autoprof stacks --ray auto": "ask all nodes of its Ray cluster",
+                "autoprof stacks latest --native": "show functions in C, too, by py-spy",
+            },
+        ),
         "merge": (
             "merge",
             "make one trace of a step's, all processes on one clock",

@@ -10,6 +10,7 @@ from typing import Any
 from msgspec import Struct
 
 from autoprof.rundir.records import Missing, NodeState
+from autoprof.rundir.stacks import Frame, OpenSpan, ProcessStacks
 
 # The form of all documents: raised when a field goes or changes its meaning.
 SCHEMA = 1
@@ -132,3 +133,33 @@ class Opened(Document):
     report: str | None = None  # The report.
     trace: str | None = None  # The merged trace.
     step: int | None = None  # Its step.
+
+
+class StackGroup(Struct):
+    """Threads of several processes with one stack, in one stage."""
+
+    heading: str  # What they do, in words.
+    processes: list[str]  # The processes, each as its file is called.
+    frames: list[Frame]  # The stack, the outermost function first, as [Frame](files.md#frame) says.
+
+
+class Lacking(Struct):
+    """A process without a stack."""
+
+    host: str  # The host.
+    pid: int  # The process.
+    process: str  # Its command line, or the title that Ray gave it.
+    state: str  # `running`, `gone`, or `elsewhere`, which is on a host that could not be asked.
+    reason: str  # Why there is none.
+    spans: list[OpenSpan]  # The spans that are open on its timeline, as [OpenSpan](files.md#openspan) says.
+
+
+class Stacks(Document):
+    """`autoprof stacks --json`."""
+
+    run: str  # The run's id.
+    folders: list[str]  # The folders with the files, of each host.
+    processes: list[ProcessStacks]  # The files, as [ProcessStacks](files.md#processstacks) says.
+    groups: list[StackGroup]  # The threads that work on a span, and main threads, most of a kind first.
+    absent: list[Lacking]  # The processes that did not answer.
+    problems: list[str]  # What could not be done, a line each.

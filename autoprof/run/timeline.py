@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from threading import Lock
+from threading import Lock, get_ident
 from typing import Any, Protocol, TypeAlias
 from weakref import WeakSet
 
@@ -51,6 +51,9 @@ class Span:
     Args:
         ids: The sample or the request that it is of.
         stage_kind: The kind of the stage; None for that which its name tells.
+
+    Attributes:
+        thread: The thread in which it began, of those that are written at once.
     """
 
     __slots__ = (
@@ -65,6 +68,7 @@ class Span:
         "_start",
         "_step",
         "_timeline",
+        "thread",
     )
 
     def __init__(
@@ -87,6 +91,7 @@ class Span:
         self._start = time.time_ns()
         self._begun = time.monotonic_ns()
         if kind in _AT_ONCE:
+            self.thread = get_ident()
             timeline.begun(self)
 
     @property

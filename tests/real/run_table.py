@@ -108,6 +108,15 @@ RUNS = {
         asks=[Ask("--at 3,4 --contents cpu,shapes,stack --rollout-iterations 0:3")],
         packages=[FAULTS],
     ),
+    "stood": Planned(
+        what="""The V1 trainer with autoprof, of which somebody asks twice where its processes stand, the second time
+        for functions in C.""",
+        serves=("test_verl_stacks",),
+        overrides=(*WHOLE, "trainer.total_training_steps=14"),
+        settings={"AUTOPROF": "1", "AUTOPROF_STEPS": ""},
+        asks=[Ask("--json", after=1, command="stacks"), Ask("--native --wait 0", after=1, command="stacks")],
+        thorough=True,
+    ),
     "critic": Planned(
         what="""PPO with a critic and a reference, under FSDP1, two workers, each with an engine, and other settings:
         one step, some roles, fewer passes of the engine, a command at the end.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -32,11 +33,10 @@ class Asked:
     def run(self) -> Path:
         return (self.folder / "autoprof_runs" / "latest").resolve()
 
-    def shell(self, *options: str) -> subprocess.Popen[str]:
+    def shell(self, *options: str, command: str = "trigger") -> subprocess.Popen[str]:
         """`autoprof trigger --ray` in a folder from which no run is to be seen."""
-        command = [sys.executable, "-m", "autoprof", "trigger", "--ray", self.address, *options]
         return subprocess.Popen(
-            command,
+            [sys.executable, "-m", "autoprof", command, "--ray", self.address, *options],
             cwd=self.folder / "elsewhere",
             env=clean_environment(AUTOPROF="1"),
             stdout=subprocess.PIPE,
@@ -113,6 +113,26 @@ def test_a_window_is_opened_and_waited_for(asked: Asked) -> None:
         assert len(list((asked.run / step).glob("actor.update_actor.rank0.*.pt.trace.json.gz"))) == 1
     # Nothing is left in Ray but the bell and the run itself, and no run was begun by asking.
     assert list((asked.folder / "elsewhere").iterdir()) == []
+
+
+def test_where_its_processes_stand_is_asked_by_way_of_ray(asked: Asked) -> None:
+    done = asked.shell("--json", command="stacks")
+    with done:
+        output, errors = done.communicate(timeout=120)
+    assert (done.returncode, errors) == (0, "")
+    said = json.loads(output)
+    (folder,) = said["folders"]
+    assert Path(folder.partition(":")[2]).parent == asked.run / "stacks"
+    # The driver has called no hook: it stands in py-spy's words.
+    by_process = {each["process"].partition(".")[0]: each for each in said["processes"]}
+    trainer, worker = by_process["ray::Trainer"], by_process["ray::Worker"]
+    assert (trainer["by"], worker["by"]) == ("itself", "itself")
+    functions = [frame["function"] for thread in trainer["threads"] for frame in thread["frames"]]
+    assert "Trainer.fit" in functions
+    assert not [name for name in functions if name == "autoprof_wrapper"]
+    assert {each["reason"] for each in said["absent"]} <= {"none of autoprof's hooks was called in it"}
+    # The run goes on.
+    assert asked.trigger("--steps", "1", "--wait").returncode == 0
 
 
 def test_the_run_is_known_by_the_beginning_of_its_id(asked: Asked) -> None:

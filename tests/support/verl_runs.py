@@ -33,10 +33,12 @@ _TIMED = re.compile(r"timing|time|throughput|mfu|memory|idle|bubble")
 
 @dataclass(frozen=True)
 class Ask:
-    """A call of `autoprof trigger` with these options, when so many steps are through, or when the run has begun."""
+    """A call of `autoprof trigger`, or another command, with these options, when so many steps are through, or when the
+    run has begun."""
 
     options: str
     after: int = 0
+    command: str = "trigger"
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,7 @@ def _trigger(folder: Path, asks: Sequence[Ask]) -> None:
         for ask in asks:
             while not ((run / "run.json").exists() and _steps(run) >= ask.after) and time.monotonic() < deadline:
                 time.sleep(0.2)
-            command = [sys.executable, "-m", "autoprof", "trigger", *ask.options.split()]
+            command = [sys.executable, "-m", "autoprof", ask.command, *ask.options.split()]
             asked = subprocess.run(command, cwd=folder, env=clean_environment(), stdout=output, stderr=output)
             output.write(f"status {asked.returncode}\n")
             output.flush()

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from pathlib import Path
-from types import FrameType
 
-from autoprof.base import identity
+from msgspec.structs import replace
+
+from autoprof.base import files, identity, interrupts
+from autoprof.base.redact import writable
 from autoprof.run.hook_log import process_title
-from autoprof.run.timeline import Timeline
-from autoprof.rundir import layout
+from autoprof.run.timeline import Span, Timeline
+from autoprof.run.watch import bounds, tasks, threads
+from autoprof.run.watch.places import Names
 from autoprof.rundir.layout import RunDir
-from autoprof.rundir.stacks import Frame, OpenSpan, ProcessStacks, Thread
-
-# So many functions of a stack are told: the innermost.
-_DEEPEST = 200
+from autoprof.rundir.stacks import OpenSpan, ProcessStacks
 
 
 def write(run: RunDir, timeline: Timeline, folder: str) -> None:
@@ -26,64 +25,77 @@ def write(run: RunDir, timeline: Timeline, folder: str) -> None:
     Raises:
         OSError: It can't be written.
     """
+    content = bounds.encoded(take(timeline))
     run.make(Path(folder))
-    layout.write_json(Path(folder, f"{identity.HOST}-{os.getpid()}.json"), take(timeline))
+    files.write(Path(folder, f"{identity.HOST}-{os.getpid()}.json"), content + b"\n")
 
 
 def take(timeline: Timeline) -> ProcessStacks:
-    """Return where this process stands now."""
-    lines = [span.line for span in timeline.open()]
-    spans = [
-        OpenSpan(
-            kind=line.span,
-            name=line.name,
-            step=line.step,
-            role=line.role,
-            rank=line.rank,
-            start_ns=line.start_ns,
-            ids=line.ids,
-            stage_kind=line.stage_kind,
-        )
-        for line in lines
+    """Return where this process stands now. Its own thread, the watcher's, is left out."""
+    names = Names()
+    now = time.time_ns()
+    told_threads, all_threads = threads.found(names, threading.get_ident())
+    told_tasks, all_tasks = tasks.found(names)
+    # After the stacks: what they are inside of has begun before.
+    spans = timeline.open()
+    by_thread, by_task = _owned(spans, told_threads, told_tasks)
+    left_out = [
+        f"{there - len(told)} of {there} {what}"
+        for there, told, what in ((all_threads, told_threads, "threads"), (all_tasks, told_tasks, "tasks"))
+        if there > len(told)
     ]
     return ProcessStacks(
         host=identity.HOST,
         pid=os.getpid(),
-        unix_ns=time.time_ns(),
-        process=process_title(),
-        rank=identity.own_rank(),
+        unix_ns=now,
+        process=writable(process_title()),
+        rank=_rank(),
         by="itself",
-        spans=spans,
-        threads=_threads(),
+        left_out=left_out,
+        spans=list(map(_open, spans)),
+        threads=[
+            replace(found.thread, spans=sorted(places)) for found, places in zip(told_threads, by_thread, strict=True)
+        ],
+        tasks=[replace(found.task, spans=sorted(places)) for found, places in zip(told_tasks, by_task, strict=True)],
     )
 
 
-def _threads() -> list[Thread]:
-    known = {thread.ident: thread for thread in threading.enumerate()}
-    main = threading.main_thread().ident
-    own = threading.get_ident()
-    found = []
-    for ident, frame in sys._current_frames().items():
-        if ident == own:
-            continue
-        thread = known.get(ident)
-        found.append(
-            Thread(
-                name=thread.name if thread is not None else "",
-                ident=ident,
-                native=(thread.native_id or 0) if thread is not None else 0,
-                main=ident == main,
-                frames=_frames(frame),
-            )
-        )
-    return sorted(found, key=lambda thread: (not thread.main, thread.name, thread.ident))
+def _owned(
+    spans: list[Span], told_threads: list[threads.Found], told_tasks: list[tasks.Found]
+) -> tuple[list[set[int]], list[set[int]]]:
+    """Return the places of the spans that each thread and each task works on.
+
+    A span that no frame leads to, as one between two calls, belongs to the thread in which it began.
+    """
+    place = {id(span): number for number, span in enumerate(spans)}
+    by_thread = [{place[id(span)] for span in found.spans if id(span) in place} for found in told_threads]
+    by_task = [{place[id(span)] for span in found.spans if id(span) in place} for found in told_tasks]
+    left = set(place.values()).difference(*by_thread, *by_task)
+    numbers = {found.thread.ident: number for number, found in enumerate(told_threads)}
+    for number in left:
+        thread = numbers.get(getattr(spans[number], "thread", 0))
+        if thread is not None:
+            by_thread[thread].add(number)
+    return by_thread, by_task
 
 
-def _frames(innermost: FrameType) -> list[Frame]:
-    found: list[Frame] = []
-    frame: FrameType | None = innermost
-    while frame is not None and len(found) < _DEEPEST:
-        code = frame.f_code
-        found.append(Frame(getattr(code, "co_qualname", code.co_name), code.co_filename, frame.f_lineno or 0))
-        frame = frame.f_back
-    return found[::-1]
+def _open(span: Span) -> OpenSpan:
+    line = span.line
+    return OpenSpan(
+        kind=line.span,
+        name=writable(line.name),
+        step=line.step,
+        role=writable(line.role),
+        rank=line.rank,
+        start_ns=line.start_ns,
+        ids={name: writable(value) if isinstance(value, str) else value for name, value in line.ids.items()},
+        stage_kind=line.stage_kind,
+    )
+
+
+def _rank() -> int | None:
+    try:
+        return identity.own_rank()
+    except Exception as error:  # a launcher's variable that is no number
+        interrupts.pass_on(error)
+        return None

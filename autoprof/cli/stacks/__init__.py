@@ -1,0 +1,1 @@
+"""`autoprof stacks`: where each process of a run stands now."""

@@ -1,0 +1,447 @@
+"""Where a process stands: its threads, its tasks and what they await, whose open spans are, and how much is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from autoprof.base import identity
+from autoprof.run.runtime import Runtime
+from autoprof.run.timeline import Span
+from autoprof.run.watch import bounds, snapshot
+from autoprof.rundir.stacks import MOST_BYTES, Frame, ProcessStacks, Task, Thread
+
+HERE = __file__
+LONG_S = 120
+
+
+@pytest.fixture
+def run(joined: Callable[..., Runtime]) -> Iterator[Runtime]:
+    made = joined()
+    yield made
+    assert made.hooks.content()["errors"] == {}
+
+
+def taken(run: Runtime) -> ProcessStacks:
+    """The snapshot, taken by another thread than those that are looked at."""
+    found: list[ProcessStacks] = []
+    watcher = threading.Thread(target=lambda: found.append(snapshot.take(run.timeline)), name="as-the-watcher")
+    watcher.start()
+    watcher.join(LONG_S)
+    return found[0]
+
+
+def functions(stack: Thread | Task) -> list[str]:
+    """The functions of this file in a stack, without those that they are defined in."""
+    return [frame.function.rpartition(".")[2] for frame in stack.frames if frame.file == HERE]
+
+
+def task(told: ProcessStacks, name: str) -> Task:
+    (found,) = [each for each in told.tasks if each.name == name]
+    return found
+
+
+def of(told: ProcessStacks, stack: Thread | Task) -> list[tuple[str, str]]:
+    """The spans that a thread or a task works on."""
+    return [(told.spans[place].kind, told.spans[place].name) for place in stack.spans]
+
+
+@contextmanager
+def waiting(count: int, deep: int = 0) -> Iterator[None]:
+    """Threads that wait, inside of so many calls."""
+    go_on, there = threading.Event(), threading.Barrier(count + 1)
+
+    def wait_here(left: int) -> None:
+        if left:
+            return wait_here(left - 1)
+        there.wait(LONG_S)
+        go_on.wait(LONG_S)
+        return None
+
+    before = threading.stack_size(1 << 26 if deep else 0)
+    threads = [threading.Thread(target=wait_here, args=(deep,), name=f"waits-{n}") for n in range(count)]
+    for thread in threads:
+        thread.start()
+    threading.stack_size(before)
+    there.wait(LONG_S)
+    try:
+        yield
+    finally:
+        go_on.set()
+        for thread in threads:
+            thread.join(LONG_S)
+
+
+def while_going(run: Runtime, main: Callable[[Callable[[], Any]], Any]) -> ProcessStacks:
+    """The snapshot of a loop in this thread, taken when `main` calls what it is given."""
+    told: list[ProcessStacks] = []
+    asyncio.run(main(lambda: told.append(taken(run))))
+    return told[0]
+
+
+def test_threads_have_names_numbers_and_stacks_with_the_main_one_first(run: Runtime) -> None:
+    with waiting(1):
+        told = taken(run)
+    main, waits = told.threads[0], next(each for each in told.threads if each.name == "waits-0")
+    assert (main.main, main.ident, main.native) == (True, threading.get_ident(), threading.get_native_id())
+    assert functions(main)[-1] == "taken"
+    assert (waits.main, functions(waits)) == (False, ["wait_here"])
+    assert waits.native not in (0, main.native)
+    assert waits.frames[-1].function.endswith("wait")
+    assert all(frame.line > 0 for frame in waits.frames)
+    # Whoever looks is not there.
+    assert "as-the-watcher" not in [each.name for each in told.threads]
+    assert (told.host, told.pid, told.by, told.left_out) == (identity.HOST, os.getpid(), "itself", [])
+
+
+def test_the_program_does_not_notice(run: Runtime) -> None:
+    class Held:
+        pass
+
+    held = Held()
+    freed = weakref.ref(held)
+
+    def holds(theirs: Held) -> Any:
+        yield
+
+    generator = holds(held)
+    next(generator)
+    before = threading.enumerate()
+    with waiting(3):
+        among = threading.enumerate()
+        taken(run)
+        assert threading.enumerate() == among
+    assert threading.enumerate() == before
+    # Nothing is kept alive.
+    del held, generator
+    assert freed() is None
+
+
+def test_nested_awaits_are_a_chain_and_the_innermost_says_what_it_waits_on(run: Runtime) -> None:
+    async def inner(future: asyncio.Future[None]) -> None:
+        await future
+
+    async def outer(future: asyncio.Future[None]) -> None:
+        await inner(future)
+
+    async def waits_for(other: asyncio.Task[None]) -> None:
+        await other
+
+    async def main(look: Callable[[], Any]) -> None:
+        future = asyncio.get_running_loop().create_future()
+        first = asyncio.create_task(outer(future), name="first")
+        second = asyncio.create_task(waits_for(first), name="second")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        new = asyncio.create_task(outer(future), name="new")
+        look()
+        future.set_result(None)
+        await asyncio.gather(second, new)
+
+    told = while_going(run, main)
+    assert (functions(task(told, "first")), task(told, "first").waits_on) == (["outer", "inner"], "Future")
+    assert (functions(task(told, "second")), task(told, "second").waits_on) == (["waits_for"], "first")
+    assert task(told, "new").waits_on == "its turn"
+    (runs,) = [each for each in told.tasks if functions(each)[:1] == ["main"]]
+    assert runs.waits_on == ""
+
+
+def test_gatherings_groups_and_generators_are_followed(run: Runtime) -> None:
+    class Mine:
+        def __await__(self) -> Any:
+            return (yield from leaf().__await__())
+
+    ends: list[asyncio.Future[None]] = []
+
+    async def leaf() -> None:
+        ends.append(asyncio.get_running_loop().create_future())
+        await ends[-1]
+
+    async def items() -> Any:
+        await leaf()
+        yield 1
+
+    async def by_items() -> None:
+        async for _ in items():
+            pass
+
+    async def by_next() -> None:
+        await anext(items(), None)
+
+    async def by_class() -> None:
+        await Mine()
+
+    async def by_gathering() -> None:
+        parts = [asyncio.create_task(leaf(), name=f"part-{n}") for n in range(5)]
+        await asyncio.gather(*parts)
+
+    async def by_group() -> None:
+        if sys.version_info >= (3, 11):
+            async with asyncio.TaskGroup() as group:
+                group.create_task(leaf(), name="in-group")
+
+    kinds = (by_items, by_next, by_class, by_gathering, by_group)
+
+    async def main(look: Callable[[], Any]) -> None:
+        made = [asyncio.create_task(kind(), name=kind.__name__) for kind in kinds]
+        for _ in range(5):
+            await asyncio.sleep(0)
+        look()
+        for end in ends:
+            end.set_result(None)
+        await asyncio.gather(*made)
+
+    told = while_going(run, main)
+    assert functions(task(told, "by_items")) == ["by_items", "items", "leaf"]
+    assert functions(task(told, "by_next")) == ["by_next", "items", "leaf"]
+    assert functions(task(told, "by_class")) == ["by_class", "__await__", "leaf"]
+    assert task(told, "by_gathering").waits_on == "5 of 5 gathered: part-0, part-1, part-2, ..."
+    assert functions(task(told, "part-3")) == ["leaf"]
+    if sys.version_info >= (3, 11):
+        assert task(told, "by_group").frames[-1].function.endswith("__aexit__")
+        assert functions(task(told, "in-group")) == ["leaf"]
+
+
+def test_a_loop_of_uvloop_in_another_thread_is_read_too(run: Runtime) -> None:
+    uvloop = pytest.importorskip("uvloop")
+    there, end = threading.Event(), []
+
+    async def main() -> None:
+        asyncio.current_task().set_name("of-uvloop")  # type: ignore[union-attr]
+        end.append((asyncio.get_running_loop(), asyncio.Event()))
+        there.set()
+        await end[0][1].wait()
+
+    def thread() -> None:
+        loop = uvloop.new_event_loop()
+        loop.run_until_complete(main())
+        loop.close()
+
+    other = threading.Thread(target=thread)
+    other.start()
+    assert there.wait(LONG_S)
+    while (told := task(taken(run), "of-uvloop")).waits_on != "Future":
+        pass
+    assert [frame.function for frame in told.frames][-1].endswith(
+        "Event.wait" if sys.version_info >= (3, 11) else "wait"
+    )
+    loop, event = end[0]
+    loop.call_soon_threadsafe(event.set)
+    other.join(LONG_S)
+
+
+def test_spans_belong_to_the_threads_and_tasks_that_work_on_them(run: Runtime, hooked: Callable[..., Any]) -> None:
+    told: list[ProcessStacks] = []
+
+    async def search(number: int, future: asyncio.Future[None]) -> None:
+        await future
+
+    tool = hooked(search, "span", kind="tool", stage="search", role="agent_loop", ids={"sample": "number"})
+
+    async def main() -> None:
+        future = asyncio.get_running_loop().create_future()
+        samples = [asyncio.create_task(tool(n, future), name=f"sample-{n}") for n in range(3)]
+        await asyncio.sleep(0)
+        told.append(taken(run))
+        future.set_result(None)
+        await asyncio.gather(*samples)
+
+    rollout = hooked(lambda: asyncio.run(main()), "stage", stage="rollout", role="rollout")
+    rewards = threading.Event(), threading.Event()
+
+    def score() -> None:
+        rewards[0].set()
+        rewards[1].wait(LONG_S)
+
+    reward = hooked(score, "span", kind="reward", stage="score", role="reward")
+    step = Span(run.timeline, "step", "step", step=4, role="trainer", rank=0)
+    thread = threading.Thread(target=reward, name="rewards")
+    thread.start()
+    rewards[0].wait(LONG_S)
+    rollout()
+    rewards[1].set()
+    thread.join(LONG_S)
+    step.end()
+
+    (found,) = told
+    assert len(found.spans) == 6
+    for number in range(3):
+        each = task(found, f"sample-{number}")
+        assert functions(each) == ["search"]
+        assert [frame.file for frame in each.frames] == [HERE]
+        (place,) = each.spans
+        assert (found.spans[place].name, found.spans[place].ids) == ("search", {"sample": number})
+    by_name = {each.name: each for each in found.threads}
+    # The step has no frame of its own: it began in this thread.
+    assert of(found, found.threads[0]) == [("step", "step"), ("stage", "rollout")]
+    assert of(found, by_name["rewards"]) == [("reward", "score")]
+    # The wrappers are left out, and nothing of the user's.
+    assert not [
+        frame for each in found.threads for frame in each.frames if "/autoprof/" in frame.file.replace(HERE, "")
+    ]
+    assert functions(by_name["rewards"]) == ["score"]
+
+
+def test_where_autoprof_itself_waits_is_told(run: Runtime, hooked: Callable[..., Any]) -> None:
+    class Slow:
+        @property
+        def rank(self) -> int:
+            told.append(taken(run))
+            return 0
+
+    told: list[ProcessStacks] = []
+    hooked(lambda holder: None, "stage", stage="update", role="actor", rank="holder.rank")(Slow())
+    frames = [frame.function.rpartition(".")[2] for frame in told[0].threads[0].frames]
+    assert frames[-1] == "wait" or "rank" in frames
+    assert "drive" not in frames
+
+
+def test_secrets_and_what_was_said_are_not_told(run: Runtime, hooked: Callable[..., Any]) -> None:
+    async def call(prompt: str, token: str, future: asyncio.Future[None]) -> None:
+        await future
+
+    wrapped = hooked(call, "span", kind="tool", stage="search", role="agent_loop")
+
+    async def main(look: Callable[[], Any]) -> None:
+        future = asyncio.get_running_loop().create_future()
+        named = asyncio.create_task(
+            wrapped("the prompt", "the token", future), name="api_key=hunter2 \ud800 hf_abcdefgh12345678"
+        )
+        await asyncio.sleep(0)
+        look()
+        future.set_result(None)
+        await named
+
+    told = while_going(run, main)
+    text = bounds.encoded(told).decode()
+    for secret in ("the prompt", "the token", "hunter2", "hf_abcdefgh"):
+        assert secret not in text
+    assert "api_key=***" in text
+
+
+def test_deep_recursion_is_told_from_both_ends(run: Runtime) -> None:
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(20_000)
+    try:
+        with waiting(1, deep=500):
+            told = taken(run)
+        with waiting(1, deep=5_000):
+            deeper = taken(run)
+    finally:
+        sys.setrecursionlimit(before)
+    (stack,) = [each for each in told.threads if each.name == "waits-0"]
+    assert len(stack.frames) == 141
+    assert stack.frames[0].function.endswith("_bootstrap")
+    assert stack.frames[-1].function.endswith("wait")
+    assert stack.frames[20].function.startswith("... 36")
+    (stack,) = [each for each in deeper.threads if each.name == "waits-0"]
+    assert stack.frames[20].function == "... at least 2860 more functions ..."
+
+
+def test_200_threads_and_5000_tasks_fit_into_a_file(run: Runtime, tmp_path: Path) -> None:
+    async def inner(end: asyncio.Future[None]) -> None:
+        await end
+
+    async def outer(end: asyncio.Future[None]) -> None:
+        await inner(end)
+
+    async def main(look: Callable[[], Any]) -> None:
+        end = asyncio.get_running_loop().create_future()
+        made = [asyncio.create_task(outer(end), name=f"a-task-of-many-{n}") for n in range(5_000)]
+        await asyncio.sleep(0)
+        look()
+        snapshot.write(run.rundir, run.timeline, str(run.rundir.path / "stacks" / "now"))
+        end.set_result(None)
+        await asyncio.gather(*made)
+
+    with waiting(200):
+        told = while_going(run, main)
+    assert len([each for each in told.threads if each.name.startswith("waits-")]) == 200
+    assert len(told.tasks) == 5_001
+    (path,) = (run.rundir.path / "stacks" / "now").iterdir()
+    assert path.stat().st_size <= MOST_BYTES
+    written = msgspec.json.decode(path.read_bytes(), type=ProcessStacks)
+    assert "4997 tasks with the stack of another one" in written.left_out
+    assert any(task.waits_on == "Future" for task in written.tasks)
+
+
+@pytest.mark.parametrize("most", [MOST_BYTES, 100_000, 20_000])
+def test_whatever_there_is_fits(most: int) -> None:
+    def frames(count: int, n: int) -> list[Frame]:
+        return [Frame(f"function_{n}_{place}", "/a/rather/long/path/" * 5, place) for place in range(count)]
+
+    told = ProcessStacks(
+        host="h",
+        pid=1,
+        unix_ns=1,
+        spans=[snapshot.OpenSpan(kind="sample", name="x", ids={"sample": n}) for n in range(9_000)],
+        threads=[Thread(name=f"t{n}", frames=frames(140, n), spans=[n]) for n in range(256)],
+        tasks=[Task(name=f"t{n}", frames=frames(20, n), spans=[n]) for n in range(9_000)],
+    )
+    content = bounds.encoded(told, most)
+    assert len(content) <= most
+    kept = msgspec.json.decode(content, type=ProcessStacks)
+    assert kept.threads
+    assert kept.left_out
+    assert all(place < len(kept.spans) for each in [*kept.threads, *kept.tasks] for place in each.spans)
+
+
+def test_a_full_disk_leaves_no_half_file(run: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.support.helpers import room_for
+
+    folder = run.rundir.path / "stacks" / "now"
+    folder.mkdir(parents=True)
+    with room_for(100), pytest.raises(OSError, match="large"):
+        snapshot.write(run.rundir, run.timeline, str(folder))
+    assert list(folder.iterdir()) == []
+
+
+def test_a_fork_in_between_has_a_snapshot_of_its_own(run: Runtime) -> None:
+    with waiting(2):
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                snapshot.write(run.rundir, run.timeline, str(run.rundir.path / "stacks" / "child"))
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitpid(pid, 0)[1] == 0
+    told = json.loads((run.rundir.path / "stacks" / "child" / f"{identity.HOST}-{pid}.json").read_text())
+    assert told["pid"] == pid
+    # The threads of the parent are not there.
+    assert [each["name"] for each in told.get("threads", []) if each["name"].startswith("waits-")] == []
+
+
+def test_a_tracer_of_the_users_keeps_its_variables(run: Runtime, hooked: Callable[..., Any]) -> None:
+    seen: list[Any] = []
+
+    def work(value: int) -> int:
+        taken(run)
+        return value + 1
+
+    wrapped = hooked(work, "stage", stage="update", role="actor")
+
+    def tracer(frame: Any, event: str, argument: Any) -> Any:
+        if event == "return" and frame.f_code is work.__code__:
+            seen.append(dict(frame.f_locals))
+        return tracer
+
+    before = sys.gettrace()
+    sys.settrace(tracer)
+    try:
+        assert wrapped(1) == 2
+    finally:
+        sys.settrace(before)
+    assert seen[0]["value"] == 1
