@@ -12,6 +12,7 @@ from types import FrameType
 from autoprof.base import identity
 from autoprof.run.hook_log import process_title
 from autoprof.run.timeline import Timeline
+from autoprof.run.watch import beside
 from autoprof.rundir import layout
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.stacks import Frame, OpenSpan, ProcessStacks, Thread
@@ -27,7 +28,7 @@ def write(run: RunDir, timeline: Timeline, folder: str) -> None:
         OSError: It can't be written.
     """
     run.make(Path(folder))
-    layout.write_json(Path(folder, f"{identity.HOST}-{os.getpid()}.json"), take(timeline))
+    layout.write_json(Path(folder, f"{identity.HOST}-{os.getpid()}.json"), beside.added(take(timeline), folder))
 
 
 def take(timeline: Timeline) -> ProcessStacks:
