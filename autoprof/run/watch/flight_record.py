@@ -10,10 +10,11 @@ import pickle
 import re
 import sys
 from collections.abc import Callable, MutableMapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from autoprof.base import files, identity
+from autoprof.base import files, identity, interrupts
 from autoprof.rundir.stacks import MOST_BYTES
 
 # Variables with the size of torch's buffer: the first is of 2.8 and later.
@@ -23,15 +24,21 @@ _ENTRIES = "2000"
 _ON_BY_DEFAULT = (2, 11)
 
 
-def enable(version: str | None, environ: MutableMapping[str, str]) -> None:
+def enable(environ: MutableMapping[str, str]) -> None:
     """Have this process's torch record its collectives, where it does not by default and the user has said nothing.
 
     Args:
-        version: The version of torch; None where there is none.
         environ: The environment, which torch reads with the first group of processes.
     """
-    match = re.match(r"(\d+)\.(\d+)", version or "")
-    if match and (int(match[1]), int(match[2])) < _ON_BY_DEFAULT and not any(name in environ for name in SIZES):
+    if any(name in environ for name in SIZES):
+        return
+    try:
+        version = str(getattr(sys.modules.get("torch"), "__version__", "")) or metadata.version("torch")
+    except Exception as error:  # there is none, or its metadata is damaged
+        interrupts.pass_on(error)
+        return
+    match = re.match(r"(\d+)\.(\d+)", version)
+    if match and (int(match[1]), int(match[2])) < _ON_BY_DEFAULT:
         environ[SIZES[1]] = _ENTRIES
 
 
@@ -55,6 +62,9 @@ def write(folder: str) -> str:
     for other in records[1:]:
         record["entries"] = sorted([*record["entries"], *other["entries"]], key=lambda entry: entry["time_created_ns"])
         record["pg_config"] = {**other.get("pg_config", {}), **record.get("pg_config", {})}
+    record["pg_config"] = _groups(distributed) | {
+        name: group for name, group in record.get("pg_config", {}).items() if name
+    }
     # The analyser takes what stands after the prefix for the rank.
     name = f"{identity.HOST}-{os.getpid()}-rank_{distributed.get_rank()}"
     files.write(Path(folder, name), _bounded(record))
@@ -71,6 +81,16 @@ def _dumps() -> list[Callable[..., bytes]]:
 def _dumped(dump: Callable[..., bytes]) -> dict[str, Any]:
     read = pickle.loads(dump(includeCollectives=True, includeStackTraces=False, onlyActive=False))
     return read if isinstance(read, dict) and read.get("entries") else {"entries": []}
+
+
+def _groups(distributed: Any) -> dict[str, dict[str, str]]:
+    """Return the groups of processes as the analyser takes them: torch 2.13 does not name those of gloo."""
+    found = {}
+    world = distributed.distributed_c10d._world
+    for group, ranks in list(world.pg_group_ranks.items()):
+        name = str(world.pg_names[group])
+        found[name] = {"name": name, "desc": str(getattr(group, "group_desc", "")), "ranks": str(sorted(ranks))}
+    return found
 
 
 def _bounded(record: dict[str, Any]) -> bytes:

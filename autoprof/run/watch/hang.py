@@ -18,7 +18,6 @@ from autoprof.base import files, identity, interrupts, log
 from autoprof.base.units import seconds as in_words
 from autoprof.config.conditions import HANG, Condition
 from autoprof.config.settings import Settings
-from autoprof.run import seat
 from autoprof.run.timeline import Span, Timeline
 from autoprof.rundir import file_names, layout
 from autoprof.rundir.layout import RunDir
@@ -52,8 +51,8 @@ class Watched(Protocol):
         """Return the timeline of this process."""
 
     @property
-    def started_here(self) -> bool:
-        """Return whether this process started the run."""
+    def speaks(self) -> bool:
+        """Return whether this process says what concerns the whole run."""
 
 
 class Limit(NamedTuple):
@@ -104,8 +103,7 @@ class HangWatch:
             if (span := watched(self._run.timeline.open())) is not None:
                 self._judge(span)
         finally:
-            # Of ranks that a launcher has started the first one speaks.
-            if self._run.started_here if seat.own() is None else identity.own_rank() == 0:
+            if self._run.speaks:
                 self._say()
 
     def _judge(self, span: Span) -> None:

@@ -33,8 +33,8 @@ class Watched(Protocol):
         """Return its settings."""
 
     @property
-    def started_here(self) -> bool:
-        """Return whether this process started the run."""
+    def speaks(self) -> bool:
+        """Return whether this process says what concerns the whole run."""
 
     @property
     def rundir(self) -> RunDir:
