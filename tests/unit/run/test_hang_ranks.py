@@ -44,7 +44,7 @@ class Trainer:
 
 def test_both_ranks_say_where_they_stand_and_torch_says_who_is_missing(tmp_path: Path) -> None:
     script = "import small; small.Trainer().fit()"
-    run, said = torchrun(tmp_path, script, trainer=TRAINER, AUTOPROF_STEPS="", AUTOPROF_WHEN="hang>1s")
+    run = torchrun(tmp_path, script, trainer=TRAINER, AUTOPROF_STEPS="", AUTOPROF_WHEN="hang>1s")
     (folder,) = sorted((Path(run.path) / "hangs").iterdir())
     assert folder.name == "step_000005"
     why = decoder.read(folder / "why.json", Why)
@@ -57,14 +57,19 @@ def test_both_ranks_say_where_they_stand_and_torch_says_who_is_missing(tmp_path:
     for each in told.values():
         assert each.memory["resident"] > 1 << 20
         assert {"step", "update_actor"} == {span.name for span in each.spans}
-    places = {rank: [frame.function.rpartition(".")[2] for frame in each.threads[0].frames] for rank, each in told.items()}
+    places = {
+        rank: [frame.function.rpartition(".")[2] for frame in each.threads[0].frames] for rank, each in told.items()
+    }
     assert places[0][-1] == "all_reduce"
     assert "fetch_score" in places[1]
     # What torch's analyser says: the last collective has one of its two ranks.
-    command = ["-m", "torch.distributed.flight_recorder.fr_trace", str(folder), "--prefix", "rank_", "-j"]
+    command = ["-m", "torch.distributed.flight_recorder.fr_trace", str(folder), "--prefix", "rank_"]
     analysed = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=100, check=False)
-    print(analysed.stdout, analysed.stderr)
-    (line,) = [line for line in said.splitlines() if "autoprof doctor" in line]
+    text = analysed.stdout + analysed.stderr
+    assert "Not all ranks joining collective, sequence number: 10" in text
+    assert "collective: gloo:all_reduce" in text
+    assert "missing ranks: {1}" in text
+    (line,) = [line for line in (tmp_path / "stderr").read_text().splitlines() if "autoprof doctor" in line]
     assert line.startswith("autoprof: step 5 has taken ")
     assert f"stacks are in {folder}" in line
     assert json.loads((Path(run.path) / "run.json").read_text())["state"] == "ended"
