@@ -59,7 +59,7 @@ class Runtime:
 
     @property
     def speaks(self) -> bool:
-        """Return whether this process says what concerns the whole run: that which started it, or of ranks the first."""
+        """Return whether this process speaks for the whole run: that which started it, or of ranks the first."""
         if self.started_here:
             return True
         of_launcher = self.info.host == identity.HOST and self.info.pid == os.getppid() and "RANK" in os.environ

@@ -1,4 +1,4 @@
-"""Ranks of which one does not join a collective: both say where they stand, and torch's analyser says who is missing."""
+"""Ranks of which one does not join a collective: both say where they stand, and torch says who is missing."""
 
 from __future__ import annotations
 
