@@ -16,6 +16,7 @@ from autoprof.capture import cupti, lifecycle
 from autoprof.hooks import dispatch, main_script, patching, recipe, registry, returned  # noqa: F401
 from autoprof.run import end, runtime, seat, torchrun
 from autoprof.run.runtime import Runtime
+from autoprof.run.watch import flight_record, hang
 
 
 class _State(process.State):
@@ -87,6 +88,9 @@ def join() -> Runtime | None:
                 from autoprof.windows import monitor, stats  # noqa: F401  as for dispatch
 
                 stats.attach(run)
+            if hang.limits(run.settings.when)[0]:
+                # Torch reads it with the first group of processes; the trainer imports it long before.
+                flight_record.enable(os.environ)
             if run.settings.memory.oom:
                 from autoprof.capture.profilers import oom
 

@@ -70,3 +70,15 @@ def warning_once(message: str) -> None:
     if message not in _state.said:
         _state.said.add(message)
         _logger.warning(message)
+
+
+def warning_aside(message: str) -> None:
+    """Warn about a thing once, from a thread that `threading` doesn't know: `logging` would make it known there."""
+    handler = _state.handler
+    if message in _state.said or handler is None or _logger.level > logging.WARNING:
+        return
+    _state.said.add(message)
+    text = plain(hidden(message.replace("\n", " ")))
+    with interrupts.suppress(Exception):  # the program may have closed it
+        handler.stream.write(f"autoprof: {text}\n")
+        handler.stream.flush()

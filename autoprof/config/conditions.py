@@ -1,6 +1,7 @@
-"""Conditions that open a window while the run goes on: the grammar of `AUTOPROF_WHEN` and of `[[when]]`.
+"""Conditions that open a window while the run goes on, and what a step that hangs is: the grammar of `AUTOPROF_WHEN`
+and of `[[when]]`.
 
-They are data; `windows/detector.py` compares steps with them.
+They are data; `windows/detector.py` compares steps with them, and `run/watch/hang.py` those that hang.
 """
 
 from __future__ import annotations
@@ -14,29 +15,40 @@ import msgspec
 from autoprof.config import parsers
 
 # Names that no stage has.
-STEP, RANK, REPLICA, MEMORY, RESUME, OOM = OWN = ("step", "rank", "replica", "memory", "resume", "oom")
+STEP, RANK, REPLICA, MEMORY, RESUME, OOM, HANG = OWN = ("step", "rank", "replica", "memory", "resume", "oom", "hang")
 # Conditions on statistics that the run's processes report.
 TOLD = (RANK, REPLICA, MEMORY, OOM)
-WHEN_TAKES = "conditions such as step>2x, update_actor>1.5x, rank>1.3x, replica>1.3x, memory>0.9, resume:2, oom"
+WHEN_TAKES = (
+    "conditions such as step>2x, update_actor>1.5x, rank>1.3x, replica>1.3x, memory>0.9, resume:2, oom, hang>10m, "
+    "hang>5x, hang:off"
+)
+# Seconds of the units of a time.
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+_OFF = "off"
 _NAME = r"[A-Za-z_][A-Za-z0-9_./-]{0,59}"
-_ABOVE = re.compile(rf"({_NAME})\s*>\s*([0-9]{{1,4}}(?:\.[0-9]{{1,4}})?)(x?)")
+_NUMBER = r"[0-9]{1,4}(?:\.[0-9]{1,4})?"
+_ABOVE = re.compile(rf"({_NAME})\s*>\s*({_NUMBER})([a-z]{{0,12}})")
+_TIME = re.compile(rf"({_NUMBER})\s*([smh])")
 _RESUME = re.compile(rf"{RESUME}:([0-9]{{1,4}})")
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True):
-    """A condition, and the window that it opens.
+    """A condition, and the window that it opens; or what a step that hangs is, which opens none.
 
     Attributes:
         what: One of `OWN`, or the name or kind of a stage or timer of the trainer's process.
-        above: The factor of what is usual that must be passed; with `memory` the share. 0 where there is none.
+        above: The factor of what is usual that must be passed; with `memory` the share; with `unit` the time. 0 where
+            there is none.
+        unit: The unit of a time, `s`, `m` or `h`.
         steps: How many steps are captured, from the next that begins on.
         cool_down: For so many steps after them the condition opens no other window.
-        at_most: So many windows it opens in the run.
+        at_most: So many windows it opens in the run; with `hang`, so often all processes write where they stand.
         overrides: Settings of its windows: those of `settings.WINDOW_FIELDS`.
     """
 
     what: str
     above: float = 0.0
+    unit: str = ""
     steps: int = 1
     cool_down: int = 20
     at_most: int = 3
@@ -48,7 +60,19 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
             return f"{RESUME}:{self.steps}"
         if self.what == OOM:
             return OOM
-        return f"{self.what}>{self.above:g}{'' if self.what == MEMORY else 'x'}"
+        if self.off:
+            return f"{HANG}:{_OFF}"
+        return f"{self.what}>{self.above:.9g}{'' if self.what == MEMORY else self.unit or 'x'}"
+
+    @property
+    def off(self) -> bool:
+        """Return whether it says that no step counts as hanging."""
+        return self.what == HANG and not self.above
+
+    @property
+    def seconds(self) -> float:
+        """Return its time; 0 where it has none."""
+        return self.above * _UNITS[self.unit] if self.unit else 0.0
 
 
 def parse(value: object) -> tuple[Condition, ...]:
@@ -73,6 +97,10 @@ def from_table(table: dict[str, Any]) -> Condition:
     if what is None:
         raise ValueError("what is missing")
     share, factor = own.pop("above", None), own.pop("factor", None)
+    if what == HANG:
+        return _hang(table, share, factor)
+    if isinstance(share, tuple):
+        raise ValueError(f"{what}: above takes a share; a time is for {HANG} only")
     takes = {MEMORY: "above", RESUME: "", OOM: ""}.get(what, "factor")
     for name, given in (("above", share), ("factor", factor)):
         if (given is None) == (name == takes):
@@ -84,20 +112,46 @@ def from_table(table: dict[str, Any]) -> Condition:
     return _checked(Condition(what=what, above=above, overrides=overrides, **own))
 
 
+def _hang(table: dict[str, Any], above: object, factor: float | None) -> Condition:
+    for name in table:
+        if name not in ("what", "above", "factor", "at_most"):
+            raise ValueError(f"{HANG} opens no window: it takes no {name}")
+    if (above is None) == (factor is None):
+        raise ValueError(f"{HANG} takes one of above, a time, and factor")
+    if factor is None and not isinstance(above, tuple):
+        raise ValueError(f"{HANG}: above takes a time such as 10m, 90s or 1.5h, or {_OFF}")
+    number, unit = above if isinstance(above, tuple) else (factor, "")
+    most = {"at_most": table["at_most"]} if "at_most" in table else {}
+    return _checked(Condition(what=HANG, above=number, unit=unit, **most))
+
+
 def _parsed(text: str) -> Condition:
     if text == OOM:
         return Condition(what=OOM)
+    if text == f"{HANG}:{_OFF}":
+        return Condition(what=HANG)
     if match := _RESUME.fullmatch(text):
         return _checked(Condition(what=RESUME, steps=parsers.count(match[1])))
     match = _ABOVE.fullmatch(text)
     if match is None or match[1] in (RESUME, OOM):
-        raise ValueError(f"{text!r} is no condition")
-    if bool(match[3]) == (match[1] == MEMORY):
+        near = f"; {HANG} takes a time such as 10m, a factor such as 5x, or {HANG}:{_OFF}" if HANG in text else ""
+        raise ValueError(f"{text!r} is no condition{near}")
+    what, unit = match[1], match[3]
+    if what == HANG and unit not in (*_UNITS, "x"):
+        raise ValueError(f"{text!r}: {HANG} takes a time in s, m or h such as 10m, or a factor such as 5x")
+    if what != HANG and unit in _UNITS:
+        raise ValueError(f"{text!r}: a time such as 10m is for {HANG} only")
+    if what != HANG and unit != ("" if what == MEMORY else "x"):
         raise ValueError(f"{text!r}: memory takes a share such as 0.9, the others a factor such as 2x")
-    return _checked(Condition(what=match[1], above=float(match[2])))
+    return _checked(Condition(what=what, above=float(match[2]), unit=unit if unit in _UNITS else ""), written=True)
 
 
-def _checked(condition: Condition) -> Condition:
+def _checked(condition: Condition, written: bool = False) -> Condition:
+    """Check figures; `written` is from text, where nothing but `hang:off` says that none counts as hanging."""
+    if condition.unit or condition.off:
+        if written and condition.off:
+            raise ValueError(f"{HANG}>0{condition.unit or 'x'}: it is above 0; {HANG}:{_OFF} switches it off")
+        return condition
     if condition.what == MEMORY and not 0 < condition.above < 1:
         raise ValueError(f"{condition}: a share lies between 0 and 1")
     if condition.what not in (MEMORY, RESUME, OOM) and condition.above <= 1:
@@ -112,6 +166,15 @@ def _name(value: object) -> str:
     return name
 
 
+def _share_or_time(value: object) -> float | tuple[float, str]:
+    """Return a share, or a time with its unit; no time is `off`."""
+    if isinstance(value, str) and value.strip() == _OFF:
+        return 0.0, ""
+    if isinstance(value, str) and (match := _TIME.fullmatch(value.strip())) and float(match[1]):
+        return float(match[1]), match[2]
+    return parsers.positive(value)
+
+
 def _not_negative(value: object) -> int:
     return 0 if value in (0, "0") and not isinstance(value, bool) else parsers.count(value)
 
@@ -120,7 +183,7 @@ def _not_negative(value: object) -> int:
 PARSERS: dict[str, tuple[Callable[[object], Any], str]] = {
     "what": (_name, f"one of {', '.join(OWN)}, or the name or kind of a stage or timer of the trainer's process"),
     "factor": (parsers.positive, "a factor above 1"),
-    "above": (parsers.positive, "a share between 0 and 1"),
+    "above": (_share_or_time, f"a share between 0 and 1, or for {HANG} a time such as 10m, or {_OFF}"),
     "steps": (parsers.count, "a number of steps above 0"),
     "cool_down": (_not_negative, "a number of steps"),
     "at_most": (parsers.count, "a number of windows above 0"),

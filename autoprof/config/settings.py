@@ -15,7 +15,7 @@ from autoprof.base import files, interrupts
 from autoprof.base.redact import hidden, is_url, url
 from autoprof.base.similar import did_you_mean
 from autoprof.config import conditions, kinds, parsers, structs
-from autoprof.config.conditions import WHEN_TAKES, Condition
+from autoprof.config.conditions import HANG, WHEN_TAKES, Condition
 from autoprof.config.selection import (
     ITERATIONS_TAKE,
     MINI_BATCHES_TAKE,
@@ -59,7 +59,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     # Global steps to capture; empty for the timeline alone.
     steps: str = "+2"
-    # Conditions that open windows during the run.
+    # Conditions that open windows during the run, and what a step that hangs is.
     when: tuple[Condition, ...] = ()
     # Parent of the run directories.
     dir: str = "./autoprof_runs"
@@ -159,7 +159,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def compares(self) -> bool:
         """Return whether steps, ranks or replicas are compared during the run: for a condition, or for stragglers."""
         ranks = (self.ranks, *(str(table.get("ranks", "")) for table in self.role.values()))
-        return bool(self.when) or any(Ranks.parse(text).slowest for text in ranks if text)
+        conditions = any(condition.what != HANG for condition in self.when)
+        return conditions or any(Ranks.parse(text).slowest for text in ranks if text)
 
     def disabled(self, recipe: str, hook: str) -> bool:
         """Return whether `AUTOPROF_DISABLE` leaves out the hook, named `hook` or `recipe/hook`, or its recipe."""

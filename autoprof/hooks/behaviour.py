@@ -53,6 +53,7 @@ BEHAVIOURS = {
     "timer.stop": "autoprof.behaviours.trainer.timers:Stop",
     "vllm.add-request": "autoprof.behaviours.vllm.api_server:AddRequest",
     "vllm.engine": "autoprof.behaviours.vllm.engine:Engine",
+    "vllm.engine-core": "autoprof.behaviours.vllm.scheduler:EngineCore",
     "vllm.offline-profile": "autoprof.behaviours.vllm.offline:Profile",
     "vllm.offline-request": "autoprof.behaviours.vllm.offline:AddRequest",
     "vllm.offline-step": "autoprof.behaviours.vllm.offline:Step",

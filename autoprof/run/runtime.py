@@ -57,6 +57,14 @@ class Runtime:
         """Return whether this process takes what is asked for, of those that each run the trainer."""
         return identity.own_rank() == 0 or (self.started_here and seat.own() is None)
 
+    @property
+    def speaks(self) -> bool:
+        """Return whether this process speaks for the whole run: that which started it, or of ranks the first."""
+        if self.started_here:
+            return True
+        of_launcher = self.info.host == identity.HOST and self.info.pid == os.getppid() and "RANK" in os.environ
+        return (of_launcher or seat.own() is not None) and identity.own_rank() == 0
+
     def _join(self) -> None:
         """Make the run directory with the first hook that is applied: a process may import a target and not use it."""
         self._make()

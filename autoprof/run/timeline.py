@@ -38,6 +38,8 @@ _OLD_NS = 1_000_000_000
 _MOST = 16 * _MANY
 # With nothing going on they are written, too, unless that would take more than this part of the time.
 _PART = 20
+# Of so many steps, and stages of each name, the durations are kept, for so many names.
+_KEPT, _NAMES = 100, 256
 # Spans of samples that are older than this are written while they go on, so many of them.
 _LONG_NS = 10_000_000_000
 _MOST_OPEN = 256
@@ -109,6 +111,11 @@ class Span:
         )
 
     @property
+    def kind(self) -> str:
+        """Return its kind."""
+        return self._kind
+
+    @property
     def begun_ns(self) -> int:
         """Return when it began, of `time.monotonic_ns`."""
         return self._begun
@@ -155,6 +162,8 @@ class Span:
             stage_kind,
         )
         if self._kind in _AT_ONCE:
+            if error is None:
+                timeline.note(self._kind, self._name, now - self._begun)
             timeline.add(line, now, at_once=True)
         else:
             timeline.going.discard(self)
@@ -183,6 +192,7 @@ class Timeline:
         life: Another object in a forked child.
         going: Spans that are going on and will be kept, where the caller puts them: who is interrupted drops them.
         told: Spans that are going on and that a line says of that they have begun.
+        took: What steps and stages took that have ended, in nanoseconds, by kind and name.
         listener: Gets each line, where something in this process reads them. A forked child has none.
     """
 
@@ -197,6 +207,7 @@ class Timeline:
         self.life = object()
         self.going: set[Span] = set()
         self.told: set[Span] = set()
+        self.took: dict[tuple[str, str], deque[int]] = {}
         self.listener: Listener | None = None
         self._lines: deque[_AnyLine] = deque()
         self._writing = Lock()
@@ -219,6 +230,14 @@ class Timeline:
         if len(self._lines) < _MOST:
             self._lines.append(line)
             self.flush()
+
+    def note(self, kind: str, name: str, took_ns: int) -> None:
+        """Note what a step or a stage took."""
+        before = self.took.get((kind, name))
+        if before is not None:
+            before.append(took_ns)
+        elif len(self.took) < _NAMES:
+            self.took[kind, name] = deque((took_ns,), maxlen=_KEPT)
 
     def open(self) -> list[Span]:
         """Return the spans that are going on, those that began first in front."""

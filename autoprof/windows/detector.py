@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from autoprof.base.intervals import Union
 from autoprof.base.units import seconds as in_words
 from autoprof.base.units import share as percent
-from autoprof.config.conditions import MEMORY, OOM, OWN, RANK, REPLICA, RESUME, STEP, Condition
+from autoprof.config.conditions import HANG, MEMORY, OOM, OWN, RANK, REPLICA, RESUME, STEP, Condition
 from autoprof.windows.stats import HOST, RankStats, ReplicaStats, per_unit
 
 # So many steps make a median, which is that of the last `KEPT`; the first of a run are like no others.
@@ -52,7 +52,7 @@ class Detector:
     """The outliers of one run's steps. One thread at a time may ask it."""
 
     def __init__(self, conditions: Iterable[Condition]) -> None:
-        self._ready = [_Ready(condition) for condition in conditions if condition.what != RESUME]
+        self._ready = [_Ready(condition) for condition in conditions if condition.what not in (RESUME, HANG)]
         self._usual = _Usual()
         names = {ready.condition.what for ready in self._ready} - set(OWN)
         self._stages: dict[str, deque[float]] = {name: deque(maxlen=KEPT) for name in names}

@@ -66,7 +66,7 @@ def prepare(folder: Path, python: Python) -> Go:
 
 def torchrun(folder: Path, script: str, *options: str, trainer: str = TRAINER, **variables: str) -> Run:
     """Run a script in two ranks of torchrun's, which may import the small trainer or another one in its place, and
-    return the run that it left; both must end well."""
+    return the run that it left; both must end well. What they said is in the file `stderr`."""
     prepare(folder, lambda *_, **__: None)  # type: ignore[arg-type,return-value]
     lib = folder / "lib"
     (lib / "small.py").write_text(trainer)
@@ -85,6 +85,7 @@ def torchrun(folder: Path, script: str, *options: str, trainer: str = TRAINER, *
         [*launcher, "train.py"], cwd=folder, env=environment, capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
+    (folder / "stderr").write_text(done.stderr)
     (run,) = runs.runs(folder / "autoprof_runs")
     assert run.state == "ended"
     return run

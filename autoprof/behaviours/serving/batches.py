@@ -62,7 +62,9 @@ class Batches:
     def begin(self, run: runtime.Runtime) -> Request | None:
         """Begin a batch; return the request to the engine if it is chosen, by `AUTOPROF_STEPS` or by a trigger."""
         self.count += 1
-        self._span = Span(run.timeline, "step", "step", step=self.count, role=ROLE, rank=None)
+        # The numbers of batches are no steps of the trainer's.
+        kind = "step" if self.are_steps else "batch"
+        self._span = Span(run.timeline, kind, kind, step=self.count, role=ROLE, rank=None)
         if not self.are_steps:
             return None
         self._chooser.step_began(run, self.count, self.count)

@@ -7,6 +7,7 @@ record the same passes.
 from __future__ import annotations
 
 import contextlib
+import time
 from typing import Any
 
 from autoprof.base import interrupts, process
@@ -17,13 +18,22 @@ from autoprof.config.kinds import GENERATE
 from autoprof.hooks.behaviour import Behaviour
 from autoprof.hooks.call import CALL, Around, Call, Reply
 from autoprof.run import runtime
+from autoprof.run.watch import engine_state
+from autoprof.run.watch.engine_state import State, part
+
+# Clocks of the kernel are below, the time since the epoch is above.
+_EPOCH_S = 1e9
 
 
 class _State(process.State):
-    """The recording that the scheduler has going on."""
+    """The recording that the scheduler has going on, and whether it is known to those who ask where it stands."""
 
     def begin(self) -> None:
         self.session: Session | None = None
+        self.known = False
+
+    def in_child(self) -> None:
+        self.known = False
 
 
 _state = _State()
@@ -51,6 +61,9 @@ class Pass(Behaviour):
 
     def around(self, call: Call) -> Around:
         session = _state.session
+        if not _state.known:
+            _state.known = True
+            engine_state.register(call.instance, read)
         if session is None:
             yield CALL
             return None
@@ -119,3 +132,34 @@ def _answer(message: str) -> Any:
     from sglang.srt.managers.io_struct import ProfileReqOutput
 
     return ProfileReqOutput(success=True, message=message)
+
+
+def read(scheduler: Any, left_out: list[str]) -> State:
+    """Return the state of a `Scheduler`; a block is a page of its pool of tokens, free what its cache can give up."""
+    found: State = {}
+    waiting = list(scheduler.waiting_queue)
+    batches = (scheduler.running_batch, getattr(scheduler, "cur_batch", None))
+    # A request that is filled in is in the current batch alone.
+    going = {request.rid: request for batch in batches if batch is not None for request in batch.reqs}
+    running = list(going.values())
+    found["running"], found["waiting"] = len(running), len(waiting)
+    pool, cache = getattr(scheduler, "token_to_kv_pool_allocator", None), getattr(scheduler, "tree_cache", None)
+    page = getattr(pool, "page_size", 1) or 1
+    part(found, left_out, "free_blocks", lambda: int(pool.available_size() + cache.evictable_size()) // page)  # type: ignore[union-attr]
+    part(found, left_out, "total_blocks", lambda: int(pool.size) // page)  # type: ignore[union-attr]
+    if running or waiting:
+        part(found, left_out, "longest_s", lambda: _longest(found, [*running, *waiting]))
+    return found
+
+
+def _longest(found: State, requests: list[Any]) -> float:
+    """Return how long the oldest request has been there, and note its id."""
+    since, oldest = min(((_since(request), request) for request in requests), key=lambda pair: pair[0])
+    found["longest"] = str(oldest.rid)
+    return round((time.time() if since > _EPOCH_S else time.perf_counter()) - since, 3)
+
+
+def _since(request: Any) -> float:
+    """Return when a request came to the queue."""
+    stats = getattr(request, "time_stats", request)
+    return float(getattr(stats, "wait_queue_entry_time", 0.0) or stats.queue_time_start)

@@ -13,7 +13,7 @@ from autoprof.base import files, identity, interrupts
 from autoprof.base.redact import writable
 from autoprof.run.hook_log import process_title
 from autoprof.run.timeline import Span, Timeline
-from autoprof.run.watch import bounds, tasks, threads
+from autoprof.run.watch import beside, bounds, tasks, threads
 from autoprof.run.watch.places import Names
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.stacks import OpenSpan, ProcessStacks
@@ -25,8 +25,9 @@ def write(run: RunDir, timeline: Timeline, folder: str) -> None:
     Raises:
         OSError: It can't be written.
     """
-    content = bounds.encoded(take(timeline))
+    standing = take(timeline)
     run.make(Path(folder))
+    content = bounds.encoded(beside.added(standing, folder))
     files.write(Path(folder, f"{identity.HOST}-{os.getpid()}.json"), content + b"\n")
 
 

@@ -12,8 +12,10 @@ from collections.abc import Callable
 from typing import Protocol
 
 from autoprof.base import interrupts, log, process
+from autoprof.config.settings import Settings
 from autoprof.run.timeline import Timeline
 from autoprof.run.watch import snapshot
+from autoprof.run.watch.hang import HangWatch
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.stacks import HANGS, STACKS
 
@@ -25,6 +27,14 @@ _END_S = 1.0
 
 class Watched(Protocol):
     """The run of this process, as the watcher sees it."""
+
+    @property
+    def settings(self) -> Settings:
+        """Return its settings."""
+
+    @property
+    def speaks(self) -> bool:
+        """Return whether this process says what concerns the whole run."""
 
     @property
     def rundir(self) -> RunDir:
@@ -43,6 +53,7 @@ class Watcher:
         self._stop, self._ended = _thread.allocate_lock(), _thread.allocate_lock()
         # Those that were there before this process are not meant for it.
         self._answered = set(self._requests())
+        self._hangs = HangWatch(run)
 
     def start(self) -> None:
         """Begin to watch. Raises nothing."""
@@ -63,14 +74,23 @@ class Watcher:
             self._ended.acquire(timeout=_END_S)
 
     def look(self) -> None:
-        """Write down what has been open for long, and answer those who ask."""
-        self._run.timeline.tell()
-        for looker in _lookers:
-            looker()
+        """Write down what has been open for long, find what takes too long, and answer those who ask."""
+        for looker in (self._run.timeline.tell, *_lookers, self._hangs.look):
+            self._try(looker)
         for folder in self._requests():
             if folder not in self._answered:
                 self._answered.add(folder)
-                snapshot.write(self._run.rundir, self._run.timeline, folder)
+                self._try(lambda: snapshot.write(self._run.rundir, self._run.timeline, folder))  # noqa: B023
+
+    def _try(self, work: Callable[[], None]) -> None:
+        """Do one of its works, whatever becomes of the others."""
+        try:
+            work()
+        except Exception as error:
+            interrupts.pass_on(error)
+            full = isinstance(error, OSError)
+            text = self._run.rundir.unwritable(error) if full else f"the watcher: {type(error).__name__}: {error}"
+            log.warning_aside(text)
 
     def _requests(self) -> list[str]:
         """Return the folders in which each process is to write where it stands."""
@@ -95,7 +115,7 @@ def _watch(look: Callable[[], None], stop: _thread.LockType, ended: _thread.Lock
                 look()
             except Exception as error:
                 interrupts.pass_on(error)
-                log.warning_once(f"the watcher: {type(error).__name__}: {error}")
+                log.warning_aside(f"the watcher: {type(error).__name__}: {error}")
     finally:
         ended.release()
 

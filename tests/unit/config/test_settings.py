@@ -184,7 +184,7 @@ def test_a_setting_is_read_where_the_file_is_too_deep(tmp_path: Path) -> None:
 
 
 def test_conditions_in_a_text_and_in_tables_are_the_same(tmp_path: Path) -> None:
-    text = "step>2x, update_actor>1.5x, rank>1.3x, replica>1.3x, memory>0.9, resume:2, oom"
+    text = "step>2x, update_actor>1.5x, rank>1.3x, replica>1.3x, memory>0.9, resume:2, oom, hang>10m, hang>5x, hang:off"
     read = load({"AUTOPROF_WHEN": text}, tmp_path)
     assert ", ".join(map(str, read.when)) == text
     (tmp_path / "autoprof.toml").write_text(f'when = "{text}"\n')
@@ -194,7 +194,10 @@ def test_conditions_in_a_text_and_in_tables_are_the_same(tmp_path: Path) -> None
     tables += [
         '[[when]]\nwhat = "memory"\nabove = 0.9\n',
         '[[when]]\nwhat = "resume"\nsteps = 2\n',
-        "[[when]]\nwhat='oom'",
+        "[[when]]\nwhat='oom'\n",
+        "[[when]]\nwhat='hang'\nabove='10m'\n",
+        "[[when]]\nwhat='hang'\nfactor=5\n",
+        "[[when]]\nwhat='hang'\nabove='off'\n",
     ]
     (tmp_path / "autoprof.toml").write_text("".join(tables))
     assert load({}, tmp_path).when == read.when
@@ -225,6 +228,13 @@ def test_a_condition_has_a_window_of_its_own(tmp_path: Path) -> None:
         ('what = "step"\nfactor = 2\ncontents = "gpu"', "[[when]] contents: got 'gpu'"),
         ('what = "step"\nfactor = 2\ndir = "/"', "[[when]] 'dir': there is no such setting here"),
         ("'step>2x'", "it can't be read as TOML"),
+        ('what = "hang"', "hang takes one of above, a time, and factor"),
+        ('what = "hang"\nabove = 10', "above takes a time such as 10m, 90s or 1.5h, or off"),
+        ('what = "hang"\nabove = "10 minutes"', "or for hang a time such as 10m, or off"),
+        ('what = "hang"\nabove = "10m"\nfactor = 5', "hang takes one of above, a time, and factor"),
+        ('what = "hang"\nfactor = 5\nsteps = 2', "hang opens no window: it takes no steps"),
+        ('what = "hang"\nfactor = 0.5', "a factor is above 1"),
+        ('what = "memory"\nabove = "10m"', "a time is for hang only"),
     ],
 )
 def test_a_wrong_condition_is_one_line_that_says_why(table: str, message: str, tmp_path: Path) -> None:
@@ -262,8 +272,55 @@ def test_no_tables_give_anything_but_conditions_or_one_line(
 
 
 words_of_conditions = st.sampled_from(
-    ["step", "gen", "memory", "rank", "resume", "oom", ">", ":", "2", "0.9", "x", ",", " "]
+    [
+        "step",
+        "gen",
+        "memory",
+        "rank",
+        "resume",
+        "oom",
+        "hang",
+        ">",
+        ":",
+        "2",
+        "0.9",
+        "x",
+        "s",
+        "m",
+        "h",
+        "off",
+        ",",
+        " ",
+    ]
 )
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds", "factor"),
+    [("hang>10m", 600, 10), ("hang>90s", 90, 90), ("hang>1.5h", 5400, 1.5), ("hang>5x", 0, 5), ("hang:off", 0, 0)],
+)
+def test_a_hang_is_a_time_or_a_factor(text: str, seconds: float, factor: float) -> None:
+    (read,) = conditions.parse(text)
+    assert (read.seconds, read.above, str(read), read.off) == (seconds, factor, text, text == "hang:off")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("hang", "'hang' is no condition; hang takes a time such as 10m, a factor such as 5x, or hang:off"),
+        ("hang=10m", "hang takes a time such as 10m"),
+        ("hang:on", "hang takes a time such as 10m"),
+        ("hang>10", "'hang>10': hang takes a time in s, m or h such as 10m, or a factor such as 5x"),
+        ("hang>10min", "hang takes a time in s, m or h"),
+        ("hang>0s", "it is above 0; hang:off switches it off"),
+        ("hang>1x", "a factor is above 1"),
+        ("step>10m", "a time such as 10m is for hang only"),
+        ("Hang>10m", "a time such as 10m is for hang only"),
+    ],
+)
+def test_what_is_nearly_a_hang_is_named(text: str, why: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(why)):
+        conditions.parse(text)
 
 
 @given(st.lists(words_of_conditions, max_size=12).map("".join))

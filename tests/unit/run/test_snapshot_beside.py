@@ -1,0 +1,233 @@
+"""What a snapshot has beside stacks: memory, torch's flight record, the state of an engine."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import sys
+import time
+from collections import deque
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from autoprof.base import identity
+from autoprof.behaviours.sglang import scheduler as sglang
+from autoprof.behaviours.vllm import scheduler as vllm
+from autoprof.run.watch import beside, engine_state, flight_record, memory
+from autoprof.rundir.stacks import MOST_BYTES, ProcessStacks
+
+TAKEN = ProcessStacks(host="h", pid=1, unix_ns=1, left_out=["native stacks"])
+
+
+def tree(folder: Path, **files: str) -> Path:
+    for name, content in files.items():
+        path = folder / name.replace("__", "/").replace("DOT", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    return folder
+
+
+def test_the_memory_of_this_process_is_known() -> None:
+    found = memory.read()
+    assert 0 < found["resident"] <= found["peak_resident"]
+    assert 0 < found["host_used"] < found["host_total"]
+
+
+@pytest.mark.parametrize("own", ["/", "/a/b", "/../../elsewhere"])
+def test_the_limit_is_that_of_the_nearest_cgroup_that_has_one(own: str, tmp_path: Path) -> None:
+    proc = tree(tmp_path / "proc", self__cgroup=f"12:cpu:/x\n0::{own}\n")
+    root = tree(tmp_path / "cgroup", memoryDOTmax="1000\n", memoryDOTcurrent="700\n")
+    tree(root, memoryDOTstat="anon 1\ninactive_file 50\n", a__memoryDOTmax="max\n", a__memoryDOTcurrent="1\n")
+    assert memory.read(proc, root) == {"cgroup_used": 650, "cgroup_limit": 1000}
+    tree(root, a__b__memoryDOTmax="400", a__b__memoryDOTcurrent="300", a__b__memoryDOTstat="inactive_file 0\n")
+    nearest = {"cgroup_used": 300, "cgroup_limit": 400}
+    assert memory.read(proc, root) == (nearest if own == "/a/b" else {"cgroup_used": 650, "cgroup_limit": 1000})
+
+
+def test_cgroups_of_the_first_version_are_known(tmp_path: Path) -> None:
+    proc = tree(tmp_path / "proc", self__cgroup="3:cpu,cpuacct:/x\n2:memory:/job\n1:name=systemd:/\n")
+    root = tree(
+        tmp_path / "cgroup",
+        memory__job__memoryDOTlimit_in_bytes="500",
+        memory__job__memoryDOTusage_in_bytes="200",
+        memory__job__memoryDOTstat="total_inactive_file 20\n",
+    )
+    assert memory.read(proc, root) == {"cgroup_used": 180, "cgroup_limit": 500}
+    (root / "memory" / "job" / "memory.limit_in_bytes").write_text(str((1 << 63) - 4096))
+    assert memory.read(proc, root) == {}
+
+
+def test_devices_are_asked_for_where_they_are_in_use_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def backend(initialised: bool) -> Any:
+        held = {0: 0, 1: 300, 2: 200}
+        return SimpleNamespace(
+            is_initialized=lambda: initialised,
+            device_count=lambda: len(held) if initialised else pytest.fail("asked"),
+            memory_reserved=held.__getitem__,
+            get_device_properties=lambda number: SimpleNamespace(total_memory=1000),
+        )
+
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=backend(False), npu=backend(True)))  # type: ignore[arg-type]
+    assert memory.read(tmp_path, tmp_path) == {"device_used": 500, "device_total": 2000}
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=backend(False)))  # type: ignore[arg-type]
+    assert memory.read(tmp_path, tmp_path) == {}
+    monkeypatch.delitem(sys.modules, "torch")
+    assert memory.read(tmp_path, tmp_path) == {}
+
+
+class Distributed:
+    """As much of torch.distributed as is asked for, with these records."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **records: Any) -> None:
+        self.calls: list[dict[str, bool]] = []
+
+        def dump(record: Any) -> Any:
+            return lambda **given: self.calls.append(given) or pickle.dumps(record)
+
+        group = SimpleNamespace(group_desc="default_pg")
+        world = SimpleNamespace(pg_group_ranks={id(group): {1: 1, 0: 0}}, pg_names={id(group): "0"})
+        torch = SimpleNamespace(
+            is_available=lambda: True,
+            is_initialized=lambda: True,
+            get_rank=lambda: 3,
+            distributed_c10d=SimpleNamespace(_world=world),
+        )
+        module = ModuleType("c10d")
+        for name, record in records.items():
+            setattr(module, name, dump(record))
+        monkeypatch.setitem(sys.modules, "torch.distributed", torch)  # type: ignore[arg-type]
+        monkeypatch.setitem(sys.modules, "torch._C._distributed_c10d", module)
+
+
+def entry(number: int, pad: str = "") -> dict[str, Any]:
+    return {"record_id": number, "time_created_ns": number, "profiling_name": f"all_reduce{pad}"}
+
+
+def record(*entries: dict[str, Any], **groups: Any) -> dict[str, Any]:
+    return {"version": "2.10", "pg_config": groups, "entries": list(entries)}
+
+
+def written(folder: Path) -> dict[str, Any]:
+    (path,) = folder.iterdir()
+    assert path.name == f"{identity.HOST}-{os.getpid()}-rank_3"
+    assert path.stat().st_size <= MOST_BYTES
+    read: dict[str, Any] = pickle.loads(path.read_bytes())
+    return read
+
+
+def test_the_record_of_nccl_and_that_of_other_backends_are_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    nccl, gloo = record(entry(1), entry(3), **{"7": {"name": "7"}}), record(entry(2), **{"": {"name": ""}})
+    fake = Distributed(monkeypatch, _dump_nccl_trace=nccl, _dump_fr_trace=gloo)
+    assert flight_record.write(str(tmp_path)).endswith("-rank_3")
+    found = written(tmp_path)
+    assert [each["record_id"] for each in found["entries"]] == [1, 2, 3]
+    # Gloo's groups have no names in torch's own record (2.13).
+    assert found["pg_config"] == {"0": {"name": "0", "desc": "", "ranks": "[0, 1]"}, "7": {"name": "7"}}
+    assert all(call["includeStackTraces"] is False for call in fake.calls)
+
+
+@pytest.mark.parametrize("records", [{}, {"_dump_fr_trace": record()}, {"_dump_nccl_trace": {}}])
+def test_where_torch_has_recorded_nothing_there_is_no_file(
+    records: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    Distributed(monkeypatch, **records)
+    assert flight_record.write(str(tmp_path)) == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_of_a_record_that_is_too_large_the_end_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    entries = [entry(number, f"{number} {'x' * 1000}") for number in range(3000)]
+    Distributed(monkeypatch, _dump_fr_trace=record(*entries))
+    flight_record.write(str(tmp_path))
+    kept = [each["record_id"] for each in written(tmp_path)["entries"]]
+    assert kept == list(range(3000 - len(kept), 3000))
+    assert len(kept) > 500
+
+
+@pytest.mark.parametrize(
+    ("version", "given", "size"),
+    [
+        ("2.4.1", {}, "2000"),
+        ("2.10.0+cu128", {}, "2000"),
+        ("2.11.0", {}, None),
+        ("2.13.0+cpu", {}, None),
+        ("3.0", {}, None),
+        ("2.9.1", {"TORCH_NCCL_TRACE_BUFFER_SIZE": "0"}, "0"),
+        ("2.9.1", {"TORCH_FR_BUFFER_SIZE": "50"}, None),
+        ("unknown", {}, None),
+    ],
+)
+def test_torch_records_where_it_does_not_by_default_and_nobody_has_said_otherwise(
+    version: str, given: dict[str, str], size: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__=version))  # type: ignore[arg-type]
+    environ = dict(given)
+    flight_record.enable(environ)
+    assert environ.get("TORCH_NCCL_TRACE_BUFFER_SIZE") == size
+
+
+class Scheduler(SimpleNamespace):
+    """A scheduler, made up."""
+
+
+def request(name: str, ago_s: float) -> Any:
+    stats = SimpleNamespace(wait_queue_entry_time=time.perf_counter() - ago_s)
+    return SimpleNamespace(request_id=name, rid=name, arrival_time=time.time() - ago_s, time_stats=stats)
+
+
+def of_vllm(**more: Any) -> Scheduler:
+    pool = SimpleNamespace(get_num_free_blocks=lambda: 5, num_gpu_blocks=64)
+    values = {"kv_cache_manager": SimpleNamespace(block_pool=pool), "kv_holding_waiting": deque([request("c", 1)])}
+    return Scheduler(**{"running": [request("a", 100)], "waiting": deque([request("b", 500)])} | values | more)
+
+
+def of_sglang(**more: Any) -> Scheduler:
+    values = {
+        "waiting_queue": [request("b", 500)],
+        "running_batch": SimpleNamespace(reqs=[request("a", 100)]),
+        "cur_batch": SimpleNamespace(reqs=[request("a", 100), request("c", 1)]),
+        "token_to_kv_pool_allocator": SimpleNamespace(page_size=4, size=256, available_size=lambda: 12),
+        "tree_cache": SimpleNamespace(evictable_size=lambda: 8),
+    }
+    return Scheduler(**values | more)
+
+
+@pytest.mark.parametrize(("made", "read", "counts"), [(of_vllm, vllm.read, (1, 2)), (of_sglang, sglang.read, (2, 1))])
+def test_the_state_of_an_engine_is_told(made: Any, read: Any, counts: tuple[int, int]) -> None:
+    scheduler = made()
+    engine_state.register(scheduler, read)
+    found = beside.added(TAKEN, "/nonexistent")
+    assert (found.engine["running"], found.engine["waiting"]) == counts
+    assert (found.engine["free_blocks"], found.engine["total_blocks"], found.engine["longest"]) == (5, 64, "b")
+    assert 500 <= float(found.engine["longest_s"]) < 900
+    assert found.left_out == TAKEN.left_out
+    del scheduler
+    gc.collect()
+    assert beside.added(TAKEN, "/nonexistent").engine == {}
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "read", "left_out"),
+    [
+        (of_vllm(kv_cache_manager=None), vllm.read, ["engine.free_blocks: Attr", "engine.total_blocks: Attr"]),
+        (of_vllm(running=None), vllm.read, ["engine: TypeError"]),
+        (of_sglang(tree_cache=None), sglang.read, ["engine.free_blocks: Attr"]),
+        (of_sglang(waiting_queue=[SimpleNamespace(rid="x")]), sglang.read, ["engine.longest_s: Attr"]),
+    ],
+)
+def test_what_another_release_lacks_is_named(scheduler: Scheduler, read: Any, left_out: list[str]) -> None:
+    engine_state.register(scheduler, read)
+    found = beside.added(TAKEN, "/nonexistent").left_out[1:]
+    assert [said[: len(begin)] for said, begin in zip(found, left_out, strict=True)] == left_out
+
+
+def test_what_fails_leaves_the_rest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    Distributed(monkeypatch, _dump_fr_trace=record(entry(1)))
+    found = beside.added(TAKEN, str(tmp_path / "nonexistent"))
+    assert found.flight_record == ""
+    assert found.left_out[1].startswith("flight record: FileNotFoundError: ")
+    assert found.memory["resident"] > 0
