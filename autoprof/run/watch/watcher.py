@@ -13,7 +13,7 @@ from typing import Protocol
 
 from autoprof.base import interrupts, log, process
 from autoprof.run.timeline import Timeline
-from autoprof.run.watch import snapshot
+from autoprof.run.watch import crashes, snapshot
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.stacks import HANGS, STACKS
 
@@ -80,7 +80,7 @@ class Watcher:
 
 
 # What else looks each time.
-_lookers: list[Callable[[], None]] = []
+_lookers: list[Callable[[], None]] = [crashes.check]
 
 
 def _watch(look: Callable[[], None], stop: _thread.LockType, ended: _thread.LockType) -> None:
@@ -119,6 +119,7 @@ class _State(process.State):
     def at_exit(self) -> None:
         if self.watcher is not None:
             self.watcher.stop()
+        crashes.end()
 
 
 _state = _State()
@@ -128,11 +129,12 @@ def start(run: Watched) -> None:
     """Watch this process, if that is not done. Raises nothing."""
     if _state.watcher is not None:
         return
+    crashes.begin(run.rundir)
     try:
+        _state.end_first()
         watcher = Watcher(run)
         watcher.start()
         _state.watcher = watcher
-        _state.end_first()
     except Exception as error:  # no further thread can be started
         interrupts.pass_on(error)
         log.warning_once(f"this process is not watched: {type(error).__name__}: {error}")
