@@ -54,7 +54,7 @@ _PART = 20
 _LONG_NS = 10_000_000_000
 _MOST_OPEN = 256
 # Exceptions that say nothing of a fault, and how many of stages have a line.
-_NO_FAULT = (StopIteration, StopAsyncIteration, GeneratorExit, KeyboardInterrupt, SystemExit, asyncio.CancelledError)
+_NO_FAULT = (StopIteration, StopAsyncIteration, GeneratorExit, KeyboardInterrupt, asyncio.CancelledError)
 _MOST_RAISED = 50
 # What is open is written again after so many bytes: readers look for it at a file's end.
 AGAIN_BYTES = 1 << 20

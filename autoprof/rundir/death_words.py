@@ -26,15 +26,6 @@ def text(death: Death, hosts: int = 1) -> str:
     return f"{_who(death, hosts)} {_what(death)}"
 
 
-def short(death: Death) -> str:
-    """Return what happened in a few words, for a table."""
-    who = (
-        f"{death.role} {death.rank}" if death.role and death.rank is not None else death.role or f"process {death.pid}"
-    )
-    where = _where(death)
-    return f"{who}: {_how(death)}{f' {where}' if where else ''}"
-
-
 def evidence(deaths: Sequence[Death], hosts: int = 1) -> list[str]:
     """Return what else there is to say of the first of several deaths, and of the others."""
     first, *others = deaths
@@ -83,6 +74,8 @@ def _what(death: Death) -> str:
         first = death.exception.message.partition("\n")[0]
         said = first if len(first) <= _MOST_MESSAGE else f"{first[:_MOST_MESSAGE]}..."
         return f"ended by {death.exception.type}{f': {said}' if said else ''}{at}{f',{place}' if place else ''}"
+    if death.how == EXIT and death.exception is not None and (frame := _shown(death.exception.frames)):
+        return f"{_how(death)} in {_frame(frame)}{f',{place}' if place else ''}"
     if not death.killer and not death.signal and death.how != EXIT:
         return f"is gone{place} without a word: it was killed by a signal, or left by os._exit"
     return f"{_how(death)}{place}"

@@ -30,6 +30,7 @@ _FOLLOWS = re.compile(
     re.IGNORECASE,
 )
 _CTRL_C = "SIGINT"
+_EXIT = "SystemExit"
 
 
 def of_run(run: Run) -> list[Death]:
@@ -39,8 +40,7 @@ def of_run(run: Run) -> list[Death]:
         return []
     found = find(path, info, over=state in (ENDED, FAILED))
     if state == FAILED:
-        found += _exited(info, exit_status(path)) if not found else []
-        return found
+        return _with_status(found, info, exit_status(path))
     if state == ENDED:
         # What was open then may have been left on purpose.
         return [each for each in found if each.how in (CRASH, KILLED)]
@@ -222,8 +222,13 @@ def _as_named(death: Death, named: Named) -> Death:
     return death
 
 
-def _exited(info: RunFile, status: int | None) -> list[Death]:
-    return [Death(how=EXIT, host=info.host, pid=info.pid, status=status, started=True)] if status else []
+def _with_status(found: list[Death], info: RunFile, status: int | None) -> list[Death]:
+    """Return them with the exit status, which `sys.exit` has given, inside of a stage or anywhere."""
+    exits = [each for each in found if each.exception is not None and each.exception.type == _EXIT]
+    if not status or (found and not exits):
+        return found
+    own = exits[0] if exits else Death(how=EXIT, host=info.host, pid=info.pid, started=True)
+    return [*(each for each in found if each not in exits), msgspec.structs.replace(own, how=EXIT, status=status)]
 
 
 def _with_starter(found: list[Death], info: RunFile, states: Sequence[ProcessState]) -> list[Death]:
