@@ -94,7 +94,8 @@ def _frames_in(text: str) -> list[Frame]:
 
 
 def _message(text: str) -> str:
-    lines = [line for line in text.splitlines() if line.strip()]
+    # torchrun draws lines.
+    lines = [line for line in text.splitlines() if line.strip(" =-")]
     # Of a text with Ray's tracebacks in it the last line tells.
     if any(line.startswith(_RAY) for line in lines):
         lines = lines[-1:]

@@ -24,6 +24,8 @@ _SIGNALS = {
 _FATAL = re.compile(r"^Fatal Python error: ([^\n]{1,100})$", re.MULTILINE)
 _FRAME = re.compile(r'^  File "([^"\n]{1,400})", line (\d{1,9}) in ([^\n]{1,200})$', re.MULTILINE)
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[^\n]*$", re.MULTILINE)
+# What stands around a hooked function.
+_OWN = re.compile(r"[/\\]autoprof[/\\]hooks[/\\]\w+\.py$")
 _MOST_BYTES = 1 << 20
 
 
@@ -68,4 +70,5 @@ def parsed(text: str) -> tuple[str, list[Frame]]:
 
 
 def _frames(text: str) -> list[Frame]:
-    return [Frame(function, file, int(line)) for file, line, function in _FRAME.findall(text)][::-1]
+    found = [Frame(function, file, int(line)) for file, line, function in _FRAME.findall(text)]
+    return [frame for frame in found if not _OWN.search(frame.file)][::-1]

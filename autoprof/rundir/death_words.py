@@ -46,7 +46,7 @@ def evidence(deaths: Sequence[Death], hosts: int = 1) -> list[str]:
 
 
 def _in(death: Death) -> bool:
-    return 0 < death.since_ns < death.last_ns
+    return 0 < death.since_ns < death.last_ns - 1_000_000_000
 
 
 def _who(death: Death, hosts: int) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import wrapt
 
 from autoprof.cli import main
 from autoprof.rundir import death_words, deaths, runs
@@ -60,7 +60,7 @@ def go(tmp_path: Path) -> Go:
         return subprocess.run(
             [sys.executable, *command, "train.py"],
             cwd=tmp_path,
-            env=clean_environment(PYTHONPATH=str(tmp_path / "lib"), **settings | variables),
+            env=clean_environment(**{"PYTHONPATH": str(tmp_path / "lib")} | settings | variables),
             capture_output=True,
             text=True,
             timeout=300,
@@ -106,11 +106,10 @@ WITHOUT_A_WORD = (
             "actor rank 0 crashed (SIGABRT) in update_actor of step 2: train.py:4 fetch_score",
         ),
         (
-            "raise ValueError(f'no score for {token} at 7')",
+            "raise ValueError(f'no score for {token}')",
             1,
             "failed",
-            "actor rank 0 ended by ValueError: no score for *** at 7 in train.py:4 fetch_score, in update_actor of "
-            "step 2",
+            "actor rank 0 ended by ValueError: no score for *** in train.py:4 fetch_score, in update_actor of step 2",
         ),
         (
             "sys.exit(3)",
@@ -151,3 +150,43 @@ def test_the_run_says_what_ended_its_process(
 def test_no_empty_crash_file_stays(go: Go, tmp_path: Path) -> None:
     go(PROGRAM.format("pass"))
     assert list(Path(the_run(tmp_path).path, CRASHES).iterdir()) == []
+
+
+# Two ranks that meet in each step, as those of a real trainer do.
+RANKS = """from small import *
+import torch.distributed as dist
+dist.init_process_group("gloo")
+
+def meet():
+    if dist.get_rank() == 1:
+        {0}
+    dist.barrier()
+
+Trainer().fit(meet)
+dist.destroy_process_group()
+"""
+# The launcher imports autoprof's dependencies before all of `site` is through.
+_PATH = f"{{}}/lib:{Path(wrapt.__file__).parent.parent}"
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+
+@pytest.mark.parametrize(
+    ("does", "text"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", "actor rank 1 was killed by SIGKILL in update_actor of step 2"),
+        (
+            "__import__('ctypes').string_at(0)",
+            "actor rank 1 crashed (SIGSEGV) in update_actor of step 2: train.py:7 meet",
+        ),
+        (
+            "raise KeyError('uid')",
+            "actor rank 1 ended by KeyError: 'uid' in train.py:7 meet, in update_actor of step 2",
+        ),
+        ("pass", ""),
+    ],
+)
+def test_of_torchruns_ranks_the_one_is_named_that_died_first(go: Go, tmp_path: Path, does: str, text: str) -> None:
+    ended = go(RANKS.format(does), *TORCHRUN, AUTOPROF_RANKS="all", PYTHONPATH=_PATH.format(tmp_path))
+    assert ended.returncode == (1 if text else 0), ended.stderr[-2000:]
+    run = the_run(tmp_path)
+    assert (run.state, first(tmp_path)) == ("failed" if text else "ended", text)
