@@ -10,7 +10,10 @@ import msgspec
 from autoprof.base import units
 from autoprof.cli import arguments, console
 from autoprof.cli.documents import Listed, ListedRun
-from autoprof.rundir import runs
+from autoprof.rundir import death_words, deaths, runs
+
+# Who died is told of the last runs: it takes a look at their timelines.
+_MOST_READ = 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,6 +56,9 @@ def _show(found: list[runs.Run], as_json: bool, captures: bool) -> int:
     for run in found:
         if run.info.no_hooks:
             console.complain(f"ls: {run.id} has no profile, for no hook was applied: {run.info.no_hooks}", 0)
+    for run in found[-_MOST_READ:]:
+        if not run.state.startswith(runs.ENDED) and (died := deaths.of_run(run)):
+            console.complain(f"ls: {run.id}: {death_words.text(died[0], len(run.info.hosts))}", 0)
     if captures:
         rows = [
             [f"{step.number}", capture.name, capture.state, units.size(capture.bytes)]

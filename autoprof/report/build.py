@@ -17,7 +17,7 @@ from autoprof.report.figures.index import StepSpan
 from autoprof.report.figures.overview import NOBODY, Overview, shares, shares_of_kinds
 from autoprof.report.figures.reading import Reader, Timeline, timelines
 from autoprof.report.figures.recorded import Recorded
-from autoprof.report.findings import findings
+from autoprof.report.findings import death, findings
 from autoprof.report.findings.registry import LEAST_S
 from autoprof.report.model.captures import CaptureFigures
 from autoprof.report.model.run import RunFigures, StepRow
@@ -72,6 +72,7 @@ def figures(
     steps = details(list(spans.values()), rows, files, summed, recorded, overview.zones)
     stages = shares(overview.rows)
     drivers = {number: files[span.file].name for number, span in overview.spans.items()}
+    died = death.of_run(run)
     everything = findings.settled(
         [
             *(finding for step in steps for finding in findings.of_step(step)),
@@ -98,11 +99,11 @@ def figures(
         kinds=shares_of_kinds(overview.rows, stages),
         median_s=median(row.seconds for row in overview.rows) if overview.rows else None,
         tokens_per_s=_rate(overview.rows),
-        findings=findings.abridged(everything),
+        findings=[*died, *findings.abridged(everything)],
         details=shown,
         comparison=None,
         notes=[*run.left_out, *_notes(overview, files), *clocks, *reader.notes()],
-        verdict="" if everything else findings.verdict(overview.rows, bool(unread)),
+        verdict="" if everything or died else findings.verdict(overview.rows, bool(unread)),
         autoprof=__version__,
     )
 

@@ -7,17 +7,31 @@ import sys
 from pathlib import Path
 
 from autoprof.base import files, interrupts, log
+from autoprof.run import raised
+from autoprof.rundir.records import Raised
 
 
-def error() -> str:
-    """Return the type of the exception that nobody caught, or an empty text.
+def exception() -> BaseException | None:
+    """Return the exception that nobody caught, or None.
 
     The interpreter keeps it, except for `SystemExit`. A debugger or a notebook keeps others there, too.
     """
     ended_by = getattr(sys, "last_value", None)
-    if ended_by is None or hasattr(sys, "ps1"):
+    return None if hasattr(sys, "ps1") or not isinstance(ended_by, BaseException) else ended_by
+
+
+def error() -> str:
+    """Return the type of the exception that nobody caught, or an empty text."""
+    ended_by = exception()
+    if ended_by is None:
         return ""
     return "SIGINT" if isinstance(ended_by, KeyboardInterrupt) else type(ended_by).__name__
+
+
+def told() -> Raised | None:
+    """Return what is told of the exception that nobody caught; nothing of Ctrl-C."""
+    ended_by = exception()
+    return None if ended_by is None or isinstance(ended_by, KeyboardInterrupt) else raised.of(ended_by)
 
 
 def keep_status(path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from autoprof import __version__, _boot
-from autoprof.base import files, identity, log, process
+from autoprof.base import files, identity, interrupts, log, process
 from autoprof.base.redact import hidden, hidden_in
 from autoprof.config import settings
 from autoprof.config.settings import SettingsError
@@ -23,7 +23,7 @@ from autoprof.run.hook_log import HookLog
 from autoprof.run.info import RunInfo
 from autoprof.run.timeline import Timeline
 from autoprof.run.watch import watcher
-from autoprof.rundir import decoder, layout, previous_run, runs
+from autoprof.rundir import deaths, decoder, layout, previous_run, runs
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import Attempt, RunFile, RunNode, RunSettings
 
@@ -136,9 +136,23 @@ class Runtime:
         error = "" if self.stopped else outcome.error() or (others.errors() if others is not None else "")
         known = {"ended": time.time(), "state": runs.FAILED if error else runs.ENDED}
         known |= {"error": error} if error else {}
+        known |= self._deaths() if not self.stopped else {}
         known |= {"no_hooks": hidden(no_hooks)} if no_hooks else {}
         described = self.describe() | self.hooks.summary() | previous_run.note(self.rundir)
         layout.write_json(self.rundir.run_json, described | known)
+
+    def _deaths(self) -> dict[str, Any]:
+        """Return what `run.json` says of the exception that ends this process, and of processes that are dead now."""
+        self.timeline.flush()
+        exception = outcome.told()
+        try:
+            info = decoder.read(self.rundir.run_json, RunFile)
+            died = deaths.find(self.rundir.path, info, over=False, own=exception)
+        except Exception as error:  # files that somebody else is writing, or has removed
+            interrupts.pass_on(error)
+            died = []
+        known = {"exception": exception, "died": died}
+        return {name: msgspec.to_builtins(value) for name, value in known.items() if value}
 
     def leave_without_hooks(self, why: str) -> None:
         """Leave a directory that says why no hook was applied in any process of the run.

@@ -23,9 +23,21 @@ import msgspec
 from autoprof import __version__
 from autoprof.base import files, identity, interrupts, log, process
 from autoprof.config import kinds
-from autoprof.run import outcome
+from autoprof.run import outcome, raised
+from autoprof.rundir import memory_state
 from autoprof.rundir.layout import RunDir
-from autoprof.rundir.records import BegunLine, DroppedLine, ExitLine, Id, Line, Moment, ProcessLine
+from autoprof.rundir.records import (
+    BegunLine,
+    DroppedLine,
+    ExitLine,
+    Id,
+    Line,
+    MemoryLine,
+    MemoryState,
+    Moment,
+    ProcessLine,
+    RaisedLine,
+)
 
 # Kinds of which a step has a few; all others are kept and written together.
 _AT_ONCE = ("step", "stage", "window")
@@ -43,6 +55,9 @@ _KEPT, _NAMES = 100, 256
 # Spans of samples that are older than this are written while they go on, so many of them.
 _LONG_NS = 10_000_000_000
 _MOST_OPEN = 256
+# Exceptions that say nothing of a fault, and how many of stages have a line.
+_NO_FAULT = (StopIteration, StopAsyncIteration, GeneratorExit, KeyboardInterrupt, asyncio.CancelledError)
+_MOST_RAISED = 50
 # What is open is written again after so many bytes: readers look for it at a file's end.
 AGAIN_BYTES = 1 << 20
 
@@ -164,6 +179,8 @@ class Span:
         if self._kind in _AT_ONCE:
             if error is None:
                 timeline.note(self._kind, self._name, now - self._begun)
+            else:
+                timeline.raised(line, error)
             timeline.add(line, now, at_once=True)
         else:
             timeline.going.discard(self)
@@ -217,6 +234,10 @@ class Timeline:
         # When an event loop is to write what is kept, if it still runs then.
         self._looked_at = 0
         self._path = ""
+        self._memory = memory_state.Watch()
+        # The last exception that has a line, and when the span began that it left.
+        self._raised: tuple[int, int] = 0, 0
+        self._raised_count = 0
         self._first = b""
         self._bytes = 0
 
@@ -224,6 +245,18 @@ class Timeline:
         """Write that a span has begun."""
         self.told.add(span)
         self.write(span.line)
+
+    def raised(self, line: Line, error: BaseException) -> None:
+        """Write with a step or stage which exception has left it, and where that was raised."""
+        # The spans around it began before.
+        known = self._raised[0] == id(error) and line.start_ns <= self._raised[1]
+        self._raised = id(error), line.start_ns
+        self._raised_count += line.kind != "step"
+        if known or isinstance(error, _NO_FAULT) or (line.kind != "step" and self._raised_count > _MOST_RAISED):
+            return
+        said = raised.of(error)
+        if len(self._lines) < _MOST:
+            self._lines.append(RaisedLine(time.time_ns(), line.kind, line.name, line.step, line.role, line.rank, said))
 
     def write(self, line: BegunLine | DroppedLine) -> None:
         """Write a line of what is open, unless the disk is slow."""
@@ -247,7 +280,11 @@ class Timeline:
     def tell(self) -> None:
         """Write which spans of samples have been going on for long, and again what is open, where that is far back."""
         now = time.monotonic_ns()
-        if self._bytes > AGAIN_BYTES:
+        again = self._bytes > AGAIN_BYTES
+        if self._path and (line := self._memory.look(again)) is not None:
+            self._lines.append(line)
+        lines: list[_AnyLine]
+        if again:
             self._bytes = 0
             lines = [span.line for span in self.open() if span in self.told]
         else:
@@ -265,7 +302,7 @@ class Timeline:
         """Write the last line of this process, if it has any."""
         self.flush()
         if self._path:
-            self._lines.append(ExitLine(time.time_ns(), outcome.error()))
+            self._lines.append(ExitLine(time.time_ns(), outcome.error(), outcome.told(), memory_state.peak()))
             self.flush()
 
     def add(self, line: Line, now: int, *, at_once: bool = False) -> None:
@@ -315,7 +352,7 @@ class Timeline:
         if not self._path:
             path = self._run.process_file("timeline")
             self._run.make(path.parent)
-            self._first = _process_line()
+            self._first = _process_line(self._memory.first())
             # An earlier process of the run may have had the same pid: this one's lines begin anew.
             files.append(path, self._first + content)
             self._path = str(path)
@@ -345,7 +382,7 @@ class _State(process.State):
             timeline.leave()
 
 
-_AnyLine: TypeAlias = Line | BegunLine | DroppedLine | ExitLine
+_AnyLine: TypeAlias = Line | BegunLine | DroppedLine | ExitLine | RaisedLine | MemoryLine
 _state = _State()
 _encoder = msgspec.json.Encoder()
 
@@ -366,9 +403,17 @@ def _mended(value: Any) -> Any:
     return value
 
 
-def _process_line() -> bytes:
+def _process_line(at_first: MemoryState) -> bytes:
     clock = Moment(time.time_ns(), time.monotonic_ns())
     pid = os.getpid()
     ticks = identity.began(pid) or 0
-    process = ProcessLine(host=identity.HOST, pid=pid, clock=clock, version=__version__, ticks=ticks)
+    process = ProcessLine(
+        host=identity.HOST,
+        pid=pid,
+        clock=clock,
+        version=__version__,
+        ticks=ticks,
+        boot=identity.machine(),
+        memory=at_first,
+    )
     return msgspec.json.encode(process) + b"\n"

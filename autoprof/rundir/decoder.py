@@ -11,6 +11,7 @@ import functools
 import json
 import math
 import os
+import types
 import typing
 from collections.abc import Mapping
 from pathlib import Path
@@ -151,6 +152,8 @@ def _blank(kind: Any) -> Any:
 def _kept(value: Any, kind: Any, where: str, named: list[str]) -> Any:
     """Return the value as far as it is of this kind; `msgspec.UNSET` where nothing of it is."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if isinstance(value, dict) and origin is types.UnionType:  # one that may be missing
+        kind = next((each for each in arguments if isinstance(each, type) and issubclass(each, Struct)), kind)
     inner: Any = None
     if isinstance(value, dict) and isinstance(kind, type) and issubclass(kind, Struct):
         known = _hints(kind, include_extras=True)

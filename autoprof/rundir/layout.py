@@ -14,6 +14,9 @@ from autoprof.base import files, identity, interrupts
 from autoprof.rundir import file_names
 from autoprof.rundir.file_names import JSON, LINES
 
+# The folder of the stacks of processes that crashed.
+CRASHES = "crashes"
+
 
 def write_json(path: Path, content: Any) -> None:
     """Write a record, or JSON, as a file that is there only when it is complete, in a folder that is made.
@@ -76,7 +79,7 @@ class RunDir:
         return self.path / "oom"
 
     def process_file(self, folder: str, ending: str = LINES) -> Path:
-        """Return this process's file in `hooks`, `timeline` or `clocks`."""
+        """Return this process's file in `hooks`, `timeline`, `clocks` or `crashes`."""
         return self.path / folder / f"{identity.HOST}-{os.getpid()}{ending}"
 
     def hooks_files(self) -> list[Path]:

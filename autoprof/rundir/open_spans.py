@@ -5,17 +5,32 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 from msgspec import Struct
 
 from autoprof.base import files, identity, interrupts
 from autoprof.rundir.layout import RunDir
-from autoprof.rundir.records import BegunLine, DroppedLine, ExitLine, Line, ProcessLine
+from autoprof.rundir.records import (
+    BegunLine,
+    DroppedLine,
+    ExitLine,
+    Line,
+    MemoryLine,
+    MemoryState,
+    Moment,
+    ProcessLine,
+    Raised,
+    RaisedLine,
+)
 from autoprof.rundir.stacks import OpenSpan
 
 # Twice as far back as a process writes again what is open (`run/timeline.py`), and some seconds of a busy process.
 _TAIL_BYTES = 4 << 20
+
+# No line is longer that tells whether a process has ended.
+_LINE_BYTES = 32 << 10
 
 RUNNING, GONE, EXITED, ELSEWHERE = "running", "gone", "exited", "elsewhere"
 
@@ -28,6 +43,11 @@ class ProcessState(Struct, frozen=True, kw_only=True):
             that can't be seen from this host.
         error: The exception with which it exited.
         last_ns: The last moment that its timeline knows, in nanoseconds since the epoch.
+        exception: That exception with its stack.
+        raised: The last exception that has left a step or a stage, and that nobody above seems to have caught.
+        within: The innermost stage, timer or sample's span that this one has left.
+        boot: The machine since its boot.
+        memory: The memory at its begin, and as last told.
         file: Its timeline file.
     """
 
@@ -39,17 +59,47 @@ class ProcessState(Struct, frozen=True, kw_only=True):
     last_ns: int
     spans: list[OpenSpan]
     file: Path
+    exception: Raised | None = None
+    raised: RaisedLine | None = None
+    within: str = ""
+    boot: str = ""
+    memory: tuple[MemoryState, MemoryState] = (MemoryState(), MemoryState())
 
 
-def read(run: str | Path) -> list[ProcessState]:
-    """Return the processes of a run that have a timeline. Files that can't be read are left out."""
+def read(run: str | Path, running: bool = True) -> list[ProcessState]:
+    """Return the processes of a run that have a timeline. Files that can't be read are left out.
+
+    Args:
+        run: The run's directory.
+        running: Whether processes are told that are running or have exited without an exception, but for this one.
+    """
     found = []
     for path in RunDir(Path(run)).lines("timeline"):
         try:
-            found.append(_process(path))
+            if running or _is_dead(path):
+                found.append(_process(path))
         except OSError as error:
             interrupts.pass_on(error)
     return found
+
+
+def _is_dead(path: Path) -> bool:
+    """Return whether a process may have died, or is this one, by the ends of its file."""
+    host, _, digits = path.stem.rpartition("-")
+    if host != identity.HOST or (digits.isdecimal() and int(digits) == os.getpid()):
+        return True
+    with os.fdopen(files.opened(path), "rb") as file:
+        first = file.readline(_LINE_BYTES)
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _LINE_BYTES))
+        last = file.read().rstrip(b"\n").rpartition(b"\n")[2]
+    try:
+        begun, ended = (_open_lines.decode(line) if line.startswith(_TAGGED) else None for line in (first, last))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return True
+    if isinstance(ended, ExitLine):
+        return bool(ended.error)
+    ticks = begun.ticks if isinstance(begun, ProcessLine) else 0
+    return not digits.isdecimal() or _state(host, int(digits), ticks, exited=False) == GONE
 
 
 class _Open:
@@ -77,28 +127,71 @@ class _Open:
         return [_open(line) for line in sorted(self._spans.values(), key=lambda line: line.start_ns)]
 
 
+class _Failure:
+    """The exception that has left a step or a stage and that nobody caught, as the lines come."""
+
+    def __init__(self) -> None:
+        self.raised: RaisedLine | None = None
+        self.within = ""
+        self._innermost = 0
+
+    def ended(self, line: Line) -> None:
+        """Take a span that has ended: one without an error, around the exception, tells that it was caught."""
+        if line.error is None:
+            around = line.kind in ("step", "stage") and self.raised is not None and line.start_ns < self.raised.unix_ns
+            if around or line.kind == "step":
+                self.raised, self.within, self._innermost = None, "", 0
+        elif line.kind != "step" and line.start_ns >= self._innermost:
+            self._innermost, self.within = line.start_ns, line.name
+
+
 def _process(path: Path) -> ProcessState:
     host, _, digits = path.stem.rpartition("-")
     pid = int(digits) if digits.isdecimal() else 0
-    ticks, last, exited, error = 0, 0, False, ""
-    open_ones = _Open()
+    first, last, ended, open_ones, failure = (
+        ProcessLine(host="", pid=0, clock=Moment(), version=""),
+        0,
+        None,
+        _Open(),
+        _Failure(),
+    )
+    memory = MemoryState()
     for line in _lines(path):
         if isinstance(line, ProcessLine):
             # A later process with the same number.
-            ticks, exited, error, last, open_ones = line.ticks, False, "", line.clock.unix_ns, _Open()
+            first, last, ended, open_ones, failure = line, line.clock.unix_ns, None, _Open(), _Failure()
+            memory = line.memory
         elif isinstance(line, BegunLine):
             open_ones.begin(line)
             last = max(last, line.start_ns)
         elif isinstance(line, ExitLine):
-            exited, error, last = True, line.error, max(last, line.unix_ns)
+            ended, last = line, max(last, line.unix_ns)
+        elif isinstance(line, RaisedLine):
+            failure.raised, last = line, max(last, line.unix_ns)
+        elif isinstance(line, MemoryLine):
+            memory, last = line.memory, max(last, line.unix_ns)
         elif isinstance(line, DroppedLine):
             open_ones.end(line.span, line.name, line.start_ns)
         else:
             open_ones.end(line.kind, line.name, line.start_ns)
+            failure.ended(line)
             last = max(last, line.end_ns)
-    state = _state(host, pid, ticks, exited)
-    spans = [] if state == EXITED else open_ones.spans()
-    return ProcessState(host=host, pid=pid, ticks=ticks, state=state, error=error, last_ns=last, spans=spans, file=path)
+    state = _state(host, pid, first.ticks, ended is not None)
+    return ProcessState(
+        host=host,
+        pid=pid,
+        ticks=first.ticks,
+        state=state,
+        error=ended.error if ended is not None else "",
+        last_ns=last,
+        spans=[] if state == EXITED else open_ones.spans(),
+        file=path,
+        exception=ended.exception if ended is not None else None,
+        raised=failure.raised,
+        within=failure.within,
+        boot=first.boot,
+        memory=(first.memory, memory),
+    )
 
 
 def _state(host: str, pid: int, ticks: int, exited: bool) -> str:
@@ -123,13 +216,14 @@ def _open(line: BegunLine) -> OpenSpan:
     )
 
 
-_open_lines = msgspec.json.Decoder(ProcessLine | BegunLine | DroppedLine | ExitLine)
+_AnyLine: TypeAlias = ProcessLine | BegunLine | DroppedLine | ExitLine | RaisedLine | MemoryLine
+_open_lines = msgspec.json.Decoder(_AnyLine)
 _spans = msgspec.json.Decoder(Line)
 # How lines begin that are no spans.
-_TAGGED = tuple(f'{{"kind":"{kind}"'.encode() for kind in ("process", "begun", "dropped", "exit"))
+_TAGGED = tuple(f'{{"kind":"{kind}"'.encode() for kind in ("process", "begun", "dropped", "exit", "raised", "memory"))
 
 
-def _lines(path: Path) -> Iterator[ProcessLine | BegunLine | DroppedLine | ExitLine | Line]:
+def _lines(path: Path) -> Iterator[_AnyLine | Line]:
     """Yield the last lines of a file, and its first one."""
     with os.fdopen(files.opened(path), "rb") as file:
         size = file.seek(0, os.SEEK_END)

@@ -41,6 +41,62 @@ class RunSettings(Struct, frozen=True):
     tool: list[str] = []  # `AUTOPROF_TOOL`.
 
 
+class Frame(Struct, frozen=True, omit_defaults=True):
+    """One function on a stack."""
+
+    function: str = ""  # Its name, with that of its class where that is known.
+    file: str = ""  # Its file.
+    line: Number = 0  # The line that it is at.
+
+
+class Named(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A process that Ray or torchrun says is dead, in the words of an exception."""
+
+    pid: Number = 0  # The process; 0 where it is not named.
+    rank: Number | None = None  # Its global rank.
+    signal: str = ""  # The signal that ended it, such as `SIGKILL`.
+    status: Number | None = None  # Its exit status.
+    cause: str = ""  # `memory` where Ray's monitor or the kernel killed it for that, `node` where its node died.
+    used_bytes: Size = 0  # The memory of the node that was used then.
+    limit_bytes: Size = 0  # The memory of the node.
+
+
+class Raised(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An exception."""
+
+    type: str  # Its type.
+    message: str = ""  # Its text, without secrets, cut at 1,000 characters.
+    frames: list[Frame] = []  # Its stack, the innermost function last; Ray's in the process where it was raised.
+    pid: Number = 0  # The process where it was raised, if Ray brought it from another one.
+    named: list[Named] = []  # The processes that it says are dead.
+
+
+class Death(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A process of the run that did not end as programs end, or whose exception ended the run."""
+
+    # `exception`; `exit`, a status other than 0; `crash`, by a signal of its own; `killed`, by a known signal or for
+    # memory; `gone`, without a word: it was killed, or left by `os._exit`.
+    how: str
+    host: str = ""  # Its host.
+    pid: Number = 0  # The process.
+    role: str = ""  # The role, of what it was doing.
+    rank: Number | None = None  # The rank.
+    step: Number | None = None  # The step.
+    stage: str = ""  # The innermost stage that was going on.
+    since_ns: Ns = 0  # When that began.
+    last_ns: Ns = 0  # The last sign of life, in nanoseconds since the epoch.
+    signal: str = ""  # The signal.
+    status: Number | None = None  # The exit status.
+    killer: str = ""  # `kernel` or `Ray`, where one of them killed it for memory; `node` where its node died.
+    used_bytes: Size = 0  # The memory that was used, of the container or the node.
+    limit_bytes: Size = 0  # The memory that there was.
+    resident_bytes: Size = 0  # The memory of the process when it was last looked at.
+    started: bool = False  # Whether it had started the run.
+    exception: Raised | None = None  # The exception.
+    frames: list[Frame] = []  # Its stack when it crashed, the innermost function last.
+    file: str = ""  # The file that says so: a crash dump or a timeline.
+
+
 class Attempt(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An attempt at a run that was resumed later."""
 
@@ -94,6 +150,10 @@ class RunFile(Struct, frozen=True, kw_only=True, omit_defaults=True):
     cut_off: str = ""  # The first captures without a meta file that nobody writes any more.
     ended: Seconds | None = None  # The end, in seconds since the epoch.
     error: str = ""  # The type of the exception that ended the process, or `SIGINT`.
+    exception: Raised | None = None  # That exception.
+    # The processes that were dead when a run ended by an exception, and the one whose exception it was; the likely
+    # cause first. Of other runs commands find them when they read.
+    died: list[Death] = []
     no_hooks: str = ""  # Why no hook was applied in any process, where none was.
 
 
@@ -216,6 +276,19 @@ class HooksFile(Struct, frozen=True, kw_only=True, omit_defaults=True):
     errors: dict[str, ErrorEntry]  # autoprof's own errors, by place.
 
 
+class MemoryState(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Memory of a process and of what limits it."""
+
+    resident_bytes: Size = 0  # The process's resident memory.
+    peak_bytes: Size = 0  # Its peak.
+    cgroup: str = ""  # The folder of its control group, in which `kills` is counted.
+    used_bytes: Size = 0  # The memory that is used of the lowest limit above it; of the machine, where it has none.
+    used_peak_bytes: Size = 0  # The peak of that, where the kernel keeps it.
+    limit_bytes: Size = 0  # The limit.
+    kills: Size = 0  # How many processes of the group the kernel has killed for memory.
+    machine_kills: Size = 0  # How many of the machine.
+
+
 class ProcessLine(Struct, frozen=True, kw_only=True, tag_field="kind", tag="process"):
     """The first line of a process in `timeline/<host>-<pid>.jsonl`. A later process with the same pid adds another."""
 
@@ -224,6 +297,8 @@ class ProcessLine(Struct, frozen=True, kw_only=True, tag_field="kind", tag="proc
     clock: Moment  # The moment of writing, by both clocks.
     version: str  # The version of autoprof.
     ticks: Number = 0  # Its start time, as in `run.json`.
+    boot: str = ""  # The machine's id since its boot.
+    memory: MemoryState = MemoryState()  # Its memory then.
 
 
 class BegunLine(Struct, frozen=True, omit_defaults=True, gc=False, tag_field="kind", tag="begun"):
@@ -257,6 +332,30 @@ class ExitLine(Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="e
 
     unix_ns: Ns  # The time, in nanoseconds since the epoch.
     error: str = ""  # The exception that nobody caught.
+    exception: Raised | None = None  # The same with its stack.
+    peak_bytes: Size = 0  # The peak of its resident memory.
+
+
+class RaisedLine(Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="raised"):
+    """A line of an exception that has left a step or a stage, the innermost one. A process has 50 at most of stages."""
+
+    unix_ns: Ns  # The time, in nanoseconds since the epoch.
+    span: str  # The kind of the span.
+    name: str  # Its name.
+    step: Number | None  # The step.
+    role: str  # The role.
+    rank: Number | None  # The rank.
+    exception: Raised  # The exception.
+
+
+class MemoryLine(Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="memory"):
+    """A line of memory: when the process has grown by an eighth, and when the kernel has killed somebody for memory.
+
+    Each process looks every ten seconds.
+    """
+
+    unix_ns: Ns  # The time, in nanoseconds since the epoch.
+    memory: MemoryState  # The memory.
 
 
 class Line(Struct, frozen=True, omit_defaults=True, gc=False):
@@ -287,7 +386,7 @@ class Line(Struct, frozen=True, omit_defaults=True, gc=False):
 # The kind of a `ProcessLine`.
 PROCESS = "process"
 # The kinds of lines that stand for no span, as they begin.
-_OPEN = tuple(f'{{"kind":"{kind}"'.encode() for kind in ("begun", "dropped", "exit"))
+_OPEN = tuple(f'{{"kind":"{kind}"'.encode() for kind in ("begun", "dropped", "exit", "raised", "memory"))
 
 
 def is_span(line: bytes) -> bool:

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from autoprof.config import structs
 from autoprof.rundir.records import Count, Id, Ns, Number, Size
+from autoprof.rundir.records import Frame as Frame
 
 # The folders of requests by a person, and by a step that takes too long.
 STACKS, HANGS = "stacks", "hangs"
@@ -18,14 +19,6 @@ STACKS, HANGS = "stacks", "hangs"
 MOST_BYTES = 1 << 20
 # How the file begins that says who asked, and why.
 WHY = "why.json"
-
-
-class Frame(Struct, frozen=True, omit_defaults=True):
-    """One function on a stack."""
-
-    function: str = ""  # Its name, with that of its class where that is known.
-    file: str = ""  # Its file.
-    line: Number = 0  # The line that it is at.
 
 
 class OpenSpan(Struct, frozen=True, kw_only=True, omit_defaults=True):

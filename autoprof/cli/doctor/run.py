@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from autoprof.base import units
-from autoprof.cli.doctor import environment
+from autoprof.cli.doctor import died, environment
 from autoprof.cli.doctor.environment import Report
 from autoprof.config.selection import Steps
 from autoprof.report.figures import executed
@@ -50,6 +50,8 @@ def examine_run(run: runs.Run) -> Report:
         where = " ".join(filter(None, [lost.host, lost.path]))
         report.problems.append(f"not collected, {where}: {lost.reason or '?'}")
     report.problems += left_out
+    if not died.check(report, run):
+        _check_end(report, run)
     report.verdict = environment.problems_found(report)
     return report
 
@@ -138,6 +140,9 @@ def _check_captures(report: Report, run: runs.Run) -> None:
     for part in RunDir(Path(run.path)).parts() if run.state != "running" else ():
         if not any(part.name.startswith(name) for name in captures):
             report.notes.append(f"{part.relative_to(run.path)}: its process was ended while it was written")
+
+
+def _check_end(report: Report, run: runs.Run) -> None:
     if run.state == runs.UNFINISHED:
         report.problems.append(
             "the process that started the run is gone and left no word: it was killed by a signal, or ended by "

@@ -14,7 +14,7 @@ from typing import Protocol
 from autoprof.base import interrupts, log, process
 from autoprof.config.settings import Settings
 from autoprof.run.timeline import Timeline
-from autoprof.run.watch import snapshot
+from autoprof.run.watch import crashes, snapshot
 from autoprof.run.watch.hang import HangWatch
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.stacks import HANGS, STACKS
@@ -105,7 +105,7 @@ class Watcher:
 
 
 # What else looks each time.
-_lookers: list[Callable[[], None]] = []
+_lookers: list[Callable[[], None]] = [crashes.check]
 
 
 def _watch(look: Callable[[], None], stop: _thread.LockType, ended: _thread.LockType) -> None:
@@ -144,6 +144,7 @@ class _State(process.State):
     def at_exit(self) -> None:
         if self.watcher is not None:
             self.watcher.stop()
+        crashes.end()
 
 
 _state = _State()
@@ -152,6 +153,7 @@ _state = _State()
 def start(run: Watched) -> None:
     """Watch this process, if that is not done."""
     if _state.watcher is None:
+        crashes.begin(run.rundir)
         _state.watcher = Watcher(run)
         _state.watcher.start()
         _state.end_first()

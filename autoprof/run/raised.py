@@ -1,0 +1,148 @@
+"""Exceptions as the run's files tell them: type, text without secrets, file and line of each function.
+
+No value of a variable is told. Exceptions of Ray's and torchrun's name processes that are dead; they are known by their
+attributes and their texts, since neither library may be imported here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from types import TracebackType
+
+from autoprof.base import interrupts
+from autoprof.base.redact import hidden
+from autoprof.rundir.records import Frame, Named, Raised
+
+# So many functions of a stack are told: the innermost. So many characters of a text are kept, and read.
+_DEEPEST = 30
+_MOST_MESSAGE = 1000
+_MOST_READ = 1 << 15
+_MOST_NAMED = 8
+_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+_FRAME = re.compile(r'^ *File "([^"\n]{1,400})", line (\d{1,9}), in ([^\n]{1,200})$', re.MULTILINE)
+# Of Ray 2.9 to 2.56 (`ray/exceptions.py`, and the raylet's and the GCS's texts of why a worker is gone).
+_PID = re.compile(r"\bpid[:=] ?(\d{1,9})")
+_RAY_DEATHS = ("ActorDiedError", "RayActorError", "WorkerCrashedError", "OutOfMemoryError", "NodeDiedError")
+_RAY_MEMORY = re.compile(
+    r"was running was ([\d.]+) ?([KMGT]?i?B) / ([\d.]+) ?([KMGT]?i?B)|running low on memory", re.IGNORECASE
+)
+_NODE = re.compile(r"\b(its node|the node) (has )?(died|dead|failed)|NodeDiedError", re.IGNORECASE)
+_CONTAINED = re.compile(
+    r"^The actor died unexpectedly|^The worker died unexpectedly|running low on memory", re.MULTILINE
+)
+_UNITS = {"b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+# What Ray adds around the text of an exception of another process.
+_RAY = ("ray::", "  File ", "    ", "Traceback ", "\x1b[36mray::")
+
+
+def of(error: BaseException) -> Raised:
+    """Return what is told of an exception. Raises nothing."""
+    try:
+        return _of(error)
+    except Exception as problem:  # its text is made by the user's code
+        interrupts.pass_on(problem)
+        return Raised(type=type(error).__name__)
+
+
+def _of(error: BaseException) -> Raised:
+    frames = _frames(error.__traceback__)
+    text = str(error)[:_MOST_READ]
+    pid = 0
+    cause = getattr(error, "cause", None)
+    remote = getattr(error, "traceback_str", None)
+    kind = type(error).__name__
+    if isinstance(remote, str) and isinstance(cause, BaseException):
+        # Ray's: raised in a task or an actor. `RayTaskError(ValueError)` is told as what it was there.
+        found = getattr(error, "pid", 0)
+        pid = found if isinstance(found, int) else 0
+        kind, told = type(cause).__name__, str(cause)[:_MOST_READ]
+        inner = _of(cause) if isinstance(getattr(cause, "traceback_str", None), str) else None
+        frames = (inner.frames if inner is not None else []) or _frames_in(remote) or frames
+        pid = (inner.pid if inner is not None else 0) or pid
+        kind = inner.type if inner is not None else kind
+        text, message = f"{text}\n{told}", inner.message if inner is not None else _message(told)
+    else:
+        message = _message(text)
+    return Raised(
+        type=kind.removeprefix("RayTaskError(").removesuffix(")")[:100],
+        message=message,
+        frames=frames[-_DEEPEST:],
+        pid=pid,
+        named=_named(error, kind, text),
+    )
+
+
+def _frames(traceback: TracebackType | None) -> list[Frame]:
+    found = []
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        if not code.co_filename.startswith(_OWN):
+            found.append(Frame(getattr(code, "co_qualname", code.co_name), code.co_filename, traceback.tb_lineno or 0))
+        traceback = traceback.tb_next
+        # A recursion has thousands.
+        del found[: -2 * _DEEPEST]
+    return found
+
+
+def _frames_in(text: str) -> list[Frame]:
+    """Return the stack in the text of a traceback: the last one, where there are several."""
+    last = text[:_MOST_READ].rpartition("Traceback (most recent call last)")[2]
+    found = [Frame(function.strip(), file, int(line)) for file, line, function in _FRAME.findall(last)]
+    return [frame for frame in found if not frame.file.startswith(_OWN)]
+
+
+def _message(text: str) -> str:
+    # torchrun draws lines.
+    lines = [line for line in text.splitlines() if line.strip(" =-")]
+    # Of a text with Ray's tracebacks in it the last line tells.
+    if any(line.startswith(_RAY) for line in lines):
+        lines = lines[-1:]
+    return hidden("\n".join(lines), _MOST_MESSAGE)
+
+
+def _named(error: BaseException, kind: str, text: str) -> list[Named]:
+    failures = getattr(error, "failures", None)
+    if isinstance(failures, dict):
+        return _of_torchrun(failures)
+    if kind not in _RAY_DEATHS and not _CONTAINED.search(text):
+        return []
+    memory = _RAY_MEMORY.search(text)
+    used, limit = (_bytes(memory[1], memory[2]), _bytes(memory[3], memory[4])) if memory and memory[1] else (0, 0)
+    cause = "memory" if memory else "node" if _NODE.search(text) else ""
+    # The last one: what is in front of it names the process that was told.
+    pids = _PID.findall(text[start.start() :] if (start := _CONTAINED.search(text)) else text)
+    pid = int(pids[0]) if pids else 0
+    return [Named(pid=pid, cause=cause, used_bytes=used, limit_bytes=limit)]
+
+
+def _of_torchrun(failures: dict[object, object]) -> list[Named]:
+    """Return the ranks that torchrun's ChildFailedError names, the first one first."""
+    found = []
+    for rank, failure in failures.items():
+        status, pid = getattr(failure, "exitcode", None), getattr(failure, "pid", 0)
+        when = getattr(failure, "timestamp", 0)
+        if not isinstance(status, int) or not isinstance(pid, int):
+            continue
+        name = _signal_name(-status) if status < 0 else ""
+        named = Named(pid=pid, rank=rank if isinstance(rank, int) else None, signal=name, status=max(status, 0) or None)
+        found.append((when if isinstance(when, int) else 0, named))
+    return [named for _, named in sorted(found, key=lambda each: each[0])[:_MOST_NAMED]]
+
+
+def _signal_name(number: int) -> str:
+    import signal
+
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _bytes(number: str, unit: str) -> int:
+    try:
+        return min(int(float(number) * _UNITS[unit[0].lower()]), 1 << 62)
+    except (ValueError, KeyError) as error:
+        interrupts.pass_on(error)
+        return 0

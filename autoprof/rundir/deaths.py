@@ -1,0 +1,254 @@
+"""Processes of a run that died, the likely cause first, from what they and others left.
+
+Consequences are no causes: workers that Ray or a launcher kills because the run has ended come after what ended it, and
+a process that is gone with nothing open is how Ray's jobs end.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from autoprof.base import identity
+from autoprof.rundir import crash_files, memory_state, open_spans
+from autoprof.rundir.open_spans import GONE, ProcessState
+from autoprof.rundir.records import Death, Named, Raised, RunFile
+from autoprof.rundir.runs import ENDED, FAILED, UNFINISHED, Run, exit_status
+from autoprof.rundir.stacks import OpenSpan
+
+EXCEPTION, EXIT, CRASH, KILLED, GONE_DEAD = "exception", "exit", "crash", "killed", "gone"
+KERNEL, RAY, NODE = "kernel", "Ray", "node"
+# So many are told.
+_MOST = 16
+# What an exception says that follows from the death of another process.
+_FOLLOWS = re.compile(
+    r"connection (was |has been )?(closed|reset|refused|lost)|\bpeer\b|broken pipe|\bEOF\b|nccl|gloo|timed? ?out",
+    re.IGNORECASE,
+)
+_CTRL_C = "SIGINT"
+_EXIT = "SystemExit"
+
+
+def of_run(run: Run) -> list[Death]:
+    """Return the deaths that matter for a run: none for one that ended well and in which nobody was killed."""
+    path, info, state = Path(run.path), run.info, run.state.partition(" ")[0]
+    if info.error == _CTRL_C:
+        return []
+    found = find(path, info, over=state in (ENDED, FAILED))
+    if state == FAILED:
+        return _with_status(found, info, exit_status(path))
+    if state == ENDED:
+        # What was open then may have been left on purpose.
+        return [each for each in found if each.how in (CRASH, KILLED)]
+    if state == UNFINISHED:
+        return _with_starter(found, info, open_spans.read(path))
+    return [each for each in found if each.how != EXCEPTION]
+
+
+def find(path: Path, info: RunFile, over: bool, own: Raised | None = None) -> list[Death]:
+    """Return the processes that died, the likely cause first.
+
+    Args:
+        path: The run's directory.
+        info: Its `run.json`.
+        over: Whether the process that started it has noted in `run.json` who was gone when it ended.
+        own: The exception that is ending the process that started it, which is this one.
+    """
+    # At its end that process has no time for those that are still running.
+    states = open_spans.read(path, running=over)
+    noted = {(death.host, death.pid): death for death in info.died} if over else {}
+    dead = dict(noted)
+    for state in states:
+        if (state.host, state.pid) in dead:
+            continue
+        if not over and state.state == GONE and _stages(state.spans):
+            dead[state.host, state.pid] = _gone(state, info)
+        elif (raised := _raised(state)) is not None:
+            dead[state.host, state.pid] = _ended(state, info, *raised)
+    for crash in crash_files.read(path):
+        death = dead.get((crash.host, crash.pid)) or _known(states, info, crash.host, crash.pid)
+        dead[crash.host, crash.pid] = msgspec.structs.replace(
+            death, how=CRASH, signal=crash.signal, frames=crash.frames, last_ns=crash.ns, file=crash.file
+        )
+    exception = own or info.exception
+    if exception is not None and (info.host, info.pid) not in dead:
+        now = time.time_ns() if own is not None else round((info.ended or 0) * 1e9)
+        known = _known(states, info, info.host, info.pid)
+        dead[info.host, info.pid] = msgspec.structs.replace(known, how=EXCEPTION, exception=exception, last_ns=now)
+    said = [death.exception for death in dead.values() if death.exception is not None]
+    _name(dead, states, info, [*said, *([exception] if exception is not None else [])])
+    gone = any(death.how in (GONE_DEAD, CRASH, KILLED) for death in dead.values())
+    ordered = sorted(dead.values(), key=lambda death: (_place(death, gone), death.last_ns))
+    return _told(ordered)[:_MOST]
+
+
+def _told(deaths: Sequence[Death]) -> list[Death]:
+    """Leave out the same exception of other processes through which Ray or a launcher brought it."""
+    first = next((death for death in deaths if death.how == EXCEPTION), None)
+    if first is None or first.exception is None:
+        return list(deaths)
+    kind, message = first.exception.type, first.exception.message
+    return [
+        death
+        for death in deaths
+        if death is first
+        or death.exception is None
+        or death.how != EXCEPTION
+        or (death.exception.type, death.exception.message) != (kind, message)
+    ]
+
+
+def _place(death: Death, gone: bool) -> int:
+    """Return how likely it is the cause: what is known to have been done to it comes first."""
+    if death.how == CRASH or death.killer or (death.how == KILLED and death.signal != "SIGTERM"):
+        return 0
+    if death.how == EXCEPTION and death.exception is not None:
+        follows = bool(death.exception.named) or (gone and _FOLLOWS.search(death.exception.message))
+        return 3 if follows else 1
+    return 2 if death.how != EXIT else 4
+
+
+def _stages(spans: Iterable[OpenSpan]) -> list[OpenSpan]:
+    return [span for span in spans if span.kind in ("step", "stage")]
+
+
+def _gone(state: ProcessState, info: RunFile) -> Death:
+    spans = _stages(state.spans)
+    inner = next((span for span in reversed(spans) if span.kind == "stage"), spans[-1] if spans else None)
+    step = next((span.step for span in reversed(spans) if span.step is not None), None)
+    death = Death(
+        how=GONE_DEAD,
+        host=state.host,
+        pid=state.pid,
+        role=inner.role if inner is not None else "",
+        rank=inner.rank if inner is not None else None,
+        step=step,
+        stage=inner.name if inner is not None and inner.kind == "stage" else "",
+        since_ns=inner.start_ns if inner is not None else 0,
+        last_ns=state.last_ns,
+        resident_bytes=state.memory[1].resident_bytes,
+        started=_started(info, state.host, state.pid),
+        file=f"timeline/{state.file.name}",
+    )
+    return _killed_by_kernel(death, state)
+
+
+def _killed_by_kernel(death: Death, state: ProcessState) -> Death:
+    """Return it as killed where the kernel has killed a process of its control group since it began."""
+    first, last = state.memory
+    kills = last.kills
+    if state.host == identity.HOST and state.boot == identity.machine():
+        kills = max(kills, memory_state.kills(first.cgroup))
+    if kills <= first.kills:
+        return death
+    used = max(last.used_bytes, last.used_peak_bytes, memory_state.peak_of(first.cgroup))
+    return msgspec.structs.replace(
+        death,
+        how=KILLED,
+        signal="SIGKILL",
+        killer=KERNEL,
+        used_bytes=min(used, last.limit_bytes or used),
+        limit_bytes=last.limit_bytes,
+    )
+
+
+def _raised(state: ProcessState) -> tuple[Raised, int] | None:
+    """Return the exception that has ended a process, or the trainer in it, and when it left the first stage."""
+    line = state.raised
+    if state.exception is not None:
+        same = line is not None and line.exception.type == state.exception.type
+        return state.exception, line.unix_ns if same and line is not None else state.last_ns
+    return None if line is None else (line.exception, line.unix_ns)
+
+
+def _ended(state: ProcessState, info: RunFile, exception: Raised, when: int) -> Death:
+    line = state.raised
+    return Death(
+        how=EXCEPTION,
+        host=state.host,
+        pid=state.pid,
+        role=line.role if line is not None else "",
+        rank=line.rank if line is not None else None,
+        step=line.step if line is not None else None,
+        stage=state.within or (line.name if line is not None and line.span == "stage" else ""),
+        last_ns=when,
+        started=_started(info, state.host, state.pid),
+        exception=exception,
+        file=f"timeline/{state.file.name}",
+    )
+
+
+def _known(states: Iterable[ProcessState], info: RunFile, host: str, pid: int) -> Death:
+    for state in states:
+        if (state.host, state.pid) == (host, pid):
+            return _gone(state, info)
+    return Death(how=GONE_DEAD, host=host, pid=pid, started=_started(info, host, pid))
+
+
+def _started(info: RunFile, host: str, pid: int) -> bool:
+    return (info.host, info.pid) == (host, pid)
+
+
+def _name(
+    dead: dict[tuple[str, int], Death], states: Sequence[ProcessState], info: RunFile, said: Iterable[Raised]
+) -> None:
+    """Add what exceptions say of dead processes."""
+    for named in [named for exception in said for named in exception.named]:
+        if not named.pid:
+            continue
+        hosts = [state.host for state in states if state.pid == named.pid and state.state != open_spans.RUNNING]
+        host = next(iter(hosts), info.host if not states else "")
+        death = dead.get((host, named.pid)) or _known(states, info, host, named.pid)
+        if death.how in (GONE_DEAD, KILLED):
+            dead[host, named.pid] = _as_named(death, named)
+
+
+def _as_named(death: Death, named: Named) -> Death:
+    if death.killer:
+        return death
+    if named.cause:
+        killer = RAY if named.cause == "memory" else NODE
+        used, limit = named.used_bytes, named.limit_bytes
+        return msgspec.structs.replace(death, how=KILLED, killer=killer, used_bytes=used, limit_bytes=limit)
+    rank = death.rank if death.rank is not None else named.rank
+    if named.signal:
+        return msgspec.structs.replace(death, how=KILLED, signal=named.signal, rank=rank)
+    if named.status:
+        return msgspec.structs.replace(death, how=EXIT, status=named.status, rank=rank)
+    return death
+
+
+def _with_status(found: list[Death], info: RunFile, status: int | None) -> list[Death]:
+    """Return them with the exit status, which `sys.exit` has given, inside of a stage or anywhere."""
+    exits = [each for each in found if each.exception is not None and each.exception.type == _EXIT]
+    if not status or (found and not exits):
+        return found
+    own = exits[0] if exits else Death(how=EXIT, host=info.host, pid=info.pid, started=True)
+    return [*(each for each in found if each not in exits), msgspec.structs.replace(own, how=EXIT, status=status)]
+
+
+def _with_starter(found: list[Death], info: RunFile, states: Sequence[ProcessState]) -> list[Death]:
+    """Return them with the process that started the run, which is gone without a word.
+
+    Whoever has killed it has ended all others, too, unless there is more to be said of one of them.
+    """
+    own = next((death for death in found if death.started), None)
+    if own is None and any(
+        state.pid == info.pid and state.host == info.host and state.state != GONE for state in states
+    ):
+        return found
+    if own is None:
+        # A driver of Ray's has no spans: the trainer's process tells where the run was.
+        trainer = max((death for death in found if death.step is not None), key=lambda each: each.last_ns, default=None)
+        own = Death(how=GONE_DEAD, host=info.host, pid=info.pid, started=True)
+        if trainer is not None:
+            own = msgspec.structs.replace(own, step=trainer.step, stage=trainer.stage, last_ns=trainer.last_ns)
+    others = [death for death in found if not death.started]
+    before = [death for death in others if death.how in (CRASH, EXCEPTION) or death.killer]
+    if own.how != GONE_DEAD:
+        return found
+    return [*before, own, *(death for death in others if death not in before)]

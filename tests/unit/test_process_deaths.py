@@ -1,0 +1,192 @@
+"""Processes that die, each in its way: the run says which one, of what, and what it was doing."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import wrapt
+
+from autoprof.cli import main
+from autoprof.rundir import death_words, deaths, runs
+from autoprof.rundir.layout import CRASHES
+from autoprof.rundir.records import Death
+from autoprof.rundir.runs import Run
+from tests.support.helpers import clean_environment
+from tests.support.small_trainer import RECIPE
+
+TRAINER = """
+import os, signal, sys, threading, time
+
+class Trainer:
+    global_step = 0
+    def fit(self, inside=lambda: None, steps=3):
+        for self.global_step in range(1, steps + 1):
+            self.step(inside)
+    def step(self, inside):
+        self.update(inside)
+    def update(self, inside):
+        if self.global_step == 2:
+            inside()
+"""
+# What each program does in step 2.
+PROGRAM = """from small import *
+
+def fetch_score(token):
+    {0}
+
+Trainer().fit(lambda: fetch_score("hf_abcdefghijkl"))
+"""
+
+Go = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def go(tmp_path: Path) -> Go:
+    """Runs a program that may import the small trainer."""
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "small.py").write_text(TRAINER)
+    recipe = tmp_path / "lib" / "small.toml"
+    recipe.write_text(RECIPE.replace("\n    {", " {").replace(",\n      ", ", "))
+
+    def run(code: str, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        (tmp_path / "train.py").write_text(code)
+        settings = {"AUTOPROF": "1", "AUTOPROF_STEPS": "", "AUTOPROF_RECIPES": str(recipe)}
+        return subprocess.run(
+            [sys.executable, *command, "train.py"],
+            cwd=tmp_path,
+            env=clean_environment(**{"PYTHONPATH": str(tmp_path / "lib")} | settings | variables),
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+
+    return run
+
+
+def the_run(folder: Path) -> Run:
+    return runs.find(folder / "autoprof_runs", "latest")
+
+
+def the_deaths(folder: Path) -> list[Death]:
+    return deaths.of_run(the_run(folder))
+
+
+def first(folder: Path) -> str:
+    found = the_deaths(folder)
+    return death_words.text(found[0]) if found else ""
+
+
+WITHOUT_A_WORD = (
+    "actor rank 0 is gone in update_actor of step 2 without a word: it was killed by a signal, or left by os._exit"
+)
+
+
+@pytest.mark.parametrize(
+    ("does", "status", "state", "text"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL, "unfinished", WITHOUT_A_WORD),
+        ("os._exit(3)", 3, "unfinished", WITHOUT_A_WORD),
+        (
+            "__import__('ctypes').string_at(0)",
+            -signal.SIGSEGV,
+            "unfinished",
+            "actor rank 0 crashed (SIGSEGV) in update_actor of step 2: train.py:4 fetch_score",
+        ),
+        (
+            "os.abort()",
+            -signal.SIGABRT,
+            "unfinished",
+            "actor rank 0 crashed (SIGABRT) in update_actor of step 2: train.py:4 fetch_score",
+        ),
+        (
+            "raise ValueError(f'no score for {token}')",
+            1,
+            "failed",
+            "actor rank 0 ended by ValueError: no score for *** in train.py:4 fetch_score, in update_actor of step 2",
+        ),
+        (
+            "sys.exit(3)",
+            3,
+            "failed",
+            "actor rank 0 exited with status 3 in train.py:4 fetch_score, in update_actor of step 2",
+        ),
+        # A thread's exception ends no process.
+        (
+            "thread = threading.Thread(target=lambda: 1 / 0); thread.start(); thread.join()",
+            0,
+            "ended",
+            "",
+        ),
+        ("pass", 0, "ended", ""),
+    ],
+)
+def test_the_run_says_what_ended_its_process(
+    go: Go, tmp_path: Path, does: str, status: int, state: str, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    died = go(PROGRAM.format(does))
+    without = go(PROGRAM.format(does), AUTOPROF="0")
+    assert (died.returncode, died.stderr.splitlines()[-1:]) == (status, without.stderr.splitlines()[-1:])
+    assert without.returncode == status
+    run = the_run(tmp_path)
+    assert (run.state, first(tmp_path)) == (state, text)
+    assert "hf_abcdefghijkl" not in "".join(path.read_text() for path in Path(run.path).rglob("*") if path.is_file())
+    assert main.main(["doctor", run.path]) == (1 if text else 0)
+    doctor = " ".join(capsys.readouterr().out.split())
+    assert (f"does not work: - {text}" in doctor) == bool(text)
+    main.main(["ls", run.path])
+    assert (f"ls: {run.id}: {text}" in " ".join(capsys.readouterr().err.split())) == bool(text)
+    assert main.main(["report", run.path, "--json"]) == 0
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    assert [finding["text"] for finding in findings] == ([text] if text else [])
+
+
+def test_no_empty_crash_file_stays(go: Go, tmp_path: Path) -> None:
+    go(PROGRAM.format("pass"))
+    assert list(Path(the_run(tmp_path).path, CRASHES).iterdir()) == []
+
+
+# Two ranks that meet in each step, as those of a real trainer do.
+RANKS = """from small import *
+import torch.distributed as dist
+dist.init_process_group("gloo")
+
+def meet():
+    if dist.get_rank() == 1:
+        {0}
+    dist.barrier()
+
+Trainer().fit(meet)
+dist.destroy_process_group()
+"""
+# The launcher imports autoprof's dependencies before all of `site` is through.
+_PATH = f"{{}}/lib:{Path(wrapt.__file__).parent.parent}"
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+
+@pytest.mark.parametrize(
+    ("does", "text"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", "actor rank 1 was killed by SIGKILL in update_actor of step 2"),
+        (
+            "__import__('ctypes').string_at(0)",
+            "actor rank 1 crashed (SIGSEGV) in update_actor of step 2: train.py:7 meet",
+        ),
+        (
+            "raise KeyError('uid')",
+            "actor rank 1 ended by KeyError: 'uid' in train.py:7 meet, in update_actor of step 2",
+        ),
+        ("pass", ""),
+    ],
+)
+def test_of_torchruns_ranks_the_one_is_named_that_died_first(go: Go, tmp_path: Path, does: str, text: str) -> None:
+    ended = go(RANKS.format(does), *TORCHRUN, AUTOPROF_RANKS="all", PYTHONPATH=_PATH.format(tmp_path))
+    assert ended.returncode == (1 if text else 0), ended.stderr[-2000:]
+    run = the_run(tmp_path)
+    assert (run.state, first(tmp_path)) == ("failed" if text else "ended", text)
