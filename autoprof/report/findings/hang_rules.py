@@ -8,10 +8,11 @@ from pathlib import Path
 from statistics import median
 
 from autoprof.base.units import seconds
-from autoprof.report.figures import collectives, hangs, standing
+from autoprof.report.figures import collectives, hangs, standing, waiting_spans
 from autoprof.report.figures.hangs import Hang
 from autoprof.report.figures.open_now import OpenSpans
-from autoprof.report.figures.standing import Said, Spans
+from autoprof.report.figures.standing import Said
+from autoprof.report.figures.waiting_spans import Spans
 from autoprof.report.findings.registry import KINDS
 from autoprof.report.model.run import Finding
 from autoprof.rundir import open_spans
@@ -66,8 +67,8 @@ def _of_hang(run: str, hang: Hang, opened: OpenSpans, ended_s: Mapping[int, floa
             standing.by_itself(processes),
             in_collectives,
             engines,
-            standing.samples(run, spans, sure=True),
-            standing.stages(spans, labels) if not stuck else (),
+            waiting_spans.samples(run, spans, sure=True),
+            waiting_spans.stages(spans, labels) if not stuck else (),
             standing.stacks(rest),
         )
     )
@@ -91,9 +92,12 @@ def _of_spans(
         for state, end in zip(opened.states, opened.ends_ns, strict=True)
         if state.state in there
     ]
-    said = [*standing.samples(run, spans, sure=False), *standing.stages(spans, {})] or list(_innermost(spans))
+    said = [*waiting_spans.samples(run, spans, sure=False), *waiting_spans.stages(spans, {})] or list(_innermost(spans))
     finding = _finding(step.step, age, True, said, "")
-    evidence = [*finding.evidence, f"usually {seconds(usual)}; autoprof stacks {Path(run).name} shows where each process stands"]
+    evidence = [
+        *finding.evidence,
+        f"usually {seconds(usual)}; autoprof stacks {Path(run).name} shows where each process stands",
+    ]
     yield Finding(kind=HANG, text=finding.text, evidence=evidence, seconds=age, step=finding.step, file=finding.file)
 
 
