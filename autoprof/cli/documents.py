@@ -39,6 +39,14 @@ class ListedStep(Struct):
     merged: list[ListedCapture]  # Traces that hold what captures hold already.
 
 
+class ListedSpan(Struct):
+    """A step or a stage that has begun and not ended."""
+
+    name: str  # Its name: `step`, or that of the stage.
+    step: int | None  # The step.
+    age_s: float  # How long it is open, in seconds.
+
+
 class ListedRun(Struct):
     """A run."""
 
@@ -49,6 +57,7 @@ class ListedRun(Struct):
     left_out: list[str]  # What could not be read of it, a line each.
     state: str  # Its state, which `info` may not know: `unfinished` where the process that started it is gone.
     bytes: int  # The size of its captures.
+    open: list[ListedSpan] = []  # Of a run that goes on the open step and the stage that began last in it.
 
 
 class Listed(Document):

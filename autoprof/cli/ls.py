@@ -9,11 +9,14 @@ import msgspec
 
 from autoprof.base import units
 from autoprof.cli import arguments, console
-from autoprof.cli.documents import Listed, ListedRun
-from autoprof.rundir import death_words, deaths, runs
+from autoprof.cli.documents import Listed, ListedRun, ListedSpan
+from autoprof.rundir import death_words, deaths, open_spans, runs
+from autoprof.rundir.stacks import OpenSpan
 
 # Who died is told of the last runs: it takes a look at their timelines.
 _MOST_READ = 10
+# Of so many processes of a run that goes on is read what is open, of those that wrote last.
+_MOST_PROCESSES = 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,14 +40,17 @@ def run(parsed: argparse.Namespace) -> int:
 
 def _show(found: list[runs.Run], as_json: bool, captures: bool) -> int:
     if as_json:
-        listed = [run.described() | {"state": run.state, "bytes": run.bytes} for run in found]
+        listed = [
+            run.described() | {"state": run.state, "bytes": run.bytes, "open": msgspec.to_builtins(_open(run))}
+            for run in found
+        ]
         console.print_json(Listed(runs=msgspec.convert(listed, list[ListedRun])))
         return 0
     rows = [
         [
             run.id,
             time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.info.started)),
-            run.outcome,
+            ", ".join([run.outcome, *_going_on(run)]),
             units.ranges([step.number for step in run.steps]),
             str(len(run.captures)),
             units.size(run.bytes),
@@ -71,3 +77,27 @@ def _show(found: list[runs.Run], as_json: bool, captures: bool) -> int:
         for line in [line for run in found for line in run.left_out]:
             console.complain(f"ls: {line}", 0)
     return 0
+
+
+def _open(run: runs.Run) -> list[ListedSpan]:
+    """Return the open step of a run that goes on, and the stage that began last in it."""
+    if not run.state.startswith("running"):
+        return []
+    now = time.time_ns()
+    states = open_spans.read(run.path, most=_MOST_PROCESSES)
+    spans = [
+        span for state in states if state.state in (open_spans.RUNNING, open_spans.ELSEWHERE) for span in state.spans
+    ]
+    found: list[OpenSpan] = []
+    for kind in ("step", "stage"):
+        of = [span for span in spans if span.kind == kind and (not found or span.step in (None, found[0].step))]
+        found += sorted(of, key=lambda span: span.start_ns)[-1:]
+    return [ListedSpan(span.name, span.step, max(0.0, (now - span.start_ns) / 1e9)) for span in found]
+
+
+def _going_on(run: runs.Run) -> list[str]:
+    """Return in words what is open in a run that goes on."""
+    spans = _open(run)
+    step = next((f" {span.step}" for span in spans if span.step is not None), "")
+    names = [f"step{step}" if span.name == "step" else span.name for span in spans]
+    return [f"{name} for {units.seconds(span.age_s)}" for name, span in zip(names, spans, strict=True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -11,13 +12,13 @@ import msgspec
 from autoprof import __version__
 from autoprof.base.redact import writable
 from autoprof.base.units import seconds
-from autoprof.report.figures import captures, words
+from autoprof.report.figures import captures, open_now, words
 from autoprof.report.figures.details import choose, details, looked_at
 from autoprof.report.figures.index import StepSpan
 from autoprof.report.figures.overview import NOBODY, Overview, shares, shares_of_kinds
 from autoprof.report.figures.reading import Reader, Timeline, timelines
 from autoprof.report.figures.recorded import Recorded
-from autoprof.report.findings import death, findings
+from autoprof.report.findings import death, findings, hang_rules
 from autoprof.report.findings.registry import LEAST_S
 from autoprof.report.model.captures import CaptureFigures
 from autoprof.report.model.run import RunFigures, StepRow
@@ -52,10 +53,12 @@ def figures(
     """
     progress(0, None, "the timeline")
     path = Path(run.path)
+    going_on = run.state.startswith("running")
     files, clocks = timelines(path)
     reader = Reader()
     folders = {step.number: step for step in run.steps}
     shifts = {file.host: file.shift_ns for file in files}
+    opened = open_now.read(run.path, going_on, time.time_ns(), shifts)
     recorded = Recorded(run.steps, shifts)
     overview = Overview(files, reader, folders, recorded, path)
     rows = overview.cut_off | {row.number: row for row in overview.rows}
@@ -73,8 +76,10 @@ def figures(
     stages = shares(overview.rows)
     drivers = {number: files[span.file].name for number, span in overview.spans.items()}
     died = death.of_run(run)
+    hung, hang_notes = hang_rules.of_run(run.path, opened, {row.number: row.seconds for row in overview.rows})
     everything = findings.settled(
         [
+            *hung,
             *(finding for step in steps for finding in findings.of_step(step)),
             *findings.of_run(overview.rows, drivers),
             *findings.overall(overview.rows, stages),
@@ -85,6 +90,7 @@ def figures(
         for step in steps
         if step.number in asked
     ]
+    rows_open, more_open = opened.rows()
     unread = [*run.left_out, *reader.notes()]
     return RunFigures(
         id=writable(run.id),
@@ -102,9 +108,12 @@ def figures(
         findings=[*died, *findings.abridged(everything)],
         details=shown,
         comparison=None,
-        notes=[*run.left_out, *_notes(overview, files), *clocks, *reader.notes()],
+        notes=[*run.left_out, *_notes(overview, files), *clocks, *hang_notes, *reader.notes()],
         verdict="" if everything or died else findings.verdict(overview.rows, bool(unread)),
         autoprof=__version__,
+        open=rows_open,
+        open_left_out=more_open,
+        going_on=going_on,
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from autoprof.base.redact import plain
 from autoprof.base.units import change, number, seconds, share
 from autoprof.report.comparison import NOTHING_COMMON
+from autoprof.report.figures import words
 from autoprof.report.figures.captures import place_of
 from autoprof.report.figures.words import several
 from autoprof.report.model.captures import CaptureFigures
@@ -54,12 +55,33 @@ def _lines(run: RunFigures) -> Iterable[str]:
         yield ""
         table = [[str(row.number), seconds(row.seconds), seconds(row.usual_s)] for row in slow]
         yield from _table(["step", "took", "usually"], table)
+    if run.open:
+        yield from _open(run)
     for step in run.details:
         yield from _step(step)
     if run.notes:
         yield "## Notes"
         yield ""
         yield from (f"- {_safe(note)}" for note in run.notes[:_MOST_ROWS])
+        yield ""
+
+
+def _open(run: RunFigures) -> Iterable[str]:
+    yield f"## {words.open_title(run.going_on)}"
+    yield ""
+    rows = [
+        [
+            f"{_safe(each.kind)} {_safe(each.name)}" if each.kind != each.name else _safe(each.name),
+            "" if each.step is None else str(each.step),
+            _safe(each.where),
+            _safe(each.process),
+            seconds(each.age_s),
+        ]
+        for each in run.open[:_MOST_ROWS]
+    ]
+    yield from _table(["span", "step", "of", "process", "open for"], rows)
+    if rest := len(run.open) - len(rows) + run.open_left_out:
+        yield f"{several(rest, 'other span')} {'is' if rest == 1 else 'are'} open."
         yield ""
 
 

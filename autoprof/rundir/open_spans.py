@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeAlias
 
@@ -66,15 +66,19 @@ class ProcessState(Struct, frozen=True, kw_only=True):
     memory: tuple[MemoryState, MemoryState] = (MemoryState(), MemoryState())
 
 
-def read(run: str | Path, running: bool = True) -> list[ProcessState]:
+def read(run: str | Path, running: bool = True, most: int | None = None) -> list[ProcessState]:
     """Return the processes of a run that have a timeline. Files that can't be read are left out.
 
     Args:
         run: The run's directory.
         running: Whether processes are told that are running or have exited without an exception, but for this one.
+        most: How many processes are read at most, those that wrote last; None for all.
     """
+    paths = RunDir(Path(run)).lines("timeline")
+    if most is not None and len(paths) > most:
+        paths = sorted(sorted(paths, key=_written, reverse=True)[:most])
     found = []
-    for path in RunDir(Path(run)).lines("timeline"):
+    for path in paths:
         try:
             if running or _is_dead(path):
                 found.append(_process(path))
@@ -100,6 +104,46 @@ def _is_dead(path: Path) -> bool:
         return bool(ended.error)
     ticks = begun.ticks if isinstance(begun, ProcessLine) else 0
     return not digits.isdecimal() or _state(host, int(digits), ticks, exited=False) == GONE
+
+
+def ends(
+    states: Iterable[ProcessState], going_on: bool, now_ns: int, shifts_ns: Mapping[str, int] | None = None
+) -> list[int]:
+    """Return up to which moment what is open in each process is known to be, by the clock of its host.
+
+    Of a process that is there that is now, of one that was killed its last sign of life. Where the whole run has ended,
+    it is the last sign of life of all: a stage that takes long writes nothing.
+
+    Args:
+        states: The processes.
+        going_on: Whether the run goes on.
+        now_ns: Now, in nanoseconds since the epoch.
+        shifts_ns: What to add to the times of each host to have them on one clock.
+    """
+    states, shifts = list(states), shifts_ns or {}
+    last = max((state.last_ns + shifts.get(state.host, 0) for state in states), default=0)
+    return [
+        state.last_ns
+        if going_on and state.state in (GONE, EXITED)
+        else (now_ns if going_on else last) - shifts.get(state.host, 0)
+        for state in states
+    ]
+
+
+def ended(path: Path) -> Iterator[Line]:
+    """Yield the last spans of a timeline file that have ended. One that can't be read has none."""
+    try:
+        yield from (line for line in _lines(path) if isinstance(line, Line))
+    except OSError as error:
+        interrupts.pass_on(error)
+
+
+def _written(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError as error:
+        interrupts.pass_on(error)
+        return 0.0
 
 
 class _Open:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from autoprof.rundir import decoder
+from autoprof.rundir import decoder, open_spans, runs
 from autoprof.rundir.jsonl import lines
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import PROCESS, Line, is_span
@@ -18,6 +19,8 @@ from autoprof.traces.reader import NO_JSON
 
 # No viewer shows more spans of a step.
 MOST_SPANS = 500_000
+# What the name of a span says that has begun and not ended.
+OPEN = "(open)"
 _STEP, _TRAINER = "step", "trainer"
 
 
@@ -57,6 +60,30 @@ def process(path: Path) -> Process:
     return Process(host or path.stem, int(pid) if pid.isdecimal() else 0)
 
 
+def _open(run: Path) -> dict[Path, list[Line]]:
+    """Return the spans that have begun and not ended by their files, as long as is known of them."""
+    states = open_spans.read(run)
+    until = open_spans.ends(states, runs.read(run).state.startswith("running"), time.time_ns())
+    return {
+        state.file: [
+            Line(
+                kind=span.kind,
+                name=f"{span.name} {OPEN}",
+                step=span.step,
+                role=span.role,
+                rank=span.rank,
+                start_ns=span.start_ns,
+                end_ns=max(span.start_ns, end),
+                ids={**span.ids, "open": state.state},
+                stage_kind=span.stage_kind,
+            )
+            for span in state.spans
+        ]
+        for state, end in zip(states, until, strict=True)
+        if state.spans
+    }
+
+
 def of_step(run: Path, number: int, said: list[str] | None = None) -> dict[Process, list[Line]]:
     """Return the spans of a step: those that carry its number, and those without one that begin while it runs.
 
@@ -65,6 +92,7 @@ def of_step(run: Path, number: int, said: list[str] | None = None) -> dict[Proce
     """
     paths = [path for path in RunDir(run).lines("timeline") if path.is_file()]
     attempts, too_long = Attempts(), Counter[str]()
+    begun = _open(run)
     # Each host's own clock: a step that the driver timed is compared with spans of other hosts as they stand.
     bounds = []
     for place, path in enumerate(paths):
@@ -73,6 +101,12 @@ def of_step(run: Path, number: int, said: list[str] | None = None) -> dict[Proce
             if span.step == number:
                 bounds.append((span.kind == _STEP, span.role == _TRAINER, span.start_ns, span.end_ns))
     attempts.finish()
+    for spans in begun.values():
+        bounds += [
+            (each.kind == _STEP, each.role == _TRAINER, each.start_ns, each.end_ns)
+            for each in spans
+            if each.step == number
+        ]
     if said is not None:
         lines_of = {name: "1 line" if count == 1 else f"{count} lines" for name, count in too_long.items()}
         said += [f"timeline/{name}: {several} left out: too long" for name, several in lines_of.items()]
@@ -90,6 +124,11 @@ def of_step(run: Path, number: int, said: list[str] | None = None) -> dict[Proce
                 count += 1
                 if count > MOST_SPANS:
                     continue
+                found.setdefault(process(path), []).append(span)
+        for span in begun.get(path, ()):
+            own = span.step == number and is_of(span, since, until)
+            if (own or (span.step is None and start <= span.start_ns <= end)) and count < MOST_SPANS:
+                count += 1
                 found.setdefault(process(path), []).append(span)
     if count > MOST_SPANS and said is not None:
         said.append(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,9 @@ from autoprof.base import units
 from autoprof.cli.doctor import died, environment
 from autoprof.cli.doctor.environment import Report
 from autoprof.config.selection import Steps
-from autoprof.report.figures import executed
+from autoprof.report.figures import executed, open_now
+from autoprof.report.figures.reading import timelines
+from autoprof.report.findings import hang_rules
 from autoprof.rundir import decoder, runs
 from autoprof.rundir.file_names import COLLECTED, META, NOT_ANALYSED, SNAPSHOT
 from autoprof.rundir.layout import RunDir
@@ -40,7 +44,10 @@ def examine_run(run: runs.Run) -> Report:
     versions = {name: version for process in processes for name, version in process.versions.items()}
     environment.check_versions(report, versions, run.info.settings.recipes)
     environment.list_hooks(report, {"hooks": _merged(processes)})
-    _check_steps(report, run)
+    executed_s, notes = executed.steps(Path(run.path))
+    report.notes += notes
+    _check_steps(report, run, executed_s)
+    _check_hangs(report, run, executed_s)
     _check_captures(report, run)
     notes, problems = devices(run)
     report.notes += notes + out_of_memory(RunDir(Path(run.path)))
@@ -78,8 +85,19 @@ def _steps(run: runs.Run, unknown: str) -> str:
     return run.info.settings.steps if "steps" in run.fields.get("settings", {}) else unknown
 
 
-def _check_steps(report: Report, run: runs.Run) -> None:
-    numbers = sorted(_executed(report, run))
+def _check_hangs(report: Report, run: runs.Run, executed_s: Mapping[int, float]) -> None:
+    """Say of each step that stands, or stood, who is late and where."""
+    shifts = {file.host: file.shift_ns for file in timelines(Path(run.path))[0]}
+    opened = open_now.read(run.path, run.state.startswith("running"), time.time_ns(), shifts)
+    found, notes = hang_rules.of_run(run.path, opened, executed_s)
+    report.notes += notes
+    for finding in found:
+        report.problems.append(finding.text)
+        report.notes += [f"step {finding.step}: {line}" for line in finding.evidence]
+
+
+def _check_steps(report: Report, run: runs.Run, executed_s: Mapping[int, float]) -> None:
+    numbers = sorted(executed_s)
     report.facts["steps executed"] = f"{numbers[0]} to {numbers[-1]}" if numbers else "none was seen"
     report.facts["steps captured"] = ", ".join(str(step.number) for step in run.steps) or "none"
     if run.info.no_hooks:
@@ -100,12 +118,6 @@ def _check_steps(report: Report, run: runs.Run) -> None:
             report.problems.append(f"step {number} was asked for and executed, but has no folder")
     if not wanted and steps.any:
         report.problems.append("the run executed none of the steps that AUTOPROF_STEPS asked for")
-
-
-def _executed(report: Report, run: runs.Run) -> set[int]:
-    numbers, notes = executed.steps(Path(run.path))
-    report.notes += notes
-    return numbers
 
 
 def _check_control(report: Report, directory: RunDir) -> None:

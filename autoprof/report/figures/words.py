@@ -46,6 +46,11 @@ def seconds_of(stages: Mapping[str, float], wanted: str, known: Mapping[str, str
     return sum(seconds for name, seconds in stages.items() if meaning(name, stage_kind=of.get(name, "")) == wanted)
 
 
+def open_title(going_on: bool) -> str:
+    """Return the title of what has begun and not ended."""
+    return "Open now" if going_on else "Open at its end"
+
+
 def several(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
 

@@ -157,6 +157,28 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     findings: list[Finding]
 
 
+class OpenSpanRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A span that has begun and not ended.
+
+    Attributes:
+        process: Its host and pid.
+        state: `running`, `gone` where the process was killed, `elsewhere` where that can't be seen from this host.
+        kind: The kind of the span.
+        name: Its name: of a stage, a tool.
+        where: Its role with rank or replica, and which of many it is.
+        age_s: How long it is open: up to now, or up to the last sign of life.
+    """
+
+    process: str
+    state: str
+    kind: str
+    name: str
+    where: str
+    start_ns: int
+    age_s: float
+    step: int | None = None
+
+
 class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
     """A whole report.
 
@@ -172,6 +194,9 @@ class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
         comparison: Where there was something to hold it against.
         notes: What a reader should know of the figures themselves: lines left out, files that could not be read.
         verdict: Where there are no findings, whether nothing stands out, or how far that can be told.
+        open: What has begun and not ended, steps first, then the oldest first.
+        open_left_out: How many such spans there are besides.
+        going_on: Whether the run goes on, so that ages are up to now.
     """
 
     id: str
@@ -192,4 +217,7 @@ class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
     kinds: list[StageShare] = []
     verdict: str = ""
     autoprof: str = ""
+    open: list[OpenSpanRow] = []
+    open_left_out: int = 0
+    going_on: bool = False
     schema: int = SCHEMA

@@ -18,6 +18,7 @@ import msgspec
 
 from autoprof import __version__
 from autoprof.base import files, units
+from autoprof.report.figures import words
 from autoprof.report.model.captures import DeviceShares
 from autoprof.report.model.run import Finding, RunFigures, StepFigures, StepRow
 from autoprof.report.page import charts, colours, sample_charts, step_charts
@@ -84,6 +85,7 @@ def page(figures: RunFigures) -> str:
         # What is open from the beginning: where the costliest finding is.
         first=next((each.step for each in figures.findings if each.step in numbers), numbers[0] if numbers else None),
         rows=rows(figures.steps),
+        open_title=words.open_title(figures.going_on),
         many=len(figures.steps) > charts.MOST_BARS,
         stages=[Share(stage.name, stage.share, looks[stage.name]) for stage in figures.stages],
     )

@@ -63,10 +63,10 @@ def test_a_file_that_has_grown_makes_the_index_void(tmp_path: Path) -> None:
     other = large_timelines.write(tmp_path / "other", 5, 1, workers=0) / "timeline" / "n1-100.jsonl"
     with (run / "timeline" / "n1-100.jsonl").open("ab") as file:
         file.write(b"".join(line for line in other.open("rb") if b'"step":5,' in line))
-    assert executed.steps(run)[0] == {1, 2, 3, 4, 5}
+    assert executed.steps(run)[0].keys() == {1, 2, 3, 4, 5}
     assert figures(run, 3) != before
     assert (run / "timeline" / "index.msgpack").stat().st_mtime_ns > made_at
-    assert executed.steps(run)[0] == {1, 2, 3, 4, 5}
+    assert executed.steps(run)[0].keys() == {1, 2, 3, 4, 5}
 
 
 @pytest.mark.parametrize("content", [b"", b"\x93no index", b"{}", os.urandom(1000)], ids=range(4))

@@ -1,0 +1,215 @@
+"""Reader of `hangs/`: where each process stood when a step took too long. Of a process's file only little is kept."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from autoprof.base import files, interrupts
+from autoprof.base.redact import writable
+from autoprof.report.figures import places
+from autoprof.rundir import decoder
+from autoprof.rundir.records import Count
+from autoprof.rundir.stacks import HANGS, MOST_BYTES, WHY, Frame, OpenSpan, ProcessStacks, Why
+
+# So many folders and processes are read, and so much is kept of a process.
+MOST_HANGS, MOST_PROCESSES = 16, 4096
+_MOST_SPANS, _FRAMES, _MOST_THREADS = 64, 12, 16
+_STEP = re.compile(r"step_(\d{1,12})$")
+_NUMBER = re.compile(r"\d+")
+
+
+class Working(msgspec.Struct, frozen=True):
+    """A thread or a task that is in a function of the user's or of a trainer's: where, and on which open spans."""
+
+    who: str
+    place: str
+    spans: list[OpenSpan] = []
+    main: bool = False
+
+
+class Process(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a process stood, as far as that tells who is late.
+
+    Attributes:
+        label: Its title without what numbers it: processes with the same do the same.
+        spans: Its open spans, oldest first.
+        stack: The innermost functions of its main thread, the innermost last.
+        waits: For what the main thread waits, of `places`.
+        place: Where the main thread is; empty where nothing tells.
+        working: Its threads and tasks that do something.
+        deadlock: Which threads wait for one another's locks, in words.
+        itself: Where it waits for itself.
+        flight_record: The path of its flight record.
+    """
+
+    host: str
+    pid: int
+    label: str
+    rank: int | None
+    unix_ns: int
+    spans: list[OpenSpan]
+    stack: list[Frame]
+    waits: str
+    place: str
+    working: list[Working]
+    deadlock: str
+    itself: str
+    engine: dict[str, Count | str]
+    flight_record: str
+    file: str
+
+    @property
+    def role(self) -> str:
+        """Return its role in the open stage, or in any open span."""
+        return next((span.role for span in reversed(self.spans) if span.role and span.rank is not None), "") or next(
+            (span.role for span in self.spans if span.role), ""
+        )
+
+    @property
+    def stage(self) -> OpenSpan | None:
+        """Return the open stage that began last."""
+        return next((span for span in reversed(self.spans) if span.kind == "stage"), None)
+
+    @property
+    def replica(self) -> str | None:
+        """Return the number of the replica that it is of, where its spans tell."""
+        found = (span.ids.get("replica") for span in self.spans)
+        return next((str(each) for each in found if each is not None), None)
+
+    @property
+    def world(self) -> str:
+        """Return the name of the processes that call collectives together: those with the same title, or replica."""
+        return self.label if self.replica is None else f"{self.label} of replica {self.replica}"
+
+    @property
+    def name(self) -> str:
+        """Return how it is told: `rank 3 of actor`, else its title and pid."""
+        if self.rank is not None and self.role and any(span.rank == self.rank for span in self.spans):
+            return f"rank {self.rank} of {self.role}"
+        return f"{self.label or 'process'} (pid {self.pid} on {self.host})"
+
+
+class Hang(msgspec.Struct, frozen=True, kw_only=True):
+    """A step that took too long.
+
+    Attributes:
+        folder: Its folder, relative to the run's.
+        step: The step, None where it is not known.
+        left_out: What could not be read.
+    """
+
+    folder: str
+    step: int | None
+    why: Why
+    processes: list[Process]
+    left_out: list[str]
+
+
+def read(run: str | Path) -> Iterator[Hang]:
+    """Yield the steps of a run that took too long, the last ones. Raises nothing."""
+    parent = Path(run, HANGS)
+    try:
+        names = sorted(path.name for path in parent.iterdir() if path.is_dir() and not path.name.startswith("."))
+    except OSError as error:
+        interrupts.pass_on(error)
+        return
+    for name in names[-MOST_HANGS:]:
+        yield _hang(parent / name)
+
+
+def _hang(folder: Path) -> Hang:
+    left_out: list[str] = []
+    why = decoder.read(folder / WHY, Why, left_out)
+    number = _STEP.search(folder.name)
+    step = why.step if why.step is not None else int(number[1]) if number else None
+    try:
+        paths = sorted(path for path in folder.glob("*.json") if path.name != WHY)
+    except OSError as error:
+        interrupts.pass_on(error)
+        paths = []
+    if len(paths) > MOST_PROCESSES:
+        left_out.append(f"{len(paths) - MOST_PROCESSES} of {len(paths)} processes are not read")
+    processes = [found for path in paths[:MOST_PROCESSES] if (found := _process(path, left_out)) is not None]
+    place = writable(f"{HANGS}/{folder.name}")
+    return Hang(folder=place, step=step, why=why, processes=processes, left_out=left_out)
+
+
+def _process(path: Path, left_out: list[str]) -> Process | None:
+    try:
+        stood = msgspec.json.decode(files.read(path, MOST_BYTES), type=ProcessStacks)
+    except (OSError, msgspec.MsgspecError, ValueError, RecursionError) as error:
+        interrupts.pass_on(error)
+        stood = decoder.read(path, ProcessStacks, left_out)
+    if not (stood.host or stood.threads or stood.spans):
+        return None
+    main = next((thread for thread in stood.threads if thread.main), None)
+    frames = main.frames if main is not None else []
+    told = places.told(frames)
+    itself = next((place for thread in stood.threads if (place := places.waits_for_itself(thread.frames))), None)
+    record = Path(stood.flight_record).name if stood.flight_record else ""
+    return Process(
+        host=writable(stood.host),
+        pid=stood.pid,
+        label=_label(stood.process),
+        rank=stood.rank,
+        unix_ns=stood.unix_ns,
+        spans=_kept(stood.spans),
+        stack=[_writable(frame) for frame in frames[-_FRAMES:]],
+        waits=places.waits(frames) if frames else places.IDLE,
+        place=writable(places.text(told)) if told is not None else "",
+        working=_working(stood),
+        deadlock=writable(places.deadlock(stood.threads)),
+        itself=writable(places.text(itself)) if itself is not None else "",
+        engine=stood.engine,
+        flight_record=str(path.parent / record) if record else "",
+        file=writable(f"{HANGS}/{path.parent.name}/{path.name}"),
+    )
+
+
+def _kept(spans: Sequence[OpenSpan]) -> list[OpenSpan]:
+    first = sorted(spans, key=lambda span: (span.kind not in ("step", "stage", "window"), span.start_ns))
+    return sorted(first[:_MOST_SPANS], key=lambda span: span.start_ns)
+
+
+def _writable(frame: Frame) -> Frame:
+    return Frame(writable(frame.function), writable(frame.file), frame.line)
+
+
+def _label(process: str) -> str:
+    """Return a process's title without numbers, and of one of Ray's without the method that it is in."""
+    title = writable(process.strip())
+    actor = re.search(r"ray::(\w+)", title)
+    if actor is not None:
+        return f"ray::{actor[1]}"
+    return _NUMBER.sub("", title)[:80].strip()
+
+
+def _working(stood: ProcessStacks) -> list[Working]:
+    found = []
+    for thread in stood.threads:
+        place = places.own(thread.frames)
+        if place is None or places.waits(thread.frames) == places.IDLE:
+            continue
+        on = [stood.spans[number] for number in thread.spans if 0 <= number < len(stood.spans)]
+        found.append(Working(writable(thread.name), writable(places.text(place)), on, thread.main))
+    for task in stood.tasks:
+        place = places.told(task.frames)
+        on = [stood.spans[number] for number in task.spans if 0 <= number < len(stood.spans)]
+        if place is not None and (on or not places.package(place)):
+            found.append(Working(writable(task.name), writable(places.text(place)), on))
+    # Those that work on spans first.
+    return sorted(found, key=lambda each: (not each.spans, not each.main))[:_MOST_THREADS]
+
+
+def roles(processes: Sequence[Process]) -> dict[str, str]:
+    """Return the role of the processes with the same label: that which most of them have."""
+    by_label: dict[str, Counter[str]] = {}
+    for process in processes:
+        if process.role:
+            by_label.setdefault(process.label, Counter())[process.role] += 1
+    return {label: found.most_common(1)[0][0] for label, found in by_label.items()}

@@ -1,0 +1,82 @@
+"""Spans that have begun and not ended, with their ages: of a run that goes on, or of one that was killed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from autoprof.base.redact import writable
+from autoprof.report.model.run import OpenSpanRow
+from autoprof.rundir import open_spans
+from autoprof.rundir.open_spans import ProcessState
+from autoprof.rundir.stacks import OpenSpan
+
+# So many are told, and so many of them are of samples, turns and tools.
+MOST, _MOST_OF_SAMPLES = 200, 50
+_FIRST = {"step": 0, "stage": 1, "timer": 1, "window": 1}
+
+
+class OpenSpans(msgspec.Struct, frozen=True, kw_only=True):
+    """What is open in a run.
+
+    Attributes:
+        states: Its processes that have a timeline.
+        ends_ns: Of each the moment up to which that is known, by the clock of its host.
+        shifts_ns: What to add to the times of each host to have them on one clock.
+        going_on: Whether the run goes on.
+    """
+
+    states: Sequence[ProcessState]
+    ends_ns: Sequence[int]
+    shifts_ns: Mapping[str, int]
+    going_on: bool
+
+    def age_s(self, place: int, span: OpenSpan) -> float:
+        """Return the age of a span of the process at a place."""
+        # A clock may have been set.
+        return max(0.0, (self.ends_ns[place] - span.start_ns) / 1e9)
+
+    def rows(self) -> tuple[list[OpenSpanRow], int]:
+        """Return the spans as they are told, and how many are left out."""
+        found = [
+            (_FIRST.get(span.kind, 2), self.age_s(place, span), state, span)
+            for place, state in enumerate(self.states)
+            for span in state.spans
+        ]
+        found.sort(key=lambda each: (each[0], -each[1]))
+        kept = [each for each in found if each[0] < 2]
+        kept += [each for each in found if each[0] == 2][:_MOST_OF_SAMPLES]
+        rows = [_row(age, state, span) for _, age, state, span in kept[:MOST]]
+        return rows, len(found) - len(rows)
+
+
+def read(path: str, going_on: bool, now_ns: int, shifts_ns: Mapping[str, int]) -> OpenSpans:
+    """Read what is open in the run in the folder `path`."""
+    states = open_spans.read(path)
+    ends = open_spans.ends(states, going_on, now_ns, shifts_ns)
+    return OpenSpans(states=states, ends_ns=ends, shifts_ns=shifts_ns, going_on=going_on)
+
+
+def where(span: OpenSpan) -> str:
+    """Return whose span it is: `actor rank 3`, `agent_loop sample 63, rollout 2`."""
+    replica = span.ids.get("replica")
+    number = f"rank {span.rank}" if span.rank is not None else f"replica {replica}" if replica is not None else ""
+    ids = [f"{name} {value}" for name, value in span.ids.items() if name in _NAMED and value not in (None, "")]
+    return writable(" ".join(filter(None, [span.role, number, ", ".join(ids)])))
+
+
+_NAMED = ("sample", "rollout", "request", "validate")
+
+
+def _row(age: float, state: ProcessState, span: OpenSpan) -> OpenSpanRow:
+    return OpenSpanRow(
+        process=writable(f"{state.host} {state.pid}"),
+        state=state.state,
+        kind=writable(span.kind),
+        name=writable(span.name),
+        where=where(span),
+        start_ns=span.start_ns,
+        age_s=age,
+        step=span.step,
+    )

@@ -1,0 +1,177 @@
+"""Places in stacks: which function of a stack tells where a process is, and for what it waits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import PurePath
+
+from autoprof.base import files, interrupts
+from autoprof.rundir.stacks import Frame, Thread
+
+# Packages that do what others ask of them.
+_PLUMBING = {
+    *("torch", "torch_npu", "ray", "asyncio", "uvloop", "requests", "urllib3", "httpx", "httpcore", "aiohttp", "anyio"),
+    *("grpc", "zmq", "tensordict", "hydra", "numpy", "autoprof", "wrapt", "psutil", "pandas", "pyarrow", "datasets"),
+    *("tqdm", "fsspec", "redis", "boto3", "botocore", "openai"),
+}
+_OUTER = ("<module>", "main", "__call__", "run", "wrapper", "inner")
+_LIBRARY = re.compile(r"(?:site|dist)-packages[/\\]([^/\\.]+)")
+_STANDARD = re.compile(r"[/\\]lib(?:64)?[/\\]python\d[^/\\]*[/\\]|^<")
+COLLECTIVE, RAY, IDLE = "in a collective", "in ray.get", "idle"
+_WITH = re.compile(r"^(\s*)(?:async\s+)?with\s+(.+?)\s*(?:as\s+\w+\s*)?:")
+_ACQUIRE = re.compile(r"([\w.\[\]'\"]+)\.acquire\(")
+_LAST_NAME = re.compile(r"[\w.]+")
+# Of a function so many lines before the innermost one are looked at.
+_MOST_LINES = 400
+_MOST_SOURCE = 4 << 20
+
+
+def package(frame: Frame) -> str:
+    """Return the package that a function is of: empty for one of the user's, `python` for one of Python's own."""
+    if found := _LIBRARY.search(frame.file):
+        return found[1]
+    return "python" if _STANDARD.search(frame.file) else ""
+
+
+def told(frames: Sequence[Frame]) -> Frame | None:
+    """Return the function that tells best where a stack is: the innermost one of the user's, or of a trainer's."""
+    own = [frame for frame in frames if not package(frame)]
+    if inner := [frame for frame in own if name(frame) not in _OUTER]:
+        return inner[-1]
+    others = [frame for frame in frames if package(frame) not in ("", "python") and package(frame) not in _PLUMBING]
+    return next(iter([*others[-1:], *own[-1:], *frames[-1:]]), None)
+
+
+def own(frames: Sequence[Frame]) -> Frame | None:
+    """Return the innermost function of the user's or of a trainer's, where nothing but plumbing lies inside of it."""
+    return next(
+        (frame for frame in reversed(frames) if package(frame) != "python" and package(frame) not in _PLUMBING), None
+    )
+
+
+def name(frame: Frame) -> str:
+    """Return a function's name without those of its class and of the functions around it."""
+    return frame.function.rpartition(".")[2]
+
+
+def text(frame: Frame) -> str:
+    """Return a place as it is told: `reward.py:44 fetch_score`."""
+    return f"{PurePath(frame.file).name or '?'}:{frame.line} {name(frame)}".strip()
+
+
+def waits(frames: Sequence[Frame]) -> str:
+    """Return for what a stack waits, as far as its innermost functions tell: one of the words above, or nothing."""
+    inner = frames[-8:]
+    if any("torch/distributed/" in frame.file and package(frame) == "torch" for frame in inner):
+        return COLLECTIVE
+    ray = [frame for frame in inner if package(frame) == "ray"]
+    if any(name(frame) in ("get", "wait", "get_objects") for frame in ray):
+        return RAY
+    last = frames[-1] if frames else None
+    if last is None or name(last) in (
+        "main_loop",
+        "select",
+        "_worker",
+        "wait",
+        "poll",
+        "run_forever",
+        "accept",
+        "_run_once",
+    ):
+        return IDLE
+    return RAY if ray and ray[-1] is last and name(last) != "main_loop" else ""
+
+
+class _Wait:
+    """A thread that stands where a lock is taken: the lock's name, and those of the locks that it holds."""
+
+    def __init__(self, thread: Thread, frame: Frame, wanted: str, held: set[str]) -> None:
+        self.thread, self.frame, self.wanted, self.held = thread, frame, wanted, held
+
+
+def deadlock(threads: Sequence[Thread]) -> str:
+    """Return in words which two threads wait for one another's locks, by the source of where they stand; else nothing.
+
+    A thread waits for a lock where its innermost function stands at a line that takes one. It holds those whose
+    `with` blocks it is in, in any of its functions.
+    """
+    sources: dict[str, list[str]] = {}
+    found = [wait for thread in threads if (wait := _wait(thread, sources)) is not None]
+    for place, one in enumerate(found):
+        for other in found[place + 1 :]:
+            if one.wanted in other.held and other.wanted in one.held and one.wanted != other.wanted:
+                return f"deadlock of two locks: {_holds(one)}, and {_holds(other)}"
+    return ""
+
+
+def _holds(wait: _Wait) -> str:
+    who = wait.thread.name or f"thread {wait.thread.native or wait.thread.ident}"
+    return f"{who} waits for {wait.wanted} in {text(wait.frame)}"
+
+
+def _wait(thread: Thread, sources: dict[str, list[str]]) -> _Wait | None:
+    """Return the lock that a thread waits for, where it stands at a line that takes one."""
+    frames = [frame for frame in thread.frames if package(frame) != "python"]
+    if not frames or package(frames[-1]):
+        return None
+    lines = _source(frames[-1].file, sources)
+    line = lines[frames[-1].line - 1] if 0 < frames[-1].line <= len(lines) else ""
+    taken = _WITH.match(line) or _ACQUIRE.search(line)
+    if taken is None:
+        return None
+    wanted = _lock(taken[taken.lastindex or 1])
+    held = set()
+    for frame in frames[-8:]:
+        if not package(frame):
+            held |= _around(_source(frame.file, sources), frame.line)
+    return _Wait(thread, frames[-1], wanted, held - {wanted}) if wanted else None
+
+
+def _around(lines: Sequence[str], number: int) -> set[str]:
+    """Return the names in the `with` lines around a line, up to its function's begin."""
+    if not 0 < number <= len(lines):
+        return set()
+    indent = _indent(lines[number - 1])
+    found = set()
+    for line in reversed(lines[max(0, number - 1 - _MOST_LINES) : number - 1]):
+        if not line.strip() or _indent(line) >= indent:
+            continue
+        indent = _indent(line)
+        if line.lstrip().startswith(("def ", "async def ", "class ")):
+            break
+        if taken := _WITH.match(line):
+            found.add(_lock(taken[2]))
+    return found
+
+
+def _lock(said: str) -> str:
+    """Return the last part of a lock's name: `self._lock` and `other._lock` may be the same."""
+    names = _LAST_NAME.match(said.strip())
+    return names[0].rpartition(".")[2] if names else ""
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+def _source(file: str, sources: dict[str, list[str]]) -> list[str]:
+    """Return the lines of a program's file, where it lies here too."""
+    if file not in sources:
+        try:
+            content = files.read(file, _MOST_SOURCE) if file.endswith(".py") else b""
+        except (OSError, ValueError) as error:
+            interrupts.pass_on(error)
+            content = b""
+        sources[file] = content.decode(errors="replace").splitlines()
+    return sources[file]
+
+
+def waits_for_itself(frames: Sequence[Frame]) -> Frame | None:
+    """Return where an actor of Ray's waits for what it was itself asked to do, by the source around that line."""
+    place = next((frame for frame in reversed(frames) if not package(frame)), None)
+    if waits(frames) != RAY or place is None or not any("ray/_private/workers" in frame.file for frame in frames[:3]):
+        return None
+    lines = _source(place.file, {})
+    near = "\n".join(lines[max(0, place.line - 6) : place.line])
+    return place if re.search(r"current_actor|self_handle|get_actor\(", near) else None

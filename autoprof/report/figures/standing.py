@@ -1,0 +1,162 @@
+"""What stands in a step that takes too long, in words: one function for each kind of evidence, the surest first."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from autoprof.base.units import seconds
+from autoprof.report.figures import hangs, places
+from autoprof.report.figures.collectives import BY_TORCH, Record, Stuck
+from autoprof.report.figures.hangs import Process
+from autoprof.report.figures.words import listed, several
+
+# An engine's request is long that is older than this.
+OLD_S = 60.0
+
+
+class Said(msgspec.Struct, frozen=True):
+    """A statement, the lines behind it, and the file."""
+
+    text: str
+    evidence: list[str] = []
+    file: str = ""
+
+
+def by_itself(processes: Sequence[Process]) -> Iterator[Said]:
+    """Tell of processes that wait for themselves: two threads for one another's locks, an actor for its own work."""
+    for process in processes:
+        if process.deadlock:
+            yield Said(f"{process.name}: {process.deadlock}", _stack(process), process.file)
+        elif process.itself:
+            text = (
+                f"{process.name} waits for itself: ray.get in {process.itself} asks for what the actor itself is to do"
+            )
+            yield Said(text, _stack(process), process.file)
+
+
+def records(processes: Sequence[Process]) -> list[Record]:
+    """Return the flight records; of processes that have the same title and rank none: whose is whose
+    is not known."""
+    ranks = Counter((process.world, process.rank) for process in processes if process.flight_record)
+    return [
+        Record(process.flight_record, process.rank, process.world)
+        for process in processes
+        if process.flight_record and process.rank is not None and ranks[process.world, process.rank] == 1
+    ]
+
+
+def collective(stuck: Stuck, processes: Sequence[Process]) -> Said:
+    """Tell which ranks did not join a collective, or called another one."""
+    of = {process.rank: process for process in processes if process.world == stuck.world}
+    role = hangs.roles(processes).get(next(iter(of.values())).label, "") if of else ""
+    stages = Counter(
+        process.stage.name
+        for rank in stuck.waiting
+        if (process := of.get(rank)) is not None and process.stage is not None
+    )
+    stage = f" in {stages.most_common(1)[0][0]}" if stages else ""
+    call = f"{stuck.name} #{stuck.number}"
+    group = (
+        f"process group {stuck.group}; {'torch' if stuck.by == BY_TORCH else 'autoprof'} compared the flight records"
+    )
+    evidence = [f"{ranks(stuck.waiting, '')} {plural(stuck.waiting, 'waits', 'wait')} in it", group]
+    if caller := places.told(stuck.frames):
+        evidence[0] += f", called in {places.text(caller)}"
+    if stuck.unknown:
+        evidence.append(f"of {ranks(stuck.unknown, role)} there is no record")
+    if stuck.late:
+        found = [process for rank in stuck.late if (process := of.get(rank)) is not None]
+        at = list(dict.fromkeys(process.place for process in found if process.place))
+        here = f"; {plural(stuck.late, 'it is', 'they are')} in {at[0]}" if len(at) == 1 else ""
+        text = f"{ranks(stuck.late, role)} {plural(stuck.late, 'has', 'have')} not joined {call}{stage}{here}"
+        evidence += [line for process in found[:1] for line in _stack(process)]
+        return Said(text, evidence, found[0].file if found else "")
+    others = list(stuck.other.items())
+    rank, what = others[0]
+    alike = [each for each, other in others if other == what]
+    called = f"{ranks(alike, role)} called {what} as #{stuck.number}{stage}, {_rest(stuck, alike)} {stuck.called}"
+    more = [f"rank {each} called {other}" for each, other in others if other != what]
+    return Said(called, [*more[:5], *evidence], of[rank].file if rank in of else "")
+
+
+def _rest(stuck: Stuck, alike: Sequence[int]) -> str:
+    rest = [rank for rank in stuck.waiting if rank not in alike]
+    return f"rank {rest[0]}" if len(rest) == 1 else "the others"
+
+
+def engines(processes: Sequence[Process], age_s: float) -> Iterator[Said]:
+    """Tell of engines in which requests wait for nothing that goes on."""
+    for process in processes:
+        running, waiting, free, longest = (
+            value if isinstance(value := process.engine.get(name), (int, float)) else None
+            for name in ("running", "waiting", "free_blocks", "longest_s")
+        )
+        who = f"replica {process.replica}" if process.replica is not None else process.name
+        here = f"; it is in {process.place}" if process.place and not process.waits else ""
+        state = [f"{name} {value}" for name, value in sorted(process.engine.items())]
+        requests = several(int(waiting or 0), "request")
+        if waiting and free == 0:
+            yield Said(f"{who} has {requests} waiting and no free block", state, process.file)
+        elif waiting and not running:
+            yield Said(f"{who} has {requests} waiting and none running{here}", state, process.file)
+        elif (running or waiting) and longest is not None and longest >= max(OLD_S, age_s / 2):
+            text = f"{who} has {several(int(running or 0), 'request')} running and {int(waiting or 0)} waiting"
+            yield Said(f"{text}, the longest since {seconds(longest)}{here}", state, process.file)
+
+
+def stacks(processes: Sequence[Process]) -> Iterator[Said]:
+    """Tell of processes whose stacks differ from their like: one that is not in the collective in which the others are,
+    one that is elsewhere than most."""
+    by_label: dict[str, list[Process]] = defaultdict(list)
+    for process in processes:
+        if process.stack:
+            by_label[process.label].append(process)
+    for alike in by_label.values():
+        waiting = [process for process in alike if process.waits == places.COLLECTIVE]
+        others = [process for process in alike if process.waits not in (places.COLLECTIVE, places.IDLE)]
+        what = places.COLLECTIVE
+        if not waiting:
+            place, count = Counter(process.place for process in others).most_common(1)[0] if others else ("", 0)
+            if count < 2:
+                continue
+            waiting, what = [each for each in others if each.place == place], f"in {place}"
+            others = [process for process in others if process.place != place]
+        if not others or len(others) > len(waiting):
+            continue
+        late = others[0]
+        names = late.name if len(others) == 1 else f"{late.name} and {several(len(others) - 1, 'other')}"
+        text = f"{names} {plural(others, 'is', 'are')} in {late.place}, {several(len(waiting), 'other')} {what}"
+        yield Said(text, _stack(late), late.file)
+
+
+def busy(processes: Sequence[Process]) -> Iterator[Said]:
+    """Tell where the processes are that wait for no other one: those with an open stage or step."""
+    found = [
+        (process, work)
+        for process in processes
+        for work in process.working[:1]
+        if process.spans and (process.waits not in (places.COLLECTIVE, places.RAY) or not work.main)
+    ]
+    found.sort(key=lambda each: (each[0].stage is None, not each[1].main, each[0].waits == places.IDLE))
+    for process, work in found[:3]:
+        stage = f" in {process.stage.name}" if process.stage is not None else ""
+        yield Said(f"{process.name} is in {work.place}{stage}", _stack(process), process.file)
+
+
+def _stack(process: Process) -> list[str]:
+    inner = [places.text(frame) for frame in process.stack[-4:]]
+    return [f"{process.name}, main thread: {' > '.join(inner)}"] if inner else []
+
+
+def ranks(numbers: Sequence[int], role: str) -> str:
+    """Name ranks: `ranks 3, 5 of actor`."""
+    of = f" of {role}" if role else ""
+    return f"{plural(numbers, 'rank', 'ranks')} {listed(map(str, numbers), 8)}{of}"
+
+
+def plural(things: Sequence[object], one: str, many: str) -> str:
+    """Return the word for one thing, or for many."""
+    return one if len(things) == 1 else many

@@ -1,0 +1,143 @@
+"""The rule of hangs: who is late, and where, in a step that stands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from statistics import median
+
+from autoprof.base.units import seconds
+from autoprof.report.figures import collectives, hangs, standing, waiting_spans
+from autoprof.report.figures.hangs import Hang
+from autoprof.report.figures.open_now import OpenSpans
+from autoprof.report.figures.standing import Said
+from autoprof.report.figures.waiting_spans import Spans
+from autoprof.report.findings.registry import KINDS
+from autoprof.report.model.run import Finding
+from autoprof.rundir import open_spans
+from autoprof.rundir.stacks import OpenSpan
+
+HANG = "hang"
+KINDS.append(HANG)
+# Without `hangs/` a step stands that is so many times as long as the median of so many steps, and longer than this.
+TIMES, FEWEST, LEAST_S = 5, 3, 60.0
+_MOST_NOTES = 5
+
+
+def of_run(run: str, opened: OpenSpans, ended_s: Mapping[int, float]) -> tuple[list[Finding], list[str]]:
+    """Return the findings of steps that stand or stood, and notes on what could not be read. Raises nothing.
+
+    Args:
+        run: The run's directory.
+        opened: What is open in it.
+        ended_s: The seconds of the steps that have ended, by number.
+    """
+    found, notes = [], []
+    for hang in hangs.read(run):
+        finding, left_out = _of_hang(run, hang, opened, ended_s)
+        found += [finding] if finding is not None else []
+        notes += [f"{hang.folder}: {line}" for line in left_out[:_MOST_NOTES]]
+    open_step = _open_step(opened)
+    if open_step is not None and open_step[1].step not in {finding.step for finding in found}:
+        found += _of_spans(run, opened, ended_s, *open_step)
+    return found, notes
+
+
+def _of_hang(run: str, hang: Hang, opened: OpenSpans, ended_s: Mapping[int, float]) -> tuple[Finding | None, list[str]]:
+    processes = hang.processes
+    if not processes and not hang.why.since_ns:
+        return None, hang.left_out
+    standing_s = _open_for(opened, hang.step)
+    at = hang.why.unix_ns or max((process.unix_ns for process in processes), default=0)
+    since = hang.why.since_ns or min(
+        (span.start_ns for process in processes for span in process.spans if span.kind == "step"), default=at
+    )
+    took = ended_s.get(hang.step) if hang.step is not None else None
+    age = standing_s if standing_s is not None else took if took is not None else max(0.0, (at - since) / 1e9)
+    stuck, left_out = collectives.stuck(standing.records(processes))
+    spans = [Spans(each.host, each.pid, each.spans, each.unix_ns, each) for each in processes]
+    labels = {(process.host, process.pid): process.label for process in processes}
+    in_collectives = [standing.collective(each, processes) for each in stuck]
+    told = {each.world for each in stuck}
+    rest = [each for each in processes if each.world not in told]
+    engines = list(standing.engines(processes, age))
+    said = list(
+        chain(
+            standing.by_itself(processes),
+            in_collectives,
+            engines,
+            waiting_spans.samples(run, spans, sure=True),
+            waiting_spans.stages(spans, labels) if not stuck else (),
+            standing.stacks(rest),
+        )
+    )
+    said = said or list(standing.busy(processes)) or list(_innermost(spans))
+    going_on = standing_s is not None and opened.going_on
+    return _finding(hang.step, age, going_on, said, hang.folder), [*hang.left_out, *left_out]
+
+
+def _of_spans(
+    run: str, opened: OpenSpans, ended_s: Mapping[int, float], age: float, step: OpenSpan
+) -> Iterator[Finding]:
+    """Tell of the open step from the timeline alone, where it takes far longer than the others."""
+    if not opened.going_on or len(ended_s) < FEWEST:
+        return
+    usual = median(ended_s.values())
+    if age < max(LEAST_S, TIMES * usual):
+        return
+    there = (open_spans.RUNNING, open_spans.ELSEWHERE)
+    spans = [
+        Spans(state.host, state.pid, state.spans, end)
+        for state, end in zip(opened.states, opened.ends_ns, strict=True)
+        if state.state in there
+    ]
+    said = [*waiting_spans.samples(run, spans, sure=False), *waiting_spans.stages(spans, {})] or list(_innermost(spans))
+    finding = _finding(step.step, age, True, said, "")
+    evidence = [
+        *finding.evidence,
+        f"usually {seconds(usual)}; autoprof stacks {Path(run).name} shows where each process stands",
+    ]
+    yield Finding(kind=HANG, text=finding.text, evidence=evidence, seconds=age, step=finding.step, file=finding.file)
+
+
+def _innermost(spans: Sequence[Spans]) -> Iterator[Said]:
+    """Tell the stage that began last in the process of the step, as nothing else is known."""
+    for of in spans:
+        if any(span.kind == "step" for span in of.spans):
+            inner = [span for span in of.spans if span.kind in ("stage", "timer")]
+            if inner:
+                age = max(0.0, (of.end_ns - inner[-1].start_ns) / 1e9)
+                yield Said(f"{inner[-1].role or 'the trainer'} is in {inner[-1].name} since {seconds(age)}")
+
+
+def _finding(step: int | None, age: float, going_on: bool, said: Iterable[Said], folder: str) -> Finding:
+    first, *rest = [*said] or [Said("no process tells where it is")]
+    which = "the run" if step is None else f"step {step}"
+    begin = f"{which} stands since {seconds(age)}" if going_on else f"{which} stood for {seconds(age)}"
+    evidence = [*first.evidence, *(each.text for each in rest[:4])]
+    evidence += [f"the stacks of all processes are in {folder}"] if folder else []
+    return Finding(
+        kind=HANG,
+        text=f"{begin}: {first.text}",
+        evidence=evidence,
+        seconds=age,
+        step=step,
+        file=first.file or folder or None,
+    )
+
+
+def _open_step(opened: OpenSpans) -> tuple[float, OpenSpan] | None:
+    """Return the open step of a run and its age."""
+    found = [
+        (opened.age_s(place, span), span)
+        for place, state in enumerate(opened.states)
+        for span in state.spans
+        if span.kind == "step" and span.step is not None
+    ]
+    return max(found, key=lambda each: each[1].start_ns, default=None)
+
+
+def _open_for(opened: OpenSpans, step: int | None) -> float | None:
+    found = _open_step(opened)
+    return found[0] if found is not None and found[1].step == step else None

@@ -1,0 +1,130 @@
+"""Run directories in which a step stands, made by hand: open spans on timelines, and files in `hangs/`."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from autoprof.base import identity
+from autoprof.rundir.stacks import Frame, OpenSpan, ProcessStacks, Task, Thread, Why
+
+MIN = 60_000_000_000
+TORCH = "/env/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
+ALL_REDUCE = (
+    Frame("<module>", "/home/u/train.py", 90),
+    Frame("Actor.update", "/env/lib/python3.11/site-packages/verl/actor.py", 300),
+    Frame("all_reduce", TORCH, 3245),
+)
+REWARD = (
+    Frame("<module>", "/home/u/train.py", 90),
+    Frame("fetch_score", "/home/u/reward.py", 44),
+    Frame("get", "/env/lib/python3.11/site-packages/requests/api.py", 73),
+    Frame("readinto", "/usr/lib/python3.11/socket.py", 718),
+)
+IDLE = (Frame("main_loop", "/env/lib/python3.11/site-packages/ray/_private/worker.py", 900),)
+
+
+class HungRun:
+    """A run of three steps of ten seconds each, and a fourth one that began `minutes` ago.
+
+    Attributes:
+        folder: The run's own folder.
+        now: Now, in nanoseconds since the epoch.
+        step: The step that stands.
+    """
+
+    def __init__(
+        self, folder: Path, minutes: float = 12, running: bool = True, steps: int = 3, driver: str = "trainer"
+    ) -> None:
+        self.folder, self.now, self.step = folder, time.time_ns(), steps + 1
+        self.began = self.now - round(minutes * MIN)
+        (folder / "timeline").mkdir(parents=True)
+        own, self._pid = os.getpid(), 1000
+        info = {"id": folder.name, "host": identity.HOST, "pid": own, "started": self.began / 1e9 - 60}
+        (folder / "run.json").write_text(json.dumps(info | {"state": "running" if running else "ended"}))
+        # Where processes are to run, they run: all are this one, on hosts of their own but for the driver's.
+        ended = [
+            self.line("step", "step", driver, 0, self.began - (steps - number) * 11_000_000_000, 10.0, step=number + 1)
+            for number in range(steps)
+        ]
+        self.process(own, [*ended, self.begun("step", "step", driver, 0, minutes)], ticks=identity.began(own) or 0)
+
+    def line(self, kind: str, name: str, role: str, rank: int | None, start: int, took: float, **more: Any) -> Any:
+        """A span that has ended."""
+        span = {"kind": kind, "name": name, "step": self.step, "role": role, "rank": rank, "start_ns": start}
+        return span | {"end_ns": start + round(took * 1e9)} | more
+
+    def begun(self, kind: str, name: str, role: str, rank: int | None, minutes: float, **more: Any) -> Any:
+        """A line of a span that began so long ago."""
+        start = self.now - round(minutes * MIN)
+        line = {"kind": "begun", "span": kind, "name": name, "step": self.step, "role": role, "rank": rank}
+        return line | {"start_ns": start} | more
+
+    def process(self, pid: int, lines: Sequence[Any], host: str = identity.HOST, ticks: int = 0) -> None:
+        """Write a timeline; a process of another host is one of which is not known whether it runs."""
+        clock = {"unix_ns": self.began, "monotonic_ns": 1}
+        first = {"kind": "process", "host": host, "pid": pid, "clock": clock, "version": "0.1.0", "ticks": ticks}
+        text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in [first, *lines])
+        (self.folder / "timeline" / f"{host}-{pid}.jsonl").write_text(text)
+
+    @property
+    def hang(self) -> Path:
+        """The folder of the step that stands."""
+        folder = self.folder / "hangs" / f"step_{self.step:06d}"
+        if not folder.exists():
+            folder.mkdir(parents=True)
+            why = Why(host="n1", pid=1, unix_ns=self.now, step=self.step, since_ns=self.began, condition="hang>10m")
+            (folder / "why.json").write_bytes(msgspec.json.encode(why))
+        return folder
+
+    def stack(
+        self,
+        frames: Sequence[Frame],
+        *,
+        rank: int | None = None,
+        role: str = "",
+        stage: str = "",
+        minutes: float = 12,
+        process: str = "ray::WorkerDict.actor_update_actor",
+        spans: Sequence[OpenSpan] = (),
+        threads: Sequence[Thread] = (),
+        tasks: Sequence[Task] = (),
+        record: bytes = b"",
+        engine: dict[str, Any] | None = None,
+    ) -> ProcessStacks:
+        """Write where one process stands."""
+        self._pid += 1
+        start = self.now - round(minutes * MIN)
+        open_ones = [*spans]
+        if stage:
+            open_ones.append(OpenSpan(kind="stage", name=stage, step=self.step, role=role, rank=rank, start_ns=start))
+        name = f"n2-{self._pid}"
+        if record:
+            (self.hang / f"{name}.fr").write_bytes(record)
+        made = ProcessStacks(
+            host="n2",
+            pid=self._pid,
+            unix_ns=self.now,
+            process=process,
+            rank=rank,
+            by="itself",
+            spans=open_ones,
+            threads=[*([Thread(name="MainThread", ident=1, main=True, frames=[*frames])] if frames else []), *threads],
+            tasks=[*tasks],
+            engine=engine or {},
+            flight_record=f"{name}.fr" if record else "",
+        )
+        (self.hang / f"{name}.json").write_bytes(msgspec.json.encode(made))
+        return made
+
+    def span(self, kind: str, name: str, minutes: float, role: str = "agent_loop", **ids: Any) -> OpenSpan:
+        """An open span."""
+        return OpenSpan(
+            kind=kind, name=name, step=self.step, role=role, start_ns=self.now - round(minutes * MIN), ids=ids
+        )

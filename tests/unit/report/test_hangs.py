@@ -1,0 +1,345 @@
+"""Findings of steps that stand."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from autoprof.cli.main import main
+from autoprof.report import build
+from autoprof.report.figures import collectives, hangs
+from autoprof.report.figures.collectives import Record
+from autoprof.report.model.run import Finding
+from autoprof.rundir import runs
+from autoprof.rundir.stacks import Frame, Task, Thread
+from tests.support.hung_runs import ALL_REDUCE, IDLE, REWARD, HungRun
+
+RANKS = Path(__file__).parents[2] / "support" / "late_ranks.py"
+
+
+@pytest.fixture
+def hung(tmp_path: Path) -> HungRun:
+    return HungRun(tmp_path / "20260101-000000-abcdef")
+
+
+def of(run: HungRun) -> Finding:
+    """The run's only finding."""
+    (finding,) = build.figures(runs.read(run.folder)).findings
+    assert finding.kind == "hang"
+    return finding
+
+
+def said(run: HungRun) -> str:
+    """What the run's only finding says after the step and its age."""
+    begin, _, rest = of(run).text.partition(": ")
+    assert begin.startswith(f"step {run.step} stands since 12 min"), begin
+    return rest
+
+
+def record(entries: list[tuple[int, str, list[int], bool]], ranks: int = 2) -> bytes:
+    """A flight record as NCCL's is: number, name, size, whether it has ended."""
+    made = [
+        {
+            "record_id": place,
+            "pg_id": 0,
+            "process_group": ("0", "default_pg"),
+            "collective_seq_id": number,
+            "p2p_seq_id": 0,
+            "op_id": number,
+            "profiling_name": name,
+            "time_created_ns": time.time_ns(),
+            "input_sizes": [size],
+            "input_dtypes": ["Float"],
+            "output_sizes": [size],
+            "output_dtypes": ["Float"],
+            "state": "completed" if ended else "scheduled",
+            "retired": ended,
+            "is_p2p": False,
+            "timeout_ms": 600_000,
+            "frames": [{"name": "update", "filename": "/home/u/actor.py", "line": 7}],
+        }
+        for place, (number, name, size, ended) in enumerate(entries)
+    ]
+    groups = {"0": {"name": "0", "desc": "default_pg", "ranks": str(list(range(ranks)))}}
+    return pickle.dumps({"version": "2.10", "pg_config": groups, "entries": made})
+
+
+def join(number: int, ended: bool = False, size: int = 4, name: str = "nccl:all_reduce") -> Any:
+    return number, name, [size], ended
+
+
+@pytest.fixture
+def no_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A machine without torch, on which flight records are compared in a moment."""
+    (tmp_path / "nothing" / "torch").mkdir(parents=True)
+    (tmp_path / "nothing" / "torch" / "__init__.py").write_text("raise ImportError('no torch')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "nothing"))
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Flight records of two real ranks of gloo: `missing`, where one did not join, and `shape`."""
+    folder = tmp_path_factory.mktemp("ranks")
+    ranks = []
+    for mode in ("missing", "shape"):
+        (folder / mode).mkdir()
+        for rank in ("0", "1"):
+            environment = {**os.environ, "TORCH_FR_BUFFER_SIZE": "2000", "RANK": rank, "AUTOPROF": "0"}
+            command = [sys.executable, str(RANKS), str(folder / mode), mode]
+            ranks.append(subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL))
+    for each in ranks:
+        each.wait(300)
+    return folder
+
+
+def test_a_rank_that_did_not_join_a_collective_is_named_with_its_place(hung: HungRun, no_torch: None) -> None:
+    for rank in range(4):
+        late = rank == 3
+        entries = [join(811, True)] + ([] if late else [join(812)])
+        stage = "" if late else "update_actor"
+        hung.stack(REWARD if late else ALL_REDUCE, rank=rank, role="actor", stage=stage, record=record(entries, 4))
+    assert said(hung) == (
+        "rank 3 of actor has not joined all_reduce #812 in update_actor; it is in reward.py:44 fetch_score"
+    )
+    assert "process group default_pg; autoprof compared the flight records" in of(hung).evidence
+
+
+def test_a_rank_with_another_shape_is_named_with_both(hung: HungRun, no_torch: None) -> None:
+    for rank in range(3):
+        entries = [join(4, True), join(5, size=8 if rank == 1 else 4)]
+        hung.stack(ALL_REDUCE, rank=rank, role="actor", stage="update_actor", record=record(entries, 3))
+    assert said(hung) == (
+        "rank 1 of actor called all_reduce of [8] Float as #5 in update_actor, the others all_reduce of [4] Float"
+    )
+
+
+def test_a_rank_with_another_collective_is_named_with_both(hung: HungRun, no_torch: None) -> None:
+    for rank in range(3):
+        entries = [join(5, name="nccl:broadcast" if rank == 1 else "nccl:all_reduce")]
+        hung.stack(ALL_REDUCE, rank=rank, role="actor", stage="update_actor", record=record(entries, 3))
+    assert said(hung) == "rank 1 of actor called broadcast as #5 in update_actor, the others all_reduce"
+
+
+def test_a_rank_that_is_late_because_it_waits_for_another_one_is_not_the_first_named(
+    tmp_path: Path, no_torch: None
+) -> None:
+    def made(rank: int, groups: dict[str, list[int]], entries: list[tuple[str, int]]) -> Record:
+        content = pickle.loads(record([join(number) for _, number in entries]))
+        for entry, (group, _) in zip(content["entries"], entries, strict=True):
+            entry["process_group"] = (group, group)
+        content["pg_config"] = {name: {"desc": name, "ranks": str(ranks)} for name, ranks in groups.items()}
+        path = tmp_path / str(rank)
+        path.write_bytes(pickle.dumps(content))
+        return Record(str(path), rank, "w")
+
+    pairs = {"a": [0, 1], "b": [1, 2]}
+    records = [
+        made(0, {"a": [0, 1]}, [("a", 1)]),
+        made(1, pairs, [("b", 1)]),
+        made(2, {"b": [1, 2]}, []),
+    ]
+    found, notes = collectives.stuck(records)
+    assert [(each.group, each.late) for each in found] == [("b", [2]), ("a", [1])]
+    assert notes == []
+
+
+@pytest.mark.parametrize("shape", [False, True], ids=["missing", "shape"])
+def test_real_flight_records_of_two_ranks_tell_who_is_late(hung: HungRun, records: Path, shape: bool) -> None:
+    folder = records / ("shape" if shape else "missing")
+    for rank in range(2):
+        late = rank == 1 and not shape
+        content = (folder / f"record{rank}").read_bytes()
+        stage = "" if late else "update_actor"
+        hung.stack(REWARD if late else ALL_REDUCE, rank=rank, role="actor", stage=stage, record=content)
+    finding = of(hung)
+    if shape:
+        assert "called all_reduce of [8] Float as #4 in update_actor, rank 0 all_reduce of [4] Float" in finding.text
+    else:
+        rest = "has not joined all_reduce #4 in update_actor; it is in reward.py:44 fetch_score"
+        assert finding.text.endswith(f"rank 1 of actor {rest}")
+    assert "process group default_pg; torch compared the flight records" in finding.evidence
+
+
+def test_a_record_that_would_run_code_does_not(hung: HungRun, tmp_path: Path, no_torch: None) -> None:
+    proof = tmp_path / "ran"
+
+    class Attack:
+        def __reduce__(self) -> Any:
+            return os.system, (f"touch {proof}",)
+
+    for rank, content in enumerate([pickle.dumps(Attack()), b"\x80\x04r\xff\xff\xff\x7f.", record([join(5)])]):
+        hung.stack(ALL_REDUCE, rank=rank, role="actor", stage="update_actor", record=content)
+    figures = build.figures(runs.read(hung.folder))
+    assert not proof.exists()
+    assert [note for note in figures.notes if "it would make a posix.system" in note]
+
+
+def test_a_sample_that_waits_in_a_tool_is_named(hung: HungRun) -> None:
+    ids = {"sample": "63", "rollout": 2}
+    spans = [hung.span("sample", "tool_agent", 11.5, **ids), hung.span("tool", "search", 11, **ids)]
+    task = Task(name="Task-9", frames=[Frame("Search.call", "/home/u/search.py", 12)], waits_on="Future", spans=[1])
+    hung.stack(IDLE, process="ray::AgentLoopWorker", spans=spans, tasks=[task])
+    assert said(hung) == "sample 63, rollout 2 waits 11 min 0 s in tool search; it is in search.py:12 call"
+
+
+def test_samples_that_take_as_long_as_usual_are_not_named(hung: HungRun) -> None:
+    lines = [hung.line("tool", "search", "agent_loop", None, hung.began - n, 300.0) for n in range(1, 5)]
+    hung.process(1001, lines, host="n2")
+    hung.stack(IDLE, process="ray::AgentLoopWorker", spans=[hung.span("tool", "search", 11, sample="63")])
+    assert "search" not in of(hung).text
+
+
+def test_an_engine_without_a_free_block_is_named(hung: HungRun) -> None:
+    window = hung.span("window", "rollout", 12, role="rollout", replica=1)
+    engine = {"running": 0, "waiting": 40, "free_blocks": 0, "total_blocks": 900, "longest_s": 700.0}
+    hung.stack(IDLE, process="VLLM::EngineCore", spans=[window], engine=engine)
+    hung.stack(IDLE, process="ray::AgentLoopWorker", spans=[hung.span("turn", "generate", 11.9, sample="6")])
+    assert said(hung) == "replica 1 has 40 requests waiting and no free block"
+
+
+def test_an_engine_whose_scheduler_stands_still_is_named(hung: HungRun) -> None:
+    window = hung.span("window", "rollout", 12, role="rollout", replica=1)
+    engine = {"running": 0, "waiting": 40, "free_blocks": 9, "total_blocks": 900, "longest_s": 700.0}
+    frames = (Frame("schedule", "/home/u/slow_scheduler.py", 8),)
+    hung.stack(frames, process="VLLM::EngineCore", spans=[window], engine=engine)
+    assert said(hung) == ("replica 1 has 40 requests waiting and none running; it is in slow_scheduler.py:8 schedule")
+
+
+def test_a_rank_in_an_earlier_stage_is_named(hung: HungRun) -> None:
+    for rank in range(4):
+        behind = rank == 2
+        stage = "compute_log_prob" if behind else "update_actor"
+        hung.stack(IDLE, rank=rank, role="actor", stage=stage, minutes=12 if behind else 11)
+    assert said(hung).startswith("rank 2 of actor is in compute_log_prob since 12 min 0 s, 3 others in update_actor")
+
+
+def test_a_rank_whose_stack_differs_from_its_like_is_named(hung: HungRun) -> None:
+    for rank in range(8):
+        hung.stack(REWARD if rank == 3 else ALL_REDUCE, rank=rank, role="actor", stage="update_actor")
+    assert said(hung) == "rank 3 of actor is in reward.py:44 fetch_score, 7 others in a collective"
+
+
+LOCKS = """\
+import threading
+first, second = threading.Lock(), threading.Lock()
+
+def one():
+    with first:
+        other()
+
+def other():
+    with second:
+        pass
+
+def two():
+    with second:
+        if True:
+            with first:
+                pass
+"""
+
+
+@pytest.mark.parametrize("line", [15, 14])
+def test_a_deadlock_of_two_locks_is_told_where_the_source_shows_it(hung: HungRun, tmp_path: Path, line: int) -> None:
+    source = tmp_path / "score.py"
+    source.write_text(LOCKS)
+    threads = [
+        Thread(name="scorer-1", ident=2, frames=[Frame("one", str(source), 6), Frame("other", str(source), 9)]),
+        Thread(name="scorer-2", ident=3, frames=[Frame("two", str(source), line)]),
+    ]
+    hung.stack(IDLE, process="ray::RewardWorker", threads=threads, spans=[hung.span("reward", "score", 12, sample="1")])
+    locked = (
+        "deadlock of two locks: scorer-1 waits for second in score.py:9 other, and scorer-2 waits for first in "
+        "score.py:15 two"
+    )
+    assert (locked in of(hung).text) == (line == 15)
+
+
+def test_an_actor_that_waits_for_itself_is_named(hung: HungRun, tmp_path: Path) -> None:
+    source = tmp_path / "judge.py"
+    source.write_text(
+        "def score(self):\n    me = ray.get_runtime_context().current_actor\n    ray.get(me.x.remote())\n"
+    )
+    ray = "/env/lib/python3.11/site-packages/ray/_private/"
+    frames = [
+        Frame("<module>", f"{ray}workers/default_worker.py", 300),
+        Frame("main_loop", f"{ray}worker.py", 900),
+        Frame("Judge.score", str(source), 3),
+        Frame("wrapper", f"{ray}auto_init_hook.py", 21),
+        Frame("get", f"{ray}worker.py", 2700),
+    ]
+    hung.stack(frames, process="ray::Judge.score", spans=[hung.span("reward", "score", 12, sample="1")])
+    assert "waits for itself: ray.get in judge.py:3 score" in said(hung)
+
+
+def test_a_single_process_is_told_by_where_it_is(hung: HungRun) -> None:
+    hung.stack(REWARD, rank=0, role="trainer", stage="reward", process="python train.py")
+    assert said(hung) == "rank 0 of trainer is in reward.py:44 fetch_score in reward"
+
+
+def test_without_stacks_the_open_spans_tell_and_autoprof_stacks_is_named(hung: HungRun) -> None:
+    lines = [hung.line("tool", "search", "agent_loop", None, hung.began - n, 2.0) for n in range(1, 5)]
+    hung.process(7, [*lines, hung.begun("tool", "search", "agent_loop", None, 11, ids={"sample": "63"})], host="n2")
+    assert said(hung) == "sample 63 waits 11 min 0 s in tool search"
+    assert any(f"autoprof stacks {hung.folder.name} shows" in line for line in of(hung).evidence)
+
+
+def test_without_anything_else_the_open_stage_is_told(hung: HungRun) -> None:
+    text = (hung.folder / "timeline").glob("*.jsonl")
+    path = next(iter(text))
+    with path.open("a") as file:
+        file.write(msgspec.json.encode(hung.begun("stage", "compute_rewards", "trainer", 0, 11)).decode() + "\n")
+    assert said(hung).startswith("trainer is in compute_rewards since 11 min")
+
+
+@pytest.mark.parametrize(
+    ("minutes", "running", "steps"), [(0.5, True, 3), (12, False, 3), (12, True, 1)], ids=["young", "ended", "first"]
+)
+def test_a_healthy_run_has_no_finding(tmp_path: Path, minutes: float, running: bool, steps: int) -> None:
+    run = HungRun(tmp_path / "run", minutes, running, steps)
+    figures = build.figures(runs.read(run.folder))
+    assert [finding.text for finding in figures.findings] == []
+
+
+def test_a_step_that_stood_and_ended_is_told_as_over(tmp_path: Path) -> None:
+    run = HungRun(tmp_path / "run", running=False)
+    run.stack(REWARD, rank=0, role="trainer", stage="reward", process="python train.py")
+    assert of(run).text.startswith("step 4 stood for ")
+
+
+def test_doctor_says_it_as_a_problem(hung: HungRun, capsys: pytest.CaptureFixture[str]) -> None:
+    for rank in range(3):
+        hung.stack(REWARD if rank == 2 else ALL_REDUCE, rank=rank, role="actor", stage="update_actor")
+    assert main(["doctor", str(hung.folder)]) == 1
+    output = " ".join(capsys.readouterr().out.split())
+    assert "rank 2 of actor is in reward.py:44 fetch_score, 2 others in a collective" in output
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_damaged_files_never_raise(hung: HungRun, no_torch: None, seed: int) -> None:
+    spans = [hung.span("tool", "search", 11, sample="63")]
+    for rank in range(3):
+        content = record([join(4, True), join(5)], 3)
+        hung.stack(ALL_REDUCE, rank=rank, role="actor", stage="update_actor", spans=spans, record=content)
+    chance = random.Random(seed)
+    for path in sorted(hung.hang.iterdir()):
+        if path.suffix == ".fr" and seed % 4:
+            path.unlink()
+            continue
+        content = bytearray(path.read_bytes())
+        for _ in range(chance.choice((0, 1, 3, 30))):
+            content[chance.randrange(len(content))] = chance.randrange(256)
+        path.write_bytes(content[: chance.choice((len(content), len(content), chance.randrange(len(content))))])
+    (hung.hang / "n9-1.json").write_text('{"host": 3, "threads": [1, {"frames": [{"line": "x"}]}], "spans": {}}')
+    (hung.hang / "n9-2.json").write_text("[" * 5000)
+    assert list(hangs.read(hung.folder))
+    assert build.figures(runs.read(hung.folder)).findings
