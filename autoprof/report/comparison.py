@@ -25,6 +25,8 @@ _MOST_OPERATORS = 60
 NOTHING_COMMON = "there is nothing to hold against one another: neither side has steps that ended, or traces"
 # So many operators of each trace are held against one another, far more than are shown.
 OPERATORS = 2000
+# The name of what a stage does in no operator: in traces that is the range with the stage's own name.
+REST = "rest of the stage"
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,7 +91,8 @@ def _of_run(run: RunFigures) -> Side:
 def _kinds(run: RunFigures, captures: Iterable[CaptureFigures]) -> dict[str, str]:
     found = {stage.name: stage.kind for stage in run.stages}
     found |= {name: kinds.of(name) for step in run.details for name in step.stages if name not in found}
-    return found | {place_of(capture): capture.stage_kind for capture in captures}
+    # A front end computes nothing of what its engine's workers do.
+    return found | {place_of(each): "" if each.part == "frontend" else each.stage_kind for each in captures}
 
 
 def compare(a: Side, b: Side) -> Comparison:
@@ -97,10 +100,13 @@ def compare(a: Side, b: Side) -> Comparison:
     # Without a timeline the captures are all there is.
     whole = max(a.step_s or 0.0, b.step_s or 0.0) or max(_captured_s(a), _captured_s(b))
     a, b, both = _by_kind(a, b)
+    # What one side alone has captured can't be told apart from what the other does not do.
+    places = {place for place, _ in a.operators} & {place for place, _ in b.operators}
+    captured = [{key: took for key, took in each.operators.items() if key[0] in places} for each in (a, b)]
     rows = [
         *_rows("stage", _placed(a.stages, both), _placed(b.stages, both), _ROW_SHARE * whole),
         *_rows("samples", _placed(a.samples), _placed(b.samples), 0.0),
-        *_rows("operator", a.operators, b.operators, 0.0, both=bool(a.operators and b.operators))[:_MOST_OPERATORS],
+        *_rows("operator", *captured, 0.0)[:_MOST_OPERATORS],
     ]
     rows.sort(key=lambda row: -row.change)
     head = []
@@ -173,11 +179,11 @@ def _findings(a: Side, b: Side, rows: Sequence[ComparisonRow], whole: float) -> 
             or (row.b or 0.0) - own < FINDING_RATIO * (row.a or 0.0)
         ):
             continue
-        said = "the step" if row.kind == "step" else row.name
+        said = "the step" if row.kind == "step" else f"the {REST}" if row.name == REST else row.name
+        before = f"{a.label} has none" if row.a is None else f"{seconds(row.a)} in {a.label}"
         yield Finding(
             kind=f"slower_{row.kind}",
-            text=f"{said} takes {seconds(row.b)} in {b.label}, {seconds(row.a or 0.0)} in {a.label}"
-            + (f" ({row.where})" if row.where else ""),
+            text=f"{said} takes {seconds(row.b)} in {b.label}, {before}" + (f" ({row.where})" if row.where else ""),
             evidence=[f"{seconds(row.change)} more"] + ([f"{row.b / row.a:.2f} times"] if row.a and row.b else []),
             seconds=row.change,
             step=b.step,
@@ -202,11 +208,9 @@ def _captured_s(side: Side) -> float:
 
 
 def _rows(
-    kind: str, a: Mapping[tuple[str, str], float], b: Mapping[tuple[str, str], float], least: float, both: bool = True
+    kind: str, a: Mapping[tuple[str, str], float], b: Mapping[tuple[str, str], float], least: float
 ) -> list[ComparisonRow]:
     """Return a row for each figure that is on one of the sides, the largest change first."""
-    if not both:
-        return []
     found = []
     for where, name in {**a, **b}:
         old, new = a.get((where, name)), b.get((where, name))
@@ -225,8 +229,9 @@ def _operators(captures: Iterable[CaptureFigures]) -> dict[tuple[str, str], floa
     found: dict[str, list[dict[str, float]]] = defaultdict(list)
     for capture in captures:
         sums: dict[str, float] = defaultdict(float)
+        own = f"{capture.role}.{capture.stage}"
         for each in (*capture.operators, *capture.kernels):
-            sums[each.name] += each.self_us / 1e6
+            sums[REST if each.name == own else each.name] += each.self_us / 1e6
         if sums:
             found[place_of(capture)].append(sums)
     return {
