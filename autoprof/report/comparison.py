@@ -10,6 +10,7 @@ import msgspec
 
 from autoprof.base.units import number, seconds
 from autoprof.config import kinds
+from autoprof.config.kinds import KINDS
 from autoprof.report.figures.captures import place_of
 from autoprof.report.figures.words import PROFILING
 from autoprof.report.findings.findings import in_order
@@ -106,7 +107,7 @@ def compare(a: Side, b: Side) -> Comparison:
     rows = [
         *_rows("stage", _placed(a.stages, both), _placed(b.stages, both), _ROW_SHARE * whole),
         *_rows("samples", _placed(a.samples), _placed(b.samples), 0.0),
-        *_rows("operator", *captured, 0.0)[:_MOST_OPERATORS],
+        *_rows("operator", captured[0], captured[1], 0.0)[:_MOST_OPERATORS],
     ]
     rows.sort(key=lambda row: -row.change)
     head = []
@@ -128,21 +129,30 @@ def _by_kind(a: Side, b: Side) -> tuple[Side, Side, dict[str, str]]:
     Returns:
         The sides, and the names that each kind stands for, those of `a` first.
     """
-    both = {}
-    for kind in kinds.KINDS:
-        names = [[name for name in side.stages if side.kinds.get(name) == kind] for side in (a, b)]
-        if set(names[0]) - set(names[1]) and set(names[1]) - set(names[0]):
-            both[kind] = " | ".join(", ".join(each) for each in names)
-    return _merged(a, b, both), _merged(b, a, both), both
+    named = {
+        kind: [[name for name in each.stages if each.kinds.get(name) == kind] for each in (a, b)] for kind in KINDS
+    }
+    whole = ""
+    if all(named["update_actor"]) and len([each for each in named["optimizer"] if each]) == 1:
+        # One trainer has the optimizer's step inside of the update, the other after it.
+        whole = "update_actor"
+        named[whole] = [update + rest for update, rest in zip(named[whole], named.pop("optimizer"), strict=True)]
+    both = {
+        kind: names
+        for kind, names in named.items()
+        if kind == whole or (set(names[0]) - set(names[1]) and set(names[1]) - set(names[0]))
+    }
+    kind_of = [{name: kind for kind, names in both.items() for name in names[number]} for number in (0, 1)]
+    labels = {kind: " | ".join(", ".join(each) for each in names) for kind, names in both.items()}
+    return _merged(a, b, kind_of[0]), _merged(b, a, kind_of[1]), labels
 
 
-def _merged(side: Side, other: Side, both: Mapping[str, str]) -> Side:
+def _merged(side: Side, other: Side, kind_of: Mapping[str, str]) -> Side:
     sums: dict[str, dict[str, float]] = {}
     for field in ("stages", "recorded"):
         sums[field] = defaultdict(float)
         for name, took in getattr(side, field).items():
-            kind = side.kinds.get(name, "")
-            sums[field][kind if kind in both else name] += took
+            sums[field][kind_of.get(name, name)] += took
     there, theirs = ({place for place, _ in each.operators} for each in (side, other))
     known = {other.kinds.get(place) for place in theirs - there} - {""}
     placed = {place: side.kinds[place] for place in there - theirs if side.kinds.get(place) in known}
@@ -180,10 +190,12 @@ def _findings(a: Side, b: Side, rows: Sequence[ComparisonRow], whole: float) -> 
         ):
             continue
         said = "the step" if row.kind == "step" else f"the {REST}" if row.name == REST else row.name
+        # The names on each side in the order of the sentence.
+        where = " | ".join(reversed(row.where.split(" | ")))
         before = f"{a.label} has none" if row.a is None else f"{seconds(row.a)} in {a.label}"
         yield Finding(
             kind=f"slower_{row.kind}",
-            text=f"{said} takes {seconds(row.b)} in {b.label}, {before}" + (f" ({row.where})" if row.where else ""),
+            text=f"{said} takes {seconds(row.b)} in {b.label}, {before}" + (f" ({where})" if where else ""),
             evidence=[f"{seconds(row.change)} more"] + ([f"{row.b / row.a:.2f} times"] if row.a and row.b else []),
             seconds=row.change,
             step=b.step,

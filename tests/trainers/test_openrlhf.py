@@ -136,6 +136,13 @@ def test_an_engines_worker_records_its_forward_passes(grpo: Ran) -> None:
         assert "aten::linear" in worker_operators(grpo, 2, number)
 
 
+def test_the_engines_have_stopped_before_the_experience_is_made(grpo: Ran) -> None:
+    stopped = [span["end_ns"] for span in grpo.spans("window")]
+    (experience,) = [span for span in grpo.spans() if span["name"] == "make_experience" and span["step"] == 2]
+    assert len(stopped) == 2
+    assert max(stopped) <= experience["start_ns"]
+
+
 def test_the_update_holds_the_backward_pass(grpo: Ran) -> None:
     assert "MmBackward0" in grpo.operators(2, "actor.update_actor")
 
