@@ -10,6 +10,7 @@ import msgspec
 
 from autoprof.base.units import number, seconds
 from autoprof.config import kinds
+from autoprof.config.kinds import KINDS
 from autoprof.report.figures.captures import place_of
 from autoprof.report.figures.words import PROFILING
 from autoprof.report.findings.findings import in_order
@@ -25,6 +26,8 @@ _MOST_OPERATORS = 60
 NOTHING_COMMON = "there is nothing to hold against one another: neither side has steps that ended, or traces"
 # So many operators of each trace are held against one another, far more than are shown.
 OPERATORS = 2000
+# The name of what a stage does in no operator: in traces that is the range with the stage's own name.
+REST = "rest of the stage"
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,7 +92,8 @@ def _of_run(run: RunFigures) -> Side:
 def _kinds(run: RunFigures, captures: Iterable[CaptureFigures]) -> dict[str, str]:
     found = {stage.name: stage.kind for stage in run.stages}
     found |= {name: kinds.of(name) for step in run.details for name in step.stages if name not in found}
-    return found | {place_of(capture): capture.stage_kind for capture in captures}
+    # A front end computes nothing of what its engine's workers do.
+    return found | {place_of(each): "" if each.part == "frontend" else each.stage_kind for each in captures}
 
 
 def compare(a: Side, b: Side) -> Comparison:
@@ -97,10 +101,13 @@ def compare(a: Side, b: Side) -> Comparison:
     # Without a timeline the captures are all there is.
     whole = max(a.step_s or 0.0, b.step_s or 0.0) or max(_captured_s(a), _captured_s(b))
     a, b, both = _by_kind(a, b)
+    # What one side alone has captured can't be told apart from what the other does not do.
+    places = {place for place, _ in a.operators} & {place for place, _ in b.operators}
+    captured = [{key: took for key, took in each.operators.items() if key[0] in places} for each in (a, b)]
     rows = [
         *_rows("stage", _placed(a.stages, both), _placed(b.stages, both), _ROW_SHARE * whole),
         *_rows("samples", _placed(a.samples), _placed(b.samples), 0.0),
-        *_rows("operator", a.operators, b.operators, 0.0, both=bool(a.operators and b.operators))[:_MOST_OPERATORS],
+        *_rows("operator", captured[0], captured[1], 0.0)[:_MOST_OPERATORS],
     ]
     rows.sort(key=lambda row: -row.change)
     head = []
@@ -122,21 +129,30 @@ def _by_kind(a: Side, b: Side) -> tuple[Side, Side, dict[str, str]]:
     Returns:
         The sides, and the names that each kind stands for, those of `a` first.
     """
-    both = {}
-    for kind in kinds.KINDS:
-        names = [[name for name in side.stages if side.kinds.get(name) == kind] for side in (a, b)]
-        if set(names[0]) - set(names[1]) and set(names[1]) - set(names[0]):
-            both[kind] = " | ".join(", ".join(each) for each in names)
-    return _merged(a, b, both), _merged(b, a, both), both
+    named = {
+        kind: [[name for name in each.stages if each.kinds.get(name) == kind] for each in (a, b)] for kind in KINDS
+    }
+    whole = ""
+    if all(named["update_actor"]) and len([each for each in named["optimizer"] if each]) == 1:
+        # One trainer has the optimizer's step inside of the update, the other after it.
+        whole = "update_actor"
+        named[whole] = [update + rest for update, rest in zip(named[whole], named.pop("optimizer"), strict=True)]
+    both = {
+        kind: names
+        for kind, names in named.items()
+        if kind == whole or (set(names[0]) - set(names[1]) and set(names[1]) - set(names[0]))
+    }
+    kind_of = [{name: kind for kind, names in both.items() for name in names[number]} for number in (0, 1)]
+    labels = {kind: " | ".join(", ".join(each) for each in names) for kind, names in both.items()}
+    return _merged(a, b, kind_of[0]), _merged(b, a, kind_of[1]), labels
 
 
-def _merged(side: Side, other: Side, both: Mapping[str, str]) -> Side:
+def _merged(side: Side, other: Side, kind_of: Mapping[str, str]) -> Side:
     sums: dict[str, dict[str, float]] = {}
     for field in ("stages", "recorded"):
         sums[field] = defaultdict(float)
         for name, took in getattr(side, field).items():
-            kind = side.kinds.get(name, "")
-            sums[field][kind if kind in both else name] += took
+            sums[field][kind_of.get(name, name)] += took
     there, theirs = ({place for place, _ in each.operators} for each in (side, other))
     known = {other.kinds.get(place) for place in theirs - there} - {""}
     placed = {place: side.kinds[place] for place in there - theirs if side.kinds.get(place) in known}
@@ -173,11 +189,13 @@ def _findings(a: Side, b: Side, rows: Sequence[ComparisonRow], whole: float) -> 
             or (row.b or 0.0) - own < FINDING_RATIO * (row.a or 0.0)
         ):
             continue
-        said = "the step" if row.kind == "step" else row.name
+        said = "the step" if row.kind == "step" else f"the {REST}" if row.name == REST else row.name
+        # The names on each side in the order of the sentence.
+        where = " | ".join(reversed(row.where.split(" | ")))
+        before = f"{a.label} has none" if row.a is None else f"{seconds(row.a)} in {a.label}"
         yield Finding(
             kind=f"slower_{row.kind}",
-            text=f"{said} takes {seconds(row.b)} in {b.label}, {seconds(row.a or 0.0)} in {a.label}"
-            + (f" ({row.where})" if row.where else ""),
+            text=f"{said} takes {seconds(row.b)} in {b.label}, {before}" + (f" ({where})" if where else ""),
             evidence=[f"{seconds(row.change)} more"] + ([f"{row.b / row.a:.2f} times"] if row.a and row.b else []),
             seconds=row.change,
             step=b.step,
@@ -202,11 +220,9 @@ def _captured_s(side: Side) -> float:
 
 
 def _rows(
-    kind: str, a: Mapping[tuple[str, str], float], b: Mapping[tuple[str, str], float], least: float, both: bool = True
+    kind: str, a: Mapping[tuple[str, str], float], b: Mapping[tuple[str, str], float], least: float
 ) -> list[ComparisonRow]:
     """Return a row for each figure that is on one of the sides, the largest change first."""
-    if not both:
-        return []
     found = []
     for where, name in {**a, **b}:
         old, new = a.get((where, name)), b.get((where, name))
@@ -225,8 +241,9 @@ def _operators(captures: Iterable[CaptureFigures]) -> dict[tuple[str, str], floa
     found: dict[str, list[dict[str, float]]] = defaultdict(list)
     for capture in captures:
         sums: dict[str, float] = defaultdict(float)
+        own = f"{capture.role}.{capture.stage}"
         for each in (*capture.operators, *capture.kernels):
-            sums[each.name] += each.self_us / 1e6
+            sums[REST if each.name == own else each.name] += each.self_us / 1e6
         if sums:
             found[place_of(capture)].append(sums)
     return {

@@ -80,7 +80,7 @@ class Planned:
 RUNS = {
     "v1": Planned(
         what="The V1 trainer, verl's default, with autoprof: four steps, of which two are captured.",
-        serves=("test_verl", "test_verl_report", "test_verl_timeline"),
+        serves=("test_verl", "test_verl_report", "test_verl_timeline", "test_verl_against_trl"),
         overrides=WHOLE,
         settings=ON,
     ),

@@ -13,14 +13,25 @@ from tests.support.trl_runs import Ran
 
 SCRIPT = SCRIPTS / "deepspeed" / "loops.py"
 STAGES = ["forward", "backward", "forward", "backward", "optimizer_step"]
+# Of the step with a checkpoint.
+CAPTURED = {f"trainer.{stage}{number}" for stage in ("forward", "backward") for number in ("", ".2")}
+CAPTURED |= {"trainer.optimizer_step", "trainer.save_checkpoint"}
+
+
+def start(folder: Path, launcher: list[str], *kinds: str) -> Ran:
+    environment = trainer_runs.environment(
+        trainer_runs.packages_of("deepspeed"),
+        DS_ACCELERATOR="cpu",
+        AUTOPROF="1",
+        AUTOPROF_STEPS="2",
+        AUTOPROF_RANKS="all",
+    )
+    return trainer_runs.run([sys.executable, *launcher, str(SCRIPT), *kinds], folder, environment)
 
 
 def loops(folder: Path, ranks: int, *kinds: str) -> Ran:
-    environment = trainer_runs.environment(
-        trainer_runs.packages_of("deepspeed"), AUTOPROF="1", AUTOPROF_STEPS="2", AUTOPROF_RANKS="all"
-    )
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
-    return trainer_runs.run([*(torchrun if ranks else [sys.executable]), str(SCRIPT), *kinds], folder, environment)
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
+    return start(folder, torchrun if ranks else [], *kinds)
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +47,15 @@ def accelerated(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 @pytest.fixture(scope="module")
 def above(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     return loops(tmp_path_factory.mktemp("above"), 1, "both", "trainer")
+
+
+@pytest.fixture(scope="module")
+def launched(thorough: None, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """The loop with both, whose launcher says everything of DeepSpeed."""
+    ours = ["--use_deepspeed", "--zero_stage", "2", "--gradient_accumulation_steps", "2"]
+    common = ["--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+    launcher = ["-m", "accelerate.commands.launch", *ours, *common]
+    return start(tmp_path_factory.mktemp("launched"), launcher, "launched")
 
 
 def stages(ran: Ran, rank: int = 0) -> list[list[str]]:
@@ -56,10 +76,8 @@ def test_the_micro_batches_of_an_engine_are_one_step_in_each_rank(engine: Ran) -
 
 
 def test_forward_backward_and_step_of_an_engine_are_captured(engine: Ran) -> None:
-    names = {f"trainer.{stage}{number}" for stage in ("forward", "backward") for number in ("", ".2")}
-    names |= {"trainer.optimizer_step", "trainer.save_checkpoint"}
     assert engine.steps() == [2]
-    assert engine.captures(2) == {f"{name}@{rank}": "complete" for name in names for rank in (0, 1)}
+    assert engine.captures(2) == {f"{name}@{rank}": "complete" for name in CAPTURED for rank in (0, 1)}
     assert engine.operators(2, "trainer.forward")["aten::mse_loss"] == 1
     assert any("Backward" in name for name in engine.operators(2, "trainer.backward"))
     assert engine.operators(2, "trainer.optimizer_step")["aten::addcdiv_"] > 0
@@ -85,6 +103,15 @@ def test_the_last_step_ends_with_its_update(accelerated: Ran) -> None:
 
 def test_accelerate_leaves_the_stages_to_deepspeed(above: Ran) -> None:
     assert stages(above)[:3] == [STAGES, [*STAGES, "save_checkpoint"], STAGES]
+
+
+def test_accelerate_launch_has_one_run_whose_ranks_share_its_steps(launched: Ran) -> None:
+    for rank in (0, 1):
+        assert [span["step"] for span in launched.spans("step") if span["rank"] == rank] == [1, 2, 3]
+        assert stages(launched, rank) == [STAGES, [*STAGES, "save_checkpoint"], STAGES]
+    assert launched.steps() == [2]
+    assert launched.captures(2) == {f"{name}@{rank}": "complete" for name in CAPTURED for rank in (0, 1)}
+    assert any("Backward" in name for name in launched.operators(2, "trainer.backward"))
 
 
 def test_a_trainer_above_makes_the_steps_and_the_stages(above: Ran) -> None:

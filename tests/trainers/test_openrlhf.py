@@ -125,12 +125,22 @@ def test_both_engines_are_captured_in_it(grpo: Ran) -> None:
     assert recorded.keys() == {"0.rank0", "0.frontend", "1.rank0", "1.frontend"}
 
 
+def worker_operators(ran: Ran, step: int, replica: int) -> set[str]:
+    """The names in the trace of an engine's worker, of which there is one."""
+    (path,) = ran.run.glob(f"global_step_{step:06d}/rollout.replica{replica}.rank*.pt.trace.json.gz")
+    return {event["name"] for event in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]}
+
+
 def test_an_engines_worker_records_its_forward_passes(grpo: Ran) -> None:
     for number in (0, 1):
-        (path,) = grpo.run.glob(f"global_step_000002/rollout.replica{number}.rank*.pt.trace.json.gz")
-        assert "aten::linear" in {
-            event["name"] for event in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
-        }
+        assert "aten::linear" in worker_operators(grpo, 2, number)
+
+
+def test_the_engines_have_stopped_before_the_experience_is_made(grpo: Ran) -> None:
+    stopped = [span["end_ns"] for span in grpo.spans("window")]
+    (experience,) = [span for span in grpo.spans() if span["name"] == "make_experience" and span["step"] == 2]
+    assert len(stopped) == 2
+    assert max(stopped) <= experience["start_ns"]
 
 
 def test_the_update_holds_the_backward_pass(grpo: Ran) -> None:
@@ -160,16 +170,38 @@ def test_weights_reach_the_engines_after_the_update(grpo: Ran) -> None:
     assert update["end_ns"] <= sync["start_ns"]
 
 
+ASYNCHRONOUS: dict[str, str | None] = {
+    "train.async_enable": None,
+    "vllm.num_engines": "1",
+    "algo.kl.init_coef": "0",
+    # Three steps, in the second of which the samples of the third are made, for a while.
+    "data.max_samples": "12",
+    "data.max_len": "256",
+    "rollout.max_new_tokens": "192",
+}
+
+
 @pytest.fixture(scope="module")
 def asynchronous(thorough: None, tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    """Two steps of the asynchronous trainer with one engine, the second captured."""
-    arguments: dict[str, str | None] = {"train.async_enable": None, "vllm.num_engines": "1", "algo.kl.init_coef": "0"}
-    return train(tmp_path_factory.mktemp("openrlhf_async"), gpus=2, arguments=arguments, AUTOPROF_STEPS="2")
+    """Three steps of the asynchronous trainer with one engine, the second captured."""
+    return train(tmp_path_factory.mktemp("openrlhf_async"), gpus=2, arguments=ASYNCHRONOUS, AUTOPROF_STEPS="2")
 
 
 def test_the_asynchronous_trainers_step_is_captured(asynchronous: Ran) -> None:
-    assert [span["step"] for span in asynchronous.spans("step")] == [1, 2]
+    assert [span["step"] for span in asynchronous.spans("step")] == [1, 2, 3]
     assert {name for name in asynchronous.names(2) if not name.startswith("rollout.")} == NO_REFERENCE
+
+
+def test_its_engine_records_what_it_generates_beside_the_step(asynchronous: Ran) -> None:
+    assert engines(asynchronous, 2) == {"0.rank0": "complete", "0.frontend": "complete"}
+    assert "aten::linear" in worker_operators(asynchronous, 2, 0)
+
+
+def test_its_generation_is_of_the_step_that_trains_meanwhile(asynchronous: Ran) -> None:
+    generated = [span["step"] for span in asynchronous.spans() if span["name"] == "rollout"]
+    # The first samples are made before there is a step.
+    assert generated[0] is None
+    assert set(generated[1:]) <= {1, 2, 3}
 
 
 @pytest.fixture(scope="module")
@@ -188,9 +220,23 @@ def test_the_critic_and_the_checkpoint_are_captured(ppo: Ran) -> None:
     assert {name for name in ppo.names(2) if not name.startswith("rollout.")} == NO_REFERENCE | further
 
 
-def test_a_resumed_run_goes_on_with_the_steps_number(ppo: Ran, tmp_path: Path) -> None:
+def test_the_critics_update_holds_the_backward_pass(ppo: Ran) -> None:
+    assert "MmBackward0" in ppo.operators(2, "critic.update_critic")
+
+
+@pytest.fixture(scope="module")
+def resumed(ppo: Ran, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """Two more steps from that checkpoint, the first captured."""
     more = {"ckpt.load_enable": None, "ckpt.path": str(ppo.folder / "checkpoints"), "train.num_episodes": "2"}
     more |= {"critic.model_name_or_path": tiny_model()}
-    resumed = train(tmp_path, gpus=3, arguments=PPO | more, AUTOPROF_STEPS="3")
+    return train(tmp_path_factory.mktemp("openrlhf_resumed"), gpus=3, arguments=PPO | more, AUTOPROF_STEPS="3")
+
+
+def test_a_resumed_run_goes_on_with_the_steps_number(resumed: Ran) -> None:
     assert resumed.steps() == [3]
     assert [span["step"] for span in resumed.spans("step")][:2] == [3, 4]
+
+
+def test_its_engine_is_captured_once_though_its_first_samples_are_none(resumed: Ran) -> None:
+    assert len([span for span in resumed.spans() if span["name"] == "rollout" and span["step"] == 3]) == 2
+    assert "aten::linear" in worker_operators(resumed, 3, 0)

@@ -16,7 +16,7 @@ from autoprof.config.settings import Settings
 from autoprof.hooks.attribute_path import CallPath, follow
 from autoprof.hooks.behaviour import Behaviour
 from autoprof.hooks.call import CALL, Around, Call, Wait
-from autoprof.hooks.waits import RayCalls
+from autoprof.hooks.waits import RayCalls, ask
 from autoprof.run import runtime
 from autoprof.run.cluster import current_step
 from autoprof.run.timeline import Span
@@ -253,11 +253,16 @@ def _problem(answer: Any) -> str:
 
 
 class AroundGeneration(Behaviour):
-    """The call generates: engines are captured around it, but for those that record already."""
+    """The call generates: engines are captured around it, but for those that record already.
+
+    In another process than the trainer's, its span is of the step that is going on as it begins, or else as it ends.
+    """
 
     def around(self, call: Call) -> Around:
         run = runtime.current()
-        _, posting = current_step.own()
+        here, posting = current_step.own()
+        if run is not None and not here:  # in a process beside the trainer
+            posting = yield from ask(current_step.read, run.info.id)
         if run is None or (posting is not None and posting.off):
             yield CALL
             return None
@@ -265,7 +270,9 @@ class AroundGeneration(Behaviour):
         started = yield from start(run)
         span = Span(run.timeline, "stage", ROLE, step=posting.step if posting else None, role=ROLE, rank=None)
         outcome = yield CALL
-        span.end(outcome.error)
+        if not here and posting is None:
+            posting = yield from ask(current_step.read, run.info.id)
+        span.end(outcome.error, step=posting.step if posting else None)
         if run.settings.mode == "continuous" and window is _state.window:
             yield from stop(run, shared_only=True)
         if window is not None:

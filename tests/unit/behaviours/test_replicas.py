@@ -19,6 +19,8 @@ from autoprof.behaviours.trainer import open_step, steps
 from autoprof.config.settings import Settings
 from autoprof.hooks.call import CALL, Around, Call, Outcome, Wait
 from autoprof.run import runtime
+from autoprof.run.cluster import current_step
+from autoprof.run.cluster.current_step import StepAnnouncement
 from autoprof.rundir.layout import RunDir
 
 SHARED = Replicas(path="self.llm_server_manager.rollout_replicas")
@@ -119,6 +121,16 @@ def test_engines_around_generation(run: Any, trainer: Any, log: Any) -> None:
     assert log == []
     drive(AroundGeneration().around(call(trainer)))
     assert log == [("start", 0), ("start", 1), ("stop", 0), ("stop", 1)]
+
+
+@pytest.mark.parametrize(("at_begin", "at_end", "told"), [(4, 5, 4), (None, 5, 5), (None, None, None)])
+def test_generation_beside_the_trainers_process_is_of_the_step_that_goes_on(
+    run: Any, mocker: MockerFixture, at_begin: int | None, at_end: int | None, told: int | None
+) -> None:
+    announced = [step and StepAnnouncement(step=step, captured=False) for step in (at_begin, at_end)]
+    mocker.patch.object(current_step, "read", side_effect=announced)
+    drive(AroundGeneration().around(call()))
+    replicas.Span.return_value.end.assert_called_once_with(None, step=told)  # type: ignore[attr-defined]
 
 
 def test_in_continuous_mode_engines_record_from_the_begin_of_the_step(run: Any, trainer: Any, log: Any) -> None:

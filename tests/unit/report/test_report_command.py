@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,10 +16,10 @@ import pytest
 from autoprof.cli.report import show
 from autoprof.report import build, make, markdown
 from autoprof.report.make import Request
-from autoprof.report.model.run import Comparison, Finding, RunFigures
+from autoprof.report.model.run import Comparison, ComparisonRow, Finding, RunFigures
 from autoprof.rundir import runs as run_reader
 from autoprof.rundir.layout import RunDir
-from tests.support.report_runs import capture, training, write
+from tests.support.report_runs import BASE_NS, START_NS, capture, training, write
 from tests.support.timelines import span, step, timeline
 from tests.support.traces import kineto, save
 
@@ -257,10 +258,24 @@ def test_runs_of_two_trainers_are_paired_by_the_kinds_of_their_stages(tmp_path: 
     assert rows["update_actor"] == (3.0, 1.0, "")
     assert rows["mine"] == (1.0, None, "")
     assert rows["extra"] == (None, 1.0, "")
-    assert figures.comparison.findings[0].text.startswith("generate takes 7.00 s in")
+    assert figures.comparison.findings[0].text == f"generate takes 7.00 s in {SLOW}, 4.00 s in {USUAL} (sampler | gen)"
+    assert figures.comparison.findings[1].text == f"extra takes 1.00 s in {SLOW}, {USUAL} has none"
     assert {stage.name: stage.kind for stage in figures.stages}["sampler"] == "generate"
     assert {kind.name: kind.seconds for kind in figures.kinds} == {"generate": 7.0, "update_actor": 1.0}
     assert figures.steps[0].kinds == {"sampler": "generate"}
+
+
+def test_an_optimizers_step_of_its_own_is_part_of_the_update_where_the_other_trainer_has_none(tmp_path: Path) -> None:
+    trl, verl = tmp_path / USUAL, tmp_path / SLOW
+    timeline(trl, node1=[span("stage", "update_actor", 0, 4), span("stage", "optimizer_step", 4, 6), step(8)])
+    timeline(verl, node1=[span("timer", "update_actor", 0, 7), step(8)])
+    figures = make.figures(Request(run=run_reader.read(verl), against=run_reader.read(trl)))
+    assert figures.comparison is not None
+    rows = {row.name: (row.a, row.b, row.where) for row in figures.comparison.rows if row.kind == "stage"}
+    assert rows == {
+        "update_actor": (6.0, 7.0, "update_actor, optimizer_step | update_actor"),
+        "other": (2.0, 1.0, ""),
+    }
 
 
 def test_stages_of_one_trainer_keep_their_names(tmp_path: Path) -> None:
@@ -284,6 +299,43 @@ def test_captures_of_two_trainers_are_paired_by_kind(tmp_path: Path) -> None:
     assert figures.comparison is not None
     places = {row.where for row in figures.comparison.rows if row.kind == "operator"}
     assert places == {"update_actor"}
+
+
+def against(tmp_path: Path, *sides: list[dict[str, Any]]) -> list[ComparisonRow]:
+    """The operators of two runs that captured the same work, each under its own names, in one step."""
+    made = []
+    for run, captures in zip((USUAL, SLOW), sides, strict=True):
+        script = write(tmp_path / run, captured=None)
+        for number, who in enumerate(captures):
+            begin, end = when = script.stages[4, "update_actor"]
+            own = {"ph": "X", "cat": "user_annotation", "name": f"{who['role']}.{who['stage']}", "pid": 1, "tid": 1}
+            own |= {"ts": (START_NS - BASE_NS) / 1e3 + begin * 1e6, "dur": (end - begin) * 1e6}
+            events = [own] if who.get("part") == "frontend" else [*training(when), own]
+            capture(tmp_path / run, 4, f"{who['stage']}{number}", {"rank": 0, **who}, ("n1", 200), when, events)
+        made.append(Request(run=run_reader.read(tmp_path / run), step=4))
+    figures = make.figures(msgspec.structs.replace(made[1], against=made[0].run, against_step=4))
+    assert figures.comparison is not None
+    return [row for row in figures.comparison.rows if row.kind == "operator"]
+
+
+def test_a_capture_that_the_other_side_lacks_is_compared_with_nothing(tmp_path: Path) -> None:
+    update = {"role": "actor", "stage": "update_actor"}
+    rows = against(tmp_path, [update], [update, {"role": "actor", "stage": "save_checkpoint"}])
+    assert {row.where for row in rows} == {"actor.update_actor rank 0"}
+    assert {row.change for row in rows} == {0.0}
+    assert {"rest of the stage", "aten::mm"} <= {row.name for row in rows}
+
+
+def test_an_engines_worker_is_paired_with_generation_and_its_front_end_is_not(tmp_path: Path) -> None:
+    engine = {"role": "rollout", "stage": "rollout", "stage_kind": "generate", "replica": 0}
+    rows = against(
+        tmp_path,
+        [{"role": "rollout", "stage": "generate", "stage_kind": "generate"}],
+        [engine | {"part": "rank0"}, engine | {"part": "frontend"}],
+    )
+    assert {row.where for row in rows} == {"generate"}
+    # Neither a name of autoprof's own ranges nor the front end makes a difference.
+    assert {(row.change, row.a is None, row.b is None) for row in rows} == {(0.0, False, False)}
 
 
 def test_a_step_against_another_runs(autoprof: Autoprof, runs: Path) -> None:

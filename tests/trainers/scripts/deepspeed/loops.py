@@ -76,12 +76,11 @@ def engine() -> list[float]:
     return [*losses, made.global_steps]
 
 
-def accelerated(plugin: Any = None) -> list[float]:
+def accelerated(**options: Any) -> list[float]:
     """accelerate's loop, as in its documentation."""
     from accelerate import Accelerator
 
-    options = {"cpu": True} if plugin is None else {"deepspeed_plugin": plugin}
-    accelerator = Accelerator(gradient_accumulation_steps=MICRO_BATCHES, **options)
+    accelerator = Accelerator(gradient_accumulation_steps=MICRO_BATCHES, **options or {"cpu": True})
     model = Model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     model, optimizer, rows = accelerator.prepare(model, optimizer, DataLoader(Rows(), batch_size=4))
@@ -122,7 +121,14 @@ def both() -> list[float]:
 
     config = {**ZERO, "gradient_accumulation_steps": MICRO_BATCHES}
     del config["optimizer"]
-    return accelerated(plugin=DeepSpeedPlugin(hf_ds_config=config))
+    return accelerated(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=config))
+
+
+def launched() -> list[float]:
+    """The same as `accelerate launch` says it; without a GPU accelerate asks for the backend."""
+    from accelerate import InitProcessGroupKwargs
+
+    return accelerated(kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")])
 
 
 def trainer() -> list[float]:
@@ -149,8 +155,9 @@ def trainer() -> list[float]:
     return [each["loss"] for each in made.state.log_history if "loss" in each]
 
 
-KINDS = {"engine": engine, "accelerated": accelerated, "plain": plain, "both": both, "trainer": trainer}
-if {"engine", "both", "trainer"} & set(sys.argv):
+KINDS = {"engine": engine, "accelerated": accelerated, "plain": plain, "both": both}
+KINDS |= {"launched": launched, "trainer": trainer}
+if {"engine", "both", "launched", "trainer"} & set(sys.argv):
     without_compiler()
 found = {kind: KINDS[kind]() for kind in sys.argv[1:]}
 if int(os.environ.get("RANK", "0")) == 0:

@@ -1,0 +1,76 @@
+"""A run of verl held against one of TRL: stages of other names are paired by their kinds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import msgspec
+import pytest
+
+from autoprof.report.model.run import Comparison, ComparisonRow
+from tests.support import engines, processes
+from tests.support.helpers import clean_environment
+from tests.support.trl_runs import NAMES, SCRIPT, Ran
+from tests.support.verl_runs import VerlRun
+
+pytestmark = pytest.mark.real
+
+
+@pytest.fixture(scope="module")
+def trl(thorough: None, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """Four steps of GRPO, all captured, the first and the third with rollouts and their scores."""
+    folder = tmp_path_factory.mktemp("trl")
+    environment = clean_environment(OMP_NUM_THREADS="1", AUTOPROF="1", AUTOPROF_STEPS="::1")
+    command = [engines.python_of(NAMES[-1]), str(SCRIPT), "scored"]
+    finished = processes.run(command, cwd=folder, env=environment, timeout_s=480)
+    assert finished.status == 0, finished.output
+    return Ran(folder, finished.output)
+
+
+@pytest.fixture(scope="module")
+def compared(trl: Ran, v1: VerlRun) -> Comparison:
+    """Return what `autoprof report --json` says of verl's run against TRL's."""
+    command = [sys.executable, "-m", "autoprof", "report", str(v1.directory), "--against", str(trl.run), "--json"]
+    ran = subprocess.run(command, cwd=trl.folder, env=clean_environment(), capture_output=True, check=True)
+    return msgspec.json.decode(json.dumps(json.loads(ran.stdout)["comparison"]), type=Comparison)
+
+
+@pytest.fixture(scope="module")
+def stages(compared: Comparison) -> dict[str, ComparisonRow]:
+    """The rows of stages, by name."""
+    return {row.name: row for row in compared.rows if row.kind == "stage"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("generate", "generate | gen, generate_sequences"),
+        ("log_prob", "compute_log_prob | old_log_prob"),
+        # verl's update makes the step of the optimizer, too.
+        ("update_actor", "update_actor, optimizer_step | update_actor"),
+        ("validate", "evaluate | testing"),
+    ],
+)
+def test_stages_of_a_kind_are_one_row(stages: dict[str, ComparisonRow], kind: str, names: str) -> None:
+    row = stages[kind]
+    assert row.where == names
+    assert row.a
+    assert row.b
+    assert not set(names.replace(" | ", ", ").split(", ")) - {kind} & set(stages)
+
+
+@pytest.mark.parametrize("name", ["ref", "adv", "update_weights"])
+def test_what_trl_does_not_do_here_has_no_other_side(stages: dict[str, ComparisonRow], name: str) -> None:
+    assert (stages[name].a, stages[name].where) == (None, "")
+    assert stages[name].b
+
+
+def test_operators_are_compared_where_both_have_captures(compared: Comparison) -> None:
+    operators = [row for row in compared.rows if row.kind == "operator"]
+    places = {row.where for row in operators}
+    assert places <= {"generate", "actor.compute_log_prob rank 0", "actor.update_actor rank 0"}
+    # TRL generates by transformers, verl by vLLM: some operators are in both.
+    assert [row.name for row in operators if row.where == "generate" and row.a and row.b]
+    assert not [row.name for row in operators if row.name.startswith(("actor.", "rollout."))]
