@@ -156,7 +156,7 @@ $(VENV)/.ready-for-tests: $(VENV)/.ready tests/requirements.txt
 	@touch $@
 
 .venvs/%/.ready: tests/trainers/requirements/%.txt | $(VENV)/.ready-for-tests
-	$(PIP) install --quiet --no-deps --upgrade --target .venvs/$* -r $<
+	$(PIP) install --quiet --no-deps --upgrade --target .venvs/$* `sed -n 's/^# pip: //p' $<` -r $<
 	@touch $@
 
 .venvs/bench-%/.ready: bench/requirements/%.txt | $(VENV)/.ready-for-tests
