@@ -3,8 +3,11 @@
 It knows neither recipes nor the environment: whoever makes a finder says how recipes are loaded and looked for.
 """
 
+import _imp
 import sys
 from _thread import get_ident
+
+from autoprof._boot.pauses import Pauses
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,6 +41,9 @@ class Finder:
         self._load = load
         self._look = look
         self._seen: set[str] = set()
+        # What distributions have recipes for, and the modules at whose import they are looked for.
+        self._declared: set[str] = set()
+        self._looks: set[str] = set()
         self._hooks: dict[str, list[Callable[[ModuleType], None]]] = {}
         # Targets whose recipes are being read, and the threads that do so; targets that autoprof itself imports
         # meanwhile; what a thread is looking for; what a `Loader` is executing.
@@ -46,14 +52,15 @@ class Finder:
         self._late: set[str] = set()
         self._finding: set[tuple[int, str]] = set()
         self._executing: set[str] = set()
+        self._pauses = Pauses()
 
     def find_spec(
         self, fullname: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
     ) -> "ModuleSpec | None":
         top = fullname.partition(".")[0]
-        if self._look and fullname == top and fullname not in sys.stdlib_module_names and not _starting():
-            self.look()
-        if not (top in self.targets or fullname in self._hooks or top in self._loading):
+        looks = fullname == top and self._look is not None and self._due(fullname)
+        ours = top in self.targets or fullname in self._hooks or top in self._loading
+        if not (ours or looks or self._pauses.concern(fullname)):
             return None
         # Another finder, as wrapt's, may search anew from the first finder on.
         search = (get_ident(), fullname)
@@ -64,11 +71,16 @@ class Finder:
             spec = self._find_behind(fullname, path, target)
         finally:
             self._finding.discard(search)
-        if spec is not None and hasattr(spec.loader, "exec_module"):
-            if getattr(spec.loader, "name", None) == fullname and hasattr(spec.loader, "__dict__"):
-                spec.loader.exec_module = _Execution(self, spec.loader)  # type: ignore[method-assign, union-attr]
-            else:  # it is of no file, or of several modules
-                spec.loader = Loader(self, spec.loader)  # type: ignore[assignment]
+        loader: Any = spec.loader if spec is not None else None
+        if hasattr(loader, "exec_module") and getattr(loader, "name", None) == fullname and hasattr(loader, "__dict__"):
+            if looks:
+                self._looks.add(fullname)
+            loader.exec_module = _Execution(self, loader)
+            return spec
+        if looks:
+            self.look()
+        if hasattr(loader, "exec_module") and (ours or top in self.targets):  # it is of no file, or of several modules
+            spec.loader = Loader(self, loader)  # type: ignore[union-attr]
         return spec
 
     def _find_behind(
@@ -87,14 +99,20 @@ class Finder:
         name = module.__spec__.name if module.__spec__ is not None else module.__name__
         self._executing.add(name)
         try:
+            if name in self._looks:
+                self._looks.discard(name)
+                self._pauses.during(self.look)
+                self.targets.update({name} & self._declared)
             top = name.partition(".")[0]
             if top in self.targets:
-                self.load(top)
+                self._pauses.during(self.load, top)
+            else:
+                self._pauses.wait(name)
             loader.exec_module(module)
         finally:
             self._executing.discard(name)
         for hook in list(self._hooks.get(name, ())):
-            hook(sys.modules.get(name, module))
+            self._pauses.during(hook, sys.modules.get(name, module))
 
     def when_imported(self, name: str, hook: "Callable[[ModuleType], None]") -> None:
         """Call `hook` with the module `name` now if it is imported, and each time that it is executed from here on."""
@@ -124,20 +142,26 @@ class Finder:
             self._loaders.discard(here)
             self._loading.discard(name)
 
+    def _due(self, name: str) -> bool:
+        """Return whether the import of a top-level module is a reason to look for recipes of distributions."""
+        old = name in sys.stdlib_module_names or name in sys.modules or self._seen.issuperset(sys.path)
+        return not old and not _starting()
+
     def look(self) -> None:
         """Look for recipes of distributions where `sys.path` has grown since the last time.
 
         A process that was told what there is does not look.
         """
-        places = [place for place in sys.path if place not in self._seen]
-        if not self._look or not places:
+        if not self._look:
             return
-        self._seen.update(places)
+        _imp.acquire_lock()  # `os.fork` waits for it
         try:
-            self.add(self._look(places))
-        except BaseException:
-            self._seen.difference_update(places)
-            raise
+            if places := [place for place in sys.path if place not in self._seen]:
+                self._declared.update(self._look(places))
+                self.add(self._declared)
+                self._seen.update(places)
+        finally:
+            _imp.release_lock()
 
     def add(self, names: "Iterable[str]") -> None:
         """Have the recipes of these targets loaded too, but for those that are imported already."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from autoprof.hooks import dispatch, gates
@@ -24,42 +24,6 @@ async def advance_coroutine(call: Call, resume: Callable[[Any], Any], given: Any
     if isinstance(given, GeneratorExit) or gates.gate(call.key):
         return await resume(given)
     return await within_coroutine([await dispatch.enter_coroutine(call)], resume, given)
-
-
-def generate(call: Call, inner: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
-    """Make the items of a generator, as a wrapper around a generator function does."""
-    resume: Callable[[Any], Any] = inner.send
-    given: Any = None
-    while True:
-        try:
-            item = advance(call, resume, given)
-        except StopIteration as end:
-            return end.value
-        finally:
-            given = None
-        try:
-            given = yield item
-            resume = inner.send
-        except BaseException as error:
-            resume, given = inner.throw, error
-
-
-async def agenerate(call: Call, inner: AsyncGenerator[Any, Any]) -> AsyncGenerator[Any, Any]:
-    """Make the items of an asynchronous generator."""
-    resume: Callable[[Any], Any] = inner.asend
-    given: Any = None
-    while True:
-        try:
-            item = await advance_coroutine(call, resume, given)
-        except StopAsyncIteration:
-            return
-        finally:
-            given = None
-        try:
-            given = yield item
-            resume = inner.asend
-        except BaseException as error:
-            resume, given = inner.athrow, error
 
 
 def within(runs: Runs, function: Callable[..., Any], *args: Any) -> Any:

@@ -16,7 +16,8 @@ from autoprof.base import interrupts, process
 from autoprof.hooks import gates, subclass
 from autoprof.hooks.call import Call, Outcome
 from autoprof.hooks.dispatch import compiling, enter, enter_coroutine
-from autoprof.hooks.items import Runs, agenerate, generate, leave, leave_coroutine, within, within_coroutine
+from autoprof.hooks.items import Runs, leave, leave_coroutine, within, within_coroutine
+from autoprof.hooks.wrapper import agenerate, generate
 from autoprof.run import runtime
 
 

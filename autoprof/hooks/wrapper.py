@@ -12,9 +12,14 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autoprof.hooks.gates import Gate, gate
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Generator
+
+    from autoprof.hooks.call import Call
 
 
 def wrap(function: Callable[..., Any], key: str, around: str = "call") -> Callable[..., Any]:
@@ -123,11 +128,11 @@ def _wrap_returning_coroutine(function: Callable[..., Any], key: str, closed: Ga
     return autoprof_wrapper
 
 
-def _wrap_generator(function: Callable[..., Any], key: str) -> Callable[..., Any]:
+def _wrap_generator(function: Callable[..., Any], key: str, made: Call | None = None) -> Callable[..., Any]:
     @functools.wraps(function)
     def autoprof_wrapper(*args: Any, **kwargs: Any) -> Any:
         inner = function(*args, **kwargs)
-        call = None
+        call = made
         try:
             from autoprof.hooks.call import Call
             from autoprof.hooks.items import advance
@@ -135,7 +140,7 @@ def _wrap_generator(function: Callable[..., Any], key: str) -> Callable[..., Any
             if (theirs := sys.modules.get("autoprof.base.interrupts")) is not None:
                 theirs.pass_on(error)
         else:
-            call = Call(key, function, args, kwargs)
+            call = call or Call(key, function, args, kwargs)
         resume, given = inner.send, None
         while True:
             try:
@@ -153,11 +158,11 @@ def _wrap_generator(function: Callable[..., Any], key: str) -> Callable[..., Any
     return autoprof_wrapper
 
 
-def _wrap_async_generator(function: Callable[..., Any], key: str) -> Callable[..., Any]:
+def _wrap_async_generator(function: Callable[..., Any], key: str, made: Call | None = None) -> Callable[..., Any]:
     @functools.wraps(function)
     async def autoprof_wrapper(*args: Any, **kwargs: Any) -> Any:
         inner = function(*args, **kwargs)
-        call = None
+        call = made
         try:
             from autoprof.hooks.call import Call
             from autoprof.hooks.items import advance_coroutine
@@ -165,7 +170,7 @@ def _wrap_async_generator(function: Callable[..., Any], key: str) -> Callable[..
             if (theirs := sys.modules.get("autoprof.base.interrupts")) is not None:
                 theirs.pass_on(error)
         else:
-            call = Call(key, function, args, kwargs)
+            call = call or Call(key, function, args, kwargs)
         resume, given = inner.asend, None
         while True:
             try:
@@ -181,6 +186,16 @@ def _wrap_async_generator(function: Callable[..., Any], key: str) -> Callable[..
                 resume, given = inner.athrow, error
 
     return autoprof_wrapper
+
+
+def generate(call: Call, inner: Generator[Any, Any, Any]) -> Any:
+    """Return a generator around one that a call has returned, as a wrapper around a generator function does."""
+    return _wrap_generator(lambda: inner, call.key, call)()
+
+
+def agenerate(call: Call, inner: AsyncGenerator[Any, Any]) -> Any:
+    """Return an asynchronous generator around one that a call has returned."""
+    return _wrap_async_generator(lambda: inner, call.key, call)()
 
 
 _GENERATORS = (

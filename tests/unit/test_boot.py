@@ -16,7 +16,13 @@ from autoprof.config import settings
 from tests.support.helpers import ROOT
 
 Python = Callable[..., "subprocess.CompletedProcess[str]"]
-BOOT = ["autoprof", "autoprof._boot", "autoprof._boot.command", "autoprof._boot.finder"]
+BOOT = [
+    "autoprof",
+    "autoprof._boot",
+    "autoprof._boot.command",
+    "autoprof._boot.finder",
+    "autoprof._boot.pauses",
+]
 SHOW = "import sys; print(sorted(name for name in sys.modules if name.split('.')[0] == 'autoprof'))"
 
 

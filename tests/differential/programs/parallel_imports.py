@@ -1,5 +1,10 @@
 #: captures: no
-"""Hooked packages and their modules are imported in many threads at once, in every order."""
+"""Hooked packages and their modules are imported in many threads at once, in every order.
+
+CPython ends an import with an error where one thread has the lock of a package and another that of its module
+(https://github.com/python/cpython/issues/83065; here in 5 of 180 runs without autoprof). That package is not there for
+whoever looks for its modules then. Such an import is made again; no other may fail.
+"""
 
 import importlib
 import random
@@ -8,14 +13,27 @@ import threading
 import time
 
 names = ["tinyrl", "tinyrl.trainer", "json.tool", "xml.dom.minidom", "tinyrl.trainer", "tinyrl"]
-found, together = [], threading.Barrier(16)
+found, missing, deadlocks, together = [], [], [], threading.Barrier(16)
+
+
+def get(name):
+    for _ in range(100):
+        try:
+            return importlib.import_module(name)
+        except RuntimeError as error:
+            if type(error).__name__ != "_DeadlockError" or "_ModuleLock('tinyrl" not in str(error):
+                raise
+            deadlocks.append(error)
+        except KeyError as error:
+            missing.append(error)
+        time.sleep(0.01)
 
 
 def load(seed):
     chosen = random.Random(seed).sample(names, len(names))
     together.wait()
     time.sleep(seed % 4 * 0.005)
-    found.append({name: importlib.import_module(name).__name__ == name for name in chosen})
+    found.append({name: get(name).__name__ == name for name in chosen})
 
 
 threads = [threading.Thread(target=load, args=(seed,)) for seed in range(16)]
@@ -23,4 +41,5 @@ for thread in threads:
     thread.start()
 for thread in threads:
     thread.join()
+print([error for error in missing if not deadlocks or error.args != ("tinyrl",)])
 print(len(found), all(all(each.values()) for each in found), sys.modules["tinyrl"].Trainer().fit())

@@ -118,6 +118,47 @@ print("through")
     assert python(code, AUTOPROF="1").stdout == "through\n"
 
 
+# The first thread stays in `load` till the second would wait for it; without autoprof there is nothing in between.
+PAUSE = """
+import faulthandler, importlib, sys, threading, time
+faulthandler.dump_traceback_later(90, exit=True)
+def at(thread):
+    names, frame = set(), sys._current_frames()[thread.ident]
+    while frame is not None:
+        names.add((frame.f_globals.get("__name__"), frame.f_code.co_name))
+        frame = frame.f_back
+    return names
+finder = next(each for each in sys.meta_path if type(each).__name__ == "Finder")
+load, began, errors = finder._load, threading.Event(), []
+def slowly(target):
+    # The second comes so long after it that the first gets to the module before.
+    for pause in finder._pauses._going.values():
+        pause.began -= 1000
+    began.set()
+    while not at(second) & {("autoprof._boot.pauses", "wait"), ("importlib._bootstrap", "acquire")}:
+        time.sleep(0.01)
+    return load(target)
+def late():
+    began.wait()
+    import alpha.one
+finder._load = slowly
+threading.excepthook = lambda what: errors.append(f"{what.exc_type.__name__}: {what.exc_value}")
+first, second = threading.Thread(target=importlib.import_module, args=["alpha"]), threading.Thread(target=late)
+for thread in (second, first): thread.start()
+for thread in (first, second): thread.join()
+print(errors, hasattr(sys.modules["alpha"].one.Trainer.train_step, "__wrapped__"))
+"""
+
+
+@pytest.mark.fault("a thread imports a module while recipes for it are read", "as without autoprof", "nothing")
+def test_a_module_waits_as_long_as_the_import_of_its_package_pauses(python: Python, tmp_path: Path) -> None:
+    packages(tmp_path, 0)
+    (tmp_path / "alpha" / "__init__.py").write_text("ready = True\nfrom alpha.one import Trainer\n")
+    (tmp_path / "alpha" / "one.py").write_text(MODULE.format(pause=0, needs="from alpha import ready"))
+    result = python(PAUSE, check=False, AUTOPROF="1", AUTOPROF_RECIPES=str(tmp_path / "alpha.toml"))
+    assert (result.stdout, result.stderr) == ("[] True\n", "")
+
+
 def test_a_module_that_is_only_looked_for_is_not_loaded(python: Python, tmp_path: Path) -> None:
     packages(tmp_path, 0)
     code = """
