@@ -253,12 +253,20 @@ def test_a_trigger_by_way_of_ray_waits_for_the_files_of_all_nodes_and_says_where
                 assert time.monotonic() < deadline
                 time.sleep(0.2)
             asked.append(spread.autoprof("trigger", "--ray", spread.cluster.address, "--steps", "2", "--wait"))
+            asked.append(spread.autoprof("stacks", "--ray", spread.cluster.address, "--wait", "60", "--json"))
         finally:
             (spread.folder / "enough").touch()
 
     spread.drive("asked", ask, AUTOPROF_STEPS="")
-    (said,) = asked
+    said, stood = asked
     assert said.returncode == 0, said.stdout + said.stderr
+    assert stood.returncode == 0, stood.stdout + stood.stderr
+    answers = json.loads(stood.stdout)
+    # The workers on their nodes, where the files stay, and the driver.
+    by_host = {each["host"]: each for each in answers["processes"] if each["process"].startswith("ray::Worker")}
+    assert {DRIVER, "node-b", "node-c"} <= set(by_host)
+    assert {each["by"] for each in by_host.values()} == {"itself"}
+    assert {folder.partition(":")[0] for folder in answers["folders"]} >= {DRIVER, "node-b", "node-c"}
     lines = said.stdout.splitlines()
     run = spread.run()
     (first, second) = [step.number for step in run.steps]

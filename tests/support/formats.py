@@ -40,7 +40,7 @@ def json_page() -> str:
     """Return the text of the page on `--json`, as it is there up to the mark."""
     kinds = [kind for module in JSON_MODULES for kind in structs(module)]
     text = _page(JSON_PAGE, JSON_MARK, [kind for kind in kinds if kind is not documents.Document])
-    for kind in structs(records):
+    for kind in (*structs(records), *structs(stacks)):
         text = text.replace(f"](#{kind.__name__.lower()})", f"](files.md#{kind.__name__.lower()})")
     return text
 

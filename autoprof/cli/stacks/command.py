@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 import time
+from collections.abc import Iterator
 
 import msgspec
 
@@ -60,11 +62,12 @@ def run(parsed: argparse.Namespace) -> int:
     try:
         if parsed.ray is None:
             found = _going_on(parsed)
-            ask = node.asker()
-            said = ask(found.path, name, question.why, parsed.wait, parsed.native, True)
+            with _waiting(parsed.wait):
+                said = node.asker()(found.path, name, question.why, parsed.wait, parsed.native, True)
             return _tell(found.id, [msgspec.convert(said, Answer)], parsed)
         with connect.connected(parsed.ray) as ray:
-            run_id, answers = in_ray.ask(ray, parsed.name, question)
+            with _waiting(parsed.wait):
+                run_id, answers = in_ray.ask(ray, parsed.name, question)
             return _tell(run_id, answers, parsed)
     except connect.Lost as error:
         complain(f"stacks: {error}", 1)
@@ -75,6 +78,17 @@ def run(parsed: argparse.Namespace) -> int:
         return complain(f"stacks: --ray: {error}", 1)
     except Gone as error:
         return complain(f"stacks: {error}", 1)
+
+
+@contextlib.contextmanager
+def _waiting(seconds: float) -> Iterator[None]:
+    """Show on a terminal that processes are waited for."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    with console.lines(0, aside=True) as show:
+        show(f"waiting for the processes, up to {seconds:g} s", 0)
+        yield
 
 
 def _going_on(parsed: argparse.Namespace) -> runs.Run:

@@ -39,14 +39,18 @@ class Found(NamedTuple):
 
 def found(names: Names) -> tuple[list[Found], int]:
     """Return the tasks of all loops that are not done, those with spans first, and how many there are."""
-    pending = [task for task in _all() if not task.done()]
+    pending = 0
     told = []
-    for task in pending[:_MOST]:
+    for task in _all():
         try:
-            told.append(_read(task, names))
+            if task.done():
+                continue
+            pending += 1
+            if pending <= _MOST:
+                told.append(_read(task, names))
         except Exception as error:  # a task of the user's own kind
             interrupts.pass_on(error)
-    return sorted(told, key=lambda each: not each.spans), len(pending)
+    return sorted(told, key=lambda each: not each.spans), pending
 
 
 def _all() -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import sys
@@ -19,7 +20,7 @@ import pytest
 from autoprof.base import identity
 from autoprof.run.runtime import Runtime
 from autoprof.run.timeline import Span
-from autoprof.run.watch import bounds, snapshot
+from autoprof.run.watch import bounds, snapshot, watcher
 from autoprof.rundir.stacks import MOST_BYTES, Frame, ProcessStacks, Task, Thread
 
 HERE = __file__
@@ -328,6 +329,51 @@ def test_secrets_and_what_was_said_are_not_told(run: Runtime, hooked: Callable[.
     for secret in ("the prompt", "the token", "hunter2", "hf_abcdefgh"):
         assert secret not in text
     assert "api_key=***" in text
+
+
+def test_an_exception_that_passes_is_freed_as_without_a_snapshot(run: Runtime, hooked: Callable[..., Any]) -> None:
+    class Error(Exception):
+        pass
+
+    class Looks:
+        @property
+        def size(self) -> int:
+            told.append(taken(run))
+            return 7
+
+    def work(looks: Looks) -> None:
+        raise Error
+
+    told: list[ProcessStacks] = []
+    # The property is read while the hook's own frame has the exception in its variables.
+    wrapped = hooked(work, "span", kind="tool", stage="search", role="agent_loop", counts={"size": "looks.size"})
+    freed: list[weakref.ref[Error]] = []
+    gc.disable()
+    try:
+        try:
+            wrapped(Looks())
+        except Error as error:
+            freed.append(weakref.ref(error))
+        assert freed[0]() is None
+    finally:
+        gc.enable()
+    assert len(told) == 1
+
+
+def test_a_request_is_answered_once_and_those_before_the_process_never(run: Runtime) -> None:
+    place = run.rundir.path / "stacks"
+    (place / "before").mkdir(parents=True)
+    watched = watcher.Watcher(run)
+    (place / "now").mkdir()
+    (place / ".part").mkdir()
+    (run.rundir.path / "hangs" / "step_000041").mkdir(parents=True)
+    watched.look()
+    own = f"{identity.HOST}-{os.getpid()}.json"
+    answers = sorted(str(path.relative_to(run.rundir.path)) for path in run.rundir.path.glob("*/*/*.json"))
+    assert answers == [f"hangs/step_000041/{own}", f"stacks/now/{own}"]
+    (place / "now" / own).unlink()
+    watched.look()
+    assert not (place / "now" / own).exists()
 
 
 def test_deep_recursion_is_told_from_both_ends(run: Runtime) -> None:
