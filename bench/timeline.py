@@ -3,7 +3,8 @@
 One span of a sample, from its begin to where it is on its way to the file: as autoprof keeps it, with four ids and two
 counts; by a wrapped coroutine function, from which it reads them; and what else is done for it: a dict that is written
 as a line of JSON, flushed (which a process that is killed leaves) or not, and OpenTelemetry's span, which its batch
-processor exports as JSON to a file. A stage's span is written at once.
+processor exports as JSON to a file. A stage's span is written at once. The watch for steps that hang notes what each
+step and stage took, and a thread looks once in ten seconds.
 
 Then a step of 512 samples, each a task with a turn and a reward in it: without autoprof, and with its hooks on all
 three. What they do takes no time, so all that is measured is loops, tasks, and spans.
@@ -32,6 +33,8 @@ SPANS = {
     KEPT: ("", "autoprof-kept"),
     "autoprof, kept, a whole call": ("", "autoprof-call"),
     "autoprof, a stage, written": ("", "autoprof-stage"),
+    "autoprof, hangs, a stage": ("", "autoprof-hang-note"),
+    "autoprof, hangs, a look in 10 s": ("", "autoprof-hang-look"),
     "OpenTelemetry, batch to a file": ("opentelemetry", "opentelemetry"),
 }
 STEPS = {BARE: ("", "step-bare"), HOOKED: ("", "autoprof-step")}

@@ -93,6 +93,25 @@ def autoprof(kind: str) -> tuple[Callable[[], None], Size]:
     return {"stage": stage, "turn": turn}[kind], size
 
 
+def hangs(kind: str) -> tuple[Callable[[], None], Size]:
+    """Note what a stage took, as each one does at its end; or look whether the open step hangs, once in ten seconds."""
+    from autoprof.run import runtime
+    from autoprof.run.timeline import Span
+    from autoprof.run.watch.hang import HangWatch
+
+    run = runtime.current()
+    assert run is not None
+    timeline, watch = run.timeline, HangWatch(run)
+
+    def note() -> None:
+        timeline.note("stage", "update_actor", 1)
+
+    for number in range(100):
+        timeline.note("step", "step", number)
+    Span(timeline, "step", "step", step=412, role="trainer", rank=0)
+    return {"note": note, "look": watch.look}[kind], lambda: 0.0
+
+
 def written() -> int:
     """Return the bytes of this process's timeline."""
     from autoprof.run import runtime
@@ -163,6 +182,8 @@ def main(case: str) -> dict[str, float]:
         "opentelemetry": opentelemetry,
         "autoprof-kept": lambda: autoprof("turn"),
         "autoprof-stage": lambda: autoprof("stage"),
+        "autoprof-hang-note": lambda: hangs("note"),
+        "autoprof-hang-look": lambda: hangs("look"),
     }
     span, size = ways[case]()
     value = microseconds(span)

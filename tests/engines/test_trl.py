@@ -6,6 +6,7 @@ import functools
 import json
 import re
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -196,6 +197,23 @@ def test_torchrun_captures_rank_0_unless_asked(ran: Callable[..., Ran]) -> None:
     assert ranks.steps() == [2]
     assert {name.rpartition("@")[2] for name in ranks.captures(2)} == {"0"}
     assert {span["rank"] for span in ranks.spans("step")} == {0, 1}
+
+
+@pytest.mark.fault("a rank is late for a collective", "goes on", "nothing; it is said who is late")
+def test_a_rank_that_does_not_join_is_told_apart(ran: Callable[..., Ran], thorough: None) -> None:
+    late = ran("late", launcher="torchrun", AUTOPROF="1", AUTOPROF_STEPS="", AUTOPROF_WHEN="hang>20s")
+    assert late.said["global_step"] == 4
+    folder = late.run / "hangs" / "step_000003"
+    told = {each["rank"]: each for each in (json.loads(path.read_text()) for path in folder.glob("*-[0-9]*.json"))}
+    stacks = {rank: [frame["function"] for frame in each["threads"][0]["frames"]] for rank, each in told.items()}
+    assert sorted(stacks) == [0, 1]
+    assert stacks[1][-1].endswith("fetch_score")
+    assert not any("fetch_score" in name for name in stacks[0])
+    assert told[1]["spans"][0]["kind"] == "step"
+    command = ["-m", "torch.distributed.flight_recorder.fr_trace", str(folder), "--prefix", "rank_"]
+    analysed = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=100, check=False)
+    assert "missing ranks: {1}" in analysed.stdout + analysed.stderr
+    assert len([line for line in late.output.splitlines() if "step 3 has taken" in line]) == 1
 
 
 def test_a_wrong_setting_is_said_once_for_all_ranks(ran: Callable[..., Ran]) -> None:

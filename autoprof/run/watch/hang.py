@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping
-from statistics import median
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -120,7 +119,7 @@ class HangWatch:
             return
         self._seen.add(name)
         there = self._folders()
-        if name in there or len(there) >= self._at_most:
+        if name in there or len(there) >= self._at_most or layout.switched_off(self._run.rundir):
             return
         whose = line.name if line.span == "step" else f"{line.span} {line.name}"
         if line.step is not None:
@@ -192,5 +191,7 @@ def watched(spans: Iterable[Span]) -> Span | None:
 
 def usual_s(took: Mapping[tuple[str, str], Iterable[int]], kind: str, name: str) -> float | None:
     """Return the median of the seconds that spans of a kind and name took; None while too few have ended."""
-    durations = list(took.get((kind, name), ()))
-    return median(durations) / 1e9 if len(durations) >= FEWEST else None
+    # Without `statistics`, which imports much.
+    durations = sorted(took.get((kind, name), ()))
+    middle = len(durations) // 2
+    return (durations[middle] + durations[~middle]) / 2e9 if len(durations) >= FEWEST else None

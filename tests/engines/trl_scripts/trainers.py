@@ -12,6 +12,7 @@ import os
 import re
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -142,6 +143,25 @@ def slowed() -> Any:
     return grpo(reward_funcs=slow_reward, max_steps=12)
 
 
+def late() -> Any:
+    """Rank 1 waits in the third step for its rewards, till both ranks have said where they stand."""
+    calls = itertools.count(1)
+
+    def fetch_score() -> None:
+        deadline = time.monotonic() + 150
+        while time.monotonic() < deadline:
+            if len(list(Path("autoprof_runs").glob("2*/hangs/step_000003/*-[0-9]*.json"))) == 2:
+                return
+            time.sleep(0.1)
+
+    def late_reward(completions: list[str], **_: Any) -> list[float]:
+        if next(calls) == 3 and os.environ["RANK"] == "1":
+            fetch_score()
+        return reward(completions)
+
+    return grpo(reward_funcs=late_reward, ddp_backend="gloo")
+
+
 def colocated() -> Any:
     """vLLM in the trainer's process; evaluates before the first step and after the second, generating as well."""
     from trl import GRPOConfig, GRPOTrainer
@@ -241,6 +261,7 @@ MADE = (
     accumulated,
     scored,
     slowed,
+    late,
     colocated,
     served,
     failing,
