@@ -25,9 +25,10 @@ _FRAME = re.compile(r'^ *File "([^"\n]{1,400})", line (\d{1,9}), in ([^\n]{1,200
 # Of Ray 2.9 to 2.56 (`ray/exceptions.py`, and the raylet's and the GCS's texts of why a worker is gone).
 _PID = re.compile(r"\bpid[:=] ?(\d{1,9})")
 _RAY_DEATHS = ("ActorDiedError", "RayActorError", "WorkerCrashedError", "OutOfMemoryError", "NodeDiedError")
-_RAY_MEMORY = re.compile(
-    r"was running was ([\d.]+) ?([KMGT]?i?B) / ([\d.]+) ?([KMGT]?i?B)|running low on memory", re.IGNORECASE
-)
+_BROUGHT = "RayTaskError"
+_HEADER = re.compile(r"ray::[^\n]{0,400}\(pid=(\d{1,9}), ip=|^Traceback \(most recent call last\)", re.MULTILINE)
+_RAY_MEMORY = re.compile(r"running low on memory", re.IGNORECASE)
+_RAY_USED = re.compile(r"was running was ([\d.]+) ?([KMGT]?i?B) / ([\d.]+) ?([KMGT]?i?B)", re.IGNORECASE)
 _NODE = re.compile(r"\b(its node|the node) (has )?(died|dead|failed)|NodeDiedError", re.IGNORECASE)
 _CONTAINED = re.compile(
     r"^The actor died unexpectedly|^The worker died unexpectedly|running low on memory", re.MULTILINE
@@ -47,29 +48,22 @@ def of(error: BaseException) -> Raised:
 
 
 def _of(error: BaseException) -> Raised:
-    frames = _frames(error.__traceback__)
-    text = str(error)[:_MOST_READ]
-    pid = 0
+    kind, text = type(error).__name__, str(error)[:_MOST_READ]
     cause = getattr(error, "cause", None)
-    remote = getattr(error, "traceback_str", None)
-    kind = type(error).__name__
-    if isinstance(remote, str) and isinstance(cause, BaseException):
-        # Ray's: raised in a task or an actor. `RayTaskError(ValueError)` is told as what it was there.
-        found = getattr(error, "pid", 0)
-        pid = found if isinstance(found, int) else 0
-        kind, told = type(cause).__name__, str(cause)[:_MOST_READ]
-        inner = _of(cause) if isinstance(getattr(cause, "traceback_str", None), str) else None
-        frames = (inner.frames if inner is not None else []) or _frames_in(remote) or frames
-        pid = (inner.pid if inner is not None else 0) or pid
-        kind = inner.type if inner is not None else kind
-        text, message = f"{text}\n{told}", inner.message if inner is not None else _message(told)
-    else:
-        message = _message(text)
+    frames, message, pid = _frames(error.__traceback__), _message(text), 0
+    if kind.startswith(_BROUGHT) and isinstance(cause, BaseException):
+        # Raised in a task or an actor, and told as it was there.
+        remote = getattr(error, "traceback_str", None)
+        there, pid = _remote(remote if isinstance(remote, str) else text)
+        frames, pid = there or frames, pid or getattr(error, "pid", 0)
+        inner = _of(cause)
+        kind, message = inner.type, inner.message
+        text = f"{text}\n{str(cause)[:_MOST_READ]}"
     return Raised(
-        type=kind.removeprefix("RayTaskError(").removesuffix(")")[:100],
+        type=kind[:100],
         message=message,
         frames=frames[-_DEEPEST:],
-        pid=pid,
+        pid=pid if isinstance(pid, int) else 0,
         named=_named(error, kind, text),
     )
 
@@ -86,11 +80,14 @@ def _frames(traceback: TracebackType | None) -> list[Frame]:
     return found
 
 
-def _frames_in(text: str) -> list[Frame]:
-    """Return the stack in the text of a traceback: the last one, where there are several."""
-    last = text[:_MOST_READ].rpartition("Traceback (most recent call last)")[2]
+def _remote(text: str) -> tuple[list[Frame], int]:
+    """Return the stack in the text of Ray's traceback, and the process: the last, where one has brought another."""
+    text = text[:_MOST_READ]
+    headers = list(_HEADER.finditer(text))
+    last = text[headers[-1].end() :] if headers else text
     found = [Frame(function.strip(), file, int(line)) for file, line, function in _FRAME.findall(last)]
-    return [frame for frame in found if not frame.file.startswith(_OWN)]
+    pids = [int(header[1]) for header in headers if header[1]]
+    return [frame for frame in found if not frame.file.startswith(_OWN)], pids[-1] if pids else 0
 
 
 def _message(text: str) -> str:
@@ -108,9 +105,9 @@ def _named(error: BaseException, kind: str, text: str) -> list[Named]:
         return _of_torchrun(failures)
     if kind not in _RAY_DEATHS and not _CONTAINED.search(text):
         return []
-    memory = _RAY_MEMORY.search(text)
-    used, limit = (_bytes(memory[1], memory[2]), _bytes(memory[3], memory[4])) if memory and memory[1] else (0, 0)
-    cause = "memory" if memory else "node" if _NODE.search(text) else ""
+    shares = _RAY_USED.search(text)
+    used, limit = (_bytes(shares[1], shares[2]), _bytes(shares[3], shares[4])) if shares else (0, 0)
+    cause = "memory" if _RAY_MEMORY.search(text) else "node" if _NODE.search(text) else ""
     # The last one: what is in front of it names the process that was told.
     pids = _PID.findall(text[start.start() :] if (start := _CONTAINED.search(text)) else text)
     pid = int(pids[0]) if pids else 0

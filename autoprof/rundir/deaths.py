@@ -29,6 +29,8 @@ _FOLLOWS = re.compile(
     r"connection (was |has been )?(closed|reset|refused|lost)|\bpeer\b|broken pipe|\bEOF\b|nccl|gloo|timed? ?out",
     re.IGNORECASE,
 )
+# The place of a process that is gone without a word, among causes.
+_GONE_PLACE = 2
 _CTRL_C = "SIGINT"
 _EXIT = "SystemExit"
 
@@ -87,19 +89,15 @@ def find(path: Path, info: RunFile, over: bool, own: Raised | None = None) -> li
 
 
 def _told(deaths: Sequence[Death]) -> list[Death]:
-    """Leave out the same exception of other processes through which Ray or a launcher brought it."""
-    first = next((death for death in deaths if death.how == EXCEPTION), None)
-    if first is None or first.exception is None:
-        return list(deaths)
-    kind, message = first.exception.type, first.exception.message
-    return [
-        death
-        for death in deaths
-        if death is first
-        or death.exception is None
-        or death.how != EXCEPTION
-        or (death.exception.type, death.exception.message) != (kind, message)
-    ]
+    """Leave out an exception of other processes through which Ray or a launcher brought it."""
+    kept, known = [], set()
+    for death in deaths:
+        exception = death.exception if death.how == EXCEPTION else None
+        what = (exception.type, exception.message) if exception is not None else None
+        if what is None or what not in known:
+            kept.append(death)
+        known.add(what)
+    return kept
 
 
 def _place(death: Death, gone: bool) -> int:
@@ -108,8 +106,8 @@ def _place(death: Death, gone: bool) -> int:
         return 0
     if death.how == EXCEPTION and death.exception is not None:
         follows = bool(death.exception.named) or (gone and _FOLLOWS.search(death.exception.message))
-        return 3 if follows else 1
-    return 2 if death.how != EXIT else 4
+        return _GONE_PLACE + 1 if follows else 1
+    return _GONE_PLACE if death.how != EXIT else 4
 
 
 def _stages(spans: Iterable[OpenSpan]) -> list[OpenSpan]:
@@ -248,7 +246,7 @@ def _with_starter(found: list[Death], info: RunFile, states: Sequence[ProcessSta
         if trainer is not None:
             own = msgspec.structs.replace(own, step=trainer.step, stage=trainer.stage, last_ns=trainer.last_ns)
     others = [death for death in found if not death.started]
-    before = [death for death in others if death.how in (CRASH, EXCEPTION) or death.killer]
+    before = [death for death in others if _place(death, gone=True) < _GONE_PLACE]
     if own.how != GONE_DEAD:
         return found
     return [*before, own, *(death for death in others if death not in before)]

@@ -1,0 +1,147 @@
+"""Crash files: whose they are, and what becomes of them where the program sees to crashes itself."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autoprof.base import identity
+from tests.support.helpers import clean_environment
+
+# What a process of a run does, with the crash file of `autoprof.run.watch.crashes`.
+BEGIN = """
+import ctypes, faulthandler, json, os, signal, sys
+from pathlib import Path
+from autoprof.base import process
+from autoprof.run.watch import crashes
+from autoprof.rundir.layout import RunDir
+
+run = RunDir(Path("run"))
+def held():
+    return [os.readlink(f"/proc/self/fd/{each}") for each in os.listdir("/proc/self/fd") if int(each) > 100]
+def say(**what):
+    print(json.dumps(what), flush=True)
+"""
+
+
+def ran(folder: Path, code: str, *flags: str) -> tuple[int, list[dict], str]:
+    """Run a program; return its status, what it said, and its stderr."""
+    command = [sys.executable, *flags, "-c", BEGIN + code]
+    done = subprocess.run(
+        command, cwd=folder, env=clean_environment(), capture_output=True, text=True, timeout=120, check=False
+    )
+    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()], done.stderr
+
+
+def files(folder: Path) -> dict[str, bool]:
+    """The crash files that are there, and whether something is in each."""
+    return {path.name: path.stat().st_size > 0 for path in folder.glob("run/crashes/*")}
+
+
+def test_a_crash_leaves_its_stack_and_nothing_on_stderr(tmp_path: Path) -> None:
+    status, (said,), stderr = ran(
+        tmp_path, "crashes.begin(run)\nsay(pid=os.getpid(), on=faulthandler.is_enabled(), held=held())\nos.abort()"
+    )
+    assert (status, stderr, said["on"]) == (-signal.SIGABRT, "", True)
+    assert files(tmp_path) == {f"{identity.HOST}-{said['pid']}.txt": True}
+    assert len(said["held"]) == 1
+
+
+def test_at_the_end_nothing_is_left(tmp_path: Path) -> None:
+    code = "crashes.begin(run)\ncrashes.end()\n"
+    code += "say(on=faulthandler.is_enabled(), held=held(), there=os.listdir('run/crashes'))"
+    assert ran(tmp_path, code) == (0, [{"on": False, "held": [], "there": []}], "")
+
+
+@pytest.mark.parametrize(
+    ("before", "flags"),
+    [
+        ("faulthandler.enable()", []),
+        ("", ["-X", "faulthandler"]),
+        ("signal.signal(signal.SIGABRT, lambda *_: None)", []),
+        ("signal.signal(signal.SIGFPE, signal.SIG_IGN)", []),
+        # A handler that a library of C has installed.
+        ("libc = ctypes.CDLL(None); libc.signal(signal.SIGBUS, libc.abort)", []),
+    ],
+)
+def test_a_program_that_sees_to_crashes_itself_is_left_alone(tmp_path: Path, before: str, flags: list[str]) -> None:
+    code = f"{before}\nbefore = faulthandler.is_enabled()\ncrashes.begin(run)\n"
+    code += "say(same=before == faulthandler.is_enabled(), held=held())"
+    assert ran(tmp_path, code, *flags) == (0, [{"same": True, "held": []}], "")
+    assert files(tmp_path) == {}
+
+
+@pytest.mark.parametrize("does", ["faulthandler.enable()", "faulthandler.disable(); faulthandler.enable()"])
+def test_a_program_that_enables_its_own_afterwards_has_it(tmp_path: Path, does: str) -> None:
+    status, said, stderr = ran(tmp_path, f"crashes.begin(run)\n{does}\nsay(held=held())\ncrashes.check()\nos.abort()")
+    assert (status, said) == (-signal.SIGABRT, [{"held": []}])
+    assert "Fatal Python error: Aborted" in stderr
+    assert list(files(tmp_path).values()) == [False]
+
+
+def test_what_a_program_has_enabled_afterwards_stays_enabled_at_the_end(tmp_path: Path) -> None:
+    code = "crashes.begin(run)\nfaulthandler.enable()\ncrashes.end()\nsay(on=faulthandler.is_enabled())"
+    assert ran(tmp_path, code) == (0, [{"on": True}], "")
+    assert files(tmp_path) == {}
+
+
+def test_a_forked_child_has_a_file_of_its_own_or_none(tmp_path: Path) -> None:
+    code = """
+crashes.begin(run)
+for begins in (False, True):
+    if os.fork() == 0:
+        say(on=faulthandler.is_enabled(), held=len(held()))
+        if begins:
+            crashes.begin(run)
+        os.abort()
+    os.wait()
+say(pid=os.getpid(), on=faulthandler.is_enabled(), held=len(held()))
+crashes.end()
+"""
+    status, (first, second, parent), stderr = ran(tmp_path, code)
+    assert (status, stderr) == (0, "")
+    assert first == second == {"on": False, "held": 0}
+    assert (parent["on"], parent["held"]) == (True, 1)
+    assert list(files(tmp_path).values()) == [True]
+
+
+def test_a_started_program_does_not_have_the_descriptor(tmp_path: Path) -> None:
+    code = "import subprocess\ncrashes.begin(run)\n"
+    code += "subprocess.run(['sh', '-c', 'ls /proc/self/fd | wc -l'], close_fds=False)"
+    started = int(
+        subprocess.run(
+            [sys.executable, "-c", BEGIN + code], cwd=tmp_path, env=clean_environment(), capture_output=True, check=True
+        ).stdout
+    )
+    assert started == 4
+
+
+def test_a_descriptor_that_is_another_files_gets_nothing(tmp_path: Path) -> None:
+    code = """
+crashes.begin(run)
+os.closerange(3, 4096)
+others = [open("other.txt", "w") for _ in range(900)]
+crashes.check()
+say(on=faulthandler.is_enabled())
+for other in others:
+    other.close()
+os.abort()
+"""
+    status, said, _ = ran(tmp_path, code)
+    assert (status, said) == (-signal.SIGABRT, [{"on": False}])
+    assert (tmp_path / "other.txt").read_text() == ""
+
+
+def test_the_descriptor_takes_no_low_number_also_where_few_are_allowed(tmp_path: Path) -> None:
+    code = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+crashes.begin(run)
+say(on=faulthandler.is_enabled(), next=os.open("/dev/null", os.O_RDONLY))
+"""
+    assert ran(tmp_path, code) == (0, [{"on": True, "next": 3}], "")

@@ -1,0 +1,127 @@
+"""Exceptions as files tell them; those of Ray and torchrun are the real ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from autoprof.run import raised
+
+
+class Odd(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def caught(function) -> BaseException:
+    try:
+        function()
+    except BaseException as error:
+        return error
+    raise AssertionError
+
+
+def test_type_text_and_stack() -> None:
+    def fetch_score():
+        password = "hunter2hunter2"  # noqa: F841  no value is told
+        raise ValueError("refused: token=abcdefgh, after 3 tries")
+
+    found = raised.of(caught(fetch_score))
+    assert (found.type, found.message) == ("ValueError", "refused: token=***, after 3 tries")
+    assert [frame.function.rpartition(".")[2] for frame in found.frames] == ["caught", "fetch_score"]
+    assert found.frames[-1].file == __file__
+    assert "hunter2" not in repr(found)
+
+
+def test_it_is_bounded() -> None:
+    def deep(left):
+        return deep(left - 1) if left else 1 / 0
+
+    assert len(raised.of(caught(lambda: deep(500))).frames) == 30
+    assert len(raised.of(ValueError("x y " * 100_000)).message) < 1100
+
+
+def test_an_exception_without_a_text_has_its_type() -> None:
+    assert raised.of(Odd()) == raised.Raised(type="Odd")
+
+
+TRACEBACK = """Traceback (most recent call last):
+  File "/work/main.py", line 3, in run
+    fit()
+  File "/work/reward.py", line 44, in fetch_score
+    raise ValueError("no score")
+ValueError: no score
+"""
+
+
+def test_an_exception_that_ray_brings_is_told_as_it_was_raised() -> None:
+    exceptions = pytest.importorskip("ray.exceptions")
+    error = exceptions.RayTaskError("run", TRACEBACK, ValueError("no score"), "ray::TaskRunner.run", 7, "10.0.0.2")
+    for each in (error, error.as_instanceof_cause()):
+        found = raised.of(each)
+        assert (found.type, found.message, found.pid, found.named) == ("ValueError", "no score", 7, [])
+        assert [(frame.line, frame.function) for frame in found.frames] == [(3, "run"), (44, "fetch_score")]
+
+
+def test_of_one_that_two_tasks_brought_the_innermost_is_told() -> None:
+    exceptions = pytest.importorskip("ray.exceptions")
+    error = exceptions.RayTaskError(
+        "score", TRACEBACK, ValueError("no score"), "ray::RewardWorker.score", 7, "10.0.0.2"
+    )
+    inner = error.as_instanceof_cause()
+    outer = f"""Traceback (most recent call last):
+  File "/work/trainer.py", line 9, in step
+    ray.get(score)
+ray.exceptions.RayTaskError(ValueError): {inner}
+"""
+    brought = exceptions.RayTaskError("run", outer, inner, "ray::TaskRunner.run", 8, "10.0.0.2")
+    found = raised.of(brought.as_instanceof_cause())
+    assert (found.type, found.message, found.pid) == ("ValueError", "no score", 7)
+    assert found.frames[-1].function == "fetch_score"
+
+
+DIED = """The actor died unexpectedly before finishing this task.
+\tclass_name: WorkerDict
+\tactor_id: 0123456789abcdef
+\tpid: 4242
+\tname: worker
+\tnamespace: train
+\tip: 10.0.0.2
+The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: Worker
+unexpectedly exits with a connection error code 2. End of file. There are some potential root causes. (1) The process is
+killed by SIGKILL by OOM killer due to high memory usage. (2) ray stop --force is called. (3) The worker is crashed
+unexpectedly due to SIGSEGV or other unexpected errors."""
+OUT_OF_MEMORY = """Task was killed due to the node running low on memory.
+Memory on the node (IP: 10.0.0.2, ID: e5d953ef) where the task (task ID: 43b5, name=generate, pid=82813, memory
+used=21.99GB) was running was 27.71GB / 28.80GB (0.962273), which exceeds the memory usage threshold of 0.95. Ray killed
+this worker (ID: 6f2e) because it was the most recently scheduled task."""
+
+
+def test_a_dead_actor_is_named() -> None:
+    exceptions = pytest.importorskip("ray.exceptions")
+    error = exceptions.ActorDiedError()
+    error.error_msg = DIED
+    (named,) = raised.of(error).named
+    assert (named.pid, named.cause) == (4242, "")
+    # Through the task that waited for it.
+    brought = exceptions.RayTaskError("run", TRACEBACK, error, "ray::TaskRunner.run", 7, "10.0.0.2")
+    (named,) = raised.of(brought.as_instanceof_cause()).named
+    assert named.pid == 4242
+
+
+def test_rays_memory_monitor_is_named() -> None:
+    exceptions = pytest.importorskip("ray.exceptions")
+    (named,) = raised.of(exceptions.OutOfMemoryError(OUT_OF_MEMORY.replace("\n", " "))).named
+    assert (named.pid, named.cause) == (82813, "memory")
+    assert (named.used_bytes >> 20, named.limit_bytes >> 20) == (28375, 29491)
+
+
+def test_torchruns_failures_are_named_the_first_one_first() -> None:
+    errors = pytest.importorskip("torch.distributed.elastic.multiprocessing.errors")
+    failures = {
+        0: errors.ProcessFailure(local_rank=0, pid=10, exitcode=-15, error_file="none"),
+        3: errors.ProcessFailure(local_rank=3, pid=13, exitcode=-9, error_file="none"),
+    }
+    failures[0].timestamp, failures[3].timestamp = 20, 10
+    found = raised.of(errors.ChildFailedError("train.py", failures))
+    assert [(each.rank, each.pid, each.signal) for each in found.named] == [(3, 13, "SIGKILL"), (0, 10, "SIGTERM")]
+    assert found.message.startswith("train.py FAILED")

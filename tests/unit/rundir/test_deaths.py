@@ -1,0 +1,215 @@
+"""Who died, from made runs: causes come before consequences, and what is normal is no death."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from autoprof.base.identity import HOST, machine
+from autoprof.rundir import death_words, deaths, memory_state, runs
+from autoprof.rundir.records import Death
+from autoprof.rundir.runs import Run
+
+# No process has these numbers: pid_max is 2 ** 22 at most.
+DRIVER, TRAINER, ACTOR, OTHER = 9_000_001, 9_000_002, 9_000_003, 9_000_004
+MS = 1_000_000
+START = 1_795_200_000_000_000_000
+
+
+class Made:
+    """A run that is made line by line."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        (path / "timeline").mkdir(parents=True)
+
+    def info(self, state: str, status: int | None = None, **more: Any) -> Run:
+        known = {"id": self.path.name, "started": 1795200000.0, "state": state, "host": HOST, "pid": DRIVER, "ticks": 5}
+        (self.path / "run.json").write_text(json.dumps(known | {"hosts": [HOST]} | more))
+        if status is not None:
+            (self.path / "exit_status").write_bytes(bytes([status]))
+        return runs.read(self.path)
+
+    def process(self, pid: int, *lines: dict[str, Any], host: str = HOST, ticks: int = 7, **memory: Any) -> None:
+        first = {"kind": "process", "host": host, "pid": pid, "clock": {"unix_ns": START}, "version": "0"}
+        first |= {"ticks": ticks, "boot": machine(), "memory": memory}
+        content = b"".join(msgspec.json.encode(line) + b"\n" for line in (first, *lines))
+        (self.path / "timeline" / f"{host}-{pid}.jsonl").write_bytes(content)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Made:
+    return Made(tmp_path / "run")
+
+
+def begun(name: str, at: int, role: str = "actor", rank: int | None = 1, span: str = "stage", step: int = 143) -> dict:
+    who = {"step": step, "role": role, "rank": rank}
+    return {"kind": "begun", "span": span, "name": name, "start_ns": START + at * MS} | who
+
+
+def span(name: str, at: int, end: int, kind: str = "stage", error: str | None = None, step: int = 143) -> dict:
+    who = {"step": step, "role": "trainer", "rank": 0}
+    times = {"start_ns": START + at * MS, "end_ns": START + end * MS}
+    return {"kind": kind, "name": name} | who | times | ({"error": error} if error else {})
+
+
+def raised(kind: str, at: int, name: str = "reward", role: str = "trainer", message: str = "no", **more: Any) -> dict:
+    frames = [{"function": "fetch_score", "file": "/work/reward.py", "line": 44}]
+    frames.append({"function": "get", "file": "/x/site-packages/requests/api.py", "line": 73})
+    exception = {"type": kind, "message": message, "frames": frames} | more
+    who = {"step": 3, "role": role, "rank": 0}
+    return (
+        {"kind": "raised", "unix_ns": START + at * MS, "span": "stage", "name": name} | who | {"exception": exception}
+    )
+
+
+def text(found: list[Death]) -> str:
+    return death_words.text(found[0])
+
+
+def test_a_process_with_nothing_open_that_is_gone_is_none(made: Made) -> None:
+    made.process(ACTOR, begun("update_actor", 5), span("update_actor", 5, 9))
+    assert deaths.of_run(made.info("running", pid=os.getpid(), ticks=0)) == []
+    assert deaths.of_run(made.info("ended", 0)) == []
+
+
+def test_in_a_run_that_goes_on_a_worker_that_is_gone_in_a_stage_is_told(made: Made) -> None:
+    made.process(ACTOR, begun("update_actor", 5))
+    run = made.info("running", pid=os.getpid(), ticks=0)
+    said = "actor rank 1 is gone in update_actor of step 143 without a word: it was killed by a signal, or left by "
+    assert text(deaths.of_run(run)) == f"{said}os._exit"
+
+
+def test_what_was_open_when_a_run_ended_well_is_no_death(made: Made) -> None:
+    made.process(ACTOR, begun("update_actor", 5))
+    assert deaths.of_run(made.info("ended", 0)) == []
+    assert deaths.of_run(made.info("failed", error="SIGINT")) == []
+
+
+def test_another_hosts_process_is_not_judged(made: Made) -> None:
+    made.process(ACTOR, begun("update_actor", 5), host="elsewhere")
+    assert deaths.of_run(made.info("running", pid=os.getpid(), ticks=0)) == []
+
+
+def kernel(folder: Path, kills: int) -> str:
+    folder.mkdir(exist_ok=True)
+    (folder / "memory.events").write_text(f"oom_kill {kills}\n")
+    (folder / "memory.peak").write_text(f"{61_800_000_000}\n")
+    return str(folder)
+
+
+GROUP = {"used_bytes": 50_000_000_000, "limit_bytes": 62_000_000_000}
+
+
+@pytest.mark.parametrize(("state", "status"), [("running", None), ("ended", 0)])
+def test_a_process_that_the_kernel_killed_for_memory(
+    made: Made, tmp_path: Path, state: str, status: int | None
+) -> None:
+    group = kernel(tmp_path / "group", kills=3)
+    made.process(ACTOR, begun("update_actor", 5), cgroup=group, kills=2, **GROUP)
+    made.process(OTHER, begun("update_actor", 4, rank=0), cgroup="", **GROUP)
+    died = [] if state == "running" else [as_noted(made)]
+    (first, *_) = found = deaths.of_run(
+        made.info(state, status, died=died, pid=os.getpid() if not died else DRIVER, ticks=0)
+    )
+    assert (
+        text(found)
+        == "actor rank 1 was killed by the kernel for memory (61.80 GB of 62.00 GB) in update_actor of step 143"
+    )
+    assert death_words.text(first, hosts=2).startswith(f"actor rank 1 on {HOST} was killed")
+
+
+def as_noted(made: Made) -> dict[str, Any]:
+    """What the process that started the run notes of the actor when it ends."""
+    info = made.info("running").info
+    noted = [death for death in deaths.find(made.path, info, over=False) if death.pid == ACTOR]
+    return msgspec.to_builtins(noted[0])
+
+
+def test_nobody_is_blamed_for_an_earlier_kill(made: Made, tmp_path: Path) -> None:
+    made.process(ACTOR, begun("update_actor", 5), cgroup=kernel(tmp_path / "group", kills=2), kills=2, **GROUP)
+    (found,) = deaths.of_run(made.info("running", pid=os.getpid(), ticks=0))
+    assert found.how == deaths.GONE_DEAD
+
+
+def test_a_line_of_another_process_tells_of_a_kill_when_the_group_is_gone(made: Made) -> None:
+    memory = {"kind": "memory", "unix_ns": START + 6 * MS, "memory": {"kills": 1, "cgroup": "/gone"} | GROUP}
+    made.process(ACTOR, begun("update_actor", 5), memory, cgroup="/gone", **GROUP)
+    (found,) = deaths.of_run(made.info("running", pid=os.getpid(), ticks=0))
+    assert (found.how, found.killer) == (deaths.KILLED, deaths.KERNEL)
+
+
+def test_a_driver_that_was_killed_comes_before_its_workers(made: Made) -> None:
+    """The trainer's process, of which Ray has made an end, tells where the run was."""
+    made.process(TRAINER, begun("step", 1, "trainer", 0, "step"), begun("update_actor", 2, "trainer", 0))
+    made.process(ACTOR, begun("update_actor", 3))
+    found = deaths.of_run(made.info("running"))
+    assert [death.pid for death in found] == [DRIVER, TRAINER, ACTOR]
+    assert text(found).startswith("the process that started the run is gone in update_actor of step 143 without a word")
+
+
+def test_a_worker_that_crashed_comes_before_the_driver(made: Made) -> None:
+    made.process(ACTOR, begun("update_actor", 3))
+    (made.path / "crashes").mkdir()
+    (made.path / "crashes" / f"{HOST}-{OTHER}.txt").write_text("")
+    (made.path / "crashes" / f"{HOST}-{ACTOR}.txt").write_text(
+        "Fatal Python error: Aborted\n\nThread 0x01 (most recent call first):\n  <no Python frame>\n\n"
+        'Thread 0x02 (most recent call first):\n  File "/x/site-packages/torch/nn.py", line 5 in forward\n'
+        '  File "/work/actor.py", line 12 in f\n  File "/x/autoprof/hooks/dispatch.py", line 30 in drive\n'
+    )
+    found = deaths.of_run(made.info("running"))
+    assert text(found) == "actor rank 1 crashed (SIGABRT) in update_actor of step 143: actor.py:12 f"
+    assert [frame.function for frame in found[0].frames] == ["f", "forward"]
+    assert [death.pid for death in found] == [ACTOR, DRIVER]
+
+
+def test_an_exception_that_the_driver_swallowed_is_told_from_the_trainers_process(made: Made) -> None:
+    """hydra prints an exception and leaves by sys.exit(1)."""
+    made.process(
+        TRAINER,
+        raised("ValueError", 5, name="step") | {"span": "step"},
+        span("reward", 4, 5, "timer", "ValueError"),
+        span("step", 1, 6, "step", "ValueError"),
+    )
+    found = deaths.of_run(made.info("ended", 1))
+    assert text(found) == "the trainer ended by ValueError: no in reward.py:44 fetch_score, in reward of step 3"
+
+
+def test_an_exception_that_somebody_caught_is_none(made: Made) -> None:
+    made.process(TRAINER, raised("ValueError", 5), span("reward", 4, 5, error="ValueError"), span("step", 1, 6, "step"))
+    (found,) = deaths.of_run(made.info("ended", 1))
+    assert (found.how, found.status) == (deaths.EXIT, 1)
+    assert death_words.text(found) == "the process that started the run exited with status 1"
+
+
+def test_the_first_of_several_exceptions_is_the_cause_and_the_same_one_is_told_once(made: Made) -> None:
+    made.process(ACTOR, raised("KeyError", 5, "update_actor", "actor"))
+    made.process(TRAINER, raised("KeyError", 8, "update_actor"))
+    made.process(OTHER, raised("RuntimeError", 3, "x", "actor", "Connection closed by peer"))
+    found = deaths.of_run(made.info("failed", 1, error="KeyError"))
+    assert [death.pid for death in found] == [OTHER, ACTOR]
+    # With somebody gone, an exception that tells of a lost connection follows from that.
+    made.process(OTHER + 1, begun("update_actor", 4, rank=2))
+    found = deaths.of_run(made.info("running"))
+    assert [death.pid for death in found] == [ACTOR, DRIVER, OTHER + 1, OTHER]
+
+
+def test_a_worker_that_ray_killed_for_memory_comes_before_the_exception_that_says_so(made: Made) -> None:
+    named = {"pid": ACTOR, "cause": "memory", "used_bytes": 27_000_000_000, "limit_bytes": 28_000_000_000}
+    made.process(ACTOR, begun("generate", 3), host="node2")
+    made.process(TRAINER, raised("OutOfMemoryError", 5, "generate", named=[named]))
+    found = deaths.of_run(made.info("failed", 1, error="RayTaskError(OutOfMemoryError)", hosts=[HOST, "node2"]))
+    said = "actor rank 1 on node2 was killed by Ray for memory (27.00 GB of 28.00 GB) in generate of step 143"
+    assert death_words.text(found[0], hosts=2) == said
+    assert found[1].pid == TRAINER
+
+
+def test_the_peak_of_a_group_is_read(tmp_path: Path) -> None:
+    group = kernel(tmp_path / "group", kills=1)
+    assert memory_state.peak_of(group) == 61_800_000_000
+    assert memory_state.kills("") == memory_state.peak_of("") == 0

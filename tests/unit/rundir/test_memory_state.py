@@ -1,0 +1,98 @@
+"""Memory of a control group, of both versions, from folders that stand in for the kernel's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from autoprof.rundir import memory_state
+
+GB = 1 << 30
+NO_LIMIT = 0x7FFFFFFFFFFFF000
+
+
+def kernel(folder: Path, group: str, files: dict[str, str]) -> tuple[Path, Path]:
+    """Make `/proc` and `/sys/fs/cgroup` with these files; return both."""
+    proc, cgroups = folder / "proc", folder / "cgroup"
+    written = {
+        proc / "self" / "status": "Name:\tx\nVmHWM:\t  3072 kB\nVmRSS:\t  2048 kB\n",
+        proc / "self" / "cgroup": group,
+        proc / "meminfo": f"MemTotal: {64 << 20} kB\nMemAvailable: {60 << 20} kB\n",
+        proc / "vmstat": "nr_free_pages 5\noom_kill 7\n",
+    } | {cgroups / name: text for name, text in files.items()}
+    for path, text in written.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return proc, cgroups
+
+
+def test_version_2_with_a_limit_above_the_own_group(tmp_path: Path) -> None:
+    proc, cgroups = kernel(
+        tmp_path,
+        "0::/pod/train\n",
+        {
+            "pod/memory.max": f"{62 * GB}\n",
+            "pod/memory.current": f"{60 * GB}\n",
+            "pod/memory.peak": f"{61 * GB}\n",
+            "pod/train/memory.max": "max\n",
+            "pod/train/memory.events": "low 0\noom 3\noom_kill 2\noom_group_kill 0\n",
+        },
+    )
+    found = memory_state.state(proc, cgroups)
+    assert (found.resident_bytes, found.peak_bytes) == (2 << 20, 3 << 20)
+    assert (found.used_bytes, found.used_peak_bytes, found.limit_bytes) == (60 * GB, 61 * GB, 62 * GB)
+    assert (found.kills, found.machine_kills, found.cgroup) == (2, 7, str(cgroups / "pod" / "train"))
+    assert memory_state.kills(found.cgroup) == 2
+
+
+def test_version_1(tmp_path: Path) -> None:
+    proc, cgroups = kernel(
+        tmp_path,
+        "5:cpu:/x\n4:memory:/job\n0::/\n",
+        {
+            "memory/job/memory.limit_in_bytes": f"{8 * GB}\n",
+            "memory/job/memory.usage_in_bytes": f"{7 * GB}\n",
+            "memory/job/memory.max_usage_in_bytes": f"{8 * GB}\n",
+            "memory/job/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n",
+        },
+    )
+    found = memory_state.state(proc, cgroups)
+    assert (found.used_bytes, found.used_peak_bytes, found.limit_bytes, found.kills) == (7 * GB, 8 * GB, 8 * GB, 1)
+
+
+def test_in_a_container_that_sees_its_group_as_the_root(tmp_path: Path) -> None:
+    proc, cgroups = kernel(
+        tmp_path,
+        "0::/../../docker/abc\n",
+        {"memory.max": f"{2 * GB}\n", "memory.current": f"{GB}\n", "memory.events": "oom_kill 4\n"},
+    )
+    found = memory_state.state(proc, cgroups)
+    assert (found.used_bytes, found.limit_bytes, found.kills) == (GB, 2 * GB, 4)
+
+
+def test_without_a_limit_the_machines_memory_counts(tmp_path: Path) -> None:
+    proc, cgroups = kernel(
+        tmp_path,
+        "4:memory:/\n",
+        {"memory/memory.limit_in_bytes": f"{NO_LIMIT}\n", "memory/memory.oom_control": "oom_kill 1\n"},
+    )
+    found = memory_state.state(proc, cgroups)
+    assert (found.used_bytes, found.limit_bytes, found.kills) == (4 * GB, 64 * GB, 1)
+    nothing = memory_state.state(tmp_path / "no", tmp_path / "no")
+    assert (nothing.resident_bytes, nothing.limit_bytes, nothing.kills) == (0, 0, 0)
+
+
+def test_a_line_follows_when_somebody_was_killed(tmp_path: Path, monkeypatch) -> None:
+    proc, cgroups = kernel(tmp_path, "0::/job\n", {"job/memory.max": f"{GB}\n", "job/memory.events": "oom_kill 0\n"})
+    state = memory_state.state
+    monkeypatch.setattr(memory_state, "state", lambda: state(proc, cgroups))
+    watch = memory_state.Watch()
+    watch.first()
+    assert watch.look() is None
+    assert watch.look(again=True) is not None
+    (cgroups / "job" / "memory.events").write_text("oom_kill 1\n")
+    line = watch.look()
+    assert line is not None
+    assert line.memory.kills == 1
+    assert watch.look() is None
+    (proc / "self" / "status").write_text("VmRSS: 200000 kB\n")
+    assert watch.look() is not None
