@@ -20,6 +20,7 @@ from autoprof.rundir.stacks import HANGS, MOST_BYTES, WHY, Frame, OpenSpan, Proc
 MOST_HANGS, MOST_PROCESSES = 16, 4096
 _MOST_SPANS, _FRAMES, _MOST_THREADS = 64, 12, 16
 _STEP = re.compile(r"step_(\d{1,12})$")
+_JOINED = re.compile(r"rank_(\d{1,7})$")
 _NUMBER = re.compile(r"\d+")
 
 
@@ -45,6 +46,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
         deadlock: Which threads wait for one another's locks, in words.
         itself: Where it waits for itself.
         flight_record: The path of its flight record.
+        joined_as: Its rank for torch, as the name of that file has it, else its own rank.
     """
 
     host: str
@@ -61,6 +63,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     itself: str
     engine: dict[str, Count | str]
     flight_record: str
+    joined_as: int | None
     file: str
 
     @property
@@ -167,6 +170,7 @@ def _process(path: Path, left_out: list[str]) -> Process | None:
         itself=writable(places.text(itself)) if itself is not None else "",
         engine=stood.engine,
         flight_record=str(path.parent / record) if record else "",
+        joined_as=int(number[1]) if (number := _JOINED.search(record)) is not None else stood.rank,
         file=writable(f"{HANGS}/{path.parent.name}/{path.name}"),
     )
 

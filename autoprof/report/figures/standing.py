@@ -13,7 +13,7 @@ from autoprof.report.figures.collectives import BY_TORCH, Record, Stuck
 from autoprof.report.figures.hangs import Process
 from autoprof.report.figures.words import listed, several
 
-# An engine's request is long that is older than this.
+# A sample or a request is long that is older than this, or than half of a step that stands.
 OLD_S = 60.0
 
 
@@ -40,17 +40,17 @@ def by_itself(processes: Sequence[Process]) -> Iterator[Said]:
 def records(processes: Sequence[Process]) -> list[Record]:
     """Return the flight records; of processes that have the same title and rank none: whose is whose
     is not known."""
-    ranks = Counter((process.world, process.rank) for process in processes if process.flight_record)
+    ranks = Counter((process.world, process.joined_as) for process in processes if process.flight_record)
     return [
-        Record(process.flight_record, process.rank, process.world)
+        Record(process.flight_record, process.joined_as, process.world)
         for process in processes
-        if process.flight_record and process.rank is not None and ranks[process.world, process.rank] == 1
+        if process.flight_record and process.joined_as is not None and ranks[process.world, process.joined_as] == 1
     ]
 
 
 def collective(stuck: Stuck, processes: Sequence[Process]) -> Said:
     """Tell which ranks did not join a collective, or called another one."""
-    of = {process.rank: process for process in processes if process.world == stuck.world}
+    of = {process.joined_as: process for process in processes if process.world == stuck.world}
     role = hangs.roles(processes).get(next(iter(of.values())).label, "") if of else ""
     stages = Counter(
         process.stage.name
@@ -102,7 +102,7 @@ def engines(processes: Sequence[Process], age_s: float) -> Iterator[Said]:
             yield Said(f"{who} has {requests} waiting and no free block", state, process.file)
         elif waiting and not running:
             yield Said(f"{who} has {requests} waiting and none running{here}", state, process.file)
-        elif (running or waiting) and longest is not None and longest >= max(OLD_S, age_s / 2):
+        elif (running or waiting) and longest is not None and longest >= min(OLD_S, age_s / 2):
             text = f"{who} has {several(int(running or 0), 'request')} running and {int(waiting or 0)} waiting"
             yield Said(f"{text}, the longest since {seconds(longest)}{here}", state, process.file)
 

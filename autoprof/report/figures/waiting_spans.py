@@ -19,7 +19,7 @@ from autoprof.rundir import open_spans
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.stacks import OpenSpan
 
-# A span of a sample waits that is older than `OLD_S` and so many times as old as the median of so many of its like.
+# A sample waits that is older than `standing.OLD_S` and so many times as old as the median of so many of its like.
 TIMES, FEWEST = 5, 3
 _OF_SAMPLES = ("sample", "turn", "tool", "reward", "request")
 _MOST_FILES = 8
@@ -35,14 +35,15 @@ class Spans(msgspec.Struct, frozen=True):
     process: Process | None = None
 
 
-def samples(run: str, found: Sequence[Spans], sure: bool) -> Iterator[Said]:
+def samples(run: str, found: Sequence[Spans], stands_s: float | None) -> Iterator[Said]:
     """Tell of samples, turns, tools and rewards that wait far longer than their like, the oldest first.
 
     Args:
         run: The run's directory.
         found: The open spans of its processes.
-        sure: Whether the step is known to stand, so that spans without any like are told.
+        stands_s: The age of a step that is known to stand, for which spans without any like are told, too.
     """
+    least = standing.OLD_S if stands_s is None else min(standing.OLD_S, stands_s / 2)
     inner: dict[tuple[str, int, str], tuple[OpenSpan, Spans]] = {}
     for of in found:
         for place, span in enumerate(of.spans):
@@ -53,14 +54,14 @@ def samples(run: str, found: Sequence[Spans], sure: bool) -> Iterator[Said]:
                     inner[key] = span, of
     groups: dict[tuple[str, str], list[tuple[float, OpenSpan, Spans]]] = defaultdict(list)
     for span, of in inner.values():
-        if (age := (of.end_ns - span.start_ns) / 1e9) >= standing.OLD_S:
+        if (age := (of.end_ns - span.start_ns) / 1e9) >= least:
             groups[span.kind, span.name].append((age, span, of))
     for (kind, name), old in sorted(groups.items(), key=lambda each: -max(age for age, _, _ in each[1])):
         old.sort(key=lambda each: -each[0])
         took = _took(run, [of for _, _, of in old], kind, name)
         usual = median(took) if len(took) >= FEWEST else None
         late = [each for each in old if usual is None or each[0] >= TIMES * usual]
-        if late and (usual is not None or sure):
+        if late and (usual is not None or stands_s is not None):
             yield _sample(kind, name, late, usual)
 
 

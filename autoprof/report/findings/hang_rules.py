@@ -67,7 +67,7 @@ def _of_hang(run: str, hang: Hang, opened: OpenSpans, ended_s: Mapping[int, floa
             standing.by_itself(processes),
             in_collectives,
             engines,
-            waiting_spans.samples(run, spans, sure=True),
+            waiting_spans.samples(run, spans, age),
             waiting_spans.stages(spans, labels) if not stuck else (),
             standing.stacks(rest),
         )
@@ -92,7 +92,7 @@ def _of_spans(
         for state, end in zip(opened.states, opened.ends_ns, strict=True)
         if state.state in there
     ]
-    said = [*waiting_spans.samples(run, spans, sure=False), *waiting_spans.stages(spans, {})] or list(_innermost(spans))
+    said = [*waiting_spans.samples(run, spans, None), *waiting_spans.stages(spans, {})] or list(_innermost(spans))
     finding = _finding(step.step, age, True, said, "")
     evidence = [
         *finding.evidence,

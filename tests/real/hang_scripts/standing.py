@@ -1,0 +1,82 @@
+"""A user's module for verl, its `actor_rollout_ref.model.external_lib`, with what makes a step stand still.
+
+Each step stands until there is a file of its number in the folder that STANDING names, so that the run ends as others.
+The number of updates tells the step, as in planted.py.
+"""
+
+import os
+import time
+from pathlib import Path
+
+import torch
+from verl.experimental.agent_loop.tool_parser import FunctionCall, ToolParser
+from verl.trainer.ppo.core_algos import get_policy_loss_fn, register_policy_loss
+
+# The steps, each with one cause.
+REWARD, TOOL, RANK, LOCKS, ENGINE = 2, 3, 4, 5, 6
+FOLDER = Path(os.environ["STANDING"])
+DEADLINE_S = 240
+
+_updates = FOLDER / "updates"
+_own_updates = 0
+_begun = set()
+
+
+def step():
+    """Return the step whose samples are made."""
+    return 1 + (_updates.stat().st_size if _updates.exists() else 0)
+
+
+def stands(number):
+    """Return whether this step still has to stand."""
+    return step() == number and not (FOLDER / f"go_on_{number}").exists()
+
+
+def first(number):
+    """The same, for the first one in a process that asks."""
+    if number in _begun or not stands(number):
+        return False
+    _begun.add(number)
+    return True
+
+
+def stand(number):
+    """Stand still, but not for ever where a test has failed."""
+    end = time.monotonic() + DEADLINE_S
+    while not (FOLDER / f"go_on_{number}").exists() and time.monotonic() < end:
+        time.sleep(0.2)
+
+
+@ToolParser.register("standing")
+class Parser(ToolParser):
+    """Takes a sample's first turn for a call of the tool."""
+
+    called = False
+
+    @property
+    def stop_token_ids(self):
+        return list(range(100, 164))
+
+    async def extract_tool_calls(self, responses_ids, tools=None):
+        calls = [] if self.called else [FunctionCall(name="search", arguments='{"query": "the sum"}')]
+        self.called = True
+        return "", calls
+
+
+def wait_for_rank():
+    """Where rank 1 stands, while the others are in a collective."""
+    stand(RANK)
+
+
+@register_policy_loss("standing")
+def loss(*args, **options):
+    """verl's own. In one step rank 1 does not come to FSDP's collectives."""
+    global _own_updates
+    _own_updates += 1
+    rank = torch.distributed.get_rank()
+    if rank == 1 and _own_updates == RANK:
+        wait_for_rank()
+    if rank == 0:
+        with _updates.open("ab") as file:
+            file.write(b".")
+    return get_policy_loss_fn("vanilla")(*args, **options)

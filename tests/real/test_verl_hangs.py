@@ -1,0 +1,115 @@
+"""A real run of verl in which steps stand still, each for a cause of its own: `autoprof doctor` says who is late and
+where, while the step stands; then it goes on, and the run ends as others do."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.real.run_table import TWO_DEVICES
+from tests.support.helpers import clean_environment
+from tests.support.verl_runs import TIMEOUT_S, VerlRun, verl_run
+
+SCRIPTS = Path(__file__).parent / "hang_scripts"
+REWARD, TOOL, RANK, LOCKS, ENGINE = 2, 3, 4, 5, 6
+ROLLOUT = "actor_rollout_ref.rollout"
+WHEN = '[[when]]\nwhat = "hang"\nabove = "15s"\nat_most = 9\n'
+
+
+def examined(folder: Path) -> None:
+    """Ask for the verdict as soon as each step has stood for long enough, and let it go on."""
+    run = folder / "autoprof_runs" / "latest"
+    deadline = time.monotonic() + TIMEOUT_S
+    for step in (REWARD, TOOL, RANK, LOCKS, ENGINE):
+        hang = run / "hangs" / f"step_{step:06d}"
+        # Each process looks once in ten seconds; the last snapshot is older than that when all have been.
+        while time.monotonic() < deadline and not settled(hang):
+            time.sleep(0.5)
+        command = [sys.executable, "-m", "autoprof", "doctor", str(run), "--json"]
+        said = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=clean_environment())
+        (folder / f"doctor_{step}.json").write_text(said.stdout)
+        (folder / f"go_on_{step}").touch()
+
+
+def settled(hang: Path) -> bool:
+    try:
+        return max(path.stat().st_mtime for path in hang.iterdir()) < time.time() - 20
+    except (OSError, ValueError):
+        return False
+
+
+@pytest.fixture(scope="module")
+def stood(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> VerlRun:
+    if not request.config.getoption("thorough"):
+        pytest.skip("with --thorough only")
+    folder = tmp_path_factory.mktemp("hangs")
+    (folder / "autoprof.toml").write_text(WHEN)
+    examiner = threading.Thread(target=examined, args=[folder], daemon=True)
+    examiner.start()
+    overrides = (
+        *TWO_DEVICES,
+        "trainer.total_training_steps=7",
+        "data.max_response_length=64",
+        *("actor_rollout_ref.model.external_lib=standing", "actor_rollout_ref.actor.policy_loss.loss_mode=standing"),
+        f"reward.custom_reward_function.path='{SCRIPTS}/standing_reward.py'",
+        *(f"{ROLLOUT}.n=2", f"{ROLLOUT}.top_k=-1", f"{ROLLOUT}.max_num_seqs=16"),
+        *(f"{ROLLOUT}.multi_turn.enable=True", f"{ROLLOUT}.agent.default_agent_loop=tool_agent"),
+        *(f"{ROLLOUT}.multi_turn.format=standing", f"{ROLLOUT}.multi_turn.max_assistant_turns=2"),
+        f"{ROLLOUT}.multi_turn.function_tool_path='{SCRIPTS}/standing_tool.py'",
+    )
+    settings = {"STANDING": str(folder), "FAULTS": str(ENGINE), "AUTOPROF": "1", "AUTOPROF_STEPS": ""}
+    return verl_run(folder, *overrides, packages=[SCRIPTS], **settings)
+
+
+def said(run: VerlRun, step: int) -> str:
+    """What doctor said of a step while it stood."""
+    report: dict[str, Any] = json.loads((run.folder / f"doctor_{step}.json").read_text())
+    (found,) = [line for line in report["problems"] if line.startswith(f"step {step} stands since ")]
+    return str(found)
+
+
+@pytest.mark.fault("a reward never returns", "goes on when it returns", "nothing; the verdict names the line")
+def test_a_reward_that_does_not_return_is_named(stood: VerlRun) -> None:
+    assert "in reward " in said(stood, REWARD)
+    assert "standing_reward.py:" in said(stood, REWARD)
+    assert "fetch_score" in said(stood, REWARD)
+
+
+@pytest.mark.fault("a tool never returns", "goes on when it returns", "nothing; the verdict names tool and sample")
+def test_a_tool_that_does_not_return_is_named(stood: VerlRun) -> None:
+    assert " in tool search" in said(stood, TOOL)
+    assert "sample " in said(stood, TOOL)
+
+
+@pytest.mark.fault("one of two ranks joins no collective", "goes on when it joins", "nothing; the verdict names it")
+def test_a_rank_that_does_not_join_is_named(stood: VerlRun) -> None:
+    assert "rank 1 of actor has not joined " in said(stood, RANK)
+    assert " in update_actor; it is in standing.py:" in said(stood, RANK)
+
+
+@pytest.mark.fault("two threads wait for one another's locks", "goes on when let go", "nothing; the verdict names both")
+def test_a_deadlock_of_two_locks_is_named(stood: VerlRun) -> None:
+    text = said(stood, LOCKS)
+    assert "deadlock of two locks: " in text
+    assert "update_cache" in text
+    assert "score_and_cache" in text
+
+
+@pytest.mark.fault(
+    "an engine's scheduler stands still", "goes on when it does", "nothing; the verdict names the replica"
+)
+def test_an_engine_that_stands_still_is_named(stood: VerlRun) -> None:
+    assert "replica " in said(stood, ENGINE)
+    assert " waiting" in said(stood, ENGINE)
+
+
+def test_the_run_ends_as_without_faults(stood: VerlRun) -> None:
+    assert sorted(stood.metrics) == [1, 2, 3, 4, 5, 6, 7]
+    assert all(process["errors"] == {} for process in stood.processes)

@@ -1,0 +1,128 @@
+"""What has begun and not ended, where a run is looked at: `ls`, `report`, `merge`."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from autoprof.cli.main import main
+from autoprof.report import build, markdown
+from autoprof.report.page import html
+from autoprof.rundir import open_spans, runs
+from autoprof.rundir.open_spans import ELSEWHERE, GONE, RUNNING, ProcessState
+from tests.support.hung_runs import MIN, HungRun
+from tests.support.traces import load
+
+
+def made(folder: Path, running: bool = True, minutes: float = 2) -> HungRun:
+    """A run with an open step, the stage of a worker, and samples."""
+    run = HungRun(folder / "20260101-000000-abcdef", minutes, running, steps=1)
+    stage = run.begun("stage", "update_actor", "actor", 3, 1.5)
+    samples = [
+        run.begun("tool", "search", "agent_loop", None, 1 + number / 100, ids={"sample": str(number)})
+        for number in range(60)
+    ]
+    run.process(7, [stage, *samples], host="n2")
+    return run
+
+
+def test_the_report_lists_steps_and_stages_first_then_the_oldest_samples(tmp_path: Path) -> None:
+    run = made(tmp_path)
+    figures = build.figures(runs.read(run.folder))
+    assert [(each.kind, each.name, each.step, each.where) for each in figures.open[:3]] == [
+        ("step", "step", 2, "trainer rank 0"),
+        ("stage", "update_actor", 2, "actor rank 3"),
+        ("tool", "search", 2, "agent_loop sample 59"),
+    ]
+    assert figures.open[0].state == RUNNING
+    assert figures.open[1].state == ELSEWHERE
+    assert figures.open[1].process == "n2 7"
+    assert 90 <= figures.open[1].age_s < 120 + time.time() - run.now / 1e9
+    assert (len(figures.open), figures.open_left_out, figures.going_on) == (52, 10, True)
+    text = markdown.text(figures)
+    assert "## Open now" in text
+    assert "| stage update_actor | 2 | actor rank 3 | n2 7 | " in text
+    assert "47 other spans are open." in text
+    page = html.page(figures)
+    assert '<section id="open">\n<h2>Open now</h2>' in page
+    assert "10 more are open." in page
+
+
+def test_of_a_run_that_was_killed_ages_are_up_to_its_last_sign_of_life(tmp_path: Path) -> None:
+    run = made(tmp_path, running=False)
+    info = json.loads((run.folder / "run.json").read_text())
+    (run.folder / "run.json").write_text(json.dumps(info | {"state": "running", "pid": 2**22 + 1}))
+    figures = build.figures(runs.read(run.folder))
+    assert figures.state == "unfinished"
+    # The last line is that of the tool that began a minute ago.
+    assert [round(each.age_s) for each in figures.open[:2]] == [60, 30]
+    assert "## Open at its end" in markdown.text(figures)
+
+
+def test_of_a_process_that_was_killed_in_a_run_that_goes_on_its_own_last_sign_counts() -> None:
+    def state(kind: str, last: int) -> ProcessState:
+        return ProcessState(
+            host="h", pid=1, ticks=0, state=kind, error="", last_ns=last, spans=[], file=Path("timeline/h-1.jsonl")
+        )
+
+    states = [state(RUNNING, 5), state(GONE, 7), state(ELSEWHERE, 8)]
+    assert open_spans.ends(states, True, 100) == [100, 7, 100]
+    assert open_spans.ends(states, False, 100) == [8, 8, 8]
+    assert open_spans.ends(states, True, 100, {"h": 30}) == [70, 7, 70]
+
+
+def test_a_run_in_which_nothing_is_open_has_no_such_section(tmp_path: Path) -> None:
+    run = HungRun(tmp_path / "run", steps=1)
+    next(iter((run.folder / "timeline").iterdir())).unlink()
+    figures = build.figures(runs.read(run.folder))
+    assert figures.open == []
+    assert "Open" not in markdown.text(figures)
+    assert '<section id="open">' not in html.page(figures)
+
+
+def test_ls_shows_the_open_step_and_stage_of_a_run_that_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = made(tmp_path)
+    assert main(["ls", "--dir", str(tmp_path)]) == 0
+    assert "running, step 2 for 2 min " in " ".join(capsys.readouterr().out.split())
+    assert main(["ls", str(run.folder), "--json"]) == 0
+    (listed,) = json.loads(capsys.readouterr().out)["runs"]
+    assert [(each["name"], each["step"]) for each in listed["open"]] == [("step", 2), ("update_actor", 2)]
+    assert listed["open"][1]["age_s"] >= 90
+
+
+def test_ls_says_nothing_of_what_is_open_of_a_run_that_has_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made(tmp_path, running=False)
+    assert main(["ls", "--dir", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["runs"][0]["open"] == []
+
+
+def test_merge_draws_what_is_open_up_to_the_last_known_moment(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = made(tmp_path)
+    output = tmp_path / "merged.json.gz"
+    assert main(["merge", str(run.folder), "--step", "2", "-o", str(output), "--clocks", "as-set"]) == 0, capsys
+    spans = {event["name"]: event for event in load(output)["traceEvents"] if event["ph"] == "X"}
+    assert set(spans) == {"step (open)", "update_actor (open)", "search (open)"}
+    assert spans["step (open)"]["dur"] >= 2 * MIN / 1e3
+    assert spans["step (open)"]["args"]["open"] == RUNNING
+    assert spans["update_actor (open)"]["args"]["open"] == ELSEWHERE
+    assert spans["update_actor (open)"]["dur"] >= 1.5 * MIN / 1e3
+
+
+def test_a_step_that_was_open_and_ran_again_is_not_open_any_more(tmp_path: Path) -> None:
+    run = HungRun(tmp_path / "run", steps=1)
+    path = next(iter((run.folder / "timeline").iterdir()))
+    begun = run.begun("step", "step", "trainer", 0, 1)
+    ended = run.line("step", "step", "trainer", 0, begun["start_ns"], 30.0)
+    more = "".join(msgspec.json.encode(line).decode() + "\n" for line in (begun, ended))
+    path.write_text(path.read_text() + more)
+    assert build.figures(runs.read(run.folder)).open == []
