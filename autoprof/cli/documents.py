@@ -169,6 +169,6 @@ class Stacks(Document):
     run: str  # The run's id.
     folders: list[str]  # The folders with the files, of each host.
     processes: list[ProcessStacks]  # The files, as [ProcessStacks](files.md#processstacks) says.
-    groups: list[StackGroup]  # The threads that work on a span, and main threads, most of a kind first.
+    groups: list[StackGroup]  # The threads that work on a span, then other main threads, most of a kind first.
     absent: list[Lacking]  # The processes that did not answer.
     problems: list[str]  # What could not be done, a line each.

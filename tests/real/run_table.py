@@ -114,7 +114,7 @@ RUNS = {
         serves=("test_verl_stacks",),
         overrides=(*WHOLE, "trainer.total_training_steps=14"),
         settings={"AUTOPROF": "1", "AUTOPROF_STEPS": ""},
-        asks=[Ask("--json", after=1, command="stacks"), Ask("--native --wait 0", after=1, command="stacks")],
+        asks=[Ask("--json --wait 100", after=1, command="stacks"), Ask("--native --wait 0", after=1, command="stacks")],
         thorough=True,
     ),
     "critic": Planned(

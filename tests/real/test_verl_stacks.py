@@ -23,10 +23,11 @@ def titles(said: dict[str, Any], by: str) -> set[str]:
 
 
 def test_all_processes_of_the_run_answer_by_themselves(said: dict[str, Any]) -> None:
-    assert {"ray::TaskRunner", "ray::WorkerDict"} <= titles(said, "itself")
-    assert any("vLLM" in title or "Server" in title for title in titles(said, "itself"))
-    assert {each["reason"] for each in said["absent"]} <= {"none of autoprof's hooks was called in it"}
-    assert said["problems"] == []
+    actors = {"TaskRunnerV1", "WorkerDict", "AgentLoopWorkerTQ", "vLLMHttpServer"}
+    assert {f"ray::{name}" for name in actors} | {"VLLM::Worker"} <= titles(said, "itself")
+    # None of its hooks was called before the first window.
+    assert titles(said, "py-spy") <= {"EngineCore"}
+    assert (said["absent"], said["problems"]) == ([], [])
 
 
 def test_open_spans_belong_to_a_thread_or_a_task(said: dict[str, Any]) -> None:
@@ -34,14 +35,14 @@ def test_open_spans_belong_to_a_thread_or_a_task(said: dict[str, Any]) -> None:
     for each in said["processes"]:
         owned = {place for stack in [*each["threads"], *each.get("tasks", [])] for place in stack.get("spans", [])}
         kinds |= {each["spans"][place]["kind"] for place in owned}
-        lost = [span for place, span in enumerate(each.get("spans", [])) if place not in owned]
-        # One that ended or began while it was looked at.
-        assert len(lost) <= 2, lost
+        lost = [span["kind"] for place, span in enumerate(each.get("spans", [])) if place not in owned]
+        # Timers are known by no frame; and something may end or begin while it is looked at.
+        assert len(lost) - lost.count("timer") <= 2, lost
     assert "step" in kinds
 
 
 def test_the_trainer_stands_in_its_step(said: dict[str, Any]) -> None:
-    (trainer,) = [each for each in said["processes"] if each["process"].startswith("ray::TaskRunner")]
+    (trainer,) = [each for each in said["processes"] if each["process"].startswith("ray::TaskRunnerV1")]
     frames = [frame for thread in trainer["threads"] for frame in thread["frames"]]
     assert any("/verl/trainer/" in frame["file"] and frame["function"].endswith("fit") for frame in frames)
     assert not any("/autoprof/hooks/" in frame["file"] for frame in frames)
@@ -50,7 +51,7 @@ def test_the_trainer_stands_in_its_step(said: dict[str, Any]) -> None:
 def test_the_engine_says_what_its_requests_wait_on(said: dict[str, Any]) -> None:
     tasks = [task for each in said["processes"] for task in each.get("tasks", [])]
     assert len(tasks) > 3
-    assert {"Future"} <= {task["waits_on"] for task in tasks}
+    assert "Future" in {task.get("waits_on") for task in tasks}
 
 
 def test_native_functions_are_told(stood: VerlRun) -> None:

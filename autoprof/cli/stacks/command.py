@@ -7,7 +7,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 import msgspec
 
@@ -17,7 +17,7 @@ from autoprof.cli import arguments, console
 from autoprof.cli.console import complain
 from autoprof.cli.documents import Lacking, StackGroup, Stacks
 from autoprof.cli.stacks import groups, in_ray, node, page, py_spy
-from autoprof.cli.stacks.answer import Answer
+from autoprof.cli.stacks.answer import Absent, Answer
 from autoprof.run.cluster import connect
 from autoprof.run.cluster.connect import Gone
 from autoprof.rundir import runs
@@ -111,14 +111,15 @@ def _going_on(parsed: argparse.Namespace) -> runs.Run:
 def _tell(run_id: str, answers: list[Answer], parsed: argparse.Namespace) -> int:
     """Show what the nodes have answered, and return the exit status."""
     problems = [f"{answer.host}: {answer.folder}: {answer.problem}" for answer in answers if answer.problem]
+    # Nodes that share a disk see one another's files.
+    files = {file: (answer, content) for answer in answers for file, content in answer.files.items()}
     processes = []
-    for answer in answers:
-        for file, content in sorted(answer.files.items()):
-            try:
-                processes.append(msgspec.json.decode(content, type=ProcessStacks))
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                problems.append(f"{answer.host}: {answer.folder}/{file} can't be read")
-    absent = [each for answer in answers for each in answer.absent]
+    for file, (answer, content) in sorted(files.items()):
+        try:
+            processes.append(msgspec.json.decode(content, type=ProcessStacks))
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            problems.append(f"{answer.host}: {answer.folder}/{file} can't be read")
+    absent = _absent(answers, files)
     problems += _spy_problems(answers, parsed.native)
     folders = list(dict.fromkeys(f"{answer.host}:{answer.folder}" for answer in answers if not answer.problem))
     if parsed.json:
@@ -155,6 +156,18 @@ def _tell(run_id: str, answers: list[Answer], parsed: argparse.Namespace) -> int
         for line in problems:
             complain(f"stacks: {line}", 0)
     return 0 if processes else 1
+
+
+def _absent(answers: list[Answer], files: Container[str]) -> list[Absent]:
+    """Return the processes of which no node has a file, each once, as its own host says."""
+    asked = {answer.host for answer in answers if not answer.problem}
+    found = {}
+    for answer in answers:
+        for each in answer.absent:
+            name = f"{each.host}-{each.pid}.json"
+            if name not in files and (each.state != "elsewhere" or each.host not in asked):
+                found[name] = each
+    return list(found.values())
 
 
 def _described(group: groups.Group) -> StackGroup:

@@ -95,13 +95,14 @@ def several(names: Iterable[str], most: int) -> list[str]:
 
 
 def at_work(processes: Sequence[ProcessStacks]) -> list[Group]:
-    """Return the threads that work on a span, and main threads, most of a kind first."""
-    return _grouped(
+    """Return the threads that work on a span, then other main threads, most of a kind first."""
+    found = _grouped(
         Member(process, thread, _spans(process, thread))
         for process in processes
         for thread in process.threads
         if thread.main or thread.spans
     )
+    return sorted(found, key=lambda group: not group.members[0].spans)
 
 
 def beside(processes: Sequence[ProcessStacks]) -> list[Group]:

@@ -223,6 +223,21 @@ def test_a_page_of_many_stacks_stays_a_page() -> None:
     assert "... 70 processes more without an answer" in lines
 
 
+def test_nodes_that_share_a_disk_tell_of_a_process_once() -> None:
+    def absent(host: str, pid: int, state: str) -> Absent:
+        return Absent(host=host, pid=pid, process="", state=state, reason=state, spans=[])
+
+    def answer(host: str, *told: Absent) -> Answer:
+        return Answer(host=host, folder="/shared", files={}, absent=[*told], py_spy="", problem="")
+
+    both = [
+        answer("n1", absent("n1", 1, "running"), absent("n2", 2, "elsewhere"), absent("n3", 3, "elsewhere")),
+        answer("n2", absent("n1", 1, "elsewhere"), absent("n2", 2, "gone"), absent("n2", 9, "running")),
+    ]
+    told = [(each.host, each.pid, each.state) for each in command._absent(both, {"n2-9.json"})]
+    assert told == [("n1", 1, "running"), ("n3", 3, "elsewhere"), ("n2", 2, "gone")]
+
+
 def ask(folder: Path) -> Answer:
     return msgspec.convert(node.asker()(str(folder), "now", b"{}", 0.1, False, True), Answer)
 
