@@ -56,11 +56,16 @@ class Watcher:
         self._hangs = HangWatch(run)
 
     def start(self) -> None:
-        """Begin to watch."""
-        self._stop, self._ended = _thread.allocate_lock(), _thread.allocate_lock()
-        self._stop.acquire()
-        self._ended.acquire()
-        _thread.start_new_thread(_watch, (self.look, self._stop, self._ended))
+        """Begin to watch.
+
+        Raises:
+            RuntimeError: No further thread can be started.
+        """
+        stop, ended = _thread.allocate_lock(), _thread.allocate_lock()
+        stop.acquire()
+        ended.acquire()
+        _thread.start_new_thread(_watch, (self.look, stop, ended))
+        self._stop, self._ended = stop, ended
 
     def stop(self) -> None:
         """Stop watching, and wait for a look that is going on."""
@@ -131,7 +136,8 @@ class _State(process.State):
 
     def in_parent(self) -> None:
         if self.watcher is not None:
-            self.watcher.start()
+            with interrupts.suppress(RuntimeError):  # there may be no more threads
+                self.watcher.start()
 
     def in_child(self) -> None:
         self.watcher = None
