@@ -82,7 +82,7 @@ class ProcessStacks(Struct, frozen=True, kw_only=True, omit_defaults=True):
     threads: list[Thread] = []  # The main thread first.
     tasks: list[Task] = []  # The tasks of asyncio.
     # Sizes in bytes by name: `resident`, `peak_resident`, `host_used`, `host_total`, `cgroup_used`, `cgroup_limit`,
-    # `device_used`, `device_total`.
+    # `device_used`, `device_total`. Of devices it is what torch holds there, of those that the process uses.
     memory: dict[str, Size] = {}
     # The state of an engine by name: `running`, `waiting`, `free_blocks`, `total_blocks`, `longest_s`, `longest`.
     engine: dict[str, Count | str] = {}

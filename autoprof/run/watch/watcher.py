@@ -75,7 +75,7 @@ class Watcher:
 
     def look(self) -> None:
         """Write down what has been open for long, find what takes too long, and answer those who ask."""
-        for looker in (self._run.timeline.tell, *_lookers, self._hangs.look):
+        for looker in (self._run.timeline.tell, crashes.check, self._hangs.look):
             self._try(looker)
         for folder in self._requests():
             if folder not in self._answered:
@@ -102,10 +102,6 @@ class Watcher:
             except OSError as error:  # nobody has asked
                 interrupts.pass_on(error)
         return found
-
-
-# What else looks each time.
-_lookers: list[Callable[[], None]] = [crashes.check]
 
 
 def _watch(look: Callable[[], None], stop: _thread.LockType, ended: _thread.LockType) -> None:

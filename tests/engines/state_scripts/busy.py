@@ -29,7 +29,7 @@ def vllm(model):
         distributed_executor_backend="mp",
     )
     parameters = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
-    return lambda: llm.generate([{"prompt_token_ids": PROMPT}] * REQUESTS, parameters, use_tqdm=False)
+    return lambda requests: llm.generate([{"prompt_token_ids": PROMPT}] * requests, parameters, use_tqdm=False)
 
 
 def sglang(model):
@@ -48,7 +48,7 @@ def sglang(model):
         log_level="warning",
     )
     parameters = {"temperature": 0, "max_new_tokens": TOKENS, "ignore_eos": True}
-    return lambda: engine.generate(input_ids=[PROMPT] * REQUESTS, sampling_params=parameters)
+    return lambda requests: engine.generate(input_ids=[PROMPT] * requests, sampling_params=parameters)
 
 
 def told():
@@ -59,11 +59,11 @@ def told():
 
 def main():
     generate = {"vllm": vllm, "sglang": sglang}[sys.argv[1]](sys.argv[2])
-    generate()
+    generate(1)
     ASKED.mkdir(parents=True)
     deadline = time.monotonic() + DEADLINE_S
     while not told() and time.monotonic() < deadline:
-        generate()
+        generate(REQUESTS)
     print("RESULT " + json.dumps(told()), flush=True)
 
 

@@ -17,6 +17,7 @@ import pytest
 from autoprof.base import identity
 from autoprof.behaviours.sglang import scheduler as sglang
 from autoprof.behaviours.vllm import scheduler as vllm
+from autoprof.hooks.call import CALL, Outcome
 from autoprof.run.watch import beside, engine_state, flight_record, memory
 from autoprof.rundir.stacks import MOST_BYTES, ProcessStacks
 
@@ -231,3 +232,21 @@ def test_what_fails_leaves_the_rest(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert found.flight_record == ""
     assert found.left_out[1].startswith("flight record: FileNotFoundError: ")
     assert found.memory["resident"] > 0
+
+
+def test_the_scheduler_of_an_engine_core_is_known_once_it_is_made() -> None:
+    core = SimpleNamespace()
+    calls = vllm.EngineCore().around(SimpleNamespace(instance=core))  # type: ignore[arg-type]
+    assert next(calls) is CALL
+    core.scheduler = of_vllm()
+    with pytest.raises(StopIteration):
+        calls.send(Outcome(None, None))
+    assert beside.added(TAKEN, "/nonexistent").engine["running"] == 1
+
+
+def test_an_engine_core_that_failed_to_start_is_not_known() -> None:
+    calls = vllm.EngineCore().around(SimpleNamespace(instance=SimpleNamespace()))  # type: ignore[arg-type]
+    next(calls)
+    with pytest.raises(StopIteration):
+        calls.send(Outcome(None, ValueError()))
+    assert beside.added(TAKEN, "/nonexistent").engine == {}
