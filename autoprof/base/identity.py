@@ -42,6 +42,16 @@ def began(pid: int) -> int | None:
         return None
 
 
+def own_stderr() -> str:
+    """Return the file that stderr is, if its name has the number of this process, as those of Ray's workers have."""
+    try:
+        path = os.readlink("/proc/self/fd/2")
+    except OSError as error:
+        interrupts.pass_on(error)
+        return ""
+    return path if re.search(rf"\b{os.getpid()}\b", os.path.basename(path)) and os.path.isfile(path) else ""
+
+
 def own_rank() -> int:
     """Return the global rank of this process, as torchrun and other launchers set it; 0 where there is but one.
 

@@ -414,6 +414,7 @@ def _process_line(at_first: MemoryState) -> bytes:
         version=__version__,
         ticks=ticks,
         boot=identity.machine(),
+        stderr=identity.own_stderr(),
         memory=at_first,
     )
     return msgspec.json.encode(process) + b"\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -23,10 +24,11 @@ _SIGNALS = {
 }
 _FATAL = re.compile(r"^Fatal Python error: ([^\n]{1,100})$", re.MULTILINE)
 _FRAME = re.compile(r'^  File "([^"\n]{1,400})", line (\d{1,9}) in ([^\n]{1,200})$', re.MULTILINE)
-_THREAD = re.compile(r"^(?:Current thread|Thread) 0x[^\n]*$", re.MULTILINE)
+_THREAD = re.compile(r"^(?:Current thread 0x|Thread 0x|Stack \()[^\n]*$", re.MULTILINE)
 # What stands around a hooked function.
 _OWN = re.compile(r"[/\\]autoprof[/\\]hooks[/\\]\w+\.py$")
 _MOST_BYTES = 1 << 20
+_TAIL_BYTES = 1 << 17
 
 
 class Crash(Struct, frozen=True, kw_only=True):
@@ -59,13 +61,32 @@ def read(run: Path) -> list[Crash]:
     return found
 
 
+def in_log(path: str) -> tuple[str, list[Frame]] | None:
+    """Return the signal and the stack at the end of a process's stderr, where it is a file.
+
+    Ray enables `faulthandler` in its workers itself: their stacks are in their logs.
+    """
+    try:
+        with os.fdopen(files.opened(path), "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError as error:
+        interrupts.pass_on(error)
+        return None
+    begins = [found.start() for found in _FATAL.finditer(text)]
+    return parsed(text[begins[-1] :]) if begins else None
+
+
 def parsed(text: str) -> tuple[str, list[Frame]]:
     """Return the signal, and the stack of the thread that crashed, or of the main thread where that runs no Python."""
     fatal = _FATAL.search(text)
     said = fatal[1].strip() if fatal else ""
     stacks = [_frames(part) for part in _THREAD.split(text)[1:]]
     # The thread that crashed comes first or is missing, the main thread is the oldest and comes last.
-    current = next((stack for stack, mark in zip(stacks, _THREAD.findall(text), strict=True) if "Current" in mark), [])
+    current = next(
+        (stack for stack, mark in zip(stacks, _THREAD.findall(text), strict=True) if not mark.startswith("Thread")),
+        None,
+    )
     return _SIGNALS.get(said, hidden(said)), current or (stacks[-1] if stacks else [])
 
 

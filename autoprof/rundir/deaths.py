@@ -132,6 +132,8 @@ def _gone(state: ProcessState, info: RunFile) -> Death:
         started=_started(info, state.host, state.pid),
         file=f"timeline/{state.file.name}",
     )
+    if state.host == identity.HOST and state.stderr and (crash := crash_files.in_log(state.stderr)) is not None:
+        return msgspec.structs.replace(death, how=CRASH, signal=crash[0], frames=crash[1], file=state.stderr)
     return _killed_by_kernel(death, state)
 
 

@@ -47,6 +47,7 @@ class ProcessState(Struct, frozen=True, kw_only=True):
         raised: The last exception that has left a step or a stage, and that nobody above seems to have caught.
         within: The innermost stage, timer or sample's span that this one has left.
         boot: The machine since its boot.
+        stderr: The file that its stderr is, where that is its own.
         memory: The memory at its begin, and as last told.
         file: Its timeline file.
     """
@@ -63,6 +64,7 @@ class ProcessState(Struct, frozen=True, kw_only=True):
     raised: RaisedLine | None = None
     within: str = ""
     boot: str = ""
+    stderr: str = ""
     memory: tuple[MemoryState, MemoryState] = (MemoryState(), MemoryState())
 
 
@@ -234,6 +236,7 @@ def _process(path: Path) -> ProcessState:
         raised=failure.raised,
         within=failure.within,
         boot=first.boot,
+        stderr=first.stderr,
         memory=(first.memory, memory),
     )
 

@@ -298,6 +298,7 @@ class ProcessLine(Struct, frozen=True, kw_only=True, tag_field="kind", tag="proc
     version: str  # The version of autoprof.
     ticks: Number = 0  # Its start time, as in `run.json`.
     boot: str = ""  # The machine's id since its boot.
+    stderr: str = ""  # The file that its stderr is, where that is its own, as those of Ray's workers.
     memory: MemoryState = MemoryState()  # Its memory then.
 
 

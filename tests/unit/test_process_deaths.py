@@ -171,21 +171,27 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "
 
 
 @pytest.mark.parametrize(
-    ("does", "text"),
+    ("does", "text", "long"),
     [
-        ("os.kill(os.getpid(), signal.SIGKILL)", "actor rank 1 was killed by SIGKILL in update_actor of step 2"),
-        (
-            "__import__('ctypes').string_at(0)",
-            "actor rank 1 crashed (SIGSEGV) in update_actor of step 2: train.py:7 meet",
-        ),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "actor rank 1 was killed by SIGKILL in update_actor of step 2", False),
         (
             "raise KeyError('uid')",
             "actor rank 1 ended by KeyError: 'uid' in train.py:7 meet, in update_actor of step 2",
+            True,
         ),
-        ("pass", ""),
+        (
+            "__import__('ctypes').string_at(0)",
+            "actor rank 1 crashed (SIGSEGV) in update_actor of step 2: train.py:7 meet",
+            True,
+        ),
+        ("pass", "", True),
     ],
 )
-def test_of_torchruns_ranks_the_one_is_named_that_died_first(go: Go, tmp_path: Path, does: str, text: str) -> None:
+def test_of_torchruns_ranks_the_one_is_named_that_died_first(
+    go: Go, tmp_path: Path, does: str, text: str, long: bool, request: pytest.FixtureRequest
+) -> None:
+    if long:
+        request.getfixturevalue("thorough")
     ended = go(RANKS.format(does), *TORCHRUN, AUTOPROF_RANKS="all", PYTHONPATH=_PATH.format(tmp_path))
     assert ended.returncode == (1 if text else 0), ended.stderr[-2000:]
     run = the_run(tmp_path)
