@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from pathlib import PurePath
@@ -29,9 +30,14 @@ _MOST_SOURCE = 4 << 20
 
 def package(frame: Frame) -> str:
     """Return the package that a function is of: empty for one of the user's, `python` for one of Python's own."""
-    if found := _LIBRARY.search(frame.file):
+    return _package(frame.file)
+
+
+@functools.lru_cache(4096)
+def _package(file: str) -> str:
+    if found := _LIBRARY.search(file):
         return found[1]
-    return "python" if _STANDARD.search(frame.file) else ""
+    return "python" if _STANDARD.search(file) else ""
 
 
 def told(frames: Sequence[Frame]) -> Frame | None:
@@ -112,7 +118,10 @@ def _holds(wait: _Wait) -> str:
 
 def _wait(thread: Thread, sources: dict[str, list[str]]) -> _Wait | None:
     """Return the lock that a thread waits for, where it stands at a line that takes one."""
-    frames = [frame for frame in thread.frames if package(frame) != "python"]
+    frames = thread.frames
+    # What a lock of Python's own does inside.
+    while frames and package(frames[-1]) == "python":
+        frames = frames[:-1]
     if not frames or package(frames[-1]):
         return None
     lines = _source(frames[-1].file, sources)
@@ -169,8 +178,10 @@ def _source(file: str, sources: dict[str, list[str]]) -> list[str]:
 
 def waits_for_itself(frames: Sequence[Frame]) -> Frame | None:
     """Return where an actor of Ray's waits for what it was itself asked to do, by the source around that line."""
+    if waits(frames) != RAY or not any("ray/_private/workers" in frame.file for frame in frames[:3]):
+        return None
     place = next((frame for frame in reversed(frames) if not package(frame)), None)
-    if waits(frames) != RAY or place is None or not any("ray/_private/workers" in frame.file for frame in frames[:3]):
+    if place is None:
         return None
     lines = _source(place.file, {})
     near = "\n".join(lines[max(0, place.line - 6) : place.line])
