@@ -58,6 +58,8 @@ _MOST_OPEN = 256
 # Exceptions that say nothing of a fault, and how many of stages have a line.
 _NO_FAULT = (StopIteration, StopAsyncIteration, GeneratorExit, KeyboardInterrupt, asyncio.CancelledError)
 _MOST_RAISED = 50
+# So long a process in which something is open writes nothing.
+_SILENT_NS = 30_000_000_000
 # What is open is written again after so many bytes: readers look for it at a file's end.
 AGAIN_BYTES = 1 << 20
 
@@ -278,10 +280,14 @@ class Timeline:
         return sorted({*list(self.told), *list(self.going)}, key=lambda span: span.begun_ns)
 
     def tell(self) -> None:
-        """Write which spans of samples have been going on for long, and again what is open, where that is far back."""
+        """Write which spans of samples have been going on for long, and again what is open, where that is far back.
+
+        While something is open and nothing else is written, a line of the memory is a sign of life.
+        """
         now = time.monotonic_ns()
         again = self._bytes > AGAIN_BYTES
-        if self._path and (line := self._memory.look(again)) is not None:
+        silent = bool(self.told) and now - self._written > _SILENT_NS
+        if self._path and (line := self._memory.look(again or silent)) is not None:
             self._lines.append(line)
         lines: list[_AnyLine]
         if again:

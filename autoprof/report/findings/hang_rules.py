@@ -54,7 +54,9 @@ def _of_hang(run: str, hang: Hang, opened: OpenSpans, ended_s: Mapping[int, floa
         (span.start_ns for process in processes for span in process.spans if span.kind == "step"), default=at
     )
     took = ended_s.get(hang.step) if hang.step is not None else None
-    age = standing_s if standing_s is not None else took if took is not None else max(0.0, (at - since) / 1e9)
+    # Of one that was killed the last line of its timeline may be older than what it left here.
+    asked_s = max(0.0, (at - since) / 1e9)
+    age = max(standing_s, asked_s) if standing_s is not None else took if took is not None else asked_s
     stuck, left_out = collectives.stuck(standing.records(processes))
     spans = [Spans(each.host, each.pid, each.spans, each.unix_ns, each) for each in processes]
     labels = {(process.host, process.pid): process.label for process in processes}

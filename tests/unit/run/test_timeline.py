@@ -249,6 +249,21 @@ def test_what_goes_on_is_on_the_timeline(run: Runtime, monkeypatch: pytest.Monke
     assert open_names(run) == []
 
 
+def test_a_process_that_stands_gives_signs_of_life(run: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = begin(run, "stage", "update")
+    run.timeline.tell()
+    assert [line["kind"] for line in written(run)] == ["process", "begun"]
+    monkeypatch.setattr(timeline, "_SILENT_NS", 0)
+    before = time.time_ns()
+    run.timeline.tell()
+    (process,) = open_spans.read(run.rundir.path)
+    assert before <= process.last_ns <= time.time_ns()
+    stage.end()
+    lines = len(written(run))
+    run.timeline.tell()
+    assert len(written(run)) == lines
+
+
 def test_a_span_that_was_interrupted_is_open_until_the_next_one(run: Runtime) -> None:
     begin(run, "step", "step", step=2)
     begin(run, "step", "step", step=3)
