@@ -53,7 +53,6 @@ BEHAVIOURS = {
     "timer.stop": "autoprof.behaviours.trainer.timers:Stop",
     "vllm.add-request": "autoprof.behaviours.vllm.api_server:AddRequest",
     "vllm.engine": "autoprof.behaviours.vllm.engine:Engine",
-    "vllm.engine-core": "autoprof.behaviours.vllm.scheduler:EngineCore",
     "vllm.offline-profile": "autoprof.behaviours.vllm.offline:Profile",
     "vllm.offline-request": "autoprof.behaviours.vllm.offline:AddRequest",
     "vllm.offline-step": "autoprof.behaviours.vllm.offline:Step",
@@ -61,6 +60,7 @@ BEHAVIOURS = {
     "vllm.outputs": "autoprof.behaviours.vllm.api_server:Outputs",
     "vllm.routes": "autoprof.behaviours.vllm.api_server:Routes",
     "vllm.server": "autoprof.behaviours.vllm.engine:Server",
+    "vllm.start": "autoprof.behaviours.vllm.scheduler:Start",
     "vllm.worker": "autoprof.behaviours.vllm.worker:Worker",
 }
 

@@ -43,7 +43,8 @@ def test_the_scheduler_tells_its_requests_and_its_blocks(release: str, tmp_path:
     )
     assert finished.status == 0, finished.output[-4000:]
     (line,) = re.findall(r"^RESULT (.*)$", finished.output, re.MULTILINE)
-    (told,) = json.loads(line)
+    said = json.loads(line)
+    (told,) = (each for each in said if each.get("engine"))
     state = told["engine"]
     assert 0 < state["running"] <= AT_A_TIME
     assert state["running"] + state["waiting"] <= REQUESTS
@@ -53,3 +54,7 @@ def test_the_scheduler_tells_its_requests_and_its_blocks(release: str, tmp_path:
     assert state["longest"]
     assert "left_out" not in told
     assert told["memory"]["resident"] > 1 << 20
+    if name == "vllm":
+        # The worker has a process of its own, and one rank has nothing to record.
+        (worker,) = (each for each in said if "Worker" in each["process"])
+        assert worker["threads"][0]["frames"]

@@ -14,9 +14,9 @@ from autoprof.run.watch.engine_state import State, part
 _QUEUES = ("waiting", "skipped_waiting", "kv_holding_waiting")
 
 
-class EngineCore(Behaviour):
-    """`EngineCore.__init__`, in the process of the scheduler: nothing else is called there where workers have processes
-    of their own.
+class Start(Behaviour):
+    """`EngineCore.__init__` and `WorkerBase.__init__`: from then on the process tells where it stands, and an engine
+    core what its scheduler has to do. Nothing else is called there, where workers have processes of their own.
     """
 
     def around(self, call: Call) -> Around:

@@ -1,6 +1,6 @@
 """An engine that has more requests than it runs at a time, till its scheduler has said where it stands.
 
-busy.py vllm|sglang MODEL: asks all processes of the run, and prints the files in which there is an engine.
+busy.py vllm|sglang MODEL: asks all processes of the run, and prints what they said.
 """
 
 import json
@@ -51,10 +51,10 @@ def sglang(model):
     return lambda requests: engine.generate(input_ids=[PROMPT] * requests, sampling_params=parameters)
 
 
-def told():
-    """Read the files of processes that have an engine."""
-    files = [path for path in ASKED.glob("*.json") if not path.name.endswith(".part")]
-    return [content for content in (json.loads(path.read_text()) for path in files) if content.get("engine")]
+def told(processes):
+    """Read the files; none before so many processes have written theirs, and one of them has an engine."""
+    found = [json.loads(path.read_text()) for path in ASKED.glob("*.json")]
+    return found if len(found) >= processes and any(each.get("engine") for each in found) else []
 
 
 def main():
@@ -62,9 +62,11 @@ def main():
     generate(1)
     ASKED.mkdir(parents=True)
     deadline = time.monotonic() + DEADLINE_S
-    while not told() and time.monotonic() < deadline:
+    # This one, the scheduler's, and with vLLM that of the worker.
+    processes = {"vllm": 3, "sglang": 1}[sys.argv[1]]
+    while not told(processes) and time.monotonic() < deadline:
         generate(REQUESTS)
-    print("RESULT " + json.dumps(told()), flush=True)
+    print("RESULT " + json.dumps(told(1)), flush=True)
 
 
 if __name__ == "__main__":
