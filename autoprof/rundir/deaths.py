@@ -38,7 +38,8 @@ _EXIT = "SystemExit"
 def of_run(run: Run) -> list[Death]:
     """Return the deaths that matter for a run: none for one that ended well and in which nobody was killed."""
     path, info, state = Path(run.path), run.info, run.state.partition(" ")[0]
-    if info.error == _CTRL_C:
+    # Of a directory without `run.json` nothing is known.
+    if info.error == _CTRL_C or not info.state:
         return []
     found = find(path, info, over=state in (ENDED, FAILED))
     if state == FAILED:

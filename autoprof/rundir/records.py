@@ -64,7 +64,7 @@ class Named(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Raised(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An exception."""
 
-    type: str  # Its type.
+    type: str = ""  # Its type.
     message: str = ""  # Its text, without secrets, cut at 1,000 characters.
     frames: list[Frame] = []  # Its stack, the innermost function last; Ray's in the process where it was raised.
     pid: Number = 0  # The process where it was raised, if Ray brought it from another one.
@@ -76,7 +76,7 @@ class Death(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     # `exception`; `exit`, a status other than 0; `crash`, by a signal of its own; `killed`, by a known signal or for
     # memory; `gone`, without a word: it was killed, or left by `os._exit`.
-    how: str
+    how: str = ""
     host: str = ""  # Its host.
     pid: Number = 0  # The process.
     role: str = ""  # The role, of what it was doing.
