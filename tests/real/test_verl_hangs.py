@@ -97,7 +97,7 @@ def test_a_rank_that_does_not_join_is_named(stood: VerlRun) -> None:
 @pytest.mark.fault("two threads wait for one another's locks", "goes on when let go", "nothing; the verdict names both")
 def test_a_deadlock_of_two_locks_is_named(stood: VerlRun) -> None:
     text = said(stood, LOCKS)
-    assert "deadlock of two locks: " in text
+    assert "deadlock of two locks in " in text
     assert "update_cache" in text
     assert "score_and_cache" in text
 

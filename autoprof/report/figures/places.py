@@ -107,7 +107,7 @@ def deadlock(threads: Sequence[Thread]) -> str:
     for place, one in enumerate(found):
         for other in found[place + 1 :]:
             if one.wanted in other.held and other.wanted in one.held and one.wanted != other.wanted:
-                return f"deadlock of two locks: {_holds(one)}, and {_holds(other)}"
+                return f"{_holds(one)}, and {_holds(other)}"
     return ""
 
 

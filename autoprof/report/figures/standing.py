@@ -29,7 +29,7 @@ def by_itself(processes: Sequence[Process]) -> Iterator[Said]:
     """Tell of processes that wait for themselves: two threads for one another's locks, an actor for its own work."""
     for process in processes:
         if process.deadlock:
-            yield Said(f"{process.name}: {process.deadlock}", _stack(process), process.file)
+            yield Said(f"deadlock of two locks in {process.name}: {process.deadlock}", _stack(process), process.file)
         elif process.itself:
             text = (
                 f"{process.name} waits for itself: ray.get in {process.itself} asks for what the actor itself is to do"

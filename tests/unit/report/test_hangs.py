@@ -258,7 +258,8 @@ def test_a_deadlock_of_two_locks_is_told_where_the_source_shows_it(hung: HungRun
     ]
     hung.stack(IDLE, process="ray::RewardWorker", threads=threads, spans=[hung.span("reward", "score", 12, sample="1")])
     locked = (
-        "deadlock of two locks: scorer-1 waits for second in score.py:9 other, and scorer-2 waits for first in "
+        "deadlock of two locks in ray::RewardWorker (pid 1001 on n2): scorer-1 waits for second in score.py:9 other, "
+        "and scorer-2 waits for first in "
         "score.py:15 two"
     )
     assert (locked in of(hung).text) == (line == 15)
