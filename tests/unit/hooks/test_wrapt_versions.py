@@ -16,13 +16,9 @@ from tests.support.helpers import IN_FRONT, ROOT, clean_environment
 Python = Callable[..., "subprocess.CompletedProcess[str]"]
 
 VERSIONS = sorted(path.stem.removeprefix("wrapt-") for path in (ROOT / "tests" / "wrapt").glob("*.txt"))
-# What goes through wrapt: post-import hooks, paths of decorators, and the wrappers of torch's own functions.
+# What goes through wrapt: paths of decorators, and the wrappers of torch's own functions.
 TESTS = [
-    "test_boot.py",
-    "hooks/test_patching.py",
-    "hooks/test_patching_kinds.py",
-    "hooks/test_wrapper.py",
-    "test_entry_points.py",
+    "hooks/test_patching.py::test_functions_methods_and_decorated_ones",
     "behaviours/test_native_profiler.py",
     "capture/test_memory.py::test_a_history_of_the_users_is_left_alone",
     "capture/test_memory.py::test_a_history_that_the_user_switches_meanwhile",
