@@ -133,7 +133,8 @@ def _signal_name(number: int) -> str:
 
     try:
         return signal.Signals(number).name
-    except ValueError:
+    except ValueError as error:
+        interrupts.pass_on(error)
         return f"signal {number}"
 
 

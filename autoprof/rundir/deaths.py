@@ -130,7 +130,7 @@ def _gone(state: ProcessState, info: RunFile) -> Death:
         since_ns=inner.start_ns if inner is not None else 0,
         last_ns=state.last_ns,
         resident_bytes=state.memory[1].resident_bytes,
-        started=_started(info, state.host, state.pid),
+        started=(info.host, info.pid) == (state.host, state.pid),
         file=f"timeline/{state.file.name}",
     )
     if state.host == identity.HOST and state.stderr and (crash := crash_files.in_log(state.stderr)) is not None:
@@ -177,7 +177,7 @@ def _ended(state: ProcessState, info: RunFile, exception: Raised, when: int) -> 
         step=line.step if line is not None else None,
         stage=state.within or (line.name if line is not None and line.span == "stage" else ""),
         last_ns=when,
-        started=_started(info, state.host, state.pid),
+        started=(info.host, info.pid) == (state.host, state.pid),
         exception=exception,
         file=f"timeline/{state.file.name}",
     )
@@ -187,11 +187,7 @@ def _known(states: Iterable[ProcessState], info: RunFile, host: str, pid: int) -
     for state in states:
         if (state.host, state.pid) == (host, pid):
             return _gone(state, info)
-    return Death(how=GONE_DEAD, host=host, pid=pid, started=_started(info, host, pid))
-
-
-def _started(info: RunFile, host: str, pid: int) -> bool:
-    return (info.host, info.pid) == (host, pid)
+    return Death(how=GONE_DEAD, host=host, pid=pid, started=(info.host, info.pid) == (host, pid))
 
 
 def _name(
@@ -233,10 +229,7 @@ def _with_status(found: list[Death], info: RunFile, status: int | None) -> list[
 
 
 def _with_starter(found: list[Death], info: RunFile, states: Sequence[ProcessState]) -> list[Death]:
-    """Return them with the process that started the run, which is gone without a word.
-
-    Whoever has killed it has ended all others, too, unless there is more to be said of one of them.
-    """
+    """Return them with the process that started the run, which is gone: all others end with it but who died before."""
     own = next((death for death in found if death.started), None)
     if own is None and any(
         state.pid == info.pid and state.host == info.host and state.state != GONE for state in states

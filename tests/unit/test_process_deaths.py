@@ -149,7 +149,7 @@ def test_the_run_says_what_ended_its_process(
 
 def test_no_empty_crash_file_stays(go: Go, tmp_path: Path) -> None:
     go(PROGRAM.format("pass"))
-    assert list(Path(the_run(tmp_path).path, CRASHES).iterdir()) == []
+    assert not Path(the_run(tmp_path).path, CRASHES).exists()
 
 
 # Two ranks that meet in each step, as those of a real trainer do.

@@ -99,6 +99,7 @@ class _State(process.State):
             with interrupts.suppress(OSError):
                 if os.lstat(path).st_size == 0:
                     os.unlink(path)
+                    os.rmdir(os.path.dirname(path))
 
 
 _state = _State()
@@ -111,14 +112,25 @@ def begin(run: RunDir) -> None:
     try:
         if faulthandler.is_enabled() or _handled():
             return
-        run.make(run.path / CRASHES)
-        file = _CrashFile(str(run.process_file(CRASHES, ".txt")))
+        file = _made(run)
         # None of Python's code comes between the two that could fork.
         _state.file, _state.path = ref(file), file.path
         faulthandler.enable(file, **_ARGUMENTS)
     except Exception as error:  # no descriptor is free, or the disk is full
         interrupts.pass_on(error)
         log.debug(f"a crash of this process will leave no stack: {type(error).__name__}: {error}")
+
+
+def _made(run: RunDir) -> _CrashFile:
+    """Make the file. Another process that ends may remove the folder while it is empty."""
+    path = str(run.process_file(CRASHES, ".txt"))
+    run.make(run.path / CRASHES)
+    try:
+        return _CrashFile(path)
+    except FileNotFoundError as error:
+        interrupts.pass_on(error)
+        run.make(run.path / CRASHES)
+        return _CrashFile(path)
 
 
 def check() -> None:

@@ -1,10 +1,9 @@
 """Lets things go wrong in the processes of a real run: `FAULTS=hook-raises@1,start-fails@2,stop-hangs@3`.
 
-Imported by the import probe, in every process. What goes wrong is in autoprof, or in what it calls; with `killed` and
-`crashed` it is in the target, so that the same goes wrong without autoprof.
+Imported by the import probe, in every process. What goes wrong is in autoprof, or in what it calls; with `killed` it is
+in the target, so that the same goes wrong without autoprof.
 """
 
-import ctypes
 import functools
 import os
 import signal
@@ -97,24 +96,6 @@ def _killed(call):
     wrapt.register_post_import_hook(workers, "verl.workers.engine_workers")
 
 
-def _crashed(call):
-    """The trainer crashes in this call of its advantages."""
-
-    def trainer(module):
-        compute, calls = module.compute_advantage, []
-
-        @functools.wraps(compute)
-        def crashed(*args, **kwargs):
-            calls.append(None)
-            if len(calls) == call:
-                ctypes.string_at(0)
-            return compute(*args, **kwargs)
-
-        module.compute_advantage = crashed
-
-    wrapt.register_post_import_hook(trainer, "verl.trainer.ppo.ray_trainer")
-
-
 def _without_autoprof(_):
     """Ray's workers are on a node where autoprof is not installed."""
     if any("default_worker.py" in word for word in sys.orig_argv[:4]):
@@ -130,7 +111,6 @@ _FAULTS = {
     "start-fails": _start_fails,
     "stop-hangs": _stop_hangs,
     "killed": _killed,
-    "crashed": _crashed,
     "without-autoprof": _without_autoprof,
 }
 for _fault in os.environ["FAULTS"].split(","):
