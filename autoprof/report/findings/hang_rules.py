@@ -48,15 +48,18 @@ def _of_hang(run: str, hang: Hang, opened: OpenSpans, ended_s: Mapping[int, floa
     processes = hang.processes
     if not processes and not hang.why.since_ns:
         return None, hang.left_out
-    standing_s = _open_for(opened, hang.step)
     at = hang.why.unix_ns or max((process.unix_ns for process in processes), default=0)
-    since = hang.why.since_ns or min(
-        (span.start_ns for process in processes for span in process.spans if span.kind == "step"), default=at
-    )
+    begun = [(span.kind != "step", span.start_ns) for process in processes for span in process.spans]
+    since = hang.why.since_ns or min(begun, default=(True, at))[1]
     took = ended_s.get(hang.step) if hang.step is not None else None
-    # Of one that was killed the last line of its timeline may be older than what it left here.
-    asked_s = max(0.0, (at - since) / 1e9)
-    age = max(standing_s, asked_s) if standing_s is not None else took if took is not None else asked_s
+    standing_s = _open_for(opened, hang.step)
+    going_on = opened.going_on and hang.step is not None and (standing_s is not None or took is None)
+    if standing_s is None and took is not None:
+        age = took
+    else:
+        # Of one that was killed the last line of its timeline may be older than what it left here.
+        until = max(opened.ends_ns, default=at) if going_on else at
+        age = max(standing_s or 0.0, (until - since) / 1e9)
     stuck, left_out = collectives.stuck(standing.records(processes))
     spans = [Spans(each.host, each.pid, each.spans, each.unix_ns, each) for each in processes]
     labels = {(process.host, process.pid): process.label for process in processes}
@@ -75,7 +78,6 @@ def _of_hang(run: str, hang: Hang, opened: OpenSpans, ended_s: Mapping[int, floa
         )
     )
     said = said or list(standing.busy(processes)) or list(_innermost(spans))
-    going_on = standing_s is not None and opened.going_on
     return _finding(hang.step, age, going_on, said, hang.folder), [*hang.left_out, *left_out]
 
 

@@ -317,6 +317,15 @@ def test_a_step_that_stood_and_ended_is_told_as_over(tmp_path: Path) -> None:
     assert of(run).text.startswith("step 4 stood for ")
 
 
+def test_a_step_of_which_no_process_tells_stands_while_it_has_not_ended(tmp_path: Path) -> None:
+    run = HungRun(tmp_path / "run")
+    next(iter((run.folder / "timeline").iterdir())).unlink()
+    run.process(os.getpid(), [])
+    run.stack(IDLE, process="ray::AgentLoopWorker", spans=[run.span("tool", "search", 12, sample="63")])
+    (run.hang / "why.json").unlink()
+    assert said(run).startswith("sample 63 waits 12 min 0 s in tool search")
+
+
 def test_doctor_says_it_as_a_problem(hung: HungRun, capsys: pytest.CaptureFixture[str]) -> None:
     for rank in range(3):
         hung.stack(REWARD if rank == 2 else ALL_REDUCE, rank=rank, role="actor", stage="update_actor")
