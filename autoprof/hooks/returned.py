@@ -1,6 +1,6 @@
 """Context managers and iterators that hooked functions return: hooks go around their `with` blocks, or each `next`.
 
-Generators are not changed but called by another generator (`wrapper.py`), since their class is Python's own.
+Generators are not changed but called by another generator (`generators.py`), since their class is Python's own.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from autoprof.base import interrupts, process
 from autoprof.hooks import gates, subclass
 from autoprof.hooks.call import Call, Outcome
 from autoprof.hooks.dispatch import compiling, enter, enter_coroutine
+from autoprof.hooks.generators import agenerate, generate
 from autoprof.hooks.items import Runs, leave, leave_coroutine, within, within_coroutine
-from autoprof.hooks.wrapper import agenerate, generate
 from autoprof.run import runtime
 
 

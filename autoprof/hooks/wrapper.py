@@ -12,14 +12,10 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from autoprof.hooks import generators
 from autoprof.hooks.gates import Gate, gate
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator
-
-    from autoprof.hooks.call import Call
 
 
 def wrap(function: Callable[..., Any], key: str, around: str = "call") -> Callable[..., Any]:
@@ -128,85 +124,15 @@ def _wrap_returning_coroutine(function: Callable[..., Any], key: str, closed: Ga
     return autoprof_wrapper
 
 
-def _wrap_generator(function: Callable[..., Any], key: str, made: Call | None = None) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def autoprof_wrapper(*args: Any, **kwargs: Any) -> Any:
-        inner = function(*args, **kwargs)
-        call = made
-        try:
-            from autoprof.hooks.call import Call
-            from autoprof.hooks.items import advance
-        except Exception as error:
-            if (theirs := sys.modules.get("autoprof.base.interrupts")) is not None:
-                theirs.pass_on(error)
-        else:
-            call = call or Call(key, function, args, kwargs)
-        resume, given = inner.send, None
-        while True:
-            try:
-                item = resume(given) if call is None else advance(call, resume, given)
-            except StopIteration as end:
-                return end.value
-            finally:
-                given = None  # an exception would hold this frame, which would hold it
-            try:
-                given = yield item
-                resume = inner.send
-            except BaseException as error:
-                resume, given = inner.throw, error
-
-    return autoprof_wrapper
-
-
-def _wrap_async_generator(function: Callable[..., Any], key: str, made: Call | None = None) -> Callable[..., Any]:
-    @functools.wraps(function)
-    async def autoprof_wrapper(*args: Any, **kwargs: Any) -> Any:
-        inner = function(*args, **kwargs)
-        call = made
-        try:
-            from autoprof.hooks.call import Call
-            from autoprof.hooks.items import advance_coroutine
-        except Exception as error:
-            if (theirs := sys.modules.get("autoprof.base.interrupts")) is not None:
-                theirs.pass_on(error)
-        else:
-            call = call or Call(key, function, args, kwargs)
-        resume, given = inner.asend, None
-        while True:
-            try:
-                item = await (resume(given) if call is None else advance_coroutine(call, resume, given))
-            except StopAsyncIteration:
-                return
-            finally:
-                given = None
-            try:
-                given = yield item
-                resume = inner.asend
-            except BaseException as error:
-                resume, given = inner.athrow, error
-
-    return autoprof_wrapper
-
-
-def generate(call: Call, inner: Generator[Any, Any, Any]) -> Any:
-    """Return a generator around one that a call has returned, as a wrapper around a generator function does."""
-    return _wrap_generator(lambda: inner, call.key, call)()
-
-
-def agenerate(call: Call, inner: AsyncGenerator[Any, Any]) -> Any:
-    """Return an asynchronous generator around one that a call has returned."""
-    return _wrap_async_generator(lambda: inner, call.key, call)()
-
-
 _GENERATORS = (
-    (inspect.isgeneratorfunction, _wrap_generator),
-    (inspect.isasyncgenfunction, _wrap_async_generator),
+    (inspect.isgeneratorfunction, generators.wrap),
+    (inspect.isasyncgenfunction, generators.wrap_async),
 )
 _WRAPPER_CODES = (
     _wrap_plain(lambda: None, "", Gate()).__code__,
     _wrap_coroutine(lambda: None, "", Gate()).__code__,
     _wrap_returning(lambda: None, "", Gate(), "").__code__,
     _wrap_returning_coroutine(lambda: None, "", Gate(), "").__code__,
-    _wrap_generator(lambda: None, "").__code__,
-    _wrap_async_generator(lambda: None, "").__code__,
+    generators.wrap(lambda: None, "").__code__,
+    generators.wrap_async(lambda: None, "").__code__,
 )
