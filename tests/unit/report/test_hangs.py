@@ -191,6 +191,21 @@ def test_a_sample_that_waits_in_a_tool_is_named(hung: HungRun) -> None:
     assert said(hung) == "sample 63, rollout 2 waits 11 min 0 s in tool search; it is in search.py:12 call"
 
 
+def test_a_reward_that_another_process_computes_is_told_with_its_place_there(hung: HungRun) -> None:
+    loop = [Frame("_compute_score", "/env/lib/python3.11/site-packages/verl/agent_loop.py", 1026)]
+    spans = [
+        hung.span("sample", "tool_agent", 11, sample="63"),
+        hung.span("reward", "compute_score", 10.5, sample="63"),
+    ]
+    task = Task(name="Task-9", frames=loop, spans=[0, 1])
+    hung.stack(IDLE, process="ray::AgentLoopWorker", spans=spans, tasks=[task])
+    hung.stack(IDLE, process="ray::RewardLoopWorker", threads=[Thread(name="pool_0", ident=2, frames=[*REWARD])])
+    assert said(hung) == (
+        "sample 63 waits 10 min 30 s in reward compute_score; ray::RewardLoopWorker (pid 1002 on n2) is in "
+        "reward.py:44 fetch_score"
+    )
+
+
 def test_samples_that_take_as_long_as_usual_are_not_named(hung: HungRun) -> None:
     lines = [hung.line("tool", "search", "agent_loop", None, hung.began - n, 300.0) for n in range(1, 5)]
     hung.process(1001, lines, host="n2")
