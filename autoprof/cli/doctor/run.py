@@ -93,7 +93,8 @@ def _check_hangs(report: Report, run: runs.Run, executed_s: Mapping[int, float])
     report.notes += notes
     for finding in found:
         report.problems.append(finding.text)
-        report.notes += [f"step {finding.step}: {line}" for line in finding.evidence]
+        which = "the run" if finding.step is None else f"step {finding.step}"
+        report.notes += [f"{which}: {line}" for line in finding.evidence]
 
 
 def _check_steps(report: Report, run: runs.Run, executed_s: Mapping[int, float]) -> None:

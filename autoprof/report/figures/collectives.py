@@ -166,13 +166,17 @@ def _compared(processes: Sequence[_Process]) -> list[Stuck]:
             for entry in process.entries:
                 if entry.group == group and not entry.is_p2p:
                     calls.setdefault(entry.collective_seq_id, {})[rank] = entry
-        open_ones = [number for number, of in calls.items() if any(not entry.retired for entry in of.values())]
-        if open_ones:
-            found.append(_one(world, of_group, group, members, min(open_ones), calls[min(open_ones)]))
+        # gloo says late that one has ended: one that all have joined does not count.
+        for number in sorted(calls):
+            if any(not entry.retired for entry in calls[number].values()):
+                one = _one(world, of_group, group, members, number, calls[number])
+                if one.late or one.other:
+                    found.append(one)
+                    break
     waiting = {(each.world, rank) for each in found for rank in each.waiting}
     # A rank that waits in another group is late for that one's sake.
     return sorted(
-        (each for each in found if each.late or each.other),
+        found,
         key=lambda each: (any((each.world, rank) in waiting for rank in each.late), each.since_ns),
     )
 

@@ -31,6 +31,7 @@ class Working(msgspec.Struct, frozen=True):
     place: str
     spans: list[OpenSpan] = []
     main: bool = False
+    own: bool = False  # Whether the function is the user's own.
 
 
 class Process(msgspec.Struct, frozen=True, kw_only=True):
@@ -200,14 +201,16 @@ def _working(stood: ProcessStacks) -> list[Working]:
         if place is None or places.waits(thread.frames) == places.IDLE:
             continue
         on = [stood.spans[number] for number in thread.spans if 0 <= number < len(stood.spans)]
-        found.append(Working(writable(thread.name), writable(places.text(place)), on, thread.main))
+        own = not places.package(place)
+        found.append(Working(writable(thread.name), writable(places.text(place)), on, thread.main, own))
     for task in stood.tasks:
         place = places.told(task.frames)
         on = [stood.spans[number] for number in task.spans if 0 <= number < len(stood.spans)]
         if place is not None and (on or not places.package(place)):
-            found.append(Working(writable(task.name), writable(places.text(place)), on))
+            own = not places.package(place)
+            found.append(Working(writable(task.name), writable(places.text(place)), on, False, own))
     # Those that work on spans first.
-    return sorted(found, key=lambda each: (not each.spans, not each.main))[:_MOST_THREADS]
+    return sorted(found, key=lambda each: (not each.spans, not each.own, not each.main))[:_MOST_THREADS]
 
 
 def roles(processes: Sequence[Process]) -> dict[str, str]:

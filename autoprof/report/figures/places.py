@@ -75,15 +75,20 @@ def waits(frames: Sequence[Frame]) -> str:
     if any(name(frame) in ("get", "wait", "get_objects") for frame in ray):
         return RAY
     last = frames[-1] if frames else None
-    if last is None or name(last) in (
-        "main_loop",
-        "select",
-        "_worker",
-        "wait",
-        "poll",
-        "run_forever",
-        "accept",
-        "_run_once",
+    if (
+        last is None
+        or "forever" in name(last)
+        or name(last)
+        in (
+            "main_loop",
+            "select",
+            "_worker",
+            "wait",
+            "poll",
+            "run_forever",
+            "accept",
+            "_run_once",
+        )
     ):
         return IDLE
     return RAY if ray and ray[-1] is last and name(last) != "main_loop" else ""

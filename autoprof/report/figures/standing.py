@@ -138,12 +138,25 @@ def busy(processes: Sequence[Process]) -> Iterator[Said]:
         (process, work)
         for process in processes
         for work in process.working[:1]
-        if process.spans and (process.waits not in (places.COLLECTIVE, places.RAY) or not work.main)
+        if (process.spans or work.own) and (process.waits not in (places.COLLECTIVE, places.RAY) or not work.main)
     ]
-    found.sort(key=lambda each: (each[0].stage is None, not each[1].main, each[0].waits == places.IDLE))
+    found.sort(
+        key=lambda each: (not each[1].own, each[0].stage is None, not each[1].main, each[0].waits == places.IDLE)
+    )
     for process, work in found[:3]:
         stage = f" in {process.stage.name}" if process.stage is not None else ""
         yield Said(f"{process.name} is in {work.place}{stage}", _stack(process), process.file)
+
+
+def elsewhere(processes: Sequence[Process]) -> str:
+    """Tell which process without open spans is in a function of the user's: others may have asked it."""
+    found = {
+        work.place: process
+        for process in processes
+        for work in process.working
+        if work.own and not process.spans and (process.waits == places.IDLE or work.main)
+    }
+    return "; ".join(f"{process.name} is in {place}" for place, process in found.items()) if len(found) == 1 else ""
 
 
 def _stack(process: Process) -> list[str]:

@@ -62,14 +62,22 @@ def samples(run: str, found: Sequence[Spans], stands_s: float | None) -> Iterato
         usual = median(took) if len(took) >= FEWEST else None
         late = [each for each in old if usual is None or each[0] >= TIMES * usual]
         if late and (usual is not None or stands_s is not None):
-            yield _sample(kind, name, late, usual)
+            yield _sample(kind, name, late, usual, [of.process for of in found if of.process is not None])
 
 
-def _sample(kind: str, name: str, late: Sequence[tuple[float, OpenSpan, Spans]], usual: float | None) -> Said:
+def _sample(
+    kind: str,
+    name: str,
+    late: Sequence[tuple[float, OpenSpan, Spans]],
+    usual: float | None,
+    processes: Sequence[Process],
+) -> Said:
     age, span, of = late[0]
     inside = f"in {kind} {name}" if kind != "sample" else "with no turn or tool open"
     work = next((each for each in of.process.working if span in each.spans), None) if of.process is not None else None
     here = f"; it is in {work.place}" if work is not None else ""
+    if (work is None or not work.own) and (asked := standing.elsewhere(processes)):
+        here = f"; {asked}"
     who = where(msgspec.structs.replace(span, role="")) or name
     text = f"{who} waits {seconds(age)} {inside}{here}"
     if len(late) > 1:

@@ -9,7 +9,7 @@ from statistics import median
 
 from autoprof.base.units import seconds
 from autoprof.report.figures import collectives, hangs, standing, waiting_spans
-from autoprof.report.figures.hangs import Hang
+from autoprof.report.figures.hangs import Hang, Process
 from autoprof.report.figures.open_now import OpenSpans
 from autoprof.report.figures.standing import Said
 from autoprof.report.figures.waiting_spans import Spans
@@ -61,7 +61,7 @@ def _of_hang(run: str, hang: Hang, opened: OpenSpans, ended_s: Mapping[int, floa
         until = max(opened.ends_ns, default=at) if going_on else at
         age = max(standing_s or 0.0, (until - since) / 1e9)
     stuck, left_out = collectives.stuck(standing.records(processes))
-    spans = [Spans(each.host, each.pid, each.spans, each.unix_ns, each) for each in processes]
+    spans = [_open_still(each, opened) if going_on else _then(each) for each in processes]
     labels = {(process.host, process.pid): process.label for process in processes}
     in_collectives = [standing.collective(each, processes) for each in stuck]
     told = {each.world for each in stuck}
@@ -72,13 +72,28 @@ def _of_hang(run: str, hang: Hang, opened: OpenSpans, ended_s: Mapping[int, floa
             standing.by_itself(processes),
             in_collectives,
             engines,
-            waiting_spans.samples(run, spans, age),
+            waiting_spans.samples(run, spans, min(age, (at - since) / 1e9)),
             waiting_spans.stages(spans, labels) if not stuck else (),
             standing.stacks(rest),
         )
     )
     said = said or list(standing.busy(processes)) or list(_innermost(spans))
     return _finding(hang.step, age, going_on, said, hang.folder), [*hang.left_out, *left_out]
+
+
+def _then(process: Process) -> Spans:
+    """Return what was open in a process when it was asked."""
+    return Spans(process.host, process.pid, process.spans, process.unix_ns, process)
+
+
+def _open_still(process: Process, opened: OpenSpans) -> Spans:
+    """Return what was open in a process when it was asked, and still is: by now it is older."""
+    for state, end in zip(opened.states, opened.ends_ns, strict=True):
+        if (state.host, state.pid) == (process.host, process.pid):
+            there = {(span.kind, span.name, span.start_ns) for span in state.spans}
+            if still := [span for span in process.spans if (span.kind, span.name, span.start_ns) in there]:
+                return Spans(process.host, process.pid, still, end, process)
+    return _then(process)
 
 
 def _of_spans(

@@ -3,7 +3,7 @@
 import threading
 import time
 
-from standing import FOLDER, LOCKS, REWARD, first, stand
+from standing import FOLDER, LOCKS, REWARD, first, stand, stands
 
 _scores, _cache = threading.Lock(), threading.Lock()
 _both = threading.Barrier(2)
@@ -11,7 +11,8 @@ _both = threading.Barrier(2)
 
 def fetch_score():
     """Wait for a server that does not answer."""
-    stand(REWARD)
+    while stands(REWARD):
+        time.sleep(0.2)
 
 
 def update_cache():

@@ -104,7 +104,8 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_rank_that_did_not_join_a_collective_is_named_with_its_place(hung: HungRun, no_torch: None) -> None:
     for rank in range(4):
         late = rank == 3
-        entries = [join(811, True)] + ([] if late else [join(812)])
+        # Of one that all have joined a rank may not know yet that it has ended.
+        entries = [join(811, rank > 0)] + ([] if late else [join(812)])
         stage = "" if late else "update_actor"
         hung.stack(REWARD if late else ALL_REDUCE, rank=rank, role="actor", stage=stage, record=record(entries, 4))
     assert said(hung) == (
@@ -189,6 +190,21 @@ def test_a_sample_that_waits_in_a_tool_is_named(hung: HungRun) -> None:
     task = Task(name="Task-9", frames=[Frame("Search.call", "/home/u/search.py", 12)], waits_on="Future", spans=[1])
     hung.stack(IDLE, process="ray::AgentLoopWorker", spans=spans, tasks=[task])
     assert said(hung) == "sample 63, rollout 2 waits 11 min 0 s in tool search; it is in search.py:12 call"
+
+
+def test_a_reward_that_another_process_computes_is_told_with_its_place_there(hung: HungRun) -> None:
+    loop = [Frame("_compute_score", "/env/lib/python3.11/site-packages/verl/agent_loop.py", 1026)]
+    spans = [
+        hung.span("sample", "tool_agent", 11, sample="63"),
+        hung.span("reward", "compute_score", 10.5, sample="63"),
+    ]
+    task = Task(name="Task-9", frames=loop, spans=[0, 1])
+    hung.stack(IDLE, process="ray::AgentLoopWorker", spans=spans, tasks=[task])
+    hung.stack(IDLE, process="ray::RewardLoopWorker", threads=[Thread(name="pool_0", ident=2, frames=[*REWARD])])
+    assert said(hung) == (
+        "sample 63 waits 10 min 30 s in reward compute_score; ray::RewardLoopWorker (pid 1002 on n2) is in "
+        "reward.py:44 fetch_score"
+    )
 
 
 def test_samples_that_take_as_long_as_usual_are_not_named(hung: HungRun) -> None:
