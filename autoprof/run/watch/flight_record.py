@@ -88,6 +88,9 @@ def _groups(distributed: Any) -> dict[str, dict[str, str]]:
     found = {}
     world = distributed.distributed_c10d._world
     for group, ranks in list(world.pg_group_ranks.items()):
+        # A number stands for the groups that this process is not in.
+        if group not in world.pg_names:
+            continue
         name = str(world.pg_names[group])
         found[name] = {"name": name, "desc": str(getattr(group, "group_desc", "")), "ranks": str(sorted(ranks))}
     return found
