@@ -23,6 +23,8 @@ from pathlib import Path
 class Trainer:
     def fit(self):
         dist.init_process_group("gloo")
+        # Rank 0 has a number in place of it.
+        dist.new_group([1])
         for self.global_step in range(1, 6):
             self.step()
         dist.destroy_process_group()
