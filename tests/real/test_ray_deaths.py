@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -15,6 +16,12 @@ from tests.support.ray_clusters import SCRIPTS
 IN_UPDATE = "in update_actor of step 2"
 
 
+def line(text: str) -> str:
+    """Where that stands in the script."""
+    lines = (SCRIPTS / "dying.py").read_text().splitlines()
+    return f"dying.py:{next(number for number, each in enumerate(lines, 1) if text in each)}"
+
+
 @pytest.mark.fault(
     "a Ray actor is killed, crashes, raises", "ended as without autoprof", "nothing; doctor says who died"
 )
@@ -26,8 +33,8 @@ IN_UPDATE = "in update_actor of step 2"
             1,
             f"actor rank 0 is gone {IN_UPDATE} without a word: it was killed by a signal, or left by os._exit",
         ),
-        ("crashed", 1, f"actor rank 0 crashed (SIGSEGV) {IN_UPDATE}: dying.py:18 <lambda>"),
-        ("raised", 1, f"actor rank 0 ended by ValueError: no score in dying.py:13 fetch_score, {IN_UPDATE}"),
+        ("crashed", 1, f"actor rank 0 crashed (SIGSEGV) {IN_UPDATE}: {line('string_at')} <lambda>"),
+        ("raised", 1, f"actor rank 0 ended by ValueError: no score in {line('ValueError')} fetch_score, {IN_UPDATE}"),
         ("healthy", 0, ""),
     ],
 )
@@ -40,3 +47,28 @@ def test_the_actor_is_named_that_died(thorough: None, tmp_path: Path, how: str, 
     assert (death_words.text(found[0]) if found else "") == text
     # What follows from it: the trainer's exception, and no actor that Ray ended with the driver.
     assert {death.how for death in found[1:]} <= {deaths.EXCEPTION}
+
+
+@pytest.mark.fault(
+    "Ray kills an actor for memory", "ended as without autoprof", "nothing; doctor says who died of what"
+)
+def test_the_actor_is_named_that_ray_killed_for_memory(thorough: None, tmp_path: Path) -> None:
+    sizes = dict(line.split()[:2] for line in Path("/proc/meminfo").read_text().splitlines())
+    total, free = int(sizes["MemTotal:"]), int(sizes["MemAvailable:"])
+    # Ray's own limit, a share of the machine's memory: 1.5 GB from here, of which Ray itself needs half.
+    threshold = (total - free + 1_500_000) / total
+    settings = {
+        "AUTOPROF": "1",
+        "AUTOPROF_STEPS": "",
+        "AUTOPROF_RECIPES": str(SCRIPTS / "dying.toml"),
+        "RAY_memory_usage_threshold": f"{threshold:.4f}",
+        "RAY_memory_monitor_refresh_ms": "100",
+    }
+    command = [sys.executable, str(SCRIPTS / "dying.py"), "memory"]
+    ended = processes.run(command, cwd=tmp_path, env=clean_environment(**settings), timeout_s=300)
+    assert ended.status == 1, ended.output[-3000:]
+    found = deaths.of_run(runs.find(tmp_path / "autoprof_runs", "latest"))
+    assert re.fullmatch(
+        rf"actor rank 0 was killed by Ray for memory \([0-9.]+ GB of [0-9.]+ GB\) {IN_UPDATE}",
+        death_words.text(found[0]),
+    )

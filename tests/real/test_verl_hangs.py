@@ -18,7 +18,7 @@ from tests.support.helpers import clean_environment
 from tests.support.verl_runs import TIMEOUT_S, VerlRun, verl_run
 
 SCRIPTS = Path(__file__).parent / "hang_scripts"
-REWARD, TOOL, RANK, LOCKS, ENGINE = 2, 3, 4, 5, 6
+REWARD, TOOL, RANK, LOCKS, ENGINE, ITSELF = 2, 3, 4, 5, 6, 7
 ROLLOUT = "actor_rollout_ref.rollout"
 WHEN = '[[when]]\nwhat = "hang"\nabove = "15s"\nat_most = 9\n'
 
@@ -27,7 +27,7 @@ def examined(folder: Path) -> None:
     """Ask for the verdict as soon as each step has stood for long enough, and let it go on."""
     run = folder / "autoprof_runs" / "latest"
     deadline = time.monotonic() + TIMEOUT_S
-    for step in (REWARD, TOOL, RANK, LOCKS, ENGINE):
+    for step in (REWARD, TOOL, RANK, LOCKS, ENGINE, ITSELF):
         hang = run / "hangs" / f"step_{step:06d}"
         # Each process looks once in ten seconds; the last snapshot is older than that when all have been.
         while time.monotonic() < deadline and not settled(hang):
@@ -55,7 +55,7 @@ def stood(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
     examiner.start()
     overrides = (
         *TWO_DEVICES,
-        "trainer.total_training_steps=7",
+        "trainer.total_training_steps=8",
         "data.max_response_length=64",
         *("actor_rollout_ref.model.external_lib=standing", "actor_rollout_ref.actor.policy_loss.loss_mode=standing"),
         f"reward.custom_reward_function.path='{SCRIPTS}/standing_reward.py'",
@@ -109,6 +109,14 @@ def test_an_engine_that_stands_still_is_named(stood: VerlRun) -> None:
     assert "slow_schedule" in said(stood, ENGINE) or " waiting" in said(stood, ENGINE)
 
 
+@pytest.mark.fault("a Ray actor waits for itself", "goes on when it does", "nothing; the verdict names the line")
+def test_an_actor_that_waits_for_itself_is_named(stood: VerlRun) -> None:
+    assert (stood.folder / "asked_itself").exists()
+    assert " in tool search" in said(stood, ITSELF)
+    assert "standing_tool.py:" in said(stood, ITSELF)
+    assert "ask_itself" in said(stood, ITSELF)
+
+
 def test_the_run_ends_as_without_faults(stood: VerlRun) -> None:
-    assert sorted(stood.metrics) == [1, 2, 3, 4, 5, 6, 7]
+    assert sorted(stood.metrics) == [1, 2, 3, 4, 5, 6, 7, 8]
     assert all(process["errors"] == {} for process in stood.processes)

@@ -1,13 +1,15 @@
 """Lets things go wrong in the processes of a real run: `FAULTS=hook-raises@1,start-fails@2,stop-hangs@3`.
 
-Imported by the import probe, in every process. What goes wrong is in autoprof, or in what it calls; with `killed` it is
-in the target, so that the same goes wrong without autoprof.
+Imported by the import probe, in every process. What goes wrong is in autoprof, or in what it calls; with `killed`,
+`crashes`, `raises` and `memory` it is in the target, so that the same goes wrong without autoprof.
 """
 
+import ctypes
 import functools
 import os
 import signal
 import sys
+from pathlib import Path
 
 import wrapt
 
@@ -96,6 +98,76 @@ def _killed(call):
     wrapt.register_post_import_hook(workers, "verl.workers.engine_workers")
 
 
+def score_or_fail():
+    """Where a reward's exception comes from."""
+    raise ValueError("no score")
+
+
+def _raises(call):
+    """The reward raises in this call of it in a process."""
+
+    def rewards(module):
+        load, calls = module.load_extern_object, []
+
+        def loaded(*args, **kwargs):
+            found = load(*args, **kwargs)
+            if getattr(found, "__name__", "") != "compute_score":
+                return found
+
+            @functools.wraps(found)
+            def failing(*args, **kwargs):
+                calls.append(None)
+                if len(calls) == call:
+                    score_or_fail()
+                return found(*args, **kwargs)
+
+            return failing
+
+        module.load_extern_object = loaded
+
+    wrapt.register_post_import_hook(rewards, "verl.utils.import_utils")
+
+
+def _crashes(step):
+    """The trainer reads where no memory is, as it computes this step's advantages."""
+
+    def algorithms(module):
+        compute, calls = module.compute_grpo_outcome_advantage, []
+
+        @functools.wraps(compute)
+        def crashing(*args, **kwargs):
+            calls.append(None)
+            if len(calls) == step:
+                ctypes.string_at(0)
+            return compute(*args, **kwargs)
+
+        module.compute_grpo_outcome_advantage = crashing
+
+    wrapt.register_post_import_hook(algorithms, "verl.trainer.ppo.core_algos")
+
+
+def _memory(call):
+    """All is in the control group MEMORY_GROUP, whose memory is limited, and the worker takes what there is in this
+    call of its loss."""
+    (Path(os.environ["MEMORY_GROUP"]) / "cgroup.procs").write_text(str(os.getpid()))
+
+    def algorithms(module):
+        loss, calls = module.get_policy_loss_fn, []
+
+        @functools.wraps(loss)
+        def held(*args, **kwargs):
+            calls.append(None)
+            if len(calls) == call:
+                taken = [b"x" * (64 << 20)]
+                while True:
+                    taken.append(taken[0][:-1] + b"x")
+            return loss(*args, **kwargs)
+
+        module.get_policy_loss_fn = held
+
+    wrapt.register_post_import_hook(algorithms, "verl.trainer.ppo.core_algos")
+
+
 def _without_autoprof(_):
     """Ray's workers are on a node where autoprof is not installed."""
     if any("default_worker.py" in word for word in sys.orig_argv[:4]):
@@ -111,6 +183,9 @@ _FAULTS = {
     "start-fails": _start_fails,
     "stop-hangs": _stop_hangs,
     "killed": _killed,
+    "crashes": _crashes,
+    "raises": _raises,
+    "memory": _memory,
     "without-autoprof": _without_autoprof,
 }
 for _fault in os.environ["FAULTS"].split(","):

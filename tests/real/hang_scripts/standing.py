@@ -13,7 +13,7 @@ from verl.experimental.agent_loop.tool_parser import FunctionCall, ToolParser
 from verl.trainer.ppo.core_algos import get_policy_loss_fn, register_policy_loss
 
 # The steps, each with one cause.
-REWARD, TOOL, RANK, LOCKS, ENGINE = 2, 3, 4, 5, 6
+REWARD, TOOL, RANK, LOCKS, ENGINE, ITSELF = 2, 3, 4, 5, 6, 7
 FOLDER = Path(os.environ["STANDING"])
 DEADLINE_S = 240
 

@@ -5,6 +5,7 @@ import faulthandler
 import os
 import signal
 import sys
+import time
 
 import ray
 
@@ -13,11 +14,20 @@ def fetch_score():
     raise ValueError("no score")
 
 
+def hold_memory():
+    """Take 3 GB, and so slowly that Ray notices."""
+    held = []
+    for _ in range(60):
+        held.append(b"x" * (50 << 20))
+        time.sleep(0.2)
+
+
 ENDS = {
     "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "crashed": lambda: ctypes.string_at(0),
     "raised": fetch_score,
     "exited": lambda: os._exit(3),
+    "memory": hold_memory,
     "healthy": lambda: None,
 }
 

@@ -1,0 +1,91 @@
+"""Real runs of verl that die in their second step, each of a cause of its own: they end as without autoprof, and
+`autoprof doctor` names the process, the stage and the line."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.real.run_table import FAULTS, ON, WHOLE
+from tests.support.helpers import clean_environment
+from tests.support.verl_runs import VerlRun, verl_run
+
+# Of the whole run; its worker needs 2 GB, and all of it 8.
+LIMIT_BYTES = 12 << 30
+GROUPS = Path("/sys/fs/cgroup/memory")
+
+
+def died(folder: Path, fault: str, **variables: str) -> VerlRun:
+    """A run that ends by this."""
+    return verl_run(folder, *WHOLE, packages=[FAULTS], status=1, FAULTS=fault, **variables, **ON)
+
+
+def said(run: VerlRun) -> str:
+    """What doctor says of it first."""
+    command = [sys.executable, "-m", "autoprof", "doctor", str(run.directory), "--json"]
+    told = subprocess.run(command, capture_output=True, text=True, env=clean_environment(), check=False)
+    return str(json.loads(told.stdout)["problems"][0])
+
+
+def ended_as_without_autoprof(run: VerlRun, v1_off: VerlRun) -> None:
+    """The step before is as in a run that lived, and autoprof has made no error of its own."""
+    assert run.metrics == {1: v1_off.metrics[1]}
+    assert all(process["errors"] == {} for process in run.processes)
+    assert run.info.state == "failed"
+    assert run.info.died
+
+
+@pytest.mark.fault("a worker of verl is killed", "ended as without autoprof", "nothing; doctor says who died")
+def test_a_worker_that_is_killed_is_named(thorough: None, tmp_path: Path, v1_off: VerlRun) -> None:
+    run = died(tmp_path, "killed@2")
+    ended_as_without_autoprof(run, v1_off)
+    assert "actor rank 0 is gone in update_actor of step 2 without a word" in said(run)
+
+
+@pytest.mark.fault("verl's trainer crashes", "ended as without autoprof", "nothing; doctor says where")
+def test_a_trainer_that_crashes_is_named(thorough: None, tmp_path: Path, v1_off: VerlRun) -> None:
+    run = died(tmp_path, "crashes@2")
+    ended_as_without_autoprof(run, v1_off)
+    text = said(run)
+    assert "the trainer crashed (SIGSEGV) in compute_advantage of step 2: inject_faults.py:" in text
+    assert "crashing" in text
+
+
+@pytest.mark.fault("a reward raises", "ended as without autoprof", "nothing; doctor says where")
+def test_a_reward_that_raises_is_named(thorough: None, tmp_path: Path, v1_off: VerlRun) -> None:
+    run = died(tmp_path, "raises@12")
+    ended_as_without_autoprof(run, v1_off)
+    text = said(run)
+    assert "ended by ValueError: no score in inject_faults.py:" in text
+    assert "score_or_fail, in reward of step 2" in text
+
+
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """A control group below this process's own, with little memory."""
+    own = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
+    place = GROUPS / own.get("memory", "").lstrip("/") / f"tests-{uuid.uuid4().hex[:8]}"
+    try:
+        place.mkdir()
+        (place / "memory.limit_in_bytes").write_text(str(LIMIT_BYTES))
+    except OSError as error:
+        pytest.skip(f"no control group of version 1 can be made here: {error}")
+    yield place
+    place.rmdir()
+
+
+@pytest.mark.fault("the kernel kills a worker for memory", "ended as without autoprof", "nothing; doctor says who died")
+def test_a_worker_that_the_kernel_killed_is_named(thorough: None, tmp_path: Path, v1_off: VerlRun, group: Path) -> None:
+    run = died(tmp_path, "memory@2", MEMORY_GROUP=str(group))
+    ended_as_without_autoprof(run, v1_off)
+    killed = (
+        r"actor rank 0 was killed by the kernel for memory \(1[12]\.\d+ GB of 12\.\d+ GB\) in update_actor of step 2"
+    )
+    assert re.search(killed, said(run))
