@@ -23,7 +23,7 @@ from autoprof.capture.subject import Name, Subject
 from autoprof.config.selection import Ranks
 from autoprof.config.settings import GROUP, MERGE, Settings
 from autoprof.run.runtime import Runtime
-from autoprof.run.timeline import Span
+from autoprof.run.span import Span
 from autoprof.rundir import file_names, layout
 from autoprof.rundir.records import CaptureMeta, Clock, Moment
 

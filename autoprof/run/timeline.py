@@ -3,7 +3,6 @@
 Steps, stages and windows are written when they begin and when they end. The spans of single samples, thousands a step,
 are kept until there are many of them, the first is old, one of the others is written, or none is going on any more. So
 a process that is killed loses the spans of its last second. Spans that take long are written while they go on (`tell`).
-A line is written whole or not at all.
 """
 
 from __future__ import annotations
@@ -12,37 +11,18 @@ import asyncio
 import os
 import time
 from collections import deque
-from collections.abc import Mapping
-from pathlib import Path
-from threading import Lock, get_ident
-from typing import Any, Protocol, TypeAlias
+from threading import Lock
+from typing import Protocol
 from weakref import WeakSet
 
-import msgspec
-
-from autoprof import __version__
-from autoprof.base import files, identity, interrupts, log, process
-from autoprof.config import kinds
+from autoprof.base import interrupts, log, process
 from autoprof.run import outcome, raised
+from autoprof.run.span import Span
+from autoprof.run.timeline_file import AnyLine, TimelineFile
 from autoprof.rundir import memory_state
 from autoprof.rundir.layout import RunDir
-from autoprof.rundir.records import (
-    BegunLine,
-    DroppedLine,
-    ExitLine,
-    Id,
-    Line,
-    MemoryLine,
-    MemoryState,
-    Moment,
-    ProcessLine,
-    RaisedLine,
-)
+from autoprof.rundir.lines import BegunLine, DroppedLine, ExitLine, Line, RaisedLine
 
-# Kinds of which a step has a few; all others are kept and written together.
-_AT_ONCE = ("step", "stage", "window")
-# Kinds of spans that have a kind of stage, which a well-known name tells where nothing else does.
-_STAGES = ("stage", "timer")
 # Kept lines are written when there are this many, or when the first is this old.
 _MANY = 256
 _OLD_NS = 1_000_000_000
@@ -62,139 +42,6 @@ _MOST_RAISED = 50
 _SILENT_NS = 30_000_000_000
 # What is open is written again after so many bytes: readers look for it at a file's end.
 AGAIN_BYTES = 1 << 20
-
-
-class Span:
-    """A span that began now. `end` writes it down.
-
-    Args:
-        ids: The sample or the request that it is of.
-        stage_kind: The kind of the stage; None for that which its name tells.
-
-    Attributes:
-        thread: The thread in which it began, of those that are written at once.
-    """
-
-    __slots__ = (
-        "_begun",
-        "_ids",
-        "_kind",
-        "_life",
-        "_name",
-        "_rank",
-        "_role",
-        "_stage_kind",
-        "_start",
-        "_step",
-        "_timeline",
-        "thread",
-    )
-
-    def __init__(
-        self,
-        timeline: Timeline,
-        kind: str,
-        name: str,
-        *,
-        step: int | None,
-        role: str,
-        rank: int | None,
-        ids: Mapping[str, Id] | None = None,
-        stage_kind: str | None = None,
-    ) -> None:
-        self._timeline = timeline
-        self._life = timeline.life
-        self._kind, self._name, self._step, self._role, self._rank = kind, name, step, role, rank
-        self._ids = ids or {}
-        self._stage_kind = stage_kind
-        self._start = time.time_ns()
-        self._begun = time.monotonic_ns()
-        if kind in _AT_ONCE:
-            self.thread = get_ident()
-            timeline.begun(self)
-
-    @property
-    def line(self) -> BegunLine:
-        """Return the line that says that it has begun."""
-        return BegunLine(
-            self._kind,
-            self._name,
-            self._step,
-            self._role,
-            self._rank,
-            self._start,
-            self._ids,
-            self._known_kind() if self._kind in _STAGES else "",
-        )
-
-    @property
-    def kind(self) -> str:
-        """Return its kind."""
-        return self._kind
-
-    @property
-    def begun_ns(self) -> int:
-        """Return when it began, of `time.monotonic_ns`."""
-        return self._begun
-
-    def _known_kind(self) -> str:
-        return kinds.of(self._name) if self._stage_kind is None else self._stage_kind
-
-    def end(
-        self,
-        error: BaseException | None = None,
-        counts: Mapping[str, int] | None = None,
-        *,
-        step: int | None = None,
-        at_ns: int | None = None,
-    ) -> None:
-        """Note the span; a forked child leaves that to its parent. Never raises.
-
-        Args:
-            error: The exception that was raised inside of it.
-            counts: Counts of it, such as tokens.
-            step: The step, where it was not known at the begin.
-            at_ns: When it ended, of `time.monotonic_ns`, where that was not now.
-        """
-        now = time.monotonic_ns() if at_ns is None else at_ns
-        timeline = self._timeline
-        if self._life is not timeline.life:
-            return
-        stage_kind = self._stage_kind
-        if stage_kind is None:
-            stage_kind = kinds.of(self._name) if self._kind in _STAGES else ""
-        timeline.told.discard(self)
-        line = Line(
-            self._kind,
-            self._name,
-            self._step if step is None else step,
-            self._role,
-            self._rank,
-            self._start,
-            # The wall clock may be set meanwhile.
-            self._start + now - self._begun,
-            None if error is None else type(error).__name__,
-            self._ids,
-            counts or {},
-            stage_kind,
-        )
-        if self._kind in _AT_ONCE:
-            if error is None:
-                timeline.note(self._kind, self._name, now - self._begun)
-            else:
-                timeline.raised(line, error)
-            timeline.add(line, now, at_once=True)
-        else:
-            timeline.going.discard(self)
-            timeline.add(line, now)
-
-    def drop(self) -> None:
-        """Leave the span out."""
-        timeline = self._timeline
-        timeline.going.discard(self)
-        if self in timeline.told:
-            timeline.told.discard(self)
-            timeline.write(DroppedLine(self._kind, self._name, self._start))
 
 
 class Listener(Protocol):
@@ -228,20 +75,17 @@ class Timeline:
         self.told: set[Span] = set()
         self.took: dict[tuple[str, str], deque[int]] = {}
         self.listener: Listener | None = None
-        self._lines: deque[_AnyLine] = deque()
+        self._lines: deque[AnyLine] = deque()
         self._writing = Lock()
         self._oldest = 0
         self._written = 0
         self._took = 0
         # When an event loop is to write what is kept, if it still runs then.
         self._looked_at = 0
-        self._path = ""
-        self._memory = memory_state.Watch()
+        self._file = TimelineFile(self._run)
         # The last exception that has a line, and when the span began that it left.
         self._raised: tuple[int, int] = 0, 0
         self._raised_count = 0
-        self._first = b""
-        self._bytes = 0
 
     def begun(self, span: Span) -> None:
         """Write that a span has begun."""
@@ -285,13 +129,13 @@ class Timeline:
         While something is open and nothing else is written, a line of the memory is a sign of life.
         """
         now = time.monotonic_ns()
-        again = self._bytes > AGAIN_BYTES
+        again = self._file.size > AGAIN_BYTES
         silent = bool(self.told) and now - self._written > _SILENT_NS
-        if self._path and (line := self._memory.look(again or silent)) is not None:
+        if self._file.path and (line := self._file.memory.look(again or silent)) is not None:
             self._lines.append(line)
-        lines: list[_AnyLine]
+        lines: list[AnyLine]
         if again:
-            self._bytes = 0
+            self._file.size = 0
             lines = [span.line for span in self.open() if span in self.told]
         else:
             room = _MOST_OPEN - len(self.told)
@@ -307,7 +151,7 @@ class Timeline:
     def leave(self) -> None:
         """Write the last line of this process, if it has any."""
         self.flush()
-        if self._path:
+        if self._file.path:
             self._lines.append(ExitLine(time.time_ns(), outcome.error(), outcome.told(), memory_state.peak()))
             self.flush()
 
@@ -344,7 +188,7 @@ class Timeline:
                 begun = time.monotonic_ns()
                 try:
                     lines = [self._lines.popleft() for _ in range(len(self._lines))]
-                    self._append(_encoded(lines))
+                    self._file.append(lines)
                 except OSError as problem:
                     interrupts.pass_on(problem)
                     there = os.path.isdir(self._run.path)
@@ -352,23 +196,6 @@ class Timeline:
                 finally:
                     self._written = time.monotonic_ns()
                     self._took = self._written - begun
-
-    def _append(self, content: bytes) -> None:
-        self._bytes += len(content)
-        if not self._path:
-            path = self._run.process_file("timeline")
-            self._run.make(path.parent)
-            self._first = _process_line(self._memory.first())
-            # An earlier process of the run may have had the same pid: this one's lines begin anew.
-            files.append(path, self._first + content)
-            self._path = str(path)
-            return
-        try:
-            files.append(self._path, content, self._first)
-        except FileNotFoundError as error:  # somebody has removed the folder
-            interrupts.pass_on(error)
-            self._run.make(Path(self._path).parent)
-            files.append(self._path, content, self._first)
 
 
 class _State(process.State):
@@ -388,39 +215,4 @@ class _State(process.State):
             timeline.leave()
 
 
-_AnyLine: TypeAlias = Line | BegunLine | DroppedLine | ExitLine | RaisedLine | MemoryLine
 _state = _State()
-_encoder = msgspec.json.Encoder()
-
-
-def _encoded(lines: list[_AnyLine]) -> bytes:
-    try:
-        return _encoder.encode_lines(lines)
-    except Exception as error:  # text with lone surrogates, as in file names that are no UTF-8
-        interrupts.pass_on(error)
-        return _encoder.encode_lines([_mended(msgspec.to_builtins(line)) for line in lines])
-
-
-def _mended(value: Any) -> Any:
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode()
-    if isinstance(value, dict):
-        return {_mended(name): _mended(inner) for name, inner in value.items()}
-    return value
-
-
-def _process_line(at_first: MemoryState) -> bytes:
-    clock = Moment(time.time_ns(), time.monotonic_ns())
-    pid = os.getpid()
-    ticks = identity.began(pid) or 0
-    process = ProcessLine(
-        host=identity.HOST,
-        pid=pid,
-        clock=clock,
-        version=__version__,
-        ticks=ticks,
-        boot=identity.machine(),
-        stderr=identity.own_stderr(),
-        memory=at_first,
-    )
-    return msgspec.json.encode(process) + b"\n"

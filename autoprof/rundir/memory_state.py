@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from autoprof.base import interrupts
-from autoprof.rundir.records import MemoryLine, MemoryState
+from autoprof.rundir.lines import MemoryLine, MemoryState
 
 _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 # From here on it is no limit: version 1 says a number near 2 ** 63 for none.

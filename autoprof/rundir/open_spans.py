@@ -12,18 +12,17 @@ from msgspec import Struct
 
 from autoprof.base import files, identity, interrupts
 from autoprof.rundir.layout import RunDir
-from autoprof.rundir.records import (
+from autoprof.rundir.lines import (
     BegunLine,
     DroppedLine,
     ExitLine,
     Line,
     MemoryLine,
     MemoryState,
-    Moment,
     ProcessLine,
-    Raised,
     RaisedLine,
 )
+from autoprof.rundir.records import Moment, Raised
 from autoprof.rundir.stacks import OpenSpan
 
 # Twice as far back as a process writes again what is open (`run/timeline.py`), and some seconds of a busy process.

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from autoprof.config import structs
-from autoprof.rundir.records import Count, Id, Ns, Number, Size
+from autoprof.rundir.lines import Count, Id
 from autoprof.rundir.records import Frame as Frame
+from autoprof.rundir.records import Ns, Number, Size
 
 # The folders of requests by a person, and by a step that takes too long.
 STACKS, HANGS = "stacks", "hangs"

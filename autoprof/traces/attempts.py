@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 
-from autoprof.rundir.records import PROCESS, Line
+from autoprof.rundir.lines import PROCESS, Line
 
 EVER = 1 << 63
 _DRIVES = ("step", "timer", "stage")

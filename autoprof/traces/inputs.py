@@ -11,7 +11,8 @@ import msgspec
 
 from autoprof.rundir import decoder, file_names
 from autoprof.rundir.file_names import MERGED, META, NPU_ANALYSED, NPU_TIMELINE, TRACE, is_merged
-from autoprof.rundir.records import CaptureMeta, Line
+from autoprof.rundir.lines import Line
+from autoprof.rundir.records import CaptureMeta
 from autoprof.rundir.runs import CaptureFile
 from autoprof.traces import host_clocks
 from autoprof.traces.merge import Input

@@ -13,7 +13,7 @@ from msgspec import Struct
 from autoprof.rundir import decoder, open_spans, runs
 from autoprof.rundir.jsonl import lines
 from autoprof.rundir.layout import RunDir
-from autoprof.rundir.records import PROCESS, Line, is_span
+from autoprof.rundir.lines import PROCESS, Line, is_span
 from autoprof.traces.attempts import Attempts, is_of
 from autoprof.traces.reader import NO_JSON
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 from msgspec import Raw, Struct
 
-from autoprof.rundir.records import Line
+from autoprof.rundir.lines import Line
 from autoprof.traces.rewrite import Event, Tally, description, microseconds
 from autoprof.traces.timeline_spans import Process
 from autoprof.traces.tracks import lay_out

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import msgspec
 from msgspec import Struct
 
-from autoprof.rundir.records import Line
+from autoprof.rundir.lines import Line
 
 _OF_SAMPLES = frozenset(("sample", "turn", "tool", "reward"))
 _ALONE = frozenset(("request",))

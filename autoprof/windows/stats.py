@@ -19,7 +19,7 @@ from autoprof.run import runtime
 from autoprof.run.cluster import current_step
 from autoprof.run.runtime import Runtime
 from autoprof.rundir import file_names
-from autoprof.rundir.records import Line
+from autoprof.rundir.lines import Line
 from autoprof.windows import memory_usage
 from autoprof.windows.stats_channel import StatsChannel
 

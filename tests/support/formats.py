@@ -19,7 +19,7 @@ from autoprof.cli.recipes import catalog, form
 from autoprof.cli.recipes import documents as recipe_documents
 from autoprof.cli.recipes.vocabulary import described
 from autoprof.report.model import captures, lanes, run, samples
-from autoprof.rundir import records, stacks
+from autoprof.rundir import lines, records, stacks
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "reference" / "files.md"
@@ -33,14 +33,14 @@ JSON_MODULES = (documents, recipe_documents, catalog, form, environment, run, ca
 
 def page() -> str:
     """Return the text of the page, as it is there up to the mark."""
-    return _page(PAGE, MARK, [*structs(records), *structs(stacks)])
+    return _page(PAGE, MARK, [*structs(records), *structs(lines), *structs(stacks)])
 
 
 def json_page() -> str:
     """Return the text of the page on `--json`, as it is there up to the mark."""
     kinds = [kind for module in JSON_MODULES for kind in structs(module)]
     text = _page(JSON_PAGE, JSON_MARK, [kind for kind in kinds if kind is not documents.Document])
-    for kind in (*structs(records), *structs(stacks)):
+    for kind in (*structs(records), *structs(lines), *structs(stacks)):
         text = text.replace(f"](#{kind.__name__.lower()})", f"](files.md#{kind.__name__.lower()})")
     return text
 
@@ -63,8 +63,8 @@ def _section(kind: type[Struct]) -> str:
     rows = [f"| `{name}` | {what} | {text} |" for name, what, text in _fields(kind)]
     table = ["| field | type | |", "|---|---|---|", *rows]
     parts = [f"## {kind.__name__}", summary.replace("\n", " "), "\n".join(table), *([more] if more else [])]
-    if kind is records.Line:
-        spans = [f"| `{name}` | {text} |" for name, text in records.SPAN_KINDS.items()]
+    if kind is lines.Line:
+        spans = [f"| `{name}` | {text} |" for name, text in lines.SPAN_KINDS.items()]
         parts.append("\n".join(["| kind | span of, with ids and counts |", "|---|---|", *spans]))
     return "\n\n".join(parts) + "\n"
 

@@ -16,7 +16,7 @@ import pytest
 from autoprof.base import files, identity
 from autoprof.capture import lifecycle
 from autoprof.run import end
-from autoprof.run.timeline import Span
+from autoprof.run.span import Span
 from autoprof.rundir import layout
 from autoprof.rundir import runs as run_reader
 from tests.support.captures import SUBJECT, finished, work

@@ -19,7 +19,7 @@ from autoprof.hooks.call import CALL, Around, Call, Wait
 from autoprof.hooks.waits import RayCalls, ask
 from autoprof.run import runtime
 from autoprof.run.cluster import current_step
-from autoprof.run.timeline import Span
+from autoprof.run.span import Span
 
 # How long it may take to hear of engines that are late: when a window opens, and when the run ends.
 _AT_ONCE_S = 0.05

@@ -10,7 +10,7 @@ from autoprof.capture.subject import Subject
 from autoprof.config import kinds, structs
 from autoprof.config.settings import Settings
 from autoprof.run.runtime import Runtime
-from autoprof.run.timeline import Span
+from autoprof.run.span import Span
 
 ROLE = "rollout"
 # The beginning of autoprof's text in a request to SGLang (`output_dir`), and in the answer (`message`).

@@ -11,7 +11,7 @@ from typing import Any
 
 from autoprof.behaviours.rollout.request import ROLE, Request
 from autoprof.run import end, runtime
-from autoprof.run.timeline import Span
+from autoprof.run.span import Span
 from autoprof.windows.chooser import Chooser
 
 # How often a busy server looks whether somebody asked for a window: with the first request after so many seconds.

@@ -21,7 +21,7 @@ from autoprof.behaviours.rollout.request import MARK, Request
 from autoprof.hooks.attribute_path import follow
 from autoprof.hooks.wrapper import wrapped_by
 from autoprof.run import runtime
-from autoprof.run.timeline import Span
+from autoprof.run.span import Span
 
 # Set on a TokenizerManager while autoprof records its engine.
 OPEN = "_autoprof_open"

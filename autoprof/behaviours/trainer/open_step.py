@@ -14,7 +14,7 @@ from autoprof.hooks.call import Wait
 from autoprof.hooks.waits import ask
 from autoprof.run import end, runtime
 from autoprof.run.cluster import current_step
-from autoprof.run.timeline import Span
+from autoprof.run.span import Span
 from autoprof.windows.chooser import Chooser
 
 

@@ -15,7 +15,7 @@ from autoprof.config.settings import Settings
 from autoprof.hooks import gates
 from autoprof.run.cluster.current_step import StepAnnouncement
 from autoprof.run.runtime import Runtime
-from autoprof.run.timeline import Span
+from autoprof.run.span import Span
 
 # A running stage is known by its role and its name.
 Who = tuple[str, str]

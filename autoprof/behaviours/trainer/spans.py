@@ -15,8 +15,8 @@ from autoprof.hooks.call import CALL, Around, Call
 from autoprof.run import runtime
 from autoprof.run.cluster import current_step
 from autoprof.run.runtime import Runtime
-from autoprof.run.timeline import Span as TimelineSpan
-from autoprof.rundir.records import Id
+from autoprof.run.span import Span as TimelineSpan
+from autoprof.rundir.lines import Id
 
 # `stage` spans tell of a process's work and are written at once; of the others there are thousands in a step.
 Kind: TypeAlias = Literal["stage", "sample", "turn", "tool", "reward", "request"]

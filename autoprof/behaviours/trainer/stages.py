@@ -22,7 +22,7 @@ from autoprof.run import runtime
 from autoprof.run.cluster import current_step
 from autoprof.run.cluster.current_step import StepAnnouncement
 from autoprof.run.runtime import Runtime
-from autoprof.run.timeline import Span
+from autoprof.run.span import Span
 
 
 class Read(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -12,7 +12,7 @@ from autoprof.hooks.behaviour import Behaviour
 from autoprof.hooks.call import CALL, Around, Call
 from autoprof.run import runtime
 from autoprof.run.cluster import current_step
-from autoprof.run.timeline import Span
+from autoprof.run.span import Span
 
 # Set on a timer while it runs: its span.
 _SPAN = "_autoprof_span"

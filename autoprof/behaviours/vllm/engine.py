@@ -19,7 +19,7 @@ from autoprof.hooks.behaviour import Behaviour
 from autoprof.hooks.call import CALL, Around, Call
 from autoprof.hooks.waits import Coroutine
 from autoprof.run import runtime
-from autoprof.run.timeline import Span
+from autoprof.run.span import Span
 
 # Of the time that a stop may take, what the engine's own may: what follows then has the rest.
 _ITS_SHARE = 0.75

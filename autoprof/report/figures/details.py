@@ -18,7 +18,7 @@ from autoprof.report.figures.skews import skews
 from autoprof.report.figures.zones import Zone, parts
 from autoprof.report.model.captures import CaptureFigures
 from autoprof.report.model.run import StepFigures, StepRow
-from autoprof.rundir.records import PROCESS, Line
+from autoprof.rundir.lines import PROCESS, Line
 from autoprof.traces.attempts import is_of
 
 # Where no step was chosen: so many slow ones, and so many of the captured ones, the last. What held them up is looked

@@ -13,7 +13,7 @@ from autoprof.base import files, interrupts
 from autoprof.base.redact import writable
 from autoprof.report.figures import places
 from autoprof.rundir import decoder
-from autoprof.rundir.records import Count
+from autoprof.rundir.lines import Count
 from autoprof.rundir.stacks import HANGS, MOST_BYTES, WHY, Frame, OpenSpan, ProcessStacks, Why
 
 # So many folders and processes are read, and so much is kept of a process.

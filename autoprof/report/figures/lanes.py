@@ -12,7 +12,7 @@ from autoprof.report.figures import words
 from autoprof.report.figures.reading import Timeline
 from autoprof.report.figures.words import OTHER, PROFILING
 from autoprof.report.model.lanes import Gap, Lane, PathPart, SpanRow
-from autoprof.rundir.records import Line
+from autoprof.rundir.lines import Line
 from autoprof.traces.timeline_tracks import ROLES
 
 # So many spans of a lane are shown, the longest; a picture can't show more.

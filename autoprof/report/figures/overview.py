@@ -20,7 +20,7 @@ from autoprof.report.figures.slow_steps import mark_slow
 from autoprof.report.figures.words import OTHER, PROFILING
 from autoprof.report.figures.zones import Zone, noted
 from autoprof.report.model.run import StageShare, StepRow
-from autoprof.rundir.records import PROCESS, Line
+from autoprof.rundir.lines import PROCESS, Line
 from autoprof.traces.attempts import EVER, Attempts, is_of
 
 # In place of the file of a step's driver, where there is none.

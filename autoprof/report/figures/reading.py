@@ -14,7 +14,7 @@ from autoprof.report.figures.words import listed, several
 from autoprof.rundir import decoder
 from autoprof.rundir.jsonl import lines
 from autoprof.rundir.layout import RunDir
-from autoprof.rundir.records import PROCESS, SPAN_KINDS, Id, Line, is_span
+from autoprof.rundir.lines import PROCESS, SPAN_KINDS, Id, Line, is_span
 from autoprof.traces import host_clocks, timeline_spans
 from autoprof.traces.events import OTHER_NAMES
 from autoprof.traces.reader import NO_JSON, TraceError

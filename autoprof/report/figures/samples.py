@@ -13,7 +13,7 @@ from autoprof.report.figures.reading import Ids
 from autoprof.report.figures.sample_parts import Inside, Parts, held_by, parts_of, summed, usual
 from autoprof.report.model.lanes import SpanRow
 from autoprof.report.model.samples import SampleFigures, SampleRow, Tail, ToolRow
-from autoprof.rundir.records import Line
+from autoprof.rundir.lines import Line
 
 _QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 _MOST_POINTS = 300

@@ -17,7 +17,8 @@ from autoprof.base import files, identity, interrupts, log
 from autoprof.base.units import seconds as in_words
 from autoprof.config.conditions import HANG, Condition
 from autoprof.config.settings import Settings
-from autoprof.run.timeline import Span, Timeline
+from autoprof.run.span import Span
+from autoprof.run.timeline import Timeline
 from autoprof.rundir import file_names, layout
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.stacks import HANGS, MOST_BYTES, WHY, Why

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any
 
-from autoprof.run.timeline import Span
+from autoprof.run.span import Span
 
 # The folder of the package, as its code names it, and a wrapper's file where it has come from another machine.
 _HERE = "run/watch/owners.py"

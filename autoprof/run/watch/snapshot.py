@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from autoprof.base import files, identity, interrupts
 from autoprof.base.redact import writable
 from autoprof.run.hook_log import process_title
-from autoprof.run.timeline import Span, Timeline
+from autoprof.run.span import Span
+from autoprof.run.timeline import Timeline
 from autoprof.run.watch import beside, bounds, tasks, threads
 from autoprof.run.watch.places import Names
 from autoprof.rundir.layout import RunDir

@@ -13,7 +13,7 @@ from types import AsyncGeneratorType, CodeType, CoroutineType, FrameType, Genera
 from typing import Any, NamedTuple
 
 from autoprof.base import interrupts
-from autoprof.run.timeline import Span
+from autoprof.run.span import Span
 from autoprof.run.watch import owners, places
 from autoprof.run.watch.places import MOST_DEEP, Names, Place
 from autoprof.rundir.stacks import Task

@@ -7,7 +7,7 @@ import threading
 from types import FrameType
 from typing import NamedTuple
 
-from autoprof.run.timeline import Span
+from autoprof.run.span import Span
 from autoprof.run.watch import owners, places
 from autoprof.run.watch.places import MOST_DEEP, Names, Place
 from autoprof.rundir.stacks import Thread

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from autoprof.base import log
 from autoprof.config import conditions
 from autoprof.run.runtime import Runtime
-from autoprof.run.timeline import Span
+from autoprof.run.span import Span
 from autoprof.run.watch import hang
 from autoprof.run.watch.hang import HangWatch, Limit, limits, usual_s, watched
 from autoprof.run.watch.watcher import Watcher

@@ -19,7 +19,7 @@ import pytest
 
 from autoprof.base import identity
 from autoprof.run.runtime import Runtime
-from autoprof.run.timeline import Span
+from autoprof.run.span import Span
 from autoprof.run.watch import bounds, snapshot, watcher
 from autoprof.rundir.stacks import MOST_BYTES, Frame, ProcessStacks, Task, Thread
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from autoprof.base import files, identity
 from autoprof.run import timeline
 from autoprof.run.runtime import Runtime
-from autoprof.run.timeline import Span
+from autoprof.run.span import AT_ONCE, Span
 from autoprof.rundir import layout, open_spans
 from tests.support import helpers
 
@@ -31,7 +31,7 @@ def run(made: Callable[..., Runtime]) -> Runtime:
 
 def begin(run: Runtime, kind: str = "sample", name: str = "x", **values: Any) -> Span:
     span = Span(run.timeline, kind, name, **({"step": 2, "role": "agent_loop", "rank": None} | values))
-    if kind not in timeline._AT_ONCE:
+    if kind not in AT_ONCE:
         run.timeline.going.add(span)
     return span
 
@@ -154,9 +154,10 @@ def test_what_is_kept_is_written_at_exit(python: Any, tmp_path: Path) -> None:
     code = f"""
 from pathlib import Path
 from autoprof.run import timeline
+from autoprof.run.span import Span
 from autoprof.rundir.layout import RunDir
 lines = timeline.Timeline(RunDir(Path({str(tmp_path / "run")!r})))
-def span(name): return timeline.Span(lines, "sample", name, step=1, role="agent_loop", rank=None)
+def span(name): return Span(lines, "sample", name, step=1, role="agent_loop", rank=None)
 long = span("long")
 span("short").end()
 """
@@ -306,9 +307,10 @@ def test_a_process_that_is_killed_leaves_what_was_open_and_one_that_exits_does_n
 import os
 from pathlib import Path
 from autoprof.run import timeline
+from autoprof.run.span import Span
 from autoprof.rundir.layout import RunDir
 lines = timeline.Timeline(RunDir(Path({str(tmp_path)!r}, name)))
-timeline.Span(lines, "stage", "update", step=1, role="actor", rank=0)
+Span(lines, "stage", "update", step=1, role="actor", rank=0)
 """
     python("name = 'exits'" + code)
     python("name = 'killed'" + code + "os.kill(os.getpid(), 9)", check=False)
@@ -362,7 +364,7 @@ def test_threads_and_forks_write_every_line_once_in_the_order_of_ends(
 ) -> None:
     run = made()
     run.timeline = timeline.Timeline(layout.RunDir(tmp_path_factory.mktemp("run")))
-    folder = run.timeline._run.path
+    folder = run.timeline._file.run.path
     before, timeline._MANY = timeline._MANY, many
 
     def work(thread: int, amount: int) -> None:

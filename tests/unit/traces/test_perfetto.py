@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from autoprof.rundir.records import Line
+from autoprof.rundir.lines import Line
 from autoprof.traces.archive import pack
 from autoprof.traces.merge import Input, merge
 from autoprof.traces.timeline_spans import Process

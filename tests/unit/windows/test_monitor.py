@@ -18,7 +18,7 @@ from autoprof.config.settings import Settings
 from autoprof.run.cluster import current_step, kv
 from autoprof.run.cluster.current_step import StepAnnouncement
 from autoprof.run.runtime import Runtime
-from autoprof.rundir.records import Line
+from autoprof.rundir.lines import Line
 from autoprof.windows import memory_usage, monitor, stats, stats_channel, trigger_requests
 from autoprof.windows.chooser import Chooser
 from autoprof.windows.inbox import Bell
