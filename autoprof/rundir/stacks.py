@@ -53,6 +53,7 @@ class Task(Struct, frozen=True, kw_only=True, omit_defaults=True):
     frames: list[Frame] = []  # Its coroutines.
     waits_on: str = ""  # What the innermost one awaits, such as `Future` or `Task-7`.
     spans: list[Number] = []  # The spans that it works on, by their places in `spans`.
+    thread: Number = 0  # Python's number of the thread that runs it now; 0 for one that waits.
 
 
 @structs.complete

@@ -14,7 +14,7 @@ from autoprof.base.redact import writable
 from autoprof.report.figures import places
 from autoprof.rundir import decoder
 from autoprof.rundir.lines import Count
-from autoprof.rundir.stacks import HANGS, MOST_BYTES, WHY, Frame, OpenSpan, ProcessStacks, Why
+from autoprof.rundir.stacks import HANGS, MOST_BYTES, WHY, Frame, OpenSpan, ProcessStacks, Thread, Why
 
 # So many folders and processes are read, and so much is kept of a process.
 MOST_HANGS, MOST_PROCESSES = 16, 4096
@@ -40,12 +40,15 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         label: Its title without what numbers it: processes with the same do the same.
         spans: Its open spans, oldest first.
-        stack: The innermost functions of its main thread, the innermost last.
-        waits: For what the main thread waits, of `places`.
-        place: Where the main thread is; empty where nothing tells.
+        stack: The innermost functions of the thread that works on what is open, the innermost last; of the main one
+            where none does.
+        thread: The name of that thread.
+        waits: For what that thread waits, of `places`.
+        place: Where that thread is; empty where nothing tells.
         working: Its threads and tasks that do something.
         deadlock: Which threads wait for one another's locks, in words.
         itself: Where it waits for itself.
+        held_up: What the thread of an event loop is in, while the loop's other tasks wait; and how many those are.
         flight_record: The path of its flight record.
         joined_as: Its rank for torch, as the name of that file has it, else its own rank.
     """
@@ -57,11 +60,13 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     unix_ns: int
     spans: list[OpenSpan]
     stack: list[Frame]
+    thread: str
     waits: str
     place: str
     working: list[Working]
     deadlock: str
     itself: str
+    held_up: tuple[Working, int] | None
     engine: dict[str, Count | str]
     flight_record: str
     joined_as: int | None
@@ -151,10 +156,10 @@ def _process(path: Path, left_out: list[str]) -> Process | None:
         stood = decoder.read(path, ProcessStacks, left_out)
     if not (stood.host or stood.threads or stood.spans):
         return None
-    main = next((thread for thread in stood.threads if thread.main), None)
-    frames = main.frames if main is not None else []
+    teller = _teller(stood)
+    frames = teller.frames if teller is not None else []
     told = places.told(frames)
-    itself = next((place for thread in stood.threads if (place := places.waits_for_itself(thread.frames))), None)
+    itself = next((place for thread in stood.threads if (place := places.waits_for_itself(thread))), None)
     record = Path(stood.flight_record).name if stood.flight_record else ""
     return Process(
         host=writable(stood.host),
@@ -164,11 +169,13 @@ def _process(path: Path, left_out: list[str]) -> Process | None:
         unix_ns=stood.unix_ns,
         spans=_kept(stood.spans),
         stack=[_writable(frame) for frame in frames[-_FRAMES:]],
+        thread="main thread" if teller is None or teller.main else writable(f"thread {teller.name}"),
         waits=places.waits(frames) if frames else places.IDLE,
         place=writable(places.text(told)) if told is not None else "",
-        working=_working(stood),
+        working=_working(stood, teller),
         deadlock=writable(places.deadlock(stood.threads)),
         itself=writable(places.text(itself)) if itself is not None else "",
+        held_up=_held_up(stood),
         engine=stood.engine,
         flight_record=str(path.parent / record) if record else "",
         joined_as=int(number[1]) if (number := _JOINED.search(record)) is not None else stood.rank,
@@ -194,15 +201,19 @@ def _label(process: str) -> str:
     return _NUMBER.sub("", title)[:80].strip()
 
 
-def _working(stood: ProcessStacks) -> list[Working]:
-    found = []
-    for thread in stood.threads:
-        place = places.own(thread.frames)
-        if place is None or places.waits(thread.frames) == places.IDLE:
-            continue
-        on = [stood.spans[number] for number in thread.spans if 0 <= number < len(stood.spans)]
-        own = not places.package(place)
-        found.append(Working(writable(thread.name), writable(places.text(place)), on, thread.main, own))
+def _teller(stood: ProcessStacks) -> Thread | None:
+    """Return the thread that works on the open step or stage, or on samples where the main one does nothing: Ray's
+    asynchronous actors do so beside the main one."""
+    works = {number for number, span in enumerate(stood.spans) if span.kind in ("step", "stage")}
+    found = [thread for thread in stood.threads if works.intersection(thread.spans)]
+    main = next((thread for thread in stood.threads if thread.main), None)
+    if main is not None and not found and places.waits(main.frames) == places.IDLE:
+        found = [thread for thread in stood.threads if thread.spans]
+    return main if not found or main in found else found[-1]
+
+
+def _working(stood: ProcessStacks, teller: Thread | None) -> list[Working]:
+    found = [work for thread in stood.threads if (work := _at_work(stood, thread, thread is teller)) is not None]
     for task in stood.tasks:
         place = places.told(task.frames)
         on = [stood.spans[number] for number in task.spans if 0 <= number < len(stood.spans)]
@@ -211,6 +222,26 @@ def _working(stood: ProcessStacks) -> list[Working]:
             found.append(Working(writable(task.name), writable(places.text(place)), on, False, own))
     # Those that work on spans first.
     return sorted(found, key=lambda each: (not each.spans, not each.own, not each.main))[:_MOST_THREADS]
+
+
+def _at_work(stood: ProcessStacks, thread: Thread, main: bool) -> Working | None:
+    place = places.own(thread.frames)
+    if place is None or places.waits(thread.frames) == places.IDLE:
+        return None
+    on = [stood.spans[number] for number in thread.spans if 0 <= number < len(stood.spans)]
+    return Working(writable(thread.name), writable(places.text(place)), on, main, not places.package(place))
+
+
+def _held_up(stood: ProcessStacks) -> tuple[Working, int] | None:
+    """Return the thread of a loop that is in a task now, and how many tasks of the process wait."""
+    waiting = sum(bool(task.waits_on) for task in stood.tasks)
+    running = {task.thread for task in stood.tasks if task.thread}
+    found = [
+        work
+        for thread in stood.threads
+        if waiting and thread.ident in running and (work := _at_work(stood, thread, False)) is not None
+    ]
+    return (found[0], waiting) if found else None
 
 
 def roles(processes: Sequence[Process]) -> dict[str, str]:

@@ -181,9 +181,12 @@ def _source(file: str, sources: dict[str, list[str]]) -> list[str]:
     return sources[file]
 
 
-def waits_for_itself(frames: Sequence[Frame]) -> Frame | None:
+def waits_for_itself(thread: Thread) -> Frame | None:
     """Return where an actor of Ray's waits for what it was itself asked to do, by the source around that line."""
-    if waits(frames) != RAY or not any("ray/_private/workers" in frame.file for frame in frames[:3]):
+    frames = thread.frames
+    # The thread of an actor's methods, and that of an asynchronous one's loop (Ray 2.60, `_raylet.pyx`).
+    of_actor = any("ray/_private/workers" in frame.file for frame in frames[:3])
+    if waits(frames) != RAY or not (of_actor or thread.name.startswith("AsyncIO Thread: ")):
         return None
     place = next((frame for frame in reversed(frames) if not package(frame)), None)
     if place is None:

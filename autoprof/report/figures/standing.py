@@ -11,10 +11,13 @@ from autoprof.base.units import seconds
 from autoprof.report.figures import hangs, places
 from autoprof.report.figures.collectives import BY_TORCH, Record, Stuck
 from autoprof.report.figures.hangs import Process
+from autoprof.report.figures.open_now import where
 from autoprof.report.figures.words import listed, several
 
 # A sample or a request is long that is older than this, or than half of a step that stands.
 OLD_S = 60.0
+# Kinds of spans of which a step has thousands.
+OF_SAMPLES = ("sample", "turn", "tool", "reward", "request")
 
 
 class Said(msgspec.Struct, frozen=True):
@@ -35,6 +38,22 @@ def by_itself(processes: Sequence[Process]) -> Iterator[Said]:
                 f"{process.name} waits for itself: ray.get in {process.itself} asks for what the actor itself is to do"
             )
             yield Said(text, _stack(process), process.file)
+
+
+def held_up(processes: Sequence[Process], age_s: float) -> Iterator[Said]:
+    """Tell of event loops that wait for one of their tasks, which does not await: all others stand with it."""
+    for process in processes:
+        if process.held_up is None:
+            continue
+        work, waiting = process.held_up
+        span = next((span for span in reversed(work.spans) if span.kind in OF_SAMPLES), None)
+        long = span is not None and (process.unix_ns - span.start_ns) / 1e9 >= min(OLD_S, age_s / 2)
+        if span is None or not long:
+            continue
+        who = where(msgspec.structs.replace(span, role=""))
+        doing = f"{span.kind} {span.name} of {who}" if who else f"{span.kind} {span.name}"
+        text = f"{doing} holds up the event loop of {process.name}, where {several(waiting, 'task')} wait"
+        yield Said(f"{text}; it is in {work.place}", _stack(process), process.file)
 
 
 def records(processes: Sequence[Process]) -> list[Record]:
@@ -161,7 +180,7 @@ def elsewhere(processes: Sequence[Process]) -> str:
 
 def _stack(process: Process) -> list[str]:
     inner = [places.text(frame) for frame in process.stack[-4:]]
-    return [f"{process.name}, main thread: {' > '.join(inner)}"] if inner else []
+    return [f"{process.name}, {process.thread}: {' > '.join(inner)}"] if inner else []
 
 
 def ranks(numbers: Sequence[int], role: str) -> str:

@@ -21,7 +21,6 @@ from autoprof.rundir.stacks import OpenSpan
 
 # A sample waits that is older than `standing.OLD_S` and so many times as old as the median of so many of its like.
 TIMES, FEWEST = 5, 3
-_OF_SAMPLES = ("sample", "turn", "tool", "reward", "request")
 _MOST_FILES = 8
 
 
@@ -47,7 +46,7 @@ def samples(run: str, found: Sequence[Spans], stands_s: float | None) -> Iterato
     inner: dict[tuple[str, int, str], tuple[OpenSpan, Spans]] = {}
     for of in found:
         for place, span in enumerate(of.spans):
-            if span.kind in _OF_SAMPLES:
+            if span.kind in standing.OF_SAMPLES:
                 ids = {name: span.ids.get(name) for name in ("sample", "rollout", "validate")}
                 key = of.host, of.pid, str(ids if ids["sample"] is not None else place)
                 if key not in inner or inner[key][0].start_ns <= span.start_ns:

@@ -53,6 +53,11 @@ def _of_hang(run: str, hang: Hang, opened: OpenSpans, ended_s: Mapping[int, floa
     since = hang.why.since_ns or min(begun, default=(True, at))[1]
     took = ended_s.get(hang.step) if hang.step is not None else None
     standing_s = _open_for(opened, hang.step)
+    if standing_s is None and took is not None:
+        # Whoever was asked when the step was over tells of the next one.
+        processes = [process for process in processes if process.unix_ns <= since + took * 1e9]
+        if hang.processes and not processes:
+            return None, hang.left_out
     going_on = opened.going_on and hang.step is not None and (standing_s is not None or took is None)
     if standing_s is None and took is not None:
         age = took
@@ -70,6 +75,7 @@ def _of_hang(run: str, hang: Hang, opened: OpenSpans, ended_s: Mapping[int, floa
     said = list(
         chain(
             standing.by_itself(processes),
+            standing.held_up(processes, (at - since) / 1e9),
             in_collectives,
             engines,
             waiting_spans.samples(run, spans, min(age, (at - since) / 1e9)),

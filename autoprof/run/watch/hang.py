@@ -29,8 +29,10 @@ TIME_S, FACTOR = 1800.0, 5.0
 FEWEST = 3
 # So often all processes write where they stand, unless a condition says more or less.
 AT_MOST = 3
-# The folder of what belongs to no step.
+# The folder of what belongs to no step, and how much longer that takes than a step may: processes that know no step
+# leave it to the trainer, which looks every ten seconds.
 NO_STEP = "no_step"
+_LATER_S = 25.0
 # Stages that take long where nothing is wrong, outside of any step: of those that are no step's, they are left out.
 _LONG = ("validate", "checkpoint")
 
@@ -112,11 +114,12 @@ class HangWatch:
         if name in self._seen:
             return
         took = (time.monotonic_ns() - span.begun_ns) / 1e9
+        late = took if line.step is not None else took - _LATER_S
         usual = usual_s(self._run.timeline.took, line.span, line.name)
         # A batch of a server that is never idle.
         endless = line.span == "step" and line.role == "rollout"
-        limit = next((limit for limit in self._limits if limit.passed(took, usual, endless)), None)
-        if limit is None:
+        limit = next((limit for limit in self._limits if limit.passed(late, usual, endless)), None)
+        if limit is None or (line.step is None and self._asked_since(time.time_ns() - round(took * 1e9))):
             return
         self._seen.add(name)
         there = self._folders()
@@ -138,6 +141,15 @@ class HangWatch:
                 reason=f"{whose} has taken {in_words(took)}{times}",
             ),
         )
+
+    def _asked_since(self, unix_ns: int) -> bool:
+        """Return whether all processes have written where they stood since then, for a step's sake."""
+        place = self._run.rundir.path / HANGS
+        try:
+            return any(os.stat(place / name / WHY).st_mtime_ns > unix_ns for name in self._folders())
+        except OSError as error:  # somebody removes it
+            interrupts.pass_on(error)
+            return False
 
     def _ask(self, name: str, why: Why) -> None:
         """Make the folder with its `why.json` in it, unless another process has done so first."""

@@ -96,7 +96,22 @@ def _read(task: Any, names: Names) -> Found:
         awaited = inner
     chain.reverse()
     name = str(task.get_name())
-    return Found(Task(name=places.text(name), frames=names.frames(chain), waits_on=_waits_on(task)), spans)
+    waits_on = _waits_on(task)
+    thread = 0 if waits_on else _runs_in(task)
+    told = Task(name=places.text(name), frames=names.frames(chain), waits_on=waits_on, thread=thread)
+    return Found(told, spans)
+
+
+def _runs_in(task: Any) -> int:
+    """Return the thread in whose stack the outermost coroutine of a task is, 0 where none has it."""
+    outermost = getattr(task.get_coro(), "cr_frame", None)
+    for ident, frame in sys._current_frames().items() if outermost is not None else ():
+        each: FrameType | None = frame
+        while each is not None:
+            if each is outermost:
+                return ident
+            each = each.f_back
+    return 0
 
 
 def _inside(awaited: Any) -> tuple[Any, CodeType | None, FrameType | None]:

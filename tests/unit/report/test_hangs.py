@@ -298,6 +298,55 @@ def test_an_actor_that_waits_for_itself_is_named(hung: HungRun, tmp_path: Path) 
     assert "waits for itself: ray.get in judge.py:3 score" in said(hung)
 
 
+def asynchronous(source: Path, hung: HungRun, minutes: float) -> dict[str, Any]:
+    """An actor whose loop is in a tool, while other tasks of it wait for answers."""
+    python = "/env/lib/python3.11/"
+    frames = [
+        Frame("Thread.run", f"{python}threading.py", 982),
+        Frame("search", str(source), 3),
+        Frame("get", f"{python}site-packages/ray/_private/worker.py", 2700),
+    ]
+    here = Thread(name="AsyncIO Thread: default", ident=9, frames=frames, spans=[0])
+    tasks = [
+        Task(name="Task-1", frames=[Frame("call", "/env/lib/python3.11/site-packages/verl/tools.py", 8)], thread=9),
+        *(Task(name=f"Task-{n}", frames=[Frame("generate", "/v/llm.py", 1)], waits_on="Future") for n in (2, 3)),
+    ]
+    return {"process": "ray::Agents", "threads": [here], "tasks": tasks}
+
+
+def test_a_task_that_holds_up_its_loop_is_named(hung: HungRun, tmp_path: Path) -> None:
+    tool = hung.span("tool", "search", 12, sample="63")
+    turn = hung.span("turn", "generate", 12, sample="7")
+    hung.stack(IDLE, spans=[tool, turn], **asynchronous(tmp_path / "tool.py", hung, 12))
+    assert said(hung) == (
+        "tool search of sample 63 holds up the event loop of ray::Agents (pid 1001 on n2), where 2 tasks wait; "
+        "it is in tool.py:3 search"
+    )
+
+
+def test_a_loop_that_is_busy_for_a_moment_is_not(hung: HungRun, tmp_path: Path) -> None:
+    tool = hung.span("tool", "search", 0.1, sample="63")
+    hung.stack(IDLE, spans=[tool], **asynchronous(tmp_path / "tool.py", hung, 0.1))
+    assert "holds up" not in of(hung).text
+
+
+def test_an_asynchronous_actor_that_waits_for_itself_is_named(hung: HungRun, tmp_path: Path) -> None:
+    source = tmp_path / "tool.py"
+    source.write_text("def search():\n    me = ray.get_runtime_context().current_actor\n    ray.get(me.x.remote())\n")
+    hung.stack(IDLE, spans=[hung.span("tool", "search", 12, sample="63")], **asynchronous(source, hung, 12))
+    assert "waits for itself: ray.get in tool.py:3 search" in said(hung)
+
+
+def test_of_an_asynchronous_actor_the_thread_with_the_open_stage_tells(hung: HungRun) -> None:
+    ray = "/env/lib/python3.11/site-packages/ray/_private/"
+    main = [Frame("<module>", f"{ray}workers/default_worker.py", 300), Frame("main_loop", f"{ray}worker.py", 900)]
+    threads = [Thread(name="AsyncIO Thread: default", ident=9, frames=list(REWARD), spans=[0])]
+    hung.stack(main, rank=1, role="actor", stage="update_actor", threads=threads)
+    found = of(hung)
+    assert "rank 1 of actor is in reward.py:44 fetch_score" in found.text
+    assert any("thread AsyncIO Thread: default" in line for line in found.evidence)
+
+
 def test_a_single_process_is_told_by_where_it_is(hung: HungRun) -> None:
     hung.stack(REWARD, rank=0, role="trainer", stage="reward", process="python train.py")
     assert said(hung) == "rank 0 of trainer is in reward.py:44 fetch_score in reward"

@@ -158,6 +158,21 @@ def test_what_belongs_to_no_step_has_a_folder_too(made: Made) -> None:
     assert why(run, "no_step").reason == "request generate has taken 60 min 0 s"
 
 
+def test_what_belongs_to_no_step_is_left_to_the_trainer_first(made: Made) -> None:
+    run = run_with(made, "hang>10m")
+    begin(run, "request", "generate", step=None, ago_ns=10 * 60 * 10**9 + 20 * 10**9)
+    HangWatch(run).look()
+    assert folders(run) == []
+    begin(run, step=4, ago_ns=HOUR)
+    HangWatch(run).look()
+    assert folders(run) == ["step_000004"]
+    # Another process's, much later: all have told where they stood since it began.
+    run.timeline.told.clear()
+    begin(run, "request", "generate", step=None, ago_ns=HOUR)
+    HangWatch(run).look()
+    assert folders(run) == ["step_000004"]
+
+
 @pytest.mark.parametrize(("when", "most"), [("hang>10m", 3), ("", 3)])
 def test_all_processes_write_three_times_in_a_run_at_most(when: str, most: int, made: Made) -> None:
     run = run_with(made, when)

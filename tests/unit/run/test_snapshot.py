@@ -156,6 +156,10 @@ def test_nested_awaits_are_a_chain_and_the_innermost_says_what_it_waits_on(run: 
     assert task(told, "new").waits_on == "its turn"
     (runs,) = [each for each in told.tasks if functions(each)[:1] == ["main"]]
     assert runs.waits_on == ""
+    # By its stack that thread is the one that runs it.
+    (thread,) = [each for each in told.threads if each.ident == runs.thread]
+    assert "main" in [frame.function.rpartition(".")[2] for frame in thread.frames]
+    assert task(told, "new").thread == 0
 
 
 def test_gatherings_groups_and_generators_are_followed(run: Runtime) -> None:
