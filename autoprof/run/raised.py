@@ -22,13 +22,13 @@ _MOST_NAMED = 8
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 _FRAME = re.compile(r'^ *File "([^"\n]{1,400})", line (\d{1,9}), in ([^\n]{1,200})$', re.MULTILINE)
-# Of Ray 2.9 to 2.56 (`ray/exceptions.py`, and the raylet's and the GCS's texts of why a worker is gone).
+# Of Ray 2.9 to 2.60 (`ray/exceptions.py`, and the raylet's and the GCS's texts of why a worker is gone).
 _PID = re.compile(r"\bpid[:=] ?(\d{1,9})")
 _RAY_DEATHS = ("ActorDiedError", "RayActorError", "WorkerCrashedError", "OutOfMemoryError", "NodeDiedError")
 _BROUGHT = "RayTaskError"
 _HEADER = re.compile(r"ray::[^\n]{0,400}\(pid=(\d{1,9}), ip=|^Traceback \(most recent call last\)", re.MULTILINE)
 _RAY_MEMORY = re.compile(r"running low on memory", re.IGNORECASE)
-_RAY_USED = re.compile(r"was running was ([\d.]+) ?([KMGT]?i?B) / ([\d.]+) ?([KMGT]?i?B)", re.IGNORECASE)
+_RAY_USED = re.compile(r"was (?:running was )?([\d.]+) ?([KMGT]?i?B)(?: used)? / ([\d.]+) ?([KMGT]?i?B)", re.IGNORECASE)
 _NODE = re.compile(r"\b(its node|the node) (has )?(died|dead|failed)|NodeDiedError", re.IGNORECASE)
 _CONTAINED = re.compile(
     r"^The actor died unexpectedly|^The worker died unexpectedly|running low on memory", re.MULTILINE

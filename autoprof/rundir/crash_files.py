@@ -23,6 +23,9 @@ _SIGNALS = {
     "Floating point exception": "SIGFPE",
 }
 _FATAL = re.compile(r"^Fatal Python error: ([^\n]{1,100})$", re.MULTILINE)
+# The library tvm-ffi, which vLLM's xgrammar brings, puts its own handler in place of Python's as it is loaded. It tells
+# functions in C alone (tvm-ffi 0.1.15, src/ffi/backtrace.cc).
+_TVM = "\n!!!!!!! Segfault encountered !!!!!!!\n"
 _FRAME = re.compile(r'^  File "([^"\n]{1,400})", line (\d{1,9}) in ([^\n]{1,200})$', re.MULTILINE)
 _THREAD = re.compile(r"^(?:Current thread 0x|Thread 0x|Stack \()[^\n]*$", re.MULTILINE)
 # What stands around a hooked function.
@@ -74,7 +77,9 @@ def in_log(path: str) -> tuple[str, list[Frame]] | None:
         interrupts.pass_on(error)
         return None
     begins = [found.start() for found in _FATAL.finditer(text)]
-    return parsed(text[begins[-1] :]) if begins else None
+    if begins:
+        return parsed(text[begins[-1] :])
+    return ("SIGSEGV", []) if _TVM in text else None
 
 
 def parsed(text: str) -> tuple[str, list[Frame]]:

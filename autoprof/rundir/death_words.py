@@ -100,6 +100,8 @@ def _how(death: Death) -> str:
 
 
 def _where(death: Death) -> str:
+    if death.after:
+        return f"after {death.after} of step {death.step}" if death.step is not None else f"after {death.after}"
     if death.step is None:
         return f"in {death.stage}" if death.stage else ""
     return f"in {death.stage} of step {death.step}" if death.stage else f"in step {death.step}"

@@ -119,13 +119,17 @@ def _gone(state: ProcessState, info: RunFile) -> Death:
     spans = _stages(state.spans)
     inner = next((span for span in reversed(spans) if span.kind == "stage"), spans[-1] if spans else None)
     step = next((span.step for span in reversed(spans) if span.step is not None), None)
+    # Between two stages the one before tells who it was.
+    before = state.ended if inner is None and not state.spans else None
+    last = inner or before
     death = Death(
         how=GONE_DEAD,
         host=state.host,
         pid=state.pid,
-        role=inner.role if inner is not None else "",
-        rank=inner.rank if inner is not None else None,
-        step=step,
+        role=last.role if last is not None else "",
+        rank=last.rank if last is not None else None,
+        step=step if before is None else before.step,
+        after=before.name if before is not None else "",
         stage=inner.name if inner is not None and inner.kind == "stage" else "",
         since_ns=inner.start_ns if inner is not None else 0,
         last_ns=state.last_ns,

@@ -44,6 +44,7 @@ class ProcessState(Struct, frozen=True, kw_only=True):
         last_ns: The last moment that its timeline knows, in nanoseconds since the epoch.
         exception: That exception with its stack.
         raised: The last exception that has left a step or a stage, and that nobody above seems to have caught.
+        ended: The last stage that has ended.
         within: The innermost stage, timer or sample's span that this one has left.
         boot: The machine since its boot.
         stderr: The file that its stderr is, where that is its own.
@@ -61,6 +62,7 @@ class ProcessState(Struct, frozen=True, kw_only=True):
     file: Path
     exception: Raised | None = None
     raised: RaisedLine | None = None
+    ended: Line | None = None
     within: str = ""
     boot: str = ""
     stderr: str = ""
@@ -201,11 +203,12 @@ def _process(path: Path) -> ProcessState:
         _Failure(),
     )
     memory = MemoryState()
+    stage: Line | None = None
     for line in _lines(path):
         if isinstance(line, ProcessLine):
             # A later process with the same number.
             first, last, ended, open_ones, failure = line, line.clock.unix_ns, None, _Open(), _Failure()
-            memory = line.memory
+            memory, stage = line.memory, None
         elif isinstance(line, BegunLine):
             open_ones.begin(line)
             last = max(last, line.start_ns)
@@ -220,6 +223,7 @@ def _process(path: Path) -> ProcessState:
         else:
             open_ones.end(line.kind, line.name, line.start_ns)
             failure.ended(line)
+            stage = line if line.kind == "stage" else stage
             last = max(last, line.end_ns)
     state = _state(host, pid, first.ticks, ended is not None)
     return ProcessState(
@@ -233,6 +237,7 @@ def _process(path: Path) -> ProcessState:
         file=path,
         exception=ended.exception if ended is not None else None,
         raised=failure.raised,
+        ended=stage,
         within=failure.within,
         boot=first.boot,
         stderr=first.stderr,

@@ -78,7 +78,8 @@ class Death(Struct, frozen=True, kw_only=True, omit_defaults=True):
     rank: Number | None = None  # The rank.
     step: Number | None = None  # The step.
     stage: str = ""  # The innermost stage that was going on.
-    since_ns: Ns = 0  # When that began.
+    after: str = ""  # The stage that had ended last, where none was going on.
+    since_ns: Ns = 0  # When the stage that was going on began.
     last_ns: Ns = 0  # The last sign of life, in nanoseconds since the epoch.
     signal: str = ""  # The signal.
     status: Number | None = None  # The exit status.

@@ -44,7 +44,7 @@ def ended_as_without_autoprof(run: VerlRun, v1_off: VerlRun) -> None:
 
 @pytest.mark.fault("a worker of verl is killed", "ended as without autoprof", "nothing; doctor says who died")
 def test_a_worker_that_is_killed_is_named(thorough: None, tmp_path: Path, v1_off: VerlRun) -> None:
-    run = died(tmp_path, "killed@2")
+    run = died(tmp_path, "killed-inside@2")
     ended_as_without_autoprof(run, v1_off)
     assert "actor rank 0 is gone in update_actor of step 2 without a word" in said(run)
 
@@ -53,14 +53,13 @@ def test_a_worker_that_is_killed_is_named(thorough: None, tmp_path: Path, v1_off
 def test_a_trainer_that_crashes_is_named(thorough: None, tmp_path: Path, v1_off: VerlRun) -> None:
     run = died(tmp_path, "crashes@2")
     ended_as_without_autoprof(run, v1_off)
-    text = said(run)
-    assert "the trainer crashed (SIGSEGV) in compute_advantage of step 2: inject_faults.py:" in text
-    assert "crashing" in text
+    # The stack is not known: the library tvm-ffi, which vLLM brings, has a handler of its own for this signal.
+    assert said(run) == "the trainer crashed (SIGSEGV) in compute_advantage of step 2"
 
 
 @pytest.mark.fault("a reward raises", "ended as without autoprof", "nothing; doctor says where")
 def test_a_reward_that_raises_is_named(thorough: None, tmp_path: Path, v1_off: VerlRun) -> None:
-    run = died(tmp_path, "raises@12")
+    run = died(tmp_path, "raises@6")
     ended_as_without_autoprof(run, v1_off)
     text = said(run)
     assert "ended by ValueError: no score in inject_faults.py:" in text

@@ -1,7 +1,7 @@
 """Lets things go wrong in the processes of a real run: `FAULTS=hook-raises@1,start-fails@2,stop-hangs@3`.
 
 Imported by the import probe, in every process. What goes wrong is in autoprof, or in what it calls; with `killed`,
-`crashes`, `raises` and `memory` it is in the target, so that the same goes wrong without autoprof.
+`killed-inside`, `crashes`, `raises` and `memory` it is in the target, so that the same goes wrong without autoprof.
 """
 
 import ctypes
@@ -151,19 +151,31 @@ def _memory(call):
     call of its loss."""
     (Path(os.environ["MEMORY_GROUP"]) / "cgroup.procs").write_text(str(os.getpid()))
 
+    def take_all():
+        taken = [b"x" * (64 << 20)]
+        while True:
+            taken.append(taken[0][:-1] + b"x")
+
+    _in_loss(call, take_all)
+
+
+def _killed_inside(call):
+    """The worker is killed in this call of its loss, inside of its update."""
+    _in_loss(call, lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def _in_loss(call, work):
     def algorithms(module):
         loss, calls = module.get_policy_loss_fn, []
 
         @functools.wraps(loss)
-        def held(*args, **kwargs):
+        def ended(*args, **kwargs):
             calls.append(None)
             if len(calls) == call:
-                taken = [b"x" * (64 << 20)]
-                while True:
-                    taken.append(taken[0][:-1] + b"x")
+                work()
             return loss(*args, **kwargs)
 
-        module.get_policy_loss_fn = held
+        module.get_policy_loss_fn = ended
 
     wrapt.register_post_import_hook(algorithms, "verl.trainer.ppo.core_algos")
 
@@ -186,6 +198,7 @@ _FAULTS = {
     "crashes": _crashes,
     "raises": _raises,
     "memory": _memory,
+    "killed-inside": _killed_inside,
     "without-autoprof": _without_autoprof,
 }
 for _fault in os.environ["FAULTS"].split(","):

@@ -108,9 +108,17 @@ def test_a_dead_actor_is_named() -> None:
     assert named.pid == 4242
 
 
-def test_rays_memory_monitor_is_named() -> None:
+# Of Ray 2.60.
+KILLED_FOR_MEMORY = """1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 10.0.0.2, ID:
+22984661) was 27.71GB used / 28.80GB limit (0.962273)
+OOM kill reason: Memory usage 29753900000B exceeded threshold of 29376000000B (95.0% of 30923764531B limit)
+Selected to kill: (Actor(ed7775): job ID=01000000, task name=Worker.__init__, pid=82813, actual memory used=21.99GB)"""
+
+
+@pytest.mark.parametrize("text", [OUT_OF_MEMORY, KILLED_FOR_MEMORY])
+def test_rays_memory_monitor_is_named(text: str) -> None:
     exceptions = pytest.importorskip("ray.exceptions")
-    (named,) = raised.of(exceptions.OutOfMemoryError(OUT_OF_MEMORY.replace("\n", " "))).named
+    (named,) = raised.of(exceptions.OutOfMemoryError(text.replace("\n", " "))).named
     assert (named.pid, named.cause) == (82813, "memory")
     assert (named.used_bytes >> 20, named.limit_bytes >> 20) == (28375, 29491)
 

@@ -35,9 +35,11 @@ class Made:
             (self.path / "exit_status").write_bytes(bytes([status]))
         return runs.read(self.path)
 
-    def process(self, pid: int, *lines: dict[str, Any], host: str = HOST, ticks: int = 7, **memory: Any) -> None:
+    def process(
+        self, pid: int, *lines: dict[str, Any], host: str = HOST, ticks: int = 7, stderr: str = "", **memory: Any
+    ) -> None:
         first = {"kind": "process", "host": host, "pid": pid, "clock": {"unix_ns": START}, "version": "0"}
-        first |= {"ticks": ticks, "boot": machine(), "memory": memory}
+        first |= {"ticks": ticks, "boot": machine(), "memory": memory, "stderr": stderr}
         content = b"".join(msgspec.json.encode(line) + b"\n" for line in (first, *lines))
         (self.path / "timeline" / f"{host}-{pid}.jsonl").write_bytes(content)
 
@@ -83,6 +85,25 @@ def test_in_a_run_that_goes_on_a_worker_that_is_gone_in_a_stage_is_told(made: Ma
     run = made.info("running", pid=os.getpid(), ticks=0)
     said = "actor rank 1 is gone in update_actor of step 143 without a word: it was killed by a signal, or left by "
     assert text(deaths.of_run(run)) == f"{said}os._exit"
+
+
+def test_between_two_stages_the_one_before_is_told(made: Made) -> None:
+    made.process(ACTOR, begun("log_prob", 5), span("log_prob", 5, 9) | {"role": "actor", "rank": 1})
+    named = {"type": "ActorDiedError", "message": "The actor died unexpectedly", "named": [{"pid": ACTOR}]}
+    found = deaths.of_run(made.info("failed", 1, exception=named, ended=1795200001.0))
+    said = (
+        "actor rank 1 is gone after log_prob of step 143 without a word: it was killed by a signal, or left by os._exit"
+    )
+    assert text(found) == said
+
+
+def test_a_handler_that_tells_no_python_is_known_by_its_words(made: Made, tmp_path: Path) -> None:
+    log = tmp_path / "worker.err"
+    log.write_text('begin\n!!!!!!! Segfault encountered !!!!!!!\n  File "x/strlen.S", line 79, in __strlen_evex\n')
+    made.process(TRAINER, begun("compute_advantage", 5, role="trainer", rank=0, step=2), stderr=str(log))
+    found = deaths.of_run(made.info("running", pid=os.getpid(), ticks=0))
+    assert text(found) == "the trainer crashed (SIGSEGV) in compute_advantage of step 2"
+    assert found[0].file == str(log)
 
 
 def test_what_was_open_when_a_run_ended_well_is_no_death(made: Made) -> None:
