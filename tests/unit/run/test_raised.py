@@ -109,8 +109,8 @@ def test_a_dead_actor_is_named() -> None:
 
 
 # Of Ray 2.60.
-KILLED_FOR_MEMORY = """1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 10.0.0.2, ID:
-22984661) was 27.71GB used / 28.80GB limit (0.962273)
+KILLED_FOR_MEMORY = """1 worker(s) were killed due to the node running low on memory. Memory on the node
+(IP: 10.0.0.2, ID: 22984661) was 27.71GB used / 28.80GB limit (0.962273)
 OOM kill reason: Memory usage 29753900000B exceeded threshold of 29376000000B (95.0% of 30923764531B limit)
 Selected to kill: (Actor(ed7775): job ID=01000000, task name=Worker.__init__, pid=82813, actual memory used=21.99GB)"""
 
