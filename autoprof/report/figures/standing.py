@@ -115,7 +115,7 @@ def engines(processes: Sequence[Process], age_s: float) -> Iterator[Said]:
         )
         who = f"replica {process.replica}" if process.replica is not None else process.name
         here = f"; it is in {process.place}" if process.place and not process.waits else ""
-        state = [f"{name} {value}" for name, value in sorted(process.engine.items())]
+        state = [", ".join(f"{name} {value}" for name, value in sorted(process.engine.items()))]
         requests = several(int(waiting or 0), "request")
         if waiting and free == 0:
             yield Said(f"{who} has {requests} waiting and no free block", state, process.file)
