@@ -199,5 +199,5 @@ def test_a_worker_that_is_killed_leaves_what_was_complete(thorough: None, tmp_pa
     examined = subprocess.run(command, capture_output=True, text=True, env=clean_environment(), check=False)
     assert "Traceback" not in examined.stderr
     # It was killed before its update began, as autoprof has it, and the capture of the update has not begun.
-    assert "actor rank 0 is gone after compute_log_prob of step 2 without a word" in examined.stdout
+    assert "rank 0 is gone after compute_ref_log_prob of step 2 without a word" in examined.stdout
     assert "unfinished" in listed(run)

@@ -81,7 +81,7 @@ def spans(run: Path) -> list[dict[str, Any]]:
     """Return the spans in the timeline of a run, or in one file of it."""
     files = [run] if run.is_file() else sorted(run.glob("timeline/*.jsonl"))
     lines = [json.loads(line) for path in files for line in path.read_text().splitlines()]
-    return [line for line in lines if line["kind"] not in ("process", "begun", "dropped", "exit")]
+    return [line for line in lines if line["kind"] not in ("process", "begun", "dropped", "exit", "raised", "memory")]
 
 
 @contextmanager

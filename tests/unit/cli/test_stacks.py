@@ -76,7 +76,7 @@ def test_equal_stacks_are_one_group_and_the_late_rank_is_another(run: Run) -> No
     assert (run.said.returncode, run.said.stderr) == (0, "")
     first = run.found["groups"][0]
     heading = (
-        r"3 processes in held \(support/standing.py:\d+\) of update_actor, step 3, since [\d.]+ s: actor ranks 0-2"
+        r"3 processes in held \(support/standing.py:\d+\) of update_actor, step 3, since [\d.]+ m?s: actor ranks 0-2"
     )
     assert re.fullmatch(heading, first["heading"])
     assert [frame["function"] for frame in first["frames"]][-2:] == ["all_reduce", "held"]
