@@ -18,7 +18,7 @@ from autoprof.report.figures.index import StepSpan
 from autoprof.report.figures.overview import NOBODY, Overview, shares, shares_of_kinds
 from autoprof.report.figures.reading import Reader, Timeline, timelines
 from autoprof.report.figures.recorded import Recorded
-from autoprof.report.findings import death, findings, hang_rules
+from autoprof.report.findings import death, failed, findings, hang_rules
 from autoprof.report.findings.registry import LEAST_S
 from autoprof.report.model.captures import CaptureFigures
 from autoprof.report.model.run import RunFigures, StepRow
@@ -80,7 +80,7 @@ def figures(
     everything = findings.settled(
         [
             *hung,
-            *(finding for step in steps for finding in findings.of_step(step)),
+            *failed.with_places((found for step in steps for found in findings.of_step(step)), failed.of_run(opened)),
             *findings.of_run(overview.rows, drivers),
             *findings.overall(overview.rows, stages),
         ]

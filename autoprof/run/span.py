@@ -156,6 +156,8 @@ class Span:
             timeline.add(line, now, at_once=True)
         else:
             timeline.going.discard(self)
+            if error is not None:
+                timeline.raised(line, error)
             timeline.add(line, now)
 
     def drop(self) -> None:

@@ -16,12 +16,13 @@ from typing import Protocol
 from weakref import WeakSet
 
 from autoprof.base import interrupts, log, process
-from autoprof.run import outcome, raised
+from autoprof.run import outcome
+from autoprof.run.exceptions import Exceptions
 from autoprof.run.span import Span
 from autoprof.run.timeline_file import AnyLine, TimelineFile
 from autoprof.rundir import memory_state
 from autoprof.rundir.layout import RunDir
-from autoprof.rundir.lines import BegunLine, DroppedLine, ExitLine, Line, RaisedLine
+from autoprof.rundir.lines import BegunLine, DroppedLine, ExitLine, Line
 
 # Kept lines are written when there are this many, or when the first is this old.
 _MANY = 256
@@ -35,9 +36,6 @@ _KEPT, _NAMES = 100, 256
 # Spans of samples that are older than this are written while they go on, so many of them.
 _LONG_NS = 10_000_000_000
 _MOST_OPEN = 256
-# Exceptions that say nothing of a fault, and how many of stages have a line.
-_NO_FAULT = (StopIteration, StopAsyncIteration, GeneratorExit, KeyboardInterrupt, asyncio.CancelledError)
-_MOST_RAISED = 50
 # So long a process in which something is open writes nothing.
 _SILENT_NS = 30_000_000_000
 # What is open is written again after so many bytes: readers look for it at a file's end.
@@ -83,9 +81,7 @@ class Timeline:
         # When an event loop is to write what is kept, if it still runs then.
         self._looked_at = 0
         self._file = TimelineFile(self._run)
-        # The last exception that has a line, and when the span began that it left.
-        self._raised: tuple[int, int] = 0, 0
-        self._raised_count = 0
+        self._exceptions = Exceptions()
 
     def begun(self, span: Span) -> None:
         """Write that a span has begun."""
@@ -93,16 +89,10 @@ class Timeline:
         self.write(span.line)
 
     def raised(self, line: Line, error: BaseException) -> None:
-        """Write with a step or stage which exception has left it, and where that was raised."""
-        # The spans around it began before.
-        known = self._raised[0] == id(error) and line.start_ns <= self._raised[1]
-        self._raised = id(error), line.start_ns
-        self._raised_count += line.kind != "step"
-        if known or isinstance(error, _NO_FAULT) or (line.kind != "step" and self._raised_count > _MOST_RAISED):
-            return
-        said = raised.of(error)
-        if len(self._lines) < _MOST:
-            self._lines.append(RaisedLine(time.time_ns(), line.kind, line.name, line.step, line.role, line.rank, said))
+        """Write with a span which exception has left it, and where that was raised."""
+        said = self._exceptions.line(line, error)
+        if said is not None and len(self._lines) < _MOST:
+            self._lines.append(said)
 
     def write(self, line: BegunLine | DroppedLine) -> None:
         """Write a line of what is open, unless the disk is slow."""
@@ -136,6 +126,7 @@ class Timeline:
         lines: list[AnyLine]
         if again:
             self._file.size = 0
+            self._exceptions.again()
             lines = [span.line for span in self.open() if span in self.told]
         else:
             room = _MOST_OPEN - len(self.told)

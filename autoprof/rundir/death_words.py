@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from autoprof.base import units
 from autoprof.rundir.deaths import CRASH, EXCEPTION, EXIT, KERNEL, KILLED, NODE, RAY
-from autoprof.rundir.records import Death, Frame
+from autoprof.rundir.records import Death, Frame, Raised
 
 # Code of libraries, which the user's own has called.
 _LIBRARY = re.compile(r"[/\\](site-packages|dist-packages|lib[/\\]python3[^/\\]*)[/\\]|^<|^$")
@@ -39,10 +39,24 @@ def evidence(deaths: Sequence[Death], hosts: int = 1) -> list[str]:
     if first.resident_bytes:
         lines.append(f"its memory when it was last looked at: {units.size(first.resident_bytes)}")
     frames = first.exception.frames if first.exception is not None and first.how != CRASH else first.frames
-    lines += [f"at {_frame(frame, whole=True)}" for frame in reversed(frames[-_MOST_FRAMES:])]
+    lines += [f"at {frame(each, whole=True)}" for each in reversed(frames[-_MOST_FRAMES:])]
     lines += [f"then: {text(other, hosts)}" for other in others[:_MOST_OTHERS]]
     rest = len(others) - _MOST_OTHERS
     return [*lines, *([f"and {rest} more"] if rest > 0 else [])]
+
+
+def exception(raised: Raised) -> str:
+    """Return an exception in words: `ValueError: no score in reward.py:44 fetch_score`."""
+    shown = _shown(raised.frames)
+    at = f" in {frame(shown)}" if shown else ""
+    first = raised.message.partition("\n")[0]
+    said = first if len(first) <= _MOST_MESSAGE else f"{first[:_MOST_MESSAGE]}..."
+    return f"{raised.type}{f': {said}' if said else ''}{at}"
+
+
+def frame(of: Frame, whole: bool = False) -> str:
+    """Return a function of a stack in words: `reward.py:44 fetch_score`, or with the whole path of its file."""
+    return f"{of.file if whole else os.path.basename(of.file)}:{of.line} {of.function}"
 
 
 def _in(death: Death) -> bool:
@@ -66,16 +80,12 @@ def _what(death: Death) -> str:
     where = _where(death)
     place = f" {where}" if where else ""
     if death.how == CRASH:
-        frame = _shown(death.frames)
-        return f"{_how(death)}{place}{f': {_frame(frame)}' if frame else ''}"
+        shown = _shown(death.frames)
+        return f"{_how(death)}{place}{f': {frame(shown)}' if shown else ''}"
     if death.how == EXCEPTION and death.exception is not None:
-        frame = _shown(death.exception.frames)
-        at = f" in {_frame(frame)}" if frame else ""
-        first = death.exception.message.partition("\n")[0]
-        said = first if len(first) <= _MOST_MESSAGE else f"{first[:_MOST_MESSAGE]}..."
-        return f"ended by {death.exception.type}{f': {said}' if said else ''}{at}{f',{place}' if place else ''}"
-    if death.how == EXIT and death.exception is not None and (frame := _shown(death.exception.frames)):
-        return f"{_how(death)} in {_frame(frame)}{f',{place}' if place else ''}"
+        return f"ended by {exception(death.exception)}{f',{place}' if place else ''}"
+    if death.how == EXIT and death.exception is not None and (shown := _shown(death.exception.frames)):
+        return f"{_how(death)} in {frame(shown)}{f',{place}' if place else ''}"
     if not death.killer and not death.signal and death.how != EXIT:
         return f"is gone{place} without a word: it was killed by a signal, or left by os._exit"
     return f"{_how(death)}{place}"
@@ -111,7 +121,3 @@ def _shown(frames: Sequence[Frame]) -> Frame | None:
     """Return the innermost function of the user's own code; of a library's where there is no other."""
     own = [frame for frame in frames if not _LIBRARY.search(frame.file)]
     return own[-1] if own else frames[-1] if frames else None
-
-
-def _frame(frame: Frame, whole: bool = False) -> str:
-    return f"{frame.file if whole else os.path.basename(frame.file)}:{frame.line} {frame.function}"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TypeAlias
 
-import msgspec
 from msgspec import Struct
 
-from autoprof.base import files, identity, interrupts
+from autoprof.base import identity, interrupts
+from autoprof.rundir import tails
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.lines import (
     BegunLine,
@@ -24,12 +23,6 @@ from autoprof.rundir.lines import (
 )
 from autoprof.rundir.records import Moment, Raised
 from autoprof.rundir.stacks import OpenSpan
-
-# Twice as far back as a process writes again what is open (`run/timeline.py`), and some seconds of a busy process.
-_TAIL_BYTES = 4 << 20
-
-# No line is longer that tells whether a process has ended.
-_LINE_BYTES = 32 << 10
 
 RUNNING, GONE, EXITED, ELSEWHERE = "running", "gone", "exited", "elsewhere"
 
@@ -45,6 +38,7 @@ class ProcessState(Struct, frozen=True, kw_only=True):
         exception: That exception with its stack.
         raised: The last exception that has left a step or a stage, and that nobody above seems to have caught.
         ended: The last stage that has ended.
+        lost: The exceptions that have left samples and rewards.
         within: The innermost stage, timer or sample's span that this one has left.
         boot: The machine since its boot.
         stderr: The file that its stderr is, where that is its own.
@@ -63,6 +57,7 @@ class ProcessState(Struct, frozen=True, kw_only=True):
     exception: Raised | None = None
     raised: RaisedLine | None = None
     ended: Line | None = None
+    lost: list[RaisedLine] = []
     within: str = ""
     boot: str = ""
     stderr: str = ""
@@ -95,14 +90,10 @@ def _is_dead(path: Path) -> bool:
     host, _, digits = path.stem.rpartition("-")
     if host != identity.HOST or (digits.isdecimal() and int(digits) == os.getpid()):
         return True
-    with os.fdopen(files.opened(path), "rb") as file:
-        first = file.readline(_LINE_BYTES)
-        file.seek(max(0, file.seek(0, os.SEEK_END) - _LINE_BYTES))
-        last = file.read().rstrip(b"\n").rpartition(b"\n")[2]
-    try:
-        begun, ended = (_open_lines.decode(line) if line.startswith(_TAGGED) else None for line in (first, last))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    known = tails.first_and_last(path)
+    if known is None:
         return True
+    begun, ended = known
     if isinstance(ended, ExitLine):
         return bool(ended.error)
     ticks = begun.ticks if isinstance(begun, ProcessLine) else 0
@@ -131,14 +122,6 @@ def ends(
         else (now_ns if going_on else last) - shifts.get(state.host, 0)
         for state in states
     ]
-
-
-def ended(path: Path) -> Iterator[Line]:
-    """Yield the last spans of a timeline file that have ended. One that can't be read has none."""
-    try:
-        yield from (line for line in _lines(path) if isinstance(line, Line))
-    except OSError as error:
-        interrupts.pass_on(error)
 
 
 def _written(path: Path) -> float:
@@ -204,18 +187,23 @@ def _process(path: Path) -> ProcessState:
     )
     memory = MemoryState()
     stage: Line | None = None
-    for line in _lines(path):
+    lost: list[RaisedLine] = []
+    for line in tails.lines(path):
         if isinstance(line, ProcessLine):
             # A later process with the same number.
             first, last, ended, open_ones, failure = line, line.clock.unix_ns, None, _Open(), _Failure()
-            memory, stage = line.memory, None
+            memory, stage, lost = line.memory, None, []
         elif isinstance(line, BegunLine):
             open_ones.begin(line)
             last = max(last, line.start_ns)
         elif isinstance(line, ExitLine):
             ended, last = line, max(last, line.unix_ns)
         elif isinstance(line, RaisedLine):
-            failure.raised, last = line, max(last, line.unix_ns)
+            last = max(last, line.unix_ns)
+            if line.span in ("step", "stage"):
+                failure.raised = line
+            else:
+                lost.append(line)
         elif isinstance(line, MemoryLine):
             memory, last = line.memory, max(last, line.unix_ns)
         elif isinstance(line, DroppedLine):
@@ -238,6 +226,7 @@ def _process(path: Path) -> ProcessState:
         exception=ended.exception if ended is not None else None,
         raised=failure.raised,
         ended=stage,
+        lost=lost,
         within=failure.within,
         boot=first.boot,
         stderr=first.stderr,
@@ -265,27 +254,3 @@ def _open(line: BegunLine) -> OpenSpan:
         ids=line.ids,
         stage_kind=line.stage_kind,
     )
-
-
-_AnyLine: TypeAlias = ProcessLine | BegunLine | DroppedLine | ExitLine | RaisedLine | MemoryLine
-_open_lines = msgspec.json.Decoder(_AnyLine)
-_spans = msgspec.json.Decoder(Line)
-# How lines begin that are no spans.
-_TAGGED = tuple(f'{{"kind":"{kind}"'.encode() for kind in ("process", "begun", "dropped", "exit", "raised", "memory"))
-
-
-def _lines(path: Path) -> Iterator[_AnyLine | Line]:
-    """Yield the last lines of a file, and its first one."""
-    with os.fdopen(files.opened(path), "rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(0)
-        parts = [file.read(_TAIL_BYTES)]
-        if size > _TAIL_BYTES:
-            parts = [parts[0][: parts[0].find(b"\n")]]
-            file.seek(size - _TAIL_BYTES)
-            parts.append(file.read(_TAIL_BYTES).partition(b"\n")[2])
-    for text in b"\n".join(parts).split(b"\n"):
-        try:
-            yield (_open_lines if text.startswith(_TAGGED) else _spans).decode(text)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # cut off, or of a newer autoprof
-            continue

@@ -1,4 +1,4 @@
-"""Real runs of verl that die in their second step, each of a cause of its own: they end as without autoprof, and
+"""Real runs of verl in whose second step something dies, each time of another cause: they end as without autoprof, and
 `autoprof doctor` names the process, the stage and the line."""
 
 from __future__ import annotations
@@ -57,13 +57,16 @@ def test_a_trainer_that_crashes_is_named(thorough: None, tmp_path: Path, v1_off:
     assert said(run) == "the trainer crashed (SIGSEGV) in compute_advantage of step 2"
 
 
-@pytest.mark.fault("a reward raises", "ended as without autoprof", "nothing; doctor says where")
-def test_a_reward_that_raises_is_named(thorough: None, tmp_path: Path, v1_off: VerlRun) -> None:
-    run = died(tmp_path, "raises@6")
-    ended_as_without_autoprof(run, v1_off)
-    text = said(run)
-    assert "ended by ValueError: no score in inject_faults.py:" in text
-    assert "score_or_fail, in reward of step 2" in text
+@pytest.mark.fault("a reward raises", "trained on without the sample", "nothing; doctor says where")
+def test_a_reward_that_raises_is_named(thorough: None, tmp_path: Path) -> None:
+    on, off = tmp_path / "on", tmp_path / "off"
+    for folder in (on, off):
+        folder.mkdir()
+    without = verl_run(off, *WHOLE, packages=[FAULTS], FAULTS="raises@6")
+    run = verl_run(on, *WHOLE, packages=[FAULTS], FAULTS="raises@6", **ON)
+    assert run.metrics == without.metrics
+    where = r"step 2: reward compute_score ended with ValueError: no score in inject_faults.py:\d+ score_or_fail"
+    assert re.fullmatch(where, said(run))
 
 
 @pytest.fixture

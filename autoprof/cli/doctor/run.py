@@ -14,7 +14,7 @@ from autoprof.cli.doctor.environment import Report
 from autoprof.config.selection import Steps
 from autoprof.report.figures import executed, open_now
 from autoprof.report.figures.reading import timelines
-from autoprof.report.findings import hang_rules
+from autoprof.report.findings import failed, hang_rules
 from autoprof.rundir import decoder, runs
 from autoprof.rundir.file_names import COLLECTED, META, NOT_ANALYSED, SNAPSHOT
 from autoprof.rundir.layout import RunDir
@@ -86,12 +86,12 @@ def _steps(run: runs.Run, unknown: str) -> str:
 
 
 def _check_hangs(report: Report, run: runs.Run, executed_s: Mapping[int, float]) -> None:
-    """Say of each step that stands, or stood, who is late and where."""
+    """Say of each step that stands, or stood, who is late and where, and which samples ended with an exception."""
     shifts = {file.host: file.shift_ns for file in timelines(Path(run.path))[0]}
     opened = open_now.read(run.path, run.state.startswith("running"), time.time_ns(), shifts)
     found, notes = hang_rules.of_run(run.path, opened, executed_s)
     report.notes += notes
-    for finding in found:
+    for finding in [*found, *failed.of_run(opened)]:
         report.problems.append(finding.text)
         which = "the run" if finding.step is None else f"step {finding.step}"
         report.notes += [f"{which}: {line}" for line in finding.evidence]

@@ -15,7 +15,7 @@ from autoprof.report.figures.hangs import Process
 from autoprof.report.figures.open_now import where
 from autoprof.report.figures.standing import Said
 from autoprof.report.figures.words import several
-from autoprof.rundir import open_spans
+from autoprof.rundir import tails
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.stacks import OpenSpan
 
@@ -95,7 +95,7 @@ def _took(run: str, found: Sequence[Spans], kind: str, name: str) -> list[float]
         (line.end_ns - line.start_ns) / 1e9
         for stem in stems
         if stem in there
-        for line in open_spans.ended(there[stem])
+        for line in tails.spans(there[stem])
         if line.kind == kind and line.name == name
     ]
 

@@ -20,7 +20,7 @@ from autoprof.base import files, identity
 from autoprof.run import timeline
 from autoprof.run.runtime import Runtime
 from autoprof.run.span import AT_ONCE, Span
-from autoprof.rundir import layout, open_spans
+from autoprof.rundir import layout, open_spans, tails
 from tests.support import helpers
 
 
@@ -283,7 +283,7 @@ def test_a_span_that_was_interrupted_is_open_until_the_next_one(run: Runtime) ->
 
 def test_what_is_open_is_at_the_end_of_a_large_file(run: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timeline, "AGAIN_BYTES", 10_000)
-    monkeypatch.setattr(open_spans, "_TAIL_BYTES", 30_000)
+    monkeypatch.setattr(tails, "_TAIL_BYTES", 30_000)
     begin(run, "step", "step")
     for _ in range(20):
         for _ in range(50):
