@@ -16,8 +16,8 @@ from autoprof.rundir.records import Ns, Number, Size
 
 # The folders of requests by a person, and by a step that takes too long.
 STACKS, HANGS = "stacks", "hangs"
-# No file of a process is larger.
-MOST_BYTES = 1 << 20
+# No file of a process is larger; a hang has two, of its stacks and of torch.
+MOST_BYTES = 1 << 19
 # How the file begins that says who asked, and why.
 WHY = "why.json"
 
