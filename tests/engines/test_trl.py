@@ -24,12 +24,12 @@ def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     python = engines.python_of(request.param)
 
     @functools.cache
-    def run(*names: str, launcher: str = "", **variables: str) -> Ran:
+    def run(*names: str, launcher: str = "", status: int = 0, **variables: str) -> Ran:
         folder = tmp_path_factory.mktemp("trl")
         start = [python, *([f"{Path(python).parent}/torchrun", "--nproc-per-node", "2"] if launcher else [])]
         environment = clean_environment(OMP_NUM_THREADS="1", **variables)
         finished = processes.run([*start, str(SCRIPT), *names], cwd=folder, env=environment, timeout_s=240)
-        assert finished.status == 0, finished.output
+        assert finished.status == status, finished.output
         assert finished.left_behind == []
         return Ran(folder, finished.output)
 
@@ -214,6 +214,24 @@ def test_a_rank_that_does_not_join_is_told_apart(ran: Callable[..., Ran], thorou
     analysed = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=100, check=False)
     assert "missing ranks: {1}" in analysed.stdout + analysed.stderr
     assert len([line for line in late.output.splitlines() if "step 3 has taken" in line]) == 1
+    where = (
+        r"step 3 stood for .*: rank 1 of trainer has not joined \w+ #\d+ in .*; it is in trainers.py:\d+ fetch_score"
+    )
+    assert re.fullmatch(where, problems(late)[0])
+
+
+@pytest.mark.fault("torchrun's rank is killed", "ended as without autoprof", "nothing; doctor says who died")
+def test_a_rank_that_is_killed_is_named(ran: Callable[..., Ran], thorough: None) -> None:
+    killed = ran("killed", launcher="torchrun", status=1, AUTOPROF="1", AUTOPROF_STEPS="")
+    assert problems(killed)[0] == "the trainer, rank 1, was killed by SIGKILL in compute_reward of step 3"
+
+
+def problems(run: Ran) -> list[str]:
+    """What doctor says that does not work."""
+    command = [sys.executable, "-m", "autoprof", "doctor", str(run.run), "--json"]
+    told = subprocess.run(command, capture_output=True, text=True, env=clean_environment(), check=False)
+    found: list[str] = json.loads(told.stdout)["problems"]
+    return found
 
 
 def test_a_wrong_setting_is_said_once_for_all_ranks(ran: Callable[..., Ran]) -> None:

@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import re
+import signal
 import sys
 import time
 from pathlib import Path
@@ -162,6 +163,18 @@ def late() -> Any:
     return grpo(reward_funcs=late_reward, ddp_backend="gloo")
 
 
+def killed() -> Any:
+    """Rank 1 is killed in the third step, in its rewards."""
+    calls = itertools.count(1)
+
+    def last_reward(completions: list[str], **_: Any) -> list[float]:
+        if next(calls) == 3 and os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return reward(completions)
+
+    return grpo(reward_funcs=last_reward, ddp_backend="gloo")
+
+
 def colocated() -> Any:
     """vLLM in the trainer's process; evaluates before the first step and after the second, generating as well."""
     from trl import GRPOConfig, GRPOTrainer
@@ -262,6 +275,7 @@ MADE = (
     scored,
     slowed,
     late,
+    killed,
     colocated,
     served,
     failing,
