@@ -214,16 +214,14 @@ def test_a_rank_that_does_not_join_is_told_apart(ran: Callable[..., Ran], thorou
     analysed = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=100, check=False)
     assert "missing ranks: {1}" in analysed.stdout + analysed.stderr
     assert len([line for line in late.output.splitlines() if "step 3 has taken" in line]) == 1
-    where = (
-        r"step 3 stood for .*: rank 1 of trainer has not joined \w+ #\d+ in .*; it is in trainers.py:\d+ fetch_score"
-    )
+    where = r"step 3 stood for .*: rank 1 of reward has not joined \w+ #\d+ in .*; it is in trainers.py:\d+ fetch_score"
     assert re.fullmatch(where, problems(late)[0])
 
 
 @pytest.mark.fault("torchrun's rank is killed", "ended as without autoprof", "nothing; doctor says who died")
 def test_a_rank_that_is_killed_is_named(ran: Callable[..., Ran], thorough: None) -> None:
     killed = ran("killed", launcher="torchrun", status=1, AUTOPROF="1", AUTOPROF_STEPS="")
-    assert problems(killed)[0] == "the trainer, rank 1, was killed by SIGKILL in compute_reward of step 3"
+    assert problems(killed)[0] == "reward rank 1 was killed by SIGKILL in compute_reward of step 3"
 
 
 def problems(run: Ran) -> list[str]:
