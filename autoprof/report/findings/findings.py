@@ -10,7 +10,7 @@ import msgspec
 from autoprof.base import units
 from autoprof.report.figures import words
 from autoprof.report.figures.slow_steps import FEWEST, usual_stages
-from autoprof.report.findings import capture_rules, skew_rules, step_rules
+from autoprof.report.findings import capture_rules, hang_rules, skew_rules, step_rules
 from autoprof.report.findings.registry import CAPTURE_RULES, KINDS, ROW_RULES, STEP_RULES, Around
 from autoprof.report.model.run import Finding, StageShare, StepFigures, StepRow
 
@@ -75,6 +75,10 @@ _EXPLAINED: dict[str, tuple[str, ...]] = {
 }
 
 
+# Kinds of findings that are all told.
+_EACH = (hang_rules.HANG,)
+
+
 def settled(findings: Iterable[Finding]) -> list[Finding]:
     """Return all findings in order, without those that others of the same step explain."""
     # A long run has thousands.
@@ -93,11 +97,17 @@ def settled(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def abridged(findings: Iterable[Finding]) -> list[Finding]:
-    """Return the findings in order; of those that many steps have alike, those of the costliest steps."""
+    """Return the findings in order; of those that many steps have alike, those of the costliest steps.
+
+    Steps that stood have a cause of their own each, and they are few.
+    """
     alike: dict[str, dict[int | None, list[Finding]]] = defaultdict(lambda: defaultdict(list))
-    for finding in in_order(findings):
-        alike[finding.kind][finding.step].append(finding)
     kept = []
+    for finding in in_order(findings):
+        if finding.kind in _EACH:
+            kept.append(finding)
+        else:
+            alike[finding.kind][finding.step].append(finding)
     for steps in alike.values():
         told, rest = list(steps.values())[:_MOST_ALIKE], [str(step) for step in steps][_MOST_ALIKE:]
         kept += [_with_others(each, "step", rest) for same in told for each in same]

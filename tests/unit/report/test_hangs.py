@@ -18,6 +18,7 @@ from autoprof.cli.main import main
 from autoprof.report import build
 from autoprof.report.figures import collectives, hangs
 from autoprof.report.figures.collectives import Record
+from autoprof.report.findings import findings
 from autoprof.report.model.run import Finding
 from autoprof.rundir import runs
 from autoprof.rundir.stacks import Frame, Task, Thread
@@ -418,3 +419,8 @@ def test_damaged_files_never_raise(hung: HungRun, no_torch: None, seed: int) -> 
     (hung.hang / "n9-2.json").write_text("[" * 5000)
     assert list(hangs.read(hung.folder))
     assert build.figures(runs.read(hung.folder)).findings
+
+
+def test_each_step_that_stood_is_told(tmp_path: Path) -> None:
+    made = [Finding(kind="hang", text=f"step {n} stood", evidence=[], seconds=n, step=n) for n in range(9)]
+    assert [finding.step for finding in findings.abridged(made)] == list(range(8, -1, -1))
