@@ -42,13 +42,6 @@ def ended_as_without_autoprof(run: VerlRun, v1_off: VerlRun) -> None:
     assert run.info.died
 
 
-@pytest.mark.fault("a worker of verl is killed", "ended as without autoprof", "nothing; doctor says who died")
-def test_a_worker_that_is_killed_is_named(thorough: None, tmp_path: Path, v1_off: VerlRun) -> None:
-    run = died(tmp_path, "killed-inside@2")
-    ended_as_without_autoprof(run, v1_off)
-    assert "actor rank 0 is gone in update_actor of step 2 without a word" in said(run)
-
-
 @pytest.mark.fault("verl's trainer crashes", "ended as without autoprof", "nothing; doctor says where")
 def test_a_trainer_that_crashes_is_named(thorough: None, tmp_path: Path, v1_off: VerlRun) -> None:
     run = died(tmp_path, "crashes@2")

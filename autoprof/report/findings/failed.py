@@ -51,7 +51,8 @@ def with_places(findings: Iterable[Finding], lost: Sequence[Finding]) -> Iterato
         if finding.kind == KIND:
             counted.add(finding.step)
             places = [each.text.partition(": ")[2] for each in lost if each.step == finding.step]
-            yield msgspec.structs.replace(finding, evidence=[*places, *finding.evidence])
+            text = ": ".join([finding.text, *places[:1]])
+            yield msgspec.structs.replace(finding, text=text, evidence=[*places[1:], *finding.evidence])
         else:
             yield finding
     yield from (each for each in lost if each.step not in counted)

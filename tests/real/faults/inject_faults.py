@@ -1,7 +1,7 @@
 """Lets things go wrong in the processes of a real run: `FAULTS=hook-raises@1,start-fails@2,stop-hangs@3`.
 
 Imported by the import probe, in every process. What goes wrong is in autoprof, or in what it calls; with `killed`,
-`killed-inside`, `crashes`, `raises` and `memory` it is in the target, so that the same goes wrong without autoprof.
+`crashes`, `raises` and `memory` it is in the target, so that the same goes wrong without autoprof.
 """
 
 import ctypes
@@ -80,24 +80,6 @@ def _stop_hangs(call):
     wrapt.register_post_import_hook(engine, "vllm.v1.engine.async_llm")
 
 
-def _killed(call):
-    """The worker is killed in this call of its update."""
-
-    def workers(module):
-        update, calls = module.ActorRolloutRefWorker.update_actor, []
-
-        @functools.wraps(update)
-        def killed(self, *args, **kwargs):
-            calls.append(None)
-            if len(calls) == call:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return update(self, *args, **kwargs)
-
-        module.ActorRolloutRefWorker.update_actor = killed
-
-    wrapt.register_post_import_hook(workers, "verl.workers.engine_workers")
-
-
 def score_or_fail():
     """Where a reward's exception comes from."""
     raise ValueError("no score")
@@ -159,7 +141,7 @@ def _memory(call):
     _in_loss(call, take_all)
 
 
-def _killed_inside(call):
+def _killed(call):
     """The worker is killed in this call of its loss, inside of its update."""
     _in_loss(call, lambda: os.kill(os.getpid(), signal.SIGKILL))
 
@@ -194,11 +176,10 @@ _FAULTS = {
     "hook-raises": _hook_raises,
     "start-fails": _start_fails,
     "stop-hangs": _stop_hangs,
-    "killed": _killed,
     "crashes": _crashes,
     "raises": _raises,
     "memory": _memory,
-    "killed-inside": _killed_inside,
+    "killed": _killed,
     "without-autoprof": _without_autoprof,
 }
 for _fault in os.environ["FAULTS"].split(","):
