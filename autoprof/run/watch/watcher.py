@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import _thread
 import os
+import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -23,6 +24,8 @@ from autoprof.rundir.stacks import HANGS, STACKS
 LOOK_S = 10.0
 # How long a fork or the end of the process waits for a look that is going on.
 _END_S = 1.0
+# How long they wait for its thread to be gone after that.
+_EXIT_S = 0.1
 
 
 class Watched(Protocol):
@@ -51,6 +54,7 @@ class Watcher:
     def __init__(self, run: Watched) -> None:
         self._run = run
         self._stop, self._ended = _thread.allocate_lock(), _thread.allocate_lock()
+        self._native: list[int] = []
         # Those that were there before this process are not meant for it.
         self._answered = set(self._requests())
         self._hangs = HangWatch(run)
@@ -61,8 +65,9 @@ class Watcher:
         stop.acquire()
         ended.acquire()
         try:
-            _thread.start_new_thread(_watch, (self.look, stop, ended))
-            self._stop, self._ended = stop, ended
+            native: list[int] = []
+            _thread.start_new_thread(_watch, (self.look, stop, ended, native))
+            self._stop, self._ended, self._native = stop, ended, native
         except RuntimeError as error:  # no further thread can be started
             interrupts.pass_on(error)
             log.info(f"this process is not watched: {error}")
@@ -71,7 +76,8 @@ class Watcher:
         """Stop watching, and wait for a look that is going on."""
         if self._stop.locked():
             self._stop.release()
-            self._ended.acquire(timeout=_END_S)
+            if self._ended.acquire(timeout=_END_S):
+                _await_exit(self._native)
 
     def look(self) -> None:
         """Write down what has been open for long, find what takes too long, and answer those who ask."""
@@ -104,7 +110,16 @@ class Watcher:
         return found
 
 
-def _watch(look: Callable[[], None], stop: _thread.LockType, ended: _thread.LockType) -> None:
+def _await_exit(native: list[int]) -> None:
+    """Wait until the kernel has no such thread any more: from Python 3.12 on a fork warns where it counts more than one
+    (`warn_about_fork_with_threads` in Modules/posixmodule.c)."""
+    until = time.monotonic() + _EXIT_S
+    while native and os.path.exists(f"/proc/self/task/{native[0]}") and time.monotonic() < until:
+        time.sleep(0.0001)
+
+
+def _watch(look: Callable[[], None], stop: _thread.LockType, ended: _thread.LockType, native: list[int]) -> None:
+    native.append(_thread.get_native_id())
     try:
         while not stop.acquire(timeout=LOOK_S):
             try:
