@@ -11,6 +11,7 @@ import asyncio
 import os
 import time
 from collections import deque
+from collections.abc import Callable
 from threading import Lock
 from typing import Protocol
 from weakref import WeakSet
@@ -57,6 +58,7 @@ class Timeline:
         going: Spans that are going on and will be kept, where the caller puts them: who is interrupted drops them.
         told: Spans that are going on and that a line says of that they have begun.
         took: What steps and stages took that have ended, in nanoseconds, by kind and name.
+        waking: Called with the next span that begins or ends.
         listener: Gets each line, where something in this process reads them. A forked child has none.
     """
 
@@ -73,6 +75,7 @@ class Timeline:
         self.told: set[Span] = set()
         self.took: dict[tuple[str, str], deque[int]] = {}
         self.listener: Listener | None = None
+        self.waking: Callable[[], None] | None = None
         self._lines: deque[AnyLine] = deque()
         self._writing = Lock()
         self._oldest = 0
@@ -87,6 +90,8 @@ class Timeline:
         """Write that a span has begun."""
         self.told.add(span)
         self.write(span.line)
+        if self.waking is not None:
+            self.waking()
 
     def raised(self, line: Line, error: BaseException) -> None:
         """Write with a span which exception has left it, and where that was raised."""
@@ -150,6 +155,8 @@ class Timeline:
         """Keep a line that ends now (`time.monotonic_ns`), and write what is due."""
         if self.listener is not None:
             self.listener.hear(line)
+        if self.waking is not None:
+            self.waking()
         lines = self._lines
         if not lines:
             self._oldest = now

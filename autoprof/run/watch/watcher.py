@@ -1,13 +1,14 @@
 """The watcher: a thread that sleeps, and every ten seconds looks at what is open and at who asks where it stands.
 
-`threading` does not know it, so that no program finds it among its threads. It ends around a fork, whose child begins
-its own with the first call of a hook.
+`threading` does not know it, so that no program finds it among its threads. It ends before a fork, whose child begins
+its own with the first call of a hook; from Python 3.13 on the parent goes on with its next span.
 """
 
 from __future__ import annotations
 
 import _thread
 import os
+import sys
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -24,6 +25,9 @@ from autoprof.rundir.stacks import HANGS, STACKS
 LOOK_S = 10.0
 # How long a fork or the end of the process waits for a look that is going on.
 _END_S = 1.0
+# From Python 3.13 on a fork counts threads, to warn of them, when all that is to be done after it has been done
+# (`os_fork_impl` in Modules/posixmodule.c).
+_COUNTS_LAST = sys.version_info >= (3, 13)
 # How long they wait for its thread to be gone after that.
 _EXIT_S = 0.1
 
@@ -71,6 +75,17 @@ class Watcher:
         except RuntimeError as error:  # no further thread can be started
             interrupts.pass_on(error)
             log.info(f"this process is not watched: {error}")
+
+    def start_later(self) -> None:
+        """Begin to watch with the next span that begins or ends."""
+        timeline, once = self._run.timeline, _thread.allocate_lock()
+
+        def wake() -> None:
+            if once.acquire(blocking=False):
+                timeline.waking = None
+                self.start()
+
+        timeline.waking = wake
 
     def stop(self) -> None:
         """Stop watching, and wait for a look that is going on."""
@@ -146,7 +161,11 @@ class _State(process.State):
             self.watcher.stop()
 
     def in_parent(self) -> None:
-        if self.watcher is not None:
+        if self.watcher is None:
+            return
+        if _COUNTS_LAST:
+            self.watcher.start_later()
+        else:
             self.watcher.start()
 
     def in_child(self) -> None:

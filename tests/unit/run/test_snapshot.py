@@ -495,3 +495,23 @@ def test_a_tracer_of_the_users_keeps_its_variables(run: Runtime, hooked: Callabl
     finally:
         sys.settrace(before)
     assert seen[0]["value"] == 1
+
+
+def test_where_a_fork_counts_threads_last_the_watcher_waits_for_the_next_span(
+    run: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watcher, "_COUNTS_LAST", True)
+
+    def threads() -> int:
+        return len(os.listdir("/proc/self/task"))
+
+    before = threads()
+    watcher.start(run)
+    assert threads() == before + 1
+    if (pid := os.fork()) == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert threads() == before
+    Span(run.timeline, "stage", "x", step=1, role="actor", rank=0).end()
+    assert threads() == before + 1
+    assert run.timeline.waking is None
