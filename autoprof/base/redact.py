@@ -11,7 +11,11 @@ from collections.abc import Sequence
 from typing import Any
 
 _KEYS = "api|access|secret|private|wandb|auth|account|signing|encryption|ssh|license"
-_NAMES = rf"token|secret|password|passwd|passphrase|credentials?|authorization|cookie|({_KEYS})[_-]?key"
+# `PWD` is a folder.
+_NAMES = (
+    rf"token|secret|password|passwd|(?-i:pwd)|passphrase|credentials?|authorization|cookie|({_KEYS})[_-]?key"
+    r"|(amz|goog)-signature"
+)
 _NAME = re.compile(rf"({_NAMES})$", re.IGNORECASE)
 # In a text: what is called so, and what follows `=` or `:`, in quotes or up to where a value ends. Of
 # `Authorization: Bearer x` the second word is meant, too. Quotes that are not closed may have been: texts get cut.
@@ -21,12 +25,16 @@ _VALUE = r"""("[^"]*("|\Z)|'[^']*('|\Z)|[^\s,;&"'{}()\[\]]+)"""
 _IN_TEXT = re.compile(
     rf"""(?P<name>({_NAMES})["']?\s*[=:]\s*)(?P<scheme>["']?(bearer|basic|token)\s+)?{_VALUE}""", re.IGNORECASE
 )
+# As arguments of a command in a text, or in a list of words.
+_ARGUMENT = re.compile(rf"""(?P<name>-[\w-]{{0,60}}?({_NAMES})(["']?,)?\s+)(?!["']?-){_VALUE}""", re.IGNORECASE)
+_PEM = re.compile(r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----.*?(-----END [A-Z ]{0,30}PRIVATE KEY-----|\Z)", re.DOTALL)
 _IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 _URL = re.compile(r"[a-z][a-z0-9+.-]*(::[a-z][a-z0-9+.-]*)*://\S*", re.IGNORECASE)
 _BEARER = re.compile(r"\b(bearer|basic)(\s+)[\w.~+/=-]{8,}", re.IGNORECASE)
 _LOOKS = re.compile(
     r"\b(hf_[A-Za-z0-9]{8,}|sk-[\w-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}"
-    r"|(AKIA|ASIA)[0-9A-Z]{16}|xox[abeprs]-[\w-]{10,}|AIza[\w-]{30,}|nvapi-[\w-]{16,})"
+    r"|(AKIA|ASIA)[0-9A-Z]{16}|xox[abeprs]-[\w-]{10,}|AIza[\w-]{30,}|nvapi-[\w-]{16,}"
+    r"|npm_[A-Za-z0-9]{16,})"
 )
 _JWT = re.compile(r"\beyJ(?:[\w-]{8,}\.[\w-]{8,}\.[\w-]*(?P<whole>)|[\w-]*)")
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -62,6 +70,7 @@ def hidden(text: str, most: int = _MOST) -> str:
     kept = text if len(text) <= most else _cut(text[:most])
     shown = _IN_URL.sub(_HIDDEN, kept)
     shown = _IN_TEXT.sub(lambda found: f"{found['name']}{found['scheme'] or ''}{_HIDDEN}", shown)
+    shown = _PEM.sub(_HIDDEN, _ARGUMENT.sub(lambda found: f"{found['name']}{_HIDDEN}", shown))
     shown = _BEARER.sub(rf"\1\2{_HIDDEN}", shown)
     shown = _JWT.sub(lambda found: _HIDDEN if found["whole"] is not None else found[0], shown)
     shown = _LOOKS.sub(_HIDDEN, shown)

@@ -17,6 +17,7 @@ from autoprof.rundir.records import Frame, Named, Raised
 # So many functions of a stack are told: the innermost. So many characters of a text are kept, and read.
 _DEEPEST = 30
 _MOST_MESSAGE = 1000
+_MOST_ORIGIN = 200
 _MOST_READ = 1 << 15
 _MOST_NAMED = 8
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -33,6 +34,7 @@ _NODE = re.compile(r"\b(its node|the node) (has )?(died|dead|failed)|NodeDiedErr
 _CONTAINED = re.compile(
     r"^The actor died unexpectedly|^The worker died unexpectedly|running low on memory", re.MULTILINE
 )
+_CUT = re.compile(r"\.\.\. \((\d+) more characters\)$")
 _UNITS = {"b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 # What Ray adds around the text of an exception of another process.
 _RAY = ("ray::", "  File ", "    ", "Traceback ", "\x1b[36mray::")
@@ -42,15 +44,36 @@ def of(error: BaseException) -> Raised:
     """Return what is told of an exception. Raises nothing."""
     try:
         return _of(error)
-    except Exception as problem:  # its text is made by the user's code
+    except Exception as problem:  # attributes of the user's own
         interrupts.pass_on(problem)
         return Raised(type=type(error).__name__)
 
 
+def _text(error: BaseException) -> tuple[str, int]:
+    """Return an exception's text as far as it is read, and how many characters are left."""
+    try:
+        text = str(error)
+    except Exception as problem:  # it is made by the user's code
+        interrupts.pass_on(problem)
+        text = ""
+    return text[:_MOST_READ], max(0, len(text) - _MOST_READ)
+
+
+def _origin(error: BaseException) -> str:
+    """Return in words what an exception was raised from, or while it was handled."""
+    origin = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if origin is None:
+        return ""
+    first = hidden(_text(origin)[0].strip().partition("\n")[0], _MOST_ORIGIN)
+    frames = _frames(origin.__traceback__)
+    at = f" in {os.path.basename(frames[-1].file)}:{frames[-1].line} {frames[-1].function}" if frames else ""
+    return f"{type(origin).__name__}{f': {first}' if first else ''}{at}"
+
+
 def _of(error: BaseException) -> Raised:
-    kind, text = type(error).__name__, str(error)[:_MOST_READ]
+    kind, (text, more) = type(error).__name__, _text(error)
     cause = getattr(error, "cause", None)
-    frames, message, pid = _frames(error.__traceback__), _message(text), 0
+    frames, message, pid = _frames(error.__traceback__), _message(text, more), 0
     if kind.startswith(_BROUGHT) and isinstance(cause, BaseException):
         # Raised in a task or an actor, and told as it was there.
         remote = getattr(error, "traceback_str", None)
@@ -63,6 +86,7 @@ def _of(error: BaseException) -> Raised:
         type=kind[:100],
         message=message,
         frames=frames[-_DEEPEST:],
+        cause="" if kind.startswith(_BROUGHT) or pid else _origin(error),
         pid=pid if isinstance(pid, int) else 0,
         named=_named(error, kind, text),
     )
@@ -90,13 +114,17 @@ def _remote(text: str) -> tuple[list[Frame], int]:
     return [frame for frame in found if not frame.file.startswith(_OWN)], pids[-1] if pids else 0
 
 
-def _message(text: str) -> str:
+def _message(text: str, more: int = 0) -> str:
     # torchrun draws lines.
     lines = [line for line in text.splitlines() if line.strip(" =-")]
     # Of a text with Ray's tracebacks in it the last line tells.
     if any(line.startswith(_RAY) for line in lines):
         lines = lines[-1:]
-    return hidden("\n".join(lines), _MOST_MESSAGE)
+    shown = hidden("\n".join(lines), _MOST_MESSAGE)
+    if more:
+        known = _CUT.search(shown)
+        shown = f"{_CUT.sub('', shown)}... ({more + (int(known[1]) if known else 0)} more characters)"
+    return shown
 
 
 def _named(error: BaseException, kind: str, text: str) -> list[Named]:

@@ -40,6 +40,8 @@ def evidence(deaths: Sequence[Death], hosts: int = 1) -> list[str]:
         lines.append(f"its memory when it was last looked at: {units.size(first.resident_bytes)}")
     frames = first.exception.frames if first.exception is not None and first.how != CRASH else first.frames
     lines += [f"at {frame(each, whole=True)}" for each in reversed(frames[-_MOST_FRAMES:])]
+    if first.exception is not None and first.exception.cause:
+        lines.append(f"because of {first.exception.cause}")
     lines += [f"then: {text(other, hosts)}" for other in others[:_MOST_OTHERS]]
     rest = len(others) - _MOST_OTHERS
     return [*lines, *([f"and {rest} more"] if rest > 0 else [])]

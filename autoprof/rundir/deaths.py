@@ -122,6 +122,8 @@ def _gone(state: ProcessState, info: RunFile) -> Death:
     # Between two stages the one before tells who it was.
     before = state.ended if inner is None and not state.spans else None
     last = inner or before
+    # It may be what the exception has left.
+    left = before.name if before is not None and before.error else ""
     death = Death(
         how=GONE_DEAD,
         host=state.host,
@@ -129,8 +131,8 @@ def _gone(state: ProcessState, info: RunFile) -> Death:
         role=last.role if last is not None else "",
         rank=last.rank if last is not None else None,
         step=step if before is None else before.step,
-        after=before.name if before is not None else "",
-        stage=inner.name if inner is not None and inner.kind == "stage" else "",
+        after=before.name if before is not None and not left else "",
+        stage=inner.name if inner is not None and inner.kind == "stage" else left,
         since_ns=inner.start_ns if inner is not None else 0,
         last_ns=state.last_ns,
         resident_bytes=state.memory[1].resident_bytes,

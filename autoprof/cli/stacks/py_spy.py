@@ -44,8 +44,10 @@ def looker() -> Callable[[str, int, bool], tuple[list[dict[str, Any]], str]]:
         import subprocess
 
         # With --native it has to stop the process for some milliseconds.
-        way = "--native" if native else "--nonblocking"
+        ways = ["--native", "--nonblocking"] if native else ["--nonblocking"]
         for attempt in range(times):
+            # One that somebody has stopped can't be stopped again.
+            way = ways[min(attempt, len(ways) - 1)]
             try:
                 done = subprocess.run(
                     [program, "dump", "--json", way, "--pid", str(pid)],
@@ -61,7 +63,8 @@ def looker() -> Callable[[str, int, bool], tuple[list[dict[str, Any]], str]]:
                 errors = done.stderr.decode(errors="replace").strip()
                 if "ermission" in errors or "not permitted" in errors:
                     return [], permission
-                text = errors.splitlines()[-1][:200] if errors else f"exit status {done.returncode}"
+                # Behind the first line stands where py-spy was.
+                text = errors.splitlines()[0][:200] if errors else f"exit status {done.returncode}"
                 # A process that goes on meanwhile may look damaged.
                 if attempt == times - 1:
                     return [], text

@@ -12,6 +12,7 @@ import os
 import pickle
 import re
 import resource
+import stat
 import sys
 from typing import Any
 
@@ -31,8 +32,11 @@ class _Plain(pickle.Unpickler):
 
 def record(path: str) -> dict[str, Any]:
     """Read a flight record. It raises what pickle raises, and for a file of another form ValueError."""
-    with open(path, "rb") as file:
-        if os.fstat(file.fileno()).st_size > MOST_BYTES:
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW), "rb") as file:
+        known = os.fstat(file.fileno())
+        if not stat.S_ISREG(known.st_mode):
+            raise ValueError("it is no regular file")
+        if known.st_size > MOST_BYTES:
             raise ValueError("it is too large")
         content = _Plain(file).load()
     if not isinstance(content, dict):

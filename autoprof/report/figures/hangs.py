@@ -11,7 +11,7 @@ import msgspec
 
 from autoprof.base import files, interrupts
 from autoprof.base.redact import writable
-from autoprof.report.figures import places
+from autoprof.report.figures import locks, places
 from autoprof.rundir import decoder
 from autoprof.rundir.lines import Count
 from autoprof.rundir.stacks import HANGS, MOST_BYTES, WHY, Frame, OpenSpan, ProcessStacks, Thread, Why
@@ -173,7 +173,7 @@ def _process(path: Path, left_out: list[str]) -> Process | None:
         waits=places.waits(frames) if frames else places.IDLE,
         place=writable(places.text(told)) if told is not None else "",
         working=_working(stood, teller),
-        deadlock=writable(places.deadlock(stood.threads)),
+        deadlock=writable(locks.deadlock(stood.threads)),
         itself=writable(places.text(itself)) if itself is not None else "",
         held_up=_held_up(stood),
         engine=stood.engine,
@@ -226,7 +226,8 @@ def _working(stood: ProcessStacks, teller: Thread | None) -> list[Working]:
 
 def _at_work(stood: ProcessStacks, thread: Thread, main: bool) -> Working | None:
     place = places.own(thread.frames)
-    if place is None or places.waits(thread.frames) == places.IDLE:
+    # What works on a span is not idle, though it may wait for a queue.
+    if place is None or (places.waits(thread.frames) == places.IDLE and not thread.spans):
         return None
     on = [stood.spans[number] for number in thread.spans if 0 <= number < len(stood.spans)]
     return Working(writable(thread.name), writable(places.text(place)), on, main, not places.package(place))

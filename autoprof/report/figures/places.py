@@ -19,12 +19,8 @@ _PLUMBING = {
 _OUTER = ("<module>", "main", "__call__", "run", "wrapper", "inner")
 _LIBRARY = re.compile(r"(?:site|dist)-packages[/\\]([^/\\.]+)")
 _STANDARD = re.compile(r"[/\\]lib(?:64)?[/\\]python\d[^/\\]*[/\\]|^<")
+_OWN = re.compile(r"[/\\]autoprof[/\\]capture[/\\]")
 COLLECTIVE, RAY, IDLE = "in a collective", "in ray.get", "idle"
-_WITH = re.compile(r"^(\s*)(?:async\s+)?with\s+(.+?)\s*(?:as\s+\w+\s*)?:")
-_ACQUIRE = re.compile(r"([\w.\[\]'\"]+)\.acquire\(")
-_LAST_NAME = re.compile(r"[\w.]+")
-# Of a function so many lines before the innermost one are looked at.
-_MOST_LINES = 400
 _MOST_SOURCE = 4 << 20
 
 
@@ -42,6 +38,8 @@ def _package(file: str) -> str:
 
 def told(frames: Sequence[Frame]) -> Frame | None:
     """Return the function that tells best where a stack is: the innermost one of the user's, or of a trainer's."""
+    if (profiling := _profiling(frames)) is not None:
+        return profiling
     own = [frame for frame in frames if not package(frame)]
     if inner := [frame for frame in own if name(frame) not in _OUTER]:
         return inner[-1]
@@ -51,9 +49,14 @@ def told(frames: Sequence[Frame]) -> Frame | None:
 
 def own(frames: Sequence[Frame]) -> Frame | None:
     """Return the innermost function of the user's or of a trainer's, where nothing but plumbing lies inside of it."""
-    return next(
+    return _profiling(frames) or next(
         (frame for frame in reversed(frames) if package(frame) != "python" and package(frame) not in _PLUMBING), None
     )
+
+
+def _profiling(frames: Sequence[Frame]) -> Frame | None:
+    """Return autoprof's own function, where it starts or ends a profiler: what is inside of it is torch's."""
+    return next((frame for frame in reversed(frames) if _OWN.search(frame.file)), None)
 
 
 def name(frame: Frame) -> str:
@@ -63,7 +66,8 @@ def name(frame: Frame) -> str:
 
 def text(frame: Frame) -> str:
     """Return a place as it is told: `reward.py:44 fetch_score`."""
-    return f"{PurePath(frame.file).name or '?'}:{frame.line} {name(frame)}".strip()
+    said = f"{PurePath(frame.file).name or '?'}:{frame.line} {name(frame)}".strip()
+    return f"autoprof, which starts or ends a profiler, {said}" if _OWN.search(frame.file) else said
 
 
 def waits(frames: Sequence[Frame]) -> str:
@@ -92,81 +96,6 @@ def waits(frames: Sequence[Frame]) -> str:
     ):
         return IDLE
     return RAY if ray and ray[-1] is last and name(last) != "main_loop" else ""
-
-
-class _Wait:
-    """A thread that stands where a lock is taken: the lock's name, and those of the locks that it holds."""
-
-    def __init__(self, thread: Thread, frame: Frame, wanted: str, held: set[str]) -> None:
-        self.thread, self.frame, self.wanted, self.held = thread, frame, wanted, held
-
-
-def deadlock(threads: Sequence[Thread]) -> str:
-    """Return in words which two threads wait for one another's locks, by the source of where they stand; else nothing.
-
-    A thread waits for a lock where its innermost function stands at a line that takes one. It holds those whose
-    `with` blocks it is in, in any of its functions.
-    """
-    sources: dict[str, list[str]] = {}
-    found = [wait for thread in threads if (wait := _wait(thread, sources)) is not None]
-    for place, one in enumerate(found):
-        for other in found[place + 1 :]:
-            if one.wanted in other.held and other.wanted in one.held and one.wanted != other.wanted:
-                return f"{_holds(one)}, and {_holds(other)}"
-    return ""
-
-
-def _holds(wait: _Wait) -> str:
-    who = wait.thread.name or f"thread {wait.thread.native or wait.thread.ident}"
-    return f"{who} waits for {wait.wanted} in {text(wait.frame)}"
-
-
-def _wait(thread: Thread, sources: dict[str, list[str]]) -> _Wait | None:
-    """Return the lock that a thread waits for, where it stands at a line that takes one."""
-    frames = thread.frames
-    # What a lock of Python's own does inside.
-    while frames and package(frames[-1]) == "python":
-        frames = frames[:-1]
-    if not frames or package(frames[-1]):
-        return None
-    lines = _source(frames[-1].file, sources)
-    line = lines[frames[-1].line - 1] if 0 < frames[-1].line <= len(lines) else ""
-    taken = _WITH.match(line) or _ACQUIRE.search(line)
-    if taken is None:
-        return None
-    wanted = _lock(taken[taken.lastindex or 1])
-    held = set()
-    for frame in frames[-8:]:
-        if not package(frame):
-            held |= _around(_source(frame.file, sources), frame.line)
-    return _Wait(thread, frames[-1], wanted, held - {wanted}) if wanted else None
-
-
-def _around(lines: Sequence[str], number: int) -> set[str]:
-    """Return the names in the `with` lines around a line, up to its function's begin."""
-    if not 0 < number <= len(lines):
-        return set()
-    indent = _indent(lines[number - 1])
-    found = set()
-    for line in reversed(lines[max(0, number - 1 - _MOST_LINES) : number - 1]):
-        if not line.strip() or _indent(line) >= indent:
-            continue
-        indent = _indent(line)
-        if line.lstrip().startswith(("def ", "async def ", "class ")):
-            break
-        if taken := _WITH.match(line):
-            found.add(_lock(taken[2]))
-    return found
-
-
-def _lock(said: str) -> str:
-    """Return the last part of a lock's name: `self._lock` and `other._lock` may be the same."""
-    names = _LAST_NAME.match(said.strip())
-    return names[0].rpartition(".")[2] if names else ""
-
-
-def _indent(line: str) -> int:
-    return len(line) - len(line.lstrip())
 
 
 def _source(file: str, sources: dict[str, list[str]]) -> list[str]:

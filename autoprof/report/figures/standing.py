@@ -28,11 +28,16 @@ class Said(msgspec.Struct, frozen=True):
     file: str = ""
 
 
-def by_itself(processes: Sequence[Process]) -> Iterator[Said]:
-    """Tell of processes that wait for themselves: two threads for one another's locks, an actor for its own work."""
+def by_itself(processes: Sequence[Process], over: bool) -> Iterator[Said]:
+    """Tell of processes that wait for themselves: two threads for one another's locks, an actor for its own work.
+
+    Args:
+        processes: The processes.
+        over: Whether the step has ended: a deadlock would not have.
+    """
     for process in processes:
-        if process.deadlock:
-            yield Said(f"deadlock of two locks in {process.name}: {process.deadlock}", _stack(process), process.file)
+        if process.deadlock and not over:
+            yield Said(process.deadlock.replace("{process}", process.name), _stack(process), process.file)
         elif process.itself:
             text = (
                 f"{process.name} waits for itself: ray.get in {process.itself} asks for what the actor itself is to do"
@@ -165,6 +170,15 @@ def busy(processes: Sequence[Process]) -> Iterator[Said]:
     for process, work in found[:3]:
         stage = f" in {process.stage.name}" if process.stage is not None else ""
         yield Said(f"{process.name} is in {work.place}{stage}", _stack(process), process.file)
+
+
+def waiting(processes: Sequence[Process]) -> Iterator[Said]:
+    """Tell where the processes wait that have an open stage or step, where all of them wait for others."""
+    found = [process for process in processes if process.spans and process.place]
+    for process in found[:3]:
+        what = f" ({process.waits})" if process.waits in (places.COLLECTIVE, places.RAY) else ""
+        stage = f" of {process.stage.name}" if process.stage is not None else ""
+        yield Said(f"{process.name} waits in {process.place}{stage}{what}", _stack(process), process.file)
 
 
 def elsewhere(processes: Sequence[Process]) -> str:

@@ -74,7 +74,7 @@ def _of_hang(run: str, hang: Hang, opened: OpenSpans, ended_s: Mapping[int, floa
     engines = list(standing.engines(processes, age))
     said = list(
         chain(
-            standing.by_itself(processes),
+            standing.by_itself(processes, over=not going_on and standing_s is None and took is not None),
             standing.held_up(processes, (at - since) / 1e9),
             in_collectives,
             engines,
@@ -83,7 +83,7 @@ def _of_hang(run: str, hang: Hang, opened: OpenSpans, ended_s: Mapping[int, floa
             standing.stacks(rest),
         )
     )
-    said = said or list(standing.busy(processes)) or list(_innermost(spans))
+    said = said or list(standing.busy(processes)) or list(standing.waiting(processes)) or list(_innermost(spans))
     return _finding(hang.step, age, going_on, said, hang.folder), [*hang.left_out, *left_out]
 
 

@@ -19,6 +19,8 @@ from autoprof.run.span import Span
 _HERE = "run/watch/owners.py"
 OWN = sys._getframe().f_code.co_filename.removesuffix(_HERE)
 _WRAPPER = "/autoprof/hooks/wrapper.py"
+# Whose functions stand around the user's.
+_AROUND = f"{OWN}hooks/"
 # The functions that drive a behaviour around a call, with the variable that holds it, or several.
 _DRIVERS = {
     (f"{OWN}hooks/dispatch.py", "drive"): "run",
@@ -35,6 +37,11 @@ def is_own(code: CodeType) -> bool:
     return code.co_filename.startswith(OWN) or (
         code.co_name == "autoprof_wrapper" and code.co_filename.endswith(_WRAPPER)
     )
+
+
+def is_around(code: CodeType) -> bool:
+    """Return whether code is autoprof's and stands around a hooked function; its other code does work of its own."""
+    return is_own(code) and not (code.co_filename.startswith(OWN) and not code.co_filename.startswith(_AROUND))
 
 
 def in_frame(frame: FrameType) -> list[Span]:

@@ -28,12 +28,12 @@ class Names:
     def frames(self, places: list[Place]) -> list[Frame]:
         """Return a stack, from the innermost place to the outermost, as it is told: the outermost first.
 
-        autoprof's own functions are left out unless they are the innermost: it works there itself.
+        autoprof's functions around those of the user are left out, but for innermost ones: it works there itself.
         """
         inside = 0
         while inside < len(places) and owners.is_own(places[inside][0]):
             inside += 1
-        kept = places[:inside] + [place for place in places[inside:] if not owners.is_own(place[0])]
+        kept = places[:inside] + [place for place in places[inside:] if not owners.is_around(place[0])]
         cut = len(kept) - _OUTER - _INNER
         if cut <= 1:
             return [self._frame(place) for place in reversed(kept)]

@@ -282,6 +282,92 @@ def test_a_deadlock_of_two_locks_is_told_where_the_source_shows_it(hung: HungRun
     assert (locked in of(hung).text) == (line == 15)
 
 
+OBJECTS = """\
+import threading
+
+class Cache:
+    def __init__(self):
+        self.rows = threading.Lock()
+        self.index = threading.Lock()
+
+    def read(self):
+        with self.rows:
+            with self.index:
+                pass
+
+    def write(self):
+        with self.index:
+            with self.rows:
+                pass
+"""
+PARAMETERS = LOCKS.replace("def one():", "def one(second):").replace("def other():", "def other(second):")
+
+
+@pytest.mark.parametrize(
+    ("source", "one", "other"),
+    [
+        (PARAMETERS, (("one", 6), ("other", 9)), (("two", 15),)),
+        (
+            LOCKS.replace("def other():", "def other():\n    second = threading.Lock()"),
+            (("o", 6), ("o", 10)),
+            (("t", 16),),
+        ),
+        (LOCKS.replace("threading.Lock()", "threading.Semaphore(2)"), (("one", 6), ("other", 9)), (("two", 15),)),
+        (LOCKS + "first = threading.Lock()\n", (("one", 6), ("other", 9)), (("two", 15),)),
+        (LOCKS.replace("with second:\n        pass", "with second: pass"), (("one", 6), ("other", 9)), (("two", 14),)),
+        ("this is no Python", (("one", 1),), (("two", 1),)),
+    ],
+    ids=["parameter", "local", "semaphore", "made twice", "body in the line", "damaged"],
+)
+def test_names_that_stand_for_several_locks_are_no_deadlock(
+    hung: HungRun, tmp_path: Path, source: str, one: Any, other: Any
+) -> None:
+    path = tmp_path / "score.py"
+    path.write_text(source)
+    threads = [
+        Thread(name=f"scorer-{n}", ident=n, frames=[Frame(name, str(path), line) for name, line in stack])
+        for n, stack in enumerate((one, other), 2)
+    ]
+    hung.stack(IDLE, process="ray::RewardWorker", threads=threads, spans=[hung.span("reward", "score", 12, sample="1")])
+    assert "deadlock" not in of(hung).text
+
+
+def test_locks_of_an_object_are_likely_in_a_deadlock(hung: HungRun, tmp_path: Path) -> None:
+    path = tmp_path / "cache.py"
+    path.write_text(OBJECTS)
+    threads = [
+        Thread(name=name, ident=line, frames=[Frame(f"Cache.{name}", str(path), line)])
+        for name, line in (("read", 10), ("write", 15))
+    ]
+    hung.stack(IDLE, process="ray::RewardWorker", threads=threads, spans=[hung.span("reward", "score", 12, sample="1")])
+    assert said(hung).startswith(
+        "likely deadlock of two locks in ray::RewardWorker (pid 1001 on n2): read waits for index"
+    )
+
+
+def test_a_thread_that_waits_for_a_queue_is_told_with_its_place(hung: HungRun) -> None:
+    frames = [Frame("take", "/home/u/train.py", 37), Frame("get", "/env/lib/python3.11/queue.py", 180)]
+    frames.append(Frame("Condition.wait", "/env/lib/python3.11/threading.py", 327))
+    hung.stack(frames, rank=0, role="actor", stage="update_actor")
+    assert said(hung).startswith("rank 0 of actor waits in train.py:37 take of update_actor")
+
+
+def test_ranks_that_all_wait_for_one_another_are_told_with_their_places(hung: HungRun) -> None:
+    frames = [Frame("exchange", "/home/u/train.py", 12), Frame("recv", "/e/site-packages/torch/distributed/c.py", 9)]
+    for rank in range(2):
+        hung.stack(frames, rank=rank, role="actor", stage="update_actor")
+    found = of(hung)
+    assert "rank 0 of actor waits in train.py:12 exchange of update_actor (in a collective)" in found.text
+    assert any("rank 1 of actor waits in train.py:12 exchange" in line for line in found.evidence)
+
+
+def test_what_autoprof_itself_does_is_not_the_users(hung: HungRun) -> None:
+    frames = [*REWARD, Frame("start", "/e/site-packages/autoprof/capture/profilers/torch.py", 88)]
+    frames.append(Frame("<module>", "/e/site-packages/sympy/core.py", 4))
+    hung.stack(frames, rank=0, role="actor", stage="update_actor")
+    assert "is in autoprof, which starts or ends a profiler, torch.py:88 start" in said(hung)
+
+
 def test_an_actor_that_waits_for_itself_is_named(hung: HungRun, tmp_path: Path) -> None:
     source = tmp_path / "judge.py"
     source.write_text(

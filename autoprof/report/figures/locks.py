@@ -1,0 +1,169 @@
+"""Deadlocks of two locks, by the source of the places where threads stand.
+
+A lock is known by its name alone, so only those count that a name stands for all the time: of a module that makes it
+once, and of `self`, where each object has its own and no more than "likely" is said.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, TypeAlias
+
+from autoprof.base import files, interrupts
+from autoprof.report.figures import places
+from autoprof.rundir.stacks import Frame, Thread
+
+_KINDS = ("Lock", "RLock")
+# So many of a stack's innermost functions, and so much of a file are looked at.
+_DEEP, _MOST_SOURCE = 8, 1 << 20
+# A file, a class or nothing, and a name.
+_Lock: TypeAlias = "tuple[str, str, str]"
+_Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class _Wait(NamedTuple):
+    """A thread that stands where a lock is taken: the lock, and those that it holds."""
+
+    thread: Thread
+    frame: Frame
+    wanted: _Lock
+    held: set[_Lock]
+
+
+def deadlock(threads: Sequence[Thread]) -> str:
+    """Return in words which two threads wait for one another's locks, as far as the source shows it; else nothing."""
+    sources: dict[str, _Source] = {}
+    found = [wait for thread in threads if (wait := _wait(thread, sources)) is not None]
+    for place, one in enumerate(found):
+        for other in found[place + 1 :]:
+            if one.wanted in other.held and other.wanted in one.held and one.wanted != other.wanted:
+                likely = "likely " if one.wanted[1] or other.wanted[1] else ""
+                return f"{likely}deadlock of two locks in {{process}}: {_told(one)}, and {_told(other)}"
+    return ""
+
+
+def _told(wait: _Wait) -> str:
+    who = wait.thread.name or f"thread {wait.thread.native or wait.thread.ident}"
+    return f"{who} waits for {wait.wanted[2]} in {places.text(wait.frame)}"
+
+
+def _wait(thread: Thread, sources: dict[str, _Source]) -> _Wait | None:
+    frames = thread.frames
+    # What a lock of Python's own does inside.
+    while frames and places.package(frames[-1]) == "python":
+        frames = frames[:-1]
+    if not frames or places.package(frames[-1]):
+        return None
+    wanted = _source(frames[-1], sources).wanted(frames[-1].line)
+    if wanted is None:
+        return None
+    held = {
+        lock
+        for frame in frames[-_DEEP:]
+        if not places.package(frame)
+        for lock in _source(frame, sources).held(frame.line)
+    }
+    return _Wait(thread, frames[-1], wanted, held - {wanted})
+
+
+def _source(frame: Frame, sources: dict[str, _Source]) -> _Source:
+    if frame.file not in sources:
+        sources[frame.file] = _Source(frame.file)
+    return sources[frame.file]
+
+
+class _Source:
+    """A program's file, where it lies here too."""
+
+    def __init__(self, file: str) -> None:
+        self._file = file
+        try:
+            self._tree = ast.parse(files.read(file, _MOST_SOURCE) if file.endswith(".py") else b"")
+        except (OSError, ValueError, SyntaxError, RecursionError, MemoryError) as error:
+            interrupts.pass_on(error)
+            self._tree = ast.Module([], [])
+        self._nodes = list(ast.walk(self._tree))
+        self._functions = [node for node in self._nodes if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+        self._of_module, self._of_self = self._locks()
+
+    def wanted(self, line: int) -> _Lock | None:
+        """Return the lock that a line takes, and nothing beside."""
+        found = []
+        for node in self._nodes:
+            if isinstance(node, (ast.With, ast.AsyncWith)) and node.body[0].lineno > line:
+                found += [item.context_expr for item in node.items if item.context_expr.lineno == line]
+            elif isinstance(node, ast.Call) and node.lineno == line and isinstance(node.func, ast.Attribute):
+                found += [node.func.value] if node.func.attr == "acquire" else []
+        return self._named(found[0], line) if len(found) == 1 else None
+
+    def held(self, line: int) -> Iterator[_Lock]:
+        """Yield the locks in whose `with` blocks a line is, in its function."""
+        function = self._around(line)
+        for node in ast.walk(function) if function is not None else ():
+            if isinstance(node, (ast.With, ast.AsyncWith)) and node.body[0].lineno <= line <= (node.end_lineno or 0):
+                inner = self._around(node.lineno)
+                for item in node.items if inner is function else ():
+                    if (lock := self._named(item.context_expr, line)) is not None:
+                        yield lock
+
+    def _locks(self) -> tuple[set[str], set[tuple[str, str]]]:
+        """Return the names of the module's locks and, with the class, of those of `self`, that are made once."""
+        module: dict[str, list[bool]] = {}
+        own: dict[tuple[str, str], list[bool]] = {}
+        anywhere = {name for node in self._nodes if isinstance(node, ast.Global) for name in node.names}
+        classes = [node for node in self._nodes if isinstance(node, ast.ClassDef)]
+        for node in self._nodes:
+            targets = getattr(node, "targets", None) or [getattr(node, "target", None)]
+            for target, value in _pairs(targets, getattr(node, "value", None)) if hasattr(node, "value") else ():
+                if isinstance(target, ast.Name) and self._around(target.lineno) is None:
+                    module.setdefault(target.id, []).append(_makes(value))
+                elif isinstance(target, ast.Attribute) and _is_self(target.value):
+                    inside = [each.name for each in classes if each.lineno <= target.lineno <= (each.end_lineno or 0)]
+                    own.setdefault((inside[-1] if inside else "", target.attr), []).append(_makes(value))
+        return (
+            {name for name, made in module.items() if made == [True] and name not in anywhere},
+            {name for name, made in own.items() if made == [True]},
+        )
+
+    def _around(self, line: int) -> _Function | None:
+        inside = [each for each in self._functions if each.lineno <= line <= (each.end_lineno or 0)]
+        return max(inside, key=lambda each: each.lineno, default=None)
+
+    def _named(self, node: ast.expr, line: int) -> _Lock | None:
+        if isinstance(node, ast.Name) and node.id in self._of_module:
+            outer = [each for each in self._functions if each.lineno <= line <= (each.end_lineno or 0)]
+            return (self._file, "", node.id) if not any(_binds(each, node.id) for each in outer) else None
+        if isinstance(node, ast.Attribute) and _is_self(node.value):
+            known = [of for of, name in self._of_self if name == node.attr]
+            return (self._file, known[0], node.attr) if len(known) == 1 else None
+        return None
+
+
+def _pairs(targets: Sequence[ast.expr | None], value: ast.expr | None) -> Iterator[tuple[ast.expr, ast.expr | None]]:
+    for target in targets:
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
+            yield from zip(target.elts, value.elts, strict=True)
+        elif isinstance(target, ast.Tuple):
+            yield from ((each, None) for each in target.elts)
+        elif target is not None:
+            yield target, value
+
+
+def _makes(value: ast.expr | None) -> bool:
+    """Return whether an expression makes a lock."""
+    function = value.func if isinstance(value, ast.Call) else None
+    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    return name in _KINDS
+
+
+def _is_self(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id == "self"
+
+
+def _binds(function: _Function, name: str) -> bool:
+    """Return whether a name is a parameter or a variable of a function."""
+    arguments = function.args
+    given = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
+    stored = (node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+    return name in {each.arg for each in given if each is not None} or name in set(stored)
