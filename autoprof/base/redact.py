@@ -26,7 +26,9 @@ _IN_TEXT = re.compile(
     rf"""(?P<name>({_NAMES})["']?\s*[=:]\s*)(?P<scheme>["']?(bearer|basic|token)\s+)?{_VALUE}""", re.IGNORECASE
 )
 # As arguments of a command in a text, or in a list of words.
-_ARGUMENT = re.compile(rf"""(?P<name>-[\w-]{{0,60}}?({_NAMES})(["']?,)?\s+)(?!["']?-){_VALUE}""", re.IGNORECASE)
+_ARGUMENT = re.compile(
+    rf"""(?P<name>(?<![\w-])--?[\w-]{{0,60}}?({_NAMES})(["']?,)?\s+)(?!["']?[-=:]){_VALUE}""", re.IGNORECASE
+)
 _PEM = re.compile(r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----.*?(-----END [A-Z ]{0,30}PRIVATE KEY-----|\Z)", re.DOTALL)
 _IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 _URL = re.compile(r"[a-z][a-z0-9+.-]*(::[a-z][a-z0-9+.-]*)*://\S*", re.IGNORECASE)

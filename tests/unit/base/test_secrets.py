@@ -221,6 +221,9 @@ def before(text: str) -> str:
     text = re.sub(r"(?<=://)[^/@\s]+(?=@)", "***", text)
     in_text = re.compile(rf"""{head}(?P<scheme>["']?(bearer|basic|token)\s+)?{value}""", re.IGNORECASE)
     text = in_text.sub(lambda found: f"{found['name']}{found['scheme'] or ''}***", text)
+    value = value.replace(r'"[^"]*"', r'"[^"]*("|\Z)').replace("'[^']*'", r"'[^']*('|\Z)")
+    argument = rf"""(?<![\w-])(--?[\w-]{{0,60}}?({name})(["']?,)?\s+)(?!["']?[-=:]){value}"""
+    text = re.sub(argument, r"\1***", text, flags=re.IGNORECASE)
     text = re.sub(r"\b(bearer|basic)(\s+)[\w.~+/=-]{8,}", r"\1\2***", text, flags=re.IGNORECASE)
     looks = r"hf_[A-Za-z0-9]{8,}|sk-[\w-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|(AKIA|ASIA)[0-9A-Z]{16}"
     looks += r"|xox[abeprs]-[\w-]{10,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"
@@ -309,3 +312,23 @@ def test_a_text_that_is_too_long_says_how_much_was_left_out() -> None:
     assert hidden(f"password='{SECRET} {SECRET}'", 20) == "password=***... (30 more characters)"
     assert hidden(f"at s3://{SECRET},{SECRET}@host", 30).startswith("at s3... (")
     assert redacted(["train", *["x" * 100] * 1000]).endswith(" more arguments)")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Command '['false', '--hf-token', 'SECRET', '--api-key=SECRET']' failed",
+        "train.py --hf-token SECRET --lr 1",
+        "connect(host=n1, pwd=SECRET)",
+        "-----BEGIN RSA PRIVATE KEY-----\nSECRET\n-----END RSA PRIVATE KEY-----",
+        "-----BEGIN PRIVATE KEY-----\nSECRET, cut",
+        "https://b.s3.amazonaws.com/x?X-Amz-Signature=SECRET",
+    ],
+)
+def test_secrets_of_commands_keys_and_signed_urls(text: str) -> None:
+    assert "SECRET" not in hidden(text)
+
+
+@pytest.mark.parametrize("text", ["PWD=/home/me/rl", "got signature: (a, b)", "--tokenizer path", "a token --lr 1"])
+def test_texts_that_look_alike_stay(text: str) -> None:
+    assert hidden(text) == text

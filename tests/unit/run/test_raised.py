@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from autoprof.run import raised
@@ -133,3 +135,38 @@ def test_torchruns_failures_are_named_the_first_one_first() -> None:
     found = raised.of(errors.ChildFailedError("train.py", failures))
     assert [(each.rank, each.pid, each.signal) for each in found.named] == [(3, 13, "SIGKILL"), (0, 10, "SIGTERM")]
     assert found.message.startswith("train.py FAILED")
+
+
+def raised_by(text: str) -> BaseException:
+    """Return an exception that was raised here from another one."""
+    try:
+        try:
+            {}["score"]
+        except KeyError as origin:
+            raise ValueError(text) from origin
+    except ValueError as error:
+        return error
+
+
+def test_what_it_was_raised_from_is_told() -> None:
+    assert re.fullmatch(r"KeyError: 'score' in test_raised.py:\d+ raised_by", raised.of(raised_by("no")).cause)
+
+
+def test_a_text_that_can_not_be_made_leaves_the_stack() -> None:
+    class Broken(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    try:
+        raise Broken
+    except Broken as error:
+        told = raised.of(error)
+    assert (told.type, told.message) == ("Broken", "")
+    assert told.frames[-1].function.endswith("leaves_the_stack")
+
+
+def test_of_a_long_text_it_says_how_much_is_left_out() -> None:
+    message = raised.of(ValueError("word " * 1_000_000)).message
+    found = re.search(r"\.\.\. \((\d+) more characters\)$", message)
+    assert found is not None
+    assert len(message) - len(found[0]) + int(found[1]) == 5_000_000
