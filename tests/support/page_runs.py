@@ -34,6 +34,7 @@ _VARIES = [
     (r"\d{4}-\d\d-\d\d \d\d:\d\d(:\d\d)?", "DATE"),
     (r"(127\.0\.0\.1:\d+)/[\w-]{16,}", r"\1/SECRET"),
     (rf"\b({_HOST}[- ]|pid ?)\d+", r"\1PID"),
+    (r"\(\d+\): ", "(PID): "),
     (r"[-+]?\d[\d,.]* ?(ns|us|µs|ms|s|min|h)\b", "TIME"),
     (r"\d[\d,.]* ?(B|bytes|kB|MB|GB)(?!\w)", "SIZE"),
     (r"[-+]?\d[\d,.]* ?%", "SHARE"),
