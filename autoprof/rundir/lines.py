@@ -113,7 +113,7 @@ class Line(Struct, frozen=True, omit_defaults=True, gc=False):
     prompts, answers or arguments, only the ids that recipes name.
 
     A file grows by some 230 bytes for each span of a sample: 0.35 MB in a step of 512 samples, 3.6 GB in 10,000 such
-    steps, and 30 MB without them (`AUTOPROF_DISABLE='verl/sample*'`).
+    steps, and 75 MB without them (`AUTOPROF_DISABLE='verl/sample*'`).
     """
 
     kind: str  # The kind of the span.
