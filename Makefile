@@ -79,8 +79,9 @@ differential: $(VENV)/.ready-for-tests .venvs/differential/.ready
 	DIFFERENTIAL=.venvs/differential $(VENV)/bin/python -m pytest -n 2 tests/differential --thorough $(PYTEST)
 
 # Those that are quick are in `make test`, too.
-faults: $(VENV)/.ready-for-tests
+faults: $(VENV)/.ready-for-tests .venvs/trl-1.16.0/.ready
 	$(VENV)/bin/python -m pytest --ignore tests/engines --ignore tests/releases --ignore tests/trainers --thorough --faults -m fault $(PYTEST)
+	ENGINES=trl-1.16.0 $(VENV)/bin/python -m pytest tests/engines/test_trl.py --thorough --faults -m fault $(PYTEST)
 
 test-engines: $(VENV)/.ready-for-tests $(CHOSEN:%=.venvs/%/.ready)
 	ENGINES="$(CHOSEN)" $(VENV)/bin/python -m pytest -n 2 tests/engines $(PYTEST)
