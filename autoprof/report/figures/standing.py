@@ -175,7 +175,8 @@ def busy(processes: Sequence[Process]) -> Iterator[Said]:
 def waiting(processes: Sequence[Process]) -> Iterator[Said]:
     """Tell where the processes wait that have an open stage or step, where all of them wait for others."""
     found = [process for process in processes if process.spans and process.place]
-    for process in found[:3]:
+    # Who waits for Ray waits for one of the others.
+    for process in sorted(found, key=lambda each: (each.waits == places.RAY, each.stage is None))[:3]:
         what = f" ({process.waits})" if process.waits in (places.COLLECTIVE, places.RAY) else ""
         stage = f" of {process.stage.name}" if process.stage is not None else ""
         yield Said(f"{process.name} waits in {process.place}{stage}{what}", _stack(process), process.file)
