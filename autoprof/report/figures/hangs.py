@@ -144,6 +144,11 @@ def _hang(folder: Path) -> Hang:
     if len(paths) > MOST_PROCESSES:
         left_out.append(f"{len(paths) - MOST_PROCESSES} of {len(paths)} processes are not read")
     processes = [found for path in paths[:MOST_PROCESSES] if (found := _process(path, left_out)) is not None]
+    # Ray's actors that no launcher gave a rank have 0, all of them.
+    named = Counter((process.role, process.rank) for process in processes if process.spans)
+    processes = [
+        msgspec.structs.replace(each, rank=None) if named[each.role, each.rank] > 1 else each for each in processes
+    ]
     place = writable(f"{HANGS}/{folder.name}")
     return Hang(folder=place, step=step, why=why, processes=processes, left_out=left_out)
 

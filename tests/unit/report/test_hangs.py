@@ -345,6 +345,12 @@ def test_locks_of_an_object_are_likely_in_a_deadlock(hung: HungRun, tmp_path: Pa
     )
 
 
+def test_actors_that_all_call_themselves_rank_0_are_told_by_title(hung: HungRun) -> None:
+    hung.stack(REWARD, rank=0, role="actor", stage="update_actor", process="ray::Judge.score")
+    hung.stack(IDLE, rank=0, role="actor", stage="update_actor", process="ray::Writer.write")
+    assert said(hung).startswith("ray::Judge (pid 1001 on n2) is in reward.py:44 fetch_score")
+
+
 def test_a_thread_that_waits_for_a_queue_is_told_with_its_place(hung: HungRun) -> None:
     frames = [Frame("take", "/home/u/train.py", 37), Frame("get", "/env/lib/python3.11/queue.py", 180)]
     frames.append(Frame("Condition.wait", "/env/lib/python3.11/threading.py", 327))
