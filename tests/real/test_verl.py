@@ -138,7 +138,7 @@ def test_every_kind_of_process_left_its_hooks(profiled: VerlRun, request: pytest
     titles = [process["process"] for process in profiled.processes]
     for kind in ("main_ppo", "ray::TaskRunner", "ray::WorkerDict", "ray::AgentLoopWorker", "ray::vLLMHttpServer"):
         assert any(kind in title for title in titles), kind
-    assert any(title.startswith("EngineCore") for title in titles)
+    assert any("EngineCore" in title for title in titles)
     assert any(title.startswith("VllmWorker") for title in titles)
 
 
