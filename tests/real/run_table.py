@@ -86,7 +86,7 @@ RUNS = {
     ),
     "v1_off": Planned(
         what="The V1 trainer without autoprof's variable, for as many steps as the faulty run.",
-        serves=("test_verl", "test_verl_matrix", "test_verl_stacks", "test_faults"),
+        serves=("test_verl", "test_verl_matrix", "test_verl_stacks", "test_verl_deaths", "test_faults"),
         overrides=(*WHOLE, "trainer.total_training_steps=6"),
     ),
     "faulty": Planned(
