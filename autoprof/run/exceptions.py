@@ -27,7 +27,7 @@ class Exceptions:
         # The last one that has a line, and when the span began that it left; of stages, and of samples.
         self._stage: tuple[int, int] = 0, 0
         self._lost: tuple[int, int] = 0, 0
-        self._stages = 0
+        self._stages = self._samples = 0
         self._alike: Counter[tuple[str, str, str]] = Counter()
 
     def line(self, line: Line, error: BaseException) -> RaisedLine | None:
@@ -40,6 +40,7 @@ class Exceptions:
     def again(self) -> None:
         """Tell of samples anew: readers look at a file's end."""
         self._alike.clear()
+        self._samples = 0
 
     def _of_stage(self, line: Line, error: BaseException) -> bool:
         if line.kind not in ("step", "stage", "window"):
@@ -54,7 +55,8 @@ class Exceptions:
         known = self._lost[0] == id(error) and line.start_ns <= self._lost[1]
         self._lost = id(error), line.start_ns
         what = line.kind, line.name, type(error).__name__
-        if known or self._alike[what] >= _MOST_ALIKE or self._alike.total() >= _MOST_LOST:
+        if known or self._alike[what] >= _MOST_ALIKE or self._samples >= _MOST_LOST:
             return False
         self._alike[what] += 1
+        self._samples += 1
         return True

@@ -61,7 +61,9 @@ def _text(error: BaseException) -> tuple[str, int]:
 
 def _origin(error: BaseException) -> str:
     """Return in words what an exception was raised from, or while it was handled."""
-    origin = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    origin = error.__cause__
+    if origin is None and not error.__suppress_context__:
+        origin = error.__context__
     if origin is None:
         return ""
     first = hidden(_text(origin)[0].strip().partition("\n")[0], _MOST_ORIGIN)

@@ -17,7 +17,7 @@ _STAGES = ("stage", "timer")
 
 
 class Keeper(Protocol):
-    """Who writes spans down: the timeline of this process, which says what each of these is for."""
+    """Writer of spans: the timeline of this process, which documents these members."""
 
     life: object
     going: set[Span]

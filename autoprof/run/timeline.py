@@ -90,8 +90,9 @@ class Timeline:
         """Write that a span has begun."""
         self.told.add(span)
         self.write(span.line)
-        if self.waking is not None:
-            self.waking()
+        # Another thread may be faster.
+        if (wake := self.waking) is not None:
+            wake()
 
     def raised(self, line: Line, error: BaseException) -> None:
         """Write with a span which exception has left it, and where that was raised."""
@@ -155,8 +156,9 @@ class Timeline:
         """Keep a line that ends now (`time.monotonic_ns`), and write what is due."""
         if self.listener is not None:
             self.listener.hear(line)
-        if self.waking is not None:
-            self.waking()
+        # Another thread may be faster.
+        if (wake := self.waking) is not None:
+            wake()
         lines = self._lines
         if not lines:
             self._oldest = now

@@ -120,8 +120,8 @@ def test_no_hook_failed_and_autoprof_made_no_error(run: VerlRun) -> None:
 
 def test_nothing_is_left_running(name: str, run: VerlRun) -> None:
     left = [title.strip() for title in run.finished.left_behind]
-    # A thread of its worker's never ends: where Ray asks it to exit and does not kill it, it stays, with or without
-    # autoprof (verl 0.5.0, vllm_rollout_spmd.py, `_loop_forever`).
+    # A thread of its worker's is no daemon and never ends: where Ray asks it to exit and does not kill it, it stays
+    # (verl 0.5.0, vllm_rollout_spmd.py, `_loop_forever`).
     endless = package_of(name) / "verl" / "workers" / "rollout" / "vllm_rollout" / "vllm_rollout_spmd.py"
     of_verl = "threading.Thread(target=self._loop_forever)" in (endless.read_text() if endless.exists() else "")
     assert [title for title in left if not (of_verl and title == "ray::WorkerDict")] == []

@@ -1,4 +1,4 @@
-"""What a node says when its processes are asked where they stand."""
+"""Answer of one node to `autoprof stacks`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from autoprof.rundir.stacks import OpenSpan
 
 
 class Absent(Struct, frozen=True, kw_only=True):
-    """A process of which there is no stack.
+    """A process without a stack in the answer.
 
     Attributes:
         state: `running`, `gone` or `elsewhere`, as in `open_spans`.
-        reason: Why there is none.
-        spans: What it was at last.
+        reason: The reason.
+        spans: Its last open spans.
     """
 
     host: str
@@ -30,10 +30,10 @@ class Answer(Struct, frozen=True, kw_only=True):
     Attributes:
         host: The host.
         folder: The folder with the files.
-        files: The files, by their names.
-        absent: The processes without one.
-        py_spy: Why py-spy was of no help; empty where it was.
-        problem: Why nobody could be asked.
+        files: The content of each file, by name.
+        absent: The processes without a file.
+        py_spy: The reason why py-spy could not help; empty if it did.
+        problem: The reason why no process could be asked; empty if they could.
     """
 
     host: str

@@ -18,7 +18,7 @@ _STARTS_S = 60.0
 
 
 class Question(NamedTuple):
-    """What is asked: the name of the folder, its `why.json`, how long to wait, and whether for native stacks."""
+    """Request to a node: the name of the folder, its `why.json`, how long to wait, and whether for native stacks."""
 
     name: str
     why: bytes

@@ -35,7 +35,7 @@ class Working(msgspec.Struct, frozen=True):
 
 
 class Process(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a process stood, as far as that tells who is late.
+    """Place of a process in a step that takes too long.
 
     Attributes:
         label: Its title without what numbers it: processes with the same do the same.

@@ -7,7 +7,7 @@ once, and of `self`, where each object has its own and no more than "likely" is 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 from autoprof.base import files, interrupts
@@ -109,20 +109,19 @@ class _Source:
 
     def _locks(self) -> tuple[set[str], set[tuple[str, str]]]:
         """Return the names of the module's locks and, with the class, of those of `self`, that are made once."""
+        rebound = {name for node in self._nodes if isinstance(node, ast.Global) for name in node.names}
         module: dict[str, list[bool]] = {}
+        for target, value in _assigned(_outside(self._tree)):
+            if isinstance(target, ast.Name):
+                module.setdefault(target.id, []).append(_makes(value))
         own: dict[tuple[str, str], list[bool]] = {}
-        anywhere = {name for node in self._nodes if isinstance(node, ast.Global) for name in node.names}
-        classes = [node for node in self._nodes if isinstance(node, ast.ClassDef)]
-        for node in self._nodes:
-            targets = getattr(node, "targets", None) or [getattr(node, "target", None)]
-            for target, value in _pairs(targets, getattr(node, "value", None)) if hasattr(node, "value") else ():
-                if isinstance(target, ast.Name) and self._around(target.lineno) is None:
-                    module.setdefault(target.id, []).append(_makes(value))
-                elif isinstance(target, ast.Attribute) and _is_self(target.value):
-                    inside = [each.name for each in classes if each.lineno <= target.lineno <= (each.end_lineno or 0)]
-                    own.setdefault((inside[-1] if inside else "", target.attr), []).append(_makes(value))
+        for each in self._nodes:
+            if isinstance(each, ast.ClassDef):
+                for target, value in _assigned(ast.walk(each)):
+                    if isinstance(target, ast.Attribute) and _is_self(target.value):
+                        own.setdefault((each.name, target.attr), []).append(_makes(value))
         return (
-            {name for name, made in module.items() if made == [True] and name not in anywhere},
+            {name for name, made in module.items() if made == [True] and name not in rebound},
             {name for name, made in own.items() if made == [True]},
         )
 
@@ -140,14 +139,30 @@ class _Source:
         return None
 
 
-def _pairs(targets: Sequence[ast.expr | None], value: ast.expr | None) -> Iterator[tuple[ast.expr, ast.expr | None]]:
-    for target in targets:
-        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
-            yield from zip(target.elts, value.elts, strict=True)
-        elif isinstance(target, ast.Tuple):
-            yield from ((each, None) for each in target.elts)
-        elif target is not None:
-            yield target, value
+def _outside(tree: ast.Module) -> Iterator[ast.AST]:
+    """Yield the nodes of a module that are in none of its functions and classes."""
+    left: list[ast.AST] = [tree]
+    while left:
+        for node in ast.iter_child_nodes(left.pop()):
+            if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+                left.append(node)
+                yield node
+
+
+def _assigned(nodes: Iterable[ast.AST]) -> Iterator[tuple[ast.expr, ast.expr | None]]:
+    """Yield what is assigned, with its value where that is one expression."""
+    for node in nodes:
+        targets: list[ast.expr] = getattr(node, "targets", []) if isinstance(node, ast.Assign) else []
+        value = getattr(node, "value", None)
+        if isinstance(node, (ast.AnnAssign, ast.AugAssign, ast.NamedExpr)):
+            targets = [node.target]
+        for target in targets:
+            if isinstance(target, ast.Tuple):
+                alike = isinstance(value, ast.Tuple) and len(value.elts) == len(target.elts)
+                for place, each in enumerate(target.elts):
+                    yield each, value.elts[place] if alike and isinstance(value, ast.Tuple) else None
+            else:
+                yield target, value
 
 
 def _makes(value: ast.expr | None) -> bool:

@@ -18,7 +18,7 @@ _FIRST = {"step": 0, "stage": 1, "timer": 1, "window": 1}
 
 
 class OpenSpans(msgspec.Struct, frozen=True, kw_only=True):
-    """What is open in a run.
+    """Open spans of a run.
 
     Attributes:
         states: Its processes that have a timeline.

@@ -1,4 +1,4 @@
-"""What stands in a step that takes too long, in words: one function for each kind of evidence, the surest first."""
+"""Sentences on a step that takes too long: one function for each kind of evidence, the most certain first."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OF_SAMPLES = ("sample", "turn", "tool", "reward", "request")
 
 
 class Said(msgspec.Struct, frozen=True):
-    """A statement, the lines behind it, and the file."""
+    """A statement, its evidence, and the file that has it."""
 
     text: str
     evidence: list[str] = []
@@ -29,11 +29,11 @@ class Said(msgspec.Struct, frozen=True):
 
 
 def by_itself(processes: Sequence[Process], over: bool) -> Iterator[Said]:
-    """Tell of processes that wait for themselves: two threads for one another's locks, an actor for its own work.
+    """Name processes that wait for themselves: deadlocks of two locks, and actors that ask themselves.
 
     Args:
         processes: The processes.
-        over: Whether the step has ended: a deadlock would not have.
+        over: Whether the step has ended; a deadlock does not end, so none is named then.
     """
     for process in processes:
         if process.deadlock and not over:
@@ -46,7 +46,7 @@ def by_itself(processes: Sequence[Process], over: bool) -> Iterator[Said]:
 
 
 def held_up(processes: Sequence[Process], age_s: float) -> Iterator[Said]:
-    """Tell of event loops that wait for one of their tasks, which does not await: all others stand with it."""
+    """Name tasks that block their event loop, so that its other tasks can't run."""
     for process in processes:
         if process.held_up is None:
             continue
@@ -62,8 +62,7 @@ def held_up(processes: Sequence[Process], age_s: float) -> Iterator[Said]:
 
 
 def records(processes: Sequence[Process]) -> list[Record]:
-    """Return the flight records; of processes that have the same title and rank none: whose is whose
-    is not known."""
+    """Return the flight records, without those of processes that share a title and a rank: they can't be told apart."""
     ranks = Counter((process.world, process.joined_as) for process in processes if process.flight_record)
     return [
         Record(process.flight_record, process.joined_as, process.world)
@@ -73,7 +72,7 @@ def records(processes: Sequence[Process]) -> list[Record]:
 
 
 def collective(stuck: Stuck, processes: Sequence[Process]) -> Said:
-    """Tell which ranks did not join a collective, or called another one."""
+    """Name the ranks that did not join a collective, or called another one."""
     of = {process.joined_as: process for process in processes if process.world == stuck.world}
     role = hangs.roles(processes).get(next(iter(of.values())).label, "") if of else ""
     stages = Counter(
@@ -112,7 +111,7 @@ def _rest(stuck: Stuck, alike: Sequence[int]) -> str:
 
 
 def engines(processes: Sequence[Process], age_s: float) -> Iterator[Said]:
-    """Tell of engines in which requests wait for nothing that goes on."""
+    """Name engines whose requests wait although none runs, no block is free, or one runs for long."""
     for process in processes:
         running, waiting, free, longest = (
             value if isinstance(value := process.engine.get(name), (int, float)) else None
@@ -132,8 +131,7 @@ def engines(processes: Sequence[Process], age_s: float) -> Iterator[Said]:
 
 
 def stacks(processes: Sequence[Process]) -> Iterator[Said]:
-    """Tell of processes whose stacks differ from their like: one that is not in the collective in which the others are,
-    one that is elsewhere than most."""
+    """Name processes that are not in the collective, or not at the place, of the others with the same title."""
     by_label: dict[str, list[Process]] = defaultdict(list)
     for process in processes:
         if process.stack:
@@ -157,7 +155,7 @@ def stacks(processes: Sequence[Process]) -> Iterator[Said]:
 
 
 def busy(processes: Sequence[Process]) -> Iterator[Said]:
-    """Tell where the processes are that wait for no other one: those with an open stage or step."""
+    """Name the places of processes that have an open stage or step and wait for no other process."""
     found = [
         (process, work)
         for process in processes
@@ -173,7 +171,7 @@ def busy(processes: Sequence[Process]) -> Iterator[Said]:
 
 
 def waiting(processes: Sequence[Process]) -> Iterator[Said]:
-    """Tell where the processes wait that have an open stage or step, where all of them wait for others."""
+    """Name the places where processes wait; for steps in which all of them do."""
     found = [process for process in processes if process.spans and process.place]
     # Who waits for Ray waits for one of the others.
     for process in sorted(found, key=lambda each: (each.waits == places.RAY, each.stage is None))[:3]:
@@ -183,7 +181,7 @@ def waiting(processes: Sequence[Process]) -> Iterator[Said]:
 
 
 def elsewhere(processes: Sequence[Process]) -> str:
-    """Tell which process without open spans is in a function of the user's: others may have asked it."""
+    """Name the only process without open spans that is in the user's code; others may be waiting for it."""
     found = {
         work.place: process
         for process in processes

@@ -1,4 +1,4 @@
-"""What a snapshot has beside stacks: memory, torch's flight record, the state of an engine."""
+"""Parts of a snapshot other than stacks: memory, torch's flight record, the state of an engine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Found = TypeVar("_Found")
 
 
 def added(taken: ProcessStacks, folder: str) -> ProcessStacks:
-    """Return a snapshot with what there is beside; the flight record is written into the folder. Raises nothing."""
+    """Return a snapshot with these parts added; write the flight record into the folder. Raises nothing."""
     left_out = list(taken.left_out)
     engine: engine_state.State = {}
     nothing: dict[str, int] = {}

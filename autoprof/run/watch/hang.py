@@ -58,7 +58,7 @@ class Watched(Protocol):
 
 
 class Limit(NamedTuple):
-    """What takes too long: more than so many seconds, and so many times the median."""
+    """Limit of a duration: seconds, and multiples of the median."""
 
     text: str
     seconds: float = 0.0

@@ -47,9 +47,9 @@ def test_an_exception_without_a_text_has_its_type() -> None:
 
 
 TRACEBACK = """Traceback (most recent call last):
-  File "/work/main.py", line 3, in run
+  File "/home/u/main.py", line 3, in run
     fit()
-  File "/work/reward.py", line 44, in fetch_score
+  File "/home/u/reward.py", line 44, in fetch_score
     raise ValueError("no score")
 ValueError: no score
 """
@@ -71,7 +71,7 @@ def test_of_one_that_two_tasks_brought_the_innermost_is_told() -> None:
     )
     inner = error.as_instanceof_cause()
     outer = f"""Traceback (most recent call last):
-  File "/work/trainer.py", line 9, in step
+  File "/home/u/trainer.py", line 9, in step
     ray.get(score)
 ray.exceptions.RayTaskError(ValueError): {inner}
 """

@@ -20,7 +20,7 @@ import pytest
 from autoprof.base import identity
 from autoprof.run.runtime import Runtime
 from autoprof.run.span import Span
-from autoprof.run.watch import bounds, snapshot, watcher
+from autoprof.run.watch import bounds, owners, snapshot, watcher
 from autoprof.rundir.stacks import MOST_BYTES, Frame, ProcessStacks, Task, Thread
 
 HERE = __file__
@@ -292,7 +292,7 @@ def test_spans_belong_to_the_threads_and_tasks_that_work_on_them(run: Runtime, h
     assert of(found, found.threads[0]) == [("step", "step"), ("stage", "rollout")]
     assert of(found, by_name["rewards"]) == [("reward", "score")]
     # The wrappers are left out, and nothing of the user's.
-    assert not [frame for each in found.threads for frame in each.frames if "/autoprof/hooks/" in frame.file]
+    assert not [frame for each in found.threads for frame in each.frames if frame.file.startswith(owners.OWN)]
     assert functions(by_name["rewards"]) == ["score"]
 
 

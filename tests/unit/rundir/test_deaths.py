@@ -61,7 +61,7 @@ def span(name: str, at: int, end: int, kind: str = "stage", error: str | None = 
 
 
 def raised(kind: str, at: int, name: str = "reward", role: str = "trainer", message: str = "no", **more: Any) -> dict:
-    frames = [{"function": "fetch_score", "file": "/work/reward.py", "line": 44}]
+    frames = [{"function": "fetch_score", "file": "/home/u/reward.py", "line": 44}]
     frames.append({"function": "get", "file": "/x/site-packages/requests/api.py", "line": 73})
     exception = {"type": kind, "message": message, "frames": frames} | more
     who = {"step": 3, "role": role, "rank": 0}
@@ -181,7 +181,7 @@ def test_a_worker_that_crashed_comes_before_the_driver(made: Made) -> None:
     (made.path / "crashes" / f"{HOST}-{ACTOR}.txt").write_text(
         "Fatal Python error: Aborted\n\nThread 0x01 (most recent call first):\n  <no Python frame>\n\n"
         'Thread 0x02 (most recent call first):\n  File "/x/site-packages/torch/nn.py", line 5 in forward\n'
-        '  File "/work/actor.py", line 12 in f\n  File "/x/autoprof/hooks/dispatch.py", line 30 in drive\n'
+        '  File "/home/u/actor.py", line 12 in f\n  File "/x/autoprof/hooks/dispatch.py", line 30 in drive\n'
     )
     found = deaths.of_run(made.info("running"))
     assert text(found) == "actor rank 1 crashed (SIGABRT) in update_actor of step 143: actor.py:12 f"
