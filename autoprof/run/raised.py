@@ -11,7 +11,7 @@ import re
 from types import TracebackType
 
 from autoprof.base import interrupts
-from autoprof.base.redact import hidden
+from autoprof.base.redact import hidden, writable
 from autoprof.rundir.records import Frame, Named, Raised
 
 # So many functions of a stack are told: the innermost. So many characters of a text are kept, and read.
@@ -56,7 +56,7 @@ def _text(error: BaseException) -> tuple[str, int]:
     except Exception as problem:  # it is made by the user's code
         interrupts.pass_on(problem)
         text = ""
-    return text[:_MOST_READ], max(0, len(text) - _MOST_READ)
+    return writable(text[:_MOST_READ]), max(0, len(text) - _MOST_READ)
 
 
 def _origin(error: BaseException) -> str:
@@ -99,7 +99,8 @@ def _frames(traceback: TracebackType | None) -> list[Frame]:
     while traceback is not None:
         code = traceback.tb_frame.f_code
         if not code.co_filename.startswith(_OWN):
-            found.append(Frame(getattr(code, "co_qualname", code.co_name), code.co_filename, traceback.tb_lineno or 0))
+            name = writable(getattr(code, "co_qualname", code.co_name))
+            found.append(Frame(name, writable(code.co_filename), traceback.tb_lineno or 0))
         traceback = traceback.tb_next
         # A recursion has thousands.
         del found[: -2 * _DEEPEST]

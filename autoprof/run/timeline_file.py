@@ -1,4 +1,4 @@
-"""The file of a process's timeline, `timeline/<host>-<pid>.jsonl`: the line of the process, and what follows it.
+"""File of a process's timeline, `timeline/<host>-<pid>.jsonl`: the line of the process, and those of its spans.
 
 A line is written whole or not at all.
 """
@@ -88,7 +88,7 @@ def _mended(value: Any) -> Any:
         return value.encode("utf-8", "replace").decode()
     if isinstance(value, dict):
         return {_mended(name): _mended(inner) for name, inner in value.items()}
-    return value
+    return [_mended(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _process_line(at_first: MemoryState) -> bytes:

@@ -7,6 +7,7 @@ import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -107,3 +108,15 @@ def test_report_and_doctor_tell_the_place(
     (path / "run.json").write_text(json.dumps(known))
     examined = autoprof("doctor", str(path))
     assert examined.stdout.count(f"  - step 2: {said}") == 1
+
+
+def test_a_file_and_a_text_that_are_no_utf_8_are_told(run: Runtime) -> None:
+    code = compile("def fetch_score(): raise ValueError('no \\udcff')", "/home/u/caf\udce9.py", "exec")
+    names: dict[str, Any] = {}
+    exec(code, names)
+    try:
+        names["fetch_score"]()
+    except ValueError as error:
+        failed(run, "reward", error)
+    (line,) = lines(run)
+    assert (line.exception.message, line.exception.frames[-1].file) == ("no \\udcff", "/home/u/caf\\udce9.py")
