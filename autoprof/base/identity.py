@@ -23,7 +23,7 @@ HOST = host_name(os.uname().nodename)
 def machine() -> str:
     """Return an id of this machine since its boot, the same in all its containers; its name where there is none."""
     try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        with open("/proc/sys/kernel/random/boot_id", encoding="utf-8") as file:
             return file.read().strip()
     except OSError as error:
         interrupts.pass_on(error)
