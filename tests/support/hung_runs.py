@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,9 @@ from typing import Any
 import msgspec
 
 from autoprof.base import identity
+from autoprof.report import build
+from autoprof.report.model.run import Finding
+from autoprof.rundir import runs
 from autoprof.rundir.stacks import Frame, OpenSpan, ProcessStacks, Task, Thread, Why
 
 MIN = 60_000_000_000
@@ -128,3 +132,50 @@ class HungRun:
         return OpenSpan(
             kind=kind, name=name, step=self.step, role=role, start_ns=self.now - round(minutes * MIN), ids=ids
         )
+
+
+def finding_of(run: HungRun) -> Finding:
+    """The run's only finding."""
+    (finding,) = build.figures(runs.read(run.folder)).findings
+    assert finding.kind == "hang"
+    return finding
+
+
+def said(run: HungRun) -> str:
+    """What the run's only finding says after the step and its age."""
+    begin, _, rest = finding_of(run).text.partition(": ")
+    assert begin.startswith(f"step {run.step} stands since 12 min"), begin
+    return rest
+
+
+def flight_record(entries: list[tuple[int, str, list[int], bool]], ranks: int = 2) -> bytes:
+    """A flight record as NCCL's is: number, name, size, whether it has ended."""
+    made = [
+        {
+            "record_id": place,
+            "pg_id": 0,
+            "process_group": ("0", "default_pg"),
+            "collective_seq_id": number,
+            "p2p_seq_id": 0,
+            "op_id": number,
+            "profiling_name": name,
+            "time_created_ns": time.time_ns(),
+            "input_sizes": [size],
+            "input_dtypes": ["Float"],
+            "output_sizes": [size],
+            "output_dtypes": ["Float"],
+            "state": "completed" if ended else "scheduled",
+            "retired": ended,
+            "is_p2p": False,
+            "timeout_ms": 600_000,
+            "frames": [{"name": "update", "filename": "/home/u/actor.py", "line": 7}],
+        }
+        for place, (number, name, size, ended) in enumerate(entries)
+    ]
+    groups = {"0": {"name": "0", "desc": "default_pg", "ranks": str(list(range(ranks)))}}
+    return pickle.dumps({"version": "2.10", "pg_config": groups, "entries": made})
+
+
+def join(number: int, ended: bool = False, size: int = 4, name: str = "nccl:all_reduce") -> Any:
+    """One collective of a flight record."""
+    return number, name, [size], ended

