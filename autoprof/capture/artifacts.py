@@ -21,7 +21,8 @@ from autoprof.capture.profilers import Tool
 from autoprof.capture.profilers.memory import MemoryTool
 from autoprof.capture.subject import Name, Subject
 from autoprof.config.selection import Ranks
-from autoprof.config.settings import GROUP, MERGE, Settings
+from autoprof.config.settings import Settings
+from autoprof.config.values import GROUP, MERGE
 from autoprof.run.runtime import Runtime
 from autoprof.run.span import Span
 from autoprof.rundir import file_names, layout

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from autoprof.cli.console import complain
-from autoprof.config import settings
-from autoprof.config.settings import SettingsError
+from autoprof.config import sources
+from autoprof.config.values import SettingsError
 from autoprof.rundir import runs
 from autoprof.rundir.runs import Run
 
@@ -63,9 +63,9 @@ def setting(name: str) -> Any:
         SettingsError: This one is wrong.
     """
     try:
-        return getattr(settings.load(os.environ, Path.cwd()), name)
+        return getattr(sources.load(os.environ, Path.cwd()), name)
     except SettingsError as error:
-        value = settings.one(name, os.environ, Path.cwd())
+        value = sources.one(name, os.environ, Path.cwd())
         complain(f"{error}; this command goes on, a run would not be profiled", 0)
         return value
 

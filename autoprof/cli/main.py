@@ -60,7 +60,7 @@ def _run(given: list[str]) -> int:
     from autoprof.cli.parser import Parser
 
     parsed = Parser(name).parse_args(given[1:])
-    from autoprof.config.settings import SettingsError
+    from autoprof.config.values import SettingsError
     from autoprof.rundir.runs import NotFound
 
     try:

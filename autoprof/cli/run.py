@@ -10,8 +10,8 @@ from pathlib import Path
 from autoprof._boot import ENABLE, own_recipes
 from autoprof.cli.arguments import SETTINGS
 from autoprof.cli.console import complain
-from autoprof.config import settings
-from autoprof.config.settings import PREFIX
+from autoprof.config import sources
+from autoprof.config.values import PREFIX
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +31,7 @@ def run(parsed: argparse.Namespace) -> int:
         name = option.replace("-", "_")
         if (value := getattr(parsed, name)) is not None:
             os.environ[PREFIX + name.upper()] = value
-    settings.load(os.environ, Path.cwd())
+    sources.load(os.environ, Path.cwd())
     switch_on(os.environ)
     try:
         os.execvp(command[0], command)

@@ -43,7 +43,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
         steps: How many steps are captured, from the next that begins on.
         cool_down: For so many steps after them the condition opens no other window.
         at_most: So many windows it opens in the run; with `hang`, so often all processes write where they stand.
-        overrides: Settings of its windows: those of `settings.WINDOW_FIELDS`.
+        overrides: Settings of its windows: those of `values.WINDOW_FIELDS`.
     """
 
     what: str

@@ -15,7 +15,7 @@ from packaging.version import InvalidVersion, Version
 
 from autoprof.base import files, interrupts
 from autoprof.config import kinds, structs
-from autoprof.config.settings import MOST_BYTES
+from autoprof.config.sources import MOST_BYTES
 from autoprof.hooks import behaviour as behaviours
 from autoprof.hooks.call import Extent
 

@@ -14,7 +14,7 @@ from typing import Any
 import autoprof
 from autoprof.base import identity, interpreter, interrupts, log, process
 from autoprof.base.redact import is_url, url
-from autoprof.config.settings import MERGE
+from autoprof.config.values import MERGE
 from autoprof.run import outcome, seat
 from autoprof.run.cluster import kv
 from autoprof.run.runtime import Runtime

@@ -14,9 +14,10 @@ import msgspec
 from autoprof import _boot
 from autoprof.base import identity, interrupts
 from autoprof.base.redact import redacted
-from autoprof.config import settings, structs
+from autoprof.config import sources, structs
 from autoprof.config.parsers import LONGEST_NAME
-from autoprof.config.settings import Settings, SettingsError
+from autoprof.config.settings import Settings
+from autoprof.config.values import SettingsError
 from autoprof.run import seat
 from autoprof.rundir.ranks import Seat
 
@@ -65,7 +66,7 @@ def read(given: Mapping[str, object] | None = None, late: bool = False) -> RunIn
     handed = os.environ.get(_boot.RUN_INFO)
     if handed:
         return msgspec.json.decode(handed, type=RunInfo)
-    read = settings.load(os.environ, Path(_boot.started_in()), given)
+    read = sources.load(os.environ, Path(_boot.started_in()), given)
     run_id = os.environ[_boot.RUN_ID]
     if len(os.fsencode(run_id)) > LONGEST_NAME:
         raise SettingsError(

@@ -14,8 +14,8 @@ import msgspec
 from autoprof import __version__, _boot
 from autoprof.base import files, identity, interrupts, log, process
 from autoprof.base.redact import hidden, hidden_in
-from autoprof.config import settings
-from autoprof.config.settings import SettingsError
+from autoprof.config import sources
+from autoprof.config.values import GROUP, SettingsError
 from autoprof.run import info as run_info
 from autoprof.run import outcome, seat
 from autoprof.run.cluster import nodes
@@ -35,7 +35,7 @@ class Runtime:
         self.info = info
         self.settings = info.settings
         self.rundir = RunDir(Path(info.directory))
-        files.open_to_group(info.settings.access == settings.GROUP)
+        files.open_to_group(info.settings.access == GROUP)
         self.hooks = HookLog(self.rundir, self._join, lambda: watcher.start(self))
         self.timeline = Timeline(self.rundir)
         self._joined = False
@@ -217,7 +217,7 @@ def start(given: Mapping[str, object] | None = None, late: bool = False) -> Runt
             return None
         log.configure(info.settings.log)
         if began_here and identity.first() and not (late and os.path.isdir(info.directory)):
-            for line in (*settings.unknown(os.environ), *settings.unknown_roles(info.settings)):
+            for line in (*sources.unknown(os.environ), *sources.unknown_roles(info.settings)):
                 log.warning(line)
         _state.run = Runtime(info)
         return _state.run

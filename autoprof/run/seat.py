@@ -7,7 +7,8 @@ from pathlib import Path
 
 from autoprof._boot import launch
 from autoprof.base import files, interrupts, process
-from autoprof.config.settings import GROUP, Settings
+from autoprof.config.settings import Settings
+from autoprof.config.values import GROUP
 from autoprof.rundir import ranks
 from autoprof.rundir.ranks import Seat
 

@@ -16,7 +16,7 @@ import msgspec
 
 from autoprof.base import identity, interrupts, log, process
 from autoprof.config.conditions import RESUME
-from autoprof.config.settings import FOUND, REASON
+from autoprof.config.values import FOUND, REASON
 from autoprof.run import runtime
 from autoprof.run.runtime import Runtime
 from autoprof.windows import stats, stats_channel, trigger_requests

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import msgspec
 
 from autoprof.base import files, identity, interrupts, log
-from autoprof.config import settings, structs
+from autoprof.config import structs, values
 from autoprof.config.selection import STEPS_TAKE, Steps
 from autoprof.rundir import layout
 from autoprof.rundir.layout import RunDir, write_json
@@ -42,7 +42,7 @@ class Trigger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         steps: How many steps.
         since: The number of the first one; without it, the one that begins next.
         at: Steps as in `AUTOPROF_STEPS` in place of those two; `+1` is the step that begins next.
-        overrides: Settings of that window: those of `settings.WINDOW_FIELDS`.
+        overrides: Settings of that window: those of `values.WINDOW_FIELDS`.
         switch: What autoprof is switched in the run, if that is what was asked for.
         reason: Why, where nobody has asked: what the run itself saw (`monitor.py`).
     """
@@ -97,16 +97,16 @@ def checked(trigger: Trigger) -> Trigger:
         SettingsError: One is wrong.
     """
     if not 1 <= trigger.steps <= _MOST_STEPS:
-        raise settings.SettingsError(f"steps: got {trigger.steps}; it takes a number of steps from 1 to {_MOST_STEPS}")
+        raise values.SettingsError(f"steps: got {trigger.steps}; it takes a number of steps from 1 to {_MOST_STEPS}")
     if trigger.since is not None and trigger.since < 0:
-        raise settings.SettingsError(f"from: got {trigger.since}; it takes a step number from 0")
+        raise values.SettingsError(f"from: got {trigger.since}; it takes a step number from 0")
     if trigger.at and (trigger.since is not None or trigger.steps != 1):
-        raise settings.SettingsError(f"at: got {trigger.at!r}; it replaces steps and from; give it alone")
+        raise values.SettingsError(f"at: got {trigger.at!r}; it replaces steps and from; give it alone")
     if trigger.at:
-        settings.steps(trigger.at, "at")
+        values.steps(trigger.at, "at")
         if not Steps.parse(trigger.at).any:
-            raise settings.SettingsError(f"at: got {trigger.at!r}; it takes {STEPS_TAKE}, or a mixture")
-    return msgspec.structs.replace(trigger, overrides=settings.overrides(trigger.overrides))
+            raise values.SettingsError(f"at: got {trigger.at!r}; it takes {STEPS_TAKE}, or a mixture")
+    return msgspec.structs.replace(trigger, overrides=values.overrides(trigger.overrides))
 
 
 def decoded(content: bytes, run_id: str) -> Trigger:

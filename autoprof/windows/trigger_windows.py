@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from autoprof.base import interrupts, log
-from autoprof.config import settings
+from autoprof.config import values
 from autoprof.config.selection import Steps
 from autoprof.rundir import layout
 from autoprof.rundir.layout import RunDir
@@ -145,7 +145,7 @@ class _Window:
     @property
     def overrides(self) -> dict[str, Any]:
         """Return the settings of its captures, and why they are made."""
-        return self.trigger.overrides | {settings.REASON: self.trigger.reason or REASON}
+        return self.trigger.overrides | {values.REASON: self.trigger.reason or REASON}
 
     def before(self, step: int) -> None:
         """Begin `step`. Steps that another process began before it are not made up for."""

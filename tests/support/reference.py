@@ -19,7 +19,7 @@ from msgspec import Struct
 from autoprof.cli.commands import COMMANDS
 from autoprof.cli.recipes.schema import known_behaviours
 from autoprof.cli.recipes.vocabulary import described, summary, takes
-from autoprof.config import kinds, settings
+from autoprof.config import kinds, settings, values
 from autoprof.config.tool_options import KINDS
 from autoprof.hooks.recipe import Hook, Recipe
 from tests.support import formats
@@ -110,14 +110,14 @@ def _kinds() -> str:
 def _settings() -> str:
     texts = formats.comments(settings.Settings)
     rows = []
-    for name in settings._FIELDS:
-        scopes = [("role", settings._ROLE_FIELDS), ("window", settings.WINDOW_FIELDS)]
+    for name in values.FIELDS:
+        scopes = [("role", values.ROLE_FIELDS), ("window", values.WINDOW_FIELDS)]
         more = f" [More](#{_MORE[name]})." if name in _MORE else ""
         rows.append(
             [
-                f"`{settings.PREFIX}{name.upper()}`",
+                f"`{values.PREFIX}{name.upper()}`",
                 texts[name] + more,
-                settings._PARSERS[name][1].replace("*", r"\*"),
+                values.PARSERS[name][1].replace("*", r"\*"),
                 _default(getattr(settings.Settings(), name)),
                 ", ".join(["run", *(scope for scope, names in scopes if name in names)]),
             ]

@@ -16,8 +16,9 @@ import yaml
 
 import autoprof
 from autoprof.cli.main import COMMANDS
-from autoprof.config import settings
-from autoprof.config.settings import PREFIX, Settings
+from autoprof.config import sources
+from autoprof.config.settings import Settings
+from autoprof.config.values import PREFIX
 from autoprof.hooks import recipe
 from tests.support import page_blocks, page_runs
 from tests.support.helpers import ROOT
@@ -126,15 +127,15 @@ def test_values_on_pages_are_right(page: Path, tmp_path: Path) -> None:
     for variable, value in said:
         assert isinstance(value, str)
         if variable not in ELSEWHERE and value and value != "URL" and "$" not in value:
-            settings.load({variable: value}, tmp_path)
+            sources.load({variable: value}, tmp_path)
 
 
 @pytest.mark.parametrize("block", of_kind("toml"), ids=lambda block: block.place)
 def test_files_on_pages_are_right(block: Block, tmp_path: Path) -> None:
     path = tmp_path / block.title
     path.write_text(block.text, encoding="utf-8")
-    if block.title == settings.CONFIG_FILE:
-        settings.load({}, tmp_path)
+    if block.title == sources.CONFIG_FILE:
+        sources.load({}, tmp_path)
     else:
         assert recipe.load(str(path))
 

@@ -13,7 +13,7 @@ from typing import Any
 from autoprof.base import interrupts, process, units
 from autoprof.behaviours.script import blocks, opened, session
 from autoprof.behaviours.trainer import open_step
-from autoprof.config.settings import SettingsError
+from autoprof.config.values import SettingsError
 from autoprof.run import runtime
 from autoprof.rundir import file_names, runs
 from autoprof.rundir.layout import RunDir

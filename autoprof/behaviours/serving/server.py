@@ -13,7 +13,7 @@ from typing import Any
 from autoprof.base import interrupts, log
 from autoprof.behaviours.rollout.request import Request
 from autoprof.behaviours.serving.batches import Batches
-from autoprof.config.settings import REASON
+from autoprof.config.values import REASON
 from autoprof.run import runtime
 
 # Each answers with `{"problem": text}`, empty if there is none. The text that a stop takes says why the recording ends

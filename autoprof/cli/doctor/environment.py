@@ -20,7 +20,8 @@ from autoprof.capture.profilers import npu, nsys, nsys_command
 from autoprof.cli.doctor import targets
 from autoprof.cli.documents import Document
 from autoprof.cli.recipes import places
-from autoprof.config.settings import Settings, unknown, unknown_roles
+from autoprof.config.settings import Settings
+from autoprof.config.sources import unknown, unknown_roles
 from autoprof.hooks import empty_run, recipe
 from autoprof.hooks.registry import DISABLED
 from autoprof.rundir import decoder

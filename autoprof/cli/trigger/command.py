@@ -15,7 +15,7 @@ from autoprof.cli.trigger import in_ray
 from autoprof.cli.trigger import view as trigger_view
 from autoprof.cli.trigger import wait as trigger_wait
 from autoprof.cli.trigger.view import Place
-from autoprof.config.settings import WINDOW_FIELDS
+from autoprof.config.values import WINDOW_FIELDS
 from autoprof.run.cluster import connect
 from autoprof.run.cluster.connect import Gone
 from autoprof.rundir import runs

@@ -9,7 +9,7 @@ import msgspec
 
 from autoprof.base.redact import writable
 from autoprof.config import kinds
-from autoprof.config.settings import PREFIX
+from autoprof.config.values import PREFIX
 from autoprof.report.model.captures import CaptureFigures, DeviceShares, EngineFigures, Operator, Phase
 from autoprof.rundir import file_names, layout
 from autoprof.rundir.file_names import NSYS_REPORT, SNAPSHOT, TRACE

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from autoprof.config.settings import MERGE
+from autoprof.config.values import MERGE
 from autoprof.run import end
 from autoprof.run.runtime import Runtime
 from autoprof.rundir import file_names

@@ -18,7 +18,8 @@ from autoprof.behaviours.trainer import open_step
 from autoprof.behaviours.trainer.steps import Wrap
 from autoprof.cli import main
 from autoprof.cli.doctor import run
-from autoprof.config.settings import Settings, SettingsError
+from autoprof.config.settings import Settings
+from autoprof.config.values import SettingsError
 from autoprof.hooks.call import CALL, Call, Outcome, Wait
 from autoprof.run import end, runtime
 from autoprof.run.cluster import current_step

@@ -1,0 +1,145 @@
+"""Values of settings: what each takes, and the check of one, or of a table of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from autoprof.base import interrupts
+from autoprof.base.redact import hidden, is_url
+from autoprof.base.similar import did_you_mean
+from autoprof.config import conditions, parsers
+from autoprof.config.conditions import WHEN_TAKES, Condition
+from autoprof.config.selection import (
+    ITERATIONS_TAKE,
+    MINI_BATCHES_TAKE,
+    RANKS_TAKE,
+    STEPS_TAKE,
+    Ranks,
+    Steps,
+    parse_iterations,
+)
+from autoprof.config.tool_options import KINDS, parse, takes
+
+PREFIX = "AUTOPROF_"
+TOOLS = ("torch", "npu", "nsys", "memory")
+MODES = ("discrete", "continuous")
+CONSECUTIVE = ("apart", "together")
+# The roles of autoprof's own recipes.
+ROLES = ("trainer", "actor", "critic", "ref", "reward", "rollout", "agent_loop")
+# Readers of a run's files.
+GROUP = "group"
+ACCESS = ("private", GROUP)
+LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
+REASON = "reason"
+# The slowest ranks of each role, as they were found when a window was opened.
+FOUND = "slowest"
+# Done by autoprof itself, after the recording.
+MERGE = "merge-profiles"
+# Contents that only one backend knows travel with the rest, and are filtered where they are used.
+CONTENTS = ("cpu", "cuda", "npu", "memory", "shapes", "stack", "module", "flops", "profile-by-stage", MERGE)
+
+
+class SettingsError(ValueError):
+    """A wrong value of a setting. The message is one line: the setting, what it got, what it takes."""
+
+
+def overrides(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Check and return settings of one window only.
+
+    Raises:
+        SettingsError: One value is wrong, or no setting of a single window.
+    """
+    return check_table(dict(values), "", WINDOW_FIELDS)
+
+
+def steps(value: str, where: str = "steps") -> str:
+    """Check and return steps in the grammar of `AUTOPROF_STEPS`; messages call them `where`.
+
+    Raises:
+        SettingsError: They are not.
+    """
+    checked: str = check("steps", value, where)
+    return checked
+
+
+def check_condition(table: object, where: str) -> Condition:
+    """Return the condition of a `[[when]]` table, called `where` in messages."""
+    if not isinstance(table, dict):
+        raise SettingsError(f"{where}: got {short(table)}; it takes tables only, or conditions only")
+    read = check_table(table, f"{where} ", CONDITION_FIELDS, _CONDITION)
+    try:
+        return conditions.from_table(read)
+    except ValueError as error:
+        interrupts.pass_on(error)
+        raise SettingsError(f"{where}: got {short(table)} ({one_line(error)}); it takes {WHEN_TAKES}") from None
+
+
+def check_table(table: dict[str, Any], where: str, fields: tuple[str, ...], kind: str = "") -> dict[str, Any]:
+    """Return the values of a table that takes settings of these names; `kind` as in `check`."""
+    values = {}
+    for key, value in table.items():
+        name = key.replace("-", "_").lower()
+        if name not in fields:
+            nearest = did_you_mean(name, fields) or f"; there are {', '.join(fields)}"
+            raise SettingsError(f"{where}{short(key)}: there is no such setting here{nearest}")
+        values[name] = check(name, value, where + key, kind)
+    return values
+
+
+def check(name: str, value: object, where: str, kind: str = "") -> Any:
+    """Return the value as settings of this name, or fields of it in tables of this kind, take it."""
+    parse, takes = PARSERS.get(kind + name) or PARSERS[name]
+    try:
+        return parse(value)
+    except ValueError as error:
+        interrupts.pass_on(error)
+        why = f" ({one_line(error)})" if str(error) else ""
+        raise SettingsError(f"{where}: got {hidden(short(value))}{why}; it takes {takes}") from None
+
+
+def short(value: object) -> str:
+    """Return a value as it stands in messages."""
+    try:
+        text = repr(value)
+    except RecursionError as error:
+        interrupts.pass_on(error)
+        text = f"a {type(value).__name__} of too many in one another"
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def one_line(error: Exception) -> str:
+    """Return what an exception says, in a line."""
+    return " ".join(str(error).split())[:200]
+
+
+PARSERS: dict[str, tuple[Callable[[object], Any], str]] = {
+    "steps": (parsers.grammar(Steps.parse), STEPS_TAKE + ", a mixture, or nothing for the timeline alone"),
+    "when": (conditions.parse, WHEN_TAKES),
+    "dir": (parsers.folder, "a folder"),
+    "access": (parsers.one_of(ACCESS), " or ".join(ACCESS)),
+    "tool": (parsers.several_of(TOOLS), f"some of {', '.join(TOOLS)}"),
+    "mode": (parsers.one_of(MODES), " or ".join(MODES)),
+    "consecutive": (parsers.one_of(CONSECUTIVE), " or ".join(CONSECUTIVE)),
+    "roles": (parsers.words, "patterns for roles or kinds such as actor,rollout or *,!ref or generate"),
+    "ranks": (parsers.grammar(Ranks.parse), RANKS_TAKE),
+    "contents": (parsers.several_of(CONTENTS), f"some of {', '.join(CONTENTS)}"),
+    "rollout_iterations": (parsers.grammar(parse_iterations), ITERATIONS_TAKE),
+    "mini_batches": (parsers.grammar(parse_iterations), MINI_BATCHES_TAKE),
+    "recipes": (parsers.paths, "recipe files or folders that are there"),
+    "disable": (parsers.words, "patterns for recipes and hooks such as vllm,verl/update-weights or *"),
+    "max_trace_mb": (parsers.positive, "a number of megabytes above 0"),
+    "min_free_mb": (parsers.positive, "a number of megabytes above 0"),
+    "max_steps": (parsers.count, "a number of steps above 0"),
+    "stop_timeout_s": (parsers.positive, "a number of seconds above 0"),
+    "collect": (parsers.switch_or(is_url), "1, 0, or a URL such as s3://bucket/folder"),
+    "on_finish": (parsers.text, "a command"),
+    "log": (parsers.one_of(LOG_LEVELS), f"one of {', '.join(LOG_LEVELS)}"),
+} | {name: (partial(parse, kind), takes(kind)) for name, kind in KINDS.items()}
+FIELDS = tuple(PARSERS)
+WINDOW_FIELDS = ("roles", "ranks", "tool", "contents", "rollout_iterations", "mini_batches")
+_CONDITION = "when."
+CONDITION_FIELDS = (*conditions.PARSERS, *WINDOW_FIELDS)
+PARSERS |= {_CONDITION + name: parser for name, parser in conditions.PARSERS.items()}
+ROLE_FIELDS = ("ranks", "contents", "rollout_iterations", "mini_batches", "max_trace_mb", "stop_timeout_s")
