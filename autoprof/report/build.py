@@ -15,9 +15,10 @@ from autoprof.base.units import seconds
 from autoprof.report.figures import captures, open_now, words
 from autoprof.report.figures.details import choose, details, looked_at
 from autoprof.report.figures.index import StepSpan
-from autoprof.report.figures.overview import NOBODY, Overview, shares, shares_of_kinds
+from autoprof.report.figures.overview import NOBODY, Overview
 from autoprof.report.figures.reading import Reader, Timeline, timelines
 from autoprof.report.figures.recorded import Recorded
+from autoprof.report.figures.stage_shares import shares, shares_of_kinds
 from autoprof.report.findings import death, failed, findings, hang_rules
 from autoprof.report.findings.registry import LEAST_S
 from autoprof.report.model.captures import CaptureFigures
