@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 
 from autoprof.capture import lifecycle
-from autoprof.capture.lifecycle import Capture
 from autoprof.capture.profilers import Tool
+from autoprof.capture.recording import Capture
 from autoprof.capture.subject import Subject
 from autoprof.config.settings import Settings
 from autoprof.run.runtime import Runtime

@@ -16,8 +16,8 @@ import msgspec
 from autoprof.base import interrupts, log, process
 from autoprof.capture import lifecycle
 from autoprof.capture.artifacts import clock
-from autoprof.capture.lifecycle import Capture
 from autoprof.capture.profilers import Tool
+from autoprof.capture.recording import Capture
 from autoprof.capture.subject import Subject
 from autoprof.config.settings import Settings
 from autoprof.run import runtime

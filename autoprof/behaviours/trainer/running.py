@@ -7,8 +7,8 @@ from typing import Literal
 
 from autoprof.base import interrupts
 from autoprof.capture import lifecycle, profilers, whole_step
-from autoprof.capture.lifecycle import Capture
 from autoprof.capture.pass_capture import PassCapture
+from autoprof.capture.recording import Capture
 from autoprof.capture.subject import Subject
 from autoprof.config.selection import parse_iterations
 from autoprof.config.settings import Settings
