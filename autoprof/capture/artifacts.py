@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from autoprof import __version__
-from autoprof.base import files, identity, interrupts, log, units
-from autoprof.base.redact import hidden
+from autoprof.base import files, interrupts, log, units
 from autoprof.capture import cupti, profilers, writer
 from autoprof.capture.budget import Budget, OverBudget
+from autoprof.capture.facts import Facts, clock
 from autoprof.capture.finisher import spawn
 from autoprof.capture.profilers import Tool
 from autoprof.capture.profilers.memory import MemoryTool
 from autoprof.capture.subject import Name, Subject
-from autoprof.config.selection import Ranks
 from autoprof.config.settings import Settings
-from autoprof.config.values import GROUP, MERGE
+from autoprof.config.values import GROUP
 from autoprof.run.runtime import Runtime
 from autoprof.run.span import Span
 from autoprof.rundir import file_names, layout
-from autoprof.rundir.records import CaptureMeta, Clock, Moment
 
 
 class Artifacts:
@@ -54,20 +50,14 @@ class Artifacts:
         Raises:
             OSError: They can't be made.
         """
-        self.started = clock()
-        self.contents: list[str] = []
-        # Words of the settings' contents that were not even asked of the tool.
-        self.left_out: list[str] = []
-        self._lacking: list[str] = []
+        self.facts = Facts(run, subject, settings, tool)
         self._run = run
         self._settings = settings
-        self._subject = subject
         self._tool = tool
         folder = run.rundir.make(run.rundir.step(subject.step))
         # A snapshot is called the same whether it was taken beside a profiler or alone.
         name = name or (tool.name if tool.name == MemoryTool.name else "")
         self.folder = folder
-        self._more: dict[str, Any] = {}
         self._name = Name(folder, subject, name, [] if taken is None else taken)
         self._raw_base = self._name.base
         self._beside: list[Artifacts] = []
@@ -81,9 +71,9 @@ class Artifacts:
 
     def describe(self, role: str, more: dict[str, Any]) -> None:
         """Say before `keep` what is known only at the end: whose capture it is, and `more` for the meta file."""
-        self._subject = msgspec.structs.replace(self._subject, role=role)
-        self._more = more
-        self._name.change(self._subject)
+        self.facts.subject = msgspec.structs.replace(self.facts.subject, role=role)
+        self.facts.more = more
+        self._name.change(self.facts.subject)
         for other in self._beside:
             other.describe(role, more)
 
@@ -103,7 +93,7 @@ class Artifacts:
 
     def _costs(self, name: str, work: Callable[[], object]) -> None:
         """Do something, and have the timeline tell what a capture costs the run beside what it records."""
-        subject = self._subject
+        subject = self.facts.subject
         ids = {} if subject.replica is None else {"replica": subject.replica}
         span = Span(
             self._run.timeline,
@@ -124,8 +114,8 @@ class Artifacts:
         # torch's result must be gone before anything else records (profilers/torch.py).
         if not writer.wait(self._settings.stop_timeout_s):
             raise RuntimeError("the process is still writing its previous trace")
-        self.started = clock()
-        self.contents = self._tool.start(self._settings, self._raw)
+        self.facts.started = clock()
+        self.facts.contents = self._tool.start(self._settings, self._raw)
         try:
             self._accompany(ranged)
         except Exception as error:
@@ -135,17 +125,17 @@ class Artifacts:
             raise
 
     def _accompany(self, ranged: bool) -> None:
-        tool = self._tool
-        self._lacking = [f"{tool.name}.{option}" for option in getattr(tool, "lacking", ())]
-        if self._lacking:
+        tool, lacking = self._tool, [f"{self._tool.name}.{option}" for option in getattr(self._tool, "lacking", ())]
+        self.facts.lacking = lacking
+        if lacking:
             log.warning_once(
-                f"{tool.name} does not support these options here, so they are left out: {', '.join(self._lacking)}"
+                f"{tool.name} does not support these options here, so they are left out: {', '.join(lacking)}"
             )
-        tool.stamp(self._stamp())
+        tool.stamp(self.facts.stamp())
         if ranged:
-            self._end_range = tool.mark(f"{self._subject.role}.{self._subject.stage}")
+            self._end_range = tool.mark(f"{self.facts.subject.role}.{self.facts.subject.stage}")
         for other in profilers.beside(self._settings, tool):
-            artifacts = Artifacts(self._run, self._subject, _without_contents(self._settings), other, other.name)
+            artifacts = Artifacts(self._run, self.facts.subject, _without_contents(self._settings), other, other.name)
             self._beside.append(artifacts)
             try:
                 artifacts.start(ranged)
@@ -179,8 +169,8 @@ class Artifacts:
         end_range, self._end_range = self._end_range, _nothing
         try:
             end_range()
-            if self._more:
-                self._tool.stamp(self._stamp())
+            if self.facts.more:
+                self._tool.stamp(self.facts.stamp())
         finally:
             try:
                 self._tool.stop()
@@ -192,11 +182,12 @@ class Artifacts:
         """Have a thread write the recording, and another process finish it and write the meta file."""
         for other in self._beside:
             other.keep(state, reason)
-        self._lacking += self._tool.lost
+        self.facts.lacking += self._tool.lost
         raw = self._raw
-        meta = self._meta(state, reason)
+        meta = self.facts.meta(state, reason)
         # The reason that the GPU may be missing, if the process that finishes the trace finds nothing of it there.
-        suspicion = cupti.suspicion(os.environ) if self._tool.name == "torch" and cupti.watched(self.contents) else ""
+        watched = self._tool.name == "torch" and cupti.watched(self.facts.contents)
+        suspicion = cupti.suspicion(os.environ) if watched else ""
         if raw.is_symlink() or not raw.is_dir():
             # A process that waits for the files of the run has something to wait for. And Kineto would follow a link.
             files.remove(f"{raw}.tmp")
@@ -272,7 +263,7 @@ class Artifacts:
         for raw in raws:  # The disk may be full, and the meta file needs room.
             files.empty(raw)
         try:
-            layout.write_json(Path(str(self._name.base) + file_names.META), self._meta("failed", reason))
+            layout.write_json(Path(str(self._name.base) + file_names.META), self.facts.meta("failed", reason))
             self._name.give_back()
         finally:
             # Last: whoever waits for the capture waits while there is a .part of it.
@@ -282,65 +273,6 @@ class Artifacts:
     def give_back(self) -> None:
         """Leave the name to others: there is nothing of this capture, and nothing to say of it."""
         self._name.give_back()
-
-    def _stamp(self) -> dict[str, Any]:
-        """Return the facts that are written into the trace itself."""
-        subject = self._subject
-        where = {"global_step": subject.step, "role": subject.role, "stage": subject.stage, "rank": subject.rank}
-        if subject.replica is not None:
-            where |= {"replica": subject.replica, "part": subject.part}
-        if "steps" in self._more:
-            where |= {"global_steps": self._more["steps"]}
-        return {
-            **where,
-            "host": identity.HOST,
-            "pid": os.getpid(),
-            "run": self._run.info.id,
-            "versions": self._versions(),
-        }
-
-    def _versions(self) -> dict[str, str]:
-        return {"autoprof": __version__} | self._run.hooks.versions | profilers.versions()
-
-    def _meta(self, state: str, reason: str) -> dict[str, Any]:
-        asked = dict.fromkeys((*self._settings.contents, *self.left_out))
-        left_out = [word for word in asked if word not in (*self.contents, MERGE)]
-        if left_out and self.contents and not self.left_out:
-            log.warning_once(
-                f"{self._tool.name} does not support these contents here, so they are left out: {', '.join(left_out)}"
-            )
-        subject = self._subject
-        meta = CaptureMeta(
-            step=subject.step,
-            role=subject.role,
-            stage=subject.stage,
-            rank=subject.rank,
-            replica=subject.replica,
-            part=subject.part,
-            stage_kind=subject.stage_kind,
-            tool=self._tool.name,
-            contents=self.contents,
-            left_out=[*left_out, *self._lacking],
-            window=self._settings.reason or f"AUTOPROF_STEPS={self._run.settings.steps}",
-            host=identity.HOST,
-            pid=os.getpid(),
-            clock=Clock(Moment(**self.started), Moment(**clock())),
-            versions=self._versions(),
-            bytes=0,
-            state=state,
-            reason=hidden(reason),
-            slowest=self._slowest(),
-            **self._more,
-        )
-        said: dict[str, Any] = msgspec.to_builtins(meta)
-        return said
-
-    def _slowest(self) -> str:
-        """Return why ranks are captured as the slowest, where the window asks for these."""
-        why = self._settings.found.get(self._subject.role, "")
-        if not why and Ranks.parse(self._settings.ranks).slowest:
-            why = f"{self._settings.ranks}: rank 0, because the times of several ranks are not known"
-        return why
 
 
 def why_not(error: Exception) -> str:
@@ -357,8 +289,3 @@ def _without_contents(settings: Settings) -> Settings:
 
 def _nothing(*_: object) -> None:
     """Do nothing: there is no range to end, and nothing to wait for."""
-
-
-def clock() -> dict[str, int]:
-    """Return one moment on both clocks: since the epoch, which traces use, and monotonic, which no one sets back."""
-    return {"unix_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns()}

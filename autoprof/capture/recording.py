@@ -68,7 +68,7 @@ class Capture(Recording):
         """
         if not hasattr(self, "artifacts"):
             self.artifacts = Artifacts(self._run, self.subject, self._settings, self.tool, taken=self._taken)
-            self.artifacts.left_out = self.left_out
+            self.artifacts.facts.left_out = self.left_out
 
     def start(self) -> None:
         """Begin to record.

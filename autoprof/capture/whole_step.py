@@ -15,7 +15,7 @@ import msgspec
 
 from autoprof.base import interrupts, log, process
 from autoprof.capture import lifecycle
-from autoprof.capture.artifacts import clock
+from autoprof.capture.facts import clock
 from autoprof.capture.profilers import Tool
 from autoprof.capture.recording import Capture
 from autoprof.capture.subject import Subject

@@ -107,7 +107,7 @@ class Trace(PassCapture):
     def begin(self) -> None:
         super().begin()
         if self.recording:
-            self.artifacts.contents += [BY_STAGE] * bool(self.stage)
+            self.artifacts.facts.contents += [BY_STAGE] * bool(self.stage)
         elif not self.told:
             self.fail("another profiler is recording in the scheduler's process")
 
