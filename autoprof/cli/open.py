@@ -18,9 +18,10 @@ from autoprof.report import make
 from autoprof.report.make import Request
 from autoprof.report.page import html, index
 from autoprof.report.page.server import PERFETTO, PERFETTO_PORT, Content, PortTaken, Server
+from autoprof.rundir.captures import Step
 from autoprof.rundir.file_names import MERGED, META, REPORT, RUN, STEP, tidy
 from autoprof.rundir.layout import RunDir
-from autoprof.rundir.runs import NotFound, Run, Step
+from autoprof.rundir.runs import NotFound, Run
 from autoprof.traces import merge_step
 from autoprof.traces.reader import TraceError
 

@@ -24,6 +24,7 @@ from autoprof.report.findings.registry import LEAST_S
 from autoprof.report.model.captures import CaptureFigures
 from autoprof.report.model.run import RunFigures, StepRow
 from autoprof.rundir import runs
+from autoprof.rundir.captures import Step
 from autoprof.rundir.records import CaptureMeta
 
 # Told of the timeline and of each trace before it is read: its number, of how many, its name.
@@ -137,7 +138,7 @@ def trimmed(figures: RunFigures) -> RunFigures:
     )
 
 
-def _span_of_captures(rows: dict[int, StepRow], folder: runs.Step) -> StepSpan:
+def _span_of_captures(rows: dict[int, StepRow], folder: Step) -> StepSpan:
     """Return a span for a step that only has captures, as long as these, and add its row."""
     clocks = [clock for capture in folder.captures if (clock := _clock(capture.meta))]
     start = min((start for start, _ in clocks), default=0)
@@ -157,7 +158,7 @@ def _span_of_captures(rows: dict[int, StepRow], folder: runs.Step) -> StepSpan:
 
 def _captures(
     path: Path,
-    folders: Sequence[runs.Step],
+    folders: Sequence[Step],
     spans: Mapping[int, StepSpan],
     shifts: Mapping[str, int],
     progress: Progress,

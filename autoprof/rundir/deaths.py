@@ -15,9 +15,10 @@ import msgspec
 
 from autoprof.base import identity
 from autoprof.rundir import crash_files, memory_state, open_spans
+from autoprof.rundir.captures import UNFINISHED
 from autoprof.rundir.open_spans import GONE, ProcessState
 from autoprof.rundir.records import Death, Named, Raised, RunFile
-from autoprof.rundir.runs import ENDED, FAILED, UNFINISHED, Run, exit_status
+from autoprof.rundir.runs import ENDED, FAILED, Run, exit_status
 from autoprof.rundir.stacks import OpenSpan
 
 EXCEPTION, EXIT, CRASH, KILLED, GONE_DEAD = "exception", "exit", "crash", "killed", "gone"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from autoprof.base import interrupts
 from autoprof.rundir import decoder, runs
+from autoprof.rundir.captures import UNFINISHED
 from autoprof.rundir.file_names import META, PART, TAKEN
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import Attempt, RunFile
@@ -29,10 +30,10 @@ def cut_off(latest: Path) -> str:
     state = runs.state(info, latest)
     if not fields or state == "running":
         return ""
-    if state != runs.UNFINISHED and not info.cut_off:
+    if state != UNFINISHED and not info.cut_off:
         return ""
     run = info.id or latest.resolve().name
-    if state == runs.UNFINISHED:
+    if state == UNFINISHED:
         said = f"its process {info.pid} on {info.host} was killed or crashed"
     else:
         said = f"captures were cut off: {info.cut_off}"

@@ -1,4 +1,4 @@
-"""Runs as they lie on disk: finding one, and listing its steps and captures."""
+"""Runs as they lie on disk: finding one, and its state."""
 
 from __future__ import annotations
 
@@ -12,23 +12,12 @@ from typing import Any
 
 from autoprof.base import files, identity, interrupts, units
 from autoprof.base.similar import did_you_mean
-from autoprof.rundir import decoder, file_names, layout, no_run, ranks
-from autoprof.rundir.file_names import (
-    EXIT,
-    META,
-    NPU_FOLDER,
-    NSYS_REPORT,
-    PART,
-    RAW_ENDINGS,
-    RUN,
-    SNAPSHOT,
-    TRACE,
-    is_merged,
-)
+from autoprof.rundir import decoder, layout, no_run, ranks
+from autoprof.rundir.captures import UNFINISHED, CaptureFile, Step
+from autoprof.rundir.file_names import EXIT, RUN
 from autoprof.rundir.layout import RunDir
-from autoprof.rundir.records import CaptureMeta, MergedMeta, RunFile
+from autoprof.rundir.records import RunFile
 
-UNFINISHED = "unfinished"
 ENDED = "ended"
 FAILED = "failed"
 NONE_LEFT = "a run leaves a folder once it imports a trainer or engine with a recipe: autoprof doctor shows them"
@@ -36,86 +25,10 @@ NONE_LEFT = "a run leaves a folder once it imports a trainer or engine with a re
 LATEST = "latest"
 _MOST_NAMED = 5
 _TIMED = re.compile(r"[0-9]{8}-[0-9]{6}-")
-_WHOLE = (TRACE, SNAPSHOT, NSYS_REPORT)
-_HALVES = tuple(f"{ending}{PART}" for ending in (TRACE, *RAW_ENDINGS, META))
 
 
 class NotFound(LookupError):
     """There is no such run, or nothing of what was asked for in it. The message says what there is."""
-
-
-class CaptureFile:
-    """One capture in a step's folder. What is told of it is read when it is first asked for: a run has thousands.
-
-    Attributes:
-        name: The names of its files, without their endings.
-        left_out: What could not be read of its files.
-    """
-
-    def __init__(self, folder: str, name: str, trace: str = "") -> None:
-        self.name = name
-        self.left_out: list[str] = []
-        self._folder = folder
-        self._trace = trace
-
-    @cached_property
-    def bytes(self) -> int:
-        """Return the size of its trace, 0 where there is none."""
-        try:
-            return files.size(f"{self._folder}/{self._trace}") if self._trace else 0
-        except OSError as error:  # it has a new name by now, or none
-            self.left_out.append(f"{self._trace}: it can't be read: {error.strerror}")
-            return 0
-
-    @cached_property
-    def fields(self) -> dict[str, Any]:
-        """Return the fields of the meta file, none where there is no such file."""
-        kind = MergedMeta if is_merged(self.name) else CaptureMeta
-        return decoder.fields(f"{self._folder}/{self.name}{META}", kind, self.left_out)
-
-    @property
-    def state(self) -> str:
-        """Return the state in the meta file, or `unfinished`."""
-        return str(self.fields.get("state", UNFINISHED))
-
-    @cached_property
-    def meta(self) -> CaptureMeta:
-        """Return the meta file."""
-        return decoder.record(self.fields, CaptureMeta)
-
-    @cached_property
-    def merged(self) -> MergedMeta:
-        """Return the meta file of a merged trace."""
-        return decoder.record(self.fields, MergedMeta)
-
-    def described(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
-        return {"name": self.name, "bytes": self.bytes, "state": self.state, "meta": self.fields}
-
-
-class Step:
-    """One step's folder.
-
-    Attributes:
-        captures: Its captures, by name.
-        merged: Files that hold what captures hold already.
-        left_out: Why the folder could not be read, if so.
-    """
-
-    def __init__(self, number: int, folder: str) -> None:
-        self.number = number
-        self.left_out: list[str] = []
-        try:
-            found = _captures(folder)
-        except FileNotFoundError:  # the timeline alone may tell of a step
-            found = []
-        except OSError as error:
-            self.left_out.append(f"{os.path.basename(folder)}: it can't be read: {error.strerror}")
-            found = []
-        self.captures: list[CaptureFile] = []
-        self.merged: list[CaptureFile] = []
-        for capture in found:
-            (self.merged if is_merged(capture.name) else self.captures).append(capture)
 
 
 class Run:
@@ -289,17 +202,3 @@ def no_step(number: int | None, numbers: Sequence[int]) -> str:
     there = ", ".join(map(str, numbers)) if len(numbers) <= _MOST_NAMED else units.ranges(numbers)
     near = min(numbers, key=lambda each: abs(each - (number or 0)))
     return f"there are {there}" + ("" if number is None or len(numbers) == 1 else f"; the nearest is {near}")
-
-
-def _captures(folder: str) -> list[CaptureFile]:
-    names: dict[str, str] = {}
-    for entry in sorted(os.listdir(folder)):
-        if entry.endswith(NPU_FOLDER) and (npu := file_names.FOLDER.search(entry)):
-            names[entry.removesuffix(npu.group())] = entry
-            continue
-        for ending in _HALVES if entry.endswith(PART) else (META, *_WHOLE):
-            if entry.endswith(ending):
-                name = entry.removesuffix(ending)
-                names[name] = entry if ending in _WHOLE else names.get(name, "")
-                break
-    return [CaptureFile(folder, name, trace) for name, trace in sorted(names.items())]

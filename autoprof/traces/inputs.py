@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 
 from autoprof.rundir import decoder, file_names
+from autoprof.rundir.captures import CaptureFile
 from autoprof.rundir.file_names import MERGED, META, NPU_ANALYSED, NPU_TIMELINE, TRACE, is_merged
 from autoprof.rundir.lines import Line
 from autoprof.rundir.records import CaptureMeta
-from autoprof.rundir.runs import CaptureFile
 from autoprof.traces import host_clocks
 from autoprof.traces.merge import Input
 from autoprof.traces.reader import Reader, TraceError

@@ -12,10 +12,11 @@ from autoprof import __version__
 from autoprof.base import files, units
 from autoprof.config.settings import Settings
 from autoprof.rundir import decoder, layout, no_run, runs
+from autoprof.rundir.captures import CaptureFile, Step
 from autoprof.rundir.file_names import MERGED, META, TAR, TRACE, is_whole_step, same_place, tidy
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import MergedMeta
-from autoprof.rundir.runs import CaptureFile, NotFound, Run, Step
+from autoprof.rundir.runs import NotFound, Run
 from autoprof.traces import archive, host_clocks, inputs, timeline_spans
 from autoprof.traces.merge import Input, Summary, merge
 from autoprof.traces.reader import TraceError

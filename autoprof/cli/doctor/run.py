@@ -16,11 +16,12 @@ from autoprof.report.figures import executed, open_now
 from autoprof.report.figures.reading import timelines
 from autoprof.report.findings import failed, hang_rules
 from autoprof.rundir import decoder, runs
+from autoprof.rundir.captures import UNFINISHED, CaptureFile
 from autoprof.rundir.file_names import COLLECTED, META, NOT_ANALYSED, SNAPSHOT
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.processes import WAITING
 from autoprof.rundir.records import CollectedFile, HookEntry, HooksFile, OutOfMemoryMeta
-from autoprof.rundir.runs import CaptureFile, Run
+from autoprof.rundir.runs import Run
 from autoprof.windows import trigger_requests
 
 
@@ -137,7 +138,7 @@ def _check_captures(report: Report, run: runs.Run) -> None:
     report.facts["captures"] = f"{len(run.captures)}, {units.size(run.bytes)}"
     for step in run.steps:
         for capture in [*step.captures, *step.merged]:
-            if capture.state == runs.UNFINISHED and run.state.startswith("running"):
+            if capture.state == UNFINISHED and run.state.startswith("running"):
                 continue
             if capture.state != "complete":
                 reason = capture.meta.reason or "its process was ended while it was written"
@@ -156,7 +157,7 @@ def _check_captures(report: Report, run: runs.Run) -> None:
 
 
 def _check_end(report: Report, run: runs.Run) -> None:
-    if run.state == runs.UNFINISHED:
+    if run.state == UNFINISHED:
         report.problems.append(
             "the process that started the run is gone and left no word: it was killed by a signal, or ended by "
             "os._exit; run.json is as it was at the start"

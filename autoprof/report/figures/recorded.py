@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from autoprof.base.intervals import Union
 from autoprof.report.figures.reading import Timeline
-from autoprof.rundir.runs import CaptureFile, Step
+from autoprof.rundir.captures import CaptureFile, Step
 
 
 class Recorded:

@@ -25,6 +25,7 @@ from autoprof.config.settings import Settings
 from autoprof.config.tool_options import MemoryOptions
 from autoprof.run.runtime import Runtime
 from autoprof.rundir import file_names, runs
+from autoprof.rundir.captures import UNFINISHED
 from autoprof.traces import inputs
 from tests.support.allocators import REAL, Allocator, install
 from tests.support.captures import SUBJECT, finished, work
@@ -74,7 +75,7 @@ def test_a_snapshot_lies_beside_the_trace(made: Any, allocator: Allocator) -> No
 def test_a_snapshot_is_a_capture_and_no_trace(made: Any, allocator: Allocator) -> None:
     run = made(tool=("torch", "memory"))
     recording = lifecycle.begin(run, SUBJECT)
-    assert {each.state for each in runs.read(run.rundir.path).steps[0].captures} <= {runs.UNFINISHED}
+    assert {each.state for each in runs.read(run.rundir.path).steps[0].captures} <= {UNFINISHED}
     lifecycle.end(recording)
     finished(run)
     step = runs.read(run.rundir.path).steps[0]

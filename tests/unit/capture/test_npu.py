@@ -16,6 +16,7 @@ from autoprof.capture.subject import Subject
 from autoprof.config.tool_options import NpuOptions
 from autoprof.run import end
 from autoprof.rundir import file_names, runs
+from autoprof.rundir.captures import UNFINISHED
 from tests.support import npu_stand_in
 from tests.support.npu_records import SUBJECT, folder_of, meta_file, record, recorded
 from tests.support.npu_stand_in import RELEASES
@@ -125,7 +126,7 @@ def test_it_is_half_written_while_it_records(make: Any) -> None:
     run = make()
     recording = lifecycle.begin(run, SUBJECT)
     (listed,) = runs.read(run.rundir.path).steps[0].captures
-    assert (listed.name.split(".rank3")[0], listed.state) == ("actor.update_actor", runs.UNFINISHED)
+    assert (listed.name.split(".rank3")[0], listed.state) == ("actor.update_actor", UNFINISHED)
     assert [path.parent.suffix for path in run.rundir.path.rglob("*_ascend_pt")] == [".part"]
     assert recording is not None
     lifecycle.end(recording)

@@ -18,9 +18,9 @@ from autoprof.capture.subject import Subject
 from autoprof.cli import documents
 from autoprof.cli.recipes import documents as recipe_documents
 from autoprof.rundir import decoder, lines, records
+from autoprof.rundir.captures import CaptureFile
 from autoprof.rundir.lines import Line, ProcessLine
 from autoprof.rundir.records import CaptureMeta, OutOfMemoryMeta
-from autoprof.rundir.runs import CaptureFile
 from tests.support import formats
 
 KINDS = [*formats.structs(records), *formats.structs(lines)]
