@@ -17,6 +17,7 @@ from autoprof.base import identity, interrupts, log
 from autoprof.config.settings import Settings
 from autoprof.hooks import recipe
 from autoprof.hooks.recipe import RecipeError
+from autoprof.hooks.versions import fits
 from autoprof.run import outcome, runtime
 from autoprof.run.runtime import Runtime
 from autoprof.rundir import decoder
@@ -96,7 +97,7 @@ def of_target(target: str, hooks: Hooks, version: str, seen: str = "was imported
         )
     files = _boot.recipe_files().get(target, [])
     ranges = dict.fromkeys(str(document.get("versions", "")) for document in _documents(target))
-    passed = [text for text in ranges if text and not recipe.fits(version, text)]
+    passed = [text for text in ranges if text and not fits(version, text)]
     outside = f" ({name} is outside of the recipe's versions, {' and '.join(passed)})" if passed else ""
     own = next((file for file in files if os.path.dirname(file) != _boot.own_recipes()), "")
     check = f"autoprof recipes --check {own} says what does not fit" if own else "autoprof doctor says what applies"

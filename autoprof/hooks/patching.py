@@ -21,8 +21,9 @@ import wrapt
 
 from autoprof import _boot
 from autoprof.base import interrupts
-from autoprof.hooks import gates, recipe, registry
+from autoprof.hooks import gates, registry
 from autoprof.hooks.recipe import BoundHook
+from autoprof.hooks.versions import fits
 from autoprof.hooks.wrapper import wrap, wrapped_by, wrapper_key
 from autoprof.run import call_counts, runtime
 
@@ -129,7 +130,7 @@ def _apply(hook: BoundHook, root: Any, path: str) -> None:
         interrupts.pass_on(error)
         run.hooks.failed(hook, f"{type(error).__name__}: {error}")
     else:
-        tested = recipe.fits(version, hook.recipe.versions)
+        tested = fits(version, hook.recipe.versions)
         run.hooks.applied(hook, "" if tested else f"{version} is outside the recipe's range {hook.recipe.versions}")
 
 

@@ -10,14 +10,13 @@ from importlib import metadata
 from typing import Any
 
 import msgspec
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from packaging.version import InvalidVersion, Version
 
 from autoprof.base import files, interrupts
 from autoprof.config import kinds, structs
 from autoprof.config.sources import MOST_BYTES
 from autoprof.hooks import behaviour as behaviours
 from autoprof.hooks.call import Extent
+from autoprof.hooks.versions import versions_problem
 
 # Ending of a hook's module that is the file of a script, which runs as `__main__`.
 SCRIPT = ".py"
@@ -169,15 +168,6 @@ def misnamed(path: str, targets: list[str]) -> str:
     return f"it is {name!r}, but the file's name says {said!r}; name the file {name}.toml or {name}.ANYTHING.toml"
 
 
-def versions_problem(versions: Any) -> str:
-    """Return what is wrong with a range of versions, or an empty text. Other types than texts are not checked."""
-    try:
-        SpecifierSet(versions if isinstance(versions, str) else "")
-    except InvalidSpecifier:
-        return f"got {versions!r}; it takes a range such as '>=0.7,<0.9'"
-    return ""
-
-
 def hook_problems(hook: Mapping[str, str], target: str | None) -> Iterator[tuple[str, str]]:
     """Yield what is wrong with the texts of a hook's table, as far as they and the target are there.
 
@@ -209,37 +199,6 @@ def script(module: str) -> str:
 def table(name: str | int) -> str:
     """Return the name of a hook's table in messages: the hook's name, or its place if it has none."""
     return f"[[hook]] {name!r}" if isinstance(name, str) else f"[[hook]] number {name + 1}"
-
-
-def fits(version: str, versions: str) -> bool:
-    """Return whether a target's version is in a recipe's range.
-
-    Only the release part is compared: verl's git tags 0.7.0 and 0.8.0 report `0.7.0.dev` and `0.8.0.dev`.
-    An unknown version fits, since probes decide.
-    """
-    release = _release(version)
-    return not versions or release is None or SpecifierSet(versions).contains(release)
-
-
-def exceeds(version: str, versions: str) -> bool:
-    """Return whether a target's version is newer than the end of a range, where the hooks are untested."""
-    release = _release(version)
-    if release is None or fits(version, versions):
-        return False
-    ends = [
-        Version(part.version.removesuffix(".*"))
-        for part in SpecifierSet(versions)
-        if part.operator in ("<", "<=", "==", "~=")
-    ]
-    return bool(ends) and release >= max(ends)
-
-
-def _release(version: str) -> Version | None:
-    """Return the release part of a version, or None if it is unknown or not of PEP 440."""
-    try:
-        return Version(".".join(str(part) for part in Version(version).release)) if version else None
-    except InvalidVersion:
-        return None
 
 
 def _name(path: str) -> str:

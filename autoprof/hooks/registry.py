@@ -10,6 +10,7 @@ from autoprof.base import log, process
 from autoprof.hooks import recipe
 from autoprof.hooks.behaviour import Behaviour
 from autoprof.hooks.recipe import BoundHook, Recipe, RecipeError
+from autoprof.hooks.versions import fits
 from autoprof.run import runtime
 from autoprof.run.runtime import Runtime
 
@@ -43,7 +44,7 @@ def left_out(run: Runtime, hook: BoundHook) -> str:
     if any(run.settings.disabled(name, hook.hook.name) for name in (hook.recipe.target, hook.file)):
         return DISABLED
     installed = version(run, hook.recipe)
-    if not recipe.fits(installed, hook.hook.versions):
+    if not fits(installed, hook.hook.versions):
         return f"{hook.recipe.target} is {installed}, the hook is for {hook.hook.versions}"
     return ""
 

@@ -24,6 +24,7 @@ from autoprof.config.settings import Settings
 from autoprof.config.sources import unknown, unknown_roles
 from autoprof.hooks import empty_run, recipe
 from autoprof.hooks.registry import DISABLED
+from autoprof.hooks.versions import exceeds, fits
 from autoprof.rundir import decoder
 from autoprof.rundir.records import HookEntry
 
@@ -197,9 +198,9 @@ def check_versions(report: Report, versions: dict[str, str], extra: Sequence[str
             tried = [
                 hook.recipe.versions
                 for hook in hooks
-                if hook.recipe.target == target and recipe.fits(version, hook.hook.versions)
+                if hook.recipe.target == target and fits(version, hook.hook.versions)
             ]
-            if tried and recipe.exceeds(version, tried[0]):
+            if tried and exceeds(version, tried[0]):
                 report.notes.append(
                     f"{target} {version} is newer than what its recipe was made for ({tried[0]}); "
                     "its hooks are tried all the same"
@@ -279,6 +280,6 @@ def unread(names: Iterable[str], version: str) -> Iterator[str]:
     """Yield notes on those of the variables `names` that `version` of vLLM does not read."""
     there = set(names)
     for versions, read in VLLM.items():
-        if version and not recipe.fits(version, versions):
+        if version and not fits(version, versions):
             for name in sorted(there.intersection(read)):
                 yield f"{name} is set, but vLLM {version} does not read it ({versions} do); autoprof does not need it"

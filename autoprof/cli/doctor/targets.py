@@ -11,6 +11,7 @@ from autoprof.config.settings import Settings
 from autoprof.hooks import behaviour as behaviours
 from autoprof.hooks import recipe
 from autoprof.hooks.recipe import BoundHook, RecipeError, installed_version
+from autoprof.hooks.versions import fits
 
 # Of a hook whose function the source has, and of one of which it does not tell.
 FOUND, UNKNOWN = "found", "unknown"
@@ -55,9 +56,9 @@ def _state(hook: BoundHook, version: str, settings: Settings, sources: Sources) 
         return "skipped", "AUTOPROF_DISABLE names it"
     if not version and not sources.installed(target):
         return "skipped", f"{target} is not installed"
-    if not recipe.fits(version, hook.hook.versions):
+    if not fits(version, hook.hook.versions):
         return "skipped", f"{target} is {version}, the hook is for {hook.hook.versions}"
-    outside = "" if recipe.fits(version, hook.recipe.versions) else f"{version} is outside the recipe's range "
+    outside = "" if fits(version, hook.recipe.versions) else f"{version} is outside the recipe's range "
     try:
         sources.module(hook.hook.module)
         sources.find(hook.hook.module, hook.hook.attribute)

@@ -13,6 +13,7 @@ from autoprof.cli.recipes import places
 from autoprof.cli.recipes.source import Sources
 from autoprof.hooks import recipe
 from autoprof.hooks.recipe import BoundHook, Recipe, RecipeError, installed_version
+from autoprof.hooks.versions import exceeds, fits
 
 # The fit of a recipe, in a word or two.
 FITS, NEWER, OLDER, ABSENT, WRONG = "yes", "newer than its range", "not in its range", "not installed", "wrong"
@@ -108,10 +109,10 @@ def _of_file(file: places.File, sources: Sources) -> list[Entry]:
 def _entry(known: dict[str, Any], made: Recipe, bound: list[BoundHook], sources: Sources) -> Entry:
     version = installed_version(made)
     if not version and not sources.installed(made.target):
-        fits = ABSENT
-    elif recipe.fits(version, made.versions):
-        fits = FITS
+        state = ABSENT
+    elif fits(version, made.versions):
+        state = FITS
     else:
-        fits = NEWER if recipe.exceeds(version, made.versions) else OLDER
+        state = NEWER if exceeds(version, made.versions) else OLDER
     hooks = [msgspec.convert(hook.hook, RecipeHook, from_attributes=True) for hook in bound]
-    return Entry(**known, target=made.target, versions=made.versions, installed=version, fits=fits, hooks=hooks)
+    return Entry(**known, target=made.target, versions=made.versions, installed=version, fits=state, hooks=hooks)

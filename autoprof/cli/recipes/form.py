@@ -15,6 +15,7 @@ from autoprof.cli.recipes.vocabulary import wrong
 from autoprof.hooks import behaviour as behaviours
 from autoprof.hooks import recipe
 from autoprof.hooks.recipe import BoundHook, Hook, Recipe, RecipeError, Recipes
+from autoprof.hooks.versions import versions_problem
 
 # Behaviours that only another ends.
 _ENDS = {
@@ -144,7 +145,7 @@ def _recipe_errors(document: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
         hint = "; write [[hook]] with two brackets" if key == "hook" and isinstance(hooks, dict) else ""
         yield "", key, text + hint
     target = document.get("target")
-    if problem := recipe.versions_problem(document.get("versions")):
+    if problem := versions_problem(document.get("versions")):
         yield "", "versions", problem
     names: list[str] = []
     for place, table in enumerate(hooks if isinstance(hooks, list) else []):

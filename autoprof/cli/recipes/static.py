@@ -14,6 +14,7 @@ from autoprof.cli.recipes.vocabulary import parameters
 from autoprof.hooks import behaviour as behaviours
 from autoprof.hooks import recipe
 from autoprof.hooks.recipe import BoundHook, Recipe, installed_version
+from autoprof.hooks.versions import fits
 
 _CONTEXT_MANAGERS = {"contextmanager", "asynccontextmanager"}
 
@@ -37,12 +38,12 @@ def _check(path: str, made: Recipe, hooks: list[BoundHook], sources: Sources) ->
         return [], f"{made.target} is not installed here, so modules, attributes and parameters were not checked"
     version = installed_version(made)
     findings = []
-    others = [hook.hook.name for hook in hooks if not recipe.fits(version, hook.hook.versions)]
+    others = [hook.hook.name for hook in hooks if not fits(version, hook.hook.versions)]
     if others:
         names = ", ".join(others)
         text = f"not checked: {made.target} is {version} here, and these hooks are for other releases: {names}"
         findings.append(RecipeFinding(file=path, table="", key="", text=text, error=False))
-    outside = not recipe.fits(version, made.versions)
+    outside = not fits(version, made.versions)
     for hook in hooks:
         if hook.hook.name in others:
             continue
