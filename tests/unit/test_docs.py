@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from autoprof.config import conditions, settings
+from autoprof.config import conditions, values
 from autoprof.hooks import recipe
 from tests.support import reference
 
@@ -96,7 +96,7 @@ def test_generated_parts_are_what_the_code_says() -> None:
 
 def test_choices_and_conditions_have_their_entries() -> None:
     text = reference.SETTINGS.read_text(encoding="utf-8")
-    named = {*settings.CONTENTS, *conditions.PARSERS, *settings.TOOLS}
+    named = {*values.CONTENTS, *conditions.PARSERS, *values.TOOLS}
     assert {name for name in named if f"`{name}`" not in text} == set()
     assert {name for name in conditions.OWN if not re.search(rf"^\| `{name}[>:`]", text, re.MULTILINE)} == set()
 

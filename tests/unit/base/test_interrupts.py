@@ -182,10 +182,9 @@ BROAD = {
     *("KeyError", "IndexError", "AttributeError", "ImportError", "ArithmeticError", "ZeroDivisionError"),
     *("FileNotFoundError", "FileExistsError"),
 }
-# What only people start, and what reads a run afterwards; `rundir/runs.py` reads a file when a run begins.
 # The command line and what reads a run afterwards, processes of their own, and `interrupts` itself.
-READERS = ("cli/", "report/", "traces/", "rundir/runs.py", "rundir/no_run.py", "run/collect/", "run/cluster/connect.py")
-READERS += ("capture/finisher/", "base/interrupts.py")
+READERS = ("cli/", "report/", "traces/", "rundir/captures.py", "rundir/runs.py", "rundir/no_run.py")
+READERS += ("run/collect/", "run/cluster/connect.py", "capture/finisher/", "base/interrupts.py")
 # They decide by themselves: see `_ours` in both, and what a wrapper does that was shipped by value.
 SEAMS = ("hooks/dispatch.py", "_boot/__init__.py", "base/files.py")
 
