@@ -164,7 +164,8 @@ def of_user(path: str | os.PathLike[str], most: int) -> bytes:
         content = file.read(most + 1)
     if len(content) > most:
         raise OSError(errno.EFBIG, f"it has more than {most} bytes", os.fspath(path))
-    return content
+    # Editors put it in front of UTF-8, where TOML takes none.
+    return content.removeprefix(b"\xef\xbb\xbf")
 
 
 def empty(path: str | os.PathLike[str]) -> None:

@@ -94,6 +94,8 @@ class _State(process.State):
 
     def begin(self) -> None:
         self.open: StepCapture | None = None
+        # The thread in which this process began the step that is going on, and will end it; 0 where another one did.
+        self.thread = 0
 
     def at_exit(self) -> None:
         last = self.open
@@ -121,12 +123,24 @@ def enter(run: Runtime, subject: Subject, settings: Settings) -> Callable[[], No
     if _state.open is not None and _state.open.over_budget:
         return None
     if _state.open is None or _state.open.ended.is_set():
+        # The end of the step could not end it.
+        if _state.thread not in (0, threading.get_ident()) and _running_loop() is None:
+            log.warning_once(
+                f"{subject.role} {subject.stage} is not recorded: it runs in another thread than its step, "
+                "whose trace is of one thread; AUTOPROF_MODE=discrete records it"
+            )
+            return None
         whole = msgspec.structs.replace(subject, stage=STAGE, stage_kind="")
         begun = lifecycle.begin(run, whole, settings, StepCapture)
         _state.open = begun if isinstance(begun, StepCapture) else None
         if _state.open is not None:
             _state.end_first()
     return _state.open.enter(subject) if _state.open is not None else None
+
+
+def step_began() -> None:
+    """Note that a step begins in this thread, which will end it, too."""
+    _state.thread = threading.get_ident()
 
 
 def recording() -> Capture | None:
@@ -164,6 +178,7 @@ def end_in_worker(actor: object, together: bool) -> None:
 
 def step_ended(together: bool) -> None:
     """Note that the trainer's step has ended. `together`: the next step may belong to the same capture."""
+    _state.thread = 0
     open_now = _state.open
     if open_now is not None and (open_now.ends_with_step or not together):
         open_now.call(lambda: _end_quietly(open_now))

@@ -15,7 +15,7 @@ from autoprof import _boot
 from autoprof._boot import command
 from autoprof.base import identity, interrupts, log
 from autoprof.config.settings import Settings
-from autoprof.hooks import recipe
+from autoprof.hooks import recipe, registry
 from autoprof.hooks.recipe import RecipeError
 from autoprof.hooks.versions import fits
 from autoprof.run import outcome, runtime
@@ -32,7 +32,7 @@ _NAMED = 3
 
 def tell() -> None:
     """Say why no hook was applied in any process of the run, where none was; leave it in `run.json`, too, where a
-    target was imported."""
+    target was imported. Where some were, say which ones of the user's own recipes were not."""
     run = runtime.start(late=True)
     # A driver may have all its workers on other nodes.
     if run is None or not identity.first() or any(node["id"] != run.hooks.node for node in run.nodes):
@@ -47,6 +47,7 @@ def tell() -> None:
             if name in passive.setdefault(target, _passive_hooks(target)):
                 continue
             if hook.state == "applied":
+                _tell_of_own(run)
                 return
             if _says(hook) > _says(hooks.setdefault(key, hook)):
                 hooks[key] = hook
@@ -60,11 +61,37 @@ def tell() -> None:
             log.warning_once(run.rundir.unwritable(error))
 
 
+def _tell_of_own(run: Runtime) -> None:
+    """Name the hooks of the user's own recipes that were tried and fitted in no process."""
+    for path in _own(run.settings):
+        with interrupts.suppress(RecipeError):
+            left = {hook.key: "" for hook in recipe.load(path) if not registry.left_out(run, hook)}
+            for file in _left(run):
+                for key in left.keys() & file.hooks.keys():
+                    hook = file.hooks[key]
+                    if hook.state == "applied":
+                        del left[key]
+                    elif hook.reason != WAITING:
+                        left[key] = f"{key.partition('/')[2]} ({hook.reason})"
+            if found := [why for why in left.values() if why]:
+                log.warning(
+                    f"{path}: of its hooks not applied: {_some(found)}; "
+                    f"autoprof recipes --check {path} says what does not fit"
+                )
+
+
+def _own(settings: Settings) -> list[str]:
+    """Return the files of the user's own recipes."""
+    paths = [path for paths in _boot.recipe_files().values() for path in paths]
+    return [path for path in paths if path in settings.recipes or os.path.dirname(path) in settings.recipes]
+
+
 def cause(hooks: Hooks, versions: Mapping[str, str], settings: Settings) -> str:
     """Return why none of these hooks was applied, and what to do. The user's own recipes come first."""
-    paths = [path for paths in _boot.recipe_files().values() for path in paths]
-    own = [path for path in paths if path in settings.recipes or os.path.dirname(path) in settings.recipes]
-    targets = _targets(hooks)
+    own, targets = _own(settings), _targets(hooks)
+    for place in settings.recipes:
+        if not any(place in (path, os.path.dirname(path)) for path in own):
+            return f"AUTOPROF_RECIPES: {place} is no recipe; it takes *.toml files, and folders that have some"
     for path in own:
         try:
             recipe.load(path)

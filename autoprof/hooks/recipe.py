@@ -232,10 +232,11 @@ def _located(error: msgspec.ValidationError, document: Any) -> str:
     if match := re.match(r"hook\[([0-9]+)\]\.?(.*)", place):
         index = int(match[1])
         try:
-            found = table(document["hook"][index]["name"])
+            name = document["hook"][index]["name"]
         except (KeyError, IndexError, TypeError) as error:
             interrupts.pass_on(error)
-            found = table(index)
+            name = None
+        found = table(name if isinstance(name, str) else index)
         place = f"{found} {match[2]}".strip()
     return f"{place}: {message}" if place else message
 

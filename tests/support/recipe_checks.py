@@ -8,7 +8,8 @@ from pathlib import Path
 TRAINER = """
 from abc import abstractmethod
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, lru_cache
+import ray
 
 from .base import Base
 from outside import Far
@@ -35,6 +36,8 @@ class Trainer(Base):
     def slow(self): ...
     @abstractmethod
     def loss(self): ...
+    @lru_cache(maxsize=None)
+    def kept(self): ...
     @staticmethod
     def advantage(values): ...
     made = Base.inherited
@@ -47,6 +50,8 @@ if True:
 else:
     advantage = None
 made = advantage
+@ray.remote
+def scored(): ...
 """
 BASE = """
 class Root:

@@ -30,6 +30,7 @@ class Step:
         self.updated_ns: int | None = None
         self._run = run
         self._over = self._span_ended = False
+        whole_step.step_began()
         self._span = Span(run.timeline, "step", "step", step=number, role="trainer", rank=own_rank())
 
     def announce(self, run: runtime.Runtime, first: Callable[[], Mapping[int, int]]) -> None:

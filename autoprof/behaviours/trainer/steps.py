@@ -51,7 +51,12 @@ class StepBehaviour(Behaviour):
     def number_of(self, call: Call) -> int:
         """Return the number of the step that the call opens."""
         if self.number:
-            return int(call.at(self.number)) + self.offset
+            number = call.at(self.number)
+            try:
+                return int(number) + self.offset
+            except (TypeError, ValueError, OverflowError) as error:
+                interrupts.pass_on(error)
+                raise ValueError(f"number = {self.number!r} is {number!r:.60}, which is no number of a step") from None
         if state.finished is not None:
             return state.finished + 1
         if self.inner and state.current is not None and state.current.updated_ns is None:

@@ -120,9 +120,8 @@ def _check(asked: list[str], as_json: bool) -> int:
     for place in asked:
         paths = places.toml_files(place)
         if not paths:
-            text = (
-                "there are no *.toml files in it that can be read" if os.path.isdir(place) else "there is no such file"
-            )
+            there = "it is no file that can be read" if os.path.exists(place) else "there is no such file"
+            text = "there are no *.toml files in it that can be read" if os.path.isdir(place) else there
             findings.append(RecipeFinding(file=place, table="", key="", text=text))
         for path in paths:
             hooks, wrong = form.check(path)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from autoprof.base.similar import did_you_mean
 from autoprof.cli.recipes.draft_hooks import DraftHook, is_step, own_hooks, target_of
-from autoprof.cli.recipes.draft_step import StepSearch
+from autoprof.cli.recipes.draft_step import StepSearch, is_whole
 from autoprof.cli.recipes.outline import Outline, trainer_in
 from autoprof.cli.recipes.parsed import Function
 from autoprof.cli.recipes.source import Class, Missing, Sources, Unknown
@@ -119,8 +119,11 @@ class _Draft:
             allowed = _WITH_OTHERS.get(kind, set())
             if name not in loops and (allowed is None or others <= allowed):
                 taken[name] = kind
+        # A whole step is no stage beside the stages in it.
+        steps = {name for name in taken if is_whole(name) and outline.called(name) & taken.keys()}
         for name, kind in taken.items():
-            if not any(other_kind == kind and name in outline.called(other) for other, other_kind in taken.items()):
+            around = [other for other, of in taken.items() if of == kind and other not in steps]
+            if name not in steps and not any(name in outline.called(other) for other in around):
                 yield name, kind
 
     def _other_stages(self, there: set[str]) -> list[str]:

@@ -20,7 +20,16 @@ _WHOLE = re.compile(
     r"_*((do|run|fit|one|single|ppo|grpo|rl|async|make)_)*((train|training|learn)_)?((one|single)_)?"
     r"(step|iteration|iter)(_once)?"
 )
+_UNNUMBERED = (
+    'No counter was found, so steps are counted from 1, those of a resumed run too: number = "self.global_step" in the '
+    "options would name one."
+)
 _ENTRIES = ("train", "fit", "run", "learn", "main")
+
+
+def is_whole(function: str) -> bool:
+    """Return whether a function's name says that it is one step."""
+    return _WHOLE.fullmatch(function) is not None
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +77,7 @@ class StepSearch:
         """Return the hooks. `stages` are functions that are stages."""
         outline, loop = self.outline, self.outline.loop
         if loop is None:
-            self.whole = next((each for each in outline.functions if _WHOLE.fullmatch(each)), "")
+            self.whole = next((each for each in outline.functions if is_whole(each)), "")
             if self.whole:
                 self._add("step", self.whole, "step.wrap", self._numbered(self.whole, None), "One call is one step.")
             return self.found
@@ -111,7 +120,7 @@ class StepSearch:
         outline = self.outline
         for call in loop.calls:
             name = outline.own(call.path)
-            if not name or not call.always or not _WHOLE.fullmatch(name):
+            if not name or not call.always or not is_whole(name):
                 continue
             within = loop.counter and loop.function == name
             if loop.counter and not loop.each_round and not within:
@@ -128,7 +137,8 @@ class StepSearch:
 
     def _first_call(self, loop: Loop) -> None:
         """Begin the step with the first call that each round makes. With the same number again no step begins."""
-        name = next((own for call in loop.calls if call.always and (own := self.outline.own(call.path))), "")
+        own = [self.outline.own(call.path) for call in loop.calls if call.always]
+        name = next((each for each in own if each and not self.outline.counts_only(each)), "")
         if name:
             comment = "The first call of each round of the loop begins a step, which lasts to the next."
             self._add("step-begin", name, "step.begin", self._numbered(name, loop), comment)
@@ -155,5 +165,7 @@ class StepSearch:
         owner: Class | None = None,
     ) -> None:
         whose = owner or self.outline.owner
+        if "number" not in options and behaviour != "step.loop":
+            comment += f" {_UNNUMBERED}"
         found = Found(name=name, owner=whose, function=function, behaviour=behaviour, options=options, comment=comment)
         self.found.append(found)

@@ -58,16 +58,39 @@ def walk(body: Iterable[ast.AST], kinds: tuple[type[ast.AST], ...]) -> Iterator[
             yield from walk(ast.iter_child_nodes(node), kinds)
 
 
-def increments(body: list[ast.stmt]) -> list[ast.AugAssign]:
-    """Return the statements that count steps, in their order."""
-    found: list[ast.AugAssign] = []
+class Count(msgspec.Struct, frozen=True):
+    """A place where steps are counted: what with, and the statement."""
+
+    path: str
+    node: ast.stmt
+
+
+def increments(body: list[ast.stmt]) -> list[Count]:
+    """Return where a counter goes up by one, in the order of the source."""
+    found: list[Count] = []
     for node in walk(body, (ast.AugAssign,)):
         assert isinstance(node, ast.AugAssign)
         by_one = isinstance(node.op, ast.Add) and isinstance(node.value, ast.Constant) and node.value.value == 1
-        path = ast.unparse(node.target)
-        if by_one and path.startswith("self.") and COUNTER.fullmatch(path.rpartition(".")[2]):
-            found.append(node)
-    return sorted(found, key=lambda node: node.lineno)
+        if by_one and (path := _counter(node.target)):
+            found.append(Count(path, node))
+    return sorted(found, key=lambda each: each.node.lineno)
+
+
+def counts(loop: ast.For | ast.AsyncFor | ast.While) -> list[Count]:
+    """Return where a loop counts: by its own target, by adding one, or by setting the counter to what is counted."""
+    found = increments(loop.body)
+    for node in walk(loop.body, (ast.Assign,)):
+        assert isinstance(node, ast.Assign)
+        if isinstance(node.value, ast.Name | ast.BinOp) and (path := _counter(node.targets[0])):
+            found.append(Count(path, node))
+    own = [] if isinstance(loop, ast.While) else [Count(path, loop)] if (path := _counter(loop.target)) else []
+    return [*own, *sorted(found, key=lambda each: each.node.lineno)]
+
+
+def _counter(target: ast.expr) -> str:
+    """Return an attribute of `self` that is named like a counter of steps, or an empty text."""
+    path = ast.unparse(target)
+    return path if path.startswith("self.") and COUNTER.fullmatch(path.rpartition(".")[2]) else ""
 
 
 def calls_in(body: list[ast.stmt], always: bool = True) -> Iterator[Call]:

@@ -5,14 +5,23 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator
 
-from autoprof.cli.recipes.loops import COUNTER, LOOPS, Loop, calls_in, increments, walk
-from autoprof.cli.recipes.parsed import Function, Module, attributes_set, generator, parameter_names
+from autoprof.cli.recipes.loops import COUNTER, LOOPS, Count, Loop, calls_in, counts, increments, walk
+from autoprof.cli.recipes.parsed import (
+    NO_FUNCTION,
+    Function,
+    Module,
+    attributes_set,
+    decorators,
+    generator,
+    parameter_names,
+)
 from autoprof.cli.recipes.source import Class, Missing, Sources, Unknown
 from autoprof.cli.recipes.stage_words import tokens
 
 # Names of functions in which the loop over the steps is looked for where nothing is counted.
 _LOOPS = ("fit", "train", "run", "learn", "main", "train_loop", "training_loop", "run_loop", "loop")
 _NOT_HOOKED = {"property", "cached_property", "abstractmethod", "contextmanager", "asynccontextmanager", "overload"}
+_NOT_HOOKED |= NO_FUNCTION
 
 
 class Outline:
@@ -49,8 +58,7 @@ class Outline:
             self._all.setdefault(node.name, []).append((place, node))
             if node.name not in self.homes:
                 self.homes[node.name] = module.name
-                decorators = {ast.unparse(each).partition("(")[0].rpartition(".")[2] for each in node.decorator_list}
-                if not decorators & _NOT_HOOKED and not generator(node) and not node.name.startswith("__"):
+                if not decorators(node) & _NOT_HOOKED and not generator(node) and not node.name.startswith("__"):
                     self.functions[node.name] = node
 
     def called(self, name: str) -> set[str]:
@@ -111,8 +119,8 @@ class Outline:
 
     def counter_in(self, name: str) -> tuple[str, bool]:
         """Return what a function counts, or an empty text, and whether that is of the finished step before."""
-        counts = increments(self.functions[name].body)
-        path = ast.unparse(counts[0].target) if counts else ""
+        found = increments(self.functions[name].body)
+        path = found[0].path if found else ""
         return path, bool(path) and not self._begins_with_one(path)
 
     def sets(self, attribute: str) -> bool:
@@ -145,17 +153,32 @@ class Outline:
 
     def _counting(self, name: str, body: list[ast.stmt]) -> Iterator[Loop]:
         for loop in walk(body, LOOPS):
-            inner = [each for each in walk(loop.body, LOOPS) if increments(each.body)]
-            if inner or not (counts := increments(loop.body)):
+            inner = [each for each in walk(loop.body, LOOPS) if self._counts(each)]
+            if inner or not (found := self._counts(loop)):
                 continue
-            first = counts[0]
-            path = ast.unparse(first.target)
-            before = [each for each in increments(body) if each.lineno < loop.lineno]
-            before = [each for each in before if ast.unparse(each.target) == path]
+            first, path = found[0].node, found[0].path
+            before = [each for each in increments(body) if each.node.lineno < loop.lineno and each.path == path]
             calls = list(calls_in(loop.body))
-            work = [call.node.lineno for call in calls if self.own(call.path)]
+            work = [
+                call.node.lineno for call in calls if self.own(call.path) and not self.counts_only(self.own(call.path))
+            ]
             after = bool(work) and first.lineno > min(work) and not before and not self._begins_with_one(path)
-            yield Loop(name, calls, path, after, first in loop.body)
+            yield Loop(name, calls, path, after, first in (loop, *loop.body))
+
+    def _counts(self, loop: ast.For | ast.AsyncFor | ast.While) -> list[Count]:
+        """Return where a loop counts, by functions that do nothing else too."""
+        calls = [node for node in walk(loop.body, (ast.Expr,)) if isinstance(node, ast.Expr)]
+        own = [
+            Count(path, node)
+            for node in calls
+            if isinstance(node.value, ast.Call) and (path := self.counts_only(self.own(ast.unparse(node.value.func))))
+        ]
+        return sorted([*counts(loop), *own], key=lambda each: each.node.lineno)
+
+    def counts_only(self, name: str) -> str:
+        """Return what a function counts that does nothing else, or an empty text."""
+        body = [node for node in self.functions[name].body if not _is_text(node)] if name else []
+        return found[0].path if len(body) == 1 and (found := increments(body)) else ""
 
     def _begins_with_one(self, path: str) -> bool:
         trees: list[ast.AST] = [*(kind.node for kind in self.lineage)] or [*self.functions.values()]
@@ -167,6 +190,10 @@ class Outline:
             for tree in trees
             for node in ast.walk(tree)
         )
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
 def trainer_in(module: Module) -> str:

@@ -44,6 +44,15 @@ class Module:
         return f"{origin}{dot}{rest}"
 
 
+# Decorators that leave something else than a function, which can't be wrapped.
+NO_FUNCTION = {"lru_cache", "cache", "singledispatchmethod", "remote"}
+
+
+def decorators(function: Function) -> set[str]:
+    """Return the names of a function's decorators, without their modules and arguments."""
+    return {ast.unparse(each).partition("(")[0].rpartition(".")[2] for each in function.decorator_list}
+
+
 def generator(function: Function) -> bool:
     """Return whether a function yields, itself and not a function in it."""
     queue: list[ast.AST] = list(function.body)

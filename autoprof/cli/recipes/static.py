@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from autoprof.base.similar import did_you_mean
 from autoprof.cli.recipes.catalog import by_recipe
 from autoprof.cli.recipes.form import RecipeFinding
-from autoprof.cli.recipes.parsed import Function, generator, parameter_names
+from autoprof.cli.recipes.parsed import NO_FUNCTION, Function, decorators, generator, parameter_names
 from autoprof.cli.recipes.source import Missing, Place, Sources, Unknown
 from autoprof.cli.recipes.vocabulary import parameters
 from autoprof.hooks import behaviour as behaviours
@@ -43,6 +43,10 @@ def _check(path: str, made: Recipe, hooks: list[BoundHook], sources: Sources) ->
         names = ", ".join(others)
         text = f"not checked: {made.target} is {version} here, and these hooks are for other releases: {names}"
         findings.append(RecipeFinding(file=path, table="", key="", text=text, error=False))
+    ranged = [hook.hook.name for hook in hooks if hook.hook.versions and not version]
+    if ranged:
+        text = f"not looked at, as no distribution tells the version of {made.target}: those of {', '.join(ranged)}"
+        findings.append(RecipeFinding(file=path, table="", key="versions", text=text, error=False))
     outside = not fits(version, made.versions)
     for hook in hooks:
         if hook.hook.name in others:
@@ -82,15 +86,18 @@ def _of_place(hook: BoundHook, place: Place, sources: Sources) -> Iterator[_Said
         if type(hook.behaviour).install is behaviours.Behaviour.install:
             yield "attribute", f"{name} is a class, and {behaviour} wraps a function; name one of its methods", True
         return
-    decorators = {ast.unparse(decorator).rpartition(".")[2] for decorator in place.node.decorator_list}
-    yield from _around(hook, place.node, bool(decorators & _CONTEXT_MANAGERS))
-    if decorators & {"property", "cached_property"}:
+    by = decorators(place.node)
+    yield from _around(hook, place.node, bool(by & _CONTEXT_MANAGERS))
+    if by & {"property", "cached_property"}:
         yield "attribute", f"{name} is a property; name a method", True
-    if "abstractmethod" in decorators:
+    if (others := by & NO_FUNCTION) and not hook.hook.rewrap:
+        text = f"{name} is no function, but what {others.pop()} makes of one; name a function that calls it"
+        yield "attribute", text, True
+    if "abstractmethod" in by:
         yield "attribute", f"{name} is abstract: what overrides it is called instead; name that", True
-    if decorators and hook.hook.rewrap and hook.hook.rewrap.rpartition(".")[2] not in decorators:
-        yield "rewrap", f"{name} is decorated by {', '.join(sorted(decorators))}, not by {hook.hook.rewrap}", True
-    if not decorators and hook.hook.rewrap:
+    if by and hook.hook.rewrap and hook.hook.rewrap.rpartition(".")[2] not in by:
+        yield "rewrap", f"{name} is decorated by {', '.join(sorted(by))}, not by {hook.hook.rewrap}", True
+    if not by and hook.hook.rewrap:
         yield "rewrap", f"{name} is not decorated", True
     yield from _paths(hook, place, sources)
 

@@ -145,6 +145,29 @@ def test_only_stages_of_the_windows_roles_are_ranges(joined: Any, trainer: Train
     assert "aten::sin" not in operators(trace)
 
 
+def test_a_stage_in_another_thread_than_its_step_leaves_the_capture_to_that(
+    joined: Any, hooked: Any, trainer: Trainer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = joined(steps="1,2", mode="continuous")
+    generate = hooked(lambda: torch.ones(3).tan(), "stage", role="rollout", stage="generate")
+
+    def both(number: int) -> None:
+        thread = threading.Thread(target=generate)
+        thread.start()
+        thread.join()
+        trainer.update()
+
+    step = hooked(both, "step.wrap", number="number")
+    step(number=1)
+    step(number=2)
+    found = captures(run)
+    assert sorted(found) == ["1/actor.step", "2/actor.step"]
+    assert {meta["state"] for meta, _ in found.values()} == {"complete"}
+    assert (
+        capfd.readouterr().err.count("rollout generate is not recorded: it runs in another thread than its step") == 1
+    )
+
+
 def test_a_stage_that_raises_leaves_the_steps_capture_complete(joined: Any, hooked: Any) -> None:
     run = joined(steps="1", mode="continuous")
 

@@ -235,6 +235,8 @@ def test_what_the_source_has(hook: dict[str, str], tmp_path: Path, capsys: Any, 
         ({"attribute": "Trainer.rate"}, "attribute", "Trainer.rate is a property"),
         ({"attribute": "Trainer.slow"}, "attribute", "Trainer.slow is a property"),
         ({"attribute": "Trainer.loss"}, "attribute", "Trainer.loss is abstract"),
+        ({"attribute": "Trainer.kept"}, "attribute", "Trainer.kept is no function, but what lru_cache makes of one"),
+        ({"attribute": "scored"}, "attribute", "scored is no function, but what remote makes of one"),
         ({"rewrap": "mytrainer.base.wrap"}, "rewrap", "Trainer.train_step is not decorated"),
         (
             {"attribute": "Trainer.advantage", "rewrap": "mytrainer.base.wrap"},
@@ -311,6 +313,15 @@ def test_versions_decide_what_is_an_error(tmp_path: Path, capsys: Any, trainer: 
     assert (status, "has no gone (mytrainer is 3.0 here, and the recipe is for <2)" in lines[0]) == (0, True)
     status, lines = check(capsys, write(tmp_path, attribute="Trainer.gone", top='versions = ">2"'))
     assert status == 1
+
+
+def test_versions_without_a_distribution_are_a_note(tmp_path: Path, capsys: Any, trainer: Path) -> None:
+    path = write(tmp_path, versions=">99")
+    note = "not looked at, as no distribution tells the version of mytrainer: those of h"
+    assert check(capsys, path) == (
+        0,
+        [f"{path}: note: versions: {note}", f"{path}: good, 1 hook; looked up in the source of mytrainer"],
+    )
 
 
 def test_a_hook_that_replaces_one_of_ours_is_a_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -106,6 +106,56 @@ def test_what_follows_the_call_in_the_loop_is_part_of_the_step(new: Any, tmp_pat
     }
 
 
+COUNTING = """
+class Trainer:
+    def generate(self): ...
+    def update_actor(self): ...
+    def advance(self):
+        "Count."
+        self.global_step += 1
+    def train_step(self):
+        self.generate()
+        self.update_actor()
+    def fit(self):
+        self.global_step = 100
+        LOOP
+"""
+HERE, BEFORE = {"number": "self.global_step"}, {"number": "self.global_step", "offset": 1}
+
+
+@pytest.mark.parametrize(
+    ("loop", "options"),
+    [
+        ("for self.global_step in range(3): self.train_step()", HERE),
+        ("for i in range(3): self.global_step = i + 1; self.train_step()", HERE),
+        ("for i in range(3): self.train_step(); self.global_step = i", BEFORE),
+        ("while True: self.advance(); self.train_step()", HERE),
+        ("while True: self.train_step(); self.advance()", BEFORE),
+        ("for i in range(3): self.train_step(); self.global_step = 0", {}),
+    ],
+)
+def test_what_counts_the_steps(new: Any, tmp_path: Path, loop: str, options: dict[str, Any]) -> None:
+    (tmp_path / "train.py").write_text(
+        COUNTING.replace("LOOP", loop.replace("; ", "\n            ").replace(": ", ":\n            ", 1))
+    )
+    hooks, text = new("train.py")
+    assert steps(hooks) == {"Trainer.train_step": ("step.wrap", options)}
+    assert ("# One call is one step. No counter was found, so steps are counted from 1" in text) == (not options)
+
+
+def test_a_step_is_no_stage_beside_the_only_one_in_it(new: Any, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(COUNTING.replace("        self.generate()\n", "").replace("LOOP", "pass"))
+    hooks, _ = new("train.py")
+    assert kinds(hooks) == {"Trainer.generate": "generate", "Trainer.update_actor": "update_actor"}
+    assert list(steps(hooks)) == ["Trainer.train_step"]
+
+
+def test_what_is_no_function_is_left_out(new: Any, tmp_path: Path) -> None:
+    kept = COUNTING.replace("    def generate", "    @functools.lru_cache(maxsize=None)\n    def generate")
+    (tmp_path / "train.py").write_text("import functools\n" + kept.replace("LOOP", "pass"))
+    assert kinds(new("train.py")[0]) == {"Trainer.update_actor": "update_actor"}
+
+
 def test_a_script_without_a_class(new: Any, tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(
         "def generate(): ...\ndef train_step(step, batch): ...\n"

@@ -71,6 +71,20 @@ def test_the_line_says_the_cause(said: Said, options: dict[str, str], cause: lis
     assert (tmp_path / "autoprof_runs").exists() == ("gone" in line)
 
 
+def test_hooks_of_ones_own_that_fit_nowhere_are_named(said: Said, tmp_path: Path) -> None:
+    gone = HOOK.replace('"step"', '"begin"').replace("Trainer.step", "Trainer.gone")
+    later = HOOK.replace('"step"', '"other"').replace("{ number", '{ resumed = "value", number')
+    (line,) = said(hook=f'{HOOK} }}, {{ {gone} }}, {{ {later}, versions = ">99"')
+    check = f"autoprof recipes --check {tmp_path / 'tiny.toml'} says what does not fit"
+    assert line == f"autoprof: {tmp_path / 'tiny.toml'}: of its hooks not applied: begin (Trainer has no gone); {check}"
+
+
+def test_a_folder_without_recipes_is_named(said: Said, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (line,) = said("import json", AUTOPROF_RECIPES="mine")
+    assert line.startswith(f"{BEGIN}AUTOPROF_RECIPES: {tmp_path / 'mine'} is no recipe; it takes *.toml files")
+
+
 @pytest.mark.parametrize("command", [[], ["parent.py"], ["torchrun"]])
 def test_ls_and_doctor_say_the_same(
     said: Said, command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
