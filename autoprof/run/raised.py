@@ -60,16 +60,34 @@ def _text(error: BaseException) -> tuple[str, int]:
 
 
 def _origin(error: BaseException) -> str:
-    """Return in words what an exception was raised from, or while it was handled."""
+    """Return in words what an exception was raised from, or while it was handled: the first one of a group, and that of
+    another process, whose traceback is in the text (multiprocessing, torch's DataLoader)."""
+    group = getattr(error, "exceptions", None)
+    if isinstance(group, tuple) and group and isinstance(group[0], BaseException):
+        more = f", and {len(group) - 1} more" if len(group) > 1 else ""
+        return f"{_origin(group[0]) or _words(group[0])}{more}"
     origin = error.__cause__
     if origin is None and not error.__suppress_context__:
         origin = error.__context__
     if origin is None:
-        return ""
-    first = hidden(_text(origin)[0].strip().partition("\n")[0], _MOST_ORIGIN)
-    frames = _frames(origin.__traceback__)
-    at = f" in {os.path.basename(frames[-1].file)}:{frames[-1].line} {frames[-1].function}" if frames else ""
-    return f"{type(origin).__name__}{f': {first}' if first else ''}{at}"
+        return _from_traceback(_text(error)[0])
+    return _from_traceback(_text(origin)[0]) or _words(origin)
+
+
+def _words(error: BaseException) -> str:
+    first = hidden(_text(error)[0].strip().partition("\n")[0], _MOST_ORIGIN)
+    return f"{type(error).__name__}{f': {first}' if first else ''}{_at(_frames(error.__traceback__))}"
+
+
+def _from_traceback(text: str) -> str:
+    """Return in words the exception whose traceback a text holds, or an empty text."""
+    frames = [Frame(function.strip(), file, int(line)) for file, line, function in _FRAME.findall(text)]
+    lines = [line for line in text.splitlines() if line.strip(' "')]
+    return f"{hidden(lines[-1], _MOST_ORIGIN)}{_at(frames)}" if frames else ""
+
+
+def _at(frames: list[Frame]) -> str:
+    return f" in {os.path.basename(frames[-1].file)}:{frames[-1].line} {frames[-1].function}" if frames else ""
 
 
 def _of(error: BaseException) -> Raised:
@@ -86,7 +104,8 @@ def _of(error: BaseException) -> Raised:
         text = f"{text}\n{str(cause)[:_MOST_READ]}"
     return Raised(
         type=kind[:100],
-        message=message,
+        # Of a text with a traceback in it the last line is left, which has the type, too.
+        message=message.removeprefix(f"{kind}: "),
         frames=frames[-_DEEPEST:],
         cause="" if kind.startswith(_BROUGHT) or pid else _origin(error),
         pid=pid if isinstance(pid, int) else 0,

@@ -63,7 +63,9 @@ def find(path: Path, info: RunFile, over: bool, own: Raised | None = None) -> li
         own: The exception that is ending the process that started it, which is this one.
     """
     # At its end that process has no time for those that are still running.
-    states = open_spans.read(path, running=over)
+    exception = own or info.exception
+    named = [each.pid for each in exception.named] if exception is not None else []
+    states = open_spans.read(path, running=over, named=named)
     noted = {(death.host, death.pid): death for death in info.died} if over else {}
     dead = dict(noted)
     for state in states:
@@ -72,20 +74,22 @@ def find(path: Path, info: RunFile, over: bool, own: Raised | None = None) -> li
         if not over and state.state == GONE and _stages(state.spans):
             dead[state.host, state.pid] = _gone(state, info)
         elif (raised := _raised(state)) is not None:
-            dead[state.host, state.pid] = _ended(state, info, *raised)
+            dead[state.host, state.pid] = _exited(_ended(state, info, *raised))
     for crash in crash_files.read(path):
         death = dead.get((crash.host, crash.pid)) or _known(states, info, crash.host, crash.pid)
         dead[crash.host, crash.pid] = msgspec.structs.replace(
             death, how=CRASH, signal=crash.signal, frames=crash.frames, last_ns=crash.ns, file=crash.file
         )
-    exception = own or info.exception
     if exception is not None and (info.host, info.pid) not in dead:
         now = time.time_ns() if own is not None else round((info.ended or 0) * 1e9)
         known = _known(states, info, info.host, info.pid)
         dead[info.host, info.pid] = msgspec.structs.replace(known, how=EXCEPTION, exception=exception, last_ns=now)
     said = [death.exception for death in dead.values() if death.exception is not None]
     _name(dead, states, info, [*said, *([exception] if exception is not None else [])])
-    gone = any(death.how in (GONE_DEAD, CRASH, KILLED) for death in dead.values())
+    left = [death for death in dead.values() if not death.started]
+    gone = any(death.how in (GONE_DEAD, CRASH, KILLED) for death in dead.values()) or any(
+        death.how == EXIT for death in left
+    )
     ordered = sorted(dead.values(), key=lambda death: (_place(death, gone), death.last_ns))
     return _told(ordered)[:_MOST]
 
@@ -109,7 +113,7 @@ def _place(death: Death, gone: bool) -> int:
     if death.how == EXCEPTION and death.exception is not None:
         follows = bool(death.exception.named) or (gone and _FOLLOWS.search(death.exception.message))
         return _GONE_PLACE + 1 if follows else 1
-    return _GONE_PLACE if death.how != EXIT else 4
+    return _GONE_PLACE if death.how != EXIT or not death.started else 4
 
 
 def _stages(spans: Iterable[OpenSpan]) -> list[OpenSpan]:
@@ -190,6 +194,16 @@ def _ended(state: ProcessState, info: RunFile, exception: Raised, when: int) -> 
     )
 
 
+def _exited(death: Death) -> Death:
+    """Return it as an exit where its exception is that of `sys.exit`, whose text is the status."""
+    exception = death.exception
+    if death.started or exception is None or exception.type != _EXIT:
+        return death
+    said = exception.message
+    status = int(said) if said.isdecimal() and len(said) < 4 else 0 if said in ("", "None") else 1
+    return msgspec.structs.replace(death, how=EXIT, status=status)
+
+
 def _known(states: Iterable[ProcessState], info: RunFile, host: str, pid: int) -> Death:
     for state in states:
         if (state.host, state.pid) == (host, pid):
@@ -228,7 +242,7 @@ def _as_named(death: Death, named: Named) -> Death:
 
 def _with_status(found: list[Death], info: RunFile, status: int | None) -> list[Death]:
     """Return them with the exit status, which `sys.exit` has given, inside of a stage or anywhere."""
-    exits = [each for each in found if each.exception is not None and each.exception.type == _EXIT]
+    exits = [each for each in found if each.started and each.exception is not None and each.exception.type == _EXIT]
     if not status or (found and not exits):
         return found
     own = exits[0] if exits else Death(how=EXIT, host=info.host, pid=info.pid, started=True)

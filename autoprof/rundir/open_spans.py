@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from msgspec import Struct
@@ -64,13 +64,16 @@ class ProcessState(Struct, frozen=True, kw_only=True):
     memory: tuple[MemoryState, MemoryState] = (MemoryState(), MemoryState())
 
 
-def read(run: str | Path, running: bool = True, most: int | None = None) -> list[ProcessState]:
+def read(
+    run: str | Path, running: bool = True, most: int | None = None, named: Collection[int] = ()
+) -> list[ProcessState]:
     """Return the processes of a run that have a timeline. Files that can't be read are left out.
 
     Args:
         run: The run's directory.
         running: Whether processes are told that are running or have exited without an exception, but for this one.
         most: How many processes are read at most, those that wrote last; None for all.
+        named: The numbers of processes that are told in any case.
     """
     paths = RunDir(Path(run)).lines("timeline")
     if most is not None and len(paths) > most:
@@ -78,17 +81,17 @@ def read(run: str | Path, running: bool = True, most: int | None = None) -> list
     found = []
     for path in paths:
         try:
-            if running or _is_dead(path):
+            if running or _is_dead(path, named):
                 found.append(_process(path))
         except OSError as error:
             interrupts.pass_on(error)
     return found
 
 
-def _is_dead(path: Path) -> bool:
-    """Return whether a process may have died, or is this one, by the ends of its file."""
+def _is_dead(path: Path, named: Collection[int]) -> bool:
+    """Return whether a process may have died, or is this one, by the ends of its file; or is one of those named."""
     host, _, digits = path.stem.rpartition("-")
-    if host != identity.HOST or (digits.isdecimal() and int(digits) == os.getpid()):
+    if host != identity.HOST or (digits.isdecimal() and int(digits) in (os.getpid(), *named)):
         return True
     known = tails.first_and_last(path)
     if known is None:

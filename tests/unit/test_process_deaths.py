@@ -173,6 +173,12 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "
 @pytest.mark.parametrize(
     ("does", "text", "long"),
     [
+        (
+            "sys.exit(3)",
+            "actor rank 1 exited with status 3 in train.py:7 meet, in update_actor of step 2",
+            False,
+        ),
+        ("os._exit(5)", "actor rank 1 exited with status 5 in update_actor of step 2", True),
         ("os.kill(os.getpid(), signal.SIGKILL)", "actor rank 1 was killed by SIGKILL in update_actor of step 2", False),
         (
             "raise KeyError('uid')",

@@ -14,7 +14,7 @@ from autoprof.base.redact import writable
 from autoprof.report.figures import locks, places
 from autoprof.rundir import decoder
 from autoprof.rundir.lines import Count
-from autoprof.rundir.stacks import HANGS, MOST_BYTES, WHY, Frame, OpenSpan, ProcessStacks, Thread, Why
+from autoprof.rundir.stacks import HANGS, MOST_BYTES, WHY, Frame, OpenSpan, ProcessStacks, Task, Thread, Why
 
 # So many folders and processes are read, and so much is kept of a process.
 MOST_HANGS, MOST_PROCESSES = 16, 4096
@@ -22,6 +22,8 @@ _MOST_SPANS, _FRAMES, _MOST_THREADS = 64, 12, 16
 _STEP = re.compile(r"step_(\d{1,12})$")
 _JOINED = re.compile(r"rank_(\d{1,7})$")
 _NUMBER = re.compile(r"\d+")
+# What runs an event loop.
+_LOOPS = ("run_until_complete", "run_forever")
 
 
 class Working(msgspec.Struct, frozen=True):
@@ -32,6 +34,7 @@ class Working(msgspec.Struct, frozen=True):
     spans: list[OpenSpan] = []
     main: bool = False
     own: bool = False  # Whether the function is the user's own.
+    awaited: bool = False  # Whether it is a task, or tasks, for which the thread of an event loop waits.
 
 
 class Process(msgspec.Struct, frozen=True, kw_only=True):
@@ -226,7 +229,28 @@ def _working(stood: ProcessStacks, teller: Thread | None) -> list[Working]:
             own = not places.package(place)
             found.append(Working(writable(task.name), writable(places.text(place)), on, False, own))
     # Those that work on spans first.
-    return sorted(found, key=lambda each: (not each.spans, not each.own, not each.main))[:_MOST_THREADS]
+    found.sort(key=lambda each: (not each.spans, not each.own, not each.main))
+    return [*_awaited(stood, teller), *found][:_MOST_THREADS]
+
+
+def _awaited(stood: ProcessStacks, teller: Thread | None) -> list[Working]:
+    """Return the tasks for which the thread of an event loop waits with open spans, of which none is a task's own."""
+    frames = teller.frames if teller is not None else []
+    if teller is None or not teller.spans or not any(places.name(frame) in _LOOPS for frame in frames):
+        return []
+    if places.waits(frames) != places.IDLE or any(task.spans for task in stood.tasks):
+        return []
+    found: dict[str, list[str]] = {}
+    for task in stood.tasks:
+        place = places.own(task.frames)
+        if place is not None and not places.package(place) and not _waits_for_tasks(task):
+            found.setdefault(places.text(place), []).append(task.name)
+    if not found:
+        return []
+    place_text, names = max(found.items(), key=lambda each: len(each[1]))
+    who = f"task {names[0]}" if len(names) == 1 else f"{len(names)} tasks"
+    spans = [stood.spans[number] for number in teller.spans if 0 <= number < len(stood.spans)]
+    return [Working(writable(who), writable(place_text), spans, teller.main, True, True)]
 
 
 def _at_work(stood: ProcessStacks, thread: Thread, main: bool) -> Working | None:
@@ -248,6 +272,12 @@ def _held_up(stood: ProcessStacks) -> tuple[Working, int] | None:
         if waiting and thread.ident in running and (work := _at_work(stood, thread, False)) is not None
     ]
     return (found[0], waiting) if found else None
+
+
+def _waits_for_tasks(task: Task) -> bool:
+    inner = task.frames[-1]
+    together = inner.file.endswith(("asyncio/taskgroups.py", "asyncio/tasks.py"))
+    return "gathered" in task.waits_on or (together and places.name(inner) not in ("sleep", "wait_for"))
 
 
 def roles(processes: Sequence[Process]) -> dict[str, str]:

@@ -167,7 +167,8 @@ def busy(processes: Sequence[Process]) -> Iterator[Said]:
     )
     for process, work in found[:3]:
         stage = f" in {process.stage.name}" if process.stage is not None else ""
-        yield Said(f"{process.name} is in {work.place}{stage}", _stack(process), process.file)
+        doing = f"waits for {work.who}" if work.awaited else "is"
+        yield Said(f"{process.name} {doing} in {work.place}{stage}", _stack(process), process.file)
 
 
 def waiting(processes: Sequence[Process]) -> Iterator[Said]:

@@ -155,6 +155,30 @@ def test_an_actor_that_waits_for_itself_is_named(hung: HungRun, tmp_path: Path) 
     assert "waits for itself: ray.get in judge.py:3 score" in said(hung)
 
 
+@pytest.mark.parametrize(("waiting", "who"), [(1, "task Task-0"), (3, "3 tasks")])
+def test_a_loop_that_waits_for_tasks_is_told_with_their_place(hung: HungRun, waiting: int, who: str) -> None:
+    python = "/env/lib/python3.11/asyncio/"
+    loop = [
+        Frame("main", "/home/u/train.py", 90),
+        Frame("BaseEventLoop.run_until_complete", f"{python}base_events.py", 650),
+        Frame("BaseEventLoop._run_once", f"{python}base_events.py", 1911),
+        Frame("EpollSelector.select", "/env/lib/python3.11/selectors.py", 468),
+    ]
+    tool = [Frame("search", "/home/u/search.py", 12), Frame("Event.wait", f"{python}locks.py", 213)]
+    group = [Frame("rollouts", "/home/u/train.py", 40), Frame("TaskGroup.__aexit__", f"{python}taskgroups.py", 110)]
+    tasks = [Task(name=f"Task-{n}", frames=tool, waits_on="Future") for n in range(waiting)]
+    main = Thread(name="MainThread", ident=1, main=True, frames=loop, spans=[0])
+    hung.stack(
+        [],
+        threads=[main],
+        tasks=[*tasks, Task(name="Task-9", frames=group, waits_on="Future")],
+        rank=0,
+        role="rollout",
+        stage="generate",
+    )
+    assert said(hung) == f"rank 0 of rollout waits for {who} in search.py:12 search in generate"
+
+
 def asynchronous(source: Path, hung: HungRun, minutes: float) -> dict[str, Any]:
     """An actor whose loop is in a tool, while other tasks of it wait for answers."""
     python = "/env/lib/python3.11/"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 import pytest
 
@@ -150,6 +153,38 @@ def raised_by(text: str) -> BaseException:
 
 def test_what_it_was_raised_from_is_told() -> None:
     assert re.fullmatch(r"KeyError: 'score' in test_raised.py:\d+ raised_by", raised.of(raised_by("no")).cause)
+
+
+def _score(row: int) -> int:
+    return 1 // row
+
+
+def test_of_another_process_the_place_is_in_the_text() -> None:
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        error = caught(lambda: pool.submit(_score, 0).result())
+    found = raised.of(error)
+    assert re.fullmatch(r"ZeroDivisionError: [a-z ]+ in test_raised.py:\d+ _score", found.cause)
+
+
+def test_of_a_workers_exception_that_torch_brings_the_text_is_told_without_its_type() -> None:
+    utils = pytest.importorskip("torch._utils")
+    try:
+        _score(0)
+    except ZeroDivisionError:
+        wrapped = utils.ExceptionWrapper(where="in DataLoader worker process 1")
+    found = raised.of(caught(wrapped.reraise))
+    assert (found.type, found.message.partition(" ")[0]) == ("ZeroDivisionError", "integer")
+    assert re.fullmatch(r"ZeroDivisionError: [a-z ]+ in test_raised.py:\d+ _score", found.cause)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="there are no groups")
+def test_of_a_group_the_first_one_is_told() -> None:
+    def together() -> None:
+        raise ExceptionGroup("two of two", [ExceptionGroup("inner", [raised_by("no")]), KeyError("b")])  # noqa: F821
+
+    found = raised.of(caught(together))
+    assert found.message == "two of two (2 sub-exceptions)"
+    assert re.fullmatch(r"KeyError: 'score' in test_raised.py:\d+ raised_by, and 1 more", found.cause)
 
 
 def test_a_text_that_can_not_be_made_leaves_the_stack() -> None:

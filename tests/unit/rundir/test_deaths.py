@@ -74,6 +74,24 @@ def text(found: list[Death]) -> str:
     return death_words.text(found[0])
 
 
+@pytest.mark.parametrize(("message", "status"), [("0", 0), ("", 0), ("3", 3), ("no data", 1)])
+@pytest.mark.parametrize("over", [False, True])
+def test_a_rank_that_left_comes_before_those_that_lost_it(made: Made, message: str, status: int, over: bool) -> None:
+    left = raised("SystemExit", 20, "generate", "rollout", message)
+    lost = raised("RuntimeError", 30, "update_actor", "actor", "[gloo] Connection closed by peer")
+    for pid, line, error in ((71, lost, "RuntimeError"), (72, left, "")):
+        end = {"kind": "exit", "unix_ns": START + 40 * MS, "error": error, "exception": line["exception"]}
+        made.process(pid, line, span(line["name"], 10, 31, error="E"), end if error else end | {"exception": None})
+    named = [{"pid": 72, "rank": 1, "status": status or None}]
+    failed = {"type": "ChildFailedError", "message": "train.py FAILED", "frames": [], "named": named}
+    run = made.info("failed", 1, exception=failed)
+    found = deaths.of_run(run) if over else deaths.find(made.path, run.info, over=False)
+    assert (
+        text(found) == f"rollout rank 0 exited with status {status} in reward.py:44 fetch_score, in generate of step 3"
+    )
+    assert sorted(death.pid for death in found) == [71, 72, DRIVER]
+
+
 def test_a_process_with_nothing_open_that_is_gone_is_none(made: Made) -> None:
     made.process(ACTOR, begun("update_actor", 5), span("update_actor", 5, 9))
     assert deaths.of_run(made.info("running", pid=os.getpid(), ticks=0)) == []
