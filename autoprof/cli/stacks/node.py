@@ -14,8 +14,8 @@ from autoprof.rundir.stacks import MOST_BYTES, STACKS, WHY
 
 # What a node returns at most.
 _MOST_TOGETHER = 48 << 20
-# So many processes are looked at by py-spy at a time.
-_SPIES = 4
+# So many processes are looked at by py-spy at a time, and so many children of multiprocessing's.
+_SPIES, _MOST_CHILDREN = 4, 64
 
 
 def asker() -> Callable[..., dict[str, Any]]:
@@ -25,7 +25,7 @@ def asker() -> Callable[..., dict[str, Any]]:
     or another one.
     """
     kind, why_file, most_bytes, most_together = STACKS, WHY, MOST_BYTES, _MOST_TOGETHER
-    spies, spied, missing = _SPIES, py_spy.looker(), py_spy.MISSING
+    spies, spied, missing, most_children = _SPIES, py_spy.looker(), py_spy.MISSING, _MOST_CHILDREN
 
     def autoprof_stacks(
         directory: str, name: str, why: bytes, wait_s: float, native: bool, others: bool
@@ -96,11 +96,33 @@ def asker() -> Callable[..., dict[str, Any]]:
                     told |= {"state": state.state, "spans": msgspec.to_builtins(state.spans)}
             except Exception:  # no autoprof here, or one that has no such module
                 pass
-            return {
+            return children(found) | {
                 key: told
                 for key, told in found.items()
                 if told["state"] in ("running", "elsewhere") or (told["state"] == "gone" and told["spans"])
             }
+
+        def children(known: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+            """Return the workers of pools and data loaders that are no processes of the run: they have its work."""
+
+            def command(pid: int) -> bytes:
+                return load(f"/proc/{pid}/cmdline", 4096)
+
+            parents = {told["pid"]: command(told["pid"]) for told in known.values() if told["state"] == "running"}
+            made: dict[str, dict[str, Any]] = {}
+            for pid in sorted(int(each) for each in os.listdir("/proc") if each.isdecimal()):
+                fields = load(f"/proc/{pid}/stat", 4096).rpartition(b")")[2].split()
+                parent = int(fields[1]) if len(fields) > 1 and fields[0] not in (b"Z", b"X") else 0
+                if parent not in parents or f"{host}-{pid}" in known or len(made) == most_children:
+                    continue
+                line = command(pid)
+                # Forked, with the command line of its parent, or spawned.
+                if line != parents[parent] and b"multiprocessing.spawn" not in line:
+                    continue
+                reason = f"it is a child of process {parent} in which nothing of autoprof's is"
+                told = {"host": host, "pid": pid, "state": "running", "reason": reason, "spans": []}
+                made[f"{host}-{pid}"] = told | {"process": line.replace(b"\0", b" ").decode(errors="replace")[:200]}
+            return made
 
         def stands(told: dict[str, Any]) -> str:
             return os.path.join(folder, f"{told['host']}-{told['pid']}.json")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import re
 import shutil
@@ -278,6 +279,20 @@ def test_a_process_in_which_nothing_was_called_is_not_waited_for(
     monkeypatch.setattr(shutil, "which", lambda name, path: None)
     answer = asked(tmp_path / "run", hooks={})
     assert [each.reason for each in answer.absent] == ["none of autoprof's hooks was called in it"]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_of_pools_are_looked_at_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name, path: None)
+    worker = multiprocessing.get_context(method).Process(target=time.sleep, args=(60,))
+    worker.start()
+    try:
+        reasons = {each.pid: each.reason for each in asked(tmp_path / "run").absent}
+    finally:
+        worker.kill()
+        worker.join()
+    said = f"it is a child of process {os.getpid()} in which nothing of autoprof's is"
+    assert reasons.get(worker.pid or 0) == said
 
 
 def test_a_process_of_another_host_is_waited_for(tmp_path: Path) -> None:
