@@ -25,12 +25,12 @@ class Facts:
     """Facts about one capture.
 
     Attributes:
-        subject: What is captured.
-        started: When it began, on both clocks.
-        contents: What the tool records.
+        subject: The step, role, stage and rank.
+        started: Its begin, on both clocks.
+        contents: The words of the contents that the tool records.
         left_out: Words of the settings' contents that were not even asked of the tool.
         lacking: Options that the tool does not have here.
-        more: What is known only at the end, for the meta file.
+        more: Fields of the meta file that are known only at the end.
     """
 
     def __init__(self, run: Runtime, subject: Subject, settings: Settings, tool: Tool) -> None:

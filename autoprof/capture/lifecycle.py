@@ -1,4 +1,4 @@
-"""Which recording a process's profiler is taken for: claim, begin, end, for whatever reason."""
+"""Per-process profiler claim: one recording at a time holds the profiler, from its begin to its end."""
 
 from __future__ import annotations
 

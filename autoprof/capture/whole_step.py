@@ -97,6 +97,9 @@ class _State(process.State):
         # The thread in which this process began the step that is going on, and will end it; 0 where another one did.
         self.thread = 0
 
+    def in_child(self) -> None:
+        self.thread = 0
+
     def at_exit(self) -> None:
         last = self.open
         try:

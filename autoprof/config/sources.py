@@ -1,4 +1,4 @@
-"""Where the settings of a run come from: the environment, then the TOML file, then defaults."""
+"""Sources of a run's settings: the environment, then the TOML file, then defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values of settings: what each takes, and the check of one, or of a table of them."""
+"""Values of settings: the choices and parser of each, and checks of one value or of a table."""
 
 from __future__ import annotations
 

@@ -86,9 +86,8 @@ def find(path: Path, info: RunFile, over: bool, own: Raised | None = None) -> li
         dead[info.host, info.pid] = msgspec.structs.replace(known, how=EXCEPTION, exception=exception, last_ns=now)
     said = [death.exception for death in dead.values() if death.exception is not None]
     _name(dead, states, info, [*said, *([exception] if exception is not None else [])])
-    left = [death for death in dead.values() if not death.started]
-    gone = any(death.how in (GONE_DEAD, CRASH, KILLED) for death in dead.values()) or any(
-        death.how == EXIT for death in left
+    gone = any(
+        death.how in (GONE_DEAD, CRASH, KILLED) or (death.how == EXIT and not death.started) for death in dead.values()
     )
     ordered = sorted(dead.values(), key=lambda death: (_place(death, gone), death.last_ns))
     return _told(ordered)[:_MOST]
