@@ -1,14 +1,26 @@
-"""Chrome traces as Kineto writes them: cut to whole events, searched for what a GPU did. Part of `job.py`, which
-loads it: stdlib only.
+"""Chrome traces as Kineto writes them: made JSON, cut to whole events, searched for what a GPU did. Part of `job.py`,
+which loads it: stdlib only.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
-from typing import Any, BinaryIO
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gzip import GzipFile
+    from typing import Any, BinaryIO
 
 _PIECE = 1 << 20
+# The line of a name, and what is looked for first, as most pieces of a trace have none of it: a quote within a name,
+# anything that may not be in JSON, and Python's line 0, which is a module's.
+_NAME = re.compile(rb'(?<=  )"name": "(.*)"(?=,?\n)')
+_QUOTE_WITHIN = re.compile(rb'"name": "[^"]*"(?!,?\n)')
+_PLAIN = bytes(range(0x20, 0x7F)).replace(b"\\", b"\n")
+_OF_MODULE = re.compile(rb"(?<=\(0\): ).*")
 _DEVICE_EVENTS = (b'"cat": "kernel"', b'"cat": "gpu_memcpy"', b'"cat": "gpu_memset"')
 
 
@@ -22,6 +34,44 @@ def device_events(path: str) -> bool:
             # The text may lie across two pieces.
             end = (end + piece)[-max(map(len, _DEVICE_EVENTS)) :]
     return False
+
+
+class RightNames:
+    """A file that a trace is written to, with its names made right.
+
+    Kineto writes names as they are (torch 2.13): one quote, as in `record_function('say "hi"')`, and the trace is no
+    JSON. And of the code of a module, which is gone after its import, torch keeps only where its name was in memory:
+    what is written is what lies there later.
+    """
+
+    def __init__(self, file: BinaryIO | GzipFile) -> None:
+        self._file = file
+        self._rest = b""
+
+    def write(self, piece: bytes) -> None:
+        """Write the lines that are whole."""
+        lines, newline, rest = piece.rpartition(b"\n")
+        if not newline:
+            self._rest += rest
+            return
+        lines = self._rest + lines + newline
+        self._rest = rest
+        if b"(0): " in lines or lines.translate(None, _PLAIN) or _QUOTE_WITHIN.search(lines):
+            lines = _NAME.sub(_right, lines)
+        self._file.write(lines)
+
+    def end(self) -> None:
+        """Write what is left."""
+        self._file.write(self._rest)
+
+
+def _right(found: re.Match[bytes]) -> bytes:
+    name = _OF_MODULE.sub(b"<module>", found[1])
+    try:
+        json.loads(b'"%b"' % name)
+    except ValueError:
+        name = json.dumps(name.decode(errors="replace"))[1:-1].encode()
+    return b'"name": "%b"' % name
 
 
 def copy_cut(source: BinaryIO, target: Any, limit: int) -> None:

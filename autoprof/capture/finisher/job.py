@@ -102,13 +102,15 @@ def _compress(job: dict[str, Any]) -> dict[str, Any]:
     with (
         open(raw, "rb") as source,
         open(files.create(trace + PART), "wb") as file,
-        gzip.GzipFile(fileobj=file, mode="wb", compresslevel=LEVEL) as target,
+        gzip.GzipFile(fileobj=file, mode="wb", compresslevel=LEVEL) as compressed,
     ):
+        target = chrome.RightNames(compressed)
         if os.path.getsize(raw) <= job["max_bytes"]:
             shutil.copyfileobj(source, target, _PIECE)
         else:
             chrome.copy_cut(source, target, job["max_bytes"])
             said = {"state": "truncated", "reason": f"the trace was over {job['max_bytes']} bytes"}
+        target.end()
     os.replace(trace + PART, trace)
     if job.get("suspicion"):
         found = chrome.device_events(raw)

@@ -26,6 +26,10 @@ _PATIENCE_S = 30.0
 # How long all of a node's further answers may take.
 _BRIEFLY_S = 10.0
 _PINGS = 9
+# A clock that is not known so well is measured again, so many times: the node was busy with something else.
+_ROUGH_NS = 2_000_000
+_ROUNDS = 5
+_PAUSE_S = 0.5
 _LOOK_S = 0.2
 # How long the end of Ray waits for the thread, which must not be in a call of Ray's then.
 _END_S = 2.0
@@ -101,22 +105,33 @@ def offsets(ray: Any, nodes: Sequence[str], host: Callable[[str, str], str] = la
     ask = ray.remote(_asked())
     on_node = {node: tasks.on_node(ask, node, "autoprof_clock") for node in nodes}
     waiting = {call.remote(): node for node, call in on_node.items()}
-    found = []
+    found: dict[str, Offset] = {}
     deadline = time.monotonic() + _PATIENCE_S
     while waiting and time.monotonic() < deadline and not _state.stop.is_set():
         answered, _ = ray.wait(list(waiting), num_returns=1, timeout=_LOOK_S)
         for reference in answered:
             node = waiting.pop(reference)
-            try:
-                measured = _node(ray, on_node[node], node, host)
-            except Exception as error:  # the node has gone
-                interrupts.pass_on(error)
-                continue
-            if measured is not None and measured.host != identity.HOST:
-                found.append(measured)
+            _better(found, node, ray, on_node[node], host)
     for reference in waiting:
         ray.cancel(reference)
-    return found
+    for _ in range(_ROUNDS):
+        rough = [node for node, known in found.items() if known.error_ns > _ROUGH_NS and known.host != identity.HOST]
+        if not rough or _state.stop.wait(_PAUSE_S) or time.monotonic() > deadline:
+            break
+        for node in rough:
+            _better(found, node, ray, on_node[node], host)
+    return [measured for measured in found.values() if measured.host != identity.HOST]
+
+
+def _better(found: dict[str, Offset], node: str, ray: Any, call: Any, host: Callable[[str, str], str]) -> None:
+    """Measure a node, and keep what is known better than before."""
+    try:
+        measured = _node(ray, call, node, host)
+    except Exception as error:  # the node has gone
+        interrupts.pass_on(error)
+        return
+    if measured is not None and (node not in found or measured.error_ns < found[node].error_ns):
+        found[node] = measured
 
 
 def _node(ray: Any, call: Any, node: str, host: Callable[[str, str], str]) -> Offset | None:

@@ -89,3 +89,18 @@ def test_an_error_is_kept_in_the_log_of_hooks(
     measure(run)
     assert run.hooks.content()["errors"] == {"clocks": {"count": 1, "last": "RuntimeError: the head has gone"}}
     assert lines(run) == []
+
+
+def test_a_clock_that_is_known_badly_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = {"near": [3], "busy": [9_000_000, 12_000_000, 1_000_000, 1], "far": [8_000_000] * 20, "gone": [7_000_000]}
+
+    def node(ray: object, call: str, name: str, host: object) -> Offset:
+        return Offset(host=name, offset_ns=0, error_ns=errors[name].pop(0), unix_ns=1)
+
+    monkeypatch.setattr(clocks, "_node", node)
+    monkeypatch.setattr(clocks, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(clocks.tasks, "on_node", lambda ask, node, name: SimpleNamespace(remote=lambda: node))
+    ray = SimpleNamespace(remote=lambda ask: ask, wait=lambda waiting, **_: (waiting[:1], waiting[1:]))
+    found = {each.host: each.error_ns for each in clocks.offsets(ray, list(errors))}
+    assert found == {"near": 3, "busy": 1_000_000, "far": 8_000_000, "gone": 7_000_000}
+    assert len(errors["far"]) == 20 - 1 - clocks._ROUNDS

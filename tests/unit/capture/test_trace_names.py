@@ -1,0 +1,101 @@
+"""Names in traces: torch writes them as they are, and a trace with a quote in one was no JSON."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from autoprof.capture import lifecycle
+from autoprof.capture.finisher.chrome_trace import RightNames
+from tests.support.captures import SUBJECT, finished, work
+
+
+def written(content: bytes, piece: int = 1 << 20) -> bytes:
+    file = io.BytesIO()
+    names = RightNames(file)
+    for start in range(0, len(content), piece):
+        names.write(content[start : start + piece])
+    names.end()
+    return file.getvalue()
+
+
+def kineto(name: bytes) -> bytes:
+    """A trace as Kineto writes it, with a name that is written as it is."""
+    event = b'  {\n    "ph": "X",\n    "name": "%b",\n    "args": {\n      "name": "thread 1 (%b)"\n    }\n  }' % (
+        name,
+        name,
+    )
+    stamp = b'      "autoprof": {"name": "a\\\\", "host": "b, \\"name\\": \\"c"},\n'
+    return b'{\n%b  "traceEvents": [\n%b,\n%b\n  ],\n  "traceName": "x"\n}' % (stamp, event, event)
+
+
+def test_names_with_quotes_are_in_the_trace_as_they_are(made: Any) -> None:
+    names = ['say "hi"', '", "cat": "x', "plain"]
+    run = made()
+    recording = lifecycle.begin(run, SUBJECT)
+    for name in names:
+        with torch.profiler.record_function(name):
+            work()
+    lifecycle.end(recording)
+    ((meta, trace),) = finished(run).values()
+    assert meta["state"] == "complete"
+    assert {event["name"] for event in trace["traceEvents"]} >= set(names)
+
+
+def test_modules_imported_in_a_stage_are_called_so(made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch keeps where the name of the code was in memory, and writes what is there later."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    modules = [f"imported_in_a_stage_{number}" for number in range(20)]
+    for module in modules:
+        (tmp_path / f"{module}.py").write_text("def function(): ...\n")
+    run = made(contents=("cpu", "stack"))
+    recording = lifecycle.begin(run, SUBJECT)
+    for module in modules:
+        importlib.import_module(module)
+    taken = [f'"{number}",' * 3 for number in range(50_000)]
+    lifecycle.end(recording)
+    del taken
+    for module in modules:
+        del sys.modules[module]
+    ((_, trace),) = finished(run).values()
+    found = [event["name"] for event in trace["traceEvents"] if re.search(r"imported_in_a_stage_\d", event["name"])]
+    assert len(found) == len(modules)
+    assert {re.sub(r".*: ", "", name) for name in found} == {"<module>"}
+
+
+@given(st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"])), st.integers(1, 200))
+@example('"', 1)
+@example('", "cat": "x', 7)
+@example("a\\", 1000)
+@example('ends with \\"', 1000)
+@example("\x01\t\r", 1000)
+def test_any_name_is_json_and_itself(name: str, piece: int) -> None:
+    trace = json.loads(written(kineto(name.encode()), piece))
+    try:  # A name that is written as JSON is taken as that.
+        name = json.loads(f'"{name}"')
+    except ValueError:
+        pass
+    assert [event["name"] for event in trace["traceEvents"]] == [name] * 2
+    assert [event["args"]["name"] for event in trace["traceEvents"]] == [f"thread 1 ({name})"] * 2
+    assert trace["autoprof"] == {"name": "a\\", "host": 'b, "name": "c'}
+
+
+def test_what_is_no_utf_8_is_replaced() -> None:
+    # Linux cuts the name of a thread after 15 bytes.
+    trace = json.loads(written(kineto("ray::a学习学习".encode()[:14])))
+    assert trace["traceEvents"][0]["name"] == "ray::a学习\N{REPLACEMENT CHARACTER}"
+
+
+def test_plain_traces_are_not_touched() -> None:
+    content = kineto(b"aten::mm")
+    assert written(content, 5) == written(content) == content
