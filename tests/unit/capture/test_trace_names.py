@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import io
 import json
+import py_compile
 import re
 import sys
 from pathlib import Path
@@ -58,6 +59,7 @@ def test_modules_imported_in_a_stage_are_called_so(made: Any, tmp_path: Path, mo
     modules = [f"imported_in_a_stage_{number}" for number in range(20)]
     for module in modules:
         (tmp_path / f"{module}.py").write_text("def function(): ...\n")
+        py_compile.compile(str(tmp_path / f"{module}.py"))  # what is read from there is freed
     run = made(contents=("cpu", "stack"))
     recording = lifecycle.begin(run, SUBJECT)
     for module in modules:
