@@ -84,7 +84,7 @@ def batches(server: servers.Server) -> list[list[int]]:
 def test_the_chosen_batches_are_captured(server: servers.Server, batches: list[list[int]]) -> None:
     assert server.passes(2) in (6, 7)
     assert server.passes(4) in range(12, 40)
-    assert [step for step in server.steps() if step < 100] == [2, 4]
+    assert [step for step in server.steps() if step < 1000] == [2, 4]
     assert {tuple(answer[:6]) for answer in batches} == {tuple(batches[0])}
 
 
@@ -102,10 +102,10 @@ def test_samples_of_one_prompt_are_one_batch(server: servers.Server, batches: li
 
 
 def test_a_request_opens_a_window_and_may_name_the_step(server: servers.Server, batches: list[list[int]]) -> None:
-    assert server.post("/start_profile", {"global_step": 107}) == (200, {"problem": ""})
+    assert server.post("/start_profile", {"global_step": 1107}) == (200, {"problem": ""})
     assert generate(server) == generate(server) == batches[0]
     assert server.post("/stop_profile") == (200, {"problem": ""})
-    assert server.passes(107) in range(12, 16)
+    assert server.passes(1107) in range(12, 16)
 
 
 def test_a_window_opens_in_the_midst_of_a_batch(server: servers.Server, batches: list[list[int]]) -> None:
@@ -122,32 +122,32 @@ def test_a_window_opens_in_the_midst_of_a_batch(server: servers.Server, batches:
 
 
 def test_a_window_closes_after_its_time(server: servers.Server, batches: list[list[int]]) -> None:
-    assert server.post("/start_profile", {"global_step": 111, "duration_s": 3}) == (200, {"problem": ""})
+    assert server.post("/start_profile", {"global_step": 1111, "duration_s": 3}) == (200, {"problem": ""})
     assert generate(server) == batches[0]
-    assert server.passes(111) in (6, 7)
+    assert server.passes(1111) in (6, 7)
     assert server.post("/stop_profile") == (409, {"problem": "no window is open"})
     # What is stopped before its time is not closed again by it.
-    assert server.post("/start_profile", {"global_step": 112, "duration_s": 0.5})[0] == 200
+    assert server.post("/start_profile", {"global_step": 1112, "duration_s": 0.5})[0] == 200
     assert server.post("/stop_profile")[0] in (200, 409)
-    assert server.post("/start_profile", {"global_step": 113, "duration_s": 600})[0] == 200
+    assert server.post("/start_profile", {"global_step": 1113, "duration_s": 600})[0] == 200
     assert generate(server) == batches[0]
     assert server.post("/stop_profile") == (200, {"problem": ""})
-    assert server.passes(113) in (6, 7)
+    assert server.passes(1113) in (6, 7)
 
 
 def test_requests_out_of_order_are_refused_and_the_server_goes_on(
     server: servers.Server, batches: list[list[int]]
 ) -> None:
     assert server.post("/stop_profile") == (409, {"problem": "no window is open"})
-    assert server.post("/start_profile", {"global_step": 108})[0] == 200
-    assert server.post("/start_profile", {"global_step": 109}) == (409, {"problem": "a window is open already"})
+    assert server.post("/start_profile", {"global_step": 1108})[0] == 200
+    assert server.post("/start_profile", {"global_step": 1109}) == (409, {"problem": "a window is open already"})
     assert generate(server) == batches[0]
     assert server.post("/stop_profile")[0] == 200
     assert server.post("/stop_profile")[0] == 409
     status, answer = server.post("/start_profile", {"duration_s": -1})
     assert (status, answer["problem"]) == (400, "duration_s: got -1; it takes seconds, above 0 and below 1e9")
     assert generate(server) == batches[0]
-    assert 109 not in server.steps()
+    assert 1109 not in server.steps()
 
 
 @pytest.mark.parametrize("method", ["POST", "GET"])
@@ -157,29 +157,29 @@ def test_a_request_without_a_body_counts(server: servers.Server, batches: list[l
     generate(server)
     assert server.post("/stop_profile", method=method) == (200, {"problem": ""})
     (new,) = set(server.steps()) - known
-    assert 5 < new < 100
+    assert 5 < new < 1000
 
 
 def test_a_request_with_fields_of_sglangs_is_sglangs(server: servers.Server, batches: list[list[int]]) -> None:
     theirs = server.folder / "theirs"
     body = {"output_dir": str(theirs), "activities": ["CPU"], "with_stack": False}
     # It ends what autoprof records, and is answered and stopped by SGLang.
-    assert server.post("/start_profile", {"global_step": 114})[0] == 200
+    assert server.post("/start_profile", {"global_step": 1114})[0] == 200
     generate(server)
     status, answer = server.post("/start_profile", body)
     assert (status, "Start profiling" in str(answer)) == (200, True)
-    assert server.meta(114)["reason"] == "somebody else started the engine's profiler"
+    assert server.meta(1114)["reason"] == "somebody else started the engine's profiler"
     generate(server)
-    assert server.post("/start_profile", {"global_step": 115})[0] == 409
+    assert server.post("/start_profile", {"global_step": 1115})[0] == 409
     status, answer = server.post("/stop_profile")
     assert (status, "Stop profiling" in str(answer)) == (200, True)
     assert len(list(theirs.glob("*.trace.json.gz"))) == 1
-    assert 115 not in server.steps()
+    assert 1115 not in server.steps()
     # Afterwards windows are autoprof's again.
-    assert server.post("/start_profile", {"global_step": 116})[0] == 200
+    assert server.post("/start_profile", {"global_step": 1116})[0] == 200
     assert generate(server) == batches[0]
     assert server.post("/stop_profile") == (200, {"problem": ""})
-    assert server.passes(116) in (6, 7)
+    assert server.passes(1116) in (6, 7)
 
 
 def test_a_profiling_of_sglangs_that_ended_by_itself_needs_no_stop(
@@ -190,10 +190,10 @@ def test_a_profiling_of_sglangs_that_ended_by_itself_needs_no_stop(
     assert server.post("/start_profile", body)[0] == 200
     assert generate(server) == batches[0]
     assert list(theirs.glob("*.trace.json.gz"))
-    assert server.post("/start_profile", {"global_step": 120}) == (200, {"problem": ""})
+    assert server.post("/start_profile", {"global_step": 1120}) == (200, {"problem": ""})
     assert generate(server) == batches[0]
     assert server.post("/stop_profile") == (200, {"problem": ""})
-    assert server.passes(120) in (6, 7)
+    assert server.passes(1120) in (6, 7)
 
 
 def test_what_is_no_json_is_answered_by_sglang(server: servers.Server, batches: list[list[int]]) -> None:

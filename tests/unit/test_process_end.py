@@ -115,7 +115,7 @@ def test_a_killed_compression_leaves_nothing_with_a_final_name(tmp_path: Path, p
 import os, shutil, signal
 from autoprof.capture.finisher import job
 def copy(source, target, piece):
-    target.write(source.read(50_000)); target.flush(); os.kill(os.getpid(), signal.SIGKILL)
+    target.write(source.read(50_000)); os.kill(os.getpid(), signal.SIGKILL)
 shutil.copyfileobj = copy
 job.finish({job!r} | {{"max_bytes": 1e9}})
 """
