@@ -20,7 +20,7 @@ _PIECE = 1 << 20
 _NAME = re.compile(rb'(?<=  )"name": "(.*)"(?=,?\n)')
 _QUOTE_WITHIN = re.compile(rb'"name": "[^"]*"(?!,?\n)')
 _PLAIN = bytes(range(0x20, 0x7F)).replace(b"\\", b"\n")
-_OF_MODULE = re.compile(rb"(?<=\(0\): ).*")
+_OF_MODULE = re.compile(rb"(?<=\.py\(0\): ).*")
 _DEVICE_EVENTS = (b'"cat": "kernel"', b'"cat": "gpu_memcpy"', b'"cat": "gpu_memset"')
 
 
@@ -56,7 +56,7 @@ class RightNames:
             return
         lines = self._rest + lines + newline
         self._rest = rest
-        if b"(0): " in lines or lines.translate(None, _PLAIN) or _QUOTE_WITHIN.search(lines):
+        if b".py(0): " in lines or lines.translate(None, _PLAIN) or _QUOTE_WITHIN.search(lines):
             lines = _NAME.sub(_right, lines)
         self._file.write(lines)
 

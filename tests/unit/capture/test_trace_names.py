@@ -41,7 +41,7 @@ def kineto(name: bytes) -> bytes:
 
 
 def test_names_with_quotes_are_in_the_trace_as_they_are(made: Any) -> None:
-    names = ['say "hi"', '", "cat": "x', "plain"]
+    names = ['say "hi"', '", "cat": "x', "layer(0): attn", "plain"]
     run = made()
     recording = lifecycle.begin(run, SUBJECT)
     for name in names:
@@ -76,6 +76,7 @@ def test_modules_imported_in_a_stage_are_called_so(made: Any, tmp_path: Path, mo
 
 
 @given(st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"])), st.integers(1, 200))
+@example('"layer(0): attn"', 1000)
 @example('"', 1)
 @example('", "cat": "x', 7)
 @example("a\\", 1000)
