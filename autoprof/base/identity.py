@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import sys
 
@@ -28,6 +29,15 @@ def machine() -> str:
     except OSError as error:
         interrupts.pass_on(error)
         return os.uname().nodename
+
+
+def user_name(uid: int) -> str:
+    """Return the name of a user of this host, or the number if the user has no name here."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except (KeyError, OverflowError) as error:
+        interrupts.pass_on(error)
+        return str(uid)
 
 
 def began(pid: int) -> int | None:

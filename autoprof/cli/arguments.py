@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from autoprof.base.redact import url
 from autoprof.cli.console import complain
 from autoprof.config import sources
 from autoprof.config.values import SettingsError
@@ -68,6 +71,25 @@ def setting(name: str) -> Any:
         value = sources.one(name, os.environ, Path.cwd())
         complain(f"{error}; this command goes on, a run would not be profiled", 0)
         return value
+
+
+@contextlib.contextmanager
+def cluster(address: str, named_by: str) -> Iterator[Any]:
+    """Yield the module `ray`, connected to a cluster whose address is printed on stderr, until the block ends.
+
+    Args:
+        address: The address, as `ray.init` takes it.
+        named_by: The option, variable or run that names the cluster.
+
+    Raises:
+        Unreachable: The cluster can't be reached, or the address names none.
+    """
+    from autoprof.run.cluster import connect, kv
+
+    with connect.connected(address) as ray:
+        verb = f"{address} found" if address == "auto" else "names"
+        complain(f"connected to the Ray cluster at {kv.address() or url(address)}, which {named_by} {verb}", 0)
+        yield ray
 
 
 def find_run(parsed: argparse.Namespace) -> Run:

@@ -22,16 +22,19 @@ from autoprof.run.collect import in_process
 from autoprof.run.collect.ask import Patience
 from autoprof.run.collect.gather import Busy
 from autoprof.run.collect.upload import NoTarget, Sending, lacks
-from autoprof.rundir import decoder, runs
+from autoprof.rundir import decoder, processes, runs
 from autoprof.rundir.file_names import COLLECTED, RUN
+from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import CollectedFile, RunFile
+
+_NO_CLUSTER = "no Ray cluster is named: give --ray HOST:PORT or RAY_ADDRESS, or the folder of a run that names its own"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     arguments.add_run(parser)
     parser.add_argument(
-        "--ray", metavar="ADDRESS", help="address of the cluster (default: RAY_ADDRESS, or this machine's cluster)"
+        "--ray", metavar="ADDRESS", help="address of the cluster (default: RAY_ADDRESS, or the cluster of the run)"
     )
     parser.add_argument("--to", metavar="URL", help="also copy the run to this URL, with fsspec")
     arguments.add_dir(parser)
@@ -47,18 +50,16 @@ def run(parsed: argparse.Namespace) -> int:
     told: dict[str, Any] = {}
     missing: list[str] = []
     patience = Patience()
-    address = parsed.ray or os.environ.get("RAY_ADDRESS") or "auto"
     try:
         with contextlib.ExitStack() as stack:
             try:
-                ray = stack.enter_context(connect.connected(address))
+                ray, folder = _connected(stack, parent, parsed)
             except connect.Unreachable as error:
                 folder = _here(parent, parsed.name, str(error))
                 missing += _without(folder, str(error))
                 if not missing and not parsed.json:
                     print(plain(f"{error}; nothing of run {folder.name} lacks here"))
             else:
-                folder = _found(parent, parsed.name)
                 result = in_process.collect(ray, folder, patience, progress=partial(console.bar, "collecting"))
                 told = msgspec.to_builtins(result)
                 missing += [each.line for each in result.missing]
@@ -89,29 +90,55 @@ def run(parsed: argparse.Namespace) -> int:
     return 1 if missing else 0
 
 
+def _connected(stack: contextlib.ExitStack, parent: Path, parsed: argparse.Namespace) -> tuple[Any, Path]:
+    """Connect to the cluster that `--ray`, RAY_ADDRESS or the run names; return Ray and the run's directory here.
+
+    Raises:
+        NotFound: There is no such run, or several.
+        Unreachable: The run names no cluster, or the cluster can't be reached or does not know the run.
+    """
+    given = os.environ.get("RAY_ADDRESS", "")
+    if parsed.ray is not None:
+        return stack.enter_context(arguments.cluster(parsed.ray, "--ray")), _found(parent, parsed.name)
+    # Ray starts a cluster for `local`.
+    if given not in ("", "local"):
+        return stack.enter_context(arguments.cluster(given, "RAY_ADDRESS")), _found(parent, parsed.name)
+    folder = _here(parent, parsed.name, _NO_CLUSTER)
+    address = processes.ray_address(RunDir(folder))
+    if not address:
+        raise connect.Unreachable("the run names no Ray cluster; --ray HOST:PORT gives one")
+    ray = stack.enter_context(arguments.cluster(address, f"run {folder.name}"))
+    if not nodes.of_run(folder.name):
+        raise connect.Unreachable(f"the Ray cluster at {address} does not know run {folder.name}")
+    return ray, folder
+
+
 def _found(parent: Path, name: str) -> Path:
     """Find the directory of a run that the cluster knows, or that is here.
 
     Raises:
         NotFound: There is none, or several.
     """
-    known = nodes.runs()
-    matching = known[-1:] if name == "latest" else [each for each in known if each.startswith(Path(name).name)]
+    users = nodes.users()
+    if name == runs.LATEST:
+        matching = [each for each, uid in users.items() if runs.own(uid)][-1:]
+    else:
+        matching = [each for each in users if each.startswith(Path(name).name)]
     try:
         here = runs.find(parent, matching[0] if len(matching) == 1 else name)
         return Path(here.path)
     except runs.NotFound as error:
         if len(matching) == 1:
             return (parent / matching[0]).absolute()
-        there = ", ".join(matching[-5:] or known[-5:]) or "none"
-        raise runs.NotFound(f"{error}; the cluster knows {there}") from None
+        named = dict([*users.items()][-5:]) if not matching else {each: users[each] for each in matching[-5:]}
+        raise runs.NotFound(f"{error}; the cluster knows {runs.with_users(named)}") from None
 
 
 def _here(parent: Path, name: str, why: str) -> Path:
-    """Find the directory of a run that is here.
+    """Find the directory of a run that is here. `why` is the reason that no cluster is asked for it.
 
     Raises:
-        NotFound: There is none, or several; and `why` nobody else can be asked.
+        NotFound: There is none, or several.
     """
     try:
         return Path(runs.find(parent, name).path)

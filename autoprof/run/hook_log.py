@@ -41,6 +41,7 @@ class HookLog:
 
     Attributes:
         node: Ray's id of the node that this process is on; empty where it is not known.
+        ray: Address of that node's cluster, HOST:PORT; empty where it is not known.
         versions: The versions of the targets that this process imported, by their names.
     """
 
@@ -50,6 +51,7 @@ class HookLog:
         # Called when a hook is called for the first time.
         self._at_work = at_work
         self.node = ""
+        self.ray = ""
         self._lock = threading.RLock()
         self._hooks: dict[str, HookEntry] = {}
         self.versions: dict[str, str] = {}
@@ -82,7 +84,7 @@ class HookLog:
             entry.called = time.time()
             # The driver of a run often does no more than import the target and call ray.init.
             self._worth_writing |= self._active_target
-            self._write()
+            self.write()
             if self._worth_writing:
                 self._at_work()
 
@@ -122,14 +124,14 @@ class HookLog:
             often = entry.count
         # A hook that fails in each of a million calls must not write a file in each.
         if often.bit_count() == 1:
-            self._write()
+            self.write()
 
     def switched_off(self, key: str, reason: str) -> None:
         """Note that a hook is disabled from now on."""
         with self._lock:
             if entry := self._hooks.get(key):
                 entry.state, entry.reason = "failed", reason
-        self._write()
+        self.write()
 
     def summary(self) -> dict[str, Any]:
         """Return what `run.json` says of all processes: hosts, versions, recipes used."""
@@ -141,7 +143,7 @@ class HookLog:
             entry = self._hooks[hook.key]
             entry.state, entry.reason = state, hidden(reason)
             self._worth_writing |= state != "skipped" and not hook.passive
-        self._write()
+        self.write()
 
     def content(self) -> dict[str, Any]:
         """Return the content of this process's file."""
@@ -149,6 +151,7 @@ class HookLog:
             content = HooksFile(
                 host=identity.HOST,
                 node=self.node,
+                ray=self.ray,
                 pid=os.getpid(),
                 parent=os.getppid(),
                 process=process_title(),
@@ -160,7 +163,8 @@ class HookLog:
             said: dict[str, Any] = msgspec.to_builtins(content)
             return said
 
-    def _write(self) -> None:
+    def write(self) -> None:
+        """Write this process's file, if one of its hooks makes the process part of the run. Raises nothing."""
         if not self._worth_writing:
             return
         try:

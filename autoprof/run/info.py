@@ -37,6 +37,8 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     settings: Settings
     # When the process began (`identity.began`): pids come again.
     ticks: int = 0
+    # The user of the process. Ray's workers may run as the cluster's user.
+    uid: int | None = None
 
 
 # Characters of a command line in the environment, and of all that a process hands on there.
@@ -80,6 +82,7 @@ def read(given: Mapping[str, object] | None = None, late: bool = False) -> RunIn
         host=identity.HOST,
         pid=os.getpid(),
         ticks=identity.began(os.getpid()) or 0,
+        uid=os.geteuid(),
         started=time.time(),
         python=platform.python_version(),
         settings=read,

@@ -73,7 +73,9 @@ class Runtime:
     def register(self) -> None:
         """Register this process's node with the run, once, where Ray is up."""
         if not self._registered:
-            self.hooks.node = nodes.register(self.info.id, self.info.directory, self.started_here)
+            info = self.info
+            found = nodes.register(info.id, info.directory, self.started_here, info.uid)
+            self.hooks.node, self.hooks.ray = found
             self._registered = bool(self.hooks.node)
 
     def _make(self) -> None:

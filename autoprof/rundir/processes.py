@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
+from autoprof.base import identity
 from autoprof.rundir import decoder
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import HooksFile
 
 WAITING = "the module was not imported here"
+_LOOPBACK = ("127.", "localhost:", "[::1]:")
 
 
 def summary(directory: RunDir, versions: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -29,3 +32,15 @@ def summary(directory: RunDir, versions: Mapping[str, str] | None = None) -> dic
         found.update(process.versions)
         recipes |= {key.partition("/")[0] for key, hook in process.hooks.items() if hook.state == "applied"}
     return {"hosts": sorted(hosts), "versions": found, "recipes": sorted(recipes)}
+
+
+def ray_address(directory: RunDir) -> str:
+    """Return the address of the run's Ray cluster, as the newest hooks file names it; an empty text if none does.
+
+    An address of the loopback counts only on the host that wrote it: on another host it names another cluster.
+    """
+    for path in sorted(directory.hooks_files(), key=os.path.getmtime, reverse=True):
+        process = decoder.read(path, HooksFile)
+        if process.ray and (process.host == identity.HOST or not process.ray.startswith(_LOOPBACK)):
+            return process.ray
+    return ""

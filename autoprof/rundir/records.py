@@ -264,6 +264,7 @@ class HooksFile(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     host: str  # The host.
     node: str = ""  # Ray's id of the node.
+    ray: str = ""  # The address of the node's Ray cluster.
     pid: Number  # The process.
     parent: Number  # Its parent process.
     process: str  # Its command line, or the title that Ray gave it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -122,6 +122,19 @@ def _alive(pid: int, ticks: int) -> bool:
     """Return whether a process of this host runs. Pids come again: `ticks` is when it began, where that is known."""
     began = identity.began(pid)
     return began is not None and (not ticks or ticks == began)
+
+
+def own(uid: int | None) -> bool:
+    """Return whether a run is this user's; True if its user is not known."""
+    return uid is None or uid == os.geteuid()
+
+
+def with_users(users: Mapping[str, int | None]) -> str:
+    """Return ids of runs for a message, with the user of each run that is another user's."""
+    named = [
+        run if uid is None or own(uid) else f"{run} of user {identity.user_name(uid)}" for run, uid in users.items()
+    ]
+    return ", ".join(named) or "none"
 
 
 def runs(parent: Path) -> list[Run]:

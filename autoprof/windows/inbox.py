@@ -83,7 +83,12 @@ class Bell:
 
 
 class Registered(msgspec.Struct, frozen=True, kw_only=True):
-    """A run as it is known in Ray: who counts its steps, and where that process left it. `ticks` is when it began."""
+    """A run as Ray's store has it, written by the process that counts its steps.
+
+    Attributes:
+        ticks: The start of that process (`identity.began`).
+        uid: The user that started the run; None in entries of older releases.
+    """
 
     id: str
     directory: str
@@ -93,6 +98,7 @@ class Registered(msgspec.Struct, frozen=True, kw_only=True):
     ticks: int
     command: str = ""
     started: float = 0.0
+    uid: int | None = None
 
 
 def register(run: RunDir) -> None:
@@ -109,6 +115,7 @@ def register(run: RunDir) -> None:
         ticks=identity.began(os.getpid()) or 0,
         command=here.info.command if here is not None else "",
         started=here.info.started if here is not None else time.time(),
+        uid=here.info.uid if here is not None else os.geteuid(),
     )
     kv.put(registered(run.path.name), msgspec.json.encode(told))
 

@@ -4,94 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 import time
-import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.support import processes
-from tests.support.helpers import clean_environment, wait_for
-from tests.support.ray_clusters import ON, SCRIPTS, cluster
+from tests.support.helpers import wait_for
+from tests.support.ray_clusters import Asked, cluster, going_on
 
 __all__ = ["cluster"]
-
-
-class Asked:
-    """A run that goes on in a cluster."""
-
-    def __init__(self, folder: Path, address: str) -> None:
-        self.folder = folder
-        self.address = address
-        (folder / "elsewhere").mkdir()
-
-    @property
-    def run(self) -> Path:
-        return (self.folder / "autoprof_runs" / "latest").resolve()
-
-    def shell(self, *options: str, command: str = "trigger") -> subprocess.Popen[str]:
-        """`autoprof trigger --ray` in a folder from which no run is to be seen."""
-        return subprocess.Popen(
-            [sys.executable, "-m", "autoprof", command, "--ray", self.address, *options],
-            cwd=self.folder / "elsewhere",
-            env=clean_environment(AUTOPROF="1"),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def trigger(self, *options: str) -> subprocess.CompletedProcess[str]:
-        """The same to its end."""
-        with self.shell(*options) as shell:
-            output, errors = shell.communicate(timeout=120)
-        return subprocess.CompletedProcess(shell.args, shell.returncode, output, errors)
-
-    def waited_for(self) -> subprocess.Popen[str]:
-        """One that waits for what never comes, once it does."""
-        shell = self.shell("--wait", "--from", "1000000")
-        assert shell.stdout is not None
-        while not (line := shell.stdout.readline()).startswith("taken"):
-            assert line, shell.communicate()
-        return shell
-
-    def steps(self) -> list[str]:
-        return sorted(path.name for path in self.run.glob("global_step_*"))
-
-
-@contextmanager
-def going_on(folder: Path, address: str) -> Iterator[Asked]:
-    """The run, when it has begun."""
-    tag = uuid.uuid4().hex
-    log = folder / "output.log"
-    with log.open("w") as file:
-        process = subprocess.Popen(
-            [sys.executable, str(SCRIPTS / "asked.py"), address, str(folder)],
-            cwd=folder,
-            env=clean_environment(**ON, AUTOPROF_STEPS="", **{processes.TAG: tag}),
-            stdout=file,
-            stderr=file,
-            start_new_session=True,
-        )
-    try:
-        deadline = time.monotonic() + 120
-        while not list((folder / "autoprof_runs").glob("*/control")):
-            assert process.poll() is None, log.read_text()[-4000:]
-            assert time.monotonic() < deadline, log.read_text()[-4000:]
-            time.sleep(0.1)
-        head = re.search(r"^head (\S+)$", log.read_text(), re.MULTILINE)
-        assert head is not None
-        yield Asked(folder, head[1])
-    finally:
-        (folder / "enough").touch()
-        try:
-            process.wait(60)
-        finally:
-            processes.end_all(tag, process.pid, grace_s=0)
-            process.wait()
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +25,7 @@ def asked(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[As
 
 def test_a_window_is_opened_and_waited_for(asked: Asked) -> None:
     done = asked.trigger("--steps", "2", "--wait", "--contents", "cpu")
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (0, asked.connected)
     lines = done.stdout.splitlines()
     assert re.fullmatch(rf"asked run {asked.run.name} on \S+ for the next 2 steps, in Ray", lines[0])
     steps = asked.steps()[-2:]
@@ -119,7 +41,7 @@ def test_where_its_processes_stand_is_asked_by_way_of_ray(asked: Asked) -> None:
     done = asked.shell("--json", command="stacks")
     with done:
         output, errors = done.communicate(timeout=120)
-    assert (done.returncode, errors) == (0, "")
+    assert (done.returncode, errors) == (0, asked.connected)
     said = json.loads(output)
     (folder,) = said["folders"]
     assert Path(folder.partition(":")[2]).parent == asked.run / "stacks"
@@ -180,10 +102,10 @@ def test_a_run_that_has_ended_is_not_waited_for_nor_asked(asked: Asked) -> None:
     with asked.waited_for() as shell:
         (asked.folder / "enough").touch()
         errors = shell.communicate(timeout=120)[1]
-    assert (shell.returncode, errors) == (1, "autoprof: trigger: the run has ended\n")
+    assert (shell.returncode, errors) == (1, f"{asked.connected}autoprof: trigger: the run has ended\n")
     done = asked.trigger()
     assert done.returncode == 1
-    assert f"no run goes on in this cluster; there are {name}" in done.stderr
+    assert f"is running in this cluster; there are {name}" in done.stderr
     done = asked.trigger(name)
     assert done.returncode == 1
     assert f"run {name} is not going on: its trainer's process has ended" in done.stderr

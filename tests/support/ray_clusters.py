@@ -6,8 +6,11 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -41,3 +44,81 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     finally:
         processes.end_all(tag, started.pid, grace_s=0)
         shutil.rmtree(f"/tmp/ray-{tag[:8]}", ignore_errors=True)
+
+
+class Asked:
+    """A run that goes on in a cluster."""
+
+    def __init__(self, folder: Path, address: str) -> None:
+        self.folder = folder
+        self.address = address
+        (folder / "elsewhere").mkdir()
+
+    @property
+    def run(self) -> Path:
+        return (self.folder / "autoprof_runs" / "latest").resolve()
+
+    @property
+    def connected(self) -> str:
+        """The line in which a command prints the cluster's address."""
+        return f"autoprof: connected to the Ray cluster at {self.address}, which --ray names\n"
+
+    def shell(self, *options: str, command: str = "trigger") -> subprocess.Popen[str]:
+        """`autoprof trigger --ray` in a folder from which no run is to be seen."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "autoprof", command, "--ray", self.address, *options],
+            cwd=self.folder / "elsewhere",
+            env=clean_environment(AUTOPROF="1"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def trigger(self, *options: str) -> subprocess.CompletedProcess[str]:
+        """The same to its end."""
+        with self.shell(*options) as shell:
+            output, errors = shell.communicate(timeout=120)
+        return subprocess.CompletedProcess(shell.args, shell.returncode, output, errors)
+
+    def waited_for(self) -> subprocess.Popen[str]:
+        """One that waits for what never comes, once it does."""
+        shell = self.shell("--wait", "--from", "1000000")
+        assert shell.stdout is not None
+        while not (line := shell.stdout.readline()).startswith("taken"):
+            assert line, shell.communicate()
+        return shell
+
+    def steps(self) -> list[str]:
+        return sorted(path.name for path in self.run.glob("global_step_*"))
+
+
+@contextmanager
+def going_on(folder: Path, address: str) -> Iterator[Asked]:
+    """The run, when it has begun."""
+    tag = uuid.uuid4().hex
+    log = folder / "output.log"
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            [sys.executable, str(SCRIPTS / "asked.py"), address, str(folder)],
+            cwd=folder,
+            env=clean_environment(**ON, AUTOPROF_STEPS="", **{processes.TAG: tag}),
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+        )
+    try:
+        deadline = time.monotonic() + 120
+        while not list((folder / "autoprof_runs").glob("*/control")):
+            assert process.poll() is None, log.read_text()[-4000:]
+            assert time.monotonic() < deadline, log.read_text()[-4000:]
+            time.sleep(0.1)
+        head = re.search(r"^head (\S+)$", log.read_text(), re.MULTILINE)
+        assert head is not None
+        yield Asked(folder, head[1])
+    finally:
+        (folder / "enough").touch()
+        try:
+            process.wait(60)
+        finally:
+            processes.end_all(tag, process.pid, grace_s=0)
+            process.wait()

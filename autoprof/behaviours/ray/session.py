@@ -65,6 +65,7 @@ class Init(Behaviour):
             comparing.resume()
         if run is not None:
             run.register()
+            run.hooks.write()  # `autoprof collect` reads the cluster's address there
             if run.started_here and (said := collect_at_end.hindrance(run)):
                 log.warning_once(said)
         return None

@@ -65,7 +65,7 @@ def run(parsed: argparse.Namespace) -> int:
             with _waiting(parsed.wait):
                 said = node.asker()(found.path, name, question.why, parsed.wait, parsed.native, True)
             return _tell(found.id, [msgspec.convert(said, Answer)], parsed)
-        with connect.connected(parsed.ray) as ray:
+        with arguments.cluster(parsed.ray, "--ray") as ray:
             with _waiting(parsed.wait):
                 run_id, answers = in_ray.ask(ray, parsed.name, question)
             return _tell(run_id, answers, parsed)

@@ -64,7 +64,7 @@ def run(parsed: argparse.Namespace) -> int:
     try:
         if parsed.ray is None:
             return _on_disk(arguments.find_run(parsed), trigger, Answer(parsed.wait, parsed.json))
-        with connect.connected(parsed.ray) as ray:
+        with arguments.cluster(parsed.ray, "--ray") as ray:
             return _in_ray(in_ray.find(ray, parsed.name), trigger, Answer(parsed.wait, parsed.json))
     except OSError as error:
         return complain(

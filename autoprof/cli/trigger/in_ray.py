@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
+from autoprof.base import identity
 from autoprof.cli.trigger import view as trigger_view
 from autoprof.cli.trigger.view import View
 from autoprof.run.cluster import connect, kv, tasks
@@ -19,7 +21,7 @@ from autoprof.windows.trigger_requests import Trigger, new_name
 
 
 def find(ray: Any, name: str) -> InRay:
-    """Find the run called `name`: an id, the beginning of one, or `latest` of those that go on.
+    """Find the run called `name`: an id, the beginning of one, or `latest`, the last of this user's running ones.
 
     Raises:
         NotFound: There is none, or several.
@@ -31,11 +33,14 @@ def find(ray: Any, name: str) -> InRay:
     known.sort(key=lambda run: run.started)
     if name == "latest":
         for run in reversed(known):
+            if not runs.own(run.uid):
+                continue
             place = InRay(ray, run)
             with contextlib.suppress(Gone):
                 if place.look()[0].alive:
                     return place
-        raise runs.NotFound(f"no run goes on in this cluster; {_there(known)}")
+        user = identity.user_name(os.geteuid())
+        raise runs.NotFound(f"no run of user {user} is running in this cluster; {_there(known)}")
     matching = [run for run in known if run.id.startswith(name)]
     if len(matching) != 1:
         what = "several runs match" if matching else "no run matches"
@@ -54,8 +59,7 @@ class InRay:
         self.run = run
         self._ray = ray
         self._task = ray.remote(trigger_view.reader())
-        # Through ray:// the head is out of sight.
-        self._head = "" if ray.util.client.ray.is_connected() else ray.get_runtime_context().gcs_address
+        self._head = kv.address()
 
     def ask(self, trigger: Trigger) -> str:
         """Leave a request, ring the bell, and return the request's name."""
@@ -126,5 +130,5 @@ class InRay:
         return task.remote(self.run.directory, list(steps), self.run.pid, self.run.ticks)
 
 
-def _there(runs: Sequence[Registered]) -> str:
-    return f"there are {', '.join(run.id for run in runs[-5:]) or 'none'}"
+def _there(found: Sequence[Registered]) -> str:
+    return f"there are {runs.with_users({run.id: run.uid for run in found[-5:]})}"

@@ -1,9 +1,10 @@
-"""Connection to a Ray cluster, for commands that are given its address. Imports Ray when one connects."""
+"""Connection of a command to a Ray cluster that the user or a run names. Imports Ray when it connects."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -33,8 +34,10 @@ def connected(address: str) -> Iterator[Any]:
     """Yield the module `ray`, connected to the cluster at `address`, as `ray.init` takes it, until the block ends.
 
     Raises:
-        Unreachable: It is not there, or is of another release.
+        Unreachable: It is not there, or is of another release; or the address names no cluster.
     """
+    if "local" in (address, os.environ.get("RAY_ADDRESS") if address == "auto" else ""):
+        raise Unreachable("'local' starts a Ray cluster and names none; give HOST:PORT of one that is running")
     try:
         import ray
     except ImportError:

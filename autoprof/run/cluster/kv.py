@@ -18,6 +18,16 @@ def up() -> bool:
     return ray is not None and bool(getattr(ray, "is_initialized", bool)())
 
 
+def address() -> str:
+    """Return HOST:PORT of the cluster that this process is connected to; an empty text if it is a client of Ray's.
+
+    A client (`ray://`) does not know the address of the cluster's head.
+    """
+    import ray
+
+    return "" if ray.util.client.ray.is_connected() else str(ray.get_runtime_context().gcs_address)
+
+
 def put(key: str, value: bytes, overwrite: bool = True) -> bool:
     """Keep `value`, without `overwrite` only where nothing is kept yet; return whether there is a store."""
     if not up():

@@ -11,15 +11,22 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
-from autoprof.base import log
+from autoprof.base import identity, log
 from autoprof.behaviours.ray import collect_at_end
+from autoprof.cli import collect
+from autoprof.cli.main import main
+from autoprof.cli.trigger import in_ray
 from autoprof.run import end
-from autoprof.run.cluster import kv, nodes
+from autoprof.run.cluster import connect, kv, nodes
 from autoprof.run.collect import gather, in_process
 from autoprof.run.runtime import Runtime
+from autoprof.rundir import processes, runs
+from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import CollectedFile, Missing, NodeState
+from autoprof.windows.inbox import Registered, registered
 from tests.support.helpers import clean_environment
 
 
@@ -57,7 +64,8 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ray = SimpleNamespace(
         is_initialized=lambda: True,
         nodes=lambda: [{"NodeID": node, "Alive": True, "NodeManagerHostname": node} for node in alive],
-        get_runtime_context=lambda: SimpleNamespace(get_node_id=lambda: alive[0]),
+        get_runtime_context=lambda: SimpleNamespace(get_node_id=lambda: alive[0], gcs_address="10.0.0.1:6379"),
+        util=SimpleNamespace(client=SimpleNamespace(ray=SimpleNamespace(is_connected=lambda: False))),
     )
     monkeypatch.setitem(__import__("sys").modules, "ray", ray)
     return alive
@@ -77,32 +85,72 @@ def driver(joined: Callable[..., Runtime], monkeypatch: pytest.MonkeyPatch) -> C
 
 
 def test_the_first_process_of_a_node_registers_it_and_the_driver_always(kept: Store, cluster: list[str]) -> None:
-    assert nodes.register("run", "/a", driver=False) == "here"
-    assert nodes.register("run", "/b", driver=False) == "here"
+    assert nodes.register("run", "/a", driver=False)[0] == "here"
+    assert nodes.register("run", "/b", driver=False)[0] == "here"
     assert [(node.id, node.directory, node.driver) for node in nodes.of_run("run")] == [("here", "/a", False)]
     nodes.register("run", "/c", driver=True)
     assert [(node.directory, node.driver) for node in nodes.of_run("run")] == [("/c", True)]
     kept.kept[b"node/run/bad"] = b"{"
     assert len(nodes.of_run("run")) == 1
-    nodes.register("another", "/d", driver=False)
-    assert nodes.runs() == ["another", "run"]
+    nodes.register("another", "/d", driver=False, uid=7)
+    assert nodes.users() == {"another": 7, "run": None}
+
+
+NOBODY = 4_000_000_000
+
+
+def test_without_a_name_the_last_run_of_this_user_is_collected(kept: Store, cluster: list[str], tmp_path: Path) -> None:
+    nodes.register("20260101-own", "/a", driver=True, uid=os.geteuid())
+    nodes.register("20260102-own", "/b", driver=True, uid=os.geteuid())
+    nodes.register("20260103-other", "/c", driver=True, uid=NOBODY)
+    assert collect._found(tmp_path, "latest") == tmp_path / "20260102-own"
+    assert collect._found(tmp_path, "20260103") == tmp_path / "20260103-other"
+
+
+def test_a_run_of_another_user_is_named_and_not_collected(kept: Store, cluster: list[str], tmp_path: Path) -> None:
+    nodes.register("20260103-other", "/c", driver=True, uid=NOBODY)
+    with pytest.raises(runs.NotFound, match=f"; the cluster knows 20260103-other of user {NOBODY}$"):
+        collect._found(tmp_path, "latest")
+
+
+def test_the_running_run_of_another_user_gets_no_request_without_its_name(kept: Store) -> None:
+    other = Registered(id="20260103-other", directory="/c", host="h", node="n", pid=1, ticks=1, uid=NOBODY)
+    kept.kept[registered(other.id).encode()] = msgspec.json.encode(other)
+    with pytest.raises(runs.NotFound, match=f"there are 20260103-other of user {NOBODY}$"):
+        in_ray.find(SimpleNamespace(), "latest")
+
+
+def test_an_address_of_the_loopback_names_the_cluster_of_its_own_host_only(tmp_path: Path) -> None:
+    directory = RunDir(tmp_path)
+    directory.hooks.mkdir()
+    for age, (host, address) in enumerate(
+        [("elsewhere", "127.0.0.1:6379"), (identity.HOST, "127.0.0.1:6380"), ("elsewhere", "10.0.0.1:6379"), ("h", "")]
+    ):
+        path = directory.hooks / f"{host}-{age}.json"
+        path.write_bytes(msgspec.json.encode({"host": host, "ray": address}))
+        os.utime(path, (1000 - age, 1000 - age))
+    assert processes.ray_address(directory) == "127.0.0.1:6380"
+    (directory.hooks / f"{identity.HOST}-1.json").unlink()
+    assert processes.ray_address(directory) == "10.0.0.1:6379"
 
 
 def test_a_store_that_fails_costs_nothing_but_the_entry(kept: Store, cluster: list[str], mocker: Any) -> None:
     mocker.patch.object(kv, "put", side_effect=RuntimeError("the head has gone"))
-    assert nodes.register("run", "/a", driver=False) == "here"
+    assert nodes.register("run", "/a", driver=False) == ("here", "")
 
 
 def test_a_process_registers_when_ray_is_up_and_says_its_node_in_hooks(
     joined: Callable[..., Runtime], kept: Store, cluster: list[str]
 ) -> None:
     run = joined()
+    run.info = msgspec.structs.replace(run.info, uid=7)
     kept.up = False
     run.register()
     assert "node" not in run.hooks.content()
     kept.up = True
     run.register()
-    assert run.hooks.content()["node"] == "here"
+    assert (run.hooks.content()["node"], run.hooks.content()["ray"]) == ("here", "10.0.0.1:6379")
+    assert nodes.users() == {run.info.id: 7}
     kept.kept.clear()
     run.register()
     assert kept.kept == {}
@@ -204,6 +252,60 @@ def test_a_disk_is_known_by_machine_and_folder(tmp_path: Path) -> None:
     assert nodes.disk_of(str(tmp_path / "a")) == nodes.disk_of(f"{tmp_path}/../{tmp_path.name}/a") != ""
     assert nodes.disk_of(str(tmp_path / "a")) != nodes.disk_of(str(tmp_path))
     assert nodes.disk_of(str(tmp_path / "b")) == ""
+
+
+@pytest.fixture
+def addresses(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The addresses that a command connects to; no cluster answers at any."""
+    found: list[str] = []
+
+    def unreachable(address: str) -> None:
+        found.append(address)
+        raise connect.Unreachable("nothing answers")
+
+    monkeypatch.setattr(connect, "connected", unreachable)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    return found
+
+
+@pytest.mark.parametrize("variable", ["", "local"])
+def test_an_empty_folder_names_no_cluster(
+    addresses: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, variable: str
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", variable)
+    assert main(["collect", "--dir", str(tmp_path)]) == 1
+    assert "no Ray cluster is named: give --ray HOST:PORT or RAY_ADDRESS" in capsys.readouterr().err
+    assert addresses == []
+
+
+@pytest.mark.parametrize(
+    ("options", "variable", "names"),
+    [
+        (["--ray", "a:1"], "b:2", "a:1"),
+        ([], "b:2", "b:2"),
+        ([], "", "c:3"),
+        ([], "local", "c:3"),
+        (["--ray", "auto"], "", "auto"),
+    ],
+)
+def test_the_option_goes_before_the_variable_and_the_variable_before_the_run(
+    addresses: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], variable: str, names: str
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", variable)
+    (tmp_path / "run" / "hooks").mkdir(parents=True)
+    (tmp_path / "run" / "run.json").write_text('{"state": "ended"}')
+    (tmp_path / "run" / "hooks" / "h-1.json").write_text('{"host": "h", "ray": "c:3"}')
+    assert main(["collect", "run", "--dir", str(tmp_path), *options]) == 0
+    assert addresses == [names]
+
+
+def test_a_run_without_ray_is_asked_nowhere(addresses: list[str], tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text('{"state": "ended"}')
+    assert main(["collect", "run", "--dir", str(tmp_path)]) == 0
+    said = "the run names no Ray cluster; --ray HOST:PORT gives one; nothing of run run lacks here\n"
+    assert capsys.readouterr().out == said
+    assert addresses == []
 
 
 def test_without_a_cluster_and_without_a_run_here_both_are_said(tmp_path: Path) -> None:
