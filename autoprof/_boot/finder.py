@@ -30,7 +30,7 @@ class Finder:
 
     The import system calls `find_spec` with its own lock held, for which the imports of all other threads wait (CPython
     3.11, `importlib._bootstrap._find_spec`). So `find_spec` imports no module and waits for no lock: it finds the
-    module as the finders behind it do, and the rest comes when the module's loader executes it.
+    module as the finders behind it do, and the rest comes when the module's loader creates and executes it.
 
     Attributes:
         targets: The import names of targets whose recipes are not loaded yet.
@@ -52,6 +52,8 @@ class Finder:
         self._late: set[str] = set()
         self._finding: set[tuple[int, str]] = set()
         self._executing: set[str] = set()
+        # Specs of modules that another thread has imported while this one waited to create them.
+        self._imported: dict[str, ModuleSpec | None] = {}
         self._pauses = Pauses()
 
     def find_spec(
@@ -75,7 +77,9 @@ class Finder:
         if hasattr(loader, "exec_module") and getattr(loader, "name", None) == fullname and hasattr(loader, "__dict__"):
             if looks:
                 self._looks.add(fullname)
-            loader.exec_module = _Execution(self, loader)
+            loader.exec_module = execution = _Execution(self, loader)
+            if self._pauses.concern(fullname):
+                loader.create_module = execution.create
             return spec
         if looks:
             self.look()
@@ -94,9 +98,20 @@ class Finder:
                 return spec
         return None
 
+    def create(self, spec: "ModuleSpec", loader: "Any") -> "ModuleType | None":
+        """Create a module with its own loader, or return the module that another thread has imported meanwhile."""
+        module: ModuleType | None = self._pauses.wait(spec.name)
+        if not isinstance(module, type(sys)):
+            return loader.create_module(spec)  # type: ignore[no-any-return]
+        self._imported[spec.name] = getattr(module, "__spec__", None)
+        return module
+
     def execute(self, module: "ModuleType", loader: "Any") -> None:
         """Execute a module with its own loader: the recipes of its target are loaded before, its hooks called after."""
         name = module.__spec__.name if module.__spec__ is not None else module.__name__
+        if name in self._imported:
+            module.__spec__ = self._imported.pop(name)  # the import system has replaced it
+            return
         self._executing.add(name)
         try:
             if name in self._looks:
@@ -106,8 +121,6 @@ class Finder:
             top = name.partition(".")[0]
             if top in self.targets:
                 self._pauses.during(self.load, top)
-            else:
-                self._pauses.wait(name)
             loader.exec_module(module)
         finally:
             self._executing.discard(name)
@@ -169,11 +182,17 @@ class Finder:
 
 
 class _Execution:
-    """Executes a module in the place of a loader that is of this module alone, once."""
+    """Creates and executes a module, once, in place of a loader that is of this module alone."""
 
     def __init__(self, finder: "Finder | None", loader: "Any") -> None:
         self._finder = finder
         self._loader = loader
+
+    def create(self, spec: "ModuleSpec") -> "ModuleType | None":
+        vars(self._loader).pop("create_module", None)
+        if self._finder is not None:
+            return self._finder.create(spec, self._loader)
+        return self._loader.create_module(spec)  # type: ignore[no-any-return]
 
     def __call__(self, module: "ModuleType") -> None:
         vars(self._loader).pop("exec_module", None)
@@ -207,8 +226,7 @@ class Loader:
         return getattr(self._loader, name)
 
     def create_module(self, spec: "ModuleSpec") -> "ModuleType | None":
-        module: ModuleType | None = self._loader.create_module(spec)
-        return module
+        return self._finder.create(spec, self._loader)
 
     def exec_module(self, module: "ModuleType") -> None:
         # What has been imported has its own loader, as without autoprof.

@@ -1,9 +1,11 @@
-"""Pauses: time in which the import of a package stands still, since its thread works for autoprof.
+"""Pauses: times in which the import of a package waits for autoprof, which reads recipes or applies hooks.
 
-Another thread may import a module of that package meanwhile. It has that module's lock then, and the module will wait
-for the package's; the first thread has the package's, and will wait for the module's. CPython ends such a circle with
-an error in one of them (up to 3.14, https://github.com/python/cpython/issues/83065). It takes two imports at one time,
-which a pause would make of many. So the module is executed as long after the package as without autoprof.
+Another thread may import a module of that package during a pause. It takes the module's lock, and the module's code
+waits for the package's lock. The first thread holds the package's lock, and its code waits for the module's lock.
+CPython ends this deadlock with an error in one of the threads (up to 3.14,
+https://github.com/python/cpython/issues/83065). Without autoprof that takes two imports within a few milliseconds. A
+pause can last half a second. So the second thread waits until the package's code has run for as long as it would have
+without the pause. It gives the module's lock up meanwhile, since the first thread may import the module before that.
 """
 
 import os
@@ -32,9 +34,23 @@ class _Pause:
         self.began = monotonic()
         self.ended: float | None = None
 
-    def goes_before(self, late: float) -> bool:
-        """Return whether who came `late` after its beginning has to wait."""
-        return self.ended is None or monotonic() < self.ended + late
+    def sit_out(self, package: "Any") -> None:
+        """Wait until the pause has ended, and then for as long as this thread came after its beginning.
+
+        The wait ends early when the import is done, or waits for this thread.
+
+        Args:
+            package: The lock of the package whose import pauses.
+        """
+        came = monotonic()
+        late = came - self.began
+        while (
+            package.owner == self.thread
+            and (self.ended is None or monotonic() < self.ended + late)
+            and monotonic() < came + _LONGEST_S
+            and not package.has_deadlock()
+        ):
+            sleep(_LOOK_S)
 
 
 class Pauses:
@@ -59,33 +75,79 @@ class Pauses:
         """Return whether a module that this thread imports may have to wait."""
         return bool(self._going) and "." in name and get_ident() not in self._going
 
-    def wait(self, name: str) -> None:
-        """Wait before a module is executed, if a package that it belongs to is in the middle of an import that pauses.
+    def wait(self, name: str) -> "Any":
+        """Wait before a module is created, if the import of a package that it belongs to pauses.
 
-        The wait ends early when the import is done, or waits for this thread.
+        Returns:
+            The module, if another thread has imported it meanwhile; else None.
         """
-        while self.concern(name):
-            name = name.rpartition(".")[0]
-            lock: Any = _lock_of(name)
+        package = name
+        while self.concern(package):
+            package = package.rpartition(".")[0]
+            lock: Any = _lock_of(package)
             pause = self._going.get(getattr(lock, "owner", None))  # type: ignore[arg-type]
             if pause is not None and pause.process == os.getpid():
-                came = monotonic()
-                while (
-                    lock.owner == pause.thread
-                    and pause.goes_before(came - pause.began)
-                    and monotonic() < came + _LONGEST_S
-                    and not lock.has_deadlock()
-                ):
-                    sleep(_LOOK_S)
-                return
+                return _without_lock(name, pause, lock)
+        return None
+
+
+def _without_lock(name: str, pause: _Pause, package: "Any") -> "Any":
+    """Sit out a pause without the lock of the module that this thread imports.
+
+    The thread is entered as waiting for the lock. So CPython finds a deadlock if the thread that takes the lock wants
+    another module that this thread imports.
+
+    Returns:
+        The module, if another thread has imported it meanwhile; else None.
+    """
+    lock, here = _lock_of(name), get_ident()
+    if lock.owner != here:  # the module is only looked for
+        pause.sit_out(package)
+        return None
+    with _Entry(here, lock):
+        lock.release()
+        try:
+            pause.sit_out(package)
+        finally:
+            _take(lock)
+    return sys.modules.get(name)
+
+
+def _take(lock: "Any") -> None:
+    """Acquire a lock. If a signal handler raises meanwhile, raise that once it is acquired: the caller releases it."""
+    interrupt = None
+    while lock.owner != get_ident():
+        try:
+            lock.acquire()
+        except _importing._DeadlockError:
+            raise
+        except BaseException as error:
+            interrupt = error
+    if interrupt is not None:
+        raise interrupt
+
+
+class _WaitEntry:
+    """Entry of a thread that waits for a module's lock, up to Python 3.11."""
+
+    def __init__(self, thread: int, lock: "Any") -> None:
+        self._thread = thread
+        self._lock = lock
+
+    def __enter__(self) -> None:
+        _importing._blocking_on[self._thread] = self._lock
+
+    def __exit__(self, *exception: object) -> None:
+        _importing._blocking_on.pop(self._thread, None)
 
 
 def _no_lock(name: str) -> None:
-    """Stand in for `_get_module_lock` where locks of modules are others."""
+    """Stand in for `_get_module_lock` in an interpreter whose module locks are unknown."""
 
 
-# CPython 3.10 to 3.14, importlib/_bootstrap.py: a lock has the thread that holds it as its `owner`, and `has_deadlock`
-# says whether that one, or one for which it waits, waits for this thread.
-_importing = sys.modules["_frozen_importlib"]
-_known = hasattr(getattr(_importing, "_ModuleLock", None), "has_deadlock")
+# CPython 3.10 to 3.14, importlib/_bootstrap.py: a lock's `owner` is the thread that holds it. `has_deadlock` returns
+# True if that thread waits for this one, directly or through others, by the entries of threads that wait.
+_importing: "Any" = sys.modules["_frozen_importlib"]
+_known = hasattr(getattr(_importing, "_ModuleLock", None), "has_deadlock") and hasattr(_importing, "_blocking_on")
+_Entry: "Any" = getattr(_importing, "_BlockingOnManager", _WaitEntry)
 _lock_of: "Callable[[str], Any]" = getattr(_importing, "_get_module_lock", _no_lock) if _known else _no_lock

@@ -141,22 +141,30 @@ def slowly(target):
 def late():
     began.wait()
     import alpha.one
+    assert alpha.one.__spec__.loader is alpha.one.__loader__
 finder._load = slowly
 threading.excepthook = lambda what: errors.append(f"{what.exc_type.__name__}: {what.exc_value}")
 first, second = threading.Thread(target=importlib.import_module, args=["alpha"]), threading.Thread(target=late)
 for thread in (second, first): thread.start()
 for thread in (first, second): thread.join()
-print(errors, hasattr(sys.modules["alpha"].one.Trainer.train_step, "__wrapped__"))
+one = sys.modules["alpha.one"]
+print(errors, hasattr(one.Trainer.train_step, "__wrapped__"), one is sys.modules["alpha"].one)
 """
 
 
+@pytest.mark.parametrize("package", ["from alpha.one import Trainer", "importlib.import_module('alpha.one')"])
+@pytest.mark.parametrize("module", ["from alpha import ready", "importlib.import_module('alpha')"])
 @pytest.mark.fault("a thread imports a module while recipes for it are read", "as without autoprof", "nothing")
-def test_a_module_waits_as_long_as_the_import_of_its_package_pauses(python: Python, tmp_path: Path) -> None:
+def test_a_module_waits_as_long_as_the_import_of_its_package_pauses(
+    python: Python, tmp_path: Path, package: str, module: str
+) -> None:
     packages(tmp_path, 0)
-    (tmp_path / "alpha" / "__init__.py").write_text("ready = True\nfrom alpha.one import Trainer\n")
-    (tmp_path / "alpha" / "one.py").write_text(MODULE.format(pause=0, needs="from alpha import ready"))
+    (tmp_path / "alpha" / "__init__.py").write_text(f"import importlib\nready = True\n{package}\n")
+    (tmp_path / "alpha" / "one.py").write_text(
+        MODULE.format(pause=0, needs=f"import importlib\n{module}\nprint('one')")
+    )
     result = python(PAUSE, check=False, AUTOPROF="1", AUTOPROF_RECIPES=str(tmp_path / "alpha.toml"))
-    assert (result.stdout, result.stderr) == ("[] True\n", "")
+    assert (result.stdout, result.stderr) == ("one\n[] True True\n", "")
 
 
 def test_a_module_that_is_only_looked_for_is_not_loaded(python: Python, tmp_path: Path) -> None:
