@@ -21,7 +21,7 @@ import wrapt
 
 from autoprof import _boot
 from autoprof.base import interrupts
-from autoprof.hooks import gates, registry
+from autoprof.hooks import gates, holders, registry
 from autoprof.hooks.recipe import BoundHook
 from autoprof.hooks.versions import fits
 from autoprof.hooks.wrapper import wrap, wrapped_by, wrapper_key
@@ -37,6 +37,9 @@ _FUNCTIONS = (
     WrapperDescriptorType,
     functools.partial,
 )
+# References to a function that its module or class alone holds, as `_patch` counts them: that one, three variables, and
+# the argument of the count, which Python 3.14 borrows.
+_UNSHARED = 5 if sys.version_info < (3, 14) else 4
 # Those that a class calls without the instance.
 _UNBOUND = (BuiltinFunctionType, MethodType, *([functools.partial] if sys.version_info < (3, 14) else []))
 
@@ -158,7 +161,8 @@ def _patch(hook: BoundHook, root: Any, path: str) -> None:
         return
     if not (isinstance(function, _FUNCTIONS) or hasattr(function, "__code__")):
         raise TypeError(f"it is a {type(function).__name__}, not a function")
-    wrapped = _rewrapped(function, hook) if hook.hook.rewrap else _wrapped(function, hook)
+    held = sys.getrefcount(function) > (_UNSHARED if raw is function else _UNSHARED - 2)
+    replacement = wrapped = _rewrapped(function, hook) if hook.hook.rewrap else _wrapped(function, hook)
     if isinstance(raw, (staticmethod, classmethod)):
         wrapped = type(raw)(wrapped)
     elif isinstance(owner, type) and isinstance(raw, _UNBOUND):
@@ -166,8 +170,15 @@ def _patch(hook: BoundHook, root: Any, path: str) -> None:
     setattr(owner, name, wrapped)
     if isinstance(owner, type):
         _put_under(owner, name, function, hook)
-    if isinstance(owner, ModuleType) and not getattr(owner.__spec__, "_initializing", False):
-        _replace(name, raw, wrapped)
+    late = isinstance(owner, ModuleType) and not getattr(owner.__spec__, "_initializing", False)
+    if held and (late or _defines(hook, function)):
+        holders.replace(function, replacement, hook)
+
+
+def _defines(hook: BoundHook, function: Any) -> bool:
+    """Return whether `pickle` looks a function up where a hook is applied: another module may only import it."""
+    place = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    return place in ((hook.hook.module, hook.hook.attribute), ("__main__", hook.hook.attribute))
 
 
 def _put_under(owner: type, name: str, function: Any, hook: BoundHook) -> None:
@@ -187,14 +198,6 @@ def _innermost(function: Any) -> Any:
     while wrapper_key(function) is not None:
         function = function.__wrapped__
     return function
-
-
-def _replace(name: str, function: Any, wrapped: Any) -> None:
-    """Put a wrapper in the place of a function where modules have imported it by its name, before a hook was applied:
-    `ray.init` is that of `ray._private.worker`."""
-    for module in list(sys.modules.values()):
-        if isinstance(module, ModuleType) and module.__dict__.get(name) is function:
-            setattr(module, name, wrapped)
 
 
 def _renew(metadata: Any) -> None:

@@ -87,7 +87,8 @@ async def amade(value): return value
 partial = functools.partial(made)
 builtin = len
 
-ORIGINAL = dict(globals()) | {f"Kinds.{name}": value for name, value in vars(Kinds).items()}
+# In a table they would be replaced.
+ORIGINAL = (*globals().items(), *((f"Kinds.{name}", value) for name, value in vars(Kinds).items()))
 """
 WRAPPED = {
     "Kinds.method": "[k.method(1), Kinds.method(k, value=2)]",
@@ -107,7 +108,7 @@ WRAPPED = {
     "Kinds.partial": "[k.partial(1), Kinds.partial(2)]",
     "Kinds.lambda_": "[k.lambda_(1), Kinds.lambda_(k, 2)]",
     "dispatched": "[target.toy.dispatched(1), target.toy.dispatched('a'), len(target.toy.dispatched.registry)]",
-    "made": "[target.toy.made(1), target.toy.made.mark is target.toy.ORIGINAL['made'].mark]",
+    "made": "[target.toy.made(1), target.toy.made.mark is dict(target.toy.ORIGINAL)['made'].mark]",
     "amade": "[run(target.toy.amade(1)), inspect.iscoroutinefunction(target.toy.amade)]",
     "partial": "[target.toy.partial(1)]",
     "builtin": "[target.toy.builtin([1])]",
@@ -145,7 +146,7 @@ async def aenter(manager):
     async with manager as value: return value
 def now(path):
     return vars(Kinds).get(path.removeprefix("Kinds.")) if "." in path else vars(target.toy)[path]
-same = [path for path in {[*WRAPPED, *REFUSED]!r} if now(path) is target.toy.ORIGINAL.get(path)]
+same = [path for path in {[*WRAPPED, *REFUSED]!r} if now(path) is dict(target.toy.ORIGINAL).get(path)]
 results = {{path: repr(eval(call)) for path, call in {WRAPPED!r}.items()}}
 print(json.dumps([same, results]))
 """

@@ -1,0 +1,1 @@
+from held.rewards import length
