@@ -23,6 +23,7 @@ from autoprof.config.values import GROUP
 from autoprof.run.runtime import Runtime
 from autoprof.run.span import Span
 from autoprof.rundir import file_names, layout
+from autoprof.rundir.lines import EXPORT
 
 
 class Artifacts:
@@ -92,7 +93,7 @@ class Artifacts:
         self._costs("profiler start", lambda: self._start(ranged))
 
     def _costs(self, name: str, work: Callable[[], object]) -> None:
-        """Do something, and have the timeline tell what a capture costs the run beside what it records."""
+        """Run `work`, and write its time to the timeline as a cost of the capture."""
         subject = self.facts.subject
         ids = {} if subject.replica is None else {"replica": subject.replica}
         span = Span(
@@ -215,7 +216,7 @@ class Artifacts:
 
     def _hand_over(self, raw: Path, meta: dict[str, Any], suspicion: str) -> None:
         try:
-            self._tool.export(str(raw))
+            self._costs(EXPORT, lambda: self._tool.export(str(raw)))
         except Exception as error:
             interrupts.pass_on(error)
             self._give_up(f"the trace could not be exported: {error}")

@@ -131,6 +131,8 @@ class Line(Struct, frozen=True, omit_defaults=True, gc=False):
 
 # The kind of a `ProcessLine`.
 PROCESS = "process"
+# The name of a `profiling` span: a thread exports the trace, beside the stages of the process.
+EXPORT = "export"
 # The kinds of lines that stand for no span, as they begin.
 _OPEN = tuple(f'{{"kind":"{kind}"'.encode() for kind in ("begun", "dropped", "exit", "raised", "memory"))
 
@@ -165,6 +167,6 @@ SPAN_KINDS = {
     "window": "a recording of an engine, from start to stop: `replica`",
     "profiling": (
         "the cost of a capture for the run: `profiler start` (Kineto's first one takes seconds), `profiler stop`, "
-        "`writing` where a process waits for the file: `replica`"
+        "`export` of the trace in a thread, `writing` where a process waits for the file: `replica`"
     ),
 }

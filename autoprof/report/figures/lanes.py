@@ -17,8 +17,8 @@ from autoprof.traces.timeline_tracks import ROLES
 
 # So many spans of a lane are shown, the longest; a picture can't show more.
 _MOST_SPANS = 500
-# What does not count as work: a capture's window, and the step itself.
-_NO_WORK = ("window", "step")
+# Kinds of spans that are not work: a capture's window, the step itself, autoprof's own time.
+_NO_WORK = ("window", "step", PROFILING)
 # A gap between workers is shown from so many seconds on.
 _LEAST_GAP_NS = 50_000_000
 
@@ -108,7 +108,7 @@ class Lanes:
 
     def finish(self) -> list[LaneSpans]:
         """Return the lanes in the order in which they are shown, with their labels."""
-        # An engine's worker tells of its profiler alone; its replica's work is told by another process.
+        # Workers of an engine record their profiler alone; the replica's server process records its work.
         order = sorted((lane for lane in self._lanes.values() if lane.worked), key=self._order)
         for name in (_label, _with_rank, self._with_process):
             like = Counter(lane.label or name(lane) for lane in order)
@@ -133,8 +133,8 @@ class Lanes:
     def gaps(self, lanes: Iterable[LaneSpans]) -> list[Gap]:
         """Return the times in which all of the driver's workers were idle.
 
-        Not where the driver waits for something of which the workers left no spans at all: engines and savers are at
-        work there, of which no hook tells.
+        Leave out the driver's waits for work that has no spans in any worker, such as an engine's without hooks, and
+        the time in which autoprof held any process, also one without a lane.
         """
         lanes = list(lanes)
         workers = [lane for lane in lanes if lane.file != self._driver]
@@ -160,6 +160,9 @@ class Lanes:
             if (meaning := words.meaning(line.name, stage_kind=line.stage_kind)) not in told
             and meaning not in (words.SCORING, words.TRAINING, OTHER)
         )
+        for lane in self._lanes.values():
+            for start, end in lane.profiling.pieces():
+                silent.add(start, end)
         found = []
         for start, end in working.without(pieces[0][0], pieces[-1][1]):
             for low, high in silent.without(start, end):
@@ -229,7 +232,7 @@ def _edge(lanes: Iterable[LaneSpans], at: int, side: int) -> tuple[str, str]:
 
 def _tells(line: Line) -> bool:
     """Return whether a worker's span lasts as long as its work: agent loops hand theirs off, and are done at once."""
-    return line.kind not in (*_NO_WORK, PROFILING) and (line.role, line.kind) != ("agent_loop", "stage")
+    return line.kind not in _NO_WORK and (line.role, line.kind) != ("agent_loop", "stage")
 
 
 def _is_stage(line: Line) -> bool:

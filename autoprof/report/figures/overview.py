@@ -20,7 +20,7 @@ from autoprof.report.figures.stage_shares import by_stage, recorded_stages
 from autoprof.report.figures.words import PROFILING
 from autoprof.report.figures.zones import Zone, noted
 from autoprof.report.model.run import StepRow
-from autoprof.rundir.lines import PROCESS, Line
+from autoprof.rundir.lines import EXPORT, PROCESS, Line
 from autoprof.traces.attempts import EVER, Attempts, is_of
 
 # In place of the file of a step's driver, where there is none.
@@ -72,7 +72,9 @@ class _Step:
         elif kind == "stage":
             self.stages[line.name].add(line.start_ns, line.end_ns)
         elif kind == PROFILING:
-            self.profiling.add(line.start_ns, line.end_ns)
+            # Stages go on beside an export.
+            if line.name != EXPORT:
+                self.profiling.add(line.start_ns, line.end_ns)
         elif line.ids.get("validate"):
             return
         elif kind == "sample":

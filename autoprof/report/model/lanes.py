@@ -26,7 +26,7 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True):
         spans: By start. Where there are very many, the longest of them; the turns, tools and rewards of samples stand
             in `SampleFigures.longest`.
         left_out: How many spans are not in `spans`.
-        busy_s: Seconds of the step in which at least one span goes on (of all spans, also those left out).
+        busy_s: Seconds of the step in which at least one span goes on, also of those left out, without autoprof's own.
         idle_s: The step's seconds without `busy_s`.
         file: The timeline file.
     """

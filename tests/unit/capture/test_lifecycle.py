@@ -17,7 +17,7 @@ from autoprof.capture.finisher import job as finisher_job
 from autoprof.capture.subject import Subject
 from autoprof.rundir import file_names
 from tests.support.captures import SUBJECT, finished, work
-from tests.support.helpers import TORCH
+from tests.support.helpers import TORCH, spans
 
 
 def test_a_capture_leaves_a_trace_and_a_meta_file_that_agree(made: Any) -> None:
@@ -43,6 +43,19 @@ def test_a_capture_leaves_a_trace_and_a_meta_file_that_agree(made: Any) -> None:
     assert any("Backward" in event["name"] for event in events)
     assert any("Input Dims" in event.get("args", {}) for event in events)
     assert list(run.rundir.parts()) == []
+
+
+def test_the_timeline_has_the_start_the_stop_and_the_export(made: Any) -> None:
+    run = made()
+    recording = lifecycle.begin(run, SUBJECT)
+    work()
+    lifecycle.end(recording)
+    finished(run)
+    run.timeline.flush()
+    costs = [span for span in spans(run.rundir.path) if span["kind"] == "profiling"]
+    assert [span["name"] for span in costs] == ["profiler start", "profiler stop", "export"]
+    assert {(span["step"], span["role"], span["rank"]) for span in costs} == {(2, "actor", 3)}
+    assert costs[1]["end_ns"] <= costs[2]["start_ns"] <= costs[2]["end_ns"]
 
 
 def test_a_stage_that_runs_again_is_numbered(made: Any) -> None:

@@ -181,6 +181,56 @@ def test_a_rank_whose_profiler_starts_inside_of_a_stage_is_not_slow(tmp_path: Pa
     assert [finding.kind for finding in figures.findings] == []
 
 
+def captured_engine(*costs: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Return a step of 12 s as verl records it: the driver waits in gen for an engine, whose worker has `costs` alone."""
+    of = {"role": "rollout", "ids": {"replica": 0}}
+    sample = {"role": "agent_loop", "ids": {"sample": "p", "rollout": 0}}
+    return {
+        "driver": [span("timer", "gen", 0, 6), span("timer", "update_actor", 6, 12), step(12, rank=0)],
+        "agents": [span("turn", "generate", 0.2, 2, **sample), span("sample", "loop", 0.2, 2, **sample)],
+        "server": [
+            span("window", "rollout", 0.1, 5.9, **of),
+            span("request", "generate", 0.2, 2, step=None, **of),
+        ],
+        "actor": [span("stage", "update_actor", 6, 12, role="actor", rank=0)],
+        "worker": list(costs),
+    }
+
+
+ENGINE = {"role": "rollout", "rank": 0, "ids": {"replica": 0}}
+
+
+@pytest.mark.parametrize("process", ["worker", "actor", "driver"])
+def test_the_profilers_time_in_any_process_is_no_idle_time(tmp_path: Path, process: str) -> None:
+    # torch's export holds the interpreter's lock: `writing` begins when it ends.
+    costs = [
+        span("profiling", name, start, end, **ENGINE)
+        for name, start, end in (("profiler stop", 2, 2.5), ("export", 2.5, 4), ("writing", 4, 6))
+    ]
+    processes = captured_engine()
+    processes[process] += costs
+    figures = build.figures(runs.read(timeline(tmp_path / "run", **processes)), [1])
+    assert [finding.kind for finding in figures.findings] == []
+    assert figures.details[0].gaps == []
+
+
+def test_idle_time_beside_the_profilers_is_found(tmp_path: Path) -> None:
+    costs = [span("profiling", "writing", 2, 2.5, **ENGINE), span("profiling", "export", 3, 3.5, **ENGINE)]
+    figures = build.figures(runs.read(timeline(tmp_path / "run", **captured_engine(*costs))), [1])
+    (finding,) = figures.findings
+    said = "step 1: between generation and training no worker did anything for 2.50 s; the driver was in gen"
+    assert finding.text == said
+    gaps = figures.details[0].gaps
+    assert [(gap.start_s, gap.end_s) for gap in gaps] == [(2.5, 3), (3.5, 6)]
+    assert [gap.before for gap in gaps] == ["update_actor of actor rank 0"] * 2
+
+
+def test_an_export_beside_a_stage_takes_nothing_from_it(tmp_path: Path) -> None:
+    processes = captured_engine(span("profiling", "export", 5, 9, **ENGINE))
+    (row,) = build.figures(runs.read(timeline(tmp_path / "run", **processes))).steps
+    assert row.stages == pytest.approx({"gen": 6, "update_actor": 6, "other": 0})
+
+
 @pytest.mark.fault("recorded work takes longer", "a note of the report says by how much", "nothing: it is no finding")
 def test_a_step_that_is_slower_for_being_recorded_is_no_finding(tmp_path: Path) -> None:
     write(tmp_path / "run", captured=STEP, slow_step=STEP, slow_rank=9)
