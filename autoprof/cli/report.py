@@ -16,7 +16,8 @@ from autoprof.cli import arguments, console
 from autoprof.cli.console import complain
 from autoprof.report import make, markdown
 from autoprof.report.comparison import NOTHING_COMMON
-from autoprof.report.figures.words import OTHER, PROFILING, several
+from autoprof.report.figures.stage_shares import without_own
+from autoprof.report.figures.words import OTHER, OWN, several
 from autoprof.report.make import Request
 from autoprof.report.model.run import Finding, RunFigures, StepFigures
 from autoprof.report.page import html
@@ -144,13 +145,15 @@ def show(figures: RunFigures, chosen: int | None = None) -> None:
         _step(figures, step)
     if figures.comparison is not None:
         print(plain(f"{figures.comparison.b} against {figures.comparison.a}"))
+        for line in figures.comparison.basis:
+            print(*console.wrapped(plain(line)), sep="\n")
         nothing = "nothing became slower by much" if figures.comparison.rows else NOTHING_COMMON
         _findings(figures.comparison.findings, nothing)
         print()
     if step is None:
         _findings(figures.findings, figures.verdict)
     else:
-        _findings(step.findings, figures.verdict or f"nothing stands out in step {step.number}")
+        _findings(step.findings, figures.verdict or f"No findings in step {step.number}.")
     print()
     notes = [f"step {each.number} was captured for: {why}" for each in figures.details for why in each.captured_for]
     for note in [*notes, *figures.notes[:_MOST_NOTES]]:
@@ -163,8 +166,7 @@ def _run(figures: RunFigures) -> None:
     if figures.steps:
         rate = f", {number(figures.tokens_per_s)} generated tokens/s" if figures.tokens_per_s is not None else ""
         state = "" if figures.state == "ended" else f"; {figures.state}"
-        count = several(len(figures.steps), "step")
-        said = f"{figures.id}: {count}, {seconds(figures.median_s)} a step in the median{rate}{state}"
+        said = f"{figures.id}: {seconds(figures.median_s)} a step ({figures.basis}){rate}{state}"
         print(*console.wrapped(plain(said)), "", sep="\n")
     _stages([[each.name, seconds(each.seconds), share(each.share), seconds(each.median_s)] for each in figures.stages])
 
@@ -173,17 +175,20 @@ def _step(figures: RunFigures, step: StepFigures) -> None:
     usual = {each.name: each.median_s for each in figures.stages}
     row = next((row for row in figures.steps if row.number == step.number), None)
     most = f", usually {seconds(row.usual_s)}" if row is not None and row.usual_s != row.seconds else ""
-    print(plain(f"{figures.id}, step {step.number}: {seconds(step.seconds)}{most}"))
+    print(plain(f"{figures.id}, step {step.number} ({step.kind}): {seconds(step.seconds)}{most}"))
     print()
-    whole = step.seconds or 1.0
+    whole = sum(without_own(step.stages).values()) or 1.0
     _stages(
-        [[name, seconds(took), share(took / whole), seconds(usual.get(name))] for name, took in step.stages.items()]
+        [
+            [name, seconds(took), share(None if name == OWN else took / whole), seconds(usual.get(name))]
+            for name, took in step.stages.items()
+        ]
     )
 
 
 def _stages(rows: list[list[str]]) -> None:
-    """Print the stages by seconds, of very many the first, and what autoprof itself took and what nobody tells."""
-    last = [row for row in rows[_MOST_STAGES:] if row[0] in (OTHER, PROFILING)]
+    """Print the stages by seconds, of very many the first ones, with the time without a stage and autoprof's own."""
+    last = [row for row in rows[_MOST_STAGES:] if row[0] in (OTHER, OWN)]
     shown = rows[:_MOST_STAGES] + last
     if shown:
         console.show(["stage", "seconds", "share", "median"], shown)

@@ -12,7 +12,7 @@ import msgspec
 from autoprof import __version__
 from autoprof.base.redact import writable
 from autoprof.base.units import seconds
-from autoprof.report.figures import captures, open_now, words
+from autoprof.report.figures import captures, open_now, step_kinds, words
 from autoprof.report.figures.details import choose, details, looked_at
 from autoprof.report.figures.index import StepSpan
 from autoprof.report.figures.overview import NOBODY, Overview
@@ -76,6 +76,7 @@ def figures(
     summed = _captures(path, wanted, spans, shifts, progress, operators)
     steps = details(list(spans.values()), rows, files, summed, recorded, overview.zones)
     stages = shares(overview.rows)
+    typical = step_kinds.typical(overview.rows)
     drivers = {number: files[span.file].name for number, span in overview.spans.items()}
     died = death.of_run(run)
     hung, hang_notes = hang_rules.of_run(run.path, opened, {row.number: row.seconds for row in overview.rows})
@@ -84,7 +85,7 @@ def figures(
             *hung,
             *failed.with_places((found for step in steps for found in findings.of_step(step)), failed.of_run(opened)),
             *findings.of_run(overview.rows, drivers),
-            *findings.overall(overview.rows, stages),
+            *findings.overall(typical, stages),
         ]
     )
     shown = [
@@ -105,8 +106,9 @@ def figures(
         steps=overview.rows,
         stages=stages,
         kinds=shares_of_kinds(overview.rows, stages),
-        median_s=median(row.seconds for row in overview.rows) if overview.rows else None,
-        tokens_per_s=_rate(overview.rows),
+        basis=step_kinds.basis(overview.rows) if overview.rows else "",
+        median_s=median(row.seconds for row in typical) if typical else None,
+        tokens_per_s=_rate(typical),
         findings=[*died, *findings.abridged(everything)],
         details=shown,
         comparison=None,
@@ -152,6 +154,7 @@ def _span_of_captures(rows: dict[int, StepRow], folder: Step) -> StepSpan:
         slow=False,
         usual_s=length,
         stages={},
+        kind=step_kinds.CAPTURED,
     )
     return StepSpan(folder.number, NOBODY, start, end, "", None, None)
 

@@ -12,7 +12,8 @@ from autoprof.base.units import number, seconds
 from autoprof.config import kinds
 from autoprof.config.kinds import KINDS
 from autoprof.report.figures.captures import place_of
-from autoprof.report.figures.words import PROFILING
+from autoprof.report.figures.step_kinds import typical
+from autoprof.report.figures.words import OWN
 from autoprof.report.findings.findings import in_order
 from autoprof.report.model.captures import CaptureFigures
 from autoprof.report.model.run import Comparison, ComparisonRow, Finding, RunFigures, StepFigures
@@ -36,6 +37,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         recorded: Of the stages of a step, the seconds in which a profiler recorded.
         kinds: The kinds of stages, by name, and of captures, by place.
+        basis: The steps of a run that the figures are of.
     """
 
     label: str
@@ -47,6 +49,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     step: int | None
     recorded: dict[str, float] = {}
     kinds: dict[str, str] = {}
+    basis: str = ""
 
 
 def side(run: RunFigures, step: int | None, with_run: bool) -> Side:
@@ -75,17 +78,19 @@ def side(run: RunFigures, step: int | None, with_run: bool) -> Side:
 
 
 def _of_run(run: RunFigures) -> Side:
-    """Return a run: the median of its steps, and the captures of those in detail."""
-    names = {name for row in run.steps for name in row.stages}
+    """Return a run: the medians of its typical steps, and the captures of those in detail."""
+    rows = typical(run.steps)
+    names = {name for row in rows for name in row.stages}
     return Side(
         label=run.id,
         step_s=run.median_s,
-        stages={name: _typical([row.stages.get(name, 0.0) for row in run.steps]) for name in names},
+        stages={name: _typical([row.stages.get(name, 0.0) for row in rows]) for name in names},
         tokens_per_s=run.tokens_per_s,
         samples={},
         operators=_operators(capture for step in run.details for capture in step.captures),
         step=None,
         kinds=_kinds(run, [capture for step in run.details for capture in step.captures]),
+        basis=run.basis,
     )
 
 
@@ -119,7 +124,8 @@ def compare(a: Side, b: Side) -> Comparison:
     found = in_order(_findings(a, b, [*head, *rows], whole))
     if any(each.kind == "slower_stage" for each in found):
         found = [each for each in found if each.kind != "slower_step"]
-    return Comparison(a=a.label, b=b.label, rows=[*head, *rows], findings=found)
+    basis = [f"{each.label}: {each.basis}" for each in (b, a) if each.basis]
+    return Comparison(a=a.label, b=b.label, rows=[*head, *rows], findings=found, basis=basis)
 
 
 def _by_kind(a: Side, b: Side) -> tuple[Side, Side, dict[str, str]]:
@@ -166,7 +172,7 @@ def _merged(side: Side, other: Side, kind_of: Mapping[str, str]) -> Side:
 
 def _findings(a: Side, b: Side, rows: Sequence[ComparisonRow], whole: float) -> Iterable[Finding]:
     slowed = _slowed(a, b)
-    cost = b.stages.get(PROFILING, 0.0) - a.stages.get(PROFILING, 0.0) + sum(slowed.values())
+    cost = b.stages.get(OWN, 0.0) - a.stages.get(OWN, 0.0) + sum(slowed.values())
     for row in rows:
         if row.kind == "rate":
             share = 1 - max(0.0, cost) / b.step_s if b.step_s else 1.0
@@ -183,7 +189,7 @@ def _findings(a: Side, b: Side, rows: Sequence[ComparisonRow], whole: float) -> 
         change = row.change - own
         if (
             row.kind == "samples"
-            or (row.kind, row.name) == ("stage", PROFILING)
+            or (row.kind, row.name) == ("stage", OWN)
             or change <= 0
             or change < FINDING_SHARE * whole
             or (row.b or 0.0) - own < FINDING_RATIO * (row.a or 0.0)

@@ -36,7 +36,7 @@ def _lines(run: RunFigures) -> Iterable[str]:
         yield ""
     if run.steps:
         rate = f", {number(run.tokens_per_s)} generated tokens/s" if run.tokens_per_s is not None else ""
-        yield f"{len(run.steps)} steps, {seconds(run.median_s)} in the median{rate}."
+        yield f"{seconds(run.median_s)} a step ({run.basis}){rate}."
         yield ""
     if run.comparison is not None:
         yield from _comparison(run.comparison)
@@ -86,7 +86,7 @@ def _open(run: RunFigures) -> Iterable[str]:
 
 
 def _step(step: StepFigures) -> Iterable[str]:
-    yield f"## Step {step.number}: {seconds(step.seconds)}"
+    yield f"## Step {step.number} ({step.kind}): {seconds(step.seconds)}"
     yield ""
     for reason in step.captured_for:
         yield f"Captured for: {_safe(reason)}"
@@ -159,6 +159,9 @@ def _capture(capture: CaptureFigures) -> Iterable[str]:
 def _comparison(found: Comparison) -> Iterable[str]:
     yield f"## {_safe(found.b)} against {_safe(found.a)}"
     yield ""
+    for line in found.basis:
+        yield _safe(line)
+        yield ""
     yield from _findings("", found.findings, "nothing became slower by much" if found.rows else NOTHING_COMMON)
     rows = []
     for row in found.rows[:_MOST_ROWS]:

@@ -21,19 +21,26 @@ class Attempts:
 
     Attributes:
         starts: When each attempt began, once all lines are there.
+        first_steps: The start of the first step that each start of a process ended.
     """
 
     def __init__(self) -> None:
         # By file and how many processes have begun it, since pids come again: first start and last end.
         self._lives: dict[tuple[int, int], tuple[int, int]] = {}
         self._begun: Counter[int] = Counter()
+        self._stepped: set[tuple[int, int]] = set()
         self.starts: list[int] = []
+        self.first_steps: set[int] = set()
 
     def add(self, file: int, line: Line) -> None:
         """Take a line; those of a file come in their order."""
         if line.kind == PROCESS:
             self._begun[file] += 1
-        elif line.role == "trainer" and line.kind in _DRIVES:
+            return
+        if line.kind == "step" and (life := (file, self._begun[file])) not in self._stepped:
+            self._stepped.add(life)
+            self.first_steps.add(line.start_ns)
+        if line.role == "trainer" and line.kind in _DRIVES:
             life = file, self._begun[file]
             start, end = self._lives.get(life, (line.start_ns, line.end_ns))
             self._lives[life] = min(start, line.start_ns), max(end, line.end_ns)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from autoprof.report.figures.words import OWN
 from tests.support.helpers import ROOT, autoprof, clean_environment, spans
 
 EXAMPLE = ROOT / "examples" / "own_trainer"
@@ -132,7 +133,7 @@ def test_what_profilers_cost_is_a_part_of_its_own(run: Path) -> None:
             for span in spans(run)
             if span["name"].startswith("profiler ") and span["step"] == row["number"]
         )
-        assert row["stages"].get("profiling", 0.0) == pytest.approx(cost / 1e9)
+        assert row["stages"].get(OWN, 0.0) == pytest.approx(cost / 1e9)
 
 
 # A profiler whose first start takes as long as Kineto's does where it looks for GPUs.
@@ -163,12 +164,12 @@ def test_a_step_is_not_slow_for_what_its_capture_costs(tmp_path: Path) -> None:
     told = json.loads(autoprof("report", "latest", "--dir", str(tmp_path), "--json", cwd=tmp_path).stdout)
     row = told["steps"][5]
     assert row["number"] == 6
-    assert row["stages"]["profiling"] >= 8
+    assert row["stages"][OWN] >= 8
     assert sum(row["stages"].values()) == pytest.approx(row["seconds"])
     # The machine may be busy, and recorded operators are slower.
-    own = row["seconds"] - row["stages"]["profiling"]
+    own = row["seconds"] - row["stages"][OWN]
     assert sum(finding["seconds"] for finding in told["findings"] if finding["step"] == 6) <= own
-    assert "profiling" not in "".join(finding["text"] for finding in told["findings"])
+    assert OWN not in "".join(finding["text"] for finding in told["findings"])
 
 
 def test_the_run_says_which_recipe_it_used(run: Path) -> None:

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from autoprof.report import build
+from autoprof.report.figures.words import OWN
 from autoprof.report.model.run import Finding, RunFigures
 from autoprof.rundir import runs
 from tests.support.helpers import clean_environment
@@ -36,7 +37,7 @@ def test_the_seconds_of_stages_are_those_that_verl_logs(v1: VerlRun) -> None:
     for row in figures.steps:
         timed = v1.timed(row.number)
         # verl's timers run while profilers start and stop, too.
-        cost = row.stages.get("profiling", 0.0)
+        cost = row.stages.get(OWN, 0.0)
         for stage in ("gen", "old_log_prob", "ref", "adv", "update_actor", "update_weights"):
             assert timed[stage] - cost - 0.02 <= row.stages[stage] <= timed[stage] + 0.02, stage
         assert sum(row.stages.values()) == pytest.approx(row.seconds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+from autoprof.report.figures import step_kinds
 from autoprof.report.findings import findings
 from autoprof.report.model.captures import CaptureFigures, DeviceShares, EngineFigures, Operator, Phase
 from autoprof.report.model.lanes import Gap, Lane, PathPart, Skew, SkewRow, SpanRow
@@ -46,6 +47,7 @@ def figures(
             StageShare(name=name, seconds=took, share=took / whole, steps=steps, median_s=took / max(steps, 1))
             for name, took in sums
         ],
+        basis=step_kinds.basis(rows) if rows else "",
         median_s=sorted(row.seconds for row in rows)[steps // 2] if rows else None,
         tokens_per_s=1320.0 if rows else None,
         findings=[finding] if rows else [],

@@ -15,6 +15,7 @@ from autoprof.report.figures.recorded import Recorded
 from autoprof.report.figures.sample_parts import INSIDE
 from autoprof.report.figures.samples import Samples
 from autoprof.report.figures.skews import skews
+from autoprof.report.figures.step_kinds import typical
 from autoprof.report.figures.zones import Zone, parts
 from autoprof.report.model.captures import CaptureFigures
 from autoprof.report.model.run import StepFigures, StepRow
@@ -29,7 +30,7 @@ _MOST_GAPS = 100
 
 
 def choose(rows: Sequence[StepRow], cut_off: Iterable[StepRow] = ()) -> list[int]:
-    """Choose the steps that a report shows if none was asked for: slow, captured, else one like most.
+    """Choose the steps that a report shows if none was asked for: slow, captured, else a typical one.
 
     Args:
         rows: The steps that have ended.
@@ -38,7 +39,8 @@ def choose(rows: Sequence[StepRow], cut_off: Iterable[StepRow] = ()) -> list[int
     captured = sorted(row.number for row in (*rows, *cut_off) if row.captured)[-_MOST_CAPTURED:]
     found = {*_slowest(rows)[:_MOST_SLOW], *captured}
     if not found and rows:
-        found = {sorted(rows, key=lambda row: row.seconds)[len(rows) // 2].number}
+        likely = sorted(typical(rows), key=lambda row: row.seconds)
+        found = {likely[len(likely) // 2].number}
     return sorted(found)
 
 
@@ -134,4 +136,5 @@ def _figures(
         captures=captures,
         findings=[],
         captured_for=windows(captures),
+        kind=row.kind,
     )

@@ -20,7 +20,7 @@ from autoprof.traces.attempts import EVER
 # Smaller timelines are read within seconds.
 WORTH_BYTES = 64 << 20
 _MOST_BYTES = 256 << 20
-_VERSION = 2
+_VERSION = 3
 
 # Of each file its name, size, time of change, and shift.
 Stamp = list[tuple[str, int, int, int]]
@@ -73,6 +73,7 @@ class Index(msgspec.Struct):
     unnumbered: list[_Timer]
     before: dict[int, list[int]]
     attempts: list[int]
+    first_steps: list[int]
     left_out: list[tuple[str, str, int]]
     beyond: dict[str, int]
     kinds: dict[str, str]

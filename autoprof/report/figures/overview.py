@@ -11,13 +11,13 @@ import msgspec
 
 from autoprof.base.intervals import Union
 from autoprof.config import kinds
-from autoprof.report.figures import index
+from autoprof.report.figures import index, step_kinds
 from autoprof.report.figures.index import Index, StepSpan, Sums
 from autoprof.report.figures.reading import Reader, Timeline
 from autoprof.report.figures.recorded import Recorded
 from autoprof.report.figures.slow_steps import mark_slow
 from autoprof.report.figures.stage_shares import by_stage, recorded_stages
-from autoprof.report.figures.words import PROFILING
+from autoprof.report.figures.words import OWN, PROFILING
 from autoprof.report.figures.zones import Zone, noted
 from autoprof.report.model.run import StepRow
 from autoprof.rundir.lines import EXPORT, PROCESS, Line
@@ -133,6 +133,7 @@ class Overview:
         else:
             self._take_over(known, reader, attempts)
         self.attempts = attempts.count
+        self._first_steps = attempts.first_steps
         between = {number: self._between(number, attempts) for number in self.spans.keys() | self._steps.keys()}
         self._leave_out(timelines, between)
         self._number_timers()
@@ -158,6 +159,7 @@ class Overview:
             unnumbered=self._unnumbered,
             before=dict(self._before),
             attempts=attempts.starts,
+            first_steps=sorted(attempts.first_steps),
             left_out=[(*where, count) for where, count in reader.left_out.items()],
             beyond=dict(reader.beyond),
             kinds=self.kinds,
@@ -169,7 +171,7 @@ class Overview:
         self._steps.update({number: _Step.of(sums) for number, sums in known.steps.items()})
         self._unnumbered = known.unnumbered
         self._before.update(known.before)
-        attempts.starts = known.attempts
+        attempts.starts, attempts.first_steps = known.attempts, set(known.first_steps)
         known.tell(reader)
 
     def _add(self, file: int, line: Line) -> None:
@@ -239,11 +241,12 @@ class Overview:
         length = (span.end_ns - span.start_ns) / 1e9
         parts = by_stage(span, step.timers, step.stages, step.profiling)
         recorded = self._recorded.anywhere.within(span.start_ns, span.end_ns)
+        captured = span.number in self._captured
         return StepRow(
             number=span.number,
             start_ns=span.start_ns,
             seconds=length,
-            captured=span.number in self._captured,
+            captured=captured,
             slow=False,
             usual_s=length,
             stages=parts,
@@ -254,6 +257,9 @@ class Overview:
             tokens_per_s=response / length if response and length else None,
             error=span.error,
             kinds={name: kind for name, kind in self.kinds.items() if name in parts},
+            kind=step_kinds.kind(
+                first=span.start_ns in self._first_steps, captured=captured or bool(recorded) or OWN in parts
+            ),
         )
 
 

@@ -7,23 +7,24 @@ from statistics import median
 
 import msgspec
 
-from autoprof.report.figures.words import PROFILING
+from autoprof.report.figures.step_kinds import CAPTURED, REGULAR, WARM_UP
+from autoprof.report.figures.words import OWN
 from autoprof.report.model.run import StepRow
 
 # A step is slow that takes so much longer than the median of the steps around it, and so many seconds.
 SLOW_RATIO, SLOW_S = 1.2, 1.0
-# Those around it: so many before and as many after; with fewer than that in all nothing is said.
+# The steps around it: this many before and after. With fewer than FEWEST of one kind no step is slow.
 AROUND, FEWEST = 10, 3
 
 
 def own_seconds(row: StepRow) -> float:
     """Return the seconds of a step without autoprof's own, and without those by which what it recorded was slower."""
-    return row.seconds - row.stages.get(PROFILING, 0.0) - sum(row.slowed.values())
+    return row.seconds - row.stages.get(OWN, 0.0) - sum(row.slowed.values())
 
 
 def own_stages(row: StepRow) -> dict[str, float]:
     """Return the seconds of a step by stage, likewise."""
-    return {name: took - row.slowed.get(name, 0.0) for name, took in row.stages.items() if name != PROFILING}
+    return {name: took - row.slowed.get(name, 0.0) for name, took in row.stages.items() if name != OWN}
 
 
 def mark_slow(rows: list[StepRow]) -> list[StepRow]:
@@ -32,8 +33,7 @@ def mark_slow(rows: list[StepRow]) -> list[StepRow]:
     marked = []
     for place, row in enumerate(rows):
         around = _around(rows, place)
-        # The first one of a run fills caches, compiles kernels and starts what starts late.
-        if place and len(around) >= FEWEST:
+        if len(around) >= FEWEST:
             usual, own = median(map(own_seconds, around)), own_seconds(row)
             slow = own > SLOW_RATIO * usual and own - usual > SLOW_S
             row = msgspec.structs.replace(row, usual_s=usual, slow=slow)
@@ -52,28 +52,27 @@ def _slowed(rows: Sequence[StepRow], place: int) -> dict[str, float]:
 
 
 def _around(rows: Sequence[StepRow], place: int) -> list[StepRow]:
-    """Return the steps around the one at `place`, but for the first of a run, which is like no other.
+    """Return the steps to compare the one at `place` with: regular ones, or none for a warm-up or if they are too few.
 
-    A recorded step is held against others that were recorded if there are enough of them, else against those that
-    were not, and only against such.
+    A captured step is compared with other captured ones, if they are enough.
     """
-    near = [*rows[max(1, place - AROUND) : place], *rows[max(1, place + 1) : place + 1 + AROUND]]
-    recorded = bool(rows[place].recorded)
-    alike, others = ([row for row in near if bool(row.recorded) == kind] for kind in (recorded, not recorded))
-    if len(alike) >= FEWEST:
-        return alike
-    if recorded:
-        return others if len(others) >= FEWEST else []
-    return near
+    own = rows[place].kind
+    if own == WARM_UP:
+        return []
+    near = [*rows[max(0, place - AROUND) : place], *rows[place + 1 : place + 1 + AROUND]]
+    for kind in (CAPTURED, REGULAR) if own == CAPTURED else (REGULAR,):
+        if len(alike := [row for row in near if row.kind == kind]) >= FEWEST:
+            return alike
+    return []
 
 
 def usual_stages(rows: Sequence[StepRow], place: int, where_done: bool = False) -> dict[str, float]:
-    """Return the median seconds of each stage around the step at `place`; nothing for the first, or of too few.
+    """Return the median seconds of each stage around the step at `place`; nothing for a warm-up, or of too few steps.
 
     With `where_done` of those steps that have the stage, else of all.
     """
     around = _around(rows, place)
-    if not place or len(around) < FEWEST:
+    if len(around) < FEWEST:
         return {}
     stages = [own_stages(row) for row in around]
     names = {name for each in stages for name in each}

@@ -9,27 +9,34 @@ from statistics import median
 from autoprof.base.intervals import Interval, Union, exclusive
 from autoprof.config import kinds
 from autoprof.report.figures.index import StepSpan
-from autoprof.report.figures.words import OTHER, PROFILING
+from autoprof.report.figures.step_kinds import typical
+from autoprof.report.figures.words import OTHER, OWN
 from autoprof.report.model.run import StageShare, StepRow
 
 
 def by_stage(
     span: StepSpan, timers: Iterable[tuple[str, int, int, int]], stages: dict[str, Union], profiling: Union
 ) -> dict[str, float]:
-    """Sum the seconds of a step by stage, each second counted once, the most first and uncovered time last.
+    """Sum the seconds of a step by stage, each second counted once: the most first, then `OTHER`, then `OWN`.
 
-    What autoprof itself took comes off first, whichever process waited for it. The driver's own timers have their time
-    of what is left; what they leave has the stages of all processes.
+    Autoprof's own time in any process counts first. The driver's timers share the rest of the time. Time outside of all
+    timers counts for the stages of all processes.
     """
     start, end = span.start_ns, span.end_ns
     sums = _owners(span, timers, stages, profiling, [(start, end)])
-    if cost := profiling.length(start, end):
-        sums[PROFILING] = sums.get(PROFILING, 0) + cost
+    own = profiling.length(start, end)
     # A timer may have that name, too.
-    rest = max(0, end - start - sum(sums.values())) + sums.pop(OTHER, 0)
+    rest = max(0, end - start - own - sum(sums.values())) + sums.pop(OTHER, 0)
     found = {name: length / 1e9 for name, length in sorted(sums.items(), key=lambda item: -item[1])}
     found[OTHER] = rest / 1e9
+    if own:
+        found[OWN] = own / 1e9
     return found
+
+
+def without_own(stages: Mapping[str, float]) -> dict[str, float]:
+    """Return the stages of a step without autoprof's own time: their sum is the 100 %."""
+    return {name: took for name, took in stages.items() if name != OWN}
 
 
 def recorded_stages(
@@ -73,28 +80,29 @@ def _owners(
 
 
 def shares(rows: Sequence[StepRow]) -> list[StageShare]:
-    """Return each stage over all steps, the most seconds first, `other` last."""
+    """Return each stage over the typical steps, the most seconds first; then `OTHER`, then `OWN` over all steps."""
     told = {name: kind for row in rows for name, kind in row.kinds.items()}
-    found = _shares(rows, [row.stages for row in rows], lambda name: told.get(name) or kinds.of(name))
-    return sorted(found, key=lambda share: (share.name == OTHER, -share.seconds))
+    stages = [without_own(row.stages) for row in typical(rows)]
+    found = _shares(stages, sum(sum(each.values()) for each in stages), lambda name: told.get(name) or kinds.of(name))
+    own = [{OWN: row.stages[OWN]} for row in rows if OWN in row.stages]
+    return [*sorted(found, key=lambda share: (share.name == OTHER, -share.seconds)), *_shares(own, None, lambda _: "")]
 
 
 def shares_of_kinds(rows: Sequence[StepRow], stages: Iterable[StageShare]) -> list[StageShare]:
-    """Return each kind of stage over all steps, the most seconds first, by the kinds of the stages."""
+    """Return each kind of stage over the typical steps, the most seconds first, by the kinds of the stages."""
     of_stage = {stage.name: stage.kind for stage in stages if stage.kind}
     sums: list[dict[str, float]] = []
-    for row in rows:
+    whole = 0.0
+    for row in typical(rows):
+        whole += sum(without_own(row.stages).values())
         sums.append(defaultdict(float))
         for name, seconds in row.stages.items():
             if name in of_stage:
                 sums[-1][of_stage[name]] += seconds
-    return sorted(_shares(rows, sums, str), key=lambda share: -share.seconds)
+    return sorted(_shares(sums, whole, str), key=lambda share: -share.seconds)
 
 
-def _shares(
-    rows: Sequence[StepRow], parts: Iterable[Mapping[str, float]], kind: Callable[[str], str]
-) -> list[StageShare]:
-    whole = sum(row.seconds for row in rows)
+def _shares(parts: Iterable[Mapping[str, float]], whole: float | None, kind: Callable[[str], str]) -> list[StageShare]:
     of_part: dict[str, list[float]] = defaultdict(list)
     for each in parts:
         for name, seconds in each.items():
@@ -103,7 +111,7 @@ def _shares(
         StageShare(
             name=name,
             seconds=sum(values),
-            share=sum(values) / whole if whole else 0.0,
+            share=None if whole is None else sum(values) / whole if whole else 0.0,
             steps=sum(value > 0 for value in values),
             median_s=median(values),
             kind=kind(name),

@@ -8,8 +8,10 @@ from autoprof.config import kinds
 
 # The part of a step that no timer and no stage covers.
 OTHER = "other"
-# What autoprof itself took of a captured step: to start the profiler, to stop it, to wait for what is written.
+# The kind of a span in which autoprof starts or stops a profiler, or waits for a file.
 PROFILING = "profiling"
+# The row of that time among the stages of a step: the last one, outside of the 100 %.
+OWN = "autoprof's own"
 GENERATION, SCORING, TRAINING = "generation", "scoring", "training"
 SYNC, VALIDATION, CHECKPOINT, REWARD = "weight sync", "validation", "checkpoint", "reward"
 

@@ -10,6 +10,7 @@ import msgspec
 from autoprof.base import units
 from autoprof.report.figures import words
 from autoprof.report.figures.slow_steps import FEWEST, usual_stages
+from autoprof.report.figures.step_kinds import REGULAR, typical
 from autoprof.report.findings import capture_rules, hang_rules, skew_rules, step_rules
 from autoprof.report.findings.registry import CAPTURE_RULES, KINDS, ROW_RULES, STEP_RULES, Around
 from autoprof.report.model.run import Finding, StageShare, StepFigures, StepRow
@@ -50,16 +51,16 @@ def of_run(rows: Sequence[StepRow], files: Mapping[int, str]) -> list[Finding]:
 
 
 def overall(rows: Sequence[StepRow], stages: Sequence[StageShare]) -> list[Finding]:
-    """Return the findings that all steps have in common."""
+    """Return the findings that all steps have in common. `rows` are those that the shares of the stages are of."""
     shares = [stage for stage in stages if words.meaning(stage.name, stage_kind=stage.kind) == words.SYNC]
-    share = sum(stage.share for stage in shares)
+    share = sum(stage.share or 0.0 for stage in shares)
     if not rows or share < SYNC_SHARE:
         return []
     each = sum(stage.seconds for stage in shares) / len(rows)
     return [
         Finding(
             kind=_SHARE,
-            text=f"weight sync takes {units.share(share)} of the run, {units.seconds(each)} a step",
+            text=f"weight sync takes {units.share(share)} of the step time, {units.seconds(each)} a step",
             evidence=[f"{stage.name}: {units.seconds(stage.median_s)} in the median" for stage in shares],
             seconds=each,
         )
@@ -115,21 +116,20 @@ def abridged(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def verdict(rows: Sequence[StepRow], unread: bool) -> str:
-    """Return the sentence for a run without findings: that nothing stands out, or how far that can be told.
+    """Return the sentence for a run without findings, which says what could not be judged.
 
     Args:
         rows: Its steps.
         unread: Whether something of the run could not be read.
     """
     if not rows:
-        return "no step has ended, so there is nothing to judge"
+        return "No step has ended, so there is nothing to judge."
     raised = [f"step {row.number} ended with {row.error}" for row in rows if row.error]
-    said = f"{words.listed(raised, 3)}; nothing else stands out" if raised else "nothing stands out"
-    if unread:
-        said += " in what could be read; the notes name the rest"
-    # The first step and the one that is judged come to those around.
-    if len(rows) < FEWEST + 2:
-        said += f"; slow steps are found in runs of {FEWEST + 2} steps or more"
+    said = f"S{words.listed(raised, 3)[1:]}. No other findings" if raised else "No findings"
+    said += " in what could be read; the notes name the rest." if unread else "."
+    if len(typical(rows)) <= FEWEST:
+        regular = sum(row.kind == REGULAR for row in rows)
+        said += f" Slow-step detection needs {FEWEST + 1} regular steps; this run has {regular}."
     return said
 
 

@@ -8,7 +8,7 @@ from autoprof.base.units import seconds
 from autoprof.base.units import share as percent
 from autoprof.report.figures import words
 from autoprof.report.figures.slow_steps import own_seconds, own_stages
-from autoprof.report.figures.words import OTHER, PROFILING, listed, several
+from autoprof.report.figures.words import OTHER, OWN, listed, several
 from autoprof.report.findings.registry import Around, matters, row_rule, step_rule
 from autoprof.report.model.run import Finding, StepFigures, StepRow
 from autoprof.report.model.samples import SampleRow, ToolRow
@@ -64,7 +64,7 @@ def slow_step(around: Around) -> Iterator[Finding]:
             for name in grown[:3]
             if more[name] > 0
         ]
-        + ([f"profiling took another {seconds(row.stages[PROFILING])}"] if row.stages.get(PROFILING) else [])
+        + ([f"{OWN}: {seconds(row.stages[OWN])} more"] if row.stages.get(OWN) else [])
         + ([f"recorded work took {seconds(slower)} longer than usual"] if (slower := sum(row.slowed.values())) else []),
         seconds=took - row.usual_s,
         step=row.number,

@@ -33,12 +33,13 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StageShare(msgspec.Struct, frozen=True, kw_only=True):
-    """One stage over all steps of the run.
+    """One stage over the steps that `RunFigures.basis` names; `autoprof's own` over all steps.
 
     Attributes:
-        name: The timer's or stage's own name, or `other`.
-        seconds: Of all steps together.
-        share: Of the time of all steps.
+        name: The timer's or stage's own name, `other`, or `autoprof's own`: the profiler's start and stop, and waits
+            for its files.
+        seconds: Of these steps together.
+        share: Of the time of these steps without autoprof's own; None for `autoprof's own`.
         steps: In how many steps it was.
         median_s: Of those steps.
         kind: Its kind in the vocabulary of all trainers, where it has one.
@@ -46,7 +47,7 @@ class StageShare(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     seconds: float
-    share: float
+    share: float | None
     steps: int
     median_s: float
     kind: str = ""
@@ -60,7 +61,8 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
         captured: Whether there are captures of it.
         slow: Whether it took much longer than the steps around it (`usual_s`, docs/findings.md says by how much).
         usual_s: The median of the steps around it.
-        stages: Seconds by stage, each second counted once; they and `other` sum up to `seconds`.
+        stages: Seconds by stage, each second counted once; with `other` and, last, `autoprof's own` they sum up to
+            `seconds`.
         samples: How many samples were generated for it.
         prompt_tokens: As the engines were given them: the second turn of a sample gives the first again.
         response_tokens: As the engines generated them.
@@ -70,6 +72,8 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
             slow and is no finding.
         error: The type of the exception that ended the step.
         kinds: Kinds of stages by name, where the name does not tell.
+        kind: `warm-up` (the first step of each start of the trainer), `captured` (a profiler recorded in a process), or
+            `regular`.
     """
 
     number: int
@@ -87,6 +91,7 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     slowed: dict[str, float] = {}
     error: str | None = None
     kinds: dict[str, str] = {}
+    kind: str = "regular"
 
 
 class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,6 +108,7 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
         path: The critical path.
         findings: Those of this step, by seconds.
         captured_for: Why it was captured, where that was not `AUTOPROF_STEPS`: a condition, or who asked for it.
+        kind: As in `StepRow`.
     """
 
     number: int
@@ -120,6 +126,7 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
     gaps_left_out: int = 0
     kinds: dict[str, str] = {}
     captured_for: list[str] = []
+    kind: str = "regular"
 
 
 class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,12 +156,14 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         rows: What became slower by most first.
+        basis: For each side that is a run, its label and `RunFigures.basis`.
     """
 
     a: str
     b: str
     rows: list[ComparisonRow]
     findings: list[Finding]
+    basis: list[str] = []
 
 
 class OpenSpanRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,15 +194,17 @@ class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         started_ns: When the run began.
         steps: By number. A step that ran again after the run was resumed stands there once, as it ran last.
-        stages: By seconds, `other` last.
+        basis: The steps that `stages`, `kinds`, `median_s` and `tokens_per_s` are of, and the number of the others:
+            the regular steps, else the captured ones, else the warm-ups.
+        stages: By seconds, then `other`, then `autoprof's own`.
         kinds: The same for kinds of stages, each the sum of its stages, by seconds.
-        median_s: Of the steps.
-        tokens_per_s: Generated tokens of all steps by their seconds; None where the timeline has no counts.
+        median_s: The median seconds of these steps.
+        tokens_per_s: Generated tokens of these steps by their seconds; None where the timeline has no counts.
         findings: Those of the run and of the steps in `details`, by seconds.
         details: The steps that were chosen.
         comparison: Where there was something to hold it against.
         notes: What a reader should know of the figures themselves: lines left out, files that could not be read.
-        verdict: Where there are no findings, whether nothing stands out, or how far that can be told.
+        verdict: Without findings a sentence that says so, and what could not be judged.
         open: What has begun and not ended, steps first, then the oldest first.
         open_left_out: How many such spans there are besides.
         going_on: Whether the run goes on, so that ages are up to now.
@@ -220,4 +231,5 @@ class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
     open: list[OpenSpanRow] = []
     open_left_out: int = 0
     going_on: bool = False
+    basis: str = ""
     schema: int = SCHEMA

@@ -19,6 +19,7 @@ import msgspec
 from autoprof import __version__
 from autoprof.base import files, units
 from autoprof.report.figures import words
+from autoprof.report.figures.stage_shares import without_own
 from autoprof.report.model.captures import DeviceShares
 from autoprof.report.model.run import Finding, RunFigures, StepFigures, StepRow
 from autoprof.report.page import charts, colours, sample_charts, step_charts
@@ -63,7 +64,7 @@ def page(figures: RunFigures) -> str:
     """
     plotly = _plotly()
     script = (TEMPLATES / "page.js").read_text(encoding="utf-8")
-    kinds = {stage.name: stage.kind for stage in figures.stages}
+    kinds = _kinds(figures)
     looks = colours.looks(kinds, kinds)
     steps = [_step(step, looks, kinds) for step in figures.details]
     numbers = [step.number for step in figures.details]
@@ -87,8 +88,17 @@ def page(figures: RunFigures) -> str:
         rows=rows(figures.steps),
         open_title=words.open_title(figures.going_on),
         many=len(figures.steps) > charts.MOST_BARS,
-        stages=[Share(stage.name, stage.share, looks[stage.name]) for stage in figures.stages],
+        stages=[
+            Share(stage.name, stage.share, looks[stage.name]) for stage in figures.stages if stage.share is not None
+        ],
     )
+
+
+def _kinds(figures: RunFigures) -> dict[str, str]:
+    """Return the kinds of all stages by name, in the order of the charts; some only warm-up or captured steps have."""
+    kinds = {stage.name: stage.kind for stage in figures.stages}
+    kinds |= {name: row.kinds.get(name, "") for row in figures.steps for name in row.stages if name not in kinds}
+    return {name: kinds[name] for name in sorted(kinds, key=lambda name: (name == words.OWN, name == words.OTHER))}
 
 
 def policy(*scripts: str) -> str:
@@ -143,12 +153,14 @@ def _step(step: StepFigures, run_looks: dict[str, colours.Look], kinds: dict[str
         plots[f"samples-{step.number}"] = sample_charts.longest(step.samples)
     if step.samples is not None and step.samples.done:
         plots[f"done-{step.number}"] = sample_charts.done(step.samples)
-    whole = sum(step.stages.values()) or 1.0
-    shares = [Share(name, took / whole, looks[name]) for name, took in step.stages.items()]
+    stages = without_own(step.stages)
+    whole = sum(stages.values()) or 1.0
+    shares = [Share(name, took / whole, looks[name]) for name, took in stages.items()]
     return {
         "figures": step,
         "plots": plots,
         "shares": shares,
+        "own": step.stages.get(words.OWN),
         "spans_left_out": spans_left_out,
         "lanes_left_out": step_charts.choose(step.lanes).left_out,
     }

@@ -148,7 +148,8 @@ def test_what_a_capture_costs_is_no_finding(tmp_path: Path) -> None:
     assert figures.findings == []
     row = figures.steps[4]
     assert (row.slow, row.seconds, row.usual_s) == (False, 14, 10)
-    assert row.stages == pytest.approx({"update_actor": 6, "gen": 4, "profiling": 4, "other": 0})
+    assert row.stages == pytest.approx({"update_actor": 6, "gen": 4, "other": 0, "autoprof's own": 4})
+    assert list(row.stages)[-2:] == ["other", "autoprof's own"]
     against = comparison.compare(*[comparison.side(figures, 5, False)] * 2)
     assert against.findings == []
     usual = build.figures(runs.read(run), [4, 5])
@@ -168,7 +169,7 @@ def test_the_real_cause_comes_without_what_the_capture_costs(tmp_path: Path) -> 
     figures = build.figures(runs.read(timeline(tmp_path / "run", n1=lines)))
     (finding,) = figures.findings
     assert (finding.text, finding.seconds) == ("step 5 took 15.0 s, usually 10.0 s: 5.00 s more in update_actor", 5)
-    assert "profiling took another 4.00 s" in finding.evidence
+    assert "autoprof's own: 4.00 s more" in finding.evidence
 
 
 def test_a_rank_whose_profiler_starts_inside_of_a_stage_is_not_slow(tmp_path: Path) -> None:
@@ -177,12 +178,14 @@ def test_a_rank_whose_profiler_starts_inside_of_a_stage_is_not_slow(tmp_path: Pa
         for rank in range(4)
     }
     ranks["n1"].append(span("profiling", "profiler start", 2, 6, role="actor", rank=1))
-    figures = build.figures(runs.read(timeline(tmp_path / "run", d=[step(10)], **ranks)), [1])
+    figures = build.figures(
+        runs.read(timeline(tmp_path / "run", d=[step(10), span("timer", "update", 0, 10)], **ranks)), [1]
+    )
     assert [finding.kind for finding in figures.findings] == []
 
 
 def captured_engine(*costs: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """Return a step of 12 s as verl records it: the driver waits in gen for an engine, whose worker has `costs` alone."""
+    """Return a step of 12 s as verl records it: the driver waits in gen for an engine, whose worker has `costs`."""
     of = {"role": "rollout", "ids": {"replica": 0}}
     sample = {"role": "agent_loop", "ids": {"sample": "p", "rollout": 0}}
     return {

@@ -40,7 +40,7 @@ def test_findings_are_printed_and_the_page_is_in_the_run(autoprof: Autoprof, run
     done = autoprof("report", SLOW, "--dir", str(runs))
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0].startswith(f"{SLOW}: 12 steps, 3")
+    assert re.match(rf"{SLOW}: 3\d\.\d s a step \(10 regular steps; 1 warm-up, 1 captured\), ", lines[0])
     assert lines[2].split() == ["stage", "seconds", "share", "median"]
     assert [line.split()[0] for line in lines[3:5]] == ["gen", "update_actor"]
     findings = lines.index("costs   finding")
@@ -91,8 +91,8 @@ def test_a_terminal_takes_every_line_whole(
 def test_a_step_is_shown_by_its_own_stages_and_findings(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     show(build.figures(run_reader.read(runs / SLOW), [7]), 7)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith(f"{SLOW}, step 7: 48.")
-    assert [word for word in lines[3].split() if word.startswith(("gen", "27", "16"))] == ["gen", "27.6", "16.7"]
+    assert lines[0].startswith(f"{SLOW}, step 7 (regular): 48.")
+    assert [word for word in lines[3].split() if word.startswith(("gen", "27", "16"))] == ["gen", "27.6", "16.6"]
     assert not [line for line in lines if "step 9" in line]
 
 
@@ -111,11 +111,11 @@ def test_no_report_takes_the_name_of_another_whole_one(autoprof: Autoprof, runs:
 def test_a_run_of_few_steps_says_how_far_that_can_be_told(tmp_path: Path) -> None:
     write(tmp_path / "few", steps=3, captured=None)
     verdict = build.figures(run_reader.read(tmp_path / "few")).verdict
-    assert verdict == "nothing stands out; slow steps are found in runs of 5 steps or more"
+    assert verdict == "No findings. Slow-step detection needs 4 regular steps; this run has 2."
     (tmp_path / "none").mkdir()
     (tmp_path / "none" / "run.json").write_text("{}")
     assert (
-        build.figures(run_reader.read(tmp_path / "none")).verdict == "no step has ended, so there is nothing to judge"
+        build.figures(run_reader.read(tmp_path / "none")).verdict == "No step has ended, so there is nothing to judge."
     )
     (next((tmp_path / "few" / "timeline").iterdir())).open("a").write('{"kind": "st')
     assert "in what could be read" in build.figures(run_reader.read(tmp_path / "few")).verdict
@@ -124,7 +124,7 @@ def test_a_run_of_few_steps_says_how_far_that_can_be_told(tmp_path: Path) -> Non
 def test_a_healthy_run_says_so(autoprof: Autoprof, runs: Path, tmp_path: Path) -> None:
     done = autoprof("report", USUAL, "--dir", str(runs), "-o", str(tmp_path / "page.html"))
     assert done.returncode == 0, done.stderr
-    assert "nothing stands out" in done.stdout
+    assert "No findings." in done.stdout
     assert (tmp_path / "page.html").is_file()
     assert not (runs / USUAL / "report.html").exists()
 
@@ -146,7 +146,7 @@ def test_markdown(autoprof: Autoprof, runs: Path) -> None:
     assert done.stdout.startswith(f"# autoprof: {SLOW}\n")
     assert "\n- **1" in done.stdout
     assert "tool python took 15.0 s in prompt 9, rollout 2" in done.stdout
-    assert re.search(r"\| gen \| generate \| 3 min \d+ s \| 4\d % \| 1", done.stdout)
+    assert re.search(r"\| gen \| generate \| 2 min \d+ s \| 4\d % \| 1", done.stdout)
     tables = [line for line in done.stdout.splitlines() if line.startswith("|")]
     assert len(tables) > 20
     assert all(line.endswith("|") for line in tables)
@@ -436,7 +436,7 @@ def test_without_the_extra_it_says_what_to_install(
     done = autoprof("report", USUAL, "--dir", str(runs), PYTHONPATH=str(tmp_path))
     assert done.returncode == 1
     assert "autoprof-rl[report]" in done.stderr
-    assert "nothing stands out" in done.stdout
+    assert "No findings." in done.stdout
     done = autoprof("report", USUAL, "--dir", str(runs), "--md", "-", PYTHONPATH=str(tmp_path))
     assert done.returncode == 0
 

@@ -1,0 +1,187 @@
+"""Kinds of steps: the figures of a run are those of its regular steps, and the time of no stage is a finding."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from autoprof.cli.report import show
+from autoprof.report import comparison, markdown
+from autoprof.report.findings import findings
+from autoprof.report.model.run import RunFigures
+from autoprof.report.page import html
+from tests.support.timelines import figures, span, step, timeline
+
+OWN = "autoprof's own"
+Spans = list[dict[str, Any]]
+
+
+def worker(number: int, at: float, **cost: float) -> Spans:
+    """Return what the worker of a captured step writes: a profiler that starts, and whose trace is exported."""
+    of = {"step": number, "role": "actor", "rank": 0}
+    found = [span("profiling", "profiler start", at, at + cost.get("start", 1), **of)]
+    return [*found, span("profiling", "export", at + 5, at + 5 + cost.get("export", 0.5), **of)]
+
+
+def driver(number: int, at: float, took: float, tokens: int = 0, covered: float = 1.0) -> Spans:
+    """Return a step of `took` seconds, `covered` of which are in two stages."""
+    half = at + took * covered / 2
+    counts = {"prompt_tokens": 1, "response_tokens": tokens}
+    turn = span("turn", "generate", at, half, step=number, role="agent_loop", ids={"sample": "p"}, counts=counts)
+    return [
+        *([turn] if tokens else []),
+        span("timer", "gen", at, half, step=number),
+        span("timer", "update", half, at + took * covered, step=number),
+        step(at + took, number, at, rank=0),
+    ]
+
+
+def run(folder: Path, *lengths: float, captured: tuple[int, ...] = (), **more: Any) -> Path:
+    """Write a run whose steps take `lengths` seconds, with profiler spans in the captured ones."""
+    spans: dict[str, Spans] = {"driver": [], "worker": []}
+    at = 0.0
+    for number, took in enumerate(lengths, 1):
+        spans["driver"] += driver(number, at, took, **more)
+        spans["worker"] += worker(number, at) if number in captured else []
+        at += took
+    return timeline(folder, **spans)
+
+
+def kinds(found: RunFigures) -> dict[int, str]:
+    return {row.number: row.kind for row in found.steps}
+
+
+def test_steps_are_warm_up_captured_or_regular(tmp_path: Path) -> None:
+    found = figures(run(tmp_path / "run", 20, 10, 10, 10, captured=(1, 3)))
+    assert kinds(found) == {1: "warm-up", 2: "regular", 3: "captured", 4: "regular"}
+    assert found.basis == "2 regular steps; 1 warm-up, 1 captured"
+
+
+def test_a_step_with_files_of_a_capture_is_captured(tmp_path: Path) -> None:
+    folder = run(tmp_path / "run", 20, 10, 10)
+    capture = folder / "global_step_000002" / "actor.update.rank0.h.pid1.meta.json"
+    capture.parent.mkdir()
+    capture.write_text(json.dumps({"step": 2, "state": "failed", "reason": "no room"}))
+    assert kinds(figures(folder)) == {1: "warm-up", 2: "captured", 3: "regular"}
+
+
+def test_an_export_that_ends_in_the_next_step_does_not_make_that_one_captured(tmp_path: Path) -> None:
+    of = {"step": 2, "role": "actor", "rank": 0}
+    exporter = [span("profiling", "profiler stop", 18, 19, **of), span("profiling", "export", 19, 23, **of)]
+    steps = [line for number in (1, 2, 3) for line in driver(number, 10.0 * number - 10, 10)]
+    assert kinds(figures(timeline(tmp_path / "run", n1=steps, n2=exporter))) == {
+        **{1: "warm-up", 2: "captured"},
+        3: "regular",
+    }
+
+
+@pytest.mark.parametrize("same_file", [False, True])
+def test_the_first_step_of_each_start_of_the_trainer_is_a_warm_up(tmp_path: Path, same_file: bool) -> None:
+    first = [line for number in (1, 2, 3) for line in driver(number, 10.0 * number, 10)]
+    # Step 3 runs again. The second start was killed in step 5, whose number the third one takes again.
+    again = [line for number in (3, 4) for line in driver(number, 100 + 10.0 * number, 10)]
+    last = [line for number in (5, 6) for line in driver(number, 200 + 10.0 * number, 10)]
+    parts = [[span("process", "", at, at), *lines] for at, lines in ((5, first), (125, again), (245, last))]
+    together = [line for part in parts for line in part]
+    files = {"n1": together} if same_file else dict(zip(("n1", "n2", "n3"), parts, strict=True))
+    found = figures(timeline(tmp_path / "run", **files))
+    assert [number for number, kind in kinds(found).items() if kind == "warm-up"] == [1, 3, 5]
+    assert found.basis == "3 regular steps; 3 warm-up"
+
+
+def test_the_figures_of_a_run_are_those_of_its_regular_steps(tmp_path: Path) -> None:
+    found = figures(run(tmp_path / "run", 28, 4, 2, 6, captured=(2, 4), tokens=400))
+    assert found.basis == "1 regular step; 1 warm-up, 2 captured"
+    assert (found.median_s, found.tokens_per_s) == (2, 200)
+    shown = [(stage.name, stage.seconds, stage.share, stage.steps) for stage in found.stages]
+    assert shown == [("gen", 1, 0.5, 1), ("update", 1, 0.5, 1), ("other", 0, 0, 0), (OWN, 2, None, 2)]
+    assert [(kind.name, kind.share) for kind in found.kinds] == [("generate", 0.5)]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "captured", "median_s", "basis"),
+    [
+        ((28, 4, 6), (2, 3), 5, "no regular step; of 2 captured steps; 1 warm-up"),
+        ((28,), (1,), 28, "no regular step; of 1 warm-up step"),
+        ((28,), (), 28, "no regular step; of 1 warm-up step"),
+        ((28, 4), (), 4, "1 regular step; 1 warm-up"),
+    ],
+)
+def test_without_a_regular_step_the_others_count_and_are_named(
+    tmp_path: Path, lengths: tuple[float, ...], captured: tuple[int, ...], median_s: float, basis: str
+) -> None:
+    found = figures(run(tmp_path / "run", *lengths, captured=captured))
+    assert (found.median_s, found.basis) == (median_s, basis)
+
+
+def test_every_output_names_the_steps_and_has_autoprofs_own_time_last(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = figures(run(tmp_path / "run", 28, 4, 2, 6, captured=(2, 4)))
+    show(found)
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == "run: 2.00 s a step (1 regular step; 1 warm-up, 2 captured); unfinished"
+    table = [line.split() for line in printed[2 : printed.index("", 3)]]
+    assert [row[0] for row in table] == ["stage", "gen", "update", "other", "autoprof's"]
+    assert table[-1] == ["autoprof's", "own", "2.00", "s", "-", "1.00", "s"]
+    text = markdown.text(found)
+    assert "2.00 s a step (1 regular step; 1 warm-up, 2 captured)." in text
+    assert f"| {OWN} |  | 2.00 s | - | 1.00 s |" in text
+    page = html.page(found)
+    assert "1 regular step; 1 warm-up, 2 captured" in page
+    for number, kind in kinds(found).items():
+        row = page[page.index(f'<tr><td class="number" data-value="{number}">{number}</td>') :]
+        assert f"<td>{kind}</td>" in row[: row.index("</tr>")]
+
+
+def test_a_step_in_detail_has_its_kind_and_shares_of_100_percent(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = figures(run(tmp_path / "run", 28, 4, 2, 6, captured=(2, 4)), 2)
+    show(found, 2)
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == "run, step 2 (captured): 4.00 s"
+    assert [line.split()[3:5] for line in printed[3:6]] == [["67", "%"], ["33", "%"], ["0", "%"]]
+    assert printed[6].split() == ["autoprof's", "own", "1.00", "s", "-", "1.00", "s"]
+
+
+def test_stages_that_no_regular_step_has_are_drawn(tmp_path: Path) -> None:
+    steps = [line for number in (1, 2, 3) for line in driver(number, 10.0 * number, 10, covered=0.8)]
+    steps.append(span("timer", "save_checkpoint", 28, 30, step=2))
+    found = figures(timeline(tmp_path / "run", n1=steps, n2=worker(2, 20)))
+    assert "save_checkpoint" not in [stage.name for stage in found.stages]
+    assert '"name":"save_checkpoint"' in html.page(found)
+
+
+def test_the_median_of_slow_steps_is_that_of_regular_ones(tmp_path: Path) -> None:
+    found = figures(run(tmp_path / "run", 50, 10, 14, 14, 14, 10, 15, 10, captured=(3, 4, 5)))
+    assert [(row.number, row.usual_s) for row in found.steps if row.slow and row.kind == "regular"] == [(7, 10)]
+
+
+def test_too_few_regular_steps_have_no_slow_one_and_that_is_reported(tmp_path: Path) -> None:
+    found = figures(run(tmp_path / "run", 50, 10, 11, 11, 11, 10, 15, captured=(3, 4, 5)))
+    assert [row.number for row in found.steps if row.slow] == []
+    assert found.verdict == "No findings. Slow-step detection needs 4 regular steps; this run has 3."
+
+
+def test_a_step_that_raised_is_in_the_verdict(tmp_path: Path) -> None:
+    rows = figures(run(tmp_path / "run", 50, 10)).steps
+    rows[1] = msgspec.structs.replace(rows[1], error="ValueError")
+    assert findings.verdict(rows, unread=True).startswith(
+        "Step 2 ended with ValueError. No other findings in what could be read; the notes name the rest."
+    )
+
+
+def test_runs_are_compared_by_their_regular_steps(tmp_path: Path) -> None:
+    a = figures(run(tmp_path / "a", 28, 4, 2, 6, captured=(2, 4)))
+    b = figures(run(tmp_path / "b", 90, 90, 2, 90, captured=(2, 4)))
+    found = comparison.compare(comparison.side(a, None, True), comparison.side(b, None, True))
+    assert found.findings == []
+    assert {row.name: (row.a, row.b) for row in found.rows if row.unit == "s"}["step"] == (2, 2)
+    assert found.basis == [f"{name}: 1 regular step; 1 warm-up, 2 captured" for name in ("b", "a")]
+    both = msgspec.structs.replace(b, comparison=found)
+    assert all(line in markdown.text(both) and line in html.page(both) for line in found.basis)
