@@ -18,7 +18,7 @@ from autoprof.report.figures.index import StepSpan
 from autoprof.report.figures.overview import NOBODY, Overview
 from autoprof.report.figures.reading import Reader, Timeline, timelines
 from autoprof.report.figures.recorded import Recorded
-from autoprof.report.figures.stage_shares import shares, shares_of_kinds
+from autoprof.report.figures.stage_shares import shares, shares_of_kinds, without_own
 from autoprof.report.findings import death, failed, findings, hang_rules
 from autoprof.report.findings.registry import LEAST_S
 from autoprof.report.model.captures import CaptureFigures
@@ -211,6 +211,8 @@ def _notes(overview: Overview, files: Sequence[Timeline]) -> list[str]:
         for row in overview.rows
         if (slower := sum(row.slowed.values())) >= LEAST_S
     ][:_MOST_RECORDED]
+    if stageless := [str(row.number) for row in overview.rows if not without_own(row.stages).keys() - {words.OTHER}]:
+        notes.append(f"no stage was recorded in {words.several(len(stageless), 'step')}: {words.listed(stageless, 10)}")
     if not any(row.samples for row in overview.rows) and overview.rows:
         notes.append("there are no spans of samples: no hook tells of them in this trainer")
     return notes

@@ -137,4 +137,5 @@ def _figures(
         findings=[],
         captured_for=windows(captures),
         kind=row.kind,
+        no_stage=row.no_stage,
     )

@@ -57,6 +57,7 @@ class Sums(msgspec.Struct, array_like=True):
     timers: list[_Timer]
     stages: dict[str, list[_Piece]]
     profiling: list[_Piece]
+    exports: list[_Piece]
     tokens: dict[str, tuple[float, float]]
     samples: int
     first_ns: int

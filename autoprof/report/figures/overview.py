@@ -16,7 +16,7 @@ from autoprof.report.figures.index import Index, StepSpan, Sums
 from autoprof.report.figures.reading import Reader, Timeline
 from autoprof.report.figures.recorded import Recorded
 from autoprof.report.figures.slow_steps import mark_slow
-from autoprof.report.figures.stage_shares import by_stage, recorded_stages
+from autoprof.report.figures.stage_shares import by_stage, no_stage, recorded_stages
 from autoprof.report.figures.words import OWN, PROFILING
 from autoprof.report.figures.zones import Zone, noted
 from autoprof.report.model.run import StepRow
@@ -36,6 +36,8 @@ class _Step:
         self.timers: list[tuple[str, int, int, int]] = []
         self.stages: dict[str, Union] = defaultdict(Union)
         self.profiling = Union()
+        # Stages continue beside an export.
+        self.exports = Union()
         # By kind: turns, and requests where there are no turns.
         self.tokens: dict[str, tuple[float, float]] = {}
         self.samples = 0
@@ -47,6 +49,7 @@ class _Step:
             timers=self.timers,
             stages={name: union.pieces() for name, union in self.stages.items()},
             profiling=self.profiling.pieces(),
+            exports=self.exports.pieces(),
             tokens=self.tokens,
             samples=self.samples,
             first_ns=self.first_ns,
@@ -59,7 +62,7 @@ class _Step:
         step = cls()
         step.timers, step.tokens, step.samples = sums.timers, sums.tokens, sums.samples
         step.stages.update({name: Union(pieces) for name, pieces in sums.stages.items()})
-        step.profiling = Union(sums.profiling)
+        step.profiling, step.exports = Union(sums.profiling), Union(sums.exports)
         step.first_ns, step.last_ns = sums.first_ns, sums.last_ns
         return step
 
@@ -72,9 +75,7 @@ class _Step:
         elif kind == "stage":
             self.stages[line.name].add(line.start_ns, line.end_ns)
         elif kind == PROFILING:
-            # Stages go on beside an export.
-            if line.name != EXPORT:
-                self.profiling.add(line.start_ns, line.end_ns)
+            (self.exports if line.name == EXPORT else self.profiling).add(line.start_ns, line.end_ns)
         elif line.ids.get("validate"):
             return
         elif kind == "sample":
@@ -260,6 +261,7 @@ class Overview:
             kind=step_kinds.kind(
                 first=span.start_ns in self._first_steps, captured=captured or bool(recorded) or OWN in parts
             ),
+            no_stage=no_stage(span, parts, step.timers, step.stages, [step.profiling, step.exports]),
         )
 
 

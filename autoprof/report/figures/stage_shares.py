@@ -11,7 +11,10 @@ from autoprof.config import kinds
 from autoprof.report.figures.index import StepSpan
 from autoprof.report.figures.step_kinds import typical
 from autoprof.report.figures.words import OTHER, OWN
-from autoprof.report.model.run import StageShare, StepRow
+from autoprof.report.model.run import StageGap, StageShare, StepRow
+
+# A step of which no stage covers more than this share has a finding.
+NO_STAGE_SHARE = 0.2
 
 
 def by_stage(
@@ -37,6 +40,44 @@ def by_stage(
 def without_own(stages: Mapping[str, float]) -> dict[str, float]:
     """Return the stages of a step without autoprof's own time: their sum is the 100 %."""
     return {name: took for name, took in stages.items() if name != OWN}
+
+
+def no_stage(
+    span: StepSpan,
+    parts: Mapping[str, float],
+    timers: Iterable[tuple[str, int, int, int]],
+    stages: Mapping[str, Union],
+    autoprof: Iterable[Union],
+) -> StageGap | None:
+    """Return the time of a step in which no stage ran, if that is over a fifth of the step.
+
+    Args:
+        span: The step.
+        parts: Its seconds by stage.
+        timers: The timers of all processes.
+        stages: The stages of all processes.
+        autoprof: Autoprof's own time.
+    """
+    start, end = span.start_ns, span.end_ns
+    whole = sum(without_own(parts).values())
+    if parts[OTHER] <= NO_STAGE_SHARE * whole:
+        return None
+    named = [(name, low, high) for name, low, high, file in timers if file == span.file]
+    named += [(name, low, high) for name, union in stages.items() for low, high in union.within(start, end)]
+    own = [piece for union in autoprof for piece in union.pieces()]
+    free = Union([*own, *((low, high) for _, low, high in named)]).without(start, end)
+    took = sum(high - low for low, high in free) / 1e9
+    if took <= NO_STAGE_SHARE * whole:
+        return None
+    low, high = max(free, key=lambda piece: piece[1] - piece[0])
+    return StageGap(
+        seconds=took,
+        share=took / whole,
+        start_s=(low - start) / 1e9,
+        end_s=(high - start) / 1e9,
+        after=max(((until, name) for name, _, until in named if start < until <= low), default=(0, ""))[1],
+        before=min(((since, name) for name, since, _ in named if high <= since < end), default=(0, ""))[1],
+    )
 
 
 def recorded_stages(

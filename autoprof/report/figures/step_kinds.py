@@ -1,4 +1,4 @@
-"""Kinds of steps, and the steps that stand for a run: its medians, shares and rates are of these alone."""
+"""Kinds of steps, and the choice of the steps that give the medians, shares and rates of a run."""
 
 from __future__ import annotations
 

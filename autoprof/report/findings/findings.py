@@ -89,8 +89,10 @@ def settled(findings: Iterable[Finding]) -> list[Finding]:
 
     def explained(finding: Finding) -> bool:
         by = _EXPLAINED.get(finding.kind)
+        # Time without a stage is the same in most steps.
+        own = finding.kind, "no_stage"
         return by is not None and any(
-            other.seconds >= finding.seconds / 2 and (other.kind in by if by else other.kind != finding.kind)
+            other.seconds >= finding.seconds / 2 and (other.kind in by if by else other.kind not in own)
             for other in of_step[finding.step]
         )
 

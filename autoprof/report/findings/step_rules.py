@@ -8,15 +8,20 @@ from autoprof.base.units import seconds
 from autoprof.base.units import share as percent
 from autoprof.report.figures import words
 from autoprof.report.figures.slow_steps import own_seconds, own_stages
+from autoprof.report.figures.step_kinds import REGULAR
 from autoprof.report.figures.words import OTHER, OWN, listed, several
-from autoprof.report.findings.registry import Around, matters, row_rule, step_rule
-from autoprof.report.model.run import Finding, StepFigures, StepRow
+from autoprof.report.findings.registry import LEAST_S, Around, matters, row_rule, step_rule
+from autoprof.report.model.run import Finding, StageGap, StepFigures, StepRow
 from autoprof.report.model.samples import SampleRow, ToolRow
 
 # Weight sync is long that takes so many times what it usually takes.
 SYNC_RATIO = 2.0
 # Scoring in the driver is slow from such a share of the step on, in the samples from such a share of their time.
 REWARD_SHARE, SAMPLE_REWARD_SHARE = 0.1, 0.25
+# Seconds without a stage in a regular step from which on they are a finding: most other steps have them too.
+NO_STAGE_S = 0.1
+# The longest time without a stage is all of it from this share on.
+NEARLY_ALL = 0.95
 # Tools take much from such a share of the samples' time on.
 TOOL_SHARE = 0.3
 
@@ -53,6 +58,8 @@ def slow_step(around: Around) -> Iterator[Finding]:
     more = {name: value - around.usual.get(name, 0.0) for name, value in own.items()}
     grown = sorted(more, key=lambda name: -more[name])
     first = grown[0]
+    if first == OTHER and _costly_gap(row) is not None:
+        return
     meaning = words.meaning(first, stage_kind=row.kinds.get(first, ""))
     kind = {words.CHECKPOINT: "checkpoint", words.VALIDATION: "validation"}.get(meaning, "slow_step")
     yield Finding(
@@ -69,6 +76,38 @@ def slow_step(around: Around) -> Iterator[Finding]:
         seconds=took - row.usual_s,
         step=row.number,
     )
+
+
+@row_rule("no_stage")
+def no_stage(around: Around) -> Iterator[Finding]:
+    """Find a step in which no stage runs for over a fifth of its time. A note names steps that have no stage at all."""
+    row, gap = around.row, _costly_gap(around.row)
+    if gap is None:
+        return
+    longest = gap.end_s - gap.start_s
+    kind = "" if row.kind == REGULAR else f" ({row.kind})"
+    part = ", " if longest >= NEARLY_ALL * gap.seconds else f": {seconds(longest)} of it "
+    yield Finding(
+        kind="no_stage",
+        text=f"step {row.number}{kind}: no stage ran for {seconds(gap.seconds)}, {percent(gap.share)} of the step"
+        f"{part}{_place(gap)}",
+        evidence=[f"the longest part: from {seconds(gap.start_s)} to {seconds(gap.end_s)} after the step's start"]
+        + ([f"usually {seconds(around.usual[OTHER])}"] if OTHER in around.usual else []),
+        seconds=gap.seconds,
+        step=row.number,
+    )
+
+
+def _costly_gap(step: StepRow | StepFigures) -> StageGap | None:
+    gap = step.no_stage
+    least = NO_STAGE_S if step.kind == REGULAR else LEAST_S
+    return gap if gap is not None and gap.seconds >= least and (gap.after or gap.before) else None
+
+
+def _place(gap: StageGap) -> str:
+    if gap.after and gap.before:
+        return f"between {gap.after} and {gap.before}"
+    return f"before {gap.before}" if gap.before else f"after {gap.after}"
 
 
 @step_rule("slow_tool", "slow_reward", "sample_tail")
@@ -115,6 +154,8 @@ def idle_gap(step: StepFigures) -> Iterator[Finding]:
     """Find a time between two stages in which no worker does anything. Scoring in the driver has its own rule."""
     for gap in step.gaps:
         took = gap.end_s - gap.start_s
+        if gap.within == OTHER and _costly_gap(step) is not None:
+            continue
         if not matters(took, step.seconds) or _meaning(step, gap.within) == words.REWARD:
             continue
         place = "between generation and training " if gap.between != "stages" else ""

@@ -53,6 +53,26 @@ class StageShare(msgspec.Struct, frozen=True, kw_only=True):
     kind: str = ""
 
 
+class StageGap(msgspec.Struct, frozen=True, kw_only=True):
+    """The time of a step in which no stage ran and no timer, without autoprof's own.
+
+    Attributes:
+        seconds: In all.
+        share: Of the step without autoprof's own time.
+        start_s: The start of its longest part, in seconds from the step's start.
+        end_s: The end of its longest part.
+        after: The stage that ended before the longest part; empty if none did.
+        before: The stage that began after the longest part; empty if none did.
+    """
+
+    seconds: float
+    share: float
+    start_s: float
+    end_s: float
+    after: str
+    before: str
+
+
 class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     """One step in the run's overview.
 
@@ -74,6 +94,7 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
         kinds: Kinds of stages by name, where the name does not tell.
         kind: `warm-up` (the first step of each start of the trainer), `captured` (a profiler recorded in a process), or
             `regular`.
+        no_stage: The time in which no stage ran, if it is over a fifth of the step.
     """
 
     number: int
@@ -92,6 +113,7 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     kinds: dict[str, str] = {}
     kind: str = "regular"
+    no_stage: StageGap | None = None
 
 
 class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,6 +131,7 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
         findings: Those of this step, by seconds.
         captured_for: Why it was captured, where that was not `AUTOPROF_STEPS`: a condition, or who asked for it.
         kind: As in `StepRow`.
+        no_stage: As in `StepRow`.
     """
 
     number: int
@@ -127,6 +150,7 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
     kinds: dict[str, str] = {}
     captured_for: list[str] = []
     kind: str = "regular"
+    no_stage: StageGap | None = None
 
 
 class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -204,7 +228,7 @@ class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
         details: The steps that were chosen.
         comparison: Where there was something to hold it against.
         notes: What a reader should know of the figures themselves: lines left out, files that could not be read.
-        verdict: Without findings a sentence that says so, and what could not be judged.
+        verdict: A sentence for a run without findings, with the part that could not be judged.
         open: What has begun and not ended, steps first, then the oldest first.
         open_left_out: How many such spans there are besides.
         going_on: Whether the run goes on, so that ages are up to now.

@@ -10,6 +10,7 @@ import base64
 import functools
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -121,7 +122,7 @@ def embedded(content: Any) -> str:
 
 def said(finding: Finding) -> str:
     """Return a finding's sentence without its step's number, to be shown beside that."""
-    text = finding.text.removeprefix(f"step {finding.step}: ")
+    text = re.sub(rf"^step {finding.step}(?: \([\w-]+\))?: ", "", finding.text)
     return text[:1].upper() + text[1:]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from autoprof.report import build, comparison
-from autoprof.report.figures import slow_steps
+from autoprof.report.figures import slow_steps, stage_shares
 from autoprof.report.findings import capture_rules, findings, registry, step_rules
 from autoprof.report.findings.findings import KINDS
 from autoprof.report.model.run import Finding, RunFigures
@@ -195,6 +195,11 @@ DOCUMENTATION = ROOT / "docs" / "findings.md"
             (step_rules.REWARD_SHARE, step_rules.SAMPLE_REWARD_SHARE),
             (0.1, 0.25),
             "a tenth of the step; samples spend a quarter",
+        ),
+        (
+            (stage_shares.NO_STAGE_SHARE, step_rules.NO_STAGE_S, registry.LEAST_S),
+            (0.2, 0.1, 1),
+            "for over a fifth of a step (0.1 s at least in a regular step, 1 s in others)",
         ),
         ((step_rules.TOOL_SHARE, capture_rules.IDLE_SHARE), (0.3, 0.4), "three tenths of the samples' time"),
         ((capture_rules.BARE_SHARE, capture_rules.FULL_SHARE), (0.15, 0.92), "92 % of the device's memory"),

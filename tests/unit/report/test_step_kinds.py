@@ -1,4 +1,4 @@
-"""Kinds of steps: the figures of a run are those of its regular steps, and the time of no stage is a finding."""
+"""Kinds of steps: regular steps give the figures of a run, and time without a stage is a finding."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Spans = list[dict[str, Any]]
 
 
 def worker(number: int, at: float, **cost: float) -> Spans:
-    """Return what the worker of a captured step writes: a profiler that starts, and whose trace is exported."""
+    """Return the spans of the worker of a captured step: its profiler starts, and its trace is exported."""
     of = {"step": number, "role": "actor", "rank": 0}
     found = [span("profiling", "profiler start", at, at + cost.get("start", 1), **of)]
     return [*found, span("profiling", "export", at + 5, at + 5 + cost.get("export", 0.5), **of)]
@@ -185,3 +185,117 @@ def test_runs_are_compared_by_their_regular_steps(tmp_path: Path) -> None:
     assert found.basis == [f"{name}: 1 regular step; 1 warm-up, 2 captured" for name in ("b", "a")]
     both = msgspec.structs.replace(b, comparison=found)
     assert all(line in markdown.text(both) and line in html.page(both) for line in found.basis)
+
+
+def no_stage(tmp_path: Path, **processes: Spans) -> list[str]:
+    found = figures(timeline(tmp_path / "run", **processes))
+    return [finding.text for finding in found.findings if finding.kind == "no_stage"]
+
+
+@pytest.mark.parametrize(
+    ("stages", "said"),
+    [
+        ([("gen", 6, 8), ("update", 8, 10)], "no stage ran for 6.00 s, 60 % of the step, before gen"),
+        ([("gen", 0, 4), ("update", 7, 10)], "no stage ran for 3.00 s, 30 % of the step, between gen and update"),
+        ([("gen", 0, 4), ("update", 4, 7)], "no stage ran for 3.00 s, 30 % of the step, after update"),
+        (
+            [("gen", 2, 4), ("adv", 5, 6), ("update", 6, 9)],
+            "no stage ran for 4.00 s, 40 % of the step: 2.00 s of it before gen",
+        ),
+        # An outer timer ends last.
+        (
+            [("gen", 0, 4), ("reward", 2, 3), ("update", 7, 10)],
+            "no stage ran for 3.00 s, 30 % of the step, between gen",
+        ),
+    ],
+)
+def test_a_step_in_which_no_stage_runs_for_over_a_fifth_is_found(
+    tmp_path: Path, stages: list[tuple[str, float, float]], said: str
+) -> None:
+    timers = [span("timer", name, at + 10, end + 10, step=2) for name, at, end in stages]
+    (text,) = no_stage(tmp_path, n1=[*driver(1, 0, 10), *timers, step(20, 2, 10, rank=0)])
+    assert text.startswith(f"step 2: {said}")
+
+
+def test_stages_of_workers_count_and_a_fifth_is_not_found(tmp_path: Path) -> None:
+    stage = span("stage", "update_actor", 14, 18, step=2, role="actor", rank=0)
+    lines = [*driver(1, 0, 10), span("timer", "gen", 10, 14, step=2), step(20, 2, 10, rank=0)]
+    assert no_stage(tmp_path, n1=lines, n2=[stage]) == []
+
+
+@pytest.mark.parametrize(("unit", "captured", "count"), [(0.02, (), 0), (0.04, (), 1), (0.2, (2,), 0), (0.3, (2,), 1)])
+def test_little_time_without_a_stage_counts_in_regular_steps_alone(
+    tmp_path: Path, unit: float, captured: tuple[int, ...], count: int
+) -> None:
+    """Step 2 has 4 units without a stage."""
+    lines = [*driver(1, 0, 10), *driver(2, 10, 10 * unit, covered=0.6), *driver(3, 10 + 10 * unit, 10)]
+    start = span("profiling", "profiler start", 10, 10 + unit / 10, step=2, role="actor", rank=0)
+    assert len(no_stage(tmp_path, n1=lines, n2=[start] if captured else [])) == count
+
+
+def test_the_sentence_has_the_kind_of_a_step_that_is_not_regular(tmp_path: Path) -> None:
+    first = [span("timer", "gen", 18, 28), step(28, rank=0)]
+    (text,) = no_stage(tmp_path, n1=[*first, *driver(2, 28, 2), *driver(3, 30, 2)])
+    assert text == "step 1 (warm-up): no stage ran for 18.0 s, 64 % of the step, before gen"
+    (finding,) = figures(tmp_path / "run").findings
+    assert html.said(finding).startswith("No stage ran for 18.0 s")
+    assert html.rest(finding).startswith(" (warm-up): no stage ran for")
+
+
+def test_autoprofs_own_time_and_exports_are_no_time_without_a_stage(tmp_path: Path) -> None:
+    steps = [*driver(1, 0, 10), *driver(2, 10, 10, covered=0.4), *driver(3, 20, 10)]
+    of = {"step": 2, "role": "actor", "rank": 0}
+    costs = [span("profiling", "profiler stop", 14, 16, **of), span("profiling", "export", 16, 20, **of)]
+    assert no_stage(tmp_path, n1=steps, n2=costs) == []
+    (row,) = (row for row in figures(tmp_path / "run").steps if row.number == 2)
+    assert row.stages == pytest.approx({"gen": 2, "update": 2, "other": 4, OWN: 2})
+
+
+def test_of_many_steps_without_a_stage_the_three_costliest_are_listed(tmp_path: Path) -> None:
+    spans = [line for number in range(1, 9) for line in driver(number, 20.0 * number, 10 + number, covered=0.5)]
+    found = [each for each in figures(timeline(tmp_path / "run", n1=spans)).findings if each.kind == "no_stage"]
+    assert [finding.step for finding in found] == [8, 7, 6]
+    assert found[0].evidence[-1] == "also in 5 other steps: 5, 4, 3, 2, 1"
+
+
+def test_workers_that_wait_while_no_stage_runs_are_one_finding(tmp_path: Path) -> None:
+    def waiting(number: int, at: float, idle: float) -> tuple[Spans, Spans]:
+        end = at + 5 + idle
+        timers = [("gen", at, at + 2), ("update", end - 3, end)]
+        lines = [span("timer", name, start, stop, step=number) for name, start, stop in timers]
+        stages = [
+            span("stage", name, start, stop, step=number, role="actor", rank=0)
+            for name, start, stop in (("log_prob", at, at + 2), ("update_actor", end - 3, end))
+        ]
+        return [*lines, step(end, number, at, rank=0)], stages
+
+    parts = [waiting(1, 0, 0), waiting(2, 5, 4), waiting(3, 14, 0)]
+    trainer, actor = ([line for part in parts for line in part[place]] for place in (0, 1))
+    found = figures(timeline(tmp_path / "run", n1=trainer, n2=actor), 2)
+    assert [finding.kind for finding in found.findings] == ["no_stage"]
+    assert [gap.end_s - gap.start_s for gap in found.details[0].gaps] == [4]
+
+
+def test_steps_without_any_stage_are_a_note(tmp_path: Path) -> None:
+    found = figures(timeline(tmp_path / "run", n1=[*driver(1, 0, 10), step(20, 2, 10, rank=0), *driver(3, 20, 10)]))
+    assert found.findings == []
+    assert "no stage was recorded in 1 step: 2" in found.notes
+
+
+@pytest.mark.parametrize(("grown", "expected"), [("update", ["no_stage", "slow_step"]), ("other", ["no_stage"])])
+def test_time_without_a_stage_explains_a_slow_step_only_if_it_grew(
+    tmp_path: Path, grown: str, expected: list[str]
+) -> None:
+    """Each step has 4 s without a stage and 6 s with one; step 4 has 5 s more of one of the two."""
+    lines, at = [], 0.0
+    for number in range(1, 9):
+        more = 5.0 if number == 4 else 0.0
+        idle = 4 + more * (grown == "other")
+        end = at + 10 + more
+        lines += [span("timer", "update", at + idle, end, step=number), step(end, number, at, rank=0)]
+        at = end
+    found = figures(timeline(tmp_path / "run", n1=lines), 4)
+    here = [finding for finding in found.details[0].findings if finding.step == 4]
+    assert sorted(finding.kind for finding in here) == expected
+    gap = next(finding for finding in here if finding.kind == "no_stage")
+    assert "usually 4.00 s" in gap.evidence
