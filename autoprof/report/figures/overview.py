@@ -134,7 +134,6 @@ class Overview:
         else:
             self._take_over(known, reader, attempts)
         self.attempts = attempts.count
-        self._first_steps = attempts.first_steps
         between = {number: self._between(number, attempts) for number in self.spans.keys() | self._steps.keys()}
         self._leave_out(timelines, between)
         self._number_timers()
@@ -142,13 +141,19 @@ class Overview:
             number: msgspec.structs.replace(span, since_ns=between[number][0], until_ns=between[number][1])
             for number, span in self.spans.items()
         }
-        self.rows = mark_slow([self._row(span) for _, span in sorted(self.spans.items())])
+        self.rows = mark_slow(
+            [self._row(span, span.start_ns in attempts.first_steps) for _, span in sorted(self.spans.items())]
+        )
         self.cut_off_spans = {
             number: _cut_off(number, step, *between[number])
             for number, step in sorted(self._steps.items())
             if number not in self.spans and step.last_ns > step.first_ns
         }
-        self.cut_off = {number: self._row(span) for number, span in self.cut_off_spans.items()}
+        # The rules of rows look at steps that have ended.
+        self.cut_off = {
+            number: msgspec.structs.replace(self._row(span, self._is_first(span)), no_stage=None)
+            for number, span in self.cut_off_spans.items()
+        }
         self._steps.clear()
 
     def _kept(self, stamp: index.Stamp, reader: Reader, attempts: Attempts) -> Index:
@@ -236,7 +241,11 @@ class Overview:
                 self._steps[order[place].number].timers.append(timer)
         self._unnumbered.clear()
 
-    def _row(self, span: StepSpan) -> StepRow:
+    def _is_first(self, span: StepSpan) -> bool:
+        """Return True if no step of the same attempt began before this one, which has not ended."""
+        return not any(span.since_ns <= other.start_ns < span.start_ns for other in self.spans.values())
+
+    def _row(self, span: StepSpan, first: bool) -> StepRow:
         step = self._steps[span.number]
         prompt, response = step.tokens.get("turn") or step.tokens.get("request") or (None, None)
         length = (span.end_ns - span.start_ns) / 1e9
@@ -258,9 +267,7 @@ class Overview:
             tokens_per_s=response / length if response and length else None,
             error=span.error,
             kinds={name: kind for name, kind in self.kinds.items() if name in parts},
-            kind=step_kinds.kind(
-                first=span.start_ns in self._first_steps, captured=captured or bool(recorded) or OWN in parts
-            ),
+            kind=step_kinds.kind(first=first, captured=captured or bool(recorded) or OWN in parts),
             no_stage=no_stage(span, parts, step.timers, step.stages, [step.profiling, step.exports]),
         )
 

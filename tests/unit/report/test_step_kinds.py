@@ -93,6 +93,15 @@ def test_the_first_step_of_each_start_of_the_trainer_is_a_warm_up(tmp_path: Path
     assert found.basis == "3 regular steps; 3 warm-up"
 
 
+@pytest.mark.parametrize(("number", "kind"), [(3, "warm-up"), (4, "regular")])
+def test_a_step_without_an_end_has_a_kind(tmp_path: Path, number: int, kind: str) -> None:
+    first = [line for step_number in (1, 2) for line in driver(step_number, 10.0 * step_number, 10)]
+    again = [line for step_number in range(3, number) for line in driver(step_number, 70 + 10.0 * step_number, 10)]
+    again.append(span("timer", "gen", 120, 125, step=number))
+    run = timeline(tmp_path / "run", n1=first, n2=[span("process", "", 99, 99), *again])
+    assert [details.kind for details in figures(run, number).details] == [kind]
+
+
 def test_the_figures_of_a_run_are_those_of_its_regular_steps(tmp_path: Path) -> None:
     found = figures(run(tmp_path / "run", 28, 4, 2, 6, captured=(2, 4), tokens=400))
     assert found.basis == "1 regular step; 1 warm-up, 2 captured"
