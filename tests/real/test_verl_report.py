@@ -97,7 +97,10 @@ def test_the_findings_say_who_it_was(reported: RunFigures) -> None:
 
 def test_healthy_steps_have_none_of_them(reported: RunFigures) -> None:
     """Whatever else the machine has to do, which may take a second."""
-    costly = {finding.step for finding in reported.findings if finding.seconds > SLOW_S / 2}
+    # In the first step, much of verl starts before the first stage.
+    (start,) = (finding for finding in reported.findings if finding.kind == "no_stage" and finding.step == 1)
+    assert start.text.startswith("step 1 (warm-up): no stage ran for ")
+    costly = {finding.step for finding in reported.findings if finding.seconds > SLOW_S / 2 and finding is not start}
     assert costly == set(CAUSES) | {14}
     assert {row.number for row in reported.steps} == set(range(1, 25))
 
