@@ -2,12 +2,18 @@
 
 Whoever may write in a folder of the run can put links where autoprof is going to write. So autoprof creates each file
 anew, and opens what is there only if it is a regular file. The finisher uses this too: standard library only.
+
+No file gets the number 0, 1 or 2. A program may have closed these numbers and still write to them: Python writes what
+is left in the buffer of `sys.stdout` at exit.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import os
+import resource
 import shutil
 import stat
 
@@ -16,17 +22,25 @@ from autoprof.base.interrupts import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Container, Iterator
 
 # Nobody has to wait to open a pipe; a link is an error.
 _CAREFULLY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+# Programs seldom have as many files open.
+_HIGH = 700
 
 
 class _State(process.State):
-    """The group's permission to read what this process makes."""
+    """What this process knows of its files.
+
+    Attributes:
+        group: True if the group may read what this process makes.
+        low_closed: True if a file has got the number 0, 1 or 2: the program has closed that number.
+    """
 
     def begin(self) -> None:
         self.group = False
+        self.low_closed = False
 
 
 _state = _State()
@@ -61,15 +75,74 @@ def folder(path: str | os.PathLike[str]) -> None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), place)
 
 
-def create(path: str | os.PathLike[str]) -> int:
-    """Return a new and empty file, open for writing, in the place of what has the name.
+def descriptor(
+    path: str | os.PathLike[str], flags: int, mode: int = 0o600, *, dir_fd: int | None = None, held: bool = False
+) -> int:
+    """Open a file as `os.open` does, but never as 0, 1 or 2. Also an `opener` for `open`.
+
+    Args:
+        held: The file stays open while the program runs: its number is 700 or above.
+
+    Raises:
+        OSError: It can't be opened.
+    """
+    if _state.low_closed:
+        with low_numbers_taken():
+            number = os.open(path, flags, mode, dir_fd=dir_fd)
+    else:
+        number = os.open(path, flags, mode, dir_fd=dir_fd)
+    if number > 2 and not held:
+        return number
+    _state.low_closed |= number < 3
+    try:
+        return high(number)
+    finally:
+        os.close(number)
+
+
+@contextlib.contextmanager
+def low_numbers_taken() -> Iterator[None]:
+    """Take 0, 1 and 2 if they are closed, so that no file gets these numbers meanwhile.
+
+    Reading and writing fail with EBADF as they do without: the numbers are opened with O_PATH.
+
+    Raises:
+        OSError: Too many files are open.
+    """
+    taken: list[int] = []
+    try:
+        while (number := os.open("/", os.O_PATH | os.O_CLOEXEC)) < 3:
+            taken.append(number)
+        os.close(number)
+        yield
+    finally:
+        for number in taken:
+            os.close(number)
+
+
+def high(number: int) -> int:
+    """Return a copy of a descriptor with a number of 700 or above, or as high as the limit of open files allows.
+
+    Raises:
+        OSError: Too many files are open.
+    """
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    lowest = _HIGH if soft == resource.RLIM_INFINITY or soft > _HIGH else max(3, soft // 2)
+    return fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, lowest)
+
+
+def create(path: str | os.PathLike[str], held: bool = False) -> int:
+    """Replace a file by a new, empty one, and return its descriptor for writing.
+
+    Args:
+        held: As for `descriptor`.
 
     Raises:
         OSError: It can't be made.
     """
     with suppress(FileNotFoundError):
         os.unlink(path)
-    return _create(path)
+    return _create(path, held)
 
 
 def claim(path: str | os.PathLike[str]) -> bool:
@@ -109,18 +182,18 @@ def append(path: str | os.PathLike[str], content: bytes, first: bytes = b"") -> 
     Raises:
         OSError: It can't be written; something else is in its place.
     """
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _CAREFULLY, 0o600)
+    file = descriptor(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _CAREFULLY)
     try:
-        found = _regular(descriptor, path)
+        found = _regular(file, path)
         if _state.group and not found.st_mode & stat.S_IRGRP:
-            _show(descriptor, 0o640)
+            _show(file, 0o640)
         if found.st_size == 0:
             content = first + content
-        if os.write(descriptor, content) < len(content):
-            os.ftruncate(descriptor, found.st_size)
+        if os.write(file, content) < len(content):
+            os.ftruncate(file, found.st_size)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(path))
     finally:
-        os.close(descriptor)
+        os.close(file)
 
 
 def opened(path: str | os.PathLike[str]) -> int:
@@ -129,13 +202,13 @@ def opened(path: str | os.PathLike[str]) -> int:
     Raises:
         OSError: It can't be read, or is no regular file.
     """
-    descriptor = os.open(path, os.O_RDONLY | _CAREFULLY)
+    file = descriptor(path, os.O_RDONLY | _CAREFULLY)
     try:
-        _regular(descriptor, path)
+        _regular(file, path)
     except OSError:
-        os.close(descriptor)
+        os.close(file)
         raise
-    return descriptor
+    return file
 
 
 def read(path: str | os.PathLike[str], most: int, owners: Container[int] | None = None) -> bytes:
@@ -144,9 +217,8 @@ def read(path: str | os.PathLike[str], most: int, owners: Container[int] | None 
     Raises:
         OSError: It can't be read, is no regular file, is too large, or belongs to none of `owners`.
     """
-    descriptor = os.open(path, os.O_RDONLY | _CAREFULLY)
-    with open(descriptor, "rb") as file:
-        found = _regular(descriptor, path)
+    with open(descriptor(path, os.O_RDONLY | _CAREFULLY), "rb") as file:
+        found = _regular(file.fileno(), path)
         if found.st_size > most:
             raise OSError(errno.EFBIG, f"it has more than {most} bytes", os.fspath(path))
         if owners is not None and found.st_uid not in owners:
@@ -160,7 +232,7 @@ def of_user(path: str | os.PathLike[str], most: int) -> bytes:
     Raises:
         OSError: It can't be read, or is too large.
     """
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=descriptor) as file:
         content = file.read(most + 1)
     if len(content) > most:
         raise OSError(errno.EFBIG, f"it has more than {most} bytes", os.fspath(path))
@@ -171,13 +243,13 @@ def of_user(path: str | os.PathLike[str], most: int) -> bytes:
 def empty(path: str | os.PathLike[str]) -> None:
     """Free the disk space of a file; do nothing where there is none, or where it has other names."""
     with suppress(OSError):
-        descriptor = os.open(path, os.O_WRONLY | _CAREFULLY)
+        file = descriptor(path, os.O_WRONLY | _CAREFULLY)
         try:
-            found = os.fstat(descriptor)
+            found = os.fstat(file)
             if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
-                os.ftruncate(descriptor, 0)
+                os.ftruncate(file, 0)
         finally:
-            os.close(descriptor)
+            os.close(file)
 
 
 def remove(*paths: str) -> None:
@@ -212,10 +284,10 @@ def _made(path: str) -> bool:
     return True
 
 
-def _create(path: str | os.PathLike[str]) -> int:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _CAREFULLY, 0o600)
-    _show(descriptor, 0o640)
-    return descriptor
+def _create(path: str | os.PathLike[str], held: bool = False) -> int:
+    file = descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _CAREFULLY, held=held)
+    _show(file, 0o640)
+    return file
 
 
 def _show(made: int | str | os.PathLike[str], mode: int) -> None:
@@ -225,8 +297,8 @@ def _show(made: int | str | os.PathLike[str], mode: int) -> None:
             os.chmod(made, mode | (os.stat(made).st_mode & stat.S_ISGID))
 
 
-def _regular(descriptor: int, path: str | os.PathLike[str]) -> os.stat_result:
-    found = os.fstat(descriptor)
+def _regular(file: int, path: str | os.PathLike[str]) -> os.stat_result:
+    found = os.fstat(file)
     if not stat.S_ISREG(found.st_mode):
         raise OSError(errno.EINVAL, "it is no file", os.fspath(path))
     return found

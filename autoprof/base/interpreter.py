@@ -5,14 +5,18 @@ Where Python is embedded or frozen, `sys.executable` is the user's program, whic
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import json
 import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
+from typing import Any, BinaryIO
 
-from autoprof.base import interrupts
+from autoprof.base import files, interrupts
 
 _NAME = re.compile(r"(python|pypy)[\d.]*[a-z]*")
 _VERSION = f"{sys.implementation.name} {sys.version_info[0]}.{sys.version_info[1]}"
@@ -30,6 +34,23 @@ def find() -> str:
     if not path:
         raise FileNotFoundError(f"there is no {_VERSION} to start: sys.executable is {sys.executable!r}")
     return path
+
+
+@contextlib.contextmanager
+def job_file(job: dict[str, Any]) -> Iterator[BinaryIO]:
+    """Yield a file without a name that has a job as JSON, to be the stdin of a helper process.
+
+    A pipe would end only when a child that the user forks meanwhile has ended, too.
+
+    Raises:
+        OSError: It can't be made.
+    """
+    with files.low_numbers_taken(), tempfile.TemporaryFile() as empty:
+        descriptor = files.high(empty.fileno())
+    with open(descriptor, "w+b") as file:
+        file.write(json.dumps(job, default=str).encode())
+        file.seek(0)
+        yield file
 
 
 @functools.lru_cache

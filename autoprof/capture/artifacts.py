@@ -216,7 +216,9 @@ class Artifacts:
 
     def _hand_over(self, raw: Path, meta: dict[str, Any], suspicion: str) -> None:
         try:
-            self._costs(EXPORT, lambda: self._tool.export(str(raw)))
+            # Kineto opens the file in C++. Threads of C may write to a closed standard output meanwhile.
+            with files.low_numbers_taken():
+                self._costs(EXPORT, lambda: self._tool.export(str(raw)))
         except Exception as error:
             interrupts.pass_on(error)
             self._give_up(f"the trace could not be exported: {error}")

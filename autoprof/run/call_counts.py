@@ -10,7 +10,7 @@ import json
 import os
 import threading
 
-from autoprof.base import identity, interrupts, process
+from autoprof.base import files, identity, interrupts, process
 from autoprof.run import runtime
 from autoprof.run.cluster import current_step
 from autoprof.rundir.layout import RunDir
@@ -69,7 +69,7 @@ def _new(directory: RunDir, which: tuple[str, int | None, bool]) -> list[int]:
         for number in itertools.count():
             path = folder / f"{identity.HOST}-{os.getpid()}.{number}.txt"
             try:
-                state.file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+                state.file = files.descriptor(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, held=True)
                 break
             except FileExistsError as error:
                 interrupts.pass_on(error)

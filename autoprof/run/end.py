@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import autoprof
-from autoprof.base import identity, interpreter, interrupts, log, process
+from autoprof.base import files, identity, interpreter, interrupts, log, process
 from autoprof.base.redact import is_url, url
 from autoprof.config.values import MERGE
 from autoprof.run import outcome, seat
@@ -145,18 +144,16 @@ def _after(run: Runtime) -> None:
         # Another interpreter than this process's may not find its packages.
         others = sys.path if python != sys.executable else []
         path = os.pathsep.join(filter(None, map(str, others)))
-        after = subprocess.Popen(
-            [python, "-m", _AFTER, path],
-            cwd=Path(autoprof.__file__).parent.parent,
-            env=os.environ | {"AUTOPROF": "0"},
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
-        assert after.stdin is not None
-        with after.stdin:
-            after.stdin.write(json.dumps(job).encode())
+        with interpreter.job_file(job) as file, files.low_numbers_taken():
+            after = subprocess.Popen(
+                [python, "-m", _AFTER, path],
+                cwd=Path(autoprof.__file__).parent.parent,
+                env=os.environ | {"AUTOPROF": "0"},
+                stdin=file,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
     except OSError as error:
         interrupts.pass_on(error)
         log.warning(f"no process could be started to merge or copy traces: {error}")
@@ -203,7 +200,7 @@ def _command(run: Runtime) -> str:
     if not run.settings.on_finish or not first_to_finish(run):
         return ""
     try:
-        os.close(os.open(run.rundir.path / _MARK, os.O_CREAT | os.O_EXCL, 0o600))
+        os.close(files.descriptor(run.rundir.path / _MARK, os.O_CREAT | os.O_EXCL))
     except FileExistsError as error:
         interrupts.pass_on(error)
         return ""

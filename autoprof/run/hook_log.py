@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from autoprof.base import identity, interrupts, log
+from autoprof.base import files, identity, interrupts, log
 from autoprof.base.redact import hidden, redacted
 from autoprof.rundir import layout, processes
 from autoprof.rundir.file_names import JSON
@@ -193,7 +193,7 @@ class HookLog:
 def process_title() -> str:
     """Return what `ps` shows for this process: Ray sets it to the actor's class. Spawned children have their name."""
     try:
-        with open("/proc/self/cmdline", "rb") as file:
+        with open("/proc/self/cmdline", "rb", opener=files.descriptor) as file:
             words = file.read(4096).decode(errors="replace").split("\0")
     except OSError as error:
         interrupts.pass_on(error)

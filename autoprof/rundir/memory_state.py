@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from autoprof.base import interrupts
+from autoprof.base import files, interrupts
 from autoprof.rundir.lines import MemoryLine, MemoryState
 
 _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
@@ -136,7 +136,7 @@ def _numbers(path: Path, unit: int = 1) -> dict[str, int]:
 
 def _text(path: Path) -> str:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = files.descriptor(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             return os.read(descriptor, 1 << 16).decode(errors="replace")
         finally:

@@ -161,7 +161,7 @@ def _mark(folder: Path) -> _Mark | None:
     fs/nfs/dir.c, nfs_lookup_verify_inode).
     """
     try:
-        descriptor = os.open(folder, _OPEN)
+        descriptor = files.descriptor(folder, _OPEN)
     except OSError as error:
         interrupts.pass_on(error)
         return None

@@ -18,7 +18,7 @@ import msgspec
 
 from autoprof import _boot
 from autoprof._boot import command, launch
-from autoprof.base import identity, interrupts, log, process
+from autoprof.base import files, identity, interrupts, log, process
 from autoprof.behaviours.script import blocks, opened
 from autoprof.behaviours.trainer import running
 from autoprof.capture import writer
@@ -198,7 +198,7 @@ def _new_id() -> str:
         return _boot.new_run_id()
     launcher = os.getppid()
     ticks = identity.began(launcher) or 0
-    with open("/proc/stat") as file:
+    with open("/proc/stat", opener=files.descriptor) as file:
         booted = next(int(line.split()[1]) for line in file if line.startswith("btime "))
     began = time.localtime(booted + ticks // os.sysconf("SC_CLK_TCK"))
     which = hashlib.sha256(f"{identity.machine()} {launcher} {ticks} {_state.started}".encode()).hexdigest()

@@ -9,6 +9,8 @@ import os
 import re
 import shutil
 
+from autoprof.base import files
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gzip import GzipFile
@@ -27,7 +29,7 @@ _DEVICE_EVENTS = (b'"cat": "kernel"', b'"cat": "gpu_memcpy"', b'"cat": "gpu_mems
 def device_events(path: str) -> bool:
     """Return whether a GPU's work is in a Chrome trace of Kineto's: events of these categories (torch 2.13)."""
     end = b""
-    with open(path, "rb") as source:
+    with open(path, "rb", opener=files.descriptor) as source:
         while piece := source.read(_PIECE):
             if any(text in end + piece for text in _DEVICE_EVENTS):
                 return True

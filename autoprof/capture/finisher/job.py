@@ -50,7 +50,7 @@ def finish(job: dict[str, Any]) -> None:
 def _claimed(raw: str) -> Iterator[bool]:
     """Yield whether the recording is this process's to finish: its process may not know that it was handed over."""
     try:
-        descriptor = os.open(raw, os.O_RDONLY)
+        descriptor = files.descriptor(raw, os.O_RDONLY)
     except FileNotFoundError:
         yield False
         return
@@ -100,7 +100,7 @@ def _compress(job: dict[str, Any]) -> dict[str, Any]:
     raw, trace, chrome = job["raw"], job["trace"], chrome_trace
     said: dict[str, Any] = {}
     with (
-        open(raw, "rb") as source,
+        open(raw, "rb", opener=files.descriptor) as source,
         open(files.create(trace + PART), "wb") as file,
         gzip.GzipFile(fileobj=file, mode="wb", compresslevel=LEVEL) as compressed,
     ):

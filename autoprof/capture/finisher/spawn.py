@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
-import tempfile
 import threading
 from pathlib import Path
 from typing import Any
 
 import autoprof
-from autoprof.base import interpreter, interrupts, log, process
+from autoprof.base import files, interpreter, interrupts, log, process
 from autoprof.capture.finisher import job as finisher_job
 
 # The folder that has the package, from which `-m` takes it.
@@ -47,19 +45,16 @@ def spawn(job: dict[str, Any]) -> None:
     """Compress and name a trace without the training thread waiting for it, in a process that outlives this one."""
     try:
         python = interpreter.find()
-        # In a file: a pipe would end only when a child that the user forks meanwhile has ended, too.
-        with tempfile.TemporaryFile() as file:
-            file.write(json.dumps(job | {"python": job.get("python") and python}, default=str).encode())
-            file.seek(0)
-            with _state.starting:
-                started = subprocess.Popen(
-                    [python, "-E", "-s", "-S", "-m", __package__],
-                    cwd=_PACKAGES,
-                    stdin=file,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    start_new_session=True,
-                )
+        described = job | {"python": job.get("python") and python}
+        with interpreter.job_file(described) as file, _state.starting, files.low_numbers_taken():
+            started = subprocess.Popen(
+                [python, "-E", "-s", "-S", "-m", __package__],
+                cwd=_PACKAGES,
+                stdin=file,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
         # The child forks, and ends when its own child is at work.
         try:
             status = started.wait(_HAND_OVER_S)

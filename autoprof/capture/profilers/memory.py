@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from autoprof.base import interrupts
+from autoprof.base import files, interrupts
 from autoprof.capture.profilers import memory_history
 from autoprof.config.settings import Settings
 from autoprof.rundir import file_names
@@ -92,7 +92,7 @@ def write(snapshot: dict[str, Any], subject: dict[str, Any], path: str) -> None:
     Raises:
         OSError: It can't be written.
     """
-    with open(path, "wb") as file:
+    with open(path, "wb", opener=files.descriptor) as file:
         pickle.dump(snapshot | {"autoprof": subject}, file)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autoprof.base import interrupts, log, process
+from autoprof.base import files, interrupts, log, process
 from autoprof.config.settings import Settings
 from autoprof.rundir import file_names
 
@@ -132,7 +132,8 @@ class NsysTool:
     def export(self, path: str) -> None:
         """Leave at `path` what the report of this window is known by."""
         known = {"report": report(), "number": self._number, "pid": os.getpid(), "patience_s": self._patience_s}
-        Path(path).write_text(json.dumps(known), encoding="utf-8")
+        with open(path, "w", encoding="utf-8", opener=files.descriptor) as file:
+            json.dump(known, file)
 
     def busy(self) -> str:
         """Return why this process can't record: a child of an actor under nsys is in that actor's report, if at all."""

@@ -17,7 +17,7 @@ from typing import Any
 import wrapt
 
 from autoprof import _boot
-from autoprof.base import interrupts, log, process
+from autoprof.base import files, interrupts, log, process
 from autoprof.capture.profilers import module_moves
 from autoprof.config.settings import Settings
 from autoprof.rundir import file_names
@@ -188,7 +188,7 @@ def _whole(path: str) -> bool:
     """Return whether a Chrome trace of Kineto's ends as one: after the list of events."""
     if not os.path.exists(path):
         return False
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=files.descriptor) as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
         tail = file.read(TAIL)
     return b"\n  ]" in tail and tail.rstrip().endswith(b"}")

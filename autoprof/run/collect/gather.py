@@ -100,7 +100,8 @@ class Gathering:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        lock = os.open(self.run / COLLECTING / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        lock = files.descriptor(self.run / COLLECTING / "lock", flags, held=True)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # `signal` in C, as in base/interrupts.py
 import faulthandler
-import fcntl
 import os
-import resource
 import stat
 import sys
 from typing import Any
@@ -22,8 +20,6 @@ from autoprof.rundir.layout import CRASHES, RunDir
 
 # The signals that `faulthandler` handles.
 _SIGNALS = (_signal.SIGSEGV, _signal.SIGFPE, _signal.SIGABRT, _signal.SIGBUS, _signal.SIGILL)
-# The descriptor has a high number: a program's own have the numbers that they have without autoprof.
-_HIGH = 700
 # Python 3.14 would also walk the stack of C, which may hang where memory is damaged.
 _ARGUMENTS: dict[str, Any] = {"all_threads": True} | ({"c_stack": False} if sys.version_info >= (3, 14) else {})
 
@@ -34,11 +30,7 @@ class _CrashFile:
     def __init__(self, path: str) -> None:
         self.path = path
         self._descriptor = -1
-        low = files.create(path)
-        try:
-            self._descriptor = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, _place())
-        finally:
-            os.close(low)
+        self._descriptor = files.create(path, held=True)
         self._own = _which(self._descriptor)
 
     def fileno(self) -> int:
@@ -58,11 +50,6 @@ class _CrashFile:
                 os.close(self._descriptor)
         except Exception as error:  # at the end of the interpreter
             interrupts.pass_on(error)
-
-
-def _place() -> int:
-    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return _HIGH if soft == resource.RLIM_INFINITY or soft > _HIGH else max(3, soft // 2)
 
 
 def _which(descriptor: int) -> tuple[int, int] | None:
@@ -151,7 +138,7 @@ def _handled() -> bool:
     if any(_signal.getsignal(number) != _signal.SIG_DFL for number in _SIGNALS):
         return True
     bits = sum(1 << (number - 1) for number in _SIGNALS)
-    with open("/proc/self/status", "rb") as file:
+    with open("/proc/self/status", "rb", opener=files.descriptor) as file:
         for line in file:
             if line.startswith((b"SigCgt:", b"SigIgn:")) and int(line.split()[1], 16) & bits:
                 return True

@@ -48,6 +48,15 @@ def test_the_outcome(ended: Callable[..., runs.Run], code: str, status: int, out
     assert ended(code, status).outcome == outcome
 
 
+@pytest.mark.parametrize("closed", ["1", "0, 1, 2"])
+def test_text_for_a_closed_standard_output_does_not_reach_the_exit_status(
+    ended: Callable[..., runs.Run], closed: str
+) -> None:
+    code = f"print('left in the buffer')\nfor number in ({closed},): os.close(number)"
+    run = ended(code, 120, PYTHONUNBUFFERED="")
+    assert Path(run.path, "exit_status").read_bytes() == bytes([120])
+
+
 def test_a_resumed_run_forgets_the_status_of_the_attempt_before(ended: Callable[..., runs.Run]) -> None:
     ended("sys.exit(3)", 3, AUTOPROF_RUN_ID="mine")
     run = ended("os._exit(0)", 0, AUTOPROF_RUN_ID="mine")

@@ -1,0 +1,77 @@
+"""Descriptors of autoprof's files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+# Without standard streams, in a process of its own.
+CLOSED = """
+import json, os, resource, sys
+from autoprof.base import files, interpreter
+for number in (0, 1, 2): os.close(number)
+found = {}
+def note(name, number):
+    found[name] = number
+    os.close(number)
+CODE
+with open("found.json", "w", opener=lambda path, flags: files.high(os.open(path, flags))) as file:
+    json.dump(found, file)
+"""
+
+
+@pytest.fixture
+def numbers(tmp_path: Path, python: Callable[..., object]) -> Callable[[str], dict[str, int]]:
+    """Runs code in a process without standard streams; returns the numbers that it notes."""
+
+    def run(code: str) -> dict[str, int]:
+        python(CLOSED.replace("CODE", code))
+        found: dict[str, int] = json.loads((tmp_path / "found.json").read_text())
+        return found
+
+    return run
+
+
+def test_no_file_takes_the_place_of_a_closed_standard_stream(numbers: Callable[[str], dict[str, int]]) -> None:
+    found = numbers("""
+note("create", files.create("one"))
+note("opened", files.opened("one"))
+note("descriptor", files.descriptor("/", os.O_RDONLY))
+with interpreter.job_file({}) as file: found["job"] = file.fileno()
+found["of_the_program"] = os.open(os.devnull, os.O_RDONLY)
+""")
+    assert found.pop("of_the_program") == 0
+    assert min(found.values()) >= 3
+
+
+def test_a_file_that_stays_open_has_a_high_number(numbers: Callable[[str], dict[str, int]]) -> None:
+    found = numbers("""
+for _ in range(3): os.open(os.devnull, os.O_RDONLY)
+note("short", files.create("one"))
+note("held", files.create("one", held=True))
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+note("limited", files.create("one", held=True))
+""")
+    assert found["short"] < 700 <= found["held"]
+    assert found["limited"] >= 32
+
+
+def test_a_file_without_a_free_high_number_is_refused_and_takes_no_low_one(
+    numbers: Callable[[str], dict[str, int]],
+) -> None:
+    found = numbers("""
+resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))
+taken = [files.high(os.open(os.devnull, os.O_RDONLY)) for _ in range(3)]
+for number in range(3, 16): os.dup2(taken[0], number)
+for number in (0, 1, 2): os.close(number)
+try:
+    files.create("one")
+except OSError as error:
+    found["error"] = error.errno
+found["lowest"] = os.open(os.devnull, os.O_RDONLY)
+for number in range(3, 16): os.close(number)
+""")
+    assert found == {"error": 24, "lowest": 0}
