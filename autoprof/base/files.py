@@ -9,6 +9,7 @@ is left in the buffer of `sys.stdout` at exit.
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # `signal` in C, as in base/interrupts.py
 import contextlib
 import errno
 import fcntl
@@ -131,6 +132,37 @@ def high(number: int) -> int:
     return fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, lowest)
 
 
+def size_limit() -> int | None:
+    """Return the largest size of a file in bytes that this process may write, or None if there is no limit."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def check_size(size: int) -> None:
+    """Check that a file may have a size. The signal for a larger one, SIGXFSZ, may end the process.
+
+    Raises:
+        OSError: It may not.
+    """
+    limit = size_limit()
+    if limit is not None and size > limit:
+        raise OSError(errno.EFBIG, f"the limit of file sizes is {limit} bytes (ulimit -f)")
+
+
+@contextlib.contextmanager
+def no_size_signal() -> Iterator[None]:
+    """Let writes over the limit of file sizes fail with EFBIG in this thread, without the signal SIGXFSZ."""
+    signals = {_signal.SIGXFSZ}
+    before = _signal.pthread_sigmask(_signal.SIG_BLOCK, signals)
+    pending = signals.intersection(_signal.sigpending())
+    try:
+        yield
+    finally:
+        if signals.intersection(_signal.sigpending()) - pending:
+            _signal.sigtimedwait(signals, 0)
+        _signal.pthread_sigmask(_signal.SIG_SETMASK, before)
+
+
 def create(path: str | os.PathLike[str], held: bool = False) -> int:
     """Replace a file by a new, empty one, and return its descriptor for writing.
 
@@ -164,6 +196,7 @@ def write(path: str | os.PathLike[str], content: bytes) -> None:
     Raises:
         OSError: It can't be written.
     """
+    check_size(len(content))
     # No other process has a part of this name, even where processes of a run have the same pid.
     part = f"{os.fspath(path)}.{os.urandom(4).hex()}.part"
     try:
@@ -189,6 +222,7 @@ def append(path: str | os.PathLike[str], content: bytes, first: bytes = b"") -> 
             _show(file, 0o640)
         if found.st_size == 0:
             content = first + content
+        check_size(found.st_size + len(content))
         if os.write(file, content) < len(content):
             os.ftruncate(file, found.st_size)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(path))

@@ -45,10 +45,12 @@ def job_file(job: dict[str, Any]) -> Iterator[BinaryIO]:
     Raises:
         OSError: It can't be made.
     """
+    content = json.dumps(job, default=str).encode()
+    files.check_size(len(content))
     with files.low_numbers_taken(), tempfile.TemporaryFile() as empty:
         descriptor = files.high(empty.fileno())
     with open(descriptor, "w+b") as file:
-        file.write(json.dumps(job, default=str).encode())
+        file.write(content)
         file.seek(0)
         yield file
 

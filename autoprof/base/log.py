@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 
-from autoprof.base import interrupts, process
+from autoprof.base import files, interrupts, process
 from autoprof.base.redact import hidden, plain
 
 _logger = logging.getLogger("autoprof")
@@ -20,6 +20,11 @@ class _Plain(logging.Formatter):
 
 class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
     """Leaves out what can't be written, and passes on what a signal handler raises meanwhile."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        # stderr may be a file.
+        with files.no_size_signal():
+            super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
         if (error := sys.exc_info()[1]) is not None:
@@ -79,6 +84,6 @@ def warning_aside(message: str) -> None:
         return
     _state.said.add(message)
     text = plain(hidden(message.replace("\n", " ")))
-    with interrupts.suppress(Exception):  # the program may have closed it
+    with interrupts.suppress(Exception), files.no_size_signal():  # the program may have closed it
         handler.stream.write(f"autoprof: {text}\n")
         handler.stream.flush()

@@ -193,7 +193,12 @@ class Artifacts:
             # A process that waits for the files of the run has something to wait for. And Kineto would follow a link.
             files.remove(f"{raw}.tmp")
             os.close(files.create(raw))
-        self._job = writer.Job(lambda: self._write(raw, meta, suspicion), self._settings.stop_timeout_s)
+
+        def write() -> None:
+            with files.no_size_signal():
+                self._write(raw, meta, suspicion)
+
+        self._job = writer.Job(write, self._settings.stop_timeout_s)
         writer.later(self._job)
 
     def wait(self) -> None:

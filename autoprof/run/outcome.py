@@ -47,6 +47,7 @@ def keep_status(path: Path) -> None:
         libc = ctypes.CDLL(None)
         register, write = libc.on_exit, ctypes.cast(libc.fputc, ctypes.c_void_p)
         libc.fdopen.restype = ctypes.c_void_p
+        files.check_size(1)
         descriptor = files.create(str(path), held=True)
         stream = ctypes.c_void_p(libc.fdopen(descriptor, b"wb"))
         if not stream:

@@ -102,7 +102,9 @@ def _ran_out(run: Runtime, memory: dict[str, int], doing: Callable[[], Any]) -> 
         run.rundir.make(run.rundir.oom)
         base, path, part = _place(run, number)
         try:
-            write(memory_history.snapshot(), {"host": identity.HOST, "pid": os.getpid(), "run": run.info.id}, str(part))
+            subject = {"host": identity.HOST, "pid": os.getpid(), "run": run.info.id}
+            with files.no_size_signal():
+                write(memory_history.snapshot(), subject, str(part))
             os.replace(part, path)
         except BaseException:
             part.unlink(missing_ok=True)

@@ -146,7 +146,9 @@ class TorchTool:
             _forget(self._profile)
             self._profile = None
         if not _whole(path):
-            raise OSError("torch could not write all of it; is the disk full?")
+            limit = files.size_limit()
+            more = "" if limit is None else f", or the trace over the limit of file sizes, {limit} bytes (ulimit -f)"
+            raise OSError(f"torch could not write all of it; is the disk full{more}?")
 
     def busy(self) -> str:
         return foreign()

@@ -20,6 +20,8 @@ from autoprof.rundir.layout import CRASHES, RunDir
 
 # The signals that `faulthandler` handles.
 _SIGNALS = (_signal.SIGSEGV, _signal.SIGFPE, _signal.SIGABRT, _signal.SIGBUS, _signal.SIGILL)
+# Bytes that a dump may have: SIGXFSZ must not end the process in place of the signal of the crash.
+_LARGEST = 1 << 20
 # Python 3.14 would also walk the stack of C, which may hang where memory is damaged.
 _ARGUMENTS: dict[str, Any] = {"all_threads": True} | ({"c_stack": False} if sys.version_info >= (3, 14) else {})
 
@@ -99,11 +101,12 @@ def begin(run: RunDir) -> None:
     try:
         if faulthandler.is_enabled() or _handled():
             return
+        files.check_size(_LARGEST)
         file = _made(run)
         # None of Python's code comes between the two that could fork.
         _state.file, _state.path = ref(file), file.path
         faulthandler.enable(file, **_ARGUMENTS)
-    except Exception as error:  # no descriptor is free, or the disk is full
+    except Exception as error:  # no descriptor is free, the disk is full, or files may not be large
         interrupts.pass_on(error)
         log.debug(f"a crash of this process will leave no stack: {type(error).__name__}: {error}")
 

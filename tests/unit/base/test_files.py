@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -75,3 +76,55 @@ found["lowest"] = os.open(os.devnull, os.O_RDONLY)
 for number in range(3, 16): os.close(number)
 """)
     assert found == {"error": 24, "lowest": 0}
+
+
+# Files may have 10 bytes, and the signal for more ends the process.
+LIMITED = """
+import os, resource, signal
+from autoprof.base import files, log
+signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))
+def tried(work, *arguments):
+    try:
+        return work(*arguments)
+    except OSError as error:
+        return error.errno
+"""
+
+
+def test_a_file_over_the_size_limit_is_refused_whole(python: Callable[..., Any], tmp_path: Path) -> None:
+    code = """
+files.append("appended", b"12345678")
+print(tried(files.append, "appended", b"123"), tried(files.write, "written", b"12345678901"))
+"""
+    assert python(LIMITED + code).stdout.split() == ["27", "27"]
+    assert [path.name for path in tmp_path.iterdir()] == ["appended"]
+    assert (tmp_path / "appended").read_text() == "12345678"
+
+
+@pytest.mark.parametrize("pending", [True, False])
+def test_a_write_over_the_size_limit_ends_no_process_and_leaves_its_signals(
+    python: Callable[..., Any], pending: bool
+) -> None:
+    code = f"""
+if {pending}:
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGXFSZ])
+    os.kill(os.getpid(), signal.SIGXFSZ)
+before = signal.pthread_sigmask(signal.SIG_BLOCK, []), signal.sigpending()
+file = files.create("file")
+with files.no_size_signal():
+    print(tried(os.write, file, b"12345678901"), tried(os.write, file, b"1"))
+print((signal.pthread_sigmask(signal.SIG_BLOCK, []), signal.sigpending()) == before)
+"""
+    assert python(LIMITED + code).stdout.split() == ["10", "27", "True"]
+
+
+def test_a_line_of_the_log_for_a_file_over_the_size_limit_is_left_out(python: Callable[..., Any]) -> None:
+    code = """
+os.dup2(files.create("log"), 2)
+log.configure("warning")
+for _ in range(3):
+    log.warning("longer than it may be")
+print(os.path.getsize("log"))
+"""
+    assert python(LIMITED + code).stdout == "10\n"

@@ -33,15 +33,17 @@ def test_an_export_that_fails_leaves_a_meta_file_with_the_reason(made: Any, mock
     assert "disk full" in meta["reason"]
 
 
+@pytest.mark.parametrize("action", ["SIG_IGN", "SIG_DFL"])
 @pytest.mark.parametrize("limit", [1_000, 20_000, 2_000_000])
-def test_a_full_disk_leaves_nothing_half_written(python: Any, tmp_path: Path, limit: int) -> None:
+def test_a_full_disk_leaves_nothing_half_written(python: Any, tmp_path: Path, limit: int, action: str) -> None:
     # No file can grow over the limit, which is what a full disk does to the raw trace.
     code = f"""
-import resource
+import resource, signal
 {TORCH}
 from autoprof.capture import lifecycle
 from autoprof.run import runtime
 from autoprof.capture.subject import Subject
+signal.signal(signal.SIGXFSZ, signal.{action})
 resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
 run = runtime.start()
 recording = lifecycle.begin(run, Subject(step=2, role="actor", stage="update_actor", rank=3))
