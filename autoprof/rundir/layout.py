@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from autoprof.base import files, identity, interrupts
+from autoprof.base import files, identity, interrupts, log
 from autoprof.rundir import file_names
 from autoprof.rundir.file_names import JSON, LINES
 
 # The folder of the stacks of processes that crashed.
 CRASHES = "crashes"
+# How the ids begin that autoprof gives to runs.
+_ID = re.compile(r"[0-9]{8}-[0-9]{6}-|slurm-|mpi-|ranks-")
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -133,15 +136,41 @@ class RunDir:
             ]
 
     def point_latest(self) -> None:
-        """Make `latest`, beside the run, point to this run."""
+        """Point the link `latest`, beside the run, to this run. Anything else of that name stays."""
         link = self.path.with_name("latest")
-        part = self.path.with_name(f"latest.{os.urandom(4).hex()}{file_names.PART}")
         try:
-            part.symlink_to(self.path.name)
-            os.replace(part, link)
-        except OSError as error:  # a file system without links, or a real folder of that name
+            link.symlink_to(self.path.name)
+        except FileExistsError as error:
             interrupts.pass_on(error)
-            part.unlink(missing_ok=True)
+            if _leads_to_run(link):
+                _replace_link(link, self.path.name)
+            else:
+                log.warning_once(f"{link} is not a link to a run, so autoprof leaves it as it is")
+        except OSError as error:  # a file system without links
+            interrupts.pass_on(error)
+
+
+def _replace_link(link: Path, target: str) -> None:
+    part = link.with_name(f"{link.name}.{os.urandom(4).hex()}{file_names.PART}")
+    try:
+        part.symlink_to(target)
+        os.replace(part, link)
+    except OSError as error:
+        interrupts.pass_on(error)
+        part.unlink(missing_ok=True)
+
+
+def _leads_to_run(link: Path) -> bool:
+    """Return whether a path is a link to a run beside it, which may have been removed."""
+    try:
+        target = os.readlink(link)
+    except OSError as error:  # it is not a link
+        interrupts.pass_on(error)
+        return False
+    if os.sep in target or target in (".", ".."):
+        return False
+    run = link.with_name(target)
+    return os.path.lexists(run / file_names.RUN) or (not os.path.lexists(run) and _ID.match(target) is not None)
 
 
 # While this is there, autoprof does nothing in the run.

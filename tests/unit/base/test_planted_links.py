@@ -159,12 +159,3 @@ def test_a_trace_is_not_compressed_into_a_file_of_somebody_elses(tmp_path: Path,
     assert theirs.read_text() == PRECIOUS
     assert json.loads((tmp_path / "x.meta.json").read_text())["state"] == "complete"
     assert not (tmp_path / "x.meta.json").is_symlink()
-
-
-def test_the_link_to_the_newest_run_is_put_in_the_place_of_another(tmp_path: Path, theirs: Path) -> None:
-    (tmp_path / "latest").symlink_to(theirs)
-    run = layout.RunDir(tmp_path / "one")
-    run.make(run.hooks)
-    run.point_latest()
-    assert (tmp_path / "latest").resolve() == run.path
-    assert theirs.read_text() == PRECIOUS

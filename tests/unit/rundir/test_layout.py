@@ -1,0 +1,63 @@
+"""Files beside the runs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from autoprof.rundir.layout import RunDir
+from tests.support.made_runs import make_run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    """Make a run in a folder of runs."""
+    run = RunDir(tmp_path / "runs" / "20261124-080000-abcdef")
+    run.make(run.hooks)
+    return run
+
+
+def test_latest_moves_from_run_to_run(run: RunDir, caplog: pytest.LogCaptureFixture) -> None:
+    link = run.path.with_name("latest")
+    for name in ("mine", "20261124-080001-abcdef"):
+        newer = RunDir(make_run(run.path.parent, name))
+        newer.point_latest()
+        assert os.readlink(link) == name
+    run.point_latest()
+    assert os.readlink(link) == run.path.name
+    assert sorted(path.name for path in run.path.parent.iterdir() if "latest" in path.name) == ["latest"]
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    "removed", ["20261123-080000-abcdef", "slurm-12.0-abcdef01", "mpi-abcdef01", "ranks-abcdef01-2"]
+)
+def test_a_link_to_a_run_that_was_removed_is_replaced(run: RunDir, removed: str) -> None:
+    run.path.with_name("latest").symlink_to(removed)
+    run.point_latest()
+    assert os.readlink(run.path.with_name("latest")) == run.path.name
+
+
+@pytest.mark.parametrize("target", ["checkpoint", "not-there", "..", ".", "../runs/other", "{0}/other"])
+def test_a_link_of_the_user_stays(run: RunDir, target: str, caplog: pytest.LogCaptureFixture) -> None:
+    (run.path.parent / "checkpoint").mkdir()
+    make_run(run.path.parent, "other")
+    link = run.path.with_name("latest")
+    link.symlink_to(target.format(run.path.parent))
+    run.point_latest()
+    run.point_latest()
+    assert os.readlink(link) == target.format(run.path.parent)
+    assert caplog.text.count("is not a link to a run") == 1
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, Path.touch])
+def test_a_file_or_folder_of_the_user_stays(run: RunDir, make: object, caplog: pytest.LogCaptureFixture) -> None:
+    assert callable(make)
+    link = run.path.with_name("latest")
+    make(link)
+    before = link.lstat()
+    run.point_latest()
+    assert link.lstat() == before
+    assert "is not a link to a run" in caplog.text
