@@ -19,6 +19,8 @@ from autoprof.rundir.file_names import JSON, LINES
 CRASHES = "crashes"
 # How the ids begin that autoprof gives to runs.
 _ID = re.compile(r"[0-9]{8}-[0-9]{6}-|slurm-|mpi-|ranks-")
+# The default of AUTOPROF_DIR: no program has files of its own there.
+_RUNS = "autoprof_runs"
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -99,8 +101,12 @@ class RunDir:
         Raises:
             OSError: They can't be made; a link is in the place of one.
         """
+        runs = self.path.parent
+        own = runs.name == _RUNS or not runs.is_dir()
         files.folder(self.path)
         files.folder(folder)
+        if own:
+            _ignore(runs)
         return folder
 
     def unwritable(self, error: BaseException) -> str:
@@ -171,6 +177,18 @@ def _leads_to_run(link: Path) -> bool:
         return False
     run = link.with_name(target)
     return os.path.lexists(run / file_names.RUN) or (not os.path.lexists(run) and _ID.match(target) is not None)
+
+
+def _ignore(folder: Path) -> None:
+    """Keep git, and Ray's `working_dir`, away from a folder, unless it has a `.gitignore`.
+
+    Ray uploads a working directory without what `.gitignore` files in it name, and refuses more than 512 MiB (Ray 2.60,
+    ray/_private/runtime_env/packaging.py).
+    """
+    path = folder / ".gitignore"
+    if not os.path.lexists(path):
+        with interrupts.suppress(OSError):
+            files.write(path, b"*\n")
 
 
 # While this is there, autoprof does nothing in the run.

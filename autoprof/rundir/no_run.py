@@ -26,7 +26,7 @@ def described(path: Path) -> str:
 def contents(path: Path) -> str:
     """Say what a folder holds: runs, or else files by their kinds."""
     try:
-        names = sorted(path.iterdir())
+        names = sorted(each for each in path.iterdir() if each.name != ".gitignore")
         for folder in (path, *(each for each in names if each.is_dir() and not each.is_symlink())):
             if found := [each.parent.name for each in sorted(folder.glob(f"*/{RUN}")) if not each.parent.is_symlink()]:
                 more = "..., " if len(found) > _MOST_NAMED else ""

@@ -222,7 +222,7 @@ def test_at_the_end_of_a_run_it_is_copied_when_it_is_whole(tmp_path: Path) -> No
         check=True,
     )
     assert "autoprof" not in python.stderr
-    (run,) = (path for path in (tmp_path / "autoprof_runs").iterdir() if not path.is_symlink())
+    run = (tmp_path / "autoprof_runs" / "latest").resolve()
     there = tmp_path / "there" / run.name
     assert json.loads((there / "run.json").read_text())["state"] == "ended"
     assert [path.name for path in (there / "timeline").iterdir()] == [path.name for path in run.glob("timeline/*")]

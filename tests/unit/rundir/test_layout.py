@@ -1,12 +1,15 @@
-"""Files beside the runs."""
+"""Files beside the runs: the link `latest` and `.gitignore`."""
 
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 import pytest
+from ray._private.runtime_env import packaging
 
+from autoprof.base import files
 from autoprof.rundir.layout import RunDir
 from tests.support.made_runs import make_run
 
@@ -61,3 +64,47 @@ def test_a_file_or_folder_of_the_user_stays(run: RunDir, make: object, caplog: p
     run.point_latest()
     assert link.lstat() == before
     assert "is not a link to a run" in caplog.text
+
+
+def uploaded(folder: Path) -> list[str]:
+    """Return what Ray uploads of a working directory."""
+    found: list[str] = []
+    packaging._dir_travel(folder, [], lambda path: found.append(path.name), include_gitignore=True)
+    return sorted(found)
+
+
+def test_ray_uploads_no_runs(run: RunDir, tmp_path: Path) -> None:
+    run.point_latest()
+    (run.hooks / "large").touch()
+    (tmp_path / "train.py").touch()
+    assert set(uploaded(tmp_path)) - {tmp_path.name, "runs"} == {"train.py"}
+
+
+def test_the_folder_of_runs_of_an_older_version_is_not_uploaded(tmp_path: Path) -> None:
+    run = RunDir(make_run(tmp_path / "autoprof_runs", "old"))
+    assert "run.json" in uploaded(tmp_path)
+    run.make(run.hooks)
+    assert "run.json" not in uploaded(tmp_path)
+
+
+def test_a_folder_of_the_user_gets_no_gitignore(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    run = RunDir(tmp_path / "own" / "run")
+    run.make(run.hooks)
+    assert [path.name for path in (tmp_path / "own").iterdir()] == ["run"]
+
+
+def test_a_gitignore_of_the_user_stays(tmp_path: Path) -> None:
+    own = tmp_path / "autoprof_runs" / ".gitignore"
+    own.parent.mkdir()
+    own.write_text("!*.html")
+    run = RunDir(own.with_name("run"))
+    run.make(run.hooks)
+    assert own.read_text() == "!*.html"
+
+
+def test_the_gitignore_is_for_the_group_where_the_runs_are(tmp_path: Path) -> None:
+    files.open_to_group(True)
+    run = RunDir(tmp_path / "runs" / "run")
+    run.make(run.hooks)
+    assert stat.S_IMODE((tmp_path / "runs" / ".gitignore").stat().st_mode) == 0o640

@@ -21,6 +21,7 @@ def parent(tmp_path: Path) -> Path:
     (tmp_path / "traces").mkdir()
     (tmp_path / "traces" / "x.pt.trace.json.gz").touch()
     (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / ".gitignore").touch()
     return tmp_path / "runs"
 
 
