@@ -1,32 +1,24 @@
 """Activation of autoprof where site-packages can't be written: `autoprof run` puts this folder on PYTHONPATH.
 
-Python imports one sitecustomize only, so this one first runs the sitecustomize that it hides.
+Python imports one sitecustomize only. This one removes its folder from `sys.path` and imports the one that it hides,
+which takes its place in `sys.modules`. If there is none, this import fails as it would without autoprof, and Python's
+`site` ignores that.
 """
 
 import os
 import sys
 
 
-def _run_hidden_sitecustomize(here: str) -> None:
-    from importlib.machinery import PathFinder
-    from importlib.util import module_from_spec
-
-    paths = [path for path in sys.path if os.path.realpath(path or ".") != here]
-    spec = PathFinder.find_spec("sitecustomize", paths)
-    if spec is None or spec.loader is None:  # a folder of that name without __init__.py has no loader to run
-        return
-    module = module_from_spec(spec)
-    ours = sys.modules.get("sitecustomize")
-    sys.modules["sitecustomize"] = module
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        if ours is not None:
-            sys.modules["sitecustomize"] = ours
+def _import_hidden(here: str) -> None:
+    sys.path[:] = [path for path in sys.path if os.path.realpath(path or ".") != here]
+    sys.modules.pop(__name__, None)
+    __import__(__name__)
 
 
 def _activate(here: str) -> None:
     if os.environ.get("AUTOPROF", "").strip().lower() not in ("1", "true", "on", "yes"):
+        return
+    if sys.version_info < (3, 10):  # noqa: UP036  # a command may start any Python
         return
     try:
         from autoprof import _boot
@@ -44,7 +36,12 @@ def _activate(here: str) -> None:
 
 
 _here = os.path.dirname(os.path.realpath(__file__))
+_error: "BaseException | None" = None
 try:
-    _run_hidden_sitecustomize(_here)
-finally:
-    _activate(_here)
+    _import_hidden(_here)
+except BaseException as error:
+    _error = error
+# Not in the clause above: autoprof must not find an exception that is being handled.
+_activate(_here)
+if _error is not None:
+    raise _error

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -192,10 +193,90 @@ def test_sitecustomize_chains_to_the_one_that_it_hides(tmp_path: Path, python: P
     assert python(code, PYTHONPATH=path, AUTOPROF="1").stdout.strip() == "sitecustomize True"
 
 
+# What a program can see of its sitecustomize, and what is imported with it.
+LOOK = """
+import importlib, importlib.util, json, os, sys
+def look():
+    try:
+        import sitecustomize
+    except ImportError as error:
+        return [type(error).__name__, str(error), error.name, importlib.util.find_spec("sitecustomize") is None]
+    except RuntimeError as error:
+        return [repr(error), "sitecustomize" in sys.modules]
+    spec = sitecustomize.__spec__
+    found = [sitecustomize.__name__, getattr(sitecustomize, "__file__", None), getattr(sitecustomize, "X", None)]
+    return [*found, sitecustomize is sys.modules["sitecustomize"], spec and (spec.origin, type(spec.loader).__name__)]
+def again():
+    try:
+        return importlib.reload(sys.modules["sitecustomize"]).__spec__.origin
+    except Exception as error:
+        return repr(error)
+print(json.dumps([look(), again(), look(), sys.path, "usercustomize" in sys.modules, getattr(sys, "said", [])]))
+"""
+USERS = {
+    "none": {},
+    "module": {"sitecustomize.py": "import sys; X = 1; sys.said = [__name__, list(sys.path), list(sys.argv)]"},
+    "package": {"sitecustomize/__init__.py": "from .inner import X", "sitecustomize/inner.py": "X = 2"},
+    "folder": {"sitecustomize/other.py": ""},
+    "raising": {"sitecustomize.py": "import sys; sys.said = 'before'; raise RuntimeError('the user made this')"},
+    "import error": {"sitecustomize.py": "import not_there"},
+    "its own import error": {"sitecustomize.py": "raise ImportError('mine', name='sitecustomize')"},
+    "ending": {"sitecustomize.py": "raise SystemExit(3)"},
+    "importing itself": {"sitecustomize.py": "import sitecustomize; sitecustomize.X = 3"},
+    "replacing itself": {
+        "sitecustomize.py": "import sys, types; sys.modules[__name__] = own = types.ModuleType('own'); own.X = 4"
+    },
+    "with usercustomize": {
+        "sitecustomize.py": "X = 5",
+        "usercustomize.py": "import sitecustomize; sitecustomize.X = 6",
+    },
+}
+
+
+@pytest.mark.parametrize("users", USERS)
+def test_a_sitecustomize_is_what_it_is_without_autoprof(users: str, tmp_path: Path, python: Python) -> None:
+    for name, text in USERS[users].items():
+        (tmp_path / "users" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "users" / name).write_text(text)
+    (tmp_path / "look.py").write_text(LOOK)
+    path, ours = str(tmp_path / "users"), str(ROOT / "sitecustomize")
+    off = python(["look.py"], check=False, PYTHONPATH=path)
+    for before in (ours, f"{ours}{os.pathsep}{ours}"):
+        on = python(["look.py"], check=False, PYTHONPATH=f"{before}{os.pathsep}{path}", AUTOPROF="1")
+        assert (on.stdout, said(on), on.returncode) == (off.stdout, said(off), off.returncode)
+
+
+def said(result: subprocess.CompletedProcess[str]) -> list[str]:
+    """Return what was written to stderr, without frames of tracebacks and autoprof's line for a run without hooks."""
+    return [line for line in result.stderr.splitlines() if not line.startswith(("  ", "autoprof: no hook was applied"))]
+
+
+def test_a_sitecustomize_in_a_zip_is_what_it_is_without_autoprof(tmp_path: Path, python: Python) -> None:
+    with zipfile.ZipFile(tmp_path / "users.zip", "w") as archive:
+        archive.writestr("sitecustomize.py", "X = 7")
+    path = f"{ROOT / 'sitecustomize'}{os.pathsep}users.zip"
+    assert python(LOOK, PYTHONPATH=path, AUTOPROF="1").stdout == python(LOOK, PYTHONPATH="users.zip").stdout
+
+
+def test_a_command_that_autoprof_runs_has_its_own_sitecustomize(tmp_path: Path, python: Python) -> None:
+    (tmp_path / "sitecustomize.py").write_text("X = 8")
+    code = "import os, subprocess, sys, sitecustomize; print(sitecustomize.X, os.environ['AUTOPROF']"
+    twice = f"{code}, flush=True); subprocess.run([sys.executable, '-c', {f'{code})'!r}])"
+    run = ["-m", "autoprof", "run", "--", sys.executable, "-c", twice]
+    assert python(run, PYTHONPATH=str(tmp_path)).stdout.split() == ["8", "1", "8", "1"]
+
+
 def test_sitecustomize_activates_where_autoprof_is_not_installed(python: Python, tmp_path: Path) -> None:
     # -S leaves out site-packages and with it the installed .pth; what the site module does is done by hand.
-    code = "import sys; sys.path.insert(0, %r); import sitecustomize; print('autoprof._boot' in sys.modules)"
-    result = python(["-S", "-c", code % str(ROOT / "sitecustomize")], AUTOPROF="1")
+    code = f"""
+import sys
+sys.path.insert(0, {str(ROOT / "sitecustomize")!r})
+try:
+    import sitecustomize
+except ImportError:
+    print("autoprof._boot" in sys.modules)
+"""
+    result = python(["-S", "-c", code], AUTOPROF="1")
     assert result.stdout.strip() == "True"
 
 
@@ -217,7 +298,11 @@ def test_run_activates_from_a_checkout_called_autoprof_and_from_a_wheel(
 ) -> None:
     # -S leaves out site-packages, as where nothing is installed; what the site module does is done by hand.
     start = "import sys; sys.path.insert(0, sys.argv[1]); from autoprof.cli.main import main; main(sys.argv[2:])"
-    show = "import sys, sitecustomize; print(sys.modules['autoprof._boot'].__file__, *sys.modules['autoprof'].__path__)"
+    show = """
+import contextlib, sys
+with contextlib.suppress(ImportError): import sitecustomize
+print(sys.modules['autoprof._boot'].__file__, *sys.modules['autoprof'].__path__)
+"""
     variables = {"PYTHONPATH": str(laid_out.parent)} if python_path else {}
     result = python(["-c", start, str(laid_out), "run", "--", sys.executable, "-S", "-c", show], **variables)
     package = laid_out / "autoprof"
