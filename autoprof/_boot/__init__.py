@@ -191,7 +191,7 @@ def _end(pid: int) -> None:
     """Have it said, at the end of the process that started the run, why no hook was applied, where none was."""
     # Whoever pressed Ctrl-C knows why. What is imported here may `exec` a text, after which CPython forgets that it has
     # to end by the signal (3.11, run_eval_code_obj).
-    if os.getpid() != pid or not enabled() or isinstance(getattr(sys, "last_value", None), KeyboardInterrupt):
+    if os.getpid() != pid or not enabled() or issubclass(type(getattr(sys, "last_value", None)), KeyboardInterrupt):
         return
     try:
         from autoprof.hooks import empty_run

@@ -11,6 +11,8 @@ import _signal  # type: ignore[import-not-found]  # `signal` in C: it takes any 
 import sys
 from itertools import pairwise
 
+from autoprof.base import exceptions
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,7 +39,7 @@ def of_user(error: BaseException) -> BaseException | None:
     That is what a signal handler raised, and what is no `Exception`: `KeyboardInterrupt`, `SystemExit`, a cancellation.
     """
     theirs = of_handler(error)
-    return theirs if theirs is not None or isinstance(error, Exception) else error
+    return theirs if theirs is not None or issubclass(type(error), Exception) else error
 
 
 def undo(error: BaseException, work: Callable[[], None]) -> None:
@@ -57,7 +59,7 @@ def undo(error: BaseException, work: Callable[[], None]) -> None:
                 if came is not None and of_user(came) is None:
                     # `log` imports this module.
                     if came is not error and (log := sys.modules.get("autoprof.base.log")) is not None:
-                        log.warning_once(f"what was interrupted could not be ended: {type(came).__name__}: {came}")
+                        log.error_once("what was interrupted could not be ended", came)
                     return
                 came = None
                 work()
@@ -79,10 +81,10 @@ def alone(error: BaseException, outer: BaseException | None) -> None:
     """
     if error is outer:
         return
-    while (context := error.__context__) is not None and context is not outer:
-        begins = context.__traceback__
+    while (context := exceptions.context_of(error)) is not None and context is not outer:
+        begins = exceptions.traceback_of(context)
         if begins is None or not _is_handler(begins.tb_frame):
-            error.__context__ = outer if outer is not error else None
+            exceptions.set_context(error, outer if outer is not error else None)
             return
         error = context
 
@@ -113,9 +115,9 @@ def of_handler(error: BaseException | None) -> BaseException | None:
     """
     frames: set[FrameType] = set()
     while error is not None:
-        entries = list(_entries(error.__traceback__))
+        entries = list(_entries(exceptions.traceback_of(error)))
         # A generator's frame is not in the traceback of the RuntimeError that stands for its StopIteration.
-        if frames and (not entries or (entries[0] not in frames and not isinstance(error, StopIteration))):
+        if frames and (not entries or (entries[0] not in frames and not issubclass(type(error), StopIteration))):
             return None
         # The first frame is that which caught it.
         if any(map(_is_handler, entries[1:])):
@@ -123,7 +125,8 @@ def of_handler(error: BaseException | None) -> BaseException | None:
         if frames.issuperset(entries):
             return None
         frames.update(entries)
-        error = error.__cause__ or error.__context__
+        cause = exceptions.cause_of(error)
+        error = exceptions.context_of(error) if cause is None else cause
     return None
 
 
@@ -150,7 +153,7 @@ def _is_handler(frame: FrameType) -> bool:
         values.extend(value if isinstance(value, tuple) else (value,))
     if sys.version_info < (3, 13):
         local.clear()  # a copy, which would keep alive what the function had
-    return any(isinstance(number, int) and given is interrupted for number, given in pairwise(values))
+    return any(given is interrupted and isinstance(number, int) for number, given in pairwise(values))
 
 
 def _handlers() -> set[CodeType]:

@@ -6,6 +6,7 @@ import logging
 import sys
 
 from autoprof.base import files, interrupts, process
+from autoprof.base.exception_text import described
 from autoprof.base.redact import hidden, plain
 
 _logger = logging.getLogger("autoprof")
@@ -75,6 +76,11 @@ def warning_once(message: str) -> None:
     if message not in _state.said:
         _state.said.add(message)
         _logger.warning(message)
+
+
+def error_once(what: str, error: BaseException) -> None:
+    """Warn about an error once in this process."""
+    warning_once(f"{what}: {described(error)}")
 
 
 def warning_aside(message: str) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from functools import partial
 
-from autoprof.base import interrupts, log, process
+from autoprof.base import exceptions, interrupts, log, process
+from autoprof.base.exception_text import described
 from autoprof.capture import profilers, writer
 from autoprof.capture.budget import OverBudget
 from autoprof.capture.profilers import Tool
@@ -55,7 +56,7 @@ class _State(process.State):
             recording.wait()
         except Exception as error:
             interrupts.pass_on(error)
-            log.warning(f"a capture could not be ended: {type(error).__name__}: {error}")
+            log.warning(f"a capture could not be ended: {described(error)}")
 
 
 _state = _State()
@@ -112,7 +113,7 @@ def end(capture: Capture, error: BaseException | None = None) -> None:
     if error is None:
         finish(capture, "complete", "")
     else:
-        finish(capture, "truncated", f"the stage raised {type(error).__name__}")
+        finish(capture, "truncated", f"the stage raised {exceptions.type_name(error)}")
 
 
 def claim(recording: Recording, tool: Tool) -> bool:

@@ -10,7 +10,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from autoprof.base import interrupts, log
+from autoprof.base import exceptions, interrupts, log
+from autoprof.base.exception_text import described
 from autoprof.capture import lifecycle
 from autoprof.hooks import gates, registry
 from autoprof.hooks.call import Around, Call, Outcome, Reply, Wait
@@ -29,11 +30,11 @@ def drive(key: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs:
         try:
             result = function(*args, **kwargs)
         except BaseException as error:
-            traceback = error.__traceback__
+            traceback = exceptions.traceback_of(error)
             try:
                 run.leave(Outcome(None, error))
             finally:
-                error.__traceback__ = traceback
+                exceptions.set_traceback(error, traceback)
                 del traceback
             raise
         run.leave(Outcome(result, None))
@@ -93,11 +94,11 @@ async def drive_coroutine(key: str, function: Callable[..., Any], args: tuple[An
         try:
             result = await function(*args, **kwargs)
         except BaseException as error:
-            traceback = error.__traceback__
+            traceback = exceptions.traceback_of(error)
             try:
                 await run.leave_coroutine(Outcome(None, error))
             finally:
-                error.__traceback__ = traceback
+                exceptions.set_traceback(error, traceback)
                 del traceback
             raise
         await run.leave_coroutine(Outcome(result, None))
@@ -190,7 +191,7 @@ class Driven:
 
     async def leave_coroutine(self, outcome: Outcome) -> None:
         """As `leave`, in a coroutine. One that is being closed must not wait any more."""
-        closed = isinstance(outcome.error, GeneratorExit)
+        closed = issubclass(type(outcome.error), GeneratorExit)
         with self:
             wait = self.after(outcome)
             while wait is not None:
@@ -228,7 +229,7 @@ class Driven:
         try:
             return self._advance(error, "throw")
         finally:
-            error.__traceback__ = None  # as in _failed
+            exceptions.set_traceback(error, None)  # as in _failed
 
     def give_up(self) -> None:
         """Close the behaviour, which ends what it began: the call is cancelled while the behaviour waits."""
@@ -265,8 +266,8 @@ class Driven:
                 call_counts.add(self._key, fired=self._concerns)
             return wait
         except BaseException as error:
-            # The generator's own end has come through no other frame than this.
-            if isinstance(error, StopIteration) and error.__traceback__.tb_next is None:  # type: ignore[union-attr]
+            # The traceback of the generator's own end has no frame but this one.
+            if type(error) is StopIteration and exceptions.traceback_of(error).tb_next is None:  # type: ignore[union-attr]
                 self._around = None
                 if isinstance(error.value, Reply) and not self._called:
                     self.reply = error.value
@@ -287,7 +288,7 @@ class Driven:
         except Exception as another:  # not even the report works: the user's call matters more
             interrupts.pass_on(another)
         # Its frames hold the user's arguments, and some of them the error itself: a cycle, which would keep a model.
-        error.__traceback__ = None
+        exceptions.set_traceback(error, None)
 
     def _cut_short(self, reason: str) -> None:
         """End what this call has begun to record: nobody else would."""
@@ -295,4 +296,4 @@ class Driven:
             lifecycle.cut_short(reason, but_for=self._recording)
         except Exception as error:
             interrupts.pass_on(error)
-            log.warning(f"{self._key}: its recording could not be ended ({type(error).__name__}: {error})")
+            log.warning(f"{self._key}: its recording could not be ended ({described(error)})")

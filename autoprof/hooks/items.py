@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from autoprof.base import exceptions
 from autoprof.hooks import dispatch, gates
 from autoprof.hooks.call import Call, Outcome
 
@@ -14,14 +15,14 @@ Runs: TypeAlias = list[dispatch.Driven]
 
 def advance(call: Call, resume: Callable[[Any], Any], given: Any) -> Any:
     """Have a generator make its next item: `resume(given)` is a call of its `send` or `throw`."""
-    if dispatch.compiling() or isinstance(given, GeneratorExit) or gates.gate(call.key):
+    if dispatch.compiling() or issubclass(type(given), GeneratorExit) or gates.gate(call.key):
         return resume(given)
     return within([dispatch.enter(call)], resume, given)
 
 
 async def advance_coroutine(call: Call, resume: Callable[[Any], Any], given: Any) -> Any:
     """Have an asynchronous generator make its next item."""
-    if isinstance(given, GeneratorExit) or gates.gate(call.key):
+    if issubclass(type(given), GeneratorExit) or gates.gate(call.key):
         return await resume(given)
     return await within_coroutine([await dispatch.enter_coroutine(call)], resume, given)
 
@@ -49,29 +50,29 @@ async def within_coroutine(runs: Runs, function: Callable[..., Any], *args: Any)
 
 
 def _ended(error: BaseException) -> Outcome:
-    over = isinstance(error, (StopIteration, StopAsyncIteration))
+    over = issubclass(type(error), (StopIteration, StopAsyncIteration))
     return Outcome(None, None if over else error, over)
 
 
 def leave(runs: Runs, outcome: Outcome) -> None:
     """Leave hooks, the innermost first."""
-    traceback = outcome.error.__traceback__ if outcome.error is not None else None
+    traceback = exceptions.traceback_of(outcome.error) if outcome.error is not None else None
     try:
         while runs:
             dispatch.leave(runs.pop(), outcome)
     finally:
         if outcome.error is not None:
-            outcome.error.__traceback__ = traceback
+            exceptions.set_traceback(outcome.error, traceback)
         del traceback
 
 
 async def leave_coroutine(runs: Runs, outcome: Outcome) -> None:
     """Leave hooks in a coroutine."""
-    traceback = outcome.error.__traceback__ if outcome.error is not None else None
+    traceback = exceptions.traceback_of(outcome.error) if outcome.error is not None else None
     try:
         while runs:
             await dispatch.leave_coroutine(runs.pop(), outcome)
     finally:
         if outcome.error is not None:
-            outcome.error.__traceback__ = traceback
+            exceptions.set_traceback(outcome.error, traceback)
         del traceback

@@ -20,7 +20,7 @@ from typing import Any
 import wrapt
 
 from autoprof import _boot
-from autoprof.base import interrupts
+from autoprof.base import exception_text, interrupts
 from autoprof.hooks import gates, holders, registry
 from autoprof.hooks.recipe import BoundHook
 from autoprof.hooks.versions import fits
@@ -128,10 +128,10 @@ def _apply(hook: BoundHook, root: Any, path: str) -> None:
             gates.idle_unless(group, hook.key)
     except LookupError as error:
         interrupts.pass_on(error)
-        run.hooks.skipped(hook, str(error.args[0]))
+        run.hooks.skipped(hook, exception_text.text(error))
     except Exception as error:
         interrupts.pass_on(error)
-        run.hooks.failed(hook, f"{type(error).__name__}: {error}")
+        run.hooks.failed(hook, exception_text.described(error))
     else:
         tested = fits(version, hook.recipe.versions)
         run.hooks.applied(hook, "" if tested else f"{version} is outside the recipe's range {hook.recipe.versions}")

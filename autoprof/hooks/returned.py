@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from autoprof.base import interrupts, process
+from autoprof.base import exceptions, interrupts, process
 from autoprof.hooks import gates, subclass
 from autoprof.hooks.call import Call, Outcome
 from autoprof.hooks.dispatch import compiling, enter, enter_coroutine
@@ -66,7 +66,7 @@ def watch(
         runtime.report(key, error)
         if gates.failed(key):
             runtime.switched_off(key, gates.SWITCHED_OFF)
-        error.__traceback__ = None  # as in dispatch
+        exceptions.set_traceback(error, None)  # as in dispatch
     return returned
 
 

@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections import Counter
 
+from autoprof.base.exceptions import type_name
 from autoprof.run import raised
 from autoprof.rundir.lines import Line, RaisedLine
 
@@ -32,7 +33,9 @@ class Exceptions:
 
     def line(self, line: Line, error: BaseException) -> RaisedLine | None:
         """Return the line of an exception that leaves a span, None where there is to be none."""
-        if isinstance(error, _NO_FAULT) or not (self._of_sample if line.kind in _LOST else self._of_stage)(line, error):
+        if issubclass(type(error), _NO_FAULT):
+            return None
+        if not (self._of_sample if line.kind in _LOST else self._of_stage)(line, error):
             return None
         said = raised.of(error)
         return RaisedLine(time.time_ns(), line.kind, line.name, line.step, line.role, line.rank, said)
@@ -54,7 +57,7 @@ class Exceptions:
     def _of_sample(self, line: Line, error: BaseException) -> bool:
         known = self._lost[0] == id(error) and line.start_ns <= self._lost[1]
         self._lost = id(error), line.start_ns
-        what = line.kind, line.name, type(error).__name__
+        what = line.kind, line.name, type_name(error)
         if known or self._alike[what] >= _MOST_ALIKE or self._samples >= _MOST_LOST:
             return False
         self._alike[what] += 1

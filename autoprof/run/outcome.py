@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from autoprof.base import files, interrupts, log
+from autoprof.base import exceptions, files, interrupts, log
 from autoprof.run import raised
 from autoprof.rundir.records import Raised
 
@@ -17,7 +17,7 @@ def exception() -> BaseException | None:
     The interpreter keeps it, except for `SystemExit`. A debugger or a notebook keeps others there, too.
     """
     ended_by = getattr(sys, "last_value", None)
-    return None if hasattr(sys, "ps1") or not isinstance(ended_by, BaseException) else ended_by
+    return None if hasattr(sys, "ps1") or not issubclass(type(ended_by), BaseException) else ended_by
 
 
 def error() -> str:
@@ -25,13 +25,13 @@ def error() -> str:
     ended_by = exception()
     if ended_by is None:
         return ""
-    return "SIGINT" if isinstance(ended_by, KeyboardInterrupt) else type(ended_by).__name__
+    return "SIGINT" if issubclass(type(ended_by), KeyboardInterrupt) else exceptions.type_name(ended_by)
 
 
 def told() -> Raised | None:
     """Return what is told of the exception that nobody caught; nothing of Ctrl-C."""
     ended_by = exception()
-    return None if ended_by is None or isinstance(ended_by, KeyboardInterrupt) else raised.of(ended_by)
+    return None if ended_by is None or issubclass(type(ended_by), KeyboardInterrupt) else raised.of(ended_by)
 
 
 def keep_status(path: Path) -> None:

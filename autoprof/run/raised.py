@@ -10,7 +10,7 @@ import os
 import re
 from types import TracebackType
 
-from autoprof.base import interrupts
+from autoprof.base import exception_text, exceptions, interrupts
 from autoprof.base.redact import hidden, writable
 from autoprof.rundir.records import Frame, Named, Raised
 
@@ -41,42 +41,44 @@ _RAY = ("ray::", "  File ", "    ", "Traceback ", "\x1b[36mray::")
 
 
 def of(error: BaseException) -> Raised:
-    """Return what is told of an exception. Raises nothing."""
+    """Return the record of an exception. Raises only what a signal handler raises."""
     try:
-        return _of(error)
-    except Exception as problem:  # attributes of the user's own
+        return _of(error, _text(error))
+    except Exception as problem:  # a library may keep anything in its attributes
         interrupts.pass_on(problem)
-        return Raised(type=type(error).__name__)
+        return Raised(type=exceptions.type_name(error))
 
 
 def _text(error: BaseException) -> tuple[str, int]:
-    """Return an exception's text as far as it is read, and how many characters are left."""
-    try:
-        text = str(error)
-    except Exception as problem:  # it is made by the user's code
-        interrupts.pass_on(problem)
-        text = ""
+    """Return an exception's text, cut at a limit, and the number of characters after it."""
+    text = exception_text.text(error)
     return writable(text[:_MOST_READ]), max(0, len(text) - _MOST_READ)
 
 
-def _origin(error: BaseException) -> str:
-    """Return in words what an exception was raised from, or while it was handled: the first one of a group, and that of
-    another process, whose traceback is in the text (multiprocessing, torch's DataLoader)."""
-    group = getattr(error, "exceptions", None)
-    if isinstance(group, tuple) and group and isinstance(group[0], BaseException):
+def _origin(error: BaseException, text: str) -> str:
+    """Describe the exception that caused `error`, or was being handled when it was raised.
+
+    Of a group, this is the first exception. Of an exception of another process (multiprocessing, torch's DataLoader),
+    `text` has its traceback.
+    """
+    group = exceptions.group_of(error)
+    if group and issubclass(type(group[0]), BaseException):
         more = f", and {len(group) - 1} more" if len(group) > 1 else ""
-        return f"{_origin(group[0]) or _words(group[0])}{more}"
-    origin = error.__cause__
-    if origin is None and not error.__suppress_context__:
-        origin = error.__context__
+        text = _text(group[0])[0]
+        return f"{_origin(group[0], text) or _words(group[0], text)}{more}"
+    origin = exceptions.cause_of(error)
+    if origin is None and not exceptions.hides_context(error):
+        origin = exceptions.context_of(error)
     if origin is None:
-        return _from_traceback(_text(error)[0])
-    return _from_traceback(_text(origin)[0]) or _words(origin)
+        return _from_traceback(text)
+    text = _text(origin)[0]
+    return _from_traceback(text) or _words(origin, text)
 
 
-def _words(error: BaseException) -> str:
-    first = hidden(_text(error)[0].strip().partition("\n")[0], _MOST_ORIGIN)
-    return f"{type(error).__name__}{f': {first}' if first else ''}{_at(_frames(error.__traceback__))}"
+def _words(error: BaseException, text: str) -> str:
+    first = hidden(text.strip().partition("\n")[0], _MOST_ORIGIN)
+    place = _at(_frames(exceptions.traceback_of(error)))
+    return f"{exceptions.type_name(error)}{f': {first}' if first else ''}{place}"
 
 
 def _from_traceback(text: str) -> str:
@@ -90,24 +92,25 @@ def _at(frames: list[Frame]) -> str:
     return f" in {os.path.basename(frames[-1].file)}:{frames[-1].line} {frames[-1].function}" if frames else ""
 
 
-def _of(error: BaseException) -> Raised:
-    kind, (text, more) = type(error).__name__, _text(error)
-    cause = getattr(error, "cause", None)
-    frames, message, pid = _frames(error.__traceback__), _message(text, more), 0
-    if kind.startswith(_BROUGHT) and isinstance(cause, BaseException):
-        # Raised in a task or an actor, and told as it was there.
-        remote = getattr(error, "traceback_str", None)
+def _of(error: BaseException, read: tuple[str, int]) -> Raised:
+    kind, (text, more) = exceptions.type_name(error), read
+    cause = exceptions.attribute(error, "cause")
+    frames, message, pid = _frames(exceptions.traceback_of(error)), _message(text, more), 0
+    if kind.startswith(_BROUGHT) and issubclass(type(cause), BaseException):
+        # It was raised in a task or an actor, and is recorded as it was raised there.
+        remote = exceptions.attribute(error, "traceback_str")
         there, pid = _remote(remote if isinstance(remote, str) else text)
-        frames, pid = there or frames, pid or getattr(error, "pid", 0)
-        inner = _of(cause)
+        frames, pid = there or frames, pid or exceptions.attribute(error, "pid")
+        of_cause = _text(cause)
+        inner = _of(cause, of_cause)
         kind, message = inner.type, inner.message
-        text = f"{text}\n{str(cause)[:_MOST_READ]}"
+        text = f"{text}\n{of_cause[0]}"
     return Raised(
         type=kind[:100],
         # Of a text with a traceback in it the last line is left, which has the type, too.
         message=message.removeprefix(f"{kind}: "),
         frames=frames[-_DEEPEST:],
-        cause="" if kind.startswith(_BROUGHT) or pid else _origin(error),
+        cause="" if kind.startswith(_BROUGHT) or pid else _origin(error, text),
         pid=pid if isinstance(pid, int) else 0,
         named=_named(error, kind, text),
     )
@@ -150,7 +153,7 @@ def _message(text: str, more: int = 0) -> str:
 
 
 def _named(error: BaseException, kind: str, text: str) -> list[Named]:
-    failures = getattr(error, "failures", None)
+    failures = exceptions.attribute(error, "failures")
     if isinstance(failures, dict):
         return _of_torchrun(failures)
     if kind not in _RAY_DEATHS and not _CONTAINED.search(text):

@@ -13,6 +13,7 @@ import msgspec
 
 from autoprof import __version__, _boot
 from autoprof.base import files, identity, interrupts, log, process
+from autoprof.base.exception_text import described
 from autoprof.base.redact import hidden, hidden_in
 from autoprof.config import sources
 from autoprof.config.values import GROUP, SettingsError
@@ -244,8 +245,8 @@ def move(run_id: str, launch: str, rank: int) -> None:
 
 def report(where: str, error: BaseException) -> None:
     """Count an error of autoprof's own and log it once. The error goes no further."""
-    text, run = f"{type(error).__name__}: {error}", _state.run
-    if run is not None and isinstance(error, OSError) and not os.path.isdir(run.rundir.path):
+    text, run = described(error), _state.run
+    if run is not None and issubclass(type(error), OSError) and not os.path.isdir(run.rundir.path):
         log.warning_once(run.rundir.unwritable(error))
     else:
         log.warning_once(f"{where}: {text}")

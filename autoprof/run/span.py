@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from threading import get_ident
 from typing import Protocol
 
+from autoprof.base.exceptions import type_name
 from autoprof.config import kinds
 from autoprof.rundir.lines import BegunLine, DroppedLine, Id, Line
 
@@ -143,7 +144,7 @@ class Span:
             self._start,
             # The wall clock may be set meanwhile.
             self._start + now - self._begun,
-            None if error is None else type(error).__name__,
+            None if error is None else type_name(error),
             self._ids,
             counts or {},
             stage_kind,

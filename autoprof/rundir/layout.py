@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from autoprof.base import files, identity, interrupts, log
+from autoprof.base.exception_text import text
 from autoprof.rundir import file_names
 from autoprof.rundir.file_names import JSON, LINES
 
@@ -111,7 +112,7 @@ class RunDir:
 
     def unwritable(self, error: BaseException) -> str:
         """Return the message for a run directory that can't be written: the same from whoever tries first."""
-        return f"can't write to {self.path}: {error}; autoprof records nothing there"
+        return f"can't write to {self.path}: {text(error)}; autoprof records nothing there"
 
     def step(self, number: int) -> Path:
         """Return the folder of a global step."""

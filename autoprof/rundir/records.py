@@ -60,7 +60,7 @@ class Raised(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An exception."""
 
     type: str = ""  # Its type.
-    message: str = ""  # Its text, without secrets, cut at 1,000 characters.
+    message: str = ""  # Its text without secrets, cut at 1,000 characters; its arguments if it defines `__str__`.
     frames: list[Frame] = []  # Its stack, the innermost function last; Ray's in the process where it was raised.
     cause: str = ""  # The exception that it was raised from, in words.
     pid: Number = 0  # The process where it was raised, if Ray brought it from another one.

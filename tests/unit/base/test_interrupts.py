@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import dataclasses
 import functools
 import json
 import signal
@@ -31,8 +32,17 @@ class Alarm(Exception):
     """An exception of a watchdog."""
 
 
+@dataclasses.dataclass(frozen=True)
+class FrozenAlarm(Alarm):
+    """An exception whose attributes can't be set."""
+
+
 def handler(number: int, frame: FrameType | None) -> None:
     raise Alarm
+
+
+def frozen(number: int, frame: FrameType | None) -> None:
+    raise FrozenAlarm
 
 
 class Handlers:
@@ -56,6 +66,7 @@ HANDLERS = [
     Handlers().method,
     Handlers(),
     chained,
+    frozen,
     functools.partial(lambda more, number, frame: handler(number, frame), "more"),
 ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
 import subprocess
 import sys
@@ -28,8 +29,22 @@ class Strange(BaseException):
     """An exception that only `except BaseException` catches."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Frozen(Exception):
+    """An exception whose attributes can't be set."""
+
+    text: str
+
+
+class Refuses(Exception):
+    def __setattr__(self, name: str, value: object) -> None:
+        raise RuntimeError(f"{name} is set")
+
+
 KINDS = [
     ValueError,
+    Frozen,
+    Refuses,
     KeyboardInterrupt,
     SystemExit,
     asyncio.CancelledError,

@@ -1,0 +1,93 @@
+"""Texts of the program's exceptions, made without running the program's code. Standard library only."""
+
+from __future__ import annotations
+
+import os
+from types import FunctionType, MethodDescriptorType, WrapperDescriptorType
+
+from autoprof.base import interrupts
+from autoprof.base.exceptions import GROUP, args_of, members_of, mro_of, name_of, type_name
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Any
+
+# Code in these folders does not belong to the program: the standard library, autoprof, installed packages.
+_LIBRARIES = tuple(os.path.dirname(path) + os.sep for path in (os.__file__, os.path.dirname(os.path.abspath(__file__))))
+_PACKAGES = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
+_ATOMS = frozenset((str, bytes, int, float, complex, bool, type(None)))
+_CONTAINERS = frozenset((tuple, list, set, frozenset, dict))
+# Deeper containers are not shown: one may contain itself.
+_MAX_DEPTH = 5
+
+
+def described(error: BaseException) -> str:
+    """Return the exception's type and text."""
+    return f"{type_name(error)}: {text(error)}"
+
+
+def text(error: BaseException) -> str:
+    """Return the exception's text. Only an exception of a signal handler leaves this function.
+
+    A `__str__` of the program is not called. It may print, wait, count its calls or exit, and without autoprof it is
+    not called for an exception that the program catches. The text is then made of the exception's arguments.
+    """
+    try:
+        return _text(error, 0)
+    except BaseException as problem:
+        interrupts.pass_on(problem)
+        if issubclass(type(problem), KeyboardInterrupt):  # Python's own handler of Ctrl-C has no frame to be found by
+            raise
+        return ""
+
+
+def _text(error: BaseException, depth: int) -> str:
+    arguments, method = args_of(error), _method(type(error), "__str__")
+    in_python = type(method) is FunctionType
+    # A `__str__` written in C shows the arguments. Only a group counts them instead.
+    shows = not in_python and name_of(getattr(method, "__objclass__", object)) != GROUP
+    if _is_library(method) and method is not object.__str__ and not (shows and not _are_quiet(arguments, depth)):
+        return str(error)
+    if len(arguments) == 1:
+        return _argument(arguments[0], depth, str)
+    return f"({', '.join(_argument(value, depth, repr) for value in arguments)})" if arguments else ""
+
+
+def _argument(value: Any, depth: int, show: Callable[[Any], str]) -> str:
+    """Return an argument as text; only its type if the text needs the program's code."""
+    if _is_quiet(value, depth):
+        return show(value)
+    if issubclass(type(value), BaseException) and depth < _MAX_DEPTH:
+        return f"{type_name(value)}({_text(value, depth + 1)})"
+    return f"<{name_of(type(value))}>"
+
+
+def _are_quiet(values: Iterable[Any], depth: int) -> bool:
+    return depth < _MAX_DEPTH and all(_is_quiet(value, depth + 1) for value in values)
+
+
+def _is_quiet(value: Any, depth: int) -> bool:
+    """Return True if no code of the program runs when `value` is made a text."""
+    kind = type(value)
+    if kind in _ATOMS:
+        return True
+    if kind in _CONTAINERS:
+        return _are_quiet(value, depth) and (kind is not dict or _are_quiet(value.values(), depth))
+    if not (_is_library(_method(kind, "__str__")) and _is_library(_method(kind, "__repr__"))):
+        return False
+    return not issubclass(kind, BaseException) or _are_quiet(args_of(value), depth)
+
+
+def _method(kind: type, name: str) -> Any:
+    return next((members_of(each)[name] for each in mro_of(kind) if name in members_of(each)), None)
+
+
+def _is_library(method: Any) -> bool:
+    """Return True if a method is written in C, or is of the standard library, autoprof or an installed package."""
+    if type(method) is not FunctionType:
+        return type(method) in (WrapperDescriptorType, MethodDescriptorType) or (
+            name_of(type(method)) == "cython_function_or_method"
+        )
+    file = method.__code__.co_filename
+    return file.startswith((*_LIBRARIES, "<frozen ")) or any(part in file for part in _PACKAGES)
