@@ -11,6 +11,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -240,12 +241,14 @@ def stamp(profile: Any, subject: dict[str, Any]) -> None:
 
 
 def mark(name: str) -> Callable[[], None]:
-    """Begin a range that torch's profilers record; what is returned ends it."""
-    import torch.profiler
+    """Begin a range in the trace. Return the function that ends it.
 
-    annotation = torch.profiler.record_function(name)
-    annotation.__enter__()
-    return lambda: annotation.__exit__(None, None, None)
+    `record_function` would call two operators, which dispatch modes, `make_fx` and `torch.jit.trace` of the program
+    see. These functions record the same range without the dispatcher (torch 1.8 and later).
+    """
+    from torch.autograd import _record_function_with_args_enter, _record_function_with_args_exit
+
+    return partial(_record_function_with_args_exit, _record_function_with_args_enter(name))
 
 
 def mark_own(profile: Any, own: bool = True) -> None:
