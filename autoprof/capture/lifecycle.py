@@ -9,8 +9,7 @@ from autoprof.base import exceptions, interrupts, log, process
 from autoprof.base.exception_text import described
 from autoprof.capture import profilers, writer
 from autoprof.capture.budget import OverBudget
-from autoprof.capture.profilers import Tool
-from autoprof.capture.profilers.torch import watch
+from autoprof.capture.profilers import Tool, foreign
 from autoprof.capture.recording import Capture, Recording
 from autoprof.capture.subject import Subject
 from autoprof.config.settings import Settings
@@ -163,11 +162,16 @@ def release(recording: Recording) -> bool:
         return True
 
 
-def interrupt(reason: str) -> None:
-    """End the recording that is going on, if any, and have it written: somebody else needs the profiler.
+def interrupt(reason: str, everywhere: bool = True) -> None:
+    """End this process's recording and wait until it is written: the program needs the profiler.
 
-    Another thread's recording is waited for, within `AUTOPROF_STOP_TIMEOUT_S`, and given up after that.
+    Args:
+        everywhere: True if the recording of another thread ends too. This waits for that thread to end it, up to
+            `AUTOPROF_STOP_TIMEOUT_S`, and then gives the recording up.
     """
+    recording = _state.active
+    if not everywhere and (recording is None or recording.thread != threading.get_ident()):
+        return
     try:
         _end_early(reason)
     finally:
@@ -220,4 +224,4 @@ def come_back() -> None:
 
 def watch_others() -> None:
     """Watch for other profilers, from the moment that torch or torch_npu is imported."""
-    watch(interrupt)
+    foreign.watch(interrupt)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from autoprof.capture.profilers import torch
+from autoprof.capture.profilers import foreign
 from tests.contracts import stored
 
 STAND_INS = Path(__file__).resolve().parent / "stand_ins"
@@ -26,7 +26,7 @@ def install(monkeypatch: pytest.MonkeyPatch, release: str = RELEASES[-1]) -> Any
     remove()
     module = importlib.import_module("torch_npu")
     # What wrapt does once in a process, when a module is imported for the first time.
-    torch._watch_module(sys.modules["torch_npu.profiler.profiler"])
+    foreign.watch_npu(sys.modules["torch_npu.profiler.profiler"])
     return module
 
 

@@ -16,8 +16,9 @@ from typing import Any
 
 from autoprof.base import interrupts, log
 from autoprof.capture.profilers import arguments as profiler_arguments
+from autoprof.capture.profilers import foreign
 from autoprof.capture.profilers.npu_config import experimental_config
-from autoprof.capture.profilers.torch import DEVICES, FLAGS, foreign, mark, mark_own, stamp
+from autoprof.capture.profilers.torch import DEVICES, FLAGS, mark, stamp
 from autoprof.config.settings import Settings
 from autoprof.rundir import file_names
 
@@ -73,8 +74,11 @@ class NpuTool:
                 analyse_flag=False,
             )
             self._profile = profiler.profile(**arguments)
-            mark_own(self._profile)
-            self._profile.start()
+            foreign.own(True)
+            try:
+                self._profile.start()
+            finally:
+                foreign.own(False)
         if not any(raw.iterdir()):
             self._profile.stop()
             raise RuntimeError("torch_npu's profiler did not start; what it printed says why")
@@ -91,6 +95,7 @@ class NpuTool:
         self._profile = None
 
     def abort(self) -> None:
+        foreign.own(False)
         if self._profile is not None:
             self.stop()
 
@@ -100,7 +105,7 @@ class NpuTool:
             raise OSError("torch_npu did not finish it; what it printed says why")
 
     def busy(self) -> str:
-        return foreign() or "".join(
+        return foreign.busy() or "".join(
             f"{name} is set, with which torch_npu profiles by itself" for name in by_itself()[:1]
         )
 

@@ -1,25 +1,17 @@
-"""torch.profiler as a tool, and its other users in this process.
-
-torch has one profiler a process: a second one starts without an error and empties the first. So `start` and `stop` of
-`torch.profiler.profile` are watched, and of torch_npu's, and autoprof yields to whoever else starts one.
-"""
+"""torch.profiler as a tool."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import wrapt
-
-from autoprof import _boot
 from autoprof.base import files, interrupts, log, process
-from autoprof.capture.profilers import module_moves
+from autoprof.capture.profilers import foreign, module_moves
 from autoprof.config.settings import Settings
 from autoprof.rundir import file_names
 
@@ -36,18 +28,15 @@ FLAGS = {
 MOVES = "torch.module-moves"
 # What follows the events of a trace, which is what Kineto was told of the run, is shorter than this, in bytes.
 TAIL = 65536
-_OWN = "_autoprof_own"
 # A profile is in a reference cycle. Freed by a garbage collection during a later recording, its result crashes the
 # process (torch 2.13, libkineto's MemoryTraceLogger); so does one that is freed after a recording that came meanwhile.
 # So it is freed when it is written, before anything else records, and kept where it never is.
 _unwritten: list[Any] = []
-_foreign: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class _State(process.State):
-    """Traces of torch in this process that nothing undoes: a recording, and the patches that call `interrupt`."""
+    """What captures leave behind in this process. `recorded`: True once torch has recorded."""
 
-    interrupt: Callable[[str], None] | None = None
     recorded = False
 
     def in_child(self) -> None:
@@ -91,14 +80,16 @@ class TorchTool:
         from torch.profiler.profiler import profile
 
         self._profile = profile(**arguments)
-        mark_own(self._profile)
         if module_moves.REFERRED.intersection(used):
             module_moves.allow(_end_and_free)
         try:
+            foreign.own(True)
             self._profile.start()
         except BaseException:  # as in `stop`
             _disable()
             raise
+        finally:
+            foreign.own(False)
         if module_moves.HELD.intersection(used):
             module_moves.begin(self._moved)
         return used
@@ -115,15 +106,18 @@ class TorchTool:
     def stop(self) -> None:
         _unwritten.append(self._profile)
         try:
+            foreign.own(True)
             self._profile.stop()
         except BaseException:
             # A signal, or its handler, came in between: nothing else would end the recording.
             _disable()
             raise
         finally:
+            foreign.own(False)
             module_moves.end()
 
     def abort(self) -> None:
+        foreign.own(False)
         if self._profile is None:
             return
         _disable()
@@ -152,7 +146,7 @@ class TorchTool:
             raise OSError(f"torch could not write all of it; is the disk full{more}?")
 
     def busy(self) -> str:
-        return foreign()
+        return foreign.busy()
 
 
 def _forget(profile: Any) -> None:
@@ -170,18 +164,19 @@ def _enabled() -> bool:
 
 
 def _disable() -> None:
-    """Have torch end what it records, whatever becomes of it."""
+    """End torch's recording of this thread and lose it."""
     if _enabled():
-        from torch.autograd import _disable_profiler
+        from torch.autograd import _disable_profiler, profiler
 
         _disable_profiler()
+        if hasattr(profiler, "_is_profiler_enabled"):  # `profile.stop` would have set it back
+            profiler._is_profiler_enabled = False
 
 
 def _end_and_free(reason: str) -> bool:
-    """End and free what autoprof records, or is writing, in this process; returns whether there was something."""
-    if _state.interrupt is None or _foreign or not (_unwritten or _enabled()):
+    """End and free what autoprof records or writes in this process. Return False if there was nothing."""
+    if foreign.known() or not (_unwritten or _enabled()) or not foreign.end_own(reason):
         return False
-    _state.interrupt(reason)
     for profile in list(_unwritten):
         _forget(profile)
     return True
@@ -249,51 +244,3 @@ def mark(name: str) -> Callable[[], None]:
     from torch.autograd import _record_function_with_args_enter, _record_function_with_args_exit
 
     return partial(_record_function_with_args_exit, _record_function_with_args_enter(name))
-
-
-def mark_own(profile: Any, own: bool = True) -> None:
-    """Tell the watch that a `torch.profiler.profile` is autoprof's, or no longer."""
-    setattr(profile, _OWN, own)
-
-
-def foreign() -> str:
-    """Return somebody else's profiler that is recording in this process, or an empty text."""
-    return next((f"{_called(profile)} is recording in this process" for profile in _foreign), "")
-
-
-def watch(interrupt: Callable[[str], None]) -> None:
-    """Call `interrupt` with a reason before anyone else's profiler starts. Takes effect when torch is imported."""
-    if _state.interrupt is None:
-        _state.interrupt = interrupt
-        for name in ("torch.profiler.profiler", "torch_npu.profiler.profiler"):
-            _boot.when_imported(name, _watch_module)
-
-
-def _watch_module(module: Any) -> None:
-    try:
-        wrapt.wrap_function_wrapper(module, "profile.start", _start)
-        wrapt.wrap_function_wrapper(module, "profile.stop", _stop)
-    except Exception as error:
-        interrupts.pass_on(error)
-        log.warning_once(f"other users of {module.__name__} can't be noticed: {type(error).__name__}: {error}")
-
-
-def _start(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-    if not getattr(instance, _OWN, False):
-        try:
-            if _state.interrupt is not None:
-                _state.interrupt(f"{_called(instance)} was started in this process")
-            _foreign.add(instance)
-        except Exception as error:
-            interrupts.pass_on(error)
-            log.warning_once(f"a capture could not make way for another profiler: {type(error).__name__}: {error}")
-    return wrapped(*args, **kwargs)
-
-
-def _called(profile: Any) -> str:
-    return f"another {type(profile).__module__.partition('.')[0]}.profiler"
-
-
-def _stop(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-    _foreign.discard(instance)
-    return wrapped(*args, **kwargs)

@@ -1,11 +1,18 @@
 #: captures: yes
 #: needs: torch
-"""A profiler of the user's own: around steps, in a stage, with a schedule; autoprof stands aside."""
+"""Profilers of the program, of each kind that torch has: around steps, in a stage, with a schedule, in other threads.
+
+Each sees the same with autoprof on.
+"""
+
+import threading
+import warnings
 
 import torch
 
 torch._lazy_modules.discard("_inductor")  # or the first capture imports it, which takes longer than all else
 from tinyrl import Trainer
+from torch.autograd import profiler_legacy
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 
@@ -36,6 +43,37 @@ def nested():
 
 
 print(Trainer().fit(2, nested))
-with torch.autograd.profiler.profile() as old:
+warnings.simplefilter("ignore")
+
+
+def multiplications(profiler):
+    averages = profiler.key_averages() if hasattr(profiler, "key_averages") else ()
+    return sum(event.count for event in averages if event.key == "aten::mm")
+
+
+def profiled(make):
+    with make() as profiler:
+        work()
+    return multiplications(profiler)
+
+
+for make in (torch.autograd.profiler.profile, torch.autograd.profiler.emit_itt, profiler_legacy.profile):
+    with make() as profiler:
+        print(Trainer().fit(2, work))
+    print(multiplications(profiler), Trainer().fit(1, lambda make=make: profiled(make)))
+
+
+def threads(start):
+    thread = threading.Thread(target=lambda: results.append(profiled(start)))
+    thread.start()
+    thread.join()
+
+
+results = []
+Trainer().fit(1, lambda: threads(profiler_legacy.profile))
+with torch.autograd.profiler.profile() as profiler:
+    thread = threading.Thread(target=lambda: results.append(Trainer().fit(1, work)))
+    thread.start()
+    thread.join()
     work()
-print(sum(event.count for event in old.key_averages() if event.key == "aten::mm"))
+print(results, multiplications(profiler), torch.autograd.profiler._is_profiler_enabled)

@@ -151,7 +151,7 @@ def test_autoprof_yields_to_a_profiler_that_comes_later(made: Any) -> None:
     lifecycle.end(recording)
     ((meta, trace),) = finished(run).values()
     assert meta["state"] == "truncated"
-    assert "another torch.profiler was started" in meta["reason"]
+    assert "another torch profiler was started" in meta["reason"]
     assert any("Backward" in event["name"] for event in trace["traceEvents"])
 
 

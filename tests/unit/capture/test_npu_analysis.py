@@ -128,7 +128,7 @@ def test_autoprof_yields_to_another_profiler_of_torch_npus(make: Any, torch_npu:
         pass
     lifecycle.end(recording)
     meta = meta_file(run)
-    assert (meta["state"], meta["reason"]) == ("truncated", "another torch_npu.profiler was started in this process")
+    assert (meta["state"], meta["reason"]) == ("truncated", "another torch_npu profiler was started in this process")
     assert len(list((tmp_path / "users").iterdir())) == 2
 
 
@@ -160,7 +160,7 @@ lifecycle.end(recording)
     while (list(folder.glob("*.part")) or not list(folder.glob("*.meta.json"))) and time.monotonic() < deadline:
         time.sleep(0.05)
     (meta,) = folder.glob("*.meta.json")
-    assert json.loads(meta.read_text())["reason"] == "another torch_npu.profiler was started in this process"
+    assert json.loads(meta.read_text())["reason"] == "another torch_npu profiler was started in this process"
 
 
 @pytest.mark.usefixtures("torch_npu")

@@ -18,6 +18,7 @@ from autoprof.behaviours.ray.session import Shutdown
 from autoprof.behaviours.trainer import steps
 from autoprof.capture import lifecycle, writer
 from autoprof.capture.finisher import job as finisher_job
+from autoprof.capture.profilers import foreign
 from autoprof.capture.profilers import torch as torch_profiler
 from autoprof.hooks.call import Call
 from autoprof.run import end
@@ -86,7 +87,7 @@ def test_somebody_elses_profiler_begins_when_ours_is_written(made: Any, held: th
     threading.Timer(0.3, held.set).start()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
         assert held.is_set()
-        assert torch_profiler.foreign()
+        assert foreign.busy()
     finished(run)
 
 

@@ -1,0 +1,184 @@
+"""Profilers that the program itself starts with torch or torch_npu in this process.
+
+They cannot be on together with autoprof's (torch 2.13). In the same thread the second one raises `Profiler is already
+enabled` or empties the first. In another thread the process crashes, if both use Kineto. So autoprof does not start
+beside a profiler of the program, and ends its own before one starts.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import wrapt
+
+from autoprof import _boot
+from autoprof.base import interrupts, log, process
+
+# The functions that start and end torch's profilers, by the module that calls them by these names (torch 2.13).
+# `torch.profiler` calls the first module. Only a profiler that is prepared uses Kineto; `emit_nvtx` does not.
+_PREPARE, _DISABLE = "_prepare_profiler", "_disable_profiler"
+_FUNCTIONS = {
+    "torch.autograd.profiler": (_PREPARE, "_enable_profiler", _DISABLE),
+    "torch.autograd.profiler_legacy": ("_enable_profiler_legacy",),
+}
+_TORCH_NPU = "torch_npu.profiler.profiler"
+# A thread that is not known.
+_UNKNOWN = 0
+
+
+class _State(process.State):
+    """Profilers of the program in this process.
+
+    Attributes:
+        interrupt: Ends autoprof's recording. Takes the reason, and True if a recording of another thread ends too.
+        threads: Threads that have prepared or started Kineto and not ended it.
+        npu: Profilers of torch_npu that are on.
+    """
+
+    interrupt: Callable[[str, bool], None] | None = None
+
+    def begin(self) -> None:
+        self.threads: set[int] = set()
+        self.npu: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def in_child(self) -> None:
+        self.threads &= {threading.get_ident()}
+
+
+class _Own(threading.local):
+    """autoprof's own profiler in this thread.
+
+    Attributes:
+        called: True while autoprof starts or ends it.
+        left_on: True if torch records this thread for autoprof, also after another thread has ended the recording.
+    """
+
+    called = False
+    left_on = False
+
+
+_state = _State()
+_own = _Own()
+
+
+def own(called: bool) -> None:
+    """Note that autoprof starts or ends its own profiler in this thread now, or that it has done so."""
+    _own.called = called
+    _own.left_on = _enabled()
+
+
+def known() -> str:
+    """Return the profiler of the program that autoprof has seen start and not end, or an empty text."""
+    if _state.threads:
+        return "another torch profiler"
+    return "another torch_npu profiler" if _state.npu else ""
+
+
+def busy() -> str:
+    """Return why a profiler of the program keeps autoprof from recording in this thread, or an empty text."""
+    name = known() or ("another torch profiler" if _enabled() and not _own.left_on else "")
+    return f"{name} is on in this process" if name else ""
+
+
+def _enabled() -> bool:
+    """Return True if torch records this thread. It does not know of `profile_all_threads`, nor of a warm-up."""
+    autograd = sys.modules.get("torch.autograd")
+    return autograd is not None and bool(autograd._profiler_enabled())
+
+
+def watch(interrupt: Callable[[str, bool], None]) -> None:
+    """Call `interrupt` before the program starts a profiler. Takes effect when torch is imported."""
+    if _state.interrupt is None:
+        _state.interrupt = interrupt
+        for name in _FUNCTIONS:
+            _boot.when_imported(name, watch_torch)
+        _boot.when_imported(_TORCH_NPU, watch_npu)
+
+
+def watch_torch(module: Any) -> None:
+    """Watch the functions of one of torch's modules that start and end profilers."""
+    for name in _FUNCTIONS[module.__name__]:
+        function = vars(module).get(name)
+        if function is None:
+            log.warning_once(f"other users of {module.__name__} can't be noticed: it has no {name}")
+        else:
+            setattr(module, name, _watched(function, name))
+    if getattr(module, "_is_profiler_enabled", False):  # one was started before, perhaps in another thread
+        _state.threads.add(threading.get_ident() if _enabled() else _UNKNOWN)
+
+
+def _watched(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        if _own.called:
+            return function(*args, **kwargs)
+        on = _enabled()
+        try:
+            if name == _PREPARE:  # before autoprof's recording ends, so that no other one begins
+                _state.threads.add(threading.get_ident())
+            if name != _DISABLE:
+                _make_way("torch", everywhere=name == _PREPARE)
+            result = function(*args, **kwargs)
+        except BaseException:
+            if not _enabled():
+                _state.threads.discard(threading.get_ident())
+            raise
+        if name == _DISABLE:
+            _note_end(on)
+        return result
+
+    return watched
+
+
+def _note_end(was_on: bool) -> None:
+    """Note that a profiler of the program was ended. `was_on`: torch recorded this thread before."""
+    thread = threading.get_ident()
+    if thread not in _state.threads:
+        _state.threads.discard(_UNKNOWN)
+        if not was_on:  # it was one of all threads, which any thread may end
+            _state.threads.clear()
+    elif not _enabled():
+        _state.threads.discard(thread)
+
+
+def watch_npu(module: Any) -> None:
+    """Watch the profiler class of torch_npu's module."""
+    try:
+        wrapt.wrap_function_wrapper(module, "profile.start", _start)
+        wrapt.wrap_function_wrapper(module, "profile.stop", _stop)
+    except Exception as error:
+        interrupts.pass_on(error)
+        log.warning_once(f"other users of {module.__name__} can't be noticed: {type(error).__name__}: {error}")
+
+
+def _start(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    if not _own.called:
+        _make_way("torch_npu", everywhere=True)
+        _state.npu.add(instance)
+    return wrapped(*args, **kwargs)
+
+
+def _stop(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    _state.npu.discard(instance)
+    return wrapped(*args, **kwargs)
+
+
+def end_own(reason: str, everywhere: bool = True) -> bool:
+    """End autoprof's recording for this reason. Return False if autoprof does not watch for profilers here."""
+    if _state.interrupt is None:
+        return False
+    _state.interrupt(reason, everywhere)
+    return True
+
+
+def _make_way(package: str, everywhere: bool) -> None:
+    try:
+        end_own(f"another {package} profiler was started in this process", everywhere)
+    except Exception as error:
+        interrupts.pass_on(error)
+        log.warning_once(f"a capture could not make way for another profiler: {type(error).__name__}: {error}")
