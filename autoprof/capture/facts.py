@@ -67,7 +67,9 @@ class Facts:
         """Return the content of the meta file."""
         asked = dict.fromkeys((*self._settings.contents, *self.left_out))
         left_out = [word for word in asked if word not in (*self.contents, MERGE)]
-        if left_out and self.contents and not self.left_out:
+        if self._tool.remark:
+            log.warning_once(self._tool.remark)
+        elif left_out and self.contents and not self.left_out:
             log.warning_once(
                 f"{self._tool.name} does not support these contents here, so they are left out: {', '.join(left_out)}"
             )
@@ -90,7 +92,7 @@ class Facts:
             versions=self._versions(),
             bytes=0,
             state=state,
-            reason=hidden(reason),
+            reason=hidden("; ".join(filter(None, [reason, self._tool.remark]))),
             slowest=self._slowest(),
             **self.more,
         )

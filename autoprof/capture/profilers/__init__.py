@@ -23,11 +23,13 @@ class Tool(Protocol):
         name: Its word in `AUTOPROF_TOOL`.
         ending: How the name of what it writes ends.
         lost: What it did not record, known when it has stopped.
+        remark: Why it records less than was asked, for the meta file; known when it has stopped.
     """
 
     name: str
     ending: str
     lost: Sequence[str]
+    remark: str
 
     def start(self, settings: Settings, raw: Path) -> list[str]:
         """Begin to record the contents of `settings`, or what is usual where they are empty; returns what is recorded.

@@ -20,6 +20,7 @@ class MemoryTool:
     name = "memory"
     ending = file_names.SNAPSHOT
     lost: Sequence[str] = ()
+    remark = ""
 
     def __init__(self) -> None:
         self._subject: dict[str, Any] = {}

@@ -16,7 +16,7 @@ from typing import Any
 
 from autoprof.base import interrupts, log
 from autoprof.capture.profilers import arguments as profiler_arguments
-from autoprof.capture.profilers import foreign
+from autoprof.capture.profilers import foreign, profile_functions
 from autoprof.capture.profilers.npu_config import experimental_config
 from autoprof.capture.profilers.torch import DEVICES, FLAGS, mark, stamp
 from autoprof.config.settings import Settings
@@ -43,6 +43,7 @@ class NpuTool:
     def __init__(self) -> None:
         self._profile: Any = None
         self.lacking: list[str] = []
+        self.remark = ""
 
     @staticmethod
     def unavailable() -> str:
@@ -61,7 +62,9 @@ class NpuTool:
 
     def start(self, settings: Settings, raw: Path) -> list[str]:
         profiler = importlib.import_module("torch_npu.profiler")
-        arguments, used = profile_arguments(profiler, settings.contents)
+        # torch_npu records stacks as torch does, and for modules, too.
+        contents, self.remark = profile_functions.without_stacks(settings.contents, ("stack", "module"))
+        arguments, used = profile_arguments(profiler, contents)
         if "npu" in used:
             arguments["experimental_config"], self.lacking = experimental_config(profiler, settings.npu)
         raw.mkdir()

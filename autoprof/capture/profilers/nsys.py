@@ -58,6 +58,7 @@ class NsysTool:
     name = "nsys"
     ending = file_names.NSYS_REPORT
     lost: Sequence[str] = ()
+    remark = ""
 
     def __init__(self, asked: bool = True) -> None:
         """Make a tool; `asked`: whether the user wants autoprof to open windows in this session of nsys."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from autoprof.base import files, interrupts, log, process
-from autoprof.capture.profilers import foreign, module_moves
+from autoprof.capture.profilers import foreign, module_moves, profile_functions
 from autoprof.config.settings import Settings
 from autoprof.rundir import file_names
 
@@ -66,7 +66,9 @@ class TorchTool:
 
     def __init__(self) -> None:
         self._profile: Any = None
+        self._stacks = False
         self.lost: Sequence[str] = ()
+        self.remark = ""
 
     @staticmethod
     def unavailable() -> str:
@@ -75,7 +77,8 @@ class TorchTool:
 
     def start(self, settings: Settings, raw: Path) -> list[str]:
         _state.recorded = True
-        arguments, used = profile_arguments(settings.contents)
+        contents, self.remark = profile_functions.without_stacks(settings.contents)
+        arguments, used = profile_arguments(contents)
         # SGLang puts torch_npu's in the place of torch.profiler.profile (0.5.8, scheduler_profiler_mixin.py).
         from torch.profiler.profiler import profile
 
@@ -90,6 +93,8 @@ class TorchTool:
             raise
         finally:
             foreign.own(False)
+        # True only if torch has set its profile function here, so that `stop` knows when it is gone.
+        self._stacks = "stack" in used and sys.getprofile() is not None
         if module_moves.HELD.intersection(used):
             module_moves.begin(self._moved)
         return used
@@ -107,7 +112,7 @@ class TorchTool:
         _unwritten.append(self._profile)
         try:
             foreign.own(True)
-            self._profile.stop()
+            self._end()
         except BaseException:
             # A signal, or its handler, came in between: nothing else would end the recording.
             _disable()
@@ -115,6 +120,15 @@ class TorchTool:
         finally:
             foreign.own(False)
             module_moves.end()
+
+    def _end(self) -> None:
+        if not self._stacks:
+            self._profile.stop()
+            return
+        if sys.getprofile() is None or profile_functions.own() is not None:
+            self.remark = profile_functions.ENDED_EARLY
+        with profile_functions.kept():
+            self._profile.stop()
 
     def abort(self) -> None:
         foreign.own(False)

@@ -1,0 +1,64 @@
+"""Profile functions of the program (cProfile before Python 3.12, `sys.setprofile`) and torch's recording of stacks.
+
+Both use the one profile function of a thread. A recording with stacks replaces the profile functions of all threads at
+its start, and removes them at its end, also those that the program has set meanwhile (torch 2.13).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from autoprof.base import log
+
+# The type of the profile function of torch's recording.
+_TORCH = "TraceContext"
+ENDED_EARLY = "stack ends where the program set a profile function (cProfile, sys.setprofile)"
+
+
+def without_stacks(contents: tuple[str, ...], stacks: Sequence[str] = ("stack",)) -> tuple[tuple[str, ...], str]:
+    """Return the contents without those that record stacks if the program has set a profile function, and the reason.
+
+    Python does not show the profile functions of other threads, only that of threads that are to start.
+    """
+    left_out = [word for word in contents if word in stacks]
+    found = own()
+    found = threading.getprofile() if found is None else found
+    if not left_out or found is None:
+        return contents, ""
+    name = getattr(found, "__qualname__", type(found).__qualname__)
+    reason = f"{', '.join(left_out)} is left out: the program has set the profile function {name}, which torch removes"
+    return tuple(word for word in contents if word not in stacks), reason
+
+
+def own() -> Any:
+    """Return the profile function that the program has set in this thread, if any."""
+    found = sys.getprofile()
+    return None if type(found).__name__ == _TORCH else found
+
+
+@contextlib.contextmanager
+def kept() -> Iterator[None]:
+    """Set the program's profile function of this thread aside for the end of a recording with stacks."""
+    found = own()
+    if found is None:
+        yield
+        return
+    sys.setprofile(None)
+    try:
+        yield
+    finally:
+        _set(found)
+
+
+def _set(found: Any) -> None:
+    """Set a profile function again. cProfile counts on where it was: `enable` keeps what it has."""
+    if hasattr(found, "enable"):
+        found.enable()
+    elif callable(found):
+        sys.setprofile(found)
+    else:
+        log.warning(f"the profiler {type(found).__qualname__} was ended by torch, which recorded stacks")
