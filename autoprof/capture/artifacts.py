@@ -94,6 +94,9 @@ class Artifacts:
 
     def _costs(self, name: str, work: Callable[[], object]) -> None:
         """Run `work`, and write its time to the timeline as a cost of the capture."""
+        if not self._tool.ending:  # it costs next to nothing
+            work()
+            return
         subject = self.facts.subject
         ids = {} if subject.replica is None else {"replica": subject.replica}
         span = Span(
@@ -180,7 +183,13 @@ class Artifacts:
                     other.stop()
 
     def keep(self, state: str, reason: str = "") -> None:
-        """Have a thread write the recording, and another process finish it and write the meta file."""
+        """Have a thread write the recording, and another process finish it and write the meta file.
+
+        Without a recording the meta file is written here.
+        """
+        if not self._tool.ending:
+            self._write_meta(state, reason)
+            return
         for other in self._beside:
             other.keep(state, reason)
         self.facts.lacking += self._tool.lost
@@ -271,12 +280,15 @@ class Artifacts:
         for raw in raws:  # The disk may be full, and the meta file needs room.
             files.empty(raw)
         try:
-            layout.write_json(Path(str(self._name.base) + file_names.META), self.facts.meta("failed", reason))
-            self._name.give_back()
+            self._write_meta("failed", reason)
         finally:
             # Last: whoever waits for the capture waits while there is a .part of it.
             files.remove(*raws)
         self._told_of = True
+
+    def _write_meta(self, state: str, reason: str) -> None:
+        layout.write_json(Path(str(self._name.base) + file_names.META), self.facts.meta(state, reason))
+        self._name.give_back()
 
     def give_back(self) -> None:
         """Leave the name to others: there is nothing of this capture, and nothing to say of it."""

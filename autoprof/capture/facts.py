@@ -67,9 +67,7 @@ class Facts:
         """Return the content of the meta file."""
         asked = dict.fromkeys((*self._settings.contents, *self.left_out))
         left_out = [word for word in asked if word not in (*self.contents, MERGE)]
-        if self._tool.remark:
-            log.warning_once(self._tool.remark)
-        elif left_out and self.contents and not self.left_out:
+        if left_out and self.contents and not (self.left_out or self._tool.remark):
             log.warning_once(
                 f"{self._tool.name} does not support these contents here, so they are left out: {', '.join(left_out)}"
             )

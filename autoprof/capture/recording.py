@@ -107,6 +107,8 @@ class Capture(Recording):
     def finish(self, state: str, reason: str) -> None:
         if not hasattr(self, "artifacts"):  # a signal came before it began
             return
+        if not self.tool.ending:  # nothing is recorded, so nothing can be cut short
+            state, reason = "complete", ""
         self.artifacts.stop()
         self.artifacts.keep(state, reason)
         if state == "truncated":
@@ -124,6 +126,9 @@ class Capture(Recording):
         self.artifacts.wait()
 
     def abandon(self, reason: str) -> None:
+        if not self.tool.ending:
+            self.finish("complete", "")
+            return
         self.artifacts.stop()
         self.fail(reason)
 

@@ -11,6 +11,7 @@ from autoprof.base import units
 from autoprof.cli import arguments, console
 from autoprof.cli.documents import Listed, ListedRun, ListedSpan
 from autoprof.rundir import death_words, deaths, open_spans, runs
+from autoprof.rundir.captures import CaptureFile
 from autoprof.rundir.stacks import OpenSpan
 
 # Who died is told of the last runs: it takes a look at their timelines.
@@ -36,6 +37,11 @@ def run(parsed: argparse.Namespace) -> int:
     if not found:
         raise runs.NotFound(f"there are no runs in {parent}; {runs.NONE_LEFT}")
     return _show(found, parsed.json, captures=False)
+
+
+def _state(capture: CaptureFile) -> str:
+    """Return the state of a capture, and why it has no trace if none was to be recorded."""
+    return f"{capture.state}, {capture.meta.reason}" if capture.untraced else capture.state
 
 
 def _show(found: list[runs.Run], as_json: bool, captures: bool) -> int:
@@ -67,7 +73,7 @@ def _show(found: list[runs.Run], as_json: bool, captures: bool) -> int:
             console.complain(f"ls: {run.id}: {death_words.text(died[0], len(run.info.hosts))}", 0)
     if captures:
         rows = [
-            [f"{step.number}", capture.name, capture.state, units.size(capture.bytes)]
+            [f"{step.number}", capture.name, _state(capture), units.size(capture.bytes)]
             for run in found
             for step in run.steps
             for capture in [*step.captures, *step.merged]

@@ -56,6 +56,11 @@ class CaptureFile:
         """Return the meta file."""
         return decoder.record(self.fields, CaptureMeta)
 
+    @property
+    def untraced(self) -> bool:
+        """Return True if nothing was to be recorded, so that there is no trace; `meta.reason` says why."""
+        return self.state == "complete" and self.meta.tool == "none"
+
     @cached_property
     def merged(self) -> MergedMeta:
         """Return the meta file of a merged trace."""

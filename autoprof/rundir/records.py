@@ -178,7 +178,7 @@ class CaptureMeta(Struct, frozen=True, kw_only=True, omit_defaults=True):
     rank: Number | None  # The global rank.
     replica: Number | None  # The replica of the rollout engine, null in a trainer.
     part: str  # The part of the replica.
-    tool: str  # `torch`, `npu`, `nsys` or `memory`.
+    tool: str  # `torch`, `npu`, `nsys` or `memory`; `none` if nothing is recorded here, as `reason` says.
     contents: list[str]  # The words of `AUTOPROF_CONTENTS` that are recorded.
     left_out: list[str]  # The words and tool options that this release of the tool does not know.
     window: str  # The window, by the setting or request that opened it.

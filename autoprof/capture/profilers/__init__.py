@@ -21,15 +21,17 @@ class Tool(Protocol):
 
     Attributes:
         name: Its word in `AUTOPROF_TOOL`.
-        ending: How the name of what it writes ends.
+        ending: How the name of what it writes ends; empty if it writes nothing.
         lost: What it did not record, known when it has stopped.
-        remark: Why it records less than was asked, for the meta file; known when it has stopped.
     """
 
     name: str
     ending: str
     lost: Sequence[str]
-    remark: str
+
+    @property
+    def remark(self) -> str:
+        """Return why it records less than was asked, for the meta file; known when it has stopped."""
 
     def start(self, settings: Settings, raw: Path) -> list[str]:
         """Begin to record the contents of `settings`, or what is usual where they are empty; returns what is recorded.
@@ -66,16 +68,21 @@ class Tool(Protocol):
 def choose(settings: Settings) -> Tool:
     """Return this process's profiler: the first that `AUTOPROF_TOOL` asks for and that can record here, else torch's.
 
+    In a process without torch none can record (`NothingTool`).
+
     The tool is chosen in each process: one run has processes that use NPUs, and a trainer that uses none. The memory
     history goes beside a profiler (`beside`), unless nothing else is asked for. In a process that runs under nsys no
     other profiler gets anything of the device, or takes it from nsys: CUPTI serves one. And whoever did not ask for
     nsys here may count the windows of its session.
     """
     from autoprof.capture.profilers.memory import MemoryTool
+    from autoprof.capture.profilers.nothing import NothingTool, has_torch
     from autoprof.capture.profilers.npu import NpuTool
     from autoprof.capture.profilers.nsys import NsysTool
     from autoprof.capture.profilers.torch import TorchTool
 
+    if not has_torch():
+        return NothingTool()
     kinds: dict[str, type[Any]] = {"torch": TorchTool, "npu": NpuTool, "nsys": NsysTool, "memory": MemoryTool}
     asked = [name for name in settings.tool if name != "memory"] or settings.tool or AUTOMATIC
     if not NsysTool.unavailable() and "memory" not in asked:

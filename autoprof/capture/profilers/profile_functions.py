@@ -1,7 +1,7 @@
 """Profile functions of the program (cProfile before Python 3.12, `sys.setprofile`) and torch's recording of stacks.
 
-Both use the one profile function of a thread. A recording with stacks replaces the profile functions of all threads at
-its start, and removes them at its end, also those that the program has set meanwhile (torch 2.13).
+A thread has one profile function. A recording with stacks replaces the profile functions of all threads at its start.
+At its end it removes them, including any that the program has set during the recording (torch 2.13).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ ENDED_EARLY = "stack ends where the program set a profile function (cProfile, sy
 
 
 def without_stacks(contents: tuple[str, ...], stacks: Sequence[str] = ("stack",)) -> tuple[tuple[str, ...], str]:
-    """Return the contents without those that record stacks if the program has set a profile function, and the reason.
+    """Leave `stacks` out of the contents if the program has set a profile function. Return the rest and the reason.
 
-    Python does not show the profile functions of other threads, only that of threads that are to start.
+    Python shows the profile function of this thread and of new threads, but not of other running threads.
     """
     left_out = [word for word in contents if word in stacks]
     found = own()
@@ -31,6 +31,7 @@ def without_stacks(contents: tuple[str, ...], stacks: Sequence[str] = ("stack",)
         return contents, ""
     name = getattr(found, "__qualname__", type(found).__qualname__)
     reason = f"{', '.join(left_out)} is left out: the program has set the profile function {name}, which torch removes"
+    log.warning_once(reason)
     return tuple(word for word in contents if word not in stacks), reason
 
 
@@ -55,7 +56,7 @@ def kept() -> Iterator[None]:
 
 
 def _set(found: Any) -> None:
-    """Set a profile function again. cProfile counts on where it was: `enable` keeps what it has."""
+    """Set a profile function again. `enable` of cProfile keeps its counts."""
     if hasattr(found, "enable"):
         found.enable()
     elif callable(found):

@@ -127,6 +127,7 @@ class TorchTool:
             return
         if sys.getprofile() is None or profile_functions.own() is not None:
             self.remark = profile_functions.ENDED_EARLY
+            log.warning_once(self.remark)
         with profile_functions.kept():
             self._profile.stop()
 

@@ -136,6 +136,8 @@ def _check_control(report: Report, directory: RunDir) -> None:
 
 def _check_captures(report: Report, run: runs.Run) -> None:
     report.facts["captures"] = f"{len(run.captures)}, {units.size(run.bytes)}"
+    untraced = Counter(capture.meta.reason for capture in run.captures if capture.untraced)
+    report.facts["captures"] += "".join(f"; {count} without a trace, {reason}" for reason, count in untraced.items())
     for step in run.steps:
         for capture in [*step.captures, *step.merged]:
             if capture.state == UNFINISHED and run.state.startswith("running"):

@@ -68,7 +68,7 @@ class CaptureFigures(msgspec.Struct, frozen=True, kw_only=True):
         stage_kind: The stage's kind in the vocabulary of all trainers, where it has one.
         state: `complete`, `truncated`, `failed`, `unfinished`, or `damaged` where the file can't be read.
         part: Of a replica's engine: `frontend`, or a worker by its ranks.
-        tool: `torch`, `npu`, `nsys` or `memory`.
+        tool: `torch`, `npu`, `nsys`, `memory` or `none`.
         opens_with: What opens the file, where it is not Perfetto.
         seconds: From the first to the last event.
         collectives_s: Of that, in collectives, waiting for other ranks included; None where the trace shows none.

@@ -58,12 +58,13 @@ for line in sys.stdin:
 """
 WORK = """
 import os
+if os.environ["AUTOPROF_STEPS"]:  # to import it takes seconds
+    import torch
 def arrived(meta): ...
 def load(meta):
     return meta
 def update(meta):
-    if os.environ["AUTOPROF_STEPS"]:  # to import it takes seconds
-        import torch
+    if os.environ["AUTOPROF_STEPS"]:
         torch.ones(2) + 1
     return meta
 """
