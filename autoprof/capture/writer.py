@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from autoprof.base import interrupts, process
+from autoprof.base import interrupts, process, threads
 
 # Each keeps a whole recording in memory until it is written.
 _AT_ONCE = 2
@@ -61,7 +61,7 @@ class Job:
         if not self._free:
             return
         try:
-            _thread.start_new_thread(self.run, ())
+            threads.start(_thread.start_new_thread, self.run, ())
         except RuntimeError as error:  # the interpreter ends, or the system gives no more threads
             interrupts.pass_on(error)
             self.run()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -19,6 +20,8 @@ def main() -> None:
     The first argument has folders of packages, where another interpreter than the run's is at work. All imports come
     after that.
     """
+    # The thread that started this process blocks all signals.
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     # `-m` puts the folder of autoprof first, in which this process was started: the command is run where the run was.
     sys.path += [sys.path.pop(0), *filter(None, sys.argv[1].split(os.pathsep))]
     job = json.load(sys.stdin)

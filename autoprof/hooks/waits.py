@@ -8,7 +8,7 @@ import threading
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import Any
 
-from autoprof.base import interrupts
+from autoprof.base import interrupts, threads
 from autoprof.hooks.call import Wait
 from autoprof.run.cluster import kv
 
@@ -39,7 +39,8 @@ class InThread(Wait):
 
         context = contextvars.copy_context()
         try:
-            threading.Thread(target=context.run, args=(run,), name="autoprof-waiting", daemon=True).start()
+            thread = threading.Thread(target=context.run, args=(run,), name="autoprof-waiting", daemon=True)
+            threads.start(thread.start)
         except RuntimeError as error:  # the system gives no more threads
             interrupts.pass_on(error)
             return self.block()

@@ -7,11 +7,12 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import autoprof
-from autoprof.base import files, identity, interpreter, interrupts, log, process
+from autoprof.base import files, identity, interpreter, interrupts, log, process, threads
 from autoprof.base.redact import is_url, url
 from autoprof.config.values import MERGE
 from autoprof.run import outcome, seat
@@ -80,7 +81,7 @@ def window_passed(run: Runtime) -> None:
         wait_for_files(run)
         _after(run)
 
-    threading.Thread(target=wait_and_go_on, name="autoprof-after", daemon=True).start()
+    threads.start(threading.Thread(target=wait_and_go_on, name="autoprof-after", daemon=True).start)
 
 
 def let_workers_write(run: Runtime) -> None:
@@ -210,4 +211,5 @@ def _command(run: Runtime) -> str:
 def run_command(command: str, run: str) -> None:
     """Start `AUTOPROF_ON_FINISH`, without waiting for it."""
     environment: dict[str, Any] = os.environ | {"AUTOPROF": "0", "AUTOPROF_RUN_DIR": run}
-    subprocess.Popen(command, shell=True, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
+    start = partial(subprocess.Popen, shell=True, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
+    threads.start_process(partial(start, command))

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from autoprof.base import identity, interrupts, log, process
+from autoprof.base import identity, interrupts, log, process, threads
 from autoprof.config.conditions import RESUME
 from autoprof.config.values import FOUND, REASON
 from autoprof.run import runtime
@@ -130,7 +130,7 @@ class Monitor:
                 target=self._hear, args=(step, ordinal, fair, own), name="autoprof-comparing", daemon=True
             )
             with interrupts.suppress(RuntimeError):  # there may be no more threads
-                thread.start()
+                threads.start(thread.start)
                 self._thread = thread
                 _state.threads[:] = [thread, *(each for each in _state.threads if each.is_alive())]
 

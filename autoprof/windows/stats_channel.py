@@ -12,7 +12,7 @@ from weakref import WeakSet
 
 import msgspec
 
-from autoprof.base import files, identity, interrupts, process
+from autoprof.base import files, identity, interrupts, process, threads
 from autoprof.run import runtime
 from autoprof.run.cluster import kv
 from autoprof.run.runtime import Runtime
@@ -60,7 +60,7 @@ class StatsChannel:
                 return
             self._going = True
         try:
-            threading.Thread(target=self._work, name="autoprof-posting", daemon=True).start()
+            threads.start(threading.Thread(target=self._work, name="autoprof-posting", daemon=True).start)
         except RuntimeError as error:  # there may be no more threads
             interrupts.pass_on(error)
             self._going = False

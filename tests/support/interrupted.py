@@ -42,6 +42,7 @@ def state(number: int) -> dict[str, Any]:
     assert run is not None
     torch = sys.modules.get("torch")
     return {
+        "blocked signals": signal.pthread_sigmask(signal.SIG_BLOCK, ()),
         "recording": lifecycle.current() and vars(lifecycle.current()),
         "claim": lifecycle._state.lock.locked(),
         "step": open_step.state.current and open_step.state.current.number,
@@ -63,6 +64,8 @@ def state(number: int) -> dict[str, Any]:
     }
 
 
+# The first calls of `finally` blocks, of functions in C.
+RESTORING = ("_signal.pthread_sigmask(_signal.SIG_SETMASK, mask)", "_thread.stack_size(size)")
 # After these CPython looks for signals, and at the first instruction of a function.
 LOOKS = ("", "CALL", "CALL_FUNCTION_EX", "CALL_KW", "JUMP_BACKWARD", "RESUME")
 
@@ -98,10 +101,11 @@ class Interrupter:
     def _line(self, frame: FrameType, event: str, arg: Any) -> Any:
         if event not in ("line", "opcode"):
             return self._line
-        # Python looks for no signals at the end of a `with` block, nor at a `try`.
+        # Python looks for no signals at the end of a `with` block, nor at a `try`, nor before the call in a `finally`.
         now = dis.opname[frame.f_code.co_code[frame.f_lasti]]
-        text = linecache.getline(frame.f_code.co_filename, frame.f_lineno or 0)
-        if event == "line" and (now == "NOP" or (now == "LOAD_CONST" and text.lstrip().startswith("with "))):
+        text = linecache.getline(frame.f_code.co_filename, frame.f_lineno or 0).strip()
+        ends_with = now == "LOAD_CONST" and text.startswith("with ")
+        if event == "line" and (now == "NOP" or ends_with or text in RESTORING):
             return self._line
         if event == "opcode":
             before, self._last[id(frame)] = self._last.get(id(frame), ""), now

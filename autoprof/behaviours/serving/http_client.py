@@ -14,7 +14,7 @@ from concurrent.futures.thread import ThreadPoolExecutor
 from http.client import HTTPException
 from typing import Any, Literal, NamedTuple
 
-from autoprof.base import interrupts, log, process
+from autoprof.base import interrupts, log, process, threads
 from autoprof.behaviours.rollout.request import ROLE, Request
 from autoprof.behaviours.trainer.running import in_whole
 from autoprof.capture.artifacts import Artifacts
@@ -173,7 +173,7 @@ def _together(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) ->
         return [function(*calls[0])]
     pool = ThreadPoolExecutor(min(len(calls), _AT_ONCE), "autoprof-asking")
     try:
-        return list(pool.map(lambda each: function(*each), calls))
+        return list(threads.start(pool.map, lambda each: function(*each), calls))
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 

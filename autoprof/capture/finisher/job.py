@@ -178,7 +178,9 @@ def analyse(folder: str, python: str, alive: str) -> bool:
 
 
 def main() -> None:
-    """Finish the capture of which stdin tells, in a process that is nobody's child."""
+    """Finish the capture that stdin describes, in a process that is no child of the trainer."""
+    # The thread that started this process blocks all signals.
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     received = json.load(sys.stdin)
     # Ray kills the children of a worker that exits (core worker, kill_child_processes_on_worker_exit), so this one
     # stops being a child before the worker goes on.

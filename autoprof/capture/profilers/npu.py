@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from autoprof.base import interrupts, log
+from autoprof.base import interrupts, log, threads
 from autoprof.capture.profilers import arguments as profiler_arguments
 from autoprof.capture.profilers import foreign, profile_functions
 from autoprof.capture.profilers.npu_config import experimental_config
@@ -79,7 +79,7 @@ class NpuTool:
             self._profile = profiler.profile(**arguments)
             foreign.own(True)
             try:
-                self._profile.start()
+                threads.blocking(self._profile.start)
             finally:
                 foreign.own(False)
         if not any(raw.iterdir()):

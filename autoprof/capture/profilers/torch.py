@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from autoprof.base import files, interrupts, log, process
+from autoprof.base import files, interrupts, log, process, threads
 from autoprof.capture.profilers import foreign, module_moves, profile_functions
 from autoprof.config.settings import Settings
 from autoprof.rundir import file_names
@@ -87,7 +87,7 @@ class TorchTool:
             module_moves.allow(_end_and_free)
         try:
             foreign.own(True)
-            self._profile.start()
+            threads.blocking(self._profile.start)  # Kineto starts a thread with the first one
         except BaseException:  # as in `stop`
             _disable()
             raise

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from autoprof.base import files, identity, interrupts, process
+from autoprof.base import files, identity, interrupts, process, threads
 from autoprof.run.cluster import kv, tasks
 from autoprof.run.hook_log import HookLog
 from autoprof.rundir.layout import RunDir
@@ -56,7 +56,7 @@ def measure(run: RunDir, hooks: HookLog) -> None:
     _state.stop.clear()
     thread = threading.Thread(target=_measure, args=(run, hooks, ray), name="autoprof-clocks", daemon=True)
     with interrupts.suppress(RuntimeError):  # there may be no more threads
-        thread.start()
+        threads.start(thread.start)
         _state.thread = thread
 
 

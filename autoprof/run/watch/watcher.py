@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from autoprof.base import interrupts, log, process
+from autoprof.base import interrupts, log, process, threads
 from autoprof.config.settings import Settings
 from autoprof.run.timeline import Timeline
 from autoprof.run.watch import crashes, snapshot
@@ -69,11 +69,12 @@ class Watcher:
         stop.acquire()
         ended.acquire()
         try:
-            native: list[int] = []
-            _thread.start_new_thread(_watch, (self.look, stop, ended, native))
-            self._stop, self._ended, self._native = stop, ended, native
+            # Before the start: a signal handler may raise in it, and the thread must end all the same.
+            self._stop, self._ended, self._native = stop, ended, []
+            threads.start(_thread.start_new_thread, _watch, (self.look, stop, ended, self._native))
         except RuntimeError as error:  # no further thread can be started
             interrupts.pass_on(error)
+            stop.release()
             log.info(f"this process is not watched: {error}")
 
     def start_later(self) -> None:

@@ -1,0 +1,93 @@
+"""Start of autoprof's threads. Standard library only."""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]  # `signal` in C: it takes any number, and imports nothing
+import _thread
+from itertools import chain, islice
+
+from autoprof.base import process
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+# A fault in a thread sends these to that thread. If it blocks one, Linux kills the process without calling the handler,
+# and faulthandler writes nothing (SYNCHRONOUS_MASK in kernel/signal.c).
+_FAULTS = ("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP", "SIGSYS")
+# These cannot be blocked.
+_NEVER = ("SIGKILL", "SIGSTOP")
+BLOCKED = frozenset(_signal.valid_signals()) - {getattr(_signal, name, 0) for name in _FAULTS + _NEVER}
+# The stack of autoprof's threads: torch's export, which needs most, works in 96 KiB (torch 2.13).
+_STACK_BYTES = 1 << 20
+
+
+class _State(process.State):
+    """The lock for `threading.stack_size`. A signal handler may start a thread while the same thread holds it."""
+
+    def begin(self) -> None:
+        self.lock = _thread.RLock()
+
+    def in_child(self) -> None:
+        self.begin()
+
+
+_state = _State()
+
+
+def start(begin: Callable[..., Any], *args: Any) -> Any:
+    """Call `begin`, whose new threads block all signals and have a large enough stack. Return its result.
+
+    Raises:
+        BaseException: The exception of `begin` or of a signal handler. The program's `threading.stack_size` and the
+            signal mask of this thread are restored.
+    """
+    with _state.lock:
+        size = _stack_size()
+        if not 0 < size < _STACK_BYTES:  # 0 is the default of the system
+            return blocking(begin, *args)
+        try:
+            _thread.stack_size(_STACK_BYTES)
+            return blocking(begin, *args)
+        finally:
+            _thread.stack_size(size)
+
+
+def blocking(begin: Callable[..., Any], *args: Any) -> Any:
+    """Call `begin`, whose new threads block all signals. Return its result.
+
+    The system gives a signal to any thread of the process that does not block it. A program that blocks a signal in its
+    own threads expects it to wait. Signals that arrive meanwhile are handled when the mask of this thread is restored.
+
+    Raises:
+        BaseException: The exception of `begin` or of a signal handler.
+    """
+    mask = _signal.pthread_sigmask(_signal.SIG_BLOCK, ())
+    # Python calls signal handlers after `pthread_sigmask` has set the mask, so they can raise from the first one, too.
+    try:
+        _signal.pthread_sigmask(_signal.SIG_BLOCK, BLOCKED)
+        return begin(*args)
+    finally:
+        _signal.pthread_sigmask(_signal.SIG_SETMASK, mask)
+
+
+def start_process(begin: Callable[[], Any]) -> Any:
+    """Call `begin`, which starts a process of the user's. It does not inherit the signal mask of autoprof's threads."""
+    mask = _signal.pthread_sigmask(_signal.SIG_BLOCK, ())
+    if not mask >= BLOCKED:  # this is a thread of the program
+        return begin()
+    try:
+        _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
+        return begin()
+    finally:
+        _signal.pthread_sigmask(_signal.SIG_SETMASK, mask)
+
+
+def _stack_size() -> int:
+    """Return the program's `threading.stack_size`. That function sets the size to 0 when it is called without one."""
+    sizes: list[int] = []
+    # C code makes both calls, the second one with the result of the first. So no other thread sees the 0, and no signal
+    # handler raises between them.
+    sizes.extend(map(_thread.stack_size, islice(chain((0,), sizes), 2)))
+    return sizes[0]
