@@ -1,12 +1,13 @@
-"""Start of autoprof's threads. Standard library only."""
+"""Start of autoprof's threads, and the stack size of a thread. Standard library only."""
 
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # `signal` in C: it takes any number, and imports nothing
 import _thread
+import functools
 from itertools import chain, islice
 
-from autoprof.base import process
+from autoprof.base import interrupts, process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -84,6 +85,24 @@ def start_process(begin: Callable[[], Any]) -> Any:
         _signal.pthread_sigmask(_signal.SIG_SETMASK, mask)
 
 
+def stack_bytes() -> int | None:
+    """Return the size of this thread's stack, or None if it is unknown."""
+    try:
+        from ctypes import byref, c_size_t, c_void_p, create_string_buffer
+
+        libc = _libc()
+        # `pthread_attr_t` has 56 bytes in glibc for x86-64, and 64 for aarch64.
+        attributes, address, size = create_string_buffer(256), c_void_p(), c_size_t()
+        if libc.pthread_getattr_np(c_void_p(libc.pthread_self()), attributes):
+            return None
+        libc.pthread_attr_getstack(attributes, byref(address), byref(size))
+        libc.pthread_attr_destroy(attributes)
+        return size.value
+    except (ImportError, OSError, AttributeError) as error:  # a libc without this function
+        interrupts.pass_on(error)
+        return None
+
+
 def _stack_size() -> int:
     """Return the program's `threading.stack_size`. That function sets the size to 0 when it is called without one."""
     sizes: list[int] = []
@@ -91,3 +110,12 @@ def _stack_size() -> int:
     # handler raises between them.
     sizes.extend(map(_thread.stack_size, islice(chain((0,), sizes), 2)))
     return sizes[0]
+
+
+@functools.lru_cache
+def _libc() -> Any:
+    from ctypes import CDLL, c_void_p
+
+    libc = CDLL(None)
+    libc.pthread_self.restype = c_void_p
+    return libc

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from functools import partial
 
-from autoprof.base import exceptions, interrupts, log, process
+from autoprof.base import exceptions, interrupts, log, process, threads
 from autoprof.base.exception_text import described
 from autoprof.capture import profilers, writer
 from autoprof.capture.budget import OverBudget
@@ -16,6 +16,9 @@ from autoprof.config.settings import Settings
 from autoprof.run import runtime
 from autoprof.run.runtime import Runtime
 
+# Torch's profiler crashes in a thread whose stack has 64 KiB, and works in 96 KiB with all contents (torch 2.13). The
+# work of the stage, which the profiler calls from, needs some of it, too.
+_LEAST_STACK_KIB = 256
 # How long the end of the interpreter waits for a stage in another thread.
 _LAST_S = 5.0
 
@@ -116,7 +119,9 @@ def end(capture: Capture, error: BaseException | None = None) -> None:
 
 
 def claim(recording: Recording, tool: Tool) -> bool:
-    """Take this process's profiler for `recording`; return False where it is taken, by autoprof or somebody else."""
+    """Claim this process's profiler for `recording`. Return False if it is in use, or cannot run in this thread."""
+    if not has_room(recording.subject):
+        return False
     with _state.lock:
         if _state.active is not None:
             return False
@@ -127,6 +132,18 @@ def claim(recording: Recording, tool: Tool) -> bool:
         _state.active = recording
     _state.end_first()
     return True
+
+
+def has_room(subject: Subject) -> bool:
+    """Return whether the stack of this thread is large enough for a profiler; if not, warn once."""
+    stack = threads.stack_bytes()
+    if stack is None or stack >= _LEAST_STACK_KIB << 10:
+        return True
+    log.warning_once(
+        f"{subject.role} {subject.stage} is not captured: the stack of its thread has {stack >> 10} KiB and a profiler "
+        f"needs {_LEAST_STACK_KIB}; see threading.stack_size"
+    )
+    return False
 
 
 def taken() -> bool:

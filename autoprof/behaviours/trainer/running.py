@@ -54,7 +54,8 @@ class Running:
 
     def begin(self) -> None:
         """Begin the stage. Who is interrupted in this, or in `end`, has to `cut` it."""
-        if self._wanted is not None:
+        # Here, too: in a small thread even the choice of a profiler, with its imports, can crash.
+        if self._wanted is not None and lifecycle.has_room(self._wanted[0]):
             self._begin(self._run, *self._wanted)
         self._span = self._new_span()
         running[self._who] = self

@@ -83,11 +83,34 @@ def test_the_mask_is_restored_when_a_signal_handler_raises_in_a_start() -> None:
         signal.signal(signal.SIGUSR1, before)
 
 
+def test_a_thread_has_a_large_stack_where_the_program_wants_small_ones() -> None:
+    threading.stack_size(32 << 10)
+    try:
+        assert in_thread(threads.stack_bytes) >= 1 << 20  # glibc may give it a larger one that is free
+        assert threading.stack_size() == 32 << 10
+    finally:
+        threading.stack_size(0)
+
+
 def test_a_start_keeps_the_stack_size_of_the_program() -> None:
     for size in (0, 64 << 10, 64 << 20):
         threading.stack_size(size)
         in_thread(int)
         assert threading.stack_size() == size
+
+
+def test_the_stack_size_of_each_thread_is_known(python: Any) -> None:
+    code = """
+import threading
+from autoprof.base import threads
+from autoprof.run import end
+for size in (32, 4096):
+    threading.stack_size(size * 1024)
+    thread = threading.Thread(target=lambda: print(threads.stack_bytes() // 1024))
+    thread.start()
+    thread.join()
+"""
+    assert python(code).stdout.split() == ["32", "4096"]
 
 
 def test_a_crash_in_a_thread_writes_its_stack(python: Any) -> None:

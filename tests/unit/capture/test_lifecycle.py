@@ -68,6 +68,21 @@ def test_a_stage_that_runs_again_is_numbered(made: Any) -> None:
     assert names == ["actor.update_actor", "actor.update_actor.2", "actor.update_actor.3"]
 
 
+def test_a_thread_with_a_small_stack_is_not_captured_and_one_line_says_so(
+    made: Any, mocker: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = made()
+    mocker.patch("autoprof.base.threads.stack_bytes", return_value=248 << 10)
+    assert [lifecycle.begin(run, SUBJECT), lifecycle.begin(run, SUBJECT)] == [None, None]
+    assert not lifecycle.taken()
+    line = "actor update_actor is not captured: the stack of its thread has 248 KiB and a profiler needs 256"
+    assert caplog.messages == [f"{line}; see threading.stack_size"]
+    mocker.patch("autoprof.base.threads.stack_bytes", return_value=256 << 10)
+    recording = lifecycle.begin(run, SUBJECT)
+    assert recording is not None
+    lifecycle.end(recording)
+
+
 def test_a_stage_inside_a_stage_is_part_of_its_capture(made: Any) -> None:
     run = made()
     outer = lifecycle.begin(run, SUBJECT)
