@@ -1,0 +1,110 @@
+"""Copies of modules of the standard library, which a program's patches do not reach.
+
+A test replaces `os.replace`, `open` or `time.sleep` in a process with hooks (`unittest.mock`, freezegun, pyfakefs). Its
+replacement must not receive autoprof's calls, and autoprof must not read a frozen clock. So the code that runs in a
+program imports these modules from here: `from autoprof.base.originals import os, time`.
+
+freezegun and pyfakefs look for modules by name in `sys.modules`, and for functions in each module there. So the copies
+have other names and are no entries of `sys.modules`. Standard library only.
+"""
+
+from __future__ import annotations
+
+import builtins
+from types import FunctionType, ModuleType
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import atexit as atexit
+    import io as io
+    import json as json
+    import os as os
+    import shutil as shutil
+    import subprocess as subprocess
+    import tempfile as tempfile
+    import threading as threading
+    import time as time
+    from typing import Any
+
+# `__dict__` and `__weakref__`, which each class gets anew.
+_OF_CLASS = ("__dict__", "__weakref__")
+# Copies that the code of other copies imports, by the names of the modules.
+_copies: dict[str, Any] = {}
+
+
+def _copy(name: str) -> Any:
+    """Return a copy of a module: another namespace with the same contents."""
+    copy: Any = ModuleType(f"{__name__}.{name}")
+    known = vars(__import__(name))
+    vars(copy).update({key: value for key, value in known.items() if key not in vars(copy)})
+    _copies[name] = copy
+    return copy
+
+
+def _bind(value: Any, module: Any, space: dict[str, Any]) -> Any:
+    """Return a function of `module` with the globals `space`, or any other value as it is."""
+    if isinstance(value, FunctionType) and value.__globals__ is vars(module):
+        bound = FunctionType(value.__code__, space, value.__name__, value.__defaults__, value.__closure__)
+        bound.__kwdefaults__ = value.__kwdefaults__
+        return bound
+    return value
+
+
+def _run(name: str) -> Any:
+    """Return a module made by running the code of another one again, which imports the copies."""
+    module: Any = __import__(name)
+    made: Any = ModuleType(f"{__name__}.{name}")
+    vars(made)["__builtins__"] = vars(builtins) | {"__import__": _import, "open": io.open}
+    exec(module.__spec__.loader.get_code(name), vars(made))
+    _copies[name] = made
+    return made
+
+
+def _import(name: str, *arguments: Any) -> Any:
+    return _copies[name] if name in _copies else __import__(name, *arguments)
+
+
+def _own_os() -> Any:
+    """Return a copy of `os` and `os.path`, whose functions call functions of the copy."""
+    import os
+    import posix
+
+    own = _copy("os")
+    space = vars(own)
+    # If a program has patched `os` by now, `posix` still has the functions.
+    space.update({name: value for name, value in vars(posix).items() if name in os.__all__ and name != "environ"})
+    space.update({name: _bind(value, os, space) for name, value in space.items()})
+    space["fdopen"] = io.open  # the function imports `io` when it is called
+    _run("genericpath")
+    space["path"] = _run("posixpath")
+    return own
+
+
+def _own_threading() -> Any:
+    """Return a copy of `threading` whose `Event` uses classes of the copy."""
+    import threading
+
+    own = _copy("threading")
+    for name in ("Condition", "Event"):
+        members = {key: value for key, value in vars(getattr(threading, name)).items() if key not in _OF_CLASS}
+        members = {key: _bind(value, threading, vars(own)) for key, value in members.items()}
+        setattr(own, name, type(name, (), members))
+    return own
+
+
+def __getattr__(name: str) -> Any:
+    """Make a copy that few processes need, and that takes 0.3 ms."""
+    if name not in ("shutil", "subprocess", "tempfile"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    made = _run(name)
+    if name == "tempfile":
+        made.tempdir = __import__(name).tempdir  # which a program may set
+    return globals().setdefault(name, made)
+
+
+if not TYPE_CHECKING:
+    # Not `open` itself: pyfakefs replaces functions in each module that has one.
+    io = _copy("io")
+    io.open = __import__("_io").open
+    os, threading = _own_os(), _own_threading()
+    time, json, atexit = _copy("time"), _copy("json"), _copy("atexit")

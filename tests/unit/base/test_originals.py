@@ -1,0 +1,98 @@
+"""Modules of the standard library that a program's patches do not reach."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from autoprof.base import originals
+from autoprof.capture import writer
+
+PATCH = """
+from unittest import mock
+import _thread, builtins, io, os, posixpath, shutil, subprocess, tempfile, threading, time
+
+def patch(module, names):
+    for name in names:
+        setattr(module, name, mock.Mock(side_effect=AssertionError(name)))
+
+def patch_os():
+    functions = [name for name in os.__all__ if callable(getattr(os, name)) and not isinstance(getattr(os, name), type)]
+    patch(os, [name for name in functions if name not in ("fspath", "fsencode", "fsdecode")])
+    patch(posixpath, ("exists", "isdir", "isfile", "islink", "getsize", "realpath", "dirname"))
+
+def patch_others():
+    patch(builtins, ["open"])
+    patch(io, ["open"])
+    patch(subprocess, ["Popen"])
+    patch(shutil, ["rmtree"])
+    patch(time, ["sleep", "monotonic"])
+    patch(threading, ["Event", "Condition", "Lock"])
+"""
+CALLS = """
+os.makedirs("folder/below")
+with io.open("folder/file", "w") as file:
+    file.write(json.dumps([os.path.isdir("folder"), os.path.exists("file")]))
+os.replace("folder/file", "folder/moved")
+print([(folder, names) for folder, _, names in os.walk("folder")], io.open("folder/moved").read())
+shutil.rmtree("folder")
+print(subprocess.run(["echo", "started"], capture_output=True, text=True, timeout=20).stdout.strip())
+with tempfile.TemporaryFile() as file:
+    print(file.write(b"text"))
+event = threading.Event()
+_thread.start_new_thread(event.set, ())
+print(event.wait(20), os.path.exists("folder"))
+"""
+SAID = [
+    "[('folder', ['moved']), ('folder/below', [])] [true, false]",
+    "started",
+    "4",
+    "True False",
+]
+
+
+def test_patches_do_not_reach_the_copies(python: Any) -> None:
+    names = "from autoprof.base.originals import io, json, os, shutil, subprocess, tempfile, threading, time\n"
+    code = f"{PATCH}from autoprof.base import originals\npatch_os()\npatch_others()\n{names}{CALLS}"
+    assert python(code).stdout.splitlines() == SAID
+
+
+def test_a_patch_of_os_that_is_older_does_not_reach_the_copy(python: Any) -> None:
+    code = f"""{PATCH}
+import json
+with mock.patch("os.replace"), mock.patch("os.open"), mock.patch("os.path.exists"):
+    from autoprof.base.originals import io, os, time
+os.close(os.open("old", os.O_CREAT))
+os.replace("old", "new")
+print(os.path.exists("new"), os.path.exists("old"))
+"""
+    assert python(code).stdout == "True False\n"
+
+
+def test_the_copies_have_all_names_of_the_modules() -> None:
+    for name in ("os", "time", "json", "threading", "atexit"):
+        missing = set(dir(__import__(name))) - set(dir(getattr(originals, name)))
+        assert missing == set(), name
+    assert set(os.path.__all__) <= set(dir(originals.os.path))
+
+
+def test_the_copies_share_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MADE", "1")
+    assert originals.os.environ is os.environ
+    assert originals.os.getenv("MADE") == "1"
+
+
+def test_no_copy_is_found_by_its_name() -> None:
+    # freezegun and pyfakefs look for modules of these names, in the modules that are loaded.
+    assert originals.os.__name__ != "os"
+    assert originals.time.__name__ != "time"
+
+
+def test_a_frozen_clock_does_not_hold_up_a_wait() -> None:
+    with mock.patch.object(time, "monotonic", return_value=1.0):
+        job = writer.Job(lambda: None, patience_s=0.1)
+        assert not job.wait(0.05)
