@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import functools
-import os
-import threading
 
 from autoprof import _boot
 from autoprof._boot import command
 from autoprof.base import interrupts, log, process
+from autoprof.base.originals import os, threading
 from autoprof.capture import cupti, lifecycle
 
 # dispatch is for the first call of a hook, which imports nothing: a child that is forked meanwhile would wait forever

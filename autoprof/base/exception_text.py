@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from types import FunctionType, MethodDescriptorType, WrapperDescriptorType
 
 from autoprof.base import interrupts
 from autoprof.base.exceptions import GROUP, args_of, members_of, mro_of, name_of, type_name
+from autoprof.base.originals import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

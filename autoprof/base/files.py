@@ -13,13 +13,12 @@ import _signal  # type: ignore[import-not-found]  # `signal` in C, as in base/in
 import contextlib
 import errno
 import fcntl
-import os
 import resource
-import shutil
 import stat
 
 from autoprof.base import process
 from autoprof.base.interrupts import suppress
+from autoprof.base.originals import io, os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -200,7 +199,7 @@ def write(path: str | os.PathLike[str], content: bytes) -> None:
     # No other process has a part of this name, even where processes of a run have the same pid.
     part = f"{os.fspath(path)}.{os.urandom(4).hex()}.part"
     try:
-        with open(_create(part), "wb") as file:
+        with io.open(_create(part), "wb") as file:
             file.write(content)
         os.replace(part, path)
     except BaseException:
@@ -251,7 +250,7 @@ def read(path: str | os.PathLike[str], most: int, owners: Container[int] | None 
     Raises:
         OSError: It can't be read, is no regular file, is too large, or belongs to none of `owners`.
     """
-    with open(descriptor(path, os.O_RDONLY | _CAREFULLY), "rb") as file:
+    with io.open(descriptor(path, os.O_RDONLY | _CAREFULLY), "rb") as file:
         found = _regular(file.fileno(), path)
         if found.st_size > most:
             raise OSError(errno.EFBIG, f"it has more than {most} bytes", os.fspath(path))
@@ -266,12 +265,22 @@ def of_user(path: str | os.PathLike[str], most: int) -> bytes:
     Raises:
         OSError: It can't be read, or is too large.
     """
-    with open(path, "rb", opener=descriptor) as file:
+    with io.open(path, "rb", opener=descriptor) as file:
         content = file.read(most + 1)
     if len(content) > most:
         raise OSError(errno.EFBIG, f"it has more than {most} bytes", os.fspath(path))
     # Editors put it in front of UTF-8, where TOML takes none.
     return content.removeprefix(b"\xef\xbb\xbf")
+
+
+def text(path: str | os.PathLike[str]) -> str:
+    """Return the text of a file of the kernel, such as `/proc/meminfo`.
+
+    Raises:
+        OSError: It can't be read.
+    """
+    with io.open(path, opener=descriptor) as file:
+        return file.read()
 
 
 def empty(path: str | os.PathLike[str]) -> None:
@@ -290,6 +299,8 @@ def remove(*paths: str) -> None:
     """Remove files and folders that may be there; a link itself, not its target."""
     for path in paths:
         if os.path.isdir(path) and not os.path.islink(path):
+            from autoprof.base.originals import shutil  # which few processes need
+
             shutil.rmtree(path, ignore_errors=True)
         elif os.path.lexists(path):
             # Kineto keeps a file open that it could not write, and with it the disk space (torch 2.13).

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import pwd
 import re
 import sys
 
 from autoprof.base import files, interrupts
+from autoprof.base.originals import io, os
 
 # The longest part of a file name: role, stage and host stand in one.
 LONGEST = 60
@@ -24,7 +24,7 @@ HOST = host_name(os.uname().nodename)
 def machine() -> str:
     """Return an id of this machine since its boot, the same in all its containers; its name where there is none."""
     try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="utf-8", opener=files.descriptor) as file:
+        with io.open("/proc/sys/kernel/random/boot_id", encoding="utf-8", opener=files.descriptor) as file:
             return file.read().strip()
     except OSError as error:
         interrupts.pass_on(error)
@@ -43,7 +43,7 @@ def user_name(uid: int) -> str:
 def began(pid: int) -> int | None:
     """Return when a process of this host began, in ticks since the host did; None where it does not run (any more)."""
     try:
-        with open(f"/proc/{pid}/stat", "rb", opener=files.descriptor) as file:
+        with io.open(f"/proc/{pid}/stat", "rb", opener=files.descriptor) as file:
             # The name of the program stands in brackets and may hold anything.
             fields = file.read().rpartition(b")")[2].split()
         return None if fields[0] in (b"Z", b"X") else int(fields[19])

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
-import os
 import re
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from autoprof.base import files, interrupts
+from autoprof.base.originals import io, json, os, subprocess, tempfile
 
 _NAME = re.compile(r"(python|pypy)[\d.]*[a-z]*")
 _VERSION = f"{sys.implementation.name} {sys.version_info[0]}.{sys.version_info[1]}"
@@ -49,7 +46,7 @@ def job_file(job: dict[str, Any]) -> Iterator[BinaryIO]:
     files.check_size(len(content))
     with files.low_numbers_taken(), tempfile.TemporaryFile() as empty:
         descriptor = files.high(empty.fileno())
-    with open(descriptor, "w+b") as file:
+    with io.open(descriptor, "w+b") as file:
         file.write(content)
         file.seek(0)
         yield file

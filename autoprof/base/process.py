@@ -6,8 +6,7 @@ library only.
 
 from __future__ import annotations
 
-import atexit
-import os
+from autoprof.base.originals import atexit, os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

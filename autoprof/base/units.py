@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
+
+from autoprof.base.originals import time
 
 _SHORT = 60
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import msgspec
 
 from autoprof.base import files, interrupts, log, units
+from autoprof.base.originals import os
 from autoprof.capture import cupti, profilers, writer
 from autoprof.capture.budget import Budget, OverBudget
 from autoprof.capture.facts import Facts, clock
@@ -198,7 +198,7 @@ class Artifacts:
         # The reason that the GPU may be missing, if the process that finishes the trace finds nothing of it there.
         watched = self._tool.name == "torch" and cupti.watched(self.facts.contents)
         suspicion = cupti.suspicion(os.environ) if watched else ""
-        if raw.is_symlink() or not raw.is_dir():
+        if os.path.islink(raw) or not os.path.isdir(raw):
             # A process that waits for the files of the run has something to wait for. And Kineto would follow a link.
             files.remove(f"{raw}.tmp")
             os.close(files.create(raw))

@@ -6,13 +6,12 @@ before of the same kind in the same process: the first one is cut when it is wri
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Hashable
 from pathlib import Path
 from typing import NamedTuple
 
 from autoprof.base import files, process
+from autoprof.base.originals import os, time
 from autoprof.config.settings import Settings
 
 _MB = 1e6
@@ -91,7 +90,7 @@ class Budget:
         self._looked = now
         if _free(self._folder) < self._floor:
             return f"less than {_mb(self._floor)} is free on the disk (AUTOPROF_MIN_FREE_MB)"
-        if raw.is_dir() and files.size(str(raw)) > self._limit:
+        if os.path.isdir(raw) and files.size(str(raw)) > self._limit:
             return f"the trace is over {_mb(self._limit)} (AUTOPROF_MAX_TRACE_MB)"
         before = _state.before.get(self._kind)
         if before is not None and before.seconds > 0:

@@ -6,9 +6,10 @@ in `NVTX_INJECTION64_PATH`, so the first NVTX range of a process takes it (verl 
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping, MutableMapping, Sequence
+
+from autoprof.base.originals import os
 
 INJECTION = "NVTX_INJECTION64_PATH"
 # It can't be loaded, so NVTX does nothing; and it is not empty, since start-up hooks of images fill it in where it is.

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import time
 from typing import Any
 
 import msgspec
 
 from autoprof import __version__
 from autoprof.base import identity, log
+from autoprof.base.originals import os, time
 from autoprof.base.redact import hidden
 from autoprof.capture import profilers
 from autoprof.capture.profilers import Tool

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from functools import partial
 
 from autoprof.base import exceptions, interrupts, log, process, threads
 from autoprof.base.exception_text import described
+from autoprof.base.originals import threading
 from autoprof.capture import profilers, writer
 from autoprof.capture.budget import OverBudget
 from autoprof.capture.profilers import Tool, foreign

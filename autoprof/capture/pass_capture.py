@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-
+from autoprof.base.originals import threading
 from autoprof.capture import lifecycle
 from autoprof.capture.profilers import Tool
 from autoprof.capture.recording import Capture

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 from autoprof.base import files, log
+from autoprof.base.originals import threading
 from autoprof.capture.artifacts import Artifacts, why_not
 from autoprof.capture.profilers import Tool
 from autoprof.capture.subject import Subject

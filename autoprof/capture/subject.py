@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from pathlib import Path
 
 import msgspec
 
 from autoprof.base import files, identity, process
+from autoprof.base.originals import os
 from autoprof.rundir import file_names
 
 # What there is of a capture with a name.

@@ -6,7 +6,6 @@ Stages are ranges in it. Consecutive steps share one where that is asked for.
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import msgspec
 
 from autoprof.base import interrupts, log, process
+from autoprof.base.originals import threading
 from autoprof.capture import lifecycle
 from autoprof.capture.facts import clock
 from autoprof.capture.profilers import Tool

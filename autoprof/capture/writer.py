@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import _thread
 import sys
-import time
 from collections.abc import Callable
 
 from autoprof.base import interrupts, process, threads
+from autoprof.base.originals import time
 
 # Each keeps a whole recording in memory until it is written.
 _AT_ONCE = 2

@@ -5,9 +5,10 @@ Each raises a ValueError for what it does not take; its message, where there is 
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
+
+from autoprof.base.originals import os
 
 
 def text(value: object) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import msgspec
 
 from autoprof.base import files, interrupts
+from autoprof.base.originals import os
 from autoprof.base.similar import did_you_mean
 from autoprof.config import kinds
 from autoprof.config.settings import Settings

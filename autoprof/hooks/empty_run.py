@@ -5,7 +5,6 @@ Only the process that started the run says it, since it ends last. The others le
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
@@ -14,6 +13,7 @@ from typing import Any
 from autoprof import _boot
 from autoprof._boot import command
 from autoprof.base import identity, interrupts, log
+from autoprof.base.originals import os
 from autoprof.config.settings import Settings
 from autoprof.hooks import recipe, registry
 from autoprof.hooks.recipe import RecipeError

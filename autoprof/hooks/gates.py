@@ -5,9 +5,8 @@ A gate is closed for one reason or several: its hook has failed too often, or co
 
 from __future__ import annotations
 
-import threading
-
 from autoprof.base import process
+from autoprof.base.originals import threading
 
 # A hook that fails this often in a row is disabled from then on.
 FAILURES = 5

@@ -9,13 +9,13 @@ file's imports.
 
 from __future__ import annotations
 
-import os
 import sys
 from types import CodeType, FrameType
 from typing import Any
 
 from autoprof._boot import command
 from autoprof.base import interrupts, process
+from autoprof.base.originals import os
 from autoprof.hooks import patching, registry
 from autoprof.hooks.recipe import BoundHook
 from autoprof.run import runtime

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 import sys
 from collections.abc import Collection
 from types import (
@@ -21,6 +20,7 @@ import wrapt
 
 from autoprof import _boot
 from autoprof.base import exception_text, interrupts
+from autoprof.base.originals import os
 from autoprof.hooks import gates, holders, registry
 from autoprof.hooks.recipe import BoundHook
 from autoprof.hooks.versions import fits

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -12,6 +11,7 @@ from typing import Any
 import msgspec
 
 from autoprof.base import files, interrupts
+from autoprof.base.originals import os
 from autoprof.config import kinds, structs
 from autoprof.config.sources import MOST_BYTES
 from autoprof.hooks import behaviour as behaviours

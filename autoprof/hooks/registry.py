@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import threading
-
 from autoprof import _boot
 from autoprof.base import log, process
+from autoprof.base.originals import os, threading
 from autoprof.hooks import recipe
 from autoprof.hooks.behaviour import Behaviour
 from autoprof.hooks.recipe import BoundHook, Recipe, RecipeError

@@ -6,13 +6,13 @@ Generators are not changed but called by another generator (`generators.py`), si
 from __future__ import annotations
 
 import asyncio
-import threading
 import types
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 from autoprof.base import exceptions, interrupts, process
+from autoprof.base.originals import threading
 from autoprof.hooks import gates, subclass
 from autoprof.hooks.call import Call, Outcome
 from autoprof.hooks.dispatch import compiling, enter, enter_coroutine

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import threading
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import Any
 
 from autoprof.base import interrupts, threads
+from autoprof.base.originals import threading
 from autoprof.hooks.call import Wait
 from autoprof.run.cluster import kv
 

@@ -6,11 +6,9 @@ Each count stands in the file as soon as it has changed: a process that is kille
 from __future__ import annotations
 
 import itertools
-import json
-import os
-import threading
 
 from autoprof.base import files, identity, interrupts, process
+from autoprof.base.originals import json, os, threading
 from autoprof.run import runtime
 from autoprof.run.cluster import current_step
 from autoprof.rundir.layout import RunDir

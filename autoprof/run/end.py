@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
-import threading
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import autoprof
 from autoprof.base import files, identity, interpreter, interrupts, log, process, threads
+from autoprof.base.originals import os, subprocess, threading, time
 from autoprof.base.redact import is_url, url
 from autoprof.config.values import MERGE
 from autoprof.run import outcome, seat
@@ -103,7 +100,7 @@ def wait_for_files(run: Runtime, folders: bool = True) -> None:
         fresh = False
         for part in run.rundir.parts():
             try:
-                if not folders and part.is_dir():
+                if not folders and os.path.isdir(part):
                     continue
                 # A file of tomorrow was written before the clock was set back.
                 fresh |= abs(time.time() - _changed(part)) < _STALE_S
@@ -118,7 +115,7 @@ def wait_for_files(run: Runtime, folders: bool = True) -> None:
 def _changed(part: Path) -> float:
     """Return when a file was written to; Kineto writes beside it and renames (torch 2.13)."""
     beside = part.with_name(f"{part.name}.tmp")
-    return max(path.stat().st_mtime for path in (part, beside) if path is part or path.exists())
+    return max(os.stat(path).st_mtime for path in (part, beside) if path is part or os.path.exists(path))
 
 
 def _merging(run: Runtime) -> bool:

@@ -4,10 +4,10 @@ that have left samples and rewards."""
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 
 from autoprof.base.exceptions import type_name
+from autoprof.base.originals import time
 from autoprof.run import raised
 from autoprof.rundir.lines import Line, RaisedLine
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import os
 import sys
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,6 +11,7 @@ from typing import Any, Protocol
 import msgspec
 
 from autoprof.base import files, identity, interrupts, log
+from autoprof.base.originals import io, os, threading, time
 from autoprof.base.redact import hidden, redacted
 from autoprof.rundir import layout, processes
 from autoprof.rundir.file_names import JSON
@@ -193,7 +191,7 @@ class HookLog:
 def process_title() -> str:
     """Return what `ps` shows for this process: Ray sets it to the actor's class. Spawned children have their name."""
     try:
-        with open("/proc/self/cmdline", "rb", opener=files.descriptor) as file:
+        with io.open("/proc/self/cmdline", "rb", opener=files.descriptor) as file:
             words = file.read(4096).decode(errors="replace").split("\0")
     except OSError as error:
         interrupts.pass_on(error)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import msgspec
 
 from autoprof import _boot
 from autoprof.base import identity, interrupts
+from autoprof.base.originals import os, time
 from autoprof.base.redact import redacted
 from autoprof.config import sources, structs
 from autoprof.config.parsers import LONGEST_NAME

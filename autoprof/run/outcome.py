@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
 from autoprof.base import exceptions, files, interrupts, log
+from autoprof.base.originals import os
 from autoprof.run import raised
 from autoprof.rundir.records import Raised
 

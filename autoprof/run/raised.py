@@ -6,11 +6,11 @@ attributes and their texts, since neither library may be imported here.
 
 from __future__ import annotations
 
-import os
 import re
 from types import TracebackType
 
 from autoprof.base import exception_text, exceptions, interrupts
+from autoprof.base.originals import os
 from autoprof.base.redact import hidden, writable
 from autoprof.rundir.records import Frame, Named, Raised
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +11,7 @@ import msgspec
 from autoprof import __version__, _boot
 from autoprof.base import files, identity, interrupts, log, process
 from autoprof.base.exception_text import described
+from autoprof.base.originals import os, threading, time
 from autoprof.base.redact import hidden, hidden_in
 from autoprof.config import sources
 from autoprof.config.values import GROUP, SettingsError

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from autoprof._boot import launch
 from autoprof.base import files, interrupts, process
+from autoprof.base.originals import os
 from autoprof.config.settings import Settings
 from autoprof.config.values import GROUP
 from autoprof.rundir import ranks

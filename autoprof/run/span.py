@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
+from _thread import get_ident
 from collections.abc import Mapping
-from threading import get_ident
 from typing import Protocol
 
 from autoprof.base.exceptions import type_name
+from autoprof.base.originals import time
 from autoprof.config import kinds
 from autoprof.rundir.lines import BegunLine, DroppedLine, Id, Line
 

@@ -8,15 +8,13 @@ a process that is killed loses the spans of its last second. Spans that take lon
 from __future__ import annotations
 
 import asyncio
-import os
-import time
 from collections import deque
 from collections.abc import Callable
-from threading import Lock
 from typing import Protocol
 from weakref import WeakSet
 
 from autoprof.base import interrupts, log, process
+from autoprof.base.originals import os, threading, time
 from autoprof.run import outcome
 from autoprof.run.exceptions import Exceptions
 from autoprof.run.span import Span
@@ -77,7 +75,7 @@ class Timeline:
         self.listener: Listener | None = None
         self.waking: Callable[[], None] | None = None
         self._lines: deque[AnyLine] = deque()
-        self._writing = Lock()
+        self._writing = threading.Lock()
         self._oldest = 0
         self._written = 0
         self._took = 0

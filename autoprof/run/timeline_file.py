@@ -5,8 +5,6 @@ A line is written whole or not at all.
 
 from __future__ import annotations
 
-import os
-import time
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -14,6 +12,7 @@ import msgspec
 
 from autoprof import __version__
 from autoprof.base import files, identity, interrupts
+from autoprof.base.originals import os, time
 from autoprof.rundir import memory_state
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.lines import (

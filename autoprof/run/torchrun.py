@@ -8,13 +8,12 @@ which it leaves the ranks, before any of them starts.
 from __future__ import annotations
 
 import functools
-import os
-import time
 from typing import Any
 
 from autoprof import _boot
 from autoprof._boot import launch
 from autoprof.base import interrupts, log, process
+from autoprof.base.originals import os, time
 from autoprof.config.parsers import LONGEST_NAME
 from autoprof.run import runtime, seat
 from autoprof.run.runtime import Runtime

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from functools import cached_property
 from typing import Any
 
 from autoprof.base import files
+from autoprof.base.originals import os
 from autoprof.rundir import decoder, file_names
 from autoprof.rundir.file_names import META, NPU_FOLDER, NSYS_REPORT, PART, RAW_ENDINGS, SNAPSHOT, TRACE, is_merged
 from autoprof.rundir.records import CaptureMeta, MergedMeta

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
 from msgspec import Struct
 
 from autoprof.base import files, interrupts
+from autoprof.base.originals import io, os
 from autoprof.base.redact import hidden
 from autoprof.rundir.layout import CRASHES, RunDir
 from autoprof.rundir.records import Frame
@@ -70,7 +70,7 @@ def in_log(path: str) -> tuple[str, list[Frame]] | None:
     Ray enables `faulthandler` in its workers itself: their stacks are in their logs.
     """
     try:
-        with os.fdopen(files.opened(path), "rb") as file:
+        with io.open(files.opened(path), "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
             text = file.read().decode(errors="replace")
     except OSError as error:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
-import time
 from collections.abc import Sequence
 
 from autoprof.base import units
+from autoprof.base.originals import os, time
 from autoprof.rundir.deaths import CRASH, EXCEPTION, EXIT, KERNEL, KILLED, NODE, RAY
 from autoprof.rundir.records import Death, Frame, Raised
 

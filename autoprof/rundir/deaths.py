@@ -7,13 +7,13 @@ a process that is gone with nothing open is how Ray's jobs end.
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from autoprof.base import identity
+from autoprof.base.originals import time
 from autoprof.rundir import crash_files, memory_state, open_spans
 from autoprof.rundir.captures import UNFINISHED
 from autoprof.rundir.open_spans import GONE, ProcessState

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import errno
 import functools
-import json
 import math
-import os
 import types
 import typing
 from collections.abc import Mapping
@@ -21,6 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from autoprof.base import files, interrupts
+from autoprof.base.originals import json, os
 from autoprof.base.redact import writable
 from autoprof.rundir.lines import Line
 

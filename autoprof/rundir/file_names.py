@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 import zlib
 from pathlib import Path
 
 from autoprof.base import identity
+from autoprof.base.originals import os
 
 # How a folder of torch_npu's ends (profiler/_profiler_path_creator.py).
 FOLDER = re.compile(r"_\d+_\d+_ascend_pt$")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 from autoprof.base import files
+from autoprof.base.originals import io
 
 _CHUNK_BYTES = 1 << 20
 # No line that autoprof writes is longer.
@@ -28,7 +28,7 @@ def lines(
     Raises:
         OSError: It can't be read (to its end), or is no file.
     """
-    with os.fdopen(files.opened(path), "rb") as file:
+    with io.open(files.opened(path), "rb") as file:
         for begin, end in parts if parts is not None else ((0, sys.maxsize),):
             file.seek(begin)
             yield from _lines(file, begin, end, part or _nobody)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +11,7 @@ import msgspec
 
 from autoprof.base import files, identity, interrupts, log
 from autoprof.base.exception_text import text
+from autoprof.base.originals import json, os
 from autoprof.rundir import file_names
 from autoprof.rundir.file_names import JSON, LINES
 
@@ -146,7 +145,7 @@ class RunDir:
         """Point the link `latest`, beside the run, to this run. Anything else of that name stays."""
         link = self.path.with_name("latest")
         try:
-            link.symlink_to(self.path.name)
+            os.symlink(self.path.name, link)
         except FileExistsError as error:
             interrupts.pass_on(error)
             if _leads_to_run(link):
@@ -160,11 +159,11 @@ class RunDir:
 def _replace_link(link: Path, target: str) -> None:
     part = link.with_name(f"{link.name}.{os.urandom(4).hex()}{file_names.PART}")
     try:
-        part.symlink_to(target)
+        os.symlink(target, part)
         os.replace(part, link)
     except OSError as error:
         interrupts.pass_on(error)
-        part.unlink(missing_ok=True)
+        files.remove(str(part))
 
 
 def _leads_to_run(link: Path) -> bool:

@@ -5,12 +5,11 @@ All is read from files of the kernel, which are closed again: some ten small rea
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from autoprof.base import files, interrupts
+from autoprof.base.originals import os, time
 from autoprof.rundir.lines import MemoryLine, MemoryState
 
 _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
@@ -103,7 +102,7 @@ def _groups(proc: Path, cgroups: Path) -> Iterator[tuple[Path, tuple[str, str, s
             paths["memory" if controllers else ""] = path.strip("/")
     for root, path, names in ((cgroups, paths[""], _V2), (cgroups / "memory", paths["memory"], _V1)):
         for folder in dict.fromkeys((root / path, root)):
-            if (folder / names[3]).exists():
+            if os.path.exists(folder / names[3]):
                 yield folder, names
 
 
@@ -116,7 +115,7 @@ def _limit(folder: Path, name: str, root: Path) -> tuple[int, Path]:
             lowest, whose = limit, group
         if group == root:
             break
-    return lowest or (_NO_LIMIT if (folder / name).exists() else 0), whose
+    return lowest or (_NO_LIMIT if os.path.exists(folder / name) else 0), whose
 
 
 def _number(path: Path) -> int:

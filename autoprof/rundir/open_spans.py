@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from msgspec import Struct
 
 from autoprof.base import identity, interrupts
+from autoprof.base.originals import os
 from autoprof.rundir import tails
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.lines import (

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import bisect
-import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from autoprof.base import interrupts
+from autoprof.base.originals import os, time
 from autoprof.rundir import decoder, runs
 from autoprof.rundir.captures import UNFINISHED
 from autoprof.rundir.file_names import META, PART, TAKEN

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
 from autoprof.base import identity
+from autoprof.base.originals import os
 from autoprof.rundir import decoder
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import HooksFile

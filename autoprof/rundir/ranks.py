@@ -8,14 +8,13 @@ run. A program that finds the file of its rank taken is a later one of the same 
 from __future__ import annotations
 
 import itertools
-import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
 from autoprof.base import files, identity, interrupts
+from autoprof.base.originals import os, time
 from autoprof.rundir import decoder
 from autoprof.rundir.file_names import PART
 from autoprof.rundir.layout import RunDir

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import time
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from autoprof.base import files, identity, interrupts, units
+from autoprof.base.originals import os, time
 from autoprof.base.similar import did_you_mean
 from autoprof.rundir import decoder, layout, no_run, ranks
 from autoprof.rundir.captures import UNFINISHED, CaptureFile, Step

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeAlias
@@ -10,6 +9,7 @@ from typing import TypeAlias
 import msgspec
 
 from autoprof.base import files, interrupts
+from autoprof.base.originals import io, os
 from autoprof.rundir.lines import BegunLine, DroppedLine, ExitLine, Line, MemoryLine, ProcessLine, RaisedLine
 
 # Twice as far back as a process writes again what is open (`run/timeline.py`), and some seconds of a busy process.
@@ -30,7 +30,7 @@ def lines(path: Path) -> Iterator[AnyLine | Line]:
     Raises:
         OSError: It can't be read.
     """
-    with os.fdopen(files.opened(path), "rb") as file:
+    with io.open(files.opened(path), "rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(0)
         parts = [file.read(_TAIL_BYTES)]
@@ -51,7 +51,7 @@ def first_and_last(path: Path) -> tuple[AnyLine | None, AnyLine | None] | None:
     Raises:
         OSError: It can't be read.
     """
-    with os.fdopen(files.opened(path), "rb") as file:
+    with io.open(files.opened(path), "rb") as file:
         first = file.readline(_LINE_BYTES)
         file.seek(max(0, file.seek(0, os.SEEK_END) - _LINE_BYTES))
         last = file.read().rstrip(b"\n").rpartition(b"\n")[2]

@@ -6,13 +6,12 @@ leaves a request in Ray's key-value store rings it then, by giving it another va
 
 from __future__ import annotations
 
-import os
-import time
 from pathlib import Path
 
 import msgspec
 
 from autoprof.base import files, identity, interrupts, log
+from autoprof.base.originals import os, time
 from autoprof.run import runtime
 from autoprof.run.cluster import kv
 from autoprof.rundir.layout import RunDir
@@ -184,11 +183,11 @@ def _tells(folder: Path) -> bool:
     try:
         files.folder(folder)
         os.utime(folder, (1, 1))
-        before = folder.stat().st_mtime_ns
+        before = os.stat(folder).st_mtime_ns
         os.close(files.create(probe))
         with interrupts.suppress(FileNotFoundError):
             os.unlink(probe)
-        return folder.stat().st_mtime_ns != before
+        return os.stat(folder).st_mtime_ns != before
     except OSError as error:
         interrupts.pass_on(error)
         return False

@@ -43,8 +43,8 @@ def _of_host(cgroup: Path = _CGROUP, meminfo: Path = _MEMINFO) -> float:
         (cgroup / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     ):
         try:
-            limit = int(_text(folder / limit_name))
-            used = int(_text(folder / used_name)) - _lines(folder / "memory.stat").get(inactive, 0)
+            limit = int(files.text(folder / limit_name))
+            used = int(files.text(folder / used_name)) - _lines(folder / "memory.stat").get(inactive, 0)
         except (OSError, ValueError) as error:  # there is no limit, or no cgroup
             interrupts.pass_on(error)
             continue
@@ -59,9 +59,5 @@ def _of_host(cgroup: Path = _CGROUP, meminfo: Path = _MEMINFO) -> float:
 
 
 def _lines(path: Path) -> dict[str, int]:
-    words = (line.split() for line in _text(path).splitlines())
+    words = (line.split() for line in files.text(path).splitlines())
     return {each[0]: int(each[1]) for each in words if len(each) > 1 and each[1].isdecimal()}
-
-
-def _text(path: Path) -> str:
-    return files.read(path, 1 << 20).decode()

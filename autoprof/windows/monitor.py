@@ -7,14 +7,13 @@ for. So a window begins with the next step, or with the one after where that has
 from __future__ import annotations
 
 import contextlib
-import threading
-import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
 
 from autoprof.base import identity, interrupts, log, process, threads
+from autoprof.base.originals import threading, time
 from autoprof.config.conditions import RESUME
 from autoprof.config.values import FOUND, REASON
 from autoprof.run import runtime

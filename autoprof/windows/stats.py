@@ -6,12 +6,12 @@ from the process's own spans (`Timeline.add`) and sends them in a thread (`stats
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import msgspec
 
 from autoprof.base import identity, interrupts
+from autoprof.base.originals import time
 from autoprof.config.conditions import MEMORY, TOLD
 from autoprof.config.selection import Ranks
 from autoprof.config.settings import Settings

@@ -5,14 +5,13 @@ They go to Ray's key-value store, or to the run's `told/` where a launcher such 
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable
 from weakref import WeakSet
 
 import msgspec
 
 from autoprof.base import files, identity, interrupts, process, threads
+from autoprof.base.originals import os, threading, time
 from autoprof.run import runtime
 from autoprof.run.cluster import kv
 from autoprof.run.runtime import Runtime
@@ -92,9 +91,11 @@ def read(run: Runtime, prefix: str) -> list[bytes]:
     if kv.up():
         return list(kv.entries(f"{TOLD}/{run.info.id}/{prefix}").values())
     found = []
-    for path in sorted((run.rundir.path / TOLD).glob(f"{prefix}*.json")) if identity.ranks() > 1 else ():
+    folder = os.path.join(run.rundir.path, TOLD)
+    names = os.listdir(folder) if identity.ranks() > 1 and os.path.isdir(folder) else []
+    for name in sorted(name for name in names if name.startswith(prefix) and name.endswith(".json")):
         with interrupts.suppress(FileNotFoundError):
-            found.append(files.read(path, _MOST_BYTES))
+            found.append(files.read(os.path.join(folder, name), _MOST_BYTES))
     return found
 
 

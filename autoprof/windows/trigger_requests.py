@@ -7,9 +7,7 @@ when that changes, for `--wait` to read. One that is refused is kept as `<name>.
 from __future__ import annotations
 
 import errno
-import os
 import re
-import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from autoprof.base import files, identity, interrupts, log
+from autoprof.base.originals import os, time
 from autoprof.config import structs, values
 from autoprof.config.selection import STEPS_TAKE, Steps
 from autoprof.rundir import layout

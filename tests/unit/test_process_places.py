@@ -88,7 +88,9 @@ def note(event, path):
 sys.addaudithook(lambda event, args: note(event, args[0]) if event in ("open", "os.listdir", "os.scandir") else None)
 def noting(name, real):
     return lambda path, *args, **kwargs: (note(name, path), real(path, *args, **kwargs))[1]
-os.stat, os.lstat = noting("stat", os.stat), noting("stat", os.lstat)
+from autoprof.base.originals import os as own
+for each in (os, own):
+    each.stat, each.lstat = noting("stat", each.stat), noting("stat", each.lstat)
 """
 
 
@@ -254,8 +256,8 @@ def test_a_clock_that_is_set_back_in_a_capture_shows_in_its_meta_file_only(made:
     span = Span(run.timeline, "stage", "x", step=2, role="actor", rank=3)
     work()
     now, now_ns = time.time, time.time_ns
-    mocker.patch("time.time", side_effect=lambda: now() - 7200)
-    mocker.patch("time.time_ns", side_effect=lambda: now_ns() - 7200 * 10**9)
+    mocker.patch("autoprof.base.originals.time.time", side_effect=lambda: now() - 7200)
+    mocker.patch("autoprof.base.originals.time.time_ns", side_effect=lambda: now_ns() - 7200 * 10**9)
     lifecycle.end(recording)
     span.end()
     ((meta, trace),) = finished(run).values()

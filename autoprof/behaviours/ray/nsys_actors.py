@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 from autoprof.base import log
+from autoprof.base.originals import os
 from autoprof.capture.profilers import nsys, nsys_command
 from autoprof.config.selection import Ranks
 from autoprof.config.settings import Settings

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 from autoprof import _boot
 from autoprof._boot import launch
 from autoprof.base import interrupts, log, process
+from autoprof.base.originals import json, os
 from autoprof.behaviours.ray import collect_at_end
 from autoprof.capture import cupti
 from autoprof.capture.profilers import nsys_command

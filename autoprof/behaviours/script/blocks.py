@@ -6,12 +6,12 @@ imports next to nothing.
 
 from __future__ import annotations
 
-import os
 import sys
 from _weakref import ref
 
 from autoprof import _boot
 from autoprof.base import process
+from autoprof.base.originals import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

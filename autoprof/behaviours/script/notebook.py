@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import weakref
 from collections.abc import Iterator
@@ -11,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autoprof.base import interrupts, process, units
+from autoprof.base.originals import os, subprocess
 from autoprof.behaviours.script import blocks, opened, session
 from autoprof.behaviours.trainer import open_step
 from autoprof.config.values import SettingsError

@@ -7,9 +7,7 @@ are set, for the processes that this one starts, and the same hooks are applied.
 from __future__ import annotations
 
 import hashlib
-import os
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ import msgspec
 from autoprof import _boot
 from autoprof._boot import command, launch
 from autoprof.base import files, identity, interrupts, log, process
+from autoprof.base.originals import io, os, time
 from autoprof.behaviours.script import blocks, opened
 from autoprof.behaviours.trainer import running
 from autoprof.capture import writer
@@ -198,7 +197,7 @@ def _new_id() -> str:
         return _boot.new_run_id()
     launcher = os.getppid()
     ticks = identity.began(launcher) or 0
-    with open("/proc/stat", opener=files.descriptor) as file:
+    with io.open("/proc/stat", opener=files.descriptor) as file:
         booted = next(int(line.split()[1]) for line in file if line.startswith("btime "))
     began = time.localtime(booted + ticks // os.sysconf("SC_CLK_TCK"))
     which = hashlib.sha256(f"{identity.machine()} {launcher} {ticks} {_state.started}".encode()).hexdigest()

@@ -6,9 +6,9 @@ that sends its prompts over HTTP is one rollout. Batches are counted from 1, and
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
+from autoprof.base.originals import time
 from autoprof.behaviours.rollout.request import ROLE, Request
 from autoprof.run import end, runtime
 from autoprof.run.span import Span

@@ -6,7 +6,6 @@ trainer says that it leads, so that the server's batches are no steps, and in wh
 
 from __future__ import annotations
 
-import json
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Generator, Sequence
@@ -15,6 +14,7 @@ from http.client import HTTPException
 from typing import Any, Literal, NamedTuple
 
 from autoprof.base import interrupts, log, process, threads
+from autoprof.base.originals import json
 from autoprof.behaviours.rollout.request import ROLE, Request
 from autoprof.behaviours.trainer.running import in_whole
 from autoprof.capture.artifacts import Artifacts

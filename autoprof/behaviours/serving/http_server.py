@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from autoprof.base import interrupts
+from autoprof.base.originals import json
 from autoprof.behaviours.rollout.request import Request
 from autoprof.behaviours.serving import server as serving
 

@@ -6,12 +6,12 @@ trace.
 
 from __future__ import annotations
 
-import time
 from contextlib import AbstractContextManager
 from typing import Any
 
 import msgspec
 
+from autoprof.base.originals import time
 from autoprof.capture import profilers
 from autoprof.capture.pass_capture import PassCapture
 from autoprof.capture.subject import Subject

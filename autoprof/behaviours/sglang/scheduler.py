@@ -7,10 +7,10 @@ record the same passes.
 from __future__ import annotations
 
 import contextlib
-import time
 from typing import Any
 
 from autoprof.base import interrupts, process
+from autoprof.base.originals import time
 from autoprof.behaviours.rollout.request import MARK, ROLE, Request
 from autoprof.behaviours.sglang.recorder import DECODE, EXTEND, Session
 from autoprof.capture import profilers

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Generator
 from typing import Any, ClassVar, Literal
 
 from autoprof._boot import command
 from autoprof.base import interrupts, log
+from autoprof.base.originals import time
 from autoprof.behaviours.rollout import replicas
 from autoprof.behaviours.trainer import stages, worker_steps
 from autoprof.behaviours.trainer.open_step import Step, drop, finish, state

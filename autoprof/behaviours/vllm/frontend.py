@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 
 from autoprof.base import interrupts
+from autoprof.base.originals import threading
 from autoprof.behaviours.vllm.worker_profiler import annotation
 from autoprof.capture.pass_capture import PassCapture
 from autoprof.capture.profilers.torch import FLAGS, TorchTool

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
+from autoprof.base.originals import time
 from autoprof.hooks.behaviour import Behaviour
 from autoprof.hooks.call import CALL, Around, Call
 from autoprof.run.watch import engine_state

@@ -6,10 +6,10 @@ name, counts forward passes, and writes into the step's folder. vllm-ascend's wo
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 from autoprof.base import interrupts
+from autoprof.base.originals import threading
 from autoprof.behaviours.rollout.request import ROLE, Request
 from autoprof.behaviours.vllm.passes import Passes
 from autoprof.behaviours.vllm.worker_profiler import Place, Recorder

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import threading
 from pathlib import Path
 from typing import Any
 
 import autoprof
 from autoprof.base import files, interpreter, interrupts, log, process
+from autoprof.base.originals import subprocess, threading
 from autoprof.capture.finisher import job as finisher_job
 
 # The folder that has the package, from which `-m` takes it.

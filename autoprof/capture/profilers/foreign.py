@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +17,7 @@ import wrapt
 
 from autoprof import _boot
 from autoprof.base import interrupts, log, process
+from autoprof.base.originals import threading
 
 # The functions that start and end torch's profilers, by the module that calls them by these names (torch 2.13).
 # `torch.profiler` calls the first module. Only a profiler that is prepared uses Kineto; `emit_nvtx` does not.

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autoprof.base import files, interrupts
+from autoprof.base.originals import io
 from autoprof.capture.profilers import memory_history
 from autoprof.config.settings import Settings
 from autoprof.rundir import file_names
@@ -93,7 +94,7 @@ def write(snapshot: dict[str, Any], subject: dict[str, Any], path: str) -> None:
     Raises:
         OSError: It can't be written.
     """
-    with open(path, "wb", opener=files.descriptor) as file:
+    with io.open(path, "wb", opener=files.descriptor) as file:
         pickle.dump(snapshot | {"autoprof": subject}, file)
 
 

@@ -10,11 +10,11 @@ the same, the recording is ended and freed first.
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable
 from typing import Any
 
 from autoprof.base import interrupts, log, process
+from autoprof.base.originals import threading
 
 # Words of AUTOPROF_CONTENTS with which operators hold their tensors, since `with_flops` records shapes, too. And those
 # with which a recording refers to parameters at all.

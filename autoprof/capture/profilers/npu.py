@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from autoprof.base import interrupts, log, threads
+from autoprof.base.originals import os
 from autoprof.capture.profilers import arguments as profiler_arguments
 from autoprof.capture.profilers import foreign, profile_functions
 from autoprof.capture.profilers.npu_config import experimental_config

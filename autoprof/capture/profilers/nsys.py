@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from autoprof.base import files, interrupts, log, process
+from autoprof.base.originals import io, json, os
 from autoprof.config.settings import Settings
 from autoprof.rundir import file_names
 
@@ -133,7 +132,7 @@ class NsysTool:
     def export(self, path: str) -> None:
         """Leave at `path` what the report of this window is known by."""
         known = {"report": report(), "number": self._number, "pid": os.getpid(), "patience_s": self._patience_s}
-        with open(path, "w", encoding="utf-8", opener=files.descriptor) as file:
+        with io.open(path, "w", encoding="utf-8", opener=files.descriptor) as file:
             json.dump(known, file)
 
     def busy(self) -> str:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import functools
-import os
-import shutil
-import subprocess
 
 from autoprof.base import interrupts
+from autoprof.base.originals import os, shutil, subprocess
 from autoprof.config.tool_options import NsysOptions
 
 # As Ray's plug-in takes it: %p is the process that is recorded, as nsys and the process itself know it.

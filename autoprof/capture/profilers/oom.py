@@ -5,9 +5,6 @@ In one place, since most such steps are in no window and have no folder.
 
 from __future__ import annotations
 
-import os
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +13,7 @@ import msgspec
 
 from autoprof import _boot
 from autoprof.base import files, identity, interrupts, log, process
+from autoprof.base.originals import os, threading, time
 from autoprof.capture import profilers
 from autoprof.capture.profilers import memory_history
 from autoprof.capture.profilers.memory import write
@@ -83,7 +81,7 @@ def _place(run: Runtime, number: int) -> tuple[Path, Path, Path]:
         base = run.rundir.oom / f"{identity.HOST}.pid{os.getpid()}{again}"
         path = base.with_name(f"{base.name}{file_names.SNAPSHOT}")
         part = path.with_name(f"{path.name}{file_names.PART}")
-        if not path.exists() and files.claim(part):
+        if not os.path.exists(path) and files.claim(part):
             return base, path, part
         number += 1
 
@@ -107,11 +105,11 @@ def _ran_out(run: Runtime, memory: dict[str, int], doing: Callable[[], Any]) -> 
                 write(memory_history.snapshot(), subject, str(part))
             os.replace(part, path)
         except BaseException:
-            part.unlink(missing_ok=True)
+            files.remove(str(part))
             raise
         meta = {"tool": "memory", "host": identity.HOST, "pid": os.getpid(), "unix_ns": time.time_ns(), **memory}
         meta |= msgspec.to_builtins(doing()) or {}
-        meta |= {"versions": profilers.versions(), "bytes": path.stat().st_size, "state": "complete", "reason": ""}
+        meta |= {"versions": profilers.versions(), "bytes": os.stat(path).st_size, "state": "complete", "reason": ""}
         layout.write_json(base.with_name(f"{base.name}{file_names.META}"), meta)
         log.warning(f"CUDA ran out of memory when asked for {memory['asked_bytes']} bytes; a snapshot is in {path}")
     except Exception as error:

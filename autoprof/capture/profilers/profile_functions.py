@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from autoprof.base import log
+from autoprof.base.originals import threading
 
 # The type of the profile function of torch's recording.
 _TORCH = "TraceContext"

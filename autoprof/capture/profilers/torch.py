@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -11,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autoprof.base import files, interrupts, log, process, threads
+from autoprof.base.originals import io, json, os
 from autoprof.capture.profilers import foreign, module_moves, profile_functions
 from autoprof.config.settings import Settings
 from autoprof.rundir import file_names
@@ -201,7 +200,7 @@ def _whole(path: str) -> bool:
     """Return whether a Chrome trace of Kineto's ends as one: after the list of events."""
     if not os.path.exists(path):
         return False
-    with open(path, "rb", opener=files.descriptor) as file:
+    with io.open(path, "rb", opener=files.descriptor) as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
         tail = file.read(TAIL)
     return b"\n  ]" in tail and tail.rstrip().endswith(b"}")

@@ -6,14 +6,13 @@ the other clock to within half of that.
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
 from autoprof.base import files, identity, interrupts, process, threads
+from autoprof.base.originals import threading, time
 from autoprof.run.cluster import kv, tasks
 from autoprof.run.hook_log import HookLog
 from autoprof.rundir.layout import RunDir

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import socket
 from collections.abc import Iterator
 from typing import Any
 
+from autoprof.base.originals import os
 from autoprof.base.redact import hidden
 
 # How long a node has for an answer: Ray may have to start a worker there.

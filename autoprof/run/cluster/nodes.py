@@ -6,13 +6,13 @@ A node is asked for its files. The entry of a node that has died says that there
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from autoprof.base import identity, interrupts, log
+from autoprof.base.originals import os
 from autoprof.run.cluster import kv
 
 _BEGINS = "node/"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, Protocol
 
+from autoprof.base.originals import threading, time
 from autoprof.run.cluster import tasks
 from autoprof.run.collect.remote import functions
 

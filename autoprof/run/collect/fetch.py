@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import msgspec
 
 from autoprof.base import files
+from autoprof.base.originals import io, os
 from autoprof.run.collect.ask import Source, answers
 from autoprof.rundir.file_names import COLLECTING, LINES, PART
 
@@ -192,7 +192,7 @@ def sha256(path: Path, size: int) -> str:
 
 def _hashed(path: Path, size: int) -> Any:
     sums = hashlib.sha256()
-    with open(files.opened(path), "rb") as file:
+    with io.open(files.opened(path), "rb") as file:
         while size and (piece := file.read(min(size, 1 << 20))):
             sums.update(piece)
             size -= len(piece)

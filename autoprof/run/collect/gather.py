@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import msgspec
 
 from autoprof.base import files
 from autoprof.base.identity import host_name
+from autoprof.base.originals import os, time
 from autoprof.run.cluster import nodes
 from autoprof.run.cluster.nodes import Node
 from autoprof.run.collect import plan as planning

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import msgspec
 
 from autoprof.base import files, identity
+from autoprof.base.originals import time
 from autoprof.base.redact import hidden_in
 from autoprof.run.cluster import nodes
 from autoprof.run.collect.ask import OnRay, Patience

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import msgspec
 
 from autoprof.base import files
+from autoprof.base.originals import json
 from autoprof.rundir.file_names import COLLECTING, LINES
 from autoprof.rundir.jsonl import lines
 

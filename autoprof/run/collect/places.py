@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-
+from autoprof.base.originals import os
 from autoprof.rundir import file_names
 from autoprof.rundir.file_names import JSON, LINES, META, NSYS_REPORT, PART, SNAPSHOT, TRACE
 

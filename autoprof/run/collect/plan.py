@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from autoprof.base.originals import os
 from autoprof.run.collect.fetch import Fetcher, File, sha256
 from autoprof.run.collect.index import Index
 from autoprof.run.collect.places import group, of_node, safe

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
-import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from autoprof.base import files as safe_files
 from autoprof.base import redact
+from autoprof.base.originals import json, os, time
 from autoprof.base.redact import hidden
 from autoprof.run.collect.ask import Patience
 from autoprof.rundir.file_names import COLLECTING, LINES, PART, RUN

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # `signal` in C, as in base/interrupts.py
 import faulthandler
-import os
 import stat
 import sys
 from typing import Any
 from weakref import ref
 
 from autoprof.base import files, interrupts, log, process
+from autoprof.base.originals import io, os
 from autoprof.rundir.layout import CRASHES, RunDir
 
 # The signals that `faulthandler` handles.
@@ -141,7 +141,7 @@ def _handled() -> bool:
     if any(_signal.getsignal(number) != _signal.SIG_DFL for number in _SIGNALS):
         return True
     bits = sum(1 << (number - 1) for number in _SIGNALS)
-    with open("/proc/self/status", "rb", opener=files.descriptor) as file:
+    with io.open("/proc/self/status", "rb", opener=files.descriptor) as file:
         for line in file:
             if line.startswith((b"SigCgt:", b"SigIgn:")) and int(line.split()[1], 16) & bits:
                 return True

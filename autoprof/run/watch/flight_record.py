@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import re
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from autoprof.base import files, identity, interrupts
+from autoprof.base.originals import os
 from autoprof.rundir.stacks import MOST_BYTES
 
 # Variables with the size of torch's buffer: the first is of 2.8 and later.

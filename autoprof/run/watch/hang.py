@@ -6,14 +6,13 @@ that it takes too long makes a folder in `hangs/`, which asks every process on t
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple, Protocol
 
 import msgspec
 
 from autoprof.base import files, identity, interrupts, log
+from autoprof.base.originals import os, time
 from autoprof.base.units import seconds as in_words
 from autoprof.config.conditions import HANG, Condition
 from autoprof.config.settings import Settings

@@ -40,7 +40,7 @@ def _of_cgroup(proc: Path, root: Path) -> dict[str, int]:
     Pages of files that can be dropped do not count.
     """
     try:
-        groups = [line.split(":", 2) for line in _text(proc / "self" / "cgroup").splitlines()]
+        groups = [line.split(":", 2) for line in files.text(proc / "self" / "cgroup").splitlines()]
     except OSError as error:  # no cgroups here
         interrupts.pass_on(error)
         return {}
@@ -57,8 +57,8 @@ def _of_cgroup(proc: Path, root: Path) -> dict[str, int]:
         for depth in range(len(names), -1, -1):
             folder = place.joinpath(*names[:depth])
             try:
-                limit = int(_text(folder / limit_name))
-                used = int(_text(folder / used_name)) - _lines(folder / "memory.stat").get(inactive, 0)
+                limit = int(files.text(folder / limit_name))
+                used = int(files.text(folder / used_name)) - _lines(folder / "memory.stat").get(inactive, 0)
             except (OSError, ValueError) as error:  # there is no limit here
                 interrupts.pass_on(error)
                 continue
@@ -89,9 +89,5 @@ def _of_device() -> dict[str, int]:
 
 
 def _lines(path: Path) -> dict[str, int]:
-    words = (line.split() for line in _text(path).splitlines())
+    words = (line.split() for line in files.text(path).splitlines())
     return {each[0]: int(each[1]) for each in words if len(each) > 1 and each[1].isdecimal()}
-
-
-def _text(path: Path) -> str:
-    return files.read(path, 1 << 20).decode()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import threading
-import time
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from autoprof.base import files, identity, interrupts
+from autoprof.base.originals import os, threading, time
 from autoprof.base.redact import writable
 from autoprof.run.hook_log import process_title
 from autoprof.run.span import Span

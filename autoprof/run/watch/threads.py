@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-import threading
 from types import FrameType
 from typing import NamedTuple
 
+from autoprof.base.originals import threading
 from autoprof.run.span import Span
 from autoprof.run.watch import owners, places
 from autoprof.run.watch.places import MOST_DEEP, Names, Place

@@ -7,13 +7,12 @@ its own with the first call of a hook; from Python 3.13 on the parent goes on wi
 from __future__ import annotations
 
 import _thread
-import os
 import sys
-import time
 from collections.abc import Callable
 from typing import Protocol
 
 from autoprof.base import interrupts, log, process, threads
+from autoprof.base.originals import os, time
 from autoprof.config.settings import Settings
 from autoprof.run.timeline import Timeline
 from autoprof.run.watch import crashes, snapshot

@@ -147,7 +147,7 @@ except ValueError:
 def test_the_users_command_has_no_signal_blocked(mocker: Any) -> None:
     # Some shells unblock all signals (dash), others none (bash), so the test does not ask the command.
     found = []
-    popen = mocker.patch("subprocess.Popen")
+    popen = mocker.patch.object(end.subprocess, "Popen")
     popen.side_effect = lambda *_, **__: found.append(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
     in_thread(lambda: end.run_command("true", ""))
     assert found == [set()]

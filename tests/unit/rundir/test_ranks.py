@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autoprof.base import identity
+from autoprof.base import identity, originals
 from autoprof.rundir import ranks
 from autoprof.rundir.ranks import Seat
 from autoprof.rundir.records import RankFile, RunFile
@@ -112,7 +112,7 @@ def test_a_disk_without_hard_links_works_too(tmp_path: Path, monkeypatch: pytest
     def refuse(*_: object) -> None:
         raise PermissionError("no links here")
 
-    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(originals.os, "link", refuse)
     seats = [join(tmp_path, 0, "a"), join(tmp_path, 1, "b"), join(tmp_path, 0, "c")]
     assert [seat.run_id for seat in seats] == ["slurm-1.0-ab", "slurm-1.0-ab", "slurm-1.0-ab-2"]
     assert not list(tmp_path.glob("**/*.part"))

@@ -142,7 +142,7 @@ def test_a_file_system_whose_folders_do_not_tell_is_listed_each_time(
 def test_whether_a_folder_tells_is_tried(run: RunDir, mocker: MockerFixture) -> None:
     assert inbox._tells(run.control)
     assert list(run.control.iterdir()) == []
-    mocker.patch.object(os, "utime", side_effect=PermissionError)
+    mocker.patch.object(inbox.os, "utime", side_effect=PermissionError)
     assert not inbox._tells(run.control)
     mocker.stopall()
     mocker.patch.object(files, "create", side_effect=lambda path: os.open("/dev/null", os.O_RDONLY))
