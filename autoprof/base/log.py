@@ -60,22 +60,22 @@ def configure(level: str) -> None:
 
 
 def debug(message: str) -> None:
-    _logger.debug(message)
+    _say(logging.DEBUG, message)
 
 
 def info(message: str) -> None:
-    _logger.info(message)
+    _say(logging.INFO, message)
 
 
 def warning(message: str) -> None:
-    _logger.warning(message)
+    _say(logging.WARNING, message)
 
 
 def warning_once(message: str) -> None:
     """Warn about the same thing once in this process."""
     if message not in _state.said:
         _state.said.add(message)
-        _logger.warning(message)
+        _say(logging.WARNING, message)
 
 
 def error_once(what: str, error: BaseException) -> None:
@@ -85,10 +85,21 @@ def error_once(what: str, error: BaseException) -> None:
 
 def warning_aside(message: str) -> None:
     """Warn about a thing once, from a thread that `threading` doesn't know: `logging` would make it known there."""
+    if message not in _state.said and _state.handler is not None and _logger.level <= logging.WARNING:
+        _state.said.add(message)
+        _write(_state.handler, message)
+
+
+def _say(level: int, message: str) -> None:
+    """Log a message. A program's patches of `time.time` and the like do not receive the calls of `logging`."""
     handler = _state.handler
-    if message in _state.said or handler is None or _logger.level > logging.WARNING:
-        return
-    _state.said.add(message)
+    if handler is None or _logger.handlers != [handler] or _logger.filters:  # the program has set up this log
+        _logger.log(level, message)
+    elif level >= _logger.level and level > _logger.manager.disable:
+        _write(handler, message)
+
+
+def _write(handler: _Handler, message: str) -> None:
     text = plain(hidden(message.replace("\n", " ")))
     with interrupts.suppress(Exception), files.no_size_signal():  # the program may have closed it
         handler.stream.write(f"autoprof: {text}\n")
