@@ -1,6 +1,7 @@
 #: captures: yes
 #: slow:
 #: needs: torch
+#: ignore: (En|Dis)abling Execution Trace Observer
 """torch's execution trace observer and memory snapshots of the user's own around captured steps."""
 
 import json
