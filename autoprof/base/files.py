@@ -145,7 +145,7 @@ def check_size(size: int) -> None:
     """
     limit = size_limit()
     if limit is not None and size > limit:
-        raise OSError(errno.EFBIG, f"the limit of file sizes is {limit} bytes (ulimit -f)")
+        raise OSError(errno.EFBIG, f"{os.strerror(errno.EFBIG)}: the limit is {limit} bytes (ulimit -f)")
 
 
 @contextlib.contextmanager
