@@ -1,6 +1,6 @@
 """Redaction of secrets, and of characters that terminals would obey, in what autoprof writes.
 
-Secrets are known by the name of what holds them, by where they stand, or by their own look.
+A secret is known by its look (`token_formats`), or by the name in front of it (`named_secrets`).
 """
 
 from __future__ import annotations
@@ -10,89 +10,117 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-_KEYS = "api|access|secret|private|wandb|auth|account|signing|encryption|ssh|license"
-# `PWD` is a folder.
-_NAMES = (
-    rf"token|secret|password|passwd|(?-i:pwd)|passphrase|credentials?|authorization|cookie|({_KEYS})[_-]?key"
-    r"|(amz|goog)-signature"
-)
-_NAME = re.compile(rf"({_NAMES})$", re.IGNORECASE)
-# In a text: what is called so, and what follows `=` or `:`, in quotes or up to where a value ends. Of
-# `Authorization: Bearer x` the second word is meant, too. Quotes that are not closed may have been: texts get cut.
-_VALUE = r"""("[^"]*("|\Z)|'[^']*('|\Z)|[^\s,;&"'{}()\[\]]+)"""
-# None of these expressions goes over a character more than a few times, wherever it begins to match: what comes in
-# front of a name is left out, and a word that looks like a JWT's beginning and is none is taken as a whole.
-_IN_TEXT = re.compile(
-    rf"""(?P<name>({_NAMES})["']?\s*[=:]\s*)(?P<scheme>["']?(bearer|basic|token)\s+)?{_VALUE}""", re.IGNORECASE
-)
-# As arguments of a command in a text, or in a list of words.
-_ARGUMENT = re.compile(
-    rf"""(?P<name>(?<![\w-])--?[\w-]{{0,60}}?({_NAMES})(["']?,)?\s+)(?!["']?[-=:]){_VALUE}""", re.IGNORECASE
-)
-_PEM = re.compile(r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----.*?(-----END [A-Z ]{0,30}PRIVATE KEY-----|\Z)", re.DOTALL)
-_IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+from autoprof.base.named_secrets import HIDDEN, certainty_of, compiled, places
+from autoprof.base.secret_names import NONE, RANDOM, is_name, is_secret, kind
+from autoprof.base.token_formats import FORMATS
+
+# JSON web tokens. A word that only begins like one is matched too, so that it is searched once.
+_JWT = r"\beyJ(?:[\w-]{8,}\.[\w-]{8,}\.[\w-]*(?P<whole>)|[\w-]*)"
+_BEARER = r"(?i)\b(bearer|basic)([ \t]+)([\w.~+/=-]{8,})"
+_ARGUMENT = r"[\w.+~/@-]+"
 _URL = re.compile(r"[a-z][a-z0-9+.-]*(::[a-z][a-z0-9+.-]*)*://\S*", re.IGNORECASE)
-_BEARER = re.compile(r"\b(bearer|basic)(\s+)[\w.~+/=-]{8,}", re.IGNORECASE)
-_LOOKS = re.compile(
-    r"\b(hf_[A-Za-z0-9]{8,}|sk-[\w-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}"
-    r"|(AKIA|ASIA)[0-9A-Z]{16}|xox[abeprs]-[\w-]{10,}|AIza[\w-]{30,}|nvapi-[\w-]{16,}"
-    r"|npm_[A-Za-z0-9]{16,})"
-)
-_JWT = re.compile(r"\beyJ(?:[\w-]{8,}\.[\w-]{8,}\.[\w-]*(?P<whole>)|[\w-]*)")
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_BEHIND_URLS = " \t\n\r\v\f\"'<>"
 _BETWEEN_WORDS = " \t\n\r,;&\"'{}()[]"
-_HIDDEN = "***"
-# Characters of a text that are searched and kept: an error may hold a whole tensor, a command the content of a file.
+# Maximum number of characters searched and kept: an error may hold a whole tensor, a command a whole file.
 _MOST = 1 << 15
+# Maximum number of further searches of a text with a secret: with unbalanced quotes, one secret may mask another.
+_AGAIN = 3
 
 
 def redacted(command: Sequence[str]) -> str:
-    """Return a command line as a shell takes it, without the values of arguments named like secrets."""
+    """Return a command line as a shell takes it, without the secrets in it."""
     shown: list[str] = []
-    hide = False
+    certainty = NONE  # of the next argument
     room = _MOST
     for place, argument in enumerate(command):
         if room <= 0:
             return f"{shlex.join(shown)} ... ({len(command) - place} more arguments)"
-        name, equals, _ = argument[: room + 1].partition("=")
+        name, equals, value = argument[: room + 1].partition("=")
         length = len(argument)
-        if hide:
-            argument, hide = _HIDDEN, False
-        elif equals and _NAME.search(name):
-            argument = f"{name}={_HIDDEN}"
-        elif argument.startswith("-") and not equals and _NAME.search(name):
-            hide = True
+        if not argument.startswith("-") and _any_secret(certainty, argument[: room + 1]):
+            argument, certainty = HIDDEN, RANDOM
+        else:
+            if equals and _holds_secret(name, value):
+                argument = f"{name}={HIDDEN}"
+            certainty = NONE if equals else _announced(name, " ".join(command[place - 1 : place]))
         shown.append(hidden(argument, room))
         room -= length + 1
     return shlex.join(shown)
 
 
+def _holds_secret(name: str, value: str) -> bool:
+    """Return whether a value of an argument `name=value` is a secret, or holds one between commas."""
+    named = compiled(_ARGUMENT).fullmatch(name) is not None
+    return named and value[:1] not in ("[", "(", "{") and _any_secret(certainty_of(name), value)
+
+
+def _any_secret(certainty: int, value: str) -> bool:
+    return any(is_secret(certainty, part.strip("\"'")) for part in value.split(","))
+
+
+def _announced(argument: str, before: str) -> int:
+    """Return the certainty that the next argument of a command is a secret."""
+    certainty = certainty_of(argument, before) if compiled(_ARGUMENT).fullmatch(argument) else NONE
+    return certainty if argument.startswith("-") or certainty == NONE else RANDOM
+
+
 def hidden(text: str, most: int = _MOST) -> str:
     """Return a text, an error's for example, without the secrets in it, and cut at `most` characters."""
     kept = text if len(text) <= most else _cut(text[:most])
-    shown = _IN_URL.sub(_HIDDEN, kept)
-    shown = _IN_TEXT.sub(lambda found: f"{found['name']}{found['scheme'] or ''}{_HIDDEN}", shown)
-    shown = _PEM.sub(_HIDDEN, _ARGUMENT.sub(lambda found: f"{found['name']}{_HIDDEN}", shown))
-    shown = _BEARER.sub(rf"\1\2{_HIDDEN}", shown)
-    shown = _JWT.sub(lambda found: _HIDDEN if found["whole"] is not None else found[0], shown)
-    shown = _LOOKS.sub(_HIDDEN, shown)
+    shown, again = _searched(kept), kept
+    for _ in range(_AGAIN):
+        if shown == again:
+            break
+        shown, again = _searched(shown), shown
     return shown if kept is text else f"{shown}... ({len(text) - len(kept)} more characters)"
 
 
+def _searched(text: str) -> str:
+    """Return a text without the secrets that one search finds."""
+    for part, pattern in FORMATS.items():
+        if part in text:
+            text = compiled(pattern).sub(lambda found: f"{found[1] if found.lastindex else ''}{HIDDEN}", text)
+    if "eyJ" in text:
+        text = compiled(_JWT).sub(lambda found: found[0] if found["whole"] is None else HIDDEN, text)
+    return _without_named(compiled(_BEARER).sub(_without_bearer, text))
+
+
+def _without_bearer(found: re.Match[str]) -> str:
+    return found[0] if is_name(found[3]) else f"{found[1]}{found[2]}{HIDDEN}"
+
+
+def _without_named(text: str) -> str:
+    pieces: list[str] = []
+    end = 0
+    for start, stop in places(text):
+        pieces += text[end:start], HIDDEN
+        end = stop
+    return "".join([*pieces, text[end:]])
+
+
 def _cut(text: str) -> str:
-    """Return a text without its last word, and without a URL's beginning: half a secret may not look like one."""
-    text = text[: max(map(text.rfind, _BETWEEN_WORDS)) + 1]
-    before, scheme, rest = text.rpartition("://")
-    return before if scheme and not re.search(r"[/@\s]", rest) else text
+    """Return a text without its last word and its unfinished URL: half a secret may not look like one."""
+    text = _without_last_word(text)
+    url = text.find("://", max(map(text.rfind, _BEHIND_URLS)) + 1)
+    return text if url < 0 else _without_last_word(text[:url])
+
+
+def _without_last_word(text: str) -> str:
+    return text[: max(map(text.rfind, _BETWEEN_WORDS)) + 1]
 
 
 def hidden_in(content: Any) -> Any:
-    """Return what is going to be JSON, without the secrets in its texts."""
+    """Return the content of a JSON file without the secrets in it."""
     if isinstance(content, str):
         return hidden(content)
     if isinstance(content, dict):
-        return {key: hidden_in(value) for key, value in content.items()}
+        return {key: _hidden_value(str(key), value) for key, value in content.items()}
     return [hidden_in(value) for value in content] if isinstance(content, (list, tuple)) else content
+
+
+def _hidden_value(name: str, value: Any) -> Any:
+    return HIDDEN if isinstance(value, str) and is_secret(kind(name), value) else hidden_in(value)
 
 
 def is_url(text: str) -> bool:
@@ -106,7 +134,7 @@ def url(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Return a text for a terminal: control characters, and those that turn the direction of writing, are spelt out."""
+    """Return a text for a terminal: escape control characters and changes of the writing direction."""
     return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 

@@ -21,11 +21,11 @@ _CATEGORIES = {
 
 
 class Counting:
-    """Stands for a compiled pattern. Knows the syntax that `autoprof.base.redact` uses, and raises at any other.
+    """A compiled pattern that counts. It knows the syntax that autoprof's redaction uses, and raises at any other.
 
     Attributes:
-        steps: How often a character or a position was compared.
-        searched: The characters of all texts.
+        steps: Number of comparisons of a character or a position.
+        searched: Number of characters that were searched.
     """
 
     def __init__(self, pattern: re.Pattern[str], count: bool = True) -> None:
@@ -43,12 +43,28 @@ class Counting:
             position = position + 1 if end is None else max(end, position + 1)
         return self._pattern.sub(replacement, text)
 
-    def search(self, text: str) -> re.Match[str] | None:
-        self.searched += len(text)
-        position = 0
-        while self._count and position <= len(text):
-            position = len(text) + 1 if any(True for _ in self._ends(self._nodes, text, position)) else position + 1
-        return self._pattern.search(text)
+    def search(self, text: str, position: int = 0) -> re.Match[str] | None:
+        found = self._pattern.search(text, position)
+        last = found.start() if found else len(text)
+        self.searched += last - position
+        while self._count and position <= last:
+            next(self._ends(self._nodes, text, position), None)
+            position += 1
+        return found
+
+    def match(self, text: str, position: int = 0) -> re.Match[str] | None:
+        if self._count:
+            next(self._ends(self._nodes, text, position), None)
+        return self._pattern.match(text, position)
+
+    def fullmatch(self, text: str) -> re.Match[str] | None:
+        if self._count:
+            any(end == len(text) for end in self._ends(self._nodes, text, 0))
+        return self._pattern.fullmatch(text)
+
+    def finditer(self, text: str, position: int, end: int) -> Iterator[re.Match[str]]:
+        self.sub("", text[position:end])
+        return self._pattern.finditer(text, position, end)
 
     def _ends(self, nodes: list[Any], text: str, at: int) -> Iterator[int]:
         """Return where matches of these nodes end that begin here, in the order in which they are tried."""
@@ -64,7 +80,9 @@ class Counting:
                 yield from self._ends([*branch, *rest], text, at)
         elif name == "MAX_REPEAT":
             yield from self._repeated(value, rest, text, at)
-        elif name in ("ASSERT", "AT"):
+        elif name == "MIN_REPEAT":
+            yield from self._repeated_least(value, rest, text, at)
+        elif name in ("ASSERT", "ASSERT_NOT", "AT"):
             if self._holds(name, value, text, at):
                 yield from self._ends(rest, text, at)
         elif self._is(name, value, text, at):
@@ -72,16 +90,28 @@ class Counting:
 
     def _repeated(self, value: Any, rest: list[Any], text: str, at: int) -> Iterator[int]:
         least, most, inner = value
-        if len(inner) == 1 and str(inner[0][0]) in ("IN", "LITERAL", "NOT_LITERAL"):
+        if len(inner) == 1 and str(inner[0][0]) in ("IN", "LITERAL", "NOT_LITERAL", "ANY"):
             furthest = at
             while furthest - at < int(most) and self._is(str(inner[0][0]), inner[0][1], text, furthest):
                 furthest += 1
             for end in range(furthest, at + least - 1, -1):
                 yield from self._ends(rest, text, end)
             return
+        if least == int(most):
+            yield from self._ends([*list(inner) * least, *rest], text, at)
+            return
         assert (least, int(most)) == (0, 1), "only single characters are repeated"
         yield from self._ends([*inner, *rest], text, at)
         yield from self._ends(rest, text, at)
+
+    def _repeated_least(self, value: Any, rest: list[Any], text: str, at: int) -> Iterator[int]:
+        least, most, inner = value
+        assert (least, len(inner)) == (0, 1), "only single characters are repeated"
+        yield from self._ends(rest, text, at)
+        for end in range(at + 1, min(len(text), at + int(most)) + 1):
+            if not self._is(str(inner[0][0]), inner[0][1], text, end - 1):
+                return
+            yield from self._ends(rest, text, end)
 
     def _holds(self, name: str, value: Any, text: str, at: int) -> bool:
         self.steps += 1
@@ -93,7 +123,8 @@ class Counting:
             return at == len(text)
         direction, inner = value
         start = at if direction > 0 else at - len(inner)
-        return start >= 0 and next(self._ends(list(inner), text, start), None) is not None
+        found = start >= 0 and next(self._ends(list(inner), text, start), None) is not None
+        return found != (name == "ASSERT_NOT")
 
     def _is(self, name: str, value: Any, text: str, at: int) -> bool:
         self.steps += 1
@@ -105,6 +136,8 @@ class Counting:
     def _one(self, name: str, value: Any, char: str) -> bool:
         if name == "LITERAL":
             return ord(char) == value
+        if name == "ANY":
+            return True
         if name == "NOT_LITERAL":
             return ord(char) != value
         if name == "RANGE":

@@ -1,0 +1,126 @@
+"""Token formats that are recognizable without a name.
+
+Sources: gitleaks b58d3f1 (after v8.30.0) `config/gitleaks.toml`, detect-secrets 5e14193 (after v1.5.0)
+`detect_secrets/plugins/`, trufflehog 3ab759f `pkg/detectors/`. Other formats are from the services' documentation.
+Lengths are minimum lengths, below the real ones if that is safe: texts get cut and formats grow.
+"""
+
+from __future__ import annotations
+
+_WORD = r"[A-Za-z0-9]"  # Letters and digits.
+_URL = r"[\w-]"  # base64 of URLs.
+_HEX = r"[0-9a-fA-F]"
+
+# Prefixes and the expression for the rest. No letter or digit may precede the prefix.
+_PREFIXED: list[tuple[str, str]] = [
+    # Models: hubs, APIs, tracking of experiments, sandboxes.
+    ("hf_ api_org_", _WORD + "{16,}"),  # Hugging Face
+    ("sk-", _URL + "{16,}"),  # OpenAI, Anthropic, OpenRouter, DeepSeek, Moonshot, Langfuse
+    ("gsk_", _WORD + "{20,}"),  # Groq
+    ("csk-", _WORD + "{20,}"),  # Cerebras
+    ("r8_", _URL + "{30,}"),  # Replicate
+    ("pplx-", _WORD + "{20,}"),  # Perplexity
+    ("fw_", r"(?=[A-Za-z]{0,40}\d)" + _WORD + "{20,}"),  # Fireworks
+    ("tvly-", _URL + "{16,}"),  # Tavily
+    ("xai-", _URL + "{30,}"),  # xAI
+    ("nvapi-", _URL + "{16,}"),  # NVIDIA
+    ("tgp_v1_", _URL + "{16,}"),  # Together
+    ("lsv2_pt_ lsv2_sk_", r"\w{20,}"),  # LangSmith
+    ("pcsk_", r"\w{30,}"),  # Pinecone
+    ("jina_", _WORD + "{32,}"),  # Jina
+    ("e2b_", _HEX + "{32,}"),  # E2B
+    ("fc-", _HEX + "{32}"),  # Firecrawl
+    ("wandb_v1_", r"\w{16,}"),  # W&B
+    ("local-", _HEX + "{40}"),  # W&B's own servers
+    ("eyJhcGlf", r"[\w+/-]{16,}={0,2}"),  # Neptune: base64 of {"api_...
+    ("ak- as-", r"(?=[A-Za-z]{0,22}\d)" + _WORD + "{22}"),  # Modal
+    ("rpa_", _WORD + "{30,}"),  # RunPod
+    ("dapi", _HEX + r"{32}(?:-\d)?"),  # Databricks
+    ("pnu_", _WORD + "{30,}"),  # Prefect
+    ("ms-", _HEX + r"{8}-[\w-]{27}"),  # ModelScope
+    # Clouds.
+    ("AKIA ASIA ABIA ACCA", "[0-9A-Z]{16}"),  # AWS
+    ("ABSK", r"[\w+/]{60,}={0,2}"),  # AWS Bedrock
+    ("bedrock-api-key-", r"[\w+/]{16,}={0,2}"),
+    ("LTAI", _WORD + "{12,}"),  # Alibaba
+    ("AKID", _WORD + "{28,}"),  # Tencent
+    ("AKLT", _URL + "{28,}"),  # Volcano Engine
+    ("AIza", _URL + "{30,}"),  # Google API key
+    ("ya29.", _URL + r"{16,}[\w.-]*"),  # Google OAuth access token
+    ("1//0", _URL + "{30,}"),  # Google OAuth refresh token
+    ("GOCSPX-", _URL + "{16,}"),  # Google OAuth client
+    ("dop_v1_ doo_v1_ dor_v1_", _HEX + "{32,}"),  # DigitalOcean
+    ("hvs. hvb. hvr.", _URL + "{16,}"),  # Vault
+    ("s.", r"(?=[A-Za-z]{0,24}\d)" + _WORD + r"{24}(?![\w.])"),  # Vault before 1.10
+    ("HRKU-", _URL + "{30,}"),  # Heroku
+    ("fo1_ fm1r_ fm1a_ fm2_", r"[\w+/-]{40,}={0,2}"),  # Fly
+    ("tskey-", _URL + "{16,}"),  # Tailscale
+    ("sha256~", _URL + "{30,}"),  # OpenShift
+    ("ops_eyJ", r"[\w+/]{40,}={0,2}"),  # 1Password
+    ("AGE-SECRET-KEY-1", _WORD + "{30,}"),  # age
+    ("dp.pt. dp.st. dp.ct. dp.sa.", r"[\w.]{20,}"),  # Doppler
+    ("pul-", _HEX + "{40}"),  # Pulumi
+    # Code, packages, images.
+    ("ghp_ gho_ ghu_ ghs_ ghr_", r"\w{16,}"),  # GitHub
+    ("github_pat_", r"\w{16,}"),
+    ("glpat- gldt- glrt- glft- glsoat- glptt- glcbt- glimt- gloas- glagent- glffct-", r"[\w.-]{16,}"),  # GitLab
+    ("GR1348941", _URL + "{16,}"),
+    ("ATATT3 ATCTT3", r"[\w=-]{20,}"),  # Atlassian
+    ("ATBB", _WORD + "{24,}"),  # Bitbucket
+    ("dckr_pat_ dckr_oat_", _URL + "{16,}"),  # Docker Hub
+    ("npm_", _WORD + "{16,}"),
+    ("pypi-", r"Ag[\w-]{16,}"),  # base64 of a macaroon
+    ("rubygems_", _HEX + "{32,}"),
+    ("AKCp", _WORD + "{40,}"),  # Artifactory
+    ("cmVmd", _WORD + "{40,}"),
+    # Chat, mail, payment, monitoring.
+    ("xoxb- xoxp- xoxa- xoxe- xoxo- xoxr- xoxs- xoxe.", r"[\w.-]{10,}"),  # Slack
+    ("xapp-", _URL + "{16,}"),
+    ("sk_live_ sk_test_ rk_live_ rk_test_ whsec_", _WORD + "{10,}"),  # Stripe
+    ("SG.", _URL + r"{16,}\.[\w-]{16,}"),  # SendGrid
+    ("SK", "[0-9a-f]{32}"),  # Twilio
+    ("key-", _HEX + "{32}"),  # Mailgun
+    ("xkeysib-", r"[\w-]{32,}"),  # Brevo
+    ("glc_", r"[\w+/]{32,}={0,2}"),  # Grafana
+    ("glsa_", _WORD + r"{20,}_\w{8}"),
+    ("sntrys_ sntryu_", r"[\w+/=]{32,}"),  # Sentry
+    ("NRAK- NRII- NRJS-", r"[A-Za-z0-9-]{19,}"),  # New Relic
+    ("lin_api_", _WORD + "{20,}"),  # Linear
+    ("ntn_", _WORD + "{30,}"),  # Notion
+    ("PMAK-", _HEX + "{24}-" + _HEX + "{30,}"),  # Postman
+    ("sbp_", _HEX + "{40}"),  # Supabase
+    ("phx_", r"\w{40,}"),  # PostHog
+    ("pscale_tkn_ pscale_pw_ pscale_oauth_", r"[\w=.-]{30,}"),  # PlanetScale
+    ("shpat_ shpca_ shppa_ shpss_", _HEX + "{32}"),  # Shopify
+    ("sq0atp- sq0csp-", _URL + "{22,}"),  # Square
+]
+# A part of the secret, and the expression for all of it. Its group stays visible: the address of a webhook.
+_OTHERS: list[tuple[str, str]] = [
+    (
+        "-----BEGIN",
+        r"(?s)-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY[ A-Z]{0,9}-----.*?(?:-----END [A-Z0-9 ]{0,60}-----|\Z)",
+    ),
+    # The user and the password of a URL. Some passwords contain `/`; after a port it begins a path.
+    (
+        "://",
+        r"""(?<=://)(?:[^/\s"'<>]+|[^/\s"'<>:@]*:(?!\d{1,5}(?:[^\w+=@]|\Z))[^\s"'<>@:]+)(?=@)""",
+    ),
+    ("hooks.slack.com/", r"(hooks\.slack\.com/(?:services|workflows|triggers)/)[\w/+-]+"),
+    ("/api/webhooks/", r"(discord(?:app)?\.com/api/webhooks/)[\w/-]+"),
+    (".office.com/webhook", r"(\.office\.com/webhook(?:b2)?/)[\w/@-]+"),
+    ("/bot/v2/hook/", r"(/bot/v2/hook/)[\w-]+"),  # Feishu, Lark
+    ("Q~", r"(?<![\w~.-])[\w~.-]{3}\dQ~[\w~.-]{31,34}\w*"),  # Azure AD
+    (".atlasv1.", r"(?<![A-Za-z0-9])[A-Za-z0-9]{14}\.atlasv1\.[\w=-]{30,}"),  # Terraform
+    (":AA", r"(?<!\d)\d{8,10}:AA[\w-]{32,}"),  # Telegram
+    ("/bot", r"(/bot)\d{5,16}:[\w-]{30,}"),
+    (".", r"(?<![A-Za-z0-9])[MNO][\w-]{23,27}\.[\w-]{6}\.[\w-]{27,}"),  # Discord
+]
+# A part that each secret of a format contains, and the expression that finds the secret. It takes the whole word.
+FORMATS: dict[str, str] = {
+    **dict(_OTHERS),
+    **{
+        prefix: rf"(?<![A-Za-z0-9]){prefix.replace('.', chr(92) + '.')}{tail}\w*"
+        for prefixes, tail in _PREFIXED
+        for prefix in prefixes.split()
+    },
+}
