@@ -307,8 +307,8 @@ def _ours(error: BaseException) -> bool:
 
 def _say(text: str) -> None:
     try:
-        from autoprof.base.redact import plain
+        from autoprof.base.redact import hidden, plain
 
-        sys.stderr.write(plain(f"autoprof: {' '.join(text.split())}") + "\n")
+        sys.stderr.write(plain(hidden(f"autoprof: {' '.join(text.split())}")) + "\n")
     except Exception:  # no usable stderr: there is nobody to tell
         pass

@@ -190,8 +190,8 @@ def _value(text: str, at: int, bare: str) -> Value:
     quote = compiled(_QUOTE).match(text, at)
     if quote is None:
         found = compiled(bare).match(text, at)
-        end = found.end() if found else at
-        return Value(at, end, end, text[at:end])
+        value = found[0].rstrip(".:!?") if found else ""  # the end of a sentence
+        return Value(at, at + len(value), at + len(value), value)
     start = quote.end()
     close = text.find(quote[1], start)
     while close > 0 and text[close - 1] == "\\" and quote[1][0] != "\\":

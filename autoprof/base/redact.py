@@ -38,7 +38,8 @@ def redacted(command: Sequence[str]) -> str:
             return f"{shlex.join(shown)} ... ({len(command) - place} more arguments)"
         name, equals, value = argument[: room + 1].partition("=")
         length = len(argument)
-        if not argument.startswith("-") and _any_secret(certainty, argument[: room + 1]):
+        is_value = not argument.startswith("-") and not (value.strip("=") and certainty == RANDOM)
+        if is_value and _any_secret(certainty, argument[: room + 1]):
             argument, certainty = HIDDEN, RANDOM
         else:
             if equals and _holds_secret(name, value):

@@ -96,13 +96,13 @@ def check(name: str, value: object, where: str, kind: str = "") -> Any:
     except ValueError as error:
         interrupts.pass_on(error)
         why = f" ({one_line(error)})" if str(error) else ""
-        raise SettingsError(f"{where}: got {hidden(short(value))}{why}; it takes {takes}") from None
+        raise SettingsError(f"{where}: got {short(value)}{why}; it takes {takes}") from None
 
 
 def short(value: object) -> str:
-    """Return a value as it stands in messages."""
+    """Return a value for a message: without secrets, then cut, since half a secret may not look like one."""
     try:
-        text = repr(value)
+        text = hidden(repr(value))
     except RecursionError as error:
         interrupts.pass_on(error)
         text = f"a {type(value).__name__} of too many in one another"
@@ -110,8 +110,8 @@ def short(value: object) -> str:
 
 
 def one_line(error: Exception) -> str:
-    """Return what an exception says, in a line."""
-    return " ".join(str(error).split())[:200]
+    """Return the text of an exception on one line, without secrets."""
+    return hidden(" ".join(str(error).split()), 200)
 
 
 PARSERS: dict[str, tuple[Callable[[object], Any], str]] = {

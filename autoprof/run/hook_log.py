@@ -199,5 +199,5 @@ def process_title() -> str:
     if "--multiprocessing-fork" in words:
         import multiprocessing
 
-        return multiprocessing.current_process().name
+        return hidden(multiprocessing.current_process().name)
     return redacted([word for word in words if word][:4]).strip("'")[:200]

@@ -16,6 +16,7 @@ import msgspec
 
 from autoprof.base import files, identity, interrupts, log
 from autoprof.base.originals import os, time
+from autoprof.base.redact import hidden
 from autoprof.config import structs, values
 from autoprof.config.selection import STEPS_TAKE, Steps
 from autoprof.rundir import layout
@@ -261,7 +262,7 @@ def _content(run: RunDir, path: str) -> bytes:
 
 
 def _why(error: Exception) -> str:
-    """Return an error in the words of a request's."""
+    """Return why a request is refused, without secrets."""
     if isinstance(error, OSError):
         return "it is a link" if error.errno == errno.ELOOP else str(error.strerror)
-    return " ".join(str(error).split())[:200]
+    return hidden(" ".join(str(error).split()), 200)

@@ -7,7 +7,9 @@ import os
 from collections import Counter
 from pathlib import Path
 
-from autoprof.base.redact import plain
+import msgspec
+
+from autoprof.base.redact import hidden_in, plain
 from autoprof.cli import arguments, console
 from autoprof.cli.doctor import environment
 from autoprof.cli.doctor.environment import Report
@@ -30,11 +32,18 @@ def run(parsed: argparse.Namespace) -> int:
         report = examine_run(arguments.find_run(parsed))
     else:
         report = environment.examine_environment(sources.load(os.environ, Path.cwd()), parsed.deep)
+    report = _without_secrets(report)
     if parsed.json:
         console.print_json(report)
     else:
         show(report, parsed.all)
     return 1 if report.problems else 0
+
+
+def _without_secrets(report: Report) -> Report:
+    """Return a report without secrets: files of older releases, and errors of recipes, may contain some."""
+    texts = {name: hidden_in(getattr(report, name)) for name in ("facts", "hooks", "problems", "notes")}
+    return msgspec.structs.replace(report, **texts)
 
 
 def show(report: Report, hooks: bool = False) -> None:

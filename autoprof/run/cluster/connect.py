@@ -54,7 +54,7 @@ def connected(address: str) -> Iterator[Any]:
         off = {"env_vars": {"AUTOPROF": "0"}}
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, runtime_env=off)
     except Exception as error:
-        said = " ".join(str(error).split())[:300]
+        said = hidden(" ".join(str(error).split()), 300)
         raise Unreachable(hidden(f"no Ray cluster at {address!r}: {said}")) from None
     try:
         yield ray

@@ -184,4 +184,4 @@ class Sending:
 
 def _said(error: Exception) -> str:
     first = (str(error).strip().splitlines() or [""])[0]
-    return hidden(f"{type(error).__name__}: {first[:200]}")
+    return hidden(f"{type(error).__name__}: {first}", 200)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
+import io
 import itertools
 import json
+import multiprocessing
 import os
 import re
 import shlex
@@ -17,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from autoprof import _boot
 from autoprof.base import log, named_secrets, redact
 from autoprof.base.redact import hidden, hidden_in, plain, redacted
 from autoprof.capture.artifacts import Artifacts
@@ -24,8 +28,10 @@ from autoprof.capture.profilers.torch import TorchTool
 from autoprof.capture.subject import Subject
 from autoprof.cli import console
 from autoprof.cli.doctor import command, environment
+from autoprof.config import values
 from autoprof.hooks import attribute_path
-from autoprof.run import runtime
+from autoprof.run import hook_log, runtime
+from autoprof.run.collect import upload
 from autoprof.rundir import layout
 from autoprof.rundir.layout import RunDir
 from autoprof.windows import trigger_requests
@@ -99,6 +105,14 @@ def test_a_text_of_this_form_stays(kind: str, text: str) -> None:
         assert redacted(shlex.split(text)) == shlex.join(shlex.split(text))
 
 
+def test_what_follows_a_secret_stays() -> None:
+    command = ["train", "--key", SECRET, f"trainer.wandb.key={SECRET}", "trainer.nnodes=1", "data.parquet"]
+    assert redacted(command) == "train --key '***' 'trainer.wandb.key=***' trainer.nnodes=1 data.parquet"
+    assert hidden(f"API key provided: {SECRET}. See the docs.") == "API key provided: ***. See the docs."
+    assert hidden(f"api_key={SECRET}, model='m'") == "api_key=***, model='m'"
+    assert hidden(f'{{"api_key": "{SECRET}", "lr": 1}}') == '{"api_key": "***", "lr": 1}'
+
+
 def test_the_lists_of_forms_are_long_enough() -> None:
     assert len(HIDE) >= 150
     assert len(SHOW) >= 150
@@ -126,6 +140,62 @@ def test_what_goes_wrong_is_written_without_secrets(joined: Any, capsys: pytest.
     assert len(written) == 3  # run.json as well
     assert sum("***" in text for text in written) == 2
     assert not any(SECRET in text for text in written)
+
+
+# A password that a cut at 80 characters would divide, in front of the `@` that shows what it is.
+LONG_URL = f"s3//x://user:{'hunter2' * 12}@host"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("collect", LONG_URL), ("steps", f"token={SECRET}"), ("mode", LONG_URL)],
+)
+def test_the_error_of_a_setting_has_no_secret(name: str, value: object) -> None:
+    with pytest.raises(values.SettingsError) as raised:
+        values.check(name, value, f"AUTOPROF_{name.upper()}")
+    assert "hunter2" not in str(raised.value)
+    assert "***" in str(raised.value)
+
+
+def test_the_error_of_a_condition_has_no_secret() -> None:
+    with pytest.raises(values.SettingsError) as raised:
+        values.check_condition(f"token={SECRET}", "[[when]]")
+    assert SECRET not in str(raised.value)
+
+
+def test_a_refused_request_is_written_without_secrets(run: RunDir, caplog: pytest.LogCaptureFixture) -> None:
+    trigger_requests.refuse(run, "x.json", ValueError(f"unknown field api_key={SECRET}"))
+    written = [path.read_text() for path in run.control.rglob("*") if path.is_file()]
+    assert written
+    assert not any(SECRET in text for text in written)
+
+
+def test_a_line_that_says_why_autoprof_is_off_has_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
+    _boot._say(f"AUTOPROF_COLLECT: got 's3://user:{SECRET}@host'")
+    assert capsys.readouterr().err == "autoprof: AUTOPROF_COLLECT: got 's3://***@host'\n"
+
+
+def test_the_name_of_a_multiprocessing_process_has_no_secret(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("builtins.open", lambda *_, **__: io.BytesIO(b"python\0--multiprocessing-fork\0"))
+    monkeypatch.setattr(multiprocessing.current_process(), "name", f"worker token={SECRET}")
+    assert hook_log.process_title() == "worker token=***"
+
+
+def test_the_error_of_an_upload_has_no_secret_at_its_end() -> None:
+    said = upload._said(OSError(f"{'x' * 170} https://user:{'hunter2' * 9}@host"))
+    assert "hunter2" not in said
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_doctor_shows_no_secret(as_json: bool, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    text = f"token={SECRET}"
+    report = environment.Report(subject="run", facts={"a": text}, hooks=[("a/b", "failed", text)], problems=[text])
+    monkeypatch.setattr(command, "examine_run", lambda _: report)
+    monkeypatch.setattr(command.arguments, "find_run", lambda _: None)
+    command.run(argparse.Namespace(name="run", json=as_json, all=True))
+    shown = capsys.readouterr().out
+    assert SECRET not in shown
+    assert shown.count("***") == 3
 
 
 def test_a_line_of_the_log_is_one_line_that_a_terminal_only_shows() -> None:
@@ -292,7 +362,6 @@ NAMED = [
         "key=",
         "token: ",
         "'api_key', '",
-        "-----BEGIN PRIVATE KEY-----",
         "s.",
         "Q~",
         ":AA",
