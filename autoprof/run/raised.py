@@ -25,14 +25,17 @@ _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _FRAME = re.compile(r'^ *File "([^"\n]{1,400})", line (\d{1,9}), in ([^\n]{1,200})$', re.MULTILINE)
 # Of Ray 2.9 to 2.60 (`ray/exceptions.py`, and the raylet's and the GCS's texts of why a worker is gone).
 _PID = re.compile(r"\bpid[:=] ?(\d{1,9})")
-_RAY_DEATHS = ("ActorDiedError", "RayActorError", "WorkerCrashedError", "OutOfMemoryError", "NodeDiedError")
+# Other libraries have classes of these names: torch has an `OutOfMemoryError`.
+_RAY_MODULE = "ray.exceptions"
+_RAY_DEATHS = {"RayActorError": "", "WorkerCrashedError": "", "OutOfMemoryError": "memory", "NodeDiedError": "node"}
 _BROUGHT = "RayTaskError"
 _HEADER = re.compile(r"ray::[^\n]{0,400}\(pid=(\d{1,9}), ip=|^Traceback \(most recent call last\)", re.MULTILINE)
-_RAY_MEMORY = re.compile(r"running low on memory", re.IGNORECASE)
+_RAY_MEMORY = re.compile(r"killed due to the node running low on memory", re.IGNORECASE)
 _RAY_USED = re.compile(r"was (?:running was )?([\d.]+) ?([KMGT]?i?B)(?: used)? / ([\d.]+) ?([KMGT]?i?B)", re.IGNORECASE)
 _NODE = re.compile(r"\b(its node|the node) (has )?(died|dead|failed)|NodeDiedError", re.IGNORECASE)
 _CONTAINED = re.compile(
-    r"^The actor died unexpectedly|^The worker died unexpectedly|running low on memory", re.MULTILINE
+    r"^The actor died unexpectedly|^The worker died unexpectedly|killed due to the node running low on memory",
+    re.MULTILINE,
 )
 _CUT = re.compile(r"\.\.\. \((\d+) more characters\)$")
 _UNITS = {"b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
@@ -112,7 +115,7 @@ def _of(error: BaseException, read: tuple[str, int]) -> Raised:
         frames=frames[-_DEEPEST:],
         cause="" if kind.startswith(_BROUGHT) or pid else _origin(error, text),
         pid=pid if isinstance(pid, int) else 0,
-        named=_named(error, kind, text),
+        named=_named(error, text),
     )
 
 
@@ -152,19 +155,31 @@ def _message(text: str, more: int = 0) -> str:
     return shown
 
 
-def _named(error: BaseException, kind: str, text: str) -> list[Named]:
+def _named(error: BaseException, text: str) -> list[Named]:
+    """Return the dead processes that an exception of Ray or torchrun names, with a pid or the cause of the death."""
     failures = exceptions.attribute(error, "failures")
     if isinstance(failures, dict):
         return _of_torchrun(failures)
-    if kind not in _RAY_DEATHS and not _CONTAINED.search(text):
+    death = _ray_death(error)
+    if not death and not _CONTAINED.search(text):
         return []
     shares = _RAY_USED.search(text)
     used, limit = (_bytes(shares[1], shares[2]), _bytes(shares[3], shares[4])) if shares else (0, 0)
-    cause = "memory" if _RAY_MEMORY.search(text) else "node" if _NODE.search(text) else ""
+    cause = "memory" if _RAY_MEMORY.search(text) else "node" if _NODE.search(text) else _RAY_DEATHS.get(death, "")
     # The last one: what is in front of it names the process that was told.
     pids = _PID.findall(text[start.start() :] if (start := _CONTAINED.search(text)) else text)
     pid = int(pids[0]) if pids else 0
-    return [Named(pid=pid, cause=cause, used_bytes=used, limit_bytes=limit)]
+    return [Named(pid=pid, cause=cause, used_bytes=used, limit_bytes=limit)] if pid or cause else []
+
+
+def _ray_death(error: object) -> str:
+    """Return which of Ray's exceptions about a dead process this is, is derived from, or brings from a task."""
+    for _ in range(_MOST_NAMED):
+        names = [each.__name__ for each in type(error).__mro__ if each.__module__ == _RAY_MODULE]
+        if death := next((name for name in names if name in _RAY_DEATHS), ""):
+            return death
+        error = getattr(error, "cause", None) if _BROUGHT in names else None
+    return ""
 
 
 def _of_torchrun(failures: dict[object, object]) -> list[Named]:

@@ -25,9 +25,10 @@ EXCEPTION, EXIT, CRASH, KILLED, GONE_DEAD = "exception", "exit", "crash", "kille
 KERNEL, RAY, NODE = "kernel", "Ray", "node"
 # So many are told.
 _MOST = 16
-# What an exception says that follows from the death of another process.
+# Words of exceptions that follow from the death of another process: a lost connection, and Ray's and vLLM's reports.
 _FOLLOWS = re.compile(
-    r"connection (was |has been )?(closed|reset|refused|lost)|\bpeer\b|broken pipe|\bEOF\b|nccl|gloo|timed? ?out",
+    r"connection (was |has been )?(closed|reset|refused|lost)|\bpeer\b|broken pipe|\bEOF\b|nccl|gloo|timed? ?out"
+    r"|died unexpectedly|raylet died|owner has exited|\broot cause\b",
     re.IGNORECASE,
 )
 # The place of a process that is gone without a word, among causes.
@@ -89,7 +90,11 @@ def find(path: Path, info: RunFile, over: bool, own: Raised | None = None) -> li
     gone = any(
         death.how in (GONE_DEAD, CRASH, KILLED) or (death.how == EXIT and not death.started) for death in dead.values()
     )
-    ordered = sorted(dead.values(), key=lambda death: (_place(death, gone), death.last_ns))
+    # On one host the clock tells which exception was first; between hosts clocks differ.
+    failed = {death.host for death in dead.values() if death.how == EXCEPTION and not _follows(death)}
+    ordered = sorted(
+        dead.values(), key=lambda death: (_place(death, gone or bool(failed - {death.host})), death.last_ns)
+    )
     return _told(ordered)[:_MOST]
 
 
@@ -105,13 +110,27 @@ def _told(deaths: Sequence[Death]) -> list[Death]:
     return kept
 
 
+def _follows(death: Death) -> bool:
+    """Return True if the exception of a death is of the kind that follows from the death of another process."""
+    return death.exception is not None and (_names(death.exception) or bool(_FOLLOWS.search(death.exception.message)))
+
+
+def _names(exception: Raised) -> bool:
+    """Return True if an exception names a dead process. Older runs have names without a pid and a cause."""
+    return any(named.pid or named.cause for named in exception.named)
+
+
 def _place(death: Death, gone: bool) -> int:
-    """Return how likely it is the cause: what is known to have been done to it comes first."""
+    """Return the place of a death among the likely causes, which begin with 0.
+
+    Args:
+        death: The death.
+        gone: True if a process died in a way from which exceptions of other processes follow.
+    """
     if death.how == CRASH or death.killer or (death.how == KILLED and death.signal != "SIGTERM"):
         return 0
     if death.how == EXCEPTION and death.exception is not None:
-        follows = bool(death.exception.named) or (gone and _FOLLOWS.search(death.exception.message))
-        return _GONE_PLACE + 1 if follows else 1
+        return _GONE_PLACE + 1 if _names(death.exception) or (gone and _follows(death)) else 1
     return _GONE_PLACE if death.how != EXIT or not death.started else 4
 
 

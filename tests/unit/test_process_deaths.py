@@ -190,11 +190,23 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "
             "actor rank 1 crashed (SIGSEGV) in update_actor of step 2: train.py:7 meet",
             True,
         ),
+        # torch's class has the name of one of Ray's.
+        (
+            "import torch; raise torch.OutOfMemoryError('CUDA out of memory')",
+            "actor rank 1 ended by OutOfMemoryError: CUDA out of memory in train.py:7 meet, in update_actor of step 2",
+            False,
+        ),
         ("pass", "", True),
     ],
 )
 def test_of_torchruns_ranks_the_one_is_named_that_died_first(
-    go: Go, tmp_path: Path, does: str, text: str, long: bool, request: pytest.FixtureRequest
+    go: Go,
+    tmp_path: Path,
+    does: str,
+    text: str,
+    long: bool,
+    request: pytest.FixtureRequest,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     if long:
         request.getfixturevalue("thorough")
@@ -202,3 +214,10 @@ def test_of_torchruns_ranks_the_one_is_named_that_died_first(
     assert ended.returncode == (1 if text else 0), ended.stderr[-2000:]
     run = the_run(tmp_path)
     assert (run.state, first(tmp_path)) == ("failed" if text else "ended", text)
+    main.main(["doctor", run.path])
+    assert (f"does not work: - {text}" in " ".join(capsys.readouterr().out.split())) == bool(text)
+    main.main(["ls", run.path])
+    assert (f"ls: {run.id}: {text}" in " ".join(capsys.readouterr().err.split())) == bool(text)
+    main.main(["report", run.path, "--json"])
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    assert [finding["text"] for finding in findings[:1]] == ([text] if text else [])

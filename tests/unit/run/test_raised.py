@@ -128,6 +128,57 @@ def test_rays_memory_monitor_is_named(text: str) -> None:
     assert (named.used_bytes >> 20, named.limit_bytes >> 20) == (28375, 29491)
 
 
+NODE_DIED = """Task failed because the node it was running on is dead or unavailable. Node IP: 10.0.0.2, node ID: e5d9.
+This can happen if the instance where the node was running failed, the node was preempted, or raylet crashed."""
+
+
+def test_a_dead_node_is_named() -> None:
+    exceptions = pytest.importorskip("ray.exceptions")
+    (named,) = raised.of(exceptions.NodeDiedError(NODE_DIED)).named
+    assert (named.pid, named.cause) == (0, "node")
+
+
+def test_a_subclass_of_one_of_rays_names_the_actor_too() -> None:
+    exceptions = pytest.importorskip("ray.exceptions")
+
+    class RewardActorLost(exceptions.ActorDiedError):
+        pass
+
+    error = RewardActorLost()
+    error.error_msg = DIED
+    brought = exceptions.RayTaskError("run", TRACEBACK, error, "ray::TaskRunner.run", 7, "10.0.0.2")
+    for each in (error, brought, brought.as_instanceof_cause()):
+        assert [named.pid for named in raised.of(each).named] == [4242]
+
+
+def test_a_death_without_a_process_and_a_cause_names_none() -> None:
+    exceptions = pytest.importorskip("ray.exceptions")
+    for kind in (exceptions.WorkerCrashedError, exceptions.ActorDiedError, exceptions.RayActorError):
+        assert raised.of(kind()).named == []
+
+
+def test_the_text_of_rays_exception_in_another_one_names_the_actor() -> None:
+    (named,) = raised.of(RuntimeError(f"rollout failed:\n{DIED}")).named
+    assert named.pid == 4242
+
+
+@pytest.mark.parametrize("name", ["ActorDiedError", "NodeDiedError", "OutOfMemoryError", "WorkerCrashedError"])
+@pytest.mark.parametrize("text", ["CUDA out of memory", "the device of pid: 17 is low on memory", "the node died"])
+def test_a_class_of_another_library_with_the_name_of_one_of_rays_names_none(name: str, text: str) -> None:
+    exceptions = pytest.importorskip("ray.exceptions")
+    error = type(name, (RuntimeError,), {})(text)
+    brought = exceptions.RayTaskError("run", TRACEBACK, error, "ray::TaskRunner.run", 7, "10.0.0.2")
+    for each in (error, brought, brought.as_instanceof_cause()):
+        assert (raised.of(each).type, raised.of(each).named) == (name, [])
+
+
+def test_torchs_out_of_memory_names_none() -> None:
+    torch = pytest.importorskip("torch")
+    text = "CUDA out of memory. Process 4242 has 79 GiB in use. The GPU is running low on memory, see pid=4242."
+    found = raised.of(torch.OutOfMemoryError(text))
+    assert (found.type, found.named) == ("OutOfMemoryError", [])
+
+
 def test_torchruns_failures_are_named_the_first_one_first() -> None:
     errors = pytest.importorskip("torch.distributed.elastic.multiprocessing.errors")
     failures = {

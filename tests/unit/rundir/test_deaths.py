@@ -238,6 +238,43 @@ def test_the_first_of_several_exceptions_is_the_cause_and_the_same_one_is_told_o
     assert [death.pid for death in found] == [ACTOR, DRIVER, OTHER + 1, OTHER]
 
 
+LOST = "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:31665"
+
+
+@pytest.mark.parametrize("kind", ["OutOfMemoryError", "ActorDiedError", "EngineDeadError"])
+def test_the_rank_that_failed_comes_before_the_one_that_lost_it(made: Made, kind: str) -> None:
+    made.process(ACTOR, raised("RuntimeError", 8, "update_actor", "actor", LOST))
+    made.process(OTHER, raised(kind, 5, "update_actor", "rollout", "CUDA out of memory"))
+    found = deaths.of_run(made.info("failed", 1, error="ChildFailedError"))
+    assert [death.pid for death in found] == [OTHER, ACTOR]
+
+
+def test_a_host_whose_clock_is_late_is_no_reason_to_name_the_wrong_rank(made: Made) -> None:
+    made.process(ACTOR, raised("RuntimeError", 3, "update_actor", "actor", LOST))
+    made.process(OTHER, raised("OutOfMemoryError", 5, "update_actor", "rollout", "CUDA out of memory"), host="node2")
+    found = deaths.of_run(made.info("failed", 1, error="ChildFailedError", hosts=[HOST, "node2"]))
+    assert [death.pid for death in found] == [OTHER, ACTOR]
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("WorkerCrashedError", "The worker died unexpectedly while executing this task. Check python-core-worker"),
+        ("ActorDiedError", "The actor died unexpectedly before finishing this task."),
+        ("LocalRayletDiedError", "The task's local raylet died. Check raylet.out for more information."),
+        ("OwnerDiedError", "The object's owner has exited. This is the Python worker that first created the ObjectRef"),
+        ("EngineDeadError", "EngineCore encountered an issue. See stack trace (above) for the root cause."),
+    ],
+)
+def test_a_process_that_is_gone_comes_before_an_exception_that_says_so_without_naming_it(
+    made: Made, kind: str, message: str
+) -> None:
+    made.process(TRAINER, raised(kind, 5, "generate", message=message))
+    made.process(ACTOR, begun("generate", 3))
+    found = deaths.of_run(made.info("failed", 1, error=kind, died=[as_noted(made)]))
+    assert [death.pid for death in found] == [ACTOR, TRAINER]
+
+
 def test_a_worker_that_ray_killed_for_memory_comes_before_the_exception_that_says_so(made: Made) -> None:
     named = {"pid": ACTOR, "cause": "memory", "used_bytes": 27_000_000_000, "limit_bytes": 28_000_000_000}
     made.process(ACTOR, begun("generate", 3), host="node2")
