@@ -35,9 +35,11 @@ class ProcessState(Struct, frozen=True, kw_only=True):
             that can't be seen from this host.
         error: The exception with which it exited.
         last_ns: The last moment that its timeline knows, in nanoseconds since the epoch.
+        moved_ns: The last moment at which a span began or ended, or the process began.
         exception: That exception with its stack.
         raised: The last exception that has left a step or a stage, and that nobody above seems to have caught.
         ended: The last stage that has ended.
+        stepped: The last step that has ended.
         lost: The exceptions that have left samples and rewards.
         within: The innermost stage, timer or sample's span that this one has left.
         boot: The machine since its boot.
@@ -57,6 +59,8 @@ class ProcessState(Struct, frozen=True, kw_only=True):
     exception: Raised | None = None
     raised: RaisedLine | None = None
     ended: Line | None = None
+    stepped: Line | None = None
+    moved_ns: int = 0
     lost: list[RaisedLine] = []
     within: str = ""
     boot: str = ""
@@ -190,15 +194,18 @@ def _process(path: Path) -> ProcessState:
     )
     memory = MemoryState()
     stage: Line | None = None
+    step: Line | None = None
+    moved = 0
     lost: list[RaisedLine] = []
     for line in tails.lines(path):
         if isinstance(line, ProcessLine):
             # A later process with the same number.
             first, last, ended, open_ones, failure = line, line.clock.unix_ns, None, _Open(), _Failure()
-            memory, stage, lost = line.memory, None, []
+            memory, stage, step, lost = line.memory, None, None, []
+            moved = last
         elif isinstance(line, BegunLine):
             open_ones.begin(line)
-            last = max(last, line.start_ns)
+            last, moved = max(last, line.start_ns), max(moved, line.start_ns)
         elif isinstance(line, ExitLine):
             ended, last = line, max(last, line.unix_ns)
         elif isinstance(line, RaisedLine):
@@ -215,7 +222,8 @@ def _process(path: Path) -> ProcessState:
             open_ones.end(line.kind, line.name, line.start_ns)
             failure.ended(line)
             stage = line if line.kind == "stage" else stage
-            last = max(last, line.end_ns)
+            step = line if line.kind == "step" else step
+            last, moved = max(last, line.end_ns), max(moved, line.end_ns)
     state = _state(host, pid, first.ticks, ended is not None)
     return ProcessState(
         host=host,
@@ -229,6 +237,8 @@ def _process(path: Path) -> ProcessState:
         exception=ended.exception if ended is not None else None,
         raised=failure.raised,
         ended=stage,
+        stepped=step,
+        moved_ns=moved,
         lost=lost,
         within=failure.within,
         boot=first.boot,

@@ -214,7 +214,9 @@ def test_a_rank_that_does_not_join_is_told_apart(ran: Callable[..., Ran], thorou
     analysed = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=100, check=False)
     assert "missing ranks: {1}" in analysed.stdout + analysed.stderr
     assert len([line for line in late.output.splitlines() if "step 3 has taken" in line]) == 1
-    where = r"step 3 stood for .*: rank 1 of reward has not joined \w+ #\d+ in .*; it is in trainers.py:\d+ fetch_score"
+    where = (
+        r"step 3 was stuck for .*: rank 1 of reward has not joined \w+ #\d+ in .*; it is in trainers.py:\d+ fetch_score"
+    )
     assert re.fullmatch(where, problems(late)[0])
 
 

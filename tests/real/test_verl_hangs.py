@@ -72,7 +72,7 @@ def stood(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
 def said(run: VerlRun, step: int) -> str:
     """What doctor said of a step while it stood."""
     report: dict[str, Any] = json.loads((run.folder / f"doctor_{step}.json").read_text())
-    (found,) = [line for line in report["problems"] if line.startswith(f"step {step} stands since ")]
+    (found,) = [line for line in report["problems"] if line.startswith(f"step {step} has been stuck for ")]
     return str(found)
 
 

@@ -144,7 +144,7 @@ def finding_of(run: HungRun) -> Finding:
 def said(run: HungRun) -> str:
     """What the run's only finding says after the step and its age."""
     begin, _, rest = finding_of(run).text.partition(": ")
-    assert begin.startswith(f"step {run.step} stands since 12 min"), begin
+    assert begin.startswith(f"step {run.step} has been stuck for 12 min"), begin
     return rest
 
 

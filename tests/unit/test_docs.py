@@ -131,7 +131,7 @@ def test_examples_of_findings_are_lines_of_theirs() -> None:
     made = [pattern(template) for _, template in templates(rules, {"Finding"}, "text")]
     # Where a text is made of others it says little by itself.
     made = [each for each in made if len(each.replace(".*", "")) > 10]
-    made.append(r"step \d+ stands since .*: .*")
+    made.append(r"step \d+ has been stuck for .*: .*")
     made.append(r"step \d+: generation waited .* for \d+ of \d+ samples: .*")
     examples = re.findall(r"^### \w+\n\n```\n(.*)\n```$", (ROOT / "docs" / "findings.md").read_text(), re.MULTILINE)
     assert len(examples) > len(made) / 2

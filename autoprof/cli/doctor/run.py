@@ -13,12 +13,14 @@ from autoprof.cli.doctor import died, environment
 from autoprof.cli.doctor.environment import Report
 from autoprof.config.selection import Steps
 from autoprof.report.figures import executed, open_now
+from autoprof.report.figures.open_now import OpenSpans
 from autoprof.report.figures.reading import timelines
 from autoprof.report.findings import failed, hang_rules
 from autoprof.rundir import decoder, runs
 from autoprof.rundir.captures import UNFINISHED, CaptureFile
 from autoprof.rundir.file_names import COLLECTED, META, NOT_ANALYSED, SNAPSHOT
 from autoprof.rundir.layout import RunDir
+from autoprof.rundir.open_spans import GONE
 from autoprof.rundir.processes import WAITING
 from autoprof.rundir.records import CollectedFile, HookEntry, HooksFile, OutOfMemoryMeta
 from autoprof.rundir.runs import Run
@@ -47,8 +49,10 @@ def examine_run(run: runs.Run) -> Report:
     environment.list_hooks(report, {"hooks": _merged(processes)})
     executed_s, notes = executed.steps(Path(run.path))
     report.notes += notes
-    _check_steps(report, run, executed_s)
-    _check_hangs(report, run, executed_s)
+    shifts = {file.host: file.shift_ns for file in timelines(Path(run.path))[0]}
+    opened = open_now.read(run.path, run.state.startswith("running"), time.time_ns(), shifts)
+    _check_hangs(report, run, opened, executed_s)
+    _check_steps(report, run, opened, executed_s)
     _check_captures(report, run)
     notes, problems = devices(run)
     report.notes += notes + out_of_memory(RunDir(Path(run.path)))
@@ -86,10 +90,8 @@ def _steps(run: runs.Run, unknown: str) -> str:
     return run.info.settings.steps if "steps" in run.fields.get("settings", {}) else unknown
 
 
-def _check_hangs(report: Report, run: runs.Run, executed_s: Mapping[int, float]) -> None:
-    """Say of each step that stands, or stood, who is late and where, and which samples ended with an exception."""
-    shifts = {file.host: file.shift_ns for file in timelines(Path(run.path))[0]}
-    opened = open_now.read(run.path, run.state.startswith("running"), time.time_ns(), shifts)
+def _check_hangs(report: Report, run: runs.Run, opened: OpenSpans, executed_s: Mapping[int, float]) -> None:
+    """Report steps that are or were stuck, and samples that ended with an exception."""
     found, notes = hang_rules.of_run(run.path, opened, executed_s)
     report.notes += notes
     for finding in [*found, *failed.of_run(opened)]:
@@ -98,15 +100,16 @@ def _check_hangs(report: Report, run: runs.Run, executed_s: Mapping[int, float])
         report.notes += [f"{which}: {line}" for line in finding.evidence]
 
 
-def _check_steps(report: Report, run: runs.Run, executed_s: Mapping[int, float]) -> None:
+def _check_steps(report: Report, run: runs.Run, opened: OpenSpans, executed_s: Mapping[int, float]) -> None:
     numbers = sorted(executed_s)
-    report.facts["steps executed"] = f"{numbers[0]} to {numbers[-1]}" if numbers else "none was seen"
+    executed = f"{numbers[0]} to {numbers[-1]}" if numbers else "none"
+    report.facts["steps executed"] = "; ".join([executed, *_open_steps(opened)])
     report.facts["steps captured"] = ", ".join(str(step.number) for step in run.steps) or "none"
     if run.info.no_hooks:
         report.problems.append(f"no hook was applied: {run.info.no_hooks}")
         return
     if not numbers:
-        report.problems.append("no step was seen: no hook for a step fired; --all lists the hooks")
+        _check_begun(report, run, opened)
         return
     try:
         steps = Steps.parse(run.info.settings.steps)
@@ -118,8 +121,30 @@ def _check_steps(report: Report, run: runs.Run, executed_s: Mapping[int, float])
     for number in wanted:
         if number not in there:
             report.problems.append(f"step {number} was asked for and executed, but has no folder")
-    if not wanted and steps.any:
+    if not wanted and steps.any and not opened.going_on:
         report.problems.append("the run executed none of the steps that AUTOPROF_STEPS asked for")
+
+
+def _open_steps(opened: OpenSpans) -> list[str]:
+    """Return in words which step has begun and not ended, and its age; the last one of several."""
+    steps = [row for row in opened.rows()[0] if row.kind == "step"]
+    return [
+        f"step {row.step} {'was' if row.state == GONE or not opened.going_on else 'has been'} open for "
+        f"{units.seconds(row.age_s)}"
+        for row in steps[-1:]
+    ]
+
+
+def _check_begun(report: Report, run: runs.Run, opened: OpenSpans) -> None:
+    """Report a run without steps; while it is young, it may still load its model."""
+    if _open_steps(opened):
+        return
+    if not opened.going_on:
+        report.problems.append("no step was seen: no hook for a step fired; --all lists the hooks")
+        return
+    age = opened.now_ns / 1e9 - run.info.started
+    text = f"no step has begun for {units.seconds(age)} since the run started: no hook for a step has fired"
+    (report.problems if age >= hang_rules.STILL_S else report.notes).append(f"{text}; --all lists the hooks")
 
 
 def _check_control(report: Report, directory: RunDir) -> None:

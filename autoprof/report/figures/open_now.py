@@ -24,18 +24,29 @@ class OpenSpans(msgspec.Struct, frozen=True, kw_only=True):
         states: Its processes that have a timeline.
         ends_ns: Of each the moment up to which that is known, by the clock of its host.
         shifts_ns: What to add to the times of each host to have them on one clock.
-        going_on: Whether the run goes on.
+        going_on: True if the run is running.
+        now_ns: The time of reading, by the clock of this host.
     """
 
     states: Sequence[ProcessState]
     ends_ns: Sequence[int]
     shifts_ns: Mapping[str, int]
     going_on: bool
+    now_ns: int
 
     def age_s(self, place: int, span: OpenSpan) -> float:
         """Return the age of a span of the process at a place."""
         # A clock may have been set.
         return max(0.0, (self.ends_ns[place] - span.start_ns) / 1e9)
+
+    def shifted(self, state: ProcessState, moment_ns: int) -> int:
+        """Return a moment by the clock of a process's host on the clock that all hosts share."""
+        return moment_ns + self.shifts_ns.get(state.host, 0)
+
+    def still_s(self) -> float:
+        """Return the seconds since a span began or ended in any process. Unlike `last_ns`, memory is no movement."""
+        moved = max((self.shifted(state, state.moved_ns) for state in self.states), default=self.now_ns)
+        return max(0.0, (self.now_ns - moved) / 1e9)
 
     def rows(self) -> tuple[list[OpenSpanRow], int]:
         """Return the spans as they are told, and how many are left out."""
@@ -55,7 +66,7 @@ def read(path: str, going_on: bool, now_ns: int, shifts_ns: Mapping[str, int]) -
     """Read what is open in the run in the folder `path`."""
     states = open_spans.read(path)
     ends = open_spans.ends(states, going_on, now_ns, shifts_ns)
-    return OpenSpans(states=states, ends_ns=ends, shifts_ns=shifts_ns, going_on=going_on)
+    return OpenSpans(states=states, ends_ns=ends, shifts_ns=shifts_ns, going_on=going_on, now_ns=now_ns)
 
 
 def where(span: OpenSpan) -> str:

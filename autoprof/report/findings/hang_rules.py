@@ -1,12 +1,13 @@
-"""The rule of hangs: who is late, and where, in a step that stands."""
+"""Rule of hangs: the step that is stuck, who is late in it and where, and runs that begin no further step."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from statistics import median
 
+from autoprof.base.redact import writable
 from autoprof.base.units import seconds
 from autoprof.report.figures import collectives, hangs, standing, waiting_spans
 from autoprof.report.figures.hangs import Hang, Process
@@ -15,18 +16,21 @@ from autoprof.report.figures.standing import Said
 from autoprof.report.figures.waiting_spans import Spans
 from autoprof.report.findings.registry import KINDS
 from autoprof.report.model.run import Finding
-from autoprof.rundir import open_spans
+from autoprof.rundir import layout, open_spans
+from autoprof.rundir.layout import RunDir
 from autoprof.rundir.stacks import OpenSpan
 
 HANG = "hang"
 KINDS.append(HANG)
-# Without `hangs/` a step stands that is so many times as long as the median of so many steps, and longer than this.
-TIMES, FEWEST, LEAST_S = 5, 3, 60.0
+# Without `hangs/` a step is stuck if it takes TIMES the median of FEWEST steps, and at least LEAST_S, or if no span has
+# begun or ended for STILL_S. A run that begins no further step is stuck after STILL_S, too.
+TIMES, FEWEST, LEAST_S, STILL_S = 5, 3, 60.0, 600.0
+_THERE = (open_spans.RUNNING, open_spans.ELSEWHERE)
 _MOST_NOTES = 5
 
 
 def of_run(run: str, opened: OpenSpans, ended_s: Mapping[int, float]) -> tuple[list[Finding], list[str]]:
-    """Return the findings of steps that stand or stood, and notes on what could not be read. Raises nothing.
+    """Return the findings of steps that are or were stuck, and notes on what could not be read. Raises nothing.
 
     Args:
         run: The run's directory.
@@ -38,9 +42,11 @@ def of_run(run: str, opened: OpenSpans, ended_s: Mapping[int, float]) -> tuple[l
         finding, left_out = _of_hang(run, hang, opened, ended_s)
         found += [finding] if finding is not None else []
         notes += [f"{hang.folder}: {line}" for line in left_out[:_MOST_NOTES]]
-    open_step = _open_step(opened)
+    open_step = _open_step(opened, _THERE)
     if open_step is not None and open_step[1].step not in {finding.step for finding in found}:
         found += _of_spans(run, opened, ended_s, *open_step)
+    elif _open_step(opened) is None:
+        found += _between_steps(run, opened, ended_s)
     return found, notes
 
 
@@ -105,41 +111,74 @@ def _open_still(process: Process, opened: OpenSpans) -> Spans:
 def _of_spans(
     run: str, opened: OpenSpans, ended_s: Mapping[int, float], age: float, step: OpenSpan
 ) -> Iterator[Finding]:
-    """Tell of the open step from the timeline alone, where it takes far longer than the others."""
-    if not opened.going_on or len(ended_s) < FEWEST:
+    """Report the open step from the timeline alone, if it takes far longer than the others or nothing happens in it."""
+    if not opened.going_on:
         return
-    usual = median(ended_s.values())
-    if age < max(LEAST_S, TIMES * usual):
+    usual = median(ended_s.values()) if ended_s else 0.0
+    still = opened.still_s() >= max(STILL_S, TIMES * usual)
+    if not still and (len(ended_s) < FEWEST or age < max(LEAST_S, TIMES * usual)):
         return
-    there = (open_spans.RUNNING, open_spans.ELSEWHERE)
     spans = [
         Spans(state.host, state.pid, state.spans, end)
         for state, end in zip(opened.states, opened.ends_ns, strict=True)
-        if state.state in there
+        if state.state in _THERE
     ]
-    said = [*waiting_spans.samples(run, spans, None), *waiting_spans.stages(spans, {})] or list(_innermost(spans))
-    finding = _finding(step.step, age, True, said, "")
-    evidence = [
-        *finding.evidence,
-        f"usually {seconds(usual)}; autoprof stacks {Path(run).name} shows where each process stands",
+    said = [*waiting_spans.samples(run, spans, age if still else None), *waiting_spans.stages(spans, {})]
+    finding = _finding(step.step, age, True, said or list(_innermost(spans)), "")
+    evidence = [*finding.evidence, *_compared(run, opened, usual)]
+    yield Finding(kind=HANG, text=finding.text, evidence=evidence, seconds=age, step=step.step, file=finding.file)
+
+
+def _between_steps(run: str, opened: OpenSpans, ended_s: Mapping[int, float]) -> Iterator[Finding]:
+    """Report a run that goes on, has ended steps, and begins no further one; not one whose trainer has exited."""
+    drivers = [(opened.shifted(state, state.stepped.end_ns), state) for state in opened.states if state.stepped]
+    if not opened.going_on or not drivers or layout.switched_off(RunDir(Path(run))):
+        return
+    end_ns, driver = max(drivers, key=lambda each: each[0])
+    usual = median(ended_s.values()) if ended_s else 0.0
+    if driver.state == open_spans.EXITED or opened.still_s() < max(STILL_S, TIMES * usual) or driver.stepped is None:
+        return
+    age = max(0.0, (opened.now_ns - end_ns) / 1e9)
+    name = " ".join(filter(None, ["process", driver.stepped.role, f"(pid {driver.pid})"]))
+    there = {
+        open_spans.RUNNING: f"{name} is alive",
+        open_spans.GONE: f"{name} is gone",
+        open_spans.ELSEWHERE: f"{name} ran on {driver.host}, and this host can't tell whether it is alive",
+    }[driver.state]
+    yield Finding(
+        kind=HANG,
+        text=writable(f"no step has begun for {seconds(age)} since step {driver.stepped.step} ended; {there}"),
+        evidence=_compared(run, opened, usual),
+        seconds=age,
+        file=f"timeline/{driver.file.name}",
+    )
+
+
+def _compared(run: str, opened: OpenSpans, usual: float) -> list[str]:
+    """Return how long the steps took that have ended, how long nothing has happened, and the command to run next."""
+    return [
+        f"the median step took {seconds(usual)}" if usual else "no step has ended yet",
+        f"no span has begun or ended for {seconds(opened.still_s())}",
+        f"autoprof stacks {Path(run).name} shows where each process is",
     ]
-    yield Finding(kind=HANG, text=finding.text, evidence=evidence, seconds=age, step=finding.step, file=finding.file)
 
 
 def _innermost(spans: Sequence[Spans]) -> Iterator[Said]:
-    """Tell the stage that began last in the process of the step, as nothing else is known."""
+    """Name the stage that began last in the process of the step, if nothing else is known."""
     for of in spans:
         if any(span.kind == "step" for span in of.spans):
             inner = [span for span in of.spans if span.kind in ("stage", "timer")]
             if inner:
                 age = max(0.0, (of.end_ns - inner[-1].start_ns) / 1e9)
-                yield Said(f"{inner[-1].role or 'the trainer'} is in {inner[-1].name} since {seconds(age)}")
+                yield Said(f"{inner[-1].role or 'the trainer'} has been in {inner[-1].name} for {seconds(age)}")
+            else:
+                yield Said("no stage is open in it")
 
 
 def _finding(step: int | None, age: float, going_on: bool, said: Iterable[Said], folder: str) -> Finding:
-    first, *rest = [*said] or [Said("no process tells where it is")]
+    first, *rest = [*said] or [Said("no process reports where it is")]
     which = "the run" if step is None else f"step {step}"
-    begin = f"{which} stands since {seconds(age)}" if going_on else f"{which} stood for {seconds(age)}"
+    begin = f"{which} {'has been' if going_on else 'was'} stuck for {seconds(age)}"
     evidence = [*first.evidence, *(each.text for each in rest[:4])]
     evidence += [f"the stacks of all processes are in {folder}"] if folder else []
     return Finding(
@@ -152,13 +191,13 @@ def _finding(step: int | None, age: float, going_on: bool, said: Iterable[Said],
     )
 
 
-def _open_step(opened: OpenSpans) -> tuple[float, OpenSpan] | None:
-    """Return the open step of a run and its age."""
+def _open_step(opened: OpenSpans, within: Container[str] | None = None) -> tuple[float, OpenSpan] | None:
+    """Return the open step of a run and its age, of processes in these states only."""
     found = [
         (opened.age_s(place, span), span)
         for place, state in enumerate(opened.states)
         for span in state.spans
-        if span.kind == "step" and span.step is not None
+        if span.kind == "step" and span.step is not None and (within is None or state.state in within)
     ]
     return max(found, key=lambda each: each[1].start_ns, default=None)
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import re
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from autoprof.base import identity
 from autoprof.cli.main import main
 from autoprof.report import build
 from autoprof.report.figures import hangs
@@ -17,7 +20,7 @@ from autoprof.report.findings import findings
 from autoprof.report.model.run import Finding
 from autoprof.rundir import runs
 from autoprof.rundir.stacks import Frame, Task, Thread
-from tests.support.hung_runs import ALL_REDUCE, IDLE, REWARD, HungRun, finding_of, flight_record, join, said
+from tests.support.hung_runs import ALL_REDUCE, IDLE, MIN, REWARD, HungRun, finding_of, flight_record, join, said
 
 
 def test_a_sample_that_waits_in_a_tool_is_named(hung: HungRun) -> None:
@@ -245,11 +248,11 @@ def test_without_anything_else_the_open_stage_is_told(hung: HungRun) -> None:
     path = next(iter(text))
     with path.open("a") as file:
         file.write(msgspec.json.encode(hung.begun("stage", "compute_rewards", "trainer", 0, 11)).decode() + "\n")
-    assert said(hung).startswith("trainer is in compute_rewards since 11 min")
+    assert said(hung).startswith("trainer has been in compute_rewards for 11 min")
 
 
 @pytest.mark.parametrize(
-    ("minutes", "running", "steps"), [(0.5, True, 3), (12, False, 3), (12, True, 1)], ids=["young", "ended", "first"]
+    ("minutes", "running", "steps"), [(0.5, True, 3), (12, False, 3), (9, True, 1)], ids=["young", "ended", "first"]
 )
 def test_a_healthy_run_has_no_finding(tmp_path: Path, minutes: float, running: bool, steps: int) -> None:
     run = HungRun(tmp_path / "run", minutes, running, steps)
@@ -257,10 +260,168 @@ def test_a_healthy_run_has_no_finding(tmp_path: Path, minutes: float, running: b
     assert [finding.text for finding in figures.findings] == []
 
 
+def append(run: HungRun, *lines: Any) -> None:
+    """Add lines to the timeline of the process that drives the steps."""
+    (path,) = (run.folder / "timeline").glob(f"{identity.HOST}-{os.getpid()}.jsonl")
+    with path.open("ab") as file:
+        file.writelines(msgspec.json.encode(line) + b"\n" for line in lines)
+
+
+def doctor(run: HungRun, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any]]:
+    """The exit status of `autoprof doctor`, and its report."""
+    status = main(["doctor", str(run.folder), "--json"])
+    return status, json.loads(capsys.readouterr().out)
+
+
+def test_a_first_step_in_which_nothing_happens_is_stuck(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = HungRun(tmp_path / "run", minutes=12, steps=0)
+    append(run, run.begun("stage", "rollout", "trainer", 0, 11))
+    status, report = doctor(run, capsys)
+    (problem,) = report["problems"]
+    assert re.fullmatch(
+        r"step 1 has been stuck for 12 min \d+ s: trainer has been in rollout for 11 min \d+ s", problem
+    )
+    assert f"step 1: autoprof stacks {run.folder.name} shows where each process is" in report["notes"]
+    assert re.fullmatch(r"none; step 1 has been open for 12 min \d+ s", report["facts"]["steps executed"])
+    assert (status, report["verdict"]) == (1, "1 problem found")
+    assert finding_of(run).text.partition(": ")[2] == problem.partition(": ")[2]
+
+
+@pytest.mark.parametrize("kind", ["stage", "reward"])
+def test_a_first_step_in_which_something_happens_is_not_stuck(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    run = HungRun(tmp_path / "run", minutes=40, steps=0)
+    run.process(7, [run.line(kind, "score", "reward", 0, run.now - 9 * MIN, 60.0)], host="n2")
+    status, report = doctor(run, capsys)
+    assert (status, report["problems"], report["verdict"]) == (0, [], "no problems found")
+
+
+def test_growing_memory_does_not_mean_that_something_happens(tmp_path: Path) -> None:
+    run = HungRun(tmp_path / "run", minutes=12, steps=0)
+    append(run, {"kind": "memory", "unix_ns": run.now - MIN, "memory": {"resident_bytes": 1}})
+    assert finding_of(run).text.startswith("step 1 has been stuck for 12 min")
+
+
+def between(folder: Path, minutes: float, took_s: float = 10.0, running: bool = True) -> HungRun:
+    """A run whose fourth step ended so long ago, and that has begun no other one."""
+    run = HungRun(folder / "run", minutes, running)
+    append(run, run.line("step", "step", "trainer", 0, run.began - round(took_s * 1e9), took_s, step=4))
+    drop = run.folder / "timeline" / f"{identity.HOST}-{os.getpid()}.jsonl"
+    lines = [line for line in drop.read_bytes().splitlines(keepends=True) if b'"begun"' not in line]
+    drop.write_bytes(b"".join(lines))
+    return run
+
+
+def moved(run: HungRun, pid: int, host: str = identity.HOST) -> None:
+    """Make another process the driver of the steps."""
+    (path,) = (run.folder / "timeline").glob("*.jsonl")
+    path.rename(path.with_name(f"{host}-{pid}.jsonl"))
+
+
+NO_STEP = r"no step has begun for 12 min \d+ s since step 4 ended; "
+
+
+def test_a_run_that_begins_no_further_step_is_named_with_its_process(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = between(tmp_path, 12)
+    status, report = doctor(run, capsys)
+    (problem,) = report["problems"]
+    assert re.fullmatch(rf"{NO_STEP}process trainer \(pid {os.getpid()}\) is alive", problem)
+    assert f"the run: autoprof stacks {run.folder.name} shows where each process is" in report["notes"]
+    assert "the run: the median step took 10.0 s" in report["notes"]
+    assert (status, report["verdict"]) == (1, "1 problem found")
+    assert re.fullmatch(NO_STEP + ".* is alive", finding_of(run).text)
+
+
+def test_a_process_that_is_gone_between_steps_is_named(tmp_path: Path) -> None:
+    run = between(tmp_path, 12)
+    moved(run, 9_000_001)
+    assert re.fullmatch(rf"{NO_STEP}process trainer \(pid 9000001\) is gone", finding_of(run).text)
+
+
+def test_of_a_process_on_another_host_it_is_not_known_whether_it_is_alive(tmp_path: Path) -> None:
+    run = between(tmp_path, 12)
+    moved(run, 7, host="n2")
+    said = r"process trainer \(pid 7\) ran on n2, and this host can't tell whether it is alive"
+    assert re.fullmatch(NO_STEP + said, finding_of(run).text)
+
+
+def test_a_run_whose_trainer_has_exited_misses_no_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = between(tmp_path, 12)
+    append(run, {"kind": "exit", "unix_ns": run.now - 11 * MIN})
+    assert doctor(run, capsys)[0] == 0
+
+
+def test_a_run_that_is_switched_off_misses_no_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = between(tmp_path, 12)
+    (run.folder / "control").mkdir()
+    (run.folder / "control" / "off").touch()
+    assert doctor(run, capsys)[1]["problems"] == []
+
+
+@pytest.mark.parametrize(
+    ("minutes", "took_s", "running"),
+    [(9, 10.0, True), (14, 180.0, True), (-30, 10.0, True), (12, 10.0, False)],
+    ids=["young", "slow steps", "clock of another host", "ended"],
+)
+def test_a_healthy_run_misses_no_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], minutes: float, took_s: float, running: bool
+) -> None:
+    run = between(tmp_path, minutes, running=running)
+    for step in range(1, 5):
+        append(run, run.line("step", "step", "trainer", 0, run.began - round(took_s * 1e9), took_s, step=step))
+    status, report = doctor(run, capsys)
+    assert (status, report["problems"]) == (0, [])
+
+
+def test_a_stage_after_the_last_step_counts_as_movement(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = between(tmp_path, 40)
+    append(run, run.line("stage", "validate", "trainer", 0, run.now - 20 * MIN, 11 * 60.0, step=None))
+    assert doctor(run, capsys)[1]["problems"] == []
+
+
+def test_a_running_run_may_still_execute_the_steps_that_were_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = between(tmp_path, 1)
+    info = json.loads((run.folder / "run.json").read_text())
+    (run.folder / "run.json").write_text(json.dumps(info | {"settings": {"steps": "100"}}))
+    assert doctor(run, capsys)[1]["problems"] == []
+
+
+@pytest.mark.parametrize(("minutes", "status"), [(2, 0), (12, 1)])
+def test_a_run_that_has_begun_no_step_says_for_how_long(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], minutes: float, status: int
+) -> None:
+    run = HungRun(tmp_path / "run", steps=0)
+    (path,) = (run.folder / "timeline").glob("*.jsonl")
+    path.unlink()
+    info = json.loads((run.folder / "run.json").read_text())
+    (run.folder / "run.json").write_text(json.dumps(info | {"started": run.now / 1e9 - 60 * minutes}))
+    found, report = doctor(run, capsys)
+    (line,) = report["problems" if status else "notes"]
+    said = r"since the run started: no hook for a step has fired; --all lists the hooks"
+    assert re.fullmatch(rf"no step has begun for (\d+ s|{minutes} min \d+ s) {said}", line)
+    assert (found, bool(report["problems"])) == (status, bool(status))
+
+
+def test_a_run_that_was_killed_in_its_first_step_saw_a_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = HungRun(tmp_path / "run", steps=0, running=False)
+    info = json.loads((run.folder / "run.json").read_text())
+    (run.folder / "run.json").write_text(json.dumps(info | {"state": "running", "pid": 9_000_001}))
+    moved(run, 9_000_001)
+    status, report = doctor(run, capsys)
+    assert (status, [line for line in report["problems"] if "step was seen" in line or "stuck" in line]) == (1, [])
+    assert report["problems"][0].startswith("the trainer is gone in step 1 without a word")
+    assert report["facts"]["steps executed"] == "none; step 1 was open for 0 s"
+
+
 def test_a_step_that_stood_and_ended_is_told_as_over(tmp_path: Path) -> None:
     run = HungRun(tmp_path / "run", running=False)
     run.stack(REWARD, rank=0, role="trainer", stage="reward", process="python train.py")
-    assert finding_of(run).text.startswith("step 4 stood for ")
+    assert finding_of(run).text.startswith("step 4 was stuck for ")
 
 
 def test_a_step_of_which_no_process_tells_stands_while_it_has_not_ended(tmp_path: Path) -> None:
