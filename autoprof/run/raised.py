@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from types import TracebackType
+from typing import Any
 
 from autoprof.base import exception_text, exceptions, interrupts
 from autoprof.base.originals import os
@@ -172,13 +173,16 @@ def _named(error: BaseException, text: str) -> list[Named]:
     return [Named(pid=pid, cause=cause, used_bytes=used, limit_bytes=limit)] if pid or cause else []
 
 
-def _ray_death(error: object) -> str:
+def _ray_death(error: Any) -> str:
     """Return which of Ray's exceptions about a dead process this is, is derived from, or brings from a task."""
     for _ in range(_MOST_NAMED):
-        names = [each.__name__ for each in type(error).__mro__ if each.__module__ == _RAY_MODULE]
+        kinds = exceptions.mro_of(type(error))
+        names = [
+            exceptions.name_of(each) for each in kinds if exceptions.members_of(each).get("__module__") == _RAY_MODULE
+        ]
         if death := next((name for name in names if name in _RAY_DEATHS), ""):
             return death
-        error = getattr(error, "cause", None) if _BROUGHT in names else None
+        error = exceptions.attribute(error, "cause") if _BROUGHT in names else None
     return ""
 
 
