@@ -6,8 +6,12 @@ import functools
 
 from autoprof import _boot
 from autoprof._boot import command
-from autoprof.base import interrupts, log, process
+from autoprof.base import files, interrupts, log, process
 from autoprof.base.originals import os, threading
+
+# msgspec 0.22 imports it inside `except Exception`, which would lose what a signal handler raises (`_utils.py`).
+with interrupts.suppress(ImportError):
+    import typing_extensions  # noqa: F401
 from autoprof.capture import cupti, lifecycle
 
 # dispatch is for the first call of a hook, which imports nothing: a child that is forked meanwhile would wait forever
@@ -33,7 +37,7 @@ class _State(process.State):
     def at_exit(self) -> None:
         if (run := runtime.current()) is None:
             return
-        if os.path.exists(run.rundir.run_json) or seat.own() is not None:
+        if files.exists(run.rundir.run_json) or seat.own() is not None:
             end.end_run(run)
         elif _boot.starter() not in (None, os.getpid()):
             # The process that started the run says why it has no hook, and has to know about this one.

@@ -15,8 +15,9 @@ import errno
 import fcntl
 import resource
 import stat
+import sys
 
-from autoprof.base import process
+from autoprof.base import interrupts, process
 from autoprof.base.interrupts import suppress
 from autoprof.base.originals import io, os
 
@@ -184,7 +185,8 @@ def claim(path: str | os.PathLike[str]) -> bool:
     """
     try:
         os.close(_create(path))
-    except FileExistsError:
+    except FileExistsError as error:
+        interrupts.pass_on(error)
         return False
     return True
 
@@ -283,6 +285,39 @@ def text(path: str | os.PathLike[str]) -> str:
         return file.read()
 
 
+def status(path: str | os.PathLike[str], *, follow: bool = True) -> os.stat_result | None:
+    """Return the status of a file, or None if there is none.
+
+    `os.path.exists` and its like catch every `OSError`, also a `TimeoutError` that a signal handler raises. The program
+    would lose it.
+
+    Args:
+        follow: False for a link itself instead of its target.
+    """
+    try:
+        return os.stat(path, follow_symlinks=follow)
+    except (OSError, ValueError) as error:
+        interrupts.pass_on(error)
+        return None
+
+
+def exists(path: str | os.PathLike[str], *, follow: bool = True) -> bool:
+    """Return True if the file or folder exists. See `status`."""
+    return status(path, follow=follow) is not None
+
+
+def is_folder(path: str | os.PathLike[str], *, follow: bool = True) -> bool:
+    """Return True if `path` is a folder. See `status`."""
+    found = status(path, follow=follow)
+    return found is not None and stat.S_ISDIR(found.st_mode)
+
+
+def is_file(path: str | os.PathLike[str]) -> bool:
+    """Return True if `path` is a regular file, or a link to one. See `status`."""
+    found = status(path)
+    return found is not None and stat.S_ISREG(found.st_mode)
+
+
 def empty(path: str | os.PathLike[str]) -> None:
     """Free the disk space of a file; do nothing where there is none, or where it has other names."""
     with suppress(OSError):
@@ -298,11 +333,10 @@ def empty(path: str | os.PathLike[str]) -> None:
 def remove(*paths: str) -> None:
     """Remove files and folders that may be there; a link itself, not its target."""
     for path in paths:
-        if os.path.isdir(path) and not os.path.islink(path):
-            from autoprof.base.originals import shutil  # which few processes need
-
-            shutil.rmtree(path, ignore_errors=True)
-        elif os.path.lexists(path):
+        found = status(path, follow=False)
+        if found is not None and stat.S_ISDIR(found.st_mode):
+            _remove_folder(path)
+        elif found is not None:
             # Kineto keeps a file open that it could not write, and with it the disk space (torch 2.13).
             empty(path)
             with suppress(FileNotFoundError):
@@ -319,9 +353,11 @@ def _made(path: str) -> bool:
     """Make a folder where there is none; return False where its parent is missing."""
     try:
         os.mkdir(path, 0o700)
-    except FileNotFoundError:
+    except FileNotFoundError as error:
+        interrupts.pass_on(error)
         return False
-    except FileExistsError:
+    except FileExistsError as error:
+        interrupts.pass_on(error)
         if not stat.S_ISDIR(os.lstat(path).st_mode):
             raise
     else:
@@ -349,9 +385,24 @@ def _regular(file: int, path: str | os.PathLike[str]) -> os.stat_result:
     return found
 
 
+def walk(path: str | os.PathLike[str]) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Walk through a folder as `os.walk` does, without losing what a signal handler raises."""
+    return os.walk(path, onerror=interrupts.pass_on)
+
+
+def _remove_folder(path: str) -> None:
+    """Remove what can be removed of a folder. `ignore_errors` would lose what a signal handler raises."""
+    from autoprof.base.originals import shutil  # which few processes need
+
+    if sys.version_info >= (3, 12):
+        shutil.rmtree(path, onexc=lambda _, __, error: interrupts.pass_on(error))
+    else:
+        shutil.rmtree(path, onerror=lambda _, __, raised: interrupts.pass_on(raised[1]))
+
+
 def size(path: str) -> int:
     """Return the bytes of a file, or of all files in a folder."""
     found = os.stat(path)
     if not stat.S_ISDIR(found.st_mode):
         return found.st_size
-    return sum(os.lstat(os.path.join(place, name)).st_size for place, _, names in os.walk(path) for name in names)
+    return sum(os.lstat(os.path.join(place, name)).st_size for place, _, names in walk(path) for name in names)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pwd
 import re
+import stat
 import sys
 
 from autoprof.base import files, interrupts
@@ -56,10 +57,11 @@ def own_stderr() -> str:
     """Return the file that stderr is, if its name has the number of this process, as those of Ray's workers have."""
     try:
         path = os.readlink("/proc/self/fd/2")
+        is_file = stat.S_ISREG(os.stat(path).st_mode)
     except OSError as error:
         interrupts.pass_on(error)
         return ""
-    return path if re.search(rf"\b{os.getpid()}\b", os.path.basename(path)) and os.path.isfile(path) else ""
+    return path if re.search(rf"\b{os.getpid()}\b", os.path.basename(path)) and is_file else ""
 
 
 def own_rank() -> int:

@@ -198,7 +198,7 @@ class Artifacts:
         # The reason that the GPU may be missing, if the process that finishes the trace finds nothing of it there.
         watched = self._tool.name == "torch" and cupti.watched(self.facts.contents)
         suspicion = cupti.suspicion(os.environ) if watched else ""
-        if os.path.islink(raw) or not os.path.isdir(raw):
+        if not files.is_folder(raw, follow=False):
             # A process that waits for the files of the run has something to wait for. And Kineto would follow a link.
             files.remove(f"{raw}.tmp")
             os.close(files.create(raw))

@@ -90,7 +90,7 @@ class Budget:
         self._looked = now
         if _free(self._folder) < self._floor:
             return f"less than {_mb(self._floor)} is free on the disk (AUTOPROF_MIN_FREE_MB)"
-        if os.path.isdir(raw) and files.size(str(raw)) > self._limit:
+        if files.is_folder(raw) and files.size(str(raw)) > self._limit:
             return f"the trace is over {_mb(self._limit)} (AUTOPROF_MAX_TRACE_MB)"
         before = _state.before.get(self._kind)
         if before is not None and before.seconds > 0:

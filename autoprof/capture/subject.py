@@ -98,7 +98,7 @@ class Name:
             self.taken.append(taken)
             if files.claim(taken):
                 # Looked for when the name is taken: who had it gives it back when these are there.
-                if not any(os.path.lexists(f"{base}{ending}") for ending in _FINAL):
+                if not any(files.exists(f"{base}{ending}", follow=False) for ending in _FINAL):
                     return base
                 files.remove(taken)
             self.taken.remove(taken)

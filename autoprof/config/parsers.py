@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from autoprof.base import files
 from autoprof.base.originals import os
 
 
@@ -126,6 +127,6 @@ def paths(value: object) -> tuple[str, ...]:
         value = [part for part in re.split(f"[,{os.pathsep}]", value) if part.strip()]
     found = tuple(os.path.abspath(os.path.expanduser(path)) for path in words(value))
     for path in found:
-        if not os.path.exists(path):
+        if not files.exists(path):
             raise ValueError(f"there is no {path}")
     return found

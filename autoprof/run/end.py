@@ -38,7 +38,7 @@ _state = _State()
 def end_run(run: Runtime) -> None:
     """End the run in the process that started it, or in the last of its ranks, at its exit. Never raises."""
     try:
-        if not _ends(run) or not os.path.exists(run.rundir.run_json):
+        if not _ends(run) or not files.exists(run.rundir.run_json):
             return
         wait_for_files(run)
         run.complete()
@@ -57,7 +57,7 @@ def _ends(run: Runtime) -> bool:
         return run.started_here
     run.timeline.flush()
     last = own.leave("" if run.stopped else outcome.error())
-    if last and not os.path.exists(run.rundir.run_json):
+    if last and not files.exists(run.rundir.run_json):
         own.clear()
     return last
 
@@ -100,7 +100,7 @@ def wait_for_files(run: Runtime, folders: bool = True) -> None:
         fresh = False
         for part in run.rundir.parts():
             try:
-                if not folders and os.path.isdir(part):
+                if not folders and files.is_folder(part):
                     continue
                 # A file of tomorrow was written before the clock was set back.
                 fresh |= abs(time.time() - _changed(part)) < _STALE_S
@@ -115,7 +115,7 @@ def wait_for_files(run: Runtime, folders: bool = True) -> None:
 def _changed(part: Path) -> float:
     """Return when a file was written to; Kineto writes beside it and renames (torch 2.13)."""
     beside = part.with_name(f"{part.name}.tmp")
-    return max(os.stat(path).st_mtime for path in (part, beside) if path is part or os.path.exists(path))
+    return max(os.stat(path).st_mtime for path in (part, beside) if path is part or files.exists(path))
 
 
 def _merging(run: Runtime) -> bool:

@@ -182,7 +182,7 @@ class HookLog:
             self._directory.make(self._directory.hooks)
             path = self._directory.process_file("hooks", JSON)
             again = itertools.count(2)
-            while os.path.lexists(path):
+            while files.exists(path, follow=False):
                 path = path.with_name(f"{identity.HOST}-{os.getpid()}.{next(again)}{JSON}")
             self._file = os.getpid(), path
         return self._file[1]

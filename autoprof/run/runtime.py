@@ -80,7 +80,7 @@ class Runtime:
     def _make(self) -> None:
         if self._joined:
             return
-        if os.path.exists(self.rundir.run_json):
+        if files.exists(self.rundir.run_json):
             self._joined = True
             if self.started_here:
                 self._resume()
@@ -217,7 +217,7 @@ def start(given: Mapping[str, object] | None = None, late: bool = False) -> Runt
             _boot.switch_off(str(error))
             return None
         log.configure(info.settings.log)
-        if began_here and identity.first() and not (late and os.path.isdir(info.directory)):
+        if began_here and identity.first() and not (late and files.is_folder(info.directory)):
             for line in (*sources.unknown(os.environ), *sources.unknown_roles(info.settings)):
                 log.warning(line)
         _state.run = Runtime(info)
@@ -244,7 +244,7 @@ def move(run_id: str, launch: str, rank: int) -> None:
 def report(where: str, error: BaseException) -> None:
     """Count an error of autoprof's own and log it once. The error goes no further."""
     text, run = described(error), _state.run
-    if run is not None and issubclass(type(error), OSError) and not os.path.isdir(run.rundir.path):
+    if run is not None and issubclass(type(error), OSError) and not files.is_folder(run.rundir.path):
         log.warning_once(run.rundir.unwritable(error))
     else:
         log.warning_once(f"{where}: {text}")

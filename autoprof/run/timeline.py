@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Protocol
 from weakref import WeakSet
 
-from autoprof.base import interrupts, log, process
-from autoprof.base.originals import os, threading, time
+from autoprof.base import files, interrupts, log, process
+from autoprof.base.originals import threading, time
 from autoprof.run import outcome
 from autoprof.run.exceptions import Exceptions
 from autoprof.run.span import Span
@@ -189,7 +189,7 @@ class Timeline:
                     self._file.append(lines)
                 except OSError as problem:
                     interrupts.pass_on(problem)
-                    there = os.path.isdir(self._run.path)
+                    there = files.is_folder(self._run.path)
                     log.warning_once(f"can't write the timeline: {problem}" if there else self._run.unwritable(problem))
                 finally:
                     self._written = time.monotonic_ns()

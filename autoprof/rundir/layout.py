@@ -127,7 +127,7 @@ class RunDir:
         Merges that go on are left out, and names of captures that are taken, of which there may be nothing yet.
         """
         # Not rglob, which raises where a folder gets its final name meanwhile.
-        for place, folders, present in os.walk(self.path):
+        for place, folders, present in files.walk(self.path):
             names = [
                 name
                 for name in (*folders, *present)
@@ -197,4 +197,4 @@ OFF = "off"
 
 def switched_off(run: RunDir) -> bool:
     """Return whether autoprof is switched off in the run."""
-    return os.path.lexists(run.control / OFF)
+    return files.exists(run.control / OFF, follow=False)

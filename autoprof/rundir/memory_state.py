@@ -102,7 +102,7 @@ def _groups(proc: Path, cgroups: Path) -> Iterator[tuple[Path, tuple[str, str, s
             paths["memory" if controllers else ""] = path.strip("/")
     for root, path, names in ((cgroups, paths[""], _V2), (cgroups / "memory", paths["memory"], _V1)):
         for folder in dict.fromkeys((root / path, root)):
-            if os.path.exists(folder / names[3]):
+            if files.exists(folder / names[3]):
                 yield folder, names
 
 
@@ -115,7 +115,7 @@ def _limit(folder: Path, name: str, root: Path) -> tuple[int, Path]:
             lowest, whose = limit, group
         if group == root:
             break
-    return lowest or (_NO_LIMIT if os.path.exists(folder / name) else 0), whose
+    return lowest or (_NO_LIMIT if files.exists(folder / name) else 0), whose
 
 
 def _number(path: Path) -> int:

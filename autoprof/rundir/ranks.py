@@ -94,7 +94,7 @@ class Seat:
         """Remove the folder of a run in which no rank had anything to leave."""
         for path in (*self._folder.glob("*"), self._folder, self._folder.parent, self._folder.parent.parent):
             with interrupts.suppress(OSError):
-                path.rmdir() if path.is_dir() else path.unlink()
+                path.rmdir() if files.is_folder(path) else path.unlink()
 
 
 def join(runs: Path, run_id: str, launch: str, program: str, rank: int, *, again: bool) -> Seat:
@@ -127,7 +127,7 @@ def join(runs: Path, run_id: str, launch: str, program: str, rank: int, *, again
 
 def going_on(run: Path) -> bool:
     """Return whether a rank of the run is a process of this host that has not ended."""
-    folders = [path for path in (run / FOLDER).glob("*") if path.is_dir()]
+    folders = [path for path in (run / FOLDER).glob("*") if files.is_folder(path)]
     return any(rank.host == identity.HOST for folder in folders for rank in _going_on(folder))
 
 

@@ -41,7 +41,8 @@ def lines(path: Path) -> Iterator[AnyLine | Line]:
     for text in b"\n".join(parts).split(b"\n"):
         try:
             yield (_open_lines if text.startswith(_TAGGED) else _spans).decode(text)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # cut off, or of a newer autoprof
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # cut off, or of a newer autoprof
+            interrupts.pass_on(error)
             continue
 
 
@@ -57,7 +58,8 @@ def first_and_last(path: Path) -> tuple[AnyLine | None, AnyLine | None] | None:
         last = file.read().rstrip(b"\n").rpartition(b"\n")[2]
     try:
         begun, ended = (_open_lines.decode(line) if line.startswith(_TAGGED) else None for line in (first, last))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        interrupts.pass_on(error)
         return None
     return begun, ended
 

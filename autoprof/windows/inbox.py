@@ -177,7 +177,7 @@ def _tells(folder: Path) -> bool:
 
     The folder is made where it is not there: that there was none may be remembered for a minute on NFS, too.
     """
-    if not os.path.isdir(folder.parent):
+    if not files.is_folder(folder.parent):
         return True
     probe = folder / f".probe-{os.urandom(4).hex()}"
     try:

@@ -90,12 +90,15 @@ def read(run: Runtime, prefix: str) -> list[bytes]:
     """
     if kv.up():
         return list(kv.entries(f"{TOLD}/{run.info.id}/{prefix}").values())
-    found = []
-    folder = os.path.join(run.rundir.path, TOLD)
-    names = os.listdir(folder) if identity.ranks() > 1 and os.path.isdir(folder) else []
-    for name in sorted(name for name in names if name.startswith(prefix) and name.endswith(".json")):
-        with interrupts.suppress(FileNotFoundError):
-            found.append(files.read(os.path.join(folder, name), _MOST_BYTES))
+    if identity.ranks() == 1:
+        return []
+    found, folder = [], os.path.join(run.rundir.path, TOLD)
+    # Not `Path.glob`: that of Python 3.13 catches every `OSError`, also one that a signal handler raises.
+    with interrupts.suppress(FileNotFoundError):
+        for name in sorted(os.listdir(folder)):
+            if name.startswith(prefix) and name.endswith(".json"):
+                with interrupts.suppress(FileNotFoundError):
+                    found.append(files.read(os.path.join(folder, name), _MOST_BYTES))
     return found
 
 

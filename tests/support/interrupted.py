@@ -21,11 +21,16 @@ from typing import Any
 
 
 class Alarm(Exception):
-    """What a handler raises."""
+    """An exception that only the program knows."""
+
+
+# Kinds of exceptions that a signal handler raises. Many clauses catch an `OSError`.
+ALARMS = {kind.__name__: kind for kind in (Alarm, TimeoutError, ConnectionError)}
+raises: type[BaseException] = KeyboardInterrupt
 
 
 def handler(number: int, frame: FrameType | None) -> None:
-    raise Alarm
+    raise raises
 
 
 def state(number: int) -> dict[str, Any]:
@@ -71,10 +76,10 @@ LOOKS = ("", "CALL", "CALL_FUNCTION_EX", "CALL_KW", "JUMP_BACKWARD", "RESUME")
 
 
 class Interrupter:
-    """Raises at the n-th line of autoprof's code that this thread comes to."""
+    """Raises at the n-th line of autoprof's code in this thread, and of the libraries that it calls if `libraries`."""
 
-    def __init__(self, raises: type[BaseException], opcodes: bool) -> None:
-        self.raises, self.opcodes = raises, opcodes
+    def __init__(self, opcodes: bool, libraries: bool) -> None:
+        self.opcodes, self.libraries = opcodes, libraries
         self.seen: set[tuple[str, int, int]] = set()
         self.where = ""
         self.passed = 0
@@ -91,7 +96,7 @@ class Interrupter:
 
     def _called(self, frame: FrameType, event: str, arg: Any) -> Any:
         name = frame.f_code.co_filename
-        if not name.startswith(PACKAGE) or name.endswith("interrupts.py"):
+        if name.endswith("interrupts.py") or not (name.startswith(PACKAGE) or (self.libraries and _caller(frame))):
             return None
         if self.opcodes:
             frame.f_trace_opcodes = True
@@ -115,20 +120,38 @@ class Interrupter:
         self.left -= 1
         if self.left == 0:
             self.where = f"{frame.f_code.co_filename.removeprefix(PACKAGE)}:{frame.f_lineno} {frame.f_code.co_name}"
+            if (by := _caller(frame)) is not None:
+                self.where += f", called at {by.f_code.co_filename.removeprefix(PACKAGE)}:{by.f_lineno}"
             if self.opcodes:
                 self.where += f" +{frame.f_lasti}"
             sys.settrace(None)
-            if self.raises is Alarm:
+            if raises is not KeyboardInterrupt:
                 handler(14, frame)
-            raise self.raises
+            raise raises
         return self._line
+
+
+def _caller(frame: FrameType) -> FrameType | None:
+    """Return autoprof's frame that has called a library's frame, or None.
+
+    Python itself ignores exceptions in callbacks of weak references. Imports catch every `OSError`.
+    """
+    name = frame.f_code.co_filename
+    if name.startswith((PACKAGE, "<frozen importlib", "<string>")) or "weakref" in name:
+        return None
+    caller = frame.f_back
+    while caller is not None and caller.f_globals is not vars(sys.modules["small"]):
+        if caller.f_code.co_filename.startswith(PACKAGE):
+            return caller
+        caller = caller.f_back
+    return None
 
 
 PACKAGE = ""
 
 
 def main() -> None:
-    global PACKAGE
+    global PACKAGE, raises
     arguments = argparse.ArgumentParser()
     arguments.add_argument("how", choices=["lines", "opcodes", "moments"])
     arguments.add_argument("--trainer", default="Wrapped")
@@ -137,7 +160,8 @@ def main() -> None:
     arguments.add_argument("--count", type=int, default=1_000_000)
     arguments.add_argument("--seed", type=int, default=1)
     arguments.add_argument("--longest", type=float, default=0.03)
-    arguments.add_argument("--alarm", action="store_true")
+    arguments.add_argument("--alarm", choices=ALARMS, help="a handler raises this, in place of Ctrl-C")
+    arguments.add_argument("--libraries", action="store_true", help="also lines of libraries that autoprof calls")
     arguments.add_argument("--torch", action="store_true")
     arguments.add_argument("--show", action="store_true")
     arguments.add_argument("--patience", type=float, default=110.0)
@@ -163,7 +187,7 @@ def main() -> None:
     from autoprof.capture import writer
 
     PACKAGE = os.path.join(os.path.dirname(autoprof.__file__), "")
-    raises = Alarm if parsed.alarm else KeyboardInterrupt
+    raises = ALARMS.get(parsed.alarm, KeyboardInterrupt)
     signal.signal(signal.SIGALRM, handler)
     wrong: list[str] = []
     writer.wait(60)
@@ -184,7 +208,7 @@ def main() -> None:
                 print(wrong[-1], flush=True)
 
     if parsed.how in ("lines", "opcodes"):
-        interrupter = Interrupter(raises, parsed.how == "opcodes")
+        interrupter = Interrupter(parsed.how == "opcodes", parsed.libraries)
         at, whole = parsed.first, 0
         while interrupted < parsed.count:
             caught = False

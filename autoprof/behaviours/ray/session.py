@@ -8,7 +8,7 @@ from typing import Any
 
 from autoprof import _boot
 from autoprof._boot import launch
-from autoprof.base import interrupts, log, process
+from autoprof.base import files, interrupts, log, process
 from autoprof.base.originals import json, os
 from autoprof.behaviours.ray import collect_at_end
 from autoprof.capture import cupti
@@ -182,7 +182,7 @@ def _python_path(theirs: str, site: list[str]) -> str:
     """Return the user's folders and autoprof's: the user's first, but where they have a sitecustomize, which would hide
     autoprof's. That one runs the other."""
     hides = any(
-        os.path.isfile(os.path.join(folder, name))
+        files.is_file(os.path.join(folder, name))
         for folder in filter(None, theirs.split(os.pathsep))
         for name in ("sitecustomize.py", "sitecustomize/__init__.py")
     )

@@ -213,7 +213,7 @@ def _follows() -> bool:
 def _follow(run: Runtime) -> None:
     """Leave the run to the first rank of this host, which ends it."""
     deadline = time.monotonic() + _RANK_0_S
-    while not os.path.exists(run.rundir.run_json):
+    while not files.exists(run.rundir.run_json):
         if time.monotonic() > deadline:
             log.warning(f"rank 0 has not started the run {run.info.id} within {_RANK_0_S:g} s; this rank does")
             return

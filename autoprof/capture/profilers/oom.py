@@ -81,7 +81,7 @@ def _place(run: Runtime, number: int) -> tuple[Path, Path, Path]:
         base = run.rundir.oom / f"{identity.HOST}.pid{os.getpid()}{again}"
         path = base.with_name(f"{base.name}{file_names.SNAPSHOT}")
         part = path.with_name(f"{path.name}{file_names.PART}")
-        if not os.path.exists(path) and files.claim(part):
+        if not files.exists(path) and files.claim(part):
             return base, path, part
         number += 1
 

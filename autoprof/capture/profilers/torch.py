@@ -198,7 +198,7 @@ def _end_and_free(reason: str) -> bool:
 
 def _whole(path: str) -> bool:
     """Return whether a Chrome trace of Kineto's ends as one: after the list of events."""
-    if not os.path.exists(path):
+    if not files.exists(path):
         return False
     with io.open(path, "rb", opener=files.descriptor) as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))

@@ -1,8 +1,14 @@
 #: slow:
 #: captures: no
-"""A watchdog's handler raises around hooked calls, again and again: none is lost, none has a context."""
+#: python: {script} Late
+#: python: {script} Frozen
+#: python: {script} TimeoutError
+#: python: {script} ConnectionError
+"""A watchdog's handler raises around hooked calls, 4,000 times: none is lost, none has a context."""
 
+import dataclasses
 import signal
+import sys
 
 from tinyrl import Trainer
 
@@ -11,6 +17,12 @@ class Late(Exception):
     pass
 
 
+@dataclasses.dataclass(frozen=True)
+class Frozen(Exception):
+    after: int = 3
+
+
+kind = {kind.__name__: kind for kind in (Late, Frozen, TimeoutError, ConnectionError)}[sys.argv[1]]
 alarms = caught = 0
 contexts = set()
 
@@ -18,18 +30,18 @@ contexts = set()
 def late(number, frame):
     global alarms
     alarms += 1
-    raise Late
+    raise kind
 
 
 trainer = Trainer()
 trainer.fit()
 signal.signal(signal.SIGALRM, late)
-for number in range(2000):
+for number in range(4000):
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.0001 + number % 20 * 0.00002)
         while alarms == number:
             trainer.train_step()
-    except Late as error:
+    except kind as error:
         contexts.add(repr(error.__context__))
         caught += 1
 print(alarms, caught, contexts)

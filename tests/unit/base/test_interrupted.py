@@ -132,8 +132,15 @@ def last_states(tmp_path: Path, count: int) -> list[str]:
 @pytest.mark.fault("Ctrl-C at any line of autoprof's, no window", "as without autoprof", "the step")
 @pytest.mark.parametrize(
     "arguments",
-    [["lines"], ["lines", "--trainer", "Paired"], ["lines", "--alarm"], ["opcodes"]],
-    ids=["lines", "pairs", "alarms", "between lines"],
+    [
+        ["lines"],
+        ["lines", "--trainer", "Paired"],
+        ["lines", "--alarm", "Alarm"],
+        ["lines", "--alarm", "TimeoutError", "--libraries"],
+        ["lines", "--alarm", "ConnectionError", "--libraries"],
+        ["opcodes"],
+    ],
+    ids=["lines", "pairs", "alarms", "timeouts", "lost connections", "between lines"],
 )
 def test_without_a_window_nothing_is_left_of_an_interrupted_step(run: Any, arguments: list[str]) -> None:
     interrupts, wrong = run(*arguments, "--stride", "3", steps="")
@@ -153,6 +160,18 @@ def test_nothing_records_after_an_interrupt_in_a_window(
     assert interrupts > 20
     assert wrong == []
     assert last_states(tmp_path, 3) == ["complete"] * 3
+
+
+@pytest.mark.fault("TimeoutError at any line in a window", "it reaches the program", "the captures that it hits")
+@pytest.mark.parametrize("mode", ["discrete", "continuous"])
+def test_no_timeout_in_a_window_is_lost_in_autoprof_or_the_libraries_it_calls(
+    run: Any, request: pytest.FixtureRequest, mode: str
+) -> None:
+    stride = "1" if request.config.getoption("thorough") else "31"
+    arguments = ("lines", "--torch", "--alarm", "TimeoutError", "--libraries", "--stride", stride)
+    interrupts, wrong = run(*arguments, "--patience", "1700", steps="::1", AUTOPROF_MODE=mode)
+    assert interrupts > 20
+    assert wrong == []
 
 
 @pytest.mark.fault("Ctrl-C at random moments", "the program goes on", "the captures that it hits")
