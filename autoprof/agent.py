@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime  # noqa: F401  # before msgspec, see below
 import functools
 
 from autoprof import _boot
@@ -9,7 +10,8 @@ from autoprof._boot import command
 from autoprof.base import files, interrupts, log, process
 from autoprof.base.originals import os, threading
 
-# msgspec 0.22 imports it inside `except Exception`, which would lose what a signal handler raises (`_utils.py`).
+# msgspec 0.22 imports `typing_extensions` and `datetime`, and ignores exceptions meanwhile, also those of a signal
+# handler. If `datetime` is missing, msgspec crashes the process later.
 with interrupts.suppress(ImportError):
     import typing_extensions  # noqa: F401
 from autoprof.capture import cupti, lifecycle

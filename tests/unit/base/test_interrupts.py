@@ -358,6 +358,25 @@ assert lifecycle.current() is None
 assert not any(gates._gates.values()), gates._gates
 print("equal")
 """
+FIRST_IMPORT = """
+import signal, sys
+def handler(number, frame):
+    raise TimeoutError("late")
+signal.signal(signal.SIGALRM, handler)
+class Interrupts:
+    def find_spec(self, name, path=None, target=None):
+        if name == NAME:
+            sys.meta_path.remove(self)
+            signal.raise_signal(signal.SIGALRM)
+sys.meta_path.insert(0, Interrupts())
+assert NAME not in sys.modules
+try:
+    import small
+except TimeoutError:
+    print("equal")
+small = __import__("small")
+small.Trainer().train_step()
+"""
 FROZEN = """
 import dataclasses
 @dataclasses.dataclass(frozen=True)
@@ -408,6 +427,17 @@ def test_no_alarm_of_a_watchdog_is_lost(
     result = python(code, AUTOPROF="1", AUTOPROF_STEPS="", AUTOPROF_RECIPES="small.toml")
     assert result.stdout == "equal\n"
     assert "error" not in result.stderr.lower()
+
+
+@pytest.mark.parametrize("name", ["datetime", "typing_extensions", "msgspec", "inspect"])
+def test_an_alarm_while_autoprof_imports_a_library_reaches_the_program(
+    python: Python, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "small.py").write_text(SMALL)
+    (tmp_path / "small.toml").write_text(RECIPE)
+    code = FIRST_IMPORT.replace("NAME", repr(name))
+    result = python(code, AUTOPROF="1", AUTOPROF_STEPS="", AUTOPROF_RECIPES="small.toml")
+    assert result.stdout == "equal\n"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="timers of the process")
