@@ -21,6 +21,9 @@ ROOT = Path(__file__).resolve().parents[2]
 WHOLE_TORCH = "import gc; gc.disable(); import torch; gc.freeze(); gc.enable()"
 TORCH = f"{WHOLE_TORCH}; torch._lazy_modules.discard('_inductor')\n"
 
+# The module that reads TOML files.
+TOML = "tomllib" if sys.version_info >= (3, 11) else "tomli"
+
 # A folder of packages that go in front of the environment's, in child processes too (test_wrapt_versions.py).
 IN_FRONT = "TESTS_PACKAGES_IN_FRONT"
 

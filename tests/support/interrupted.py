@@ -73,6 +73,11 @@ def state(number: int) -> dict[str, Any]:
 RESTORING = ("_signal.pthread_sigmask(_signal.SIG_SETMASK, mask)", "_thread.stack_size(size)")
 # After these CPython looks for signals, and at the first instruction of a function.
 LOOKS = ("", "CALL", "CALL_FUNCTION_EX", "CALL_KW", "JUMP_BACKWARD", "RESUME")
+if sys.version_info < (3, 11):
+    LOOKS = ("", "CALL_FUNCTION", "CALL_FUNCTION_EX", "CALL_FUNCTION_KW", "CALL_METHOD", "JUMP_ABSOLUTE")
+# From 3.12 on, no `with` and no `try` sees an exception that a trace function raises where a comprehension jumps back.
+# They do see the exception of a signal's handler there.
+_NOT_CAUGHT = ("FOR_ITER", "JUMP_BACKWARD") if sys.version_info >= (3, 12) else ()
 
 
 class Interrupter:
@@ -109,6 +114,8 @@ class Interrupter:
         # Python looks for no signals at the end of a `with` block, nor at a `try`, nor before the call in a `finally`.
         now = dis.opname[frame.f_code.co_code[frame.f_lasti]]
         text = linecache.getline(frame.f_code.co_filename, frame.f_lineno or 0).strip()
+        if now in _NOT_CAUGHT:
+            return self._line
         ends_with = now == "LOAD_CONST" and text.startswith("with ")
         if event == "line" and (now == "NOP" or ends_with or text in RESTORING):
             return self._line

@@ -20,7 +20,7 @@ from autoprof.run.span import Span
 from autoprof.rundir import layout
 from autoprof.rundir import runs as run_reader
 from tests.support.captures import SUBJECT, finished, work
-from tests.support.helpers import clean_environment, spans
+from tests.support.helpers import TOML, clean_environment, spans
 
 TARGET = "class Trainer:\n    def step(self, value): return value\n"
 RECIPE = """
@@ -80,7 +80,7 @@ def test_a_run_that_is_resumed_keeps_what_was_there_and_says_so(tmp_path: Path) 
 
 # What is done in a folder of runs until the last step is through.
 WATCH = """
-import collections, os, sys
+import collections, os, pathlib, sys  # pathlib of 3.10 keeps `os.stat` as it is when it is imported
 done = collections.Counter()
 def note(event, path):
     if isinstance(path, (str, os.PathLike)) and "autoprof_runs" in str(path):
@@ -155,7 +155,7 @@ def test_a_folder_that_this_user_may_not_write_costs_the_profile_only(tmp_path: 
     for place in (tmp_path, *list(tmp_path.parents)[:3]):
         place.chmod(place.stat().st_mode | 0o055)
     # What there is to import may be closed to others.
-    early = "import os, autoprof.agent, autoprof.behaviours.trainer.steps, tomllib, importlib.metadata"
+    early = f"import os, autoprof.agent, autoprof.behaviours.trainer.steps, {TOML}, importlib.metadata"
     nobody = f"{early}\nos.setgid(65534); os.setuid(65534)\n"
     said = through(start(tmp_path, nobody + CODE, AUTOPROF_DIR=str(tmp_path / "runs")))
     assert "can't write to" in said or "(it is too long); it takes a folder" in said

@@ -107,7 +107,9 @@ def test_py_spy_sees_a_call_in_c_that_keeps_the_lock(run: Run) -> None:
     # What it holds is in the run, too.
     (folder,) = run.found["folders"]
     written = Path(folder.partition(":")[2]) / f"{identity.HOST}-{run.pids['c']}.json"
-    assert json.loads(written.read_text()) == {key: stacks[key] for key in json.loads(written.read_text())}
+    # py-spy does not know the kernel's number of a thread of Python 3.10; a 0 is left out of one of them.
+    known = msgspec.json.decode(written.read_bytes(), type=ProcessStacks)
+    assert known == msgspec.convert({key: stacks[key] for key in json.loads(written.read_text())}, ProcessStacks)
 
 
 def test_tasks_say_what_they_wait_on(run: Run) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.helpers import TOML
+
 Python = Callable[..., subprocess.CompletedProcess[str]]
 
 # Packages whose modules import each other, slowly, and need what autoprof needs, too.
@@ -29,7 +31,7 @@ NEEDS = [
     "asyncio",
     "json",
     "logging.handlers",
-    "tomllib",
+    TOML,
     "concurrent.futures",
     "urllib.request",
     "multiprocessing.pool",
