@@ -2,7 +2,7 @@
 # lost. make matrix: whether figures are the same with and without autoprof, whatever is recorded, in real runs of verl
 # and TRL. make test-engines: the same engine in several releases, each in an environment of its own; ENGINES=all for all
 # of them. make test-releases: real runs of older releases of verl, each its own wheel in front of the same environment;
-# RELEASES=all for all of them. make test-trainers: real runs of further trainers; TRAINERS=all. make differential: programs and other people's tests without autoprof and with it.
+# RELEASES=all for all of them. make test-pythons: the unit tests under other Pythons. make test-trainers: real runs of further trainers; TRAINERS=all. make differential: programs and other people's tests without autoprof and with it.
 # With --thorough there are tests for which CI has no time: make faults, matrix and differential give it, each for its
 # own, and `make test PYTEST=--thorough` makes all of them. PYTEST='-n 0' has one process for all tests. Tests of pages
 # take the machine's Chromium, and root gets Debian's where there is none (tests/support/chromium.sh;
@@ -45,6 +45,9 @@ endif
 # Other releases of wrapt, likewise, which the tests put in front: that of $(VENV) is the newest.
 WRAPTS := $(patsubst tests/wrapt/%.txt,%,$(wildcard tests/wrapt/*.txt))
 
+# The Pythons of `make test-pythons`; $(VENV) has 3.11.
+PYTHONS ?= 3.10 3.12 3.13
+
 # Whose tests `make differential` runs, which only source distributions have.
 SUITES := wrapt==2.5.2 accelerate==1.15.0
 
@@ -60,7 +63,7 @@ HAS_TORCH := import sys, importlib.util; sys.exit(importlib.util.find_spec("torc
 GPU_PYTHON = $(if $(filter file,$(origin PYTHON)),$(or $(shell for each in python python3 $(PYTHON); do \
 	$$each -c '$(HAS_TORCH)' 2>/dev/null && echo $$each && break; done),python3),$(PYTHON))
 
-.PHONY: demo environments chromium test differential faults matrix test-engines test-releases test-trainers contracts formats docs docs-outputs docs-images bench gpu gpu-wheels check clean
+.PHONY: demo environments chromium test test-pythons differential faults matrix test-engines test-releases test-trainers contracts formats docs docs-outputs docs-images bench gpu gpu-wheels check clean
 
 # What the tests need, with -j beside each other.
 environments: chromium $(VENV)/.ready-for-tests $(WRAPTS:%=.venvs/%/.ready) $(CHOSEN:%=.venvs/%/.ready) $(VERLS:%=.venvs/%/.ready) $(TRAINED:%=.venvs/%/.ready)
@@ -73,6 +76,10 @@ chromium:
 
 test: chromium $(VENV)/.ready-for-tests $(WRAPTS:%=.venvs/%/.ready)
 	$(VENV)/bin/python -m pytest -n 3 --ignore tests/engines --ignore tests/releases --ignore tests/trainers $(PYTEST)
+
+# The unit tests under other Pythons than that of $(VENV): those of PYTHONS that are found here.
+test-pythons: chromium $(VENV)/.ready-for-tests
+	@tests/support/pythons.sh $(PYTHONS)
 
 # Programs and other people's test suites, without autoprof and with it; those that are quick are in `make test`, too.
 differential: $(VENV)/.ready-for-tests .venvs/differential/.ready

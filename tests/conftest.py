@@ -26,7 +26,7 @@ from autoprof.hooks.wrapper import wrap
 from autoprof.run import runtime
 from autoprof.run.info import RunInfo
 from autoprof.run.runtime import Runtime
-from tests.support import helpers, processes
+from tests.support import helpers, packages, processes
 from tests.support.helpers import clean_environment
 
 # Machines that run the tests may be slow and busy; nothing here asserts on time.
@@ -45,6 +45,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options that say how much is run."""
     parser.addoption("--faults", action="store_true", help="print the table of what was let go wrong")
     parser.addoption("--thorough", action="store_true", help="make the real runs too for which CI has no time")
+
+
+class _Module(pytest.Module):
+    """Module of tests, skipped if it imports a package that the environment lacks."""
+
+    def _getobj(self) -> Any:
+        try:
+            return super()._getobj()
+        except self.CollectError as error:
+            if name := packages.lacked(error.__cause__):
+                pytest.skip(packages.reason(name), allow_module_level=True)
+            raise
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module:
+    """Collect a module of tests."""
+    return _Module.from_parent(parent, path=module_path)
 
 
 # The modules that share runs of verl, and in node ids the environment of an engine's release, or the release of verl.
@@ -105,7 +122,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Tests beside the runs of verl get what those leave of the machine: they are the longest way."""
+    """Skip tests of packages that the environment lacks, and make those beside the runs of verl less important."""
+    packages.need(*(name for mark in item.iter_markers("needs") for name in mark.args))
     beside = "PYTEST_XDIST_WORKER" in os.environ and _together(item.nodeid) != "verl"
     if beside and os.getpriority(os.PRIO_PROCESS, 0) == 0:
         os.nice(3)
@@ -123,9 +141,12 @@ _held = pytest.StashKey[dict[tuple[str, str, str], bool]]()
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """Note which faults did what their tests say."""
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Skip a test that imported a package that the environment lacks, and note which faults did what tests say."""
     report: Any = yield
+    if report.failed and call.excinfo is not None and (name := packages.lacked(call.excinfo.value)):
+        report.outcome = "skipped"
+        report.longrepr = (str(item.path), item.location[1] or 0, f"Skipped: {packages.reason(name)}")
     mark = item.get_closest_marker("fault")
     if mark is not None and (report.when == "call" or report.failed):
         held = item.config.stash.setdefault(_held, {})
@@ -162,6 +183,8 @@ def python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
 
     def run(code: str | list[str], *, check: bool = True, **variables: str) -> subprocess.CompletedProcess[str]:
         arguments = ["-c", code] if isinstance(code, str) else code
+        if "import torch" in str(code):
+            packages.need("torch")
         result = subprocess.run(
             [sys.executable, *arguments],
             cwd=tmp_path,

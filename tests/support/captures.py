@@ -8,15 +8,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from autoprof.capture.subject import Subject
 from autoprof.run import end
 from autoprof.run.runtime import Runtime
 from autoprof.rundir import file_names
+from tests.support import packages
 
-# As in `helpers.TORCH`.
-torch._lazy_modules.discard("_inductor")
+torch = packages.package("torch")
+if "torch" not in packages.LACKING:
+    # As in `helpers.TORCH`.
+    torch._lazy_modules.discard("_inductor")
 
 SUBJECT = Subject(step=2, role="actor", stage="update_actor", rank=3)
 

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from autoprof.behaviours.rollout.request import MARK, Request
 from autoprof.behaviours.sglang import scheduler as sglang_scheduler
@@ -22,6 +21,9 @@ from autoprof.hooks.call import CALL, Call, Outcome, Reply
 from autoprof.run import end
 from autoprof.run.runtime import Runtime
 from autoprof.rundir import file_names
+from tests.support import packages
+
+torch = packages.package("torch")
 
 NOTHING = "the engine ran 0 forward passes"
 

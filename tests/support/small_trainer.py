@@ -13,6 +13,7 @@ import wrapt
 
 from autoprof.rundir import runs
 from autoprof.rundir.runs import Run
+from tests.support import packages
 from tests.support.helpers import TORCH, clean_environment
 
 Python = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -51,6 +52,7 @@ BEGIN = "from small import *\n"
 
 def prepare(folder: Path, python: Python) -> Go:
     """Runs code in `folder` that may `from small import *`, with autoprof on and step 2 captured."""
+    packages.need("torch")
     (folder / "lib").mkdir()
     (folder / "lib" / "small.py").write_text(TRAINER)
     recipe = folder / "lib" / "small.toml"

@@ -11,13 +11,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from autoprof.behaviours.vllm import worker as vllm_worker
 from autoprof.behaviours.vllm.worker import Worker
 from autoprof.run import end
 from autoprof.run.runtime import Runtime
 from autoprof.rundir import file_names
+from tests.support import packages
+
+torch = packages.package("torch")
 
 ASKED = {"action": "start", "global_step": 3, "replica": 1, "rank": 8}
 

@@ -199,6 +199,7 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "
         ("pass", "", True),
     ],
 )
+@pytest.mark.needs("torch")
 def test_of_torchruns_ranks_the_one_is_named_that_died_first(
     go: Go,
     tmp_path: Path,

@@ -130,7 +130,7 @@ def _of_spans(
 
 
 def _between_steps(run: str, opened: OpenSpans, ended_s: Mapping[int, float]) -> Iterator[Finding]:
-    """Report a run that goes on, has ended steps, and begins no further one; not one whose trainer has exited."""
+    """Report a running run that has ended steps and begins no further one, unless its trainer has exited."""
     drivers = [(opened.shifted(state, state.stepped.end_ns), state) for state in opened.states if state.stepped]
     if not opened.going_on or not drivers or layout.switched_off(RunDir(Path(run))):
         return

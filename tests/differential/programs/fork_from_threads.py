@@ -1,3 +1,4 @@
+#: ignore: DeprecationWarning: This process \(pid=\d+\) is multi-threaded
 """fork while other threads are in stages."""
 
 import os

@@ -264,6 +264,7 @@ def test_a_step_without_a_number_is_counted(run: Any, trainer: Any, log: Any) ->
     assert log == [("start", 0), ("start", 1), ("stop", 0), ("stop", 1)]
 
 
+@pytest.mark.needs("verl")
 def test_the_made_up_replicas_look_like_verls() -> None:
     def source(module: str) -> ast.Module:
         found = find_spec("verl")

@@ -208,6 +208,7 @@ def test_servers_without_an_engine_have_nothing_to_do(run: Any, server: Any) -> 
     assert ask(server, autoprof={"action": "start", "global_step": 3, "replica": 2, "rank": 4}) == Reply({})
 
 
+@pytest.mark.needs("verl")
 def test_verls_server_is_what_the_hook_takes_it_for() -> None:
     verl = find_spec("verl")
     assert verl is not None

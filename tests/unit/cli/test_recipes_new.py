@@ -167,6 +167,7 @@ def test_a_script_without_a_class(new: Any, tmp_path: Path) -> None:
     assert kinds(hooks) == {"generate": "generate"}
 
 
+@pytest.mark.needs("verl")
 def test_the_legacy_trainer_of_verl(new: Any) -> None:
     """Its loop, its first call and its counter are those of the recipe that was written by hand."""
     hooks, text = new("verl.trainer.ppo.ray_trainer:RayPPOTrainer")
@@ -189,6 +190,7 @@ def test_the_legacy_trainer_of_verl(new: Any) -> None:
     assert not {hook["name"] for hook in hooks.values()} & known.keys()
 
 
+@pytest.mark.needs("verl")
 def test_the_new_trainer_of_verl(new: Any) -> None:
     hooks, _ = new("verl.trainer.ppo.v1.trainer_base:PPOTrainer")
     assert steps(hooks) == {
@@ -198,6 +200,7 @@ def test_the_new_trainer_of_verl(new: Any) -> None:
     assert kinds(hooks)["PPOTrainer._compute_advantage"] == "advantage"
 
 
+@pytest.mark.needs("transformers")
 def test_the_trainer_of_transformers(new: Any) -> None:
     """Its step is in another class, which its loop calls; the class is found through the lazy package."""
     hooks, _ = new("transformers:Trainer")
@@ -211,6 +214,7 @@ def test_the_trainer_of_transformers(new: Any) -> None:
     assert hooks["Trainer.train"]["module"] == "transformers.trainer"
 
 
+@pytest.mark.needs("transformers")
 def test_a_trainer_on_one_that_autoprof_knows_has_its_steps(new: Any, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from transformers import Trainer\n"
@@ -228,8 +232,12 @@ def test_a_trainer_on_one_that_autoprof_knows_has_its_steps(new: Any, tmp_path: 
 @pytest.mark.parametrize(
     ("place", "said"),
     [
-        ("verl.trainer.ppo.ray_trainer:RayPPOTrianer", "did you mean 'RayPPOTrainer'?"),
-        ("verl.trainer.ppo.ray_trianer:X", "did you mean 'ray_trainer'?"),
+        pytest.param(
+            "verl.trainer.ppo.ray_trainer:RayPPOTrianer",
+            "did you mean 'RayPPOTrainer'?",
+            marks=pytest.mark.needs("verl"),
+        ),
+        pytest.param("verl.trainer.ppo.ray_trianer:X", "did you mean 'ray_trainer'?", marks=pytest.mark.needs("verl")),
         ("no_such_package.x:X", "no_such_package is not installed here"),
         ("empty.py", "no function in it is named like a step or a stage"),
         ("lacking.py:X", "its classes are Other"),

@@ -58,6 +58,7 @@ def test_the_oldest_is_what_the_metadata_claims() -> None:
 
 @pytest.mark.skipif(IN_FRONT in os.environ, reason="it is running")
 @pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.needs("torch")
 def test_another_wrapt(version: str) -> None:
     front = ROOT / ".venvs" / f"wrapt-{version}"
     if not front.is_dir():

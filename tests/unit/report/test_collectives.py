@@ -91,6 +91,7 @@ def test_a_rank_that_is_late_because_it_waits_for_another_one_is_not_the_first_n
 
 
 @pytest.mark.parametrize("shape", [False, True], ids=["missing", "shape"])
+@pytest.mark.needs("torch")
 def test_real_flight_records_of_two_ranks_tell_who_is_late(hung: HungRun, records: Path, shape: bool) -> None:
     folder = records / ("shape" if shape else "missing")
     for rank in range(2):
