@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import FunctionType, MethodDescriptorType, WrapperDescriptorType
+from types import FunctionType, MemberDescriptorType, MethodDescriptorType, WrapperDescriptorType
 
 from autoprof.base import interrupts
 from autoprof.base.exceptions import GROUP, args_of, members_of, mro_of, name_of, type_name
@@ -18,6 +18,8 @@ _LIBRARIES = tuple(os.path.dirname(path) + os.sep for path in (os.__file__, os.p
 _PACKAGES = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 _ATOMS = frozenset((str, bytes, int, float, complex, bool, type(None)))
 _CONTAINERS = frozenset((tuple, list, set, frozenset, dict))
+# Their `__str__` shows attributes, which may be objects of the program (Objects/exceptions.c).
+_SHOW_MEMBERS = (OSError, SyntaxError, ImportError, UnicodeEncodeError, UnicodeDecodeError, UnicodeTranslateError)
 # Deeper containers are not shown: one may contain itself.
 _MAX_DEPTH = 5
 
@@ -47,7 +49,8 @@ def _text(error: BaseException, depth: int) -> str:
     in_python = type(method) is FunctionType
     # A `__str__` written in C shows the arguments. Only a group counts them instead.
     shows = not in_python and name_of(getattr(method, "__objclass__", object)) != GROUP
-    if _is_library(method) and method is not object.__str__ and not (shows and not _are_quiet(arguments, depth)):
+    shown = (*arguments, *_members(error))
+    if _is_library(method) and method is not object.__str__ and not (shows and not _are_quiet(shown, depth)):
         return str(error)
     if len(arguments) == 1:
         return _argument(arguments[0], depth, str)
@@ -76,7 +79,14 @@ def _is_quiet(value: Any, depth: int) -> bool:
         return _are_quiet(value, depth) and (kind is not dict or _are_quiet(value.values(), depth))
     if not (_is_library(_method(kind, "__str__")) and _is_library(_method(kind, "__repr__"))):
         return False
-    return not issubclass(kind, BaseException) or _are_quiet(args_of(value), depth)
+    return not issubclass(kind, BaseException) or _are_quiet((*args_of(value), *_members(value)), depth)
+
+
+def _members(error: BaseException) -> list[Any]:
+    """Return the attributes that `__str__` of a builtin class shows beside the arguments, as `OSError.filename`."""
+    kinds = [kind for kind in mro_of(type(error)) if kind in _SHOW_MEMBERS]
+    members = [member for kind in kinds for member in members_of(kind).values()]
+    return [member.__get__(error) for member in members if type(member) is MemberDescriptorType]
 
 
 def _method(kind: type, name: str) -> Any:

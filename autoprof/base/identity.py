@@ -69,7 +69,7 @@ def own_rank() -> int:
 
     Lightning starts ranks without the variable: there torch.distributed knows, if somebody has set it up.
     """
-    if rank := os.environ.get("RANK"):
+    if rank := _variable("RANK"):
         return int(rank)
     distributed = sys.modules.get("torch.distributed")
     set_up = getattr(distributed, "is_initialized", None)
@@ -78,15 +78,20 @@ def own_rank() -> int:
 
 def first() -> bool:
     """Return whether this process is the first rank, or the only one: it speaks for all."""
-    return (os.environ.get("RANK") or _launched()[0]) == "0"
+    return (_variable("RANK") or _launched()[0]) == "0"
 
 
 def ranks() -> int:
     """Return how many ranks a launcher such as torchrun has started, each with the trainer in it."""
-    return int(os.environ.get("WORLD_SIZE") or _launched()[1])
+    return int(_variable("WORLD_SIZE") or _launched()[1])
+
+
+def _variable(name: str) -> str:
+    """Return a variable of the environment, or an empty text. A mock of `os.environ.get` does not receive the call."""
+    return str(type(os.environ).get(os.environ, name, ""))
 
 
 def _launched() -> tuple[str, str]:
     """Return the rank and the number of ranks that the boot has found (`_boot/launch.py`)."""
-    rank, _, count = os.environ.get("AUTOPROF_OWN_RANK", "").partition("/")
+    rank, _, count = _variable("AUTOPROF_OWN_RANK").partition("/")
     return (rank, count) if rank.isdecimal() and count.isdecimal() else ("0", "1")

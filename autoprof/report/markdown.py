@@ -176,7 +176,7 @@ def _findings(title: str, found: Sequence[Finding], nothing: str) -> Iterable[st
         yield f"## {title}"
         yield ""
     if not found:
-        yield f"{_safe(nothing[:1].upper() + nothing[1:])}."
+        yield f"{_safe(nothing[:1].upper() + nothing[1:].rstrip('.'))}."
     for each in found:
         yield f"- **{seconds(each.seconds)}**: {_safe(each.text)}"
         yield from (f"  - {_safe(line)}" for line in each.evidence)

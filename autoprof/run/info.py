@@ -69,6 +69,8 @@ def read(given: Mapping[str, object] | None = None, late: bool = False) -> RunIn
         return msgspec.json.decode(handed, type=RunInfo)
     read = sources.load(os.environ, Path(_boot.started_in()), given)
     run_id = os.environ[_boot.RUN_ID]
+    if run_id in (".", "..", "latest") or os.sep in run_id:
+        raise SettingsError(f"{_boot.RUN_ID}: got {run_id[:80]!r}; it takes a folder's name other than 'latest'")
     if len(os.fsencode(run_id)) > LONGEST_NAME:
         raise SettingsError(
             f"{_boot.RUN_ID}: got {run_id[:20]!r}...; it takes a folder's name, of {LONGEST_NAME} bytes at most"

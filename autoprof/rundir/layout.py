@@ -102,7 +102,7 @@ class RunDir:
             OSError: They can't be made; a link is in the place of one.
         """
         runs = self.path.parent
-        own = runs.name == _RUNS or not runs.is_dir()
+        own = runs.name == _RUNS or not files.is_folder(runs)
         files.folder(self.path)
         files.folder(folder)
         if own:
@@ -176,7 +176,9 @@ def _leads_to_run(link: Path) -> bool:
     if os.sep in target or target in (".", ".."):
         return False
     run = link.with_name(target)
-    return os.path.lexists(run / file_names.RUN) or (not os.path.lexists(run) and _ID.match(target) is not None)
+    return files.exists(run / file_names.RUN, follow=False) or (
+        not files.exists(run, follow=False) and _ID.match(target) is not None
+    )
 
 
 def _ignore(folder: Path) -> None:
@@ -186,7 +188,7 @@ def _ignore(folder: Path) -> None:
     ray/_private/runtime_env/packaging.py).
     """
     path = folder / ".gitignore"
-    if not os.path.lexists(path):
+    if not files.exists(path, follow=False):
         with interrupts.suppress(OSError):
             files.write(path, b"*\n")
 

@@ -38,7 +38,7 @@ def state(number: int) -> dict[str, Any]:
     from autoprof.base import process
     from autoprof.behaviours.trainer import open_step, running, spans
     from autoprof.capture import lifecycle, writer
-    from autoprof.capture.profilers import torch as tool
+    from autoprof.capture.profilers import foreign
     from autoprof.hooks import gates
     from autoprof.run import runtime
     from autoprof.run.cluster import current_step
@@ -62,7 +62,7 @@ def state(number: int) -> dict[str, Any]:
         "spans": len(run.timeline.going),
         "writing lines": run.timeline._writing.locked(),
         "torch records": bool(torch is not None and torch.autograd._profiler_enabled()),
-        "foreign": len(tool._foreign),
+        "foreign": (foreign._own.called, len(foreign._state.threads), len(foreign._state.npu)),
         "ending": len(process._ending),
         "writing": len(writer._state.writing),
         "parts": [part.name for last in (number - 1, number) for part in run.rundir.step(last).glob("*.part")],

@@ -40,7 +40,7 @@ PROGRAM = """from small import *
 def fetch_score(token):
     {0}
 
-Trainer().fit(lambda: fetch_score("hf_abcdefghijkl"))
+Trainer().fit(lambda: fetch_score("hf_abcdefghijklmnop"))
 """
 
 Go = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -136,7 +136,9 @@ def test_the_run_says_what_ended_its_process(
     assert without.returncode == status
     run = the_run(tmp_path)
     assert (run.state, first(tmp_path)) == (state, text)
-    assert "hf_abcdefghijkl" not in "".join(path.read_text() for path in Path(run.path).rglob("*") if path.is_file())
+    assert "hf_abcdefghijklmnop" not in "".join(
+        path.read_text() for path in Path(run.path).rglob("*") if path.is_file()
+    )
     assert main.main(["doctor", run.path]) == (1 if text else 0)
     doctor = " ".join(capsys.readouterr().out.split())
     assert (f"does not work: - {text}" in doctor) == bool(text)

@@ -111,3 +111,36 @@ def test_what_a_librarys_text_raises_stays_inside(raised: type[BaseException]) -
         __str__ = __repr__
 
     assert text(subprocess.CalledProcessError(3, Raises())) == ""  # type: ignore[arg-type]
+
+
+class _Remote:
+    """A path whose `repr` must not be asked for: without autoprof the program does not ask for it either."""
+
+    def __fspath__(self) -> str:
+        return "remote"
+
+    def __repr__(self) -> str:
+        raise KeyboardInterrupt
+
+
+def _with_message(error: Any, message: object) -> BaseException:
+    error.msg = message
+    return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        FileNotFoundError(2, "no such object", _Remote()),
+        FileNotFoundError(2, "no such object", "a", None, _Remote()),
+        _with_message(SyntaxError("wrong"), _Remote()),
+        _with_message(ImportError("missing"), _Remote()),
+    ],
+    ids=["filename", "second filename", "syntax", "import"],
+)
+def test_an_object_in_an_attribute_of_a_builtin_exception_is_not_asked(error: BaseException) -> None:
+    assert text(error)
+
+
+def test_an_errors_file_name_is_in_its_text() -> None:
+    assert text(FileNotFoundError(2, "no such file", "a.txt")) == "[Errno 2] no such file: 'a.txt'"

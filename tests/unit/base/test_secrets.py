@@ -176,7 +176,7 @@ def test_a_line_that_says_why_autoprof_is_off_has_no_secret(capsys: pytest.Captu
 
 
 def test_the_name_of_a_multiprocessing_process_has_no_secret(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("builtins.open", lambda *_, **__: io.BytesIO(b"python\0--multiprocessing-fork\0"))
+    monkeypatch.setattr(hook_log.io, "open", lambda *_, **__: io.BytesIO(b"python\0--multiprocessing-fork\0"))
     monkeypatch.setattr(multiprocessing.current_process(), "name", f"worker token={SECRET}")
     assert hook_log.process_title() == "worker token=***"
 
