@@ -191,7 +191,7 @@ _ENVIRONMENT_TEXTS = [
     'os.environ["OPENAI_KEY"]="{}"  # LR',
     "os.environ.setdefault('HF_TOKEN', '{}')  # LR",
     "setx OPENAI_API_KEY {} # LR",
-    "//registry.npmjs.org/:_authToken={}\nLR",
+    "//npm.example.com/:_authToken={}\nLR",
     "machine api.wandb.ai login user password {}\nLR",
 ]
 
