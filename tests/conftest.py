@@ -19,6 +19,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from autoprof.base import identity, process
 from autoprof.capture import lifecycle
+from autoprof.capture.profilers import nothing
 from autoprof.config.settings import Settings
 from autoprof.hooks import behaviour as behaviours
 from autoprof.hooks import gates, registry
@@ -168,6 +169,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("AUTOPROF")]:
         monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def _captures_need_torch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skip a test that captures if the environment lacks torch, but for the tests of captures without torch."""
+    if "torch" in packages.LACKING and request.path.name != "test_without_torch.py":
+        monkeypatch.setattr(nothing.NothingTool, "start", lambda *_: pytest.skip(packages.reason("torch")))
 
 
 @pytest.fixture(autouse=True)

@@ -18,6 +18,7 @@ from autoprof.config.settings import Settings
 from tests.support.nsys_runs import NSYS, SUBJECT, finished, record
 
 
+@pytest.mark.needs("torch")
 def test_a_process_under_nsys_uses_nothing_else(under_nsys: None) -> None:
     for asked in [(), ("torch",), ("npu", "torch"), ("nsys",), ("torch", "nsys"), ("nsys", "memory")]:
         assert isinstance(profilers.choose(Settings(tool=asked)), NsysTool), asked
@@ -45,12 +46,14 @@ def test_how_a_process_knows(name: str, value: str) -> None:
     assert not nsys.here({"LD_PRELOAD": "/usr/lib/libjemalloc.so"})
 
 
+@pytest.mark.needs("torch")
 def test_elsewhere_torch_records_and_it_is_said_once(mocker: Any) -> None:
     warning = mocker.patch("autoprof.base.log.warning_once")
     assert isinstance(profilers.choose(NSYS), TorchTool)
     assert "this process does not run under nsys; torch.profiler records instead" in warning.call_args.args[0]
 
 
+@pytest.mark.needs("torch")
 def test_the_memory_history_alone_stays_so(under_nsys: None, mocker: Any) -> None:
     mocker.patch.object(MemoryTool, "unavailable", return_value="")
     assert isinstance(profilers.choose(Settings(tool=("memory",))), MemoryTool)
