@@ -296,3 +296,10 @@ print(found)
 def test_settings_that_are_too_large_to_travel_switch_autoprof_off(tmp_path: Path) -> None:
     (tmp_path / "autoprof.toml").write_text("\n".join(f'[role.r{number}]\nranks = "0"' for number in range(5000)))
     assert "can be handed to the processes of a run" in through(start(tmp_path))
+
+
+@pytest.mark.parametrize("run_id", ["../x", "a/b", "..", "latest"])
+def test_a_runs_id_that_is_no_folders_name_costs_the_profile_only(tmp_path: Path, run_id: str) -> None:
+    said = through(start(tmp_path, CODE, AUTOPROF_RUN_ID=run_id))
+    assert "it takes a folder's name" in said
+    assert not list(tmp_path.rglob(".gitignore"))
