@@ -4,6 +4,7 @@ import os
 import time
 
 import ray
+import torch
 
 
 class Trainer:
@@ -37,8 +38,6 @@ class Worker:
         self.times = 0
 
     def update(self):
-        import torch
-
         torch.ones(30, 30) @ torch.ones(30, 30)
         self.times += 1
         if self.marker and self.times == 2:
