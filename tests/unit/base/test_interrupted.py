@@ -138,9 +138,10 @@ def last_states(tmp_path: Path, count: int) -> list[str]:
         ["lines", "--alarm", "Alarm"],
         ["lines", "--alarm", "TimeoutError", "--libraries"],
         ["lines", "--alarm", "ConnectionError", "--libraries"],
+        ["lines", "--alarm", "TimeoutError", "--libraries", "--trainer", "Paired"],
         ["opcodes"],
     ],
-    ids=["lines", "pairs", "alarms", "timeouts", "lost connections", "between lines"],
+    ids=["lines", "pairs", "alarms", "timeouts", "lost connections", "timeouts in pairs", "between lines"],
 )
 def test_without_a_window_nothing_is_left_of_an_interrupted_step(run: Any, arguments: list[str]) -> None:
     interrupts, wrong = run(*arguments, "--stride", "3", steps="")
@@ -162,13 +163,14 @@ def test_nothing_records_after_an_interrupt_in_a_window(
     assert last_states(tmp_path, 3) == ["complete"] * 3
 
 
-@pytest.mark.fault("TimeoutError at any line in a window", "it reaches the program", "the captures that it hits")
+@pytest.mark.fault("an alarm at any line in a window", "it reaches the program", "the captures that it hits")
 @pytest.mark.parametrize("mode", ["discrete", "continuous"])
-def test_no_timeout_in_a_window_is_lost_in_autoprof_or_the_libraries_it_calls(
-    run: Any, request: pytest.FixtureRequest, mode: str
+@pytest.mark.parametrize("alarm", interrupted.ALARMS)
+def test_no_alarm_in_a_window_is_lost_in_autoprof_or_the_libraries_it_calls(
+    run: Any, request: pytest.FixtureRequest, alarm: str, mode: str
 ) -> None:
     stride = "1" if request.config.getoption("thorough") else "31"
-    arguments = ("lines", "--torch", "--alarm", "TimeoutError", "--libraries", "--stride", stride)
+    arguments = ("lines", "--torch", "--alarm", alarm, "--libraries", "--stride", stride)
     interrupts, wrong = run(*arguments, "--patience", "1700", steps="::1", AUTOPROF_MODE=mode)
     assert interrupts > 20
     assert wrong == []
