@@ -1,4 +1,4 @@
-"""The open files of a process, before stages, in them and after; but for the file that a crash would be told in."""
+"""The open files of a process, before stages, in them and after, with numbers below 700."""
 
 import os
 
@@ -6,10 +6,10 @@ from tinyrl import Trainer
 
 
 def count():
-    open_files = sorted(os.listdir("/proc/self/fd"), key=int)
-    # The last one is that of the listing, where a crash file with a high number does not come after it.
+    open_files = sorted(fd for fd in map(int, os.listdir("/proc/self/fd")) if fd < 700)
+    # The descriptor of the listing is closed again.
     links = [os.readlink(f"/proc/self/fd/{fd}") for fd in open_files if os.path.lexists(f"/proc/self/fd/{fd}")]
-    return [link.split(":")[0] for link in links if "/crashes/" not in link]
+    return [link.split(":")[0] for link in links]
 
 
 print(count())

@@ -1,0 +1,186 @@
+"""Runs that are judged from outside: real programs, and the output of the commands.
+
+Nothing here names a file in a run's directory, so tests stay valid when the files change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from autoprof.cli import main
+from tests.support.helpers import clean_environment
+
+RUN_ID = "judged"
+STAGES = ("generate", "update_actor", "evaluate")
+# The program passes a function `at`, which is called with the name of each place in a step.
+TRAINER = """
+import os, signal, subprocess, sys
+
+def nothing(place): pass
+
+class Trainer:
+    def __init__(self, number=0):
+        self.number = number
+    def fit(self, steps=1, at=nothing):
+        for self.number in range(self.number + 1, self.number + steps + 1):
+            self.step(at)
+            at("after the step")
+    def step(self, at):
+        at("in the step")
+        self.generate(at)
+        at("after generate")
+        self.update(at)
+        at("after update")
+    def generate(self, at):
+        at("in generate")
+    def update(self, at):
+        at("in update")
+        self.evaluate(at)
+        at("after evaluate")
+    def evaluate(self, at):
+        at("in evaluate")
+    def sample(self, name, inside=lambda: None):
+        inside()
+"""
+RECIPE = """
+target = "small"
+[[hook]]
+name = "step"
+attribute = "Trainer.step"
+behaviour = "step.wrap"
+options = { number = "self.number" }
+[[hook]]
+name = "generate"
+attribute = "Trainer.generate"
+behaviour = "stage"
+options = { stage = "generate", role = "rollout" }
+[[hook]]
+name = "update"
+attribute = "Trainer.update"
+behaviour = "stage"
+options = { stage = "update_actor", role = "actor" }
+[[hook]]
+name = "evaluate"
+attribute = "Trainer.evaluate"
+behaviour = "span"
+options = { stage = "evaluate", role = "trainer" }
+[[hook]]
+name = "sample"
+attribute = "Trainer.sample"
+behaviour = "span"
+options = { stage = "sample", role = "agent_loop", kind = "sample", ids = { sample = "name" } }
+"""
+
+
+def permitted(*options: str) -> bool:
+    """Return True if this process may call `unshare` with these options."""
+    command = ["unshare", *options, "true"]
+    return shutil.which("unshare") is not None and subprocess.run(command, capture_output=True).returncode == 0
+
+
+class Ended(NamedTuple):
+    """A program that has ended."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+    @property
+    def said(self) -> list[str]:
+        """Return the lines that autoprof wrote to stderr."""
+        return [line for line in self.stderr.splitlines() if line.startswith("autoprof: ")]
+
+
+class Place:
+    """A folder in which programs run that may import the small trainer."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.runs = folder / "runs"
+        self.run = self.runs / RUN_ID
+        lib = folder / "lib"
+        lib.mkdir(parents=True)
+        (lib / "small.py").write_text(TRAINER)
+        (lib / "small.toml").write_text(RECIPE)
+
+    def start(self, code: str, *arguments: str, before: tuple[str, ...] = (), **variables: str) -> Any:
+        """Start a program with pipes for its streams. The words in `before` stand before its command."""
+        (self.folder / "program.py").write_text(code)
+        known = {"AUTOPROF": "1", "AUTOPROF_STEPS": "", "AUTOPROF_RUN_ID": RUN_ID, "AUTOPROF_DIR": str(self.runs)}
+        known |= {"AUTOPROF_RECIPES": str(self.folder / "lib" / "small.toml")}
+        return subprocess.Popen(
+            [*before, sys.executable, "program.py", *arguments],
+            cwd=self.folder,
+            env=clean_environment(PYTHONPATH=str(self.folder / "lib"), **known | variables),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def ended(self, code: str, *arguments: str, before: tuple[str, ...] = (), **variables: str) -> Ended:
+        """Run a program to its end."""
+        started = self.start(code, *arguments, before=before, **variables)
+        stdout, stderr = started.communicate(timeout=300)
+        return Ended(started.returncode, stdout, stderr)
+
+
+def asked(*command: str) -> dict[str, Any]:
+    """Return the JSON that a command prints, or an empty object if it prints nothing."""
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()):
+        main.main([*command, "--json"])
+    found: dict[str, Any] = json.loads(out.getvalue() or "{}")
+    return found
+
+
+def problems(run: Path) -> list[str]:
+    """Return the problems that `autoprof doctor` reports for a run."""
+    said: list[str] = asked("doctor", str(run))["problems"]
+    return said
+
+
+def steps(run: Path) -> list[int]:
+    """Return the numbers of the ended steps in `autoprof report`, an empty list if it finds no run."""
+    return [step["number"] for step in asked("report", str(run)).get("steps", [])]
+
+
+def opened(run: Path) -> list[tuple[str, int]]:
+    """Return the open spans in `autoprof report`: name and step."""
+    return sorted((span["name"], span["step"]) for span in asked("report", str(run))["open"])
+
+
+class Shown(NamedTuple):
+    """A span of a step in `autoprof report`. A sample's `name` is its id."""
+
+    pid: int
+    rank: int | None
+    file: str
+    name: str
+
+
+def spans(run: Path, step: int) -> list[Shown]:
+    """Return the spans of a step in `autoprof report`, an empty list if it does not know the step."""
+    details = asked("report", str(run), "--step", str(step)).get("details", [])
+    lanes = [lane for each in details for lane in each["lanes"]]
+    return [
+        Shown(
+            lane["pid"],
+            lane["rank"],
+            lane["file"],
+            span["ids"]["sample"] if span["kind"] == "sample" else span["name"],
+        )
+        for lane in lanes
+        for span in lane["spans"]
+    ]
+
+
+def names(run: Path, step: int) -> list[str]:
+    """Return the sorted names of the spans of a step."""
+    return sorted(span.name for span in spans(run, step))
