@@ -53,6 +53,15 @@ def began(pid: int) -> int | None:
         return None
 
 
+def pid_namespace() -> int:
+    """Return the id of the namespace of this process's pid, 0 if it is unknown.
+
+    Containers may share a host name and have equal pids.
+    """
+    found = files.status("/proc/self/ns/pid")
+    return 0 if found is None else found.st_ino
+
+
 def own_stderr() -> str:
     """Return the file that stderr is, if its name has the number of this process, as those of Ray's workers have."""
     try:

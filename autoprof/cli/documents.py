@@ -158,7 +158,7 @@ class Lacking(Struct):
     host: str  # The host.
     pid: int  # The process.
     process: str  # Its command line, or the title that Ray gave it.
-    state: str  # `running`, `gone`, or `elsewhere`, which is on a host that could not be asked.
+    state: str  # `running`, `gone`, or `elsewhere`, which is on a host or in a container that could not be asked.
     reason: str  # Why there is none.
     spans: list[OpenSpan]  # The spans that are open on its timeline, as [OpenSpan](files.md#openspan) says.
 

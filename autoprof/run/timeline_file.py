@@ -100,6 +100,7 @@ def _process_line(at_first: MemoryState) -> bytes:
         clock=clock,
         version=__version__,
         ticks=ticks,
+        namespace=identity.pid_namespace(),
         boot=identity.machine(),
         stderr=identity.own_stderr(),
         memory=at_first,

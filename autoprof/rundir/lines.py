@@ -39,6 +39,7 @@ class ProcessLine(Struct, frozen=True, kw_only=True, tag_field="kind", tag="proc
     clock: Moment  # The moment of writing, by both clocks.
     version: str  # The version of autoprof.
     ticks: Number = 0  # Its start time, as in `run.json`.
+    namespace: Number = 0  # The id of the namespace of its pid, 0 if unknown: containers have equal pids.
     boot: str = ""  # The machine's id since its boot.
     stderr: str = ""  # The file that its stderr is, where that is its own, as those of Ray's workers.
     memory: MemoryState = MemoryState()  # Its memory then.

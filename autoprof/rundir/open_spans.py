@@ -25,6 +25,8 @@ from autoprof.rundir.records import Moment, Raised
 from autoprof.rundir.stacks import OpenSpan
 
 RUNNING, GONE, EXITED, ELSEWHERE = "running", "gone", "exited", "elsewhere"
+# Stands for a missing line of a process.
+_UNKNOWN = ProcessLine(host="", pid=0, clock=Moment(), version="")
 
 
 class ProcessState(Struct, frozen=True, kw_only=True):
@@ -32,7 +34,7 @@ class ProcessState(Struct, frozen=True, kw_only=True):
 
     Attributes:
         state: `running`; `exited` as a program exits; `gone` without that, as where it was killed; `elsewhere` where
-            that can't be seen from this host.
+            that can't be seen from this host or container.
         error: The exception with which it exited.
         last_ns: The last moment that its timeline knows, in nanoseconds since the epoch.
         moved_ns: The last moment at which a span began or ended, or the process began.
@@ -103,8 +105,8 @@ def _is_dead(path: Path, named: Collection[int]) -> bool:
     begun, ended = known
     if isinstance(ended, ExitLine):
         return bool(ended.error)
-    ticks = begun.ticks if isinstance(begun, ProcessLine) else 0
-    return not digits.isdecimal() or _state(host, int(digits), ticks, exited=False) == GONE
+    first = begun if isinstance(begun, ProcessLine) else _UNKNOWN
+    return not digits.isdecimal() or _state(host, int(digits), first, exited=False) == GONE
 
 
 def ends(
@@ -185,13 +187,7 @@ class _Failure:
 def _process(path: Path) -> ProcessState:
     host, _, digits = path.stem.rpartition("-")
     pid = int(digits) if digits.isdecimal() else 0
-    first, last, ended, open_ones, failure = (
-        ProcessLine(host="", pid=0, clock=Moment(), version=""),
-        0,
-        None,
-        _Open(),
-        _Failure(),
-    )
+    first, last, ended, open_ones, failure = _UNKNOWN, 0, None, _Open(), _Failure()
     memory = MemoryState()
     stage: Line | None = None
     step: Line | None = None
@@ -224,7 +220,7 @@ def _process(path: Path) -> ProcessState:
             stage = line if line.kind == "stage" else stage
             step = line if line.kind == "step" else step
             last, moved = max(last, line.end_ns), max(moved, line.end_ns)
-    state = _state(host, pid, first.ticks, ended is not None)
+    state = _state(host, pid, first, ended is not None)
     return ProcessState(
         host=host,
         pid=pid,
@@ -247,13 +243,14 @@ def _process(path: Path) -> ProcessState:
     )
 
 
-def _state(host: str, pid: int, ticks: int, exited: bool) -> str:
+def _state(host: str, pid: int, first: ProcessLine, exited: bool) -> str:
+    """Return the state of a process. The pid of a process in another container is another process here."""
     if exited:
         return EXITED
-    if host != identity.HOST:
+    if host != identity.HOST or first.namespace not in (0, identity.pid_namespace()):
         return ELSEWHERE
     began = identity.began(pid)
-    return RUNNING if began is not None and ticks in (0, began) else GONE
+    return RUNNING if began is not None and first.ticks in (0, began) else GONE
 
 
 def _open(line: BegunLine) -> OpenSpan:

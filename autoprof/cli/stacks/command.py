@@ -159,13 +159,17 @@ def _tell(run_id: str, answers: list[Answer], parsed: argparse.Namespace) -> int
 
 
 def _absent(answers: list[Answer], files: Container[str]) -> list[Absent]:
-    """Return the processes of which no node has a file, each once, as its own host says."""
+    """Return the processes of which no node has a file, each once, as its own host says.
+
+    A host can't see the processes of other containers on it: they stay `elsewhere`.
+    """
     asked = {answer.host for answer in answers if not answer.problem}
     found = {}
     for answer in answers:
         for each in answer.absent:
             name = f"{each.host}-{each.pid}.json"
-            if name not in files and (each.state != "elsewhere" or each.host not in asked):
+            known = each.state != "elsewhere" or each.host == answer.host or each.host not in asked
+            if name not in files and known:
                 found[name] = each
     return list(found.values())
 

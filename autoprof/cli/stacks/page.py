@@ -114,7 +114,8 @@ def _absent(absent: Sequence[Absent]) -> Iterator[str]:
             was = f"; it was in {inner.name}{step}" if inner is not None else ""
             text = f"gone: {name}{was}"
         elif each.state == "elsewhere":
-            text = f"no answer: {name}, which is on another host; --ray reaches it if the run is in a Ray cluster"
+            where = "on another host or in another container"
+            text = f"no answer: {name}, which is {where}; --ray reaches other hosts if the run is in a Ray cluster"
         else:
             text = f"no answer: {name}: {each.reason}"
         yield from (("", text) if each is absent[0] else (text,))

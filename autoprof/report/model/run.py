@@ -195,7 +195,8 @@ class OpenSpanRow(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         process: Its host and pid.
-        state: `running`, `gone` where the process was killed, `elsewhere` where that can't be seen from this host.
+        state: `running`, `gone` where the process was killed, `elsewhere` where that can't be seen from this host or
+            container.
         kind: The kind of the span.
         name: Its name: of a stage, a tool.
         where: Its role with rank or replica, and which of many it is.

@@ -237,9 +237,10 @@ def test_nodes_that_share_a_disk_tell_of_a_process_once() -> None:
     both = [
         answer("n1", absent("n1", 1, "running"), absent("n2", 2, "elsewhere"), absent("n3", 3, "elsewhere")),
         answer("n2", absent("n1", 1, "elsewhere"), absent("n2", 2, "gone"), absent("n2", 9, "running")),
+        answer("n2", absent("n2", 4, "elsewhere")),
     ]
     told = [(each.host, each.pid, each.state) for each in command._absent(both, {"n2-9.json"})]
-    assert told == [("n1", 1, "running"), ("n3", 3, "elsewhere"), ("n2", 2, "gone")]
+    assert told == [("n1", 1, "running"), ("n3", 3, "elsewhere"), ("n2", 2, "gone"), ("n2", 4, "elsewhere")]
 
 
 def ask(folder: Path) -> Answer:
