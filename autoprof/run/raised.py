@@ -15,7 +15,7 @@ from autoprof.base.originals import os
 from autoprof.base.redact import hidden, writable
 from autoprof.rundir.records import Frame, Named, Raised
 
-# So many functions of a stack are told: the innermost. So many characters of a text are kept, and read.
+# Maximum number of innermost functions of a stack, and of characters of a text that are kept and read.
 _DEEPEST = 30
 _MOST_MESSAGE = 1000
 _MOST_ORIGIN = 200
@@ -30,7 +30,10 @@ _PID = re.compile(r"\bpid[:=] ?(\d{1,9})")
 _RAY_MODULE = "ray.exceptions"
 _RAY_DEATHS = {"RayActorError": "", "WorkerCrashedError": "", "OutOfMemoryError": "memory", "NodeDiedError": "node"}
 _BROUGHT = "RayTaskError"
-_HEADER = re.compile(r"ray::[^\n]{0,400}\(pid=(\d{1,9}), ip=|^Traceback \(most recent call last\)", re.MULTILINE)
+# First lines of Ray's tracebacks, and of Python's: also "Original Traceback" of torch and "Exception Group Traceback".
+_HEADER = re.compile(
+    r"ray::[^\n]{0,400}\(pid=(\d{1,9}), ip=[^\n]*|\bTraceback \(most recent call last\):?[ \t]*$", re.MULTILINE
+)
 _RAY_MEMORY = re.compile(r"killed due to the node running low on memory", re.IGNORECASE)
 _RAY_USED = re.compile(r"was (?:running was )?([\d.]+) ?([KMGT]?i?B)(?: used)? / ([\d.]+) ?([KMGT]?i?B)", re.IGNORECASE)
 _NODE = re.compile(r"\b(its node|the node) (has )?(died|dead|failed)|NodeDiedError", re.IGNORECASE)
@@ -40,8 +43,10 @@ _CONTAINED = re.compile(
 )
 _CUT = re.compile(r"\.\.\. \((\d+) more characters\)$")
 _UNITS = {"b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-# What Ray adds around the text of an exception of another process.
-_RAY = ("ray::", "  File ", "    ", "Traceback ", "\x1b[36mray::")
+# The first line after the indented lines of a stack: the exception.
+_RAISED = re.compile(r"^[^\s|]", re.MULTILINE)
+# torchrun draws lines, and so do tracebacks of groups.
+_DRAWN = " =-|+"
 
 
 def of(error: BaseException) -> Raised:
@@ -87,9 +92,32 @@ def _words(error: BaseException, text: str) -> str:
 
 def _from_traceback(text: str) -> str:
     """Return in words the exception whose traceback a text holds, or an empty text."""
-    frames = [Frame(function.strip(), file, int(line)) for file, line, function in _FRAME.findall(text)]
-    lines = [line for line in text.splitlines() if line.strip(' "')]
-    return f"{hidden(lines[-1], _MOST_ORIGIN)}{_at(frames)}" if frames else ""
+    stack, end = _last_traceback(text)
+    frames = _frames_in(stack)
+    lines = [line for line in end.splitlines() if line.strip(' "')]
+    return f"{hidden(lines[0], _MOST_ORIGIN)}{_at(frames)}" if frames and lines else ""
+
+
+def _last_traceback(text: str) -> tuple[str, str]:
+    """Return the stack of the last traceback in a text, and the text after it. Both are empty without a traceback.
+
+    A line such as `File "...", line 3` alone is not a traceback: the texts of torch.compile have such lines.
+    """
+    header = None
+    for header in _HEADER.finditer(text[:_MOST_READ]):  # noqa: B007
+        pass
+    if header is None:
+        return "", ""
+    # Ray's header has the repr of an actor, which may have several lines.
+    frame = _FRAME.search(text, header.end())
+    raised = _RAISED.search(text, frame.end() if frame else header.end())
+    # Each line of a group's traceback has a margin. Its last line with words is the exception.
+    end = raised.start() if raised else text.rstrip(_DRAWN + "\n").rfind("\n") + 1
+    return text[header.end() : end], text[end:].lstrip(" |")
+
+
+def _frames_in(stack: str) -> list[Frame]:
+    return [Frame(function.strip(), file, int(line)) for file, line, function in _FRAME.findall(stack)]
 
 
 def _at(frames: list[Frame]) -> str:
@@ -111,8 +139,7 @@ def _of(error: BaseException, read: tuple[str, int]) -> Raised:
         text = f"{text}\n{of_cause[0]}"
     return Raised(
         type=kind[:100],
-        # Of a text with a traceback in it the last line is left, which has the type, too.
-        message=message.removeprefix(f"{kind}: "),
+        message=_without_type(message, kind),
         frames=frames[-_DEEPEST:],
         cause="" if kind.startswith(_BROUGHT) or pid else _origin(error, text),
         pid=pid if isinstance(pid, int) else 0,
@@ -134,26 +161,28 @@ def _frames(traceback: TracebackType | None) -> list[Frame]:
 
 
 def _remote(text: str) -> tuple[list[Frame], int]:
-    """Return the stack in the text of Ray's traceback, and the process: the last, where one has brought another."""
+    """Return the stack and the process of Ray's traceback. If tasks called tasks, these are of the last one."""
     text = text[:_MOST_READ]
-    headers = list(_HEADER.finditer(text))
-    last = text[headers[-1].end() :] if headers else text
-    found = [Frame(function.strip(), file, int(line)) for file, line, function in _FRAME.findall(last)]
-    pids = [int(header[1]) for header in headers if header[1]]
-    return [frame for frame in found if not frame.file.startswith(_OWN)], pids[-1] if pids else 0
+    stack, _ = _last_traceback(text)
+    pids = [int(header[1]) for header in _HEADER.finditer(text) if header[1]]
+    return [frame for frame in _frames_in(stack) if not frame.file.startswith(_OWN)], pids[-1] if pids else 0
 
 
 def _message(text: str, more: int = 0) -> str:
-    # torchrun draws lines.
-    lines = [line for line in text.splitlines() if line.strip(" =-")]
-    # Of a text with Ray's tracebacks in it the last line tells.
-    if any(line.startswith(_RAY) for line in lines):
-        lines = lines[-1:]
+    """Return an exception's text without secrets. After a traceback in it, only the last exception is kept."""
+    _, end = _last_traceback(text)
+    lines = [line for line in (end or text).splitlines() if line.strip(_DRAWN)]
     shown = hidden("\n".join(lines), _MOST_MESSAGE)
     if more:
         known = _CUT.search(shown)
         shown = f"{_CUT.sub('', shown)}... ({more + (int(known[1]) if known else 0)} more characters)"
     return shown
+
+
+def _without_type(message: str, kind: str) -> str:
+    """Return a message without the exception's type, which a traceback puts in front of it, often with its module."""
+    named, _, rest = message.partition(": ")
+    return rest if named.rpartition(".")[2] == kind and " " not in named else message
 
 
 def _named(error: BaseException, text: str) -> list[Named]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import traceback
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
@@ -82,6 +83,115 @@ ray.exceptions.RayTaskError(ValueError): {inner}
     found = raised.of(brought.as_instanceof_cause())
     assert (found.type, found.message, found.pid) == ("ValueError", "no score", 7)
     assert found.frames[-1].function == "fetch_score"
+
+
+def of_pydantic() -> BaseException:
+    """Return pydantic's error for two wrong fields."""
+    pydantic = pytest.importorskip("pydantic")
+    model = pydantic.create_model("Judge", steps=(int, ...), workers=(int, ...))
+    return caught(lambda: model(steps="x", workers="y"))
+
+
+def of_omegaconf() -> BaseException:
+    """Return OmegaConf's error for a key that a config lacks."""
+    omegaconf = pytest.importorskip("omegaconf")
+    config = omegaconf.OmegaConf.create({"actor": {"lr": 1}})
+    omegaconf.OmegaConf.set_struct(config, True)
+    return caught(lambda: config.actor.foo)
+
+
+def of_yaml() -> BaseException:
+    """Return PyYAML's error, whose lines show the file."""
+    return caught(lambda: pytest.importorskip("yaml").safe_load("a: [1,\n b: c"))
+
+
+def of_dynamo() -> BaseException:
+    """Return an error with the text of torch.compile, which names a file without a traceback."""
+
+    def fail() -> None:
+        raise RuntimeError('Graph break\n\nfrom user code:\n   File "/u/a.py", line 3, in f\n    x()\n\nSet TORCH_LOGS')
+
+    return caught(fail)
+
+
+OF_MANY_LINES = [of_pydantic, of_omegaconf, of_yaml, of_dynamo]
+
+
+@pytest.mark.parametrize("made", OF_MANY_LINES)
+def test_a_text_with_indented_lines_is_kept_whole(made) -> None:
+    error = made()
+    found = raised.of(error)
+    assert found.message.splitlines() == [line for line in str(error).splitlines() if line]
+    assert len(found.message.splitlines()) > 2
+    assert found.cause == ""
+
+
+@pytest.mark.parametrize("made", OF_MANY_LINES)
+@pytest.mark.parametrize("colour", ["", "\x1b[36m"])
+def test_a_text_of_many_lines_is_kept_whole_in_a_ray_task(made, colour: str) -> None:
+    exceptions = pytest.importorskip("ray.exceptions")
+    error = made()
+    text = "".join(traceback.format_exception(error))
+    told = raised.of(error)
+    brought = exceptions.RayTaskError("run", text, error, f"{colour}ray::TaskRunner.run()", 7, "10.0.0.2")
+    for each in (brought, brought.as_instanceof_cause()):
+        found = raised.of(each)
+        assert (found.type, found.message, found.pid) == (told.type, told.message, 7)
+        assert [frame.line for frame in found.frames] == [frame.line for frame in told.frames]
+
+
+# Texts of Ray 2.60 without an exception of their own: it could not be pickled, or an argument or the actor failed.
+UNPICKLABLE = """\x1b[36mray::fail()\x1b[39m (pid=7, ip=10.0.0.2)
+  File "/home/u/reward.py", line 44, in fetch_score
+    raise Rejected("no score:\\n    in row 3\\nof 8")
+    ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+Rejected: no score:
+    in row 3
+of 8"""
+OF_AN_ARGUMENT = f"""\x1b[36mray::takes()\x1b[39m (pid=8, ip=10.0.0.2)
+  At least one of the input arguments for this task could not be computed:
+ray.exceptions.RayTaskError: {UNPICKLABLE}"""
+OF_A_CAUSE = f"""ray::fail() (pid=7, ip=10.0.0.2)
+  File "/home/u/reward.py", line 40, in fetch_score
+    rows["x"]
+KeyError: 'x'
+
+The above exception was the direct cause of the following exception:
+
+{UNPICKLABLE}"""
+OF_AN_ACTOR = f"""The actor died because of an error raised in its creation task, {UNPICKLABLE}"""
+WITH_A_LONG_REPR = UNPICKLABLE.replace("ip=10.0.0.2)", "ip=10.0.0.2, actor_id=0a, repr=Worker(\nrank=0\n))")
+WITHOUT_FRAMES = "Traceback (most recent call last):\nRejected: no score:\n    in row 3\nof 8"
+OF_TORCH = UNPICKLABLE.replace(
+    UNPICKLABLE.splitlines()[0],
+    "Caught Rejected in DataLoader worker process 1.\nOriginal Traceback (most recent call last):",
+)
+
+
+@pytest.mark.parametrize(
+    "text", [UNPICKLABLE, OF_AN_ARGUMENT, OF_A_CAUSE, OF_AN_ACTOR, WITH_A_LONG_REPR, WITHOUT_FRAMES, OF_TORCH]
+)
+def test_of_a_text_with_tracebacks_the_last_exception_is_kept_whole(text: str) -> None:
+    assert raised.of(RuntimeError(text)).message == "Rejected: no score:\n    in row 3\nof 8"
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="there are no groups")
+def test_of_a_text_with_the_traceback_of_a_group_the_last_exception_is_kept() -> None:
+    group = ExceptionGroup("two of two", [ValueError("a"), KeyError("b")])  # noqa: F821
+    text = "".join(traceback.format_exception(caught(lambda: raised_again(group))))
+    assert raised.of(RuntimeError(f"failed:\n{text}")).message == "KeyError: 'b'"
+
+
+def raised_again(error: BaseException) -> None:
+    raise error
+
+
+def test_a_type_with_its_module_is_left_out_of_the_message() -> None:
+    kind = type("Rejected", (Exception,), {})
+    assert (
+        raised.of(kind("Traceback (most recent call last):\nrewards.errors.Rejected: no score")).message == "no score"
+    )
+    assert raised.of(kind("the type Rejected: no score")).message == "the type Rejected: no score"
 
 
 DIED = """The actor died unexpectedly before finishing this task.
