@@ -29,13 +29,16 @@ _AGAIN = 3
 
 
 def redacted(command: Sequence[str]) -> str:
-    """Return a command line as a shell takes it, without the secrets in it."""
+    """Return a command line as a shell takes it, without the secrets in it.
+
+    Bytes of an argument that are not UTF-8 are spelt out: the files of a run hold UTF-8 only.
+    """
     shown: list[str] = []
     certainty = NONE  # of the next argument
     room = _MOST
     for place, argument in enumerate(command):
         if room <= 0:
-            return f"{shlex.join(shown)} ... ({len(command) - place} more arguments)"
+            return writable(f"{shlex.join(shown)} ... ({len(command) - place} more arguments)")
         name, equals, value = argument[: room + 1].partition("=")
         length = len(argument)
         is_value = not argument.startswith("-") and not (value.strip("=") and certainty == RANDOM)
@@ -47,7 +50,7 @@ def redacted(command: Sequence[str]) -> str:
             certainty = NONE if equals else _announced(name, " ".join(command[place - 1 : place]))
         shown.append(hidden(argument, room))
         room -= length + 1
-    return shlex.join(shown)
+    return writable(shlex.join(shown))
 
 
 def _holds_secret(name: str, value: str) -> bool:

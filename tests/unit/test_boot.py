@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -183,6 +184,20 @@ def test_whatever_variables_hold_costs_a_line_at_most(content: str, names: str, 
     assert result.stderr.count("\n") <= 1
     assert len(result.stderr) < 1200
     assert result.stderr.replace("\n", "").isprintable()
+
+
+@pytest.mark.parametrize("argument", [b"caf\xe9", b"--name=caf\xe9", b"--name=\xff\xfe\x80"])
+def test_an_argument_that_is_not_utf_8_costs_nothing(argument: bytes, tmp_path: Path, python: Python) -> None:
+    (tmp_path / "tiny.py").write_text("def step(number): return number\n")
+    options = 'attribute = "step", behaviour = "step.wrap", options = { number = "number" }'
+    (tmp_path / "tiny.toml").write_text(f'target = "tiny"\nhook = [{{ name = "step", {options} }}]\n')
+    (tmp_path / "main.py").write_text("import tiny\nprint(tiny.step(7))\n")
+    arguments = ["main.py", "--token", "hunter2hunter2", os.fsdecode(argument), "--lr", "1"]
+    result = python(arguments, AUTOPROF="1", AUTOPROF_STEPS="", AUTOPROF_RECIPES="tiny.toml")
+    assert (result.stdout, "autoprof is off" in result.stderr) == ("7\n", False)
+    run = tmp_path / "autoprof_runs" / "latest" / "run.json"
+    shown = argument.decode("utf-8", "surrogateescape").encode("utf-8", "backslashreplace").decode()
+    assert json.loads(run.read_text())["command"].endswith(f" main.py --token '***' '{shown}' --lr 1")
 
 
 def test_sitecustomize_chains_to_the_one_that_it_hides(tmp_path: Path, python: Python) -> None:
