@@ -10,6 +10,11 @@ from __future__ import annotations
 _WORD = r"[A-Za-z0-9]"  # Letters and digits.
 _URL = r"[\w-]"  # base64 of URLs.
 _HEX = r"[0-9a-fA-F]"
+# A slash of a path, which JSON and URLs may escape, and the rest of a path after one.
+_SLASH = r"(?:\\{0,3}/|%2[Ff])"
+_PART = r"[\w@%+-]+"
+_PATH = _PART + f"(?:{_SLASH}{_PART})?" * 7
+_PORT = r"(?::\d{1,5})?"
 
 # Prefixes and the expression for the rest. No letter or digit may precede the prefix.
 _PREFIXED: list[tuple[str, str]] = [
@@ -105,14 +110,24 @@ _OTHERS: list[tuple[str, str]] = [
         "://",
         r"""(?<=://)(?:[^/\s"'<>]+|[^/\s"'<>:@]*:(?!\d{1,5}(?:[^\w+=@]|\Z))[^\s"'<>@:]+)(?=@)""",
     ),
-    ("hooks.slack.com/", r"(hooks\.slack\.com/(?:services|workflows|triggers)/)[\w/+-]+"),
-    ("/api/webhooks/", r"(discord(?:app)?\.com/api/webhooks/)[\w/-]+"),
-    (".office.com/webhook", r"(\.office\.com/webhook(?:b2)?/)[\w/@-]+"),
-    ("/bot/v2/hook/", r"(/bot/v2/hook/)[\w-]+"),  # Feishu, Lark
+    ("netloc", r"""(netloc=["'])[^@\s"']+(?=@)"""),  # a parsed URL
+    # Webhooks by host, and by path: urllib3's errors show the path without its host.
+    ("hooks.slack", rf"(hooks\.slack(?:-gov)?\.com{_PORT}{_SLASH}(?:services|workflows|triggers){_SLASH}){_PATH}"),
+    ("services", rf"(services{_SLASH})T[A-Z0-9]+{_SLASH}B[A-Z0-9]+{_SLASH}\w+"),
+    ("workflows", rf"(workflows{_SLASH})[TE][A-Z0-9]+{_SLASH}A[A-Z0-9]+{_SLASH}\d+{_SLASH}\w+"),
+    ("triggers", rf"(triggers{_SLASH})[TE][A-Z0-9]+{_SLASH}\d+{_SLASH}\w+"),
+    ("discord", rf"(discord(?:app)?\.com{_PORT}{_SLASH}api{_SLASH}(?:v\d\d?{_SLASH})?webhooks{_SLASH}){_PATH}"),
+    ("webhooks", rf"(webhooks{_SLASH})\d{{5,}}{_SLASH}[\w-]{{16,}}"),
+    ("interactions", rf"(interactions{_SLASH})\d{{5,}}{_SLASH}[\w-]{{16,}}"),
+    ("office.com", rf"(\.office\.com{_PORT}{_SLASH}webhook{_SLASH}){_PATH}"),
+    ("webhookb2", rf"(webhookb2{_SLASH}){_PATH}"),
+    ("IncomingWebhook", rf"(webhook{_SLASH})[\w-]+(?:@|%40){_PATH}"),
+    ("hook", rf"(bot{_SLASH}(?:v\d{_SLASH})?hook{_SLASH})[\w-]+"),  # Feishu, Lark
+    ("trigger-webhook", rf"(trigger-webhook{_SLASH})[\w-]+"),
     ("Q~", r"(?<![\w~.-])[\w~.-]{3}\dQ~[\w~.-]{31,34}\w*"),  # Azure AD
     (".atlasv1.", r"(?<![A-Za-z0-9])[A-Za-z0-9]{14}\.atlasv1\.[\w=-]{30,}"),  # Terraform
     (":AA", r"(?<!\d)\d{8,10}:AA[\w-]{32,}"),  # Telegram
-    ("/bot", r"(/bot)\d{5,16}:[\w-]{30,}"),
+    ("bot", r"((?:/|%2[Ff])bot)\d{5,16}(?::|%3[Aa])[\w-]{30,}"),
     (".", r"(?<![A-Za-z0-9])[MNO][\w-]{23,27}\.[\w-]{6}\.[\w-]{27,}"),  # Discord
 ]
 # A part that each secret of a format contains, and the expression that finds the secret. It takes the whole word.

@@ -15,6 +15,7 @@ import uuid
 from urllib.parse import quote
 
 ARGUMENT, ENVIRONMENT, TOKEN, ERROR = "argument", "environment", "token format", "error text"
+WEBHOOK = "webhook"
 
 _random = random.Random(28)
 _HEX, _DIGITS, _UPPER, _LOWER = "0123456789abcdef", string.digits, string.ascii_uppercase, string.ascii_lowercase
@@ -373,6 +374,89 @@ def _token(parts: list[tuple[str, int] | str]) -> str:
 
 TOKENS = {name: _token(parts) for name, parts in _FORMATS.items()}
 
+# Host and path of each webhook. `{}` is the secret.
+WEBHOOKS: dict[str, tuple[str, str]] = {
+    "Slack": ("hooks.slack.com", "/services/T0A1B2C3D/B0A1B2C3D/{}"),
+    "Slack, short": ("hooks.slack.com", "/services/T0/B0/{}"),
+    "Slack workflow": ("hooks.slack.com", "/workflows/T0A1B2C3D/A0A1B2C3D/123456789/{}"),
+    "Slack trigger": ("hooks.slack.com", "/triggers/E0A1B2C3D/123456789/{}"),
+    "Slack for governments": ("hooks.slack-gov.com", "/services/T0A1B2C3D/B0A1B2C3D/{}"),
+    "Discord": ("discord.com", "/api/webhooks/123456789012345678/{}"),
+    "Discord, version": ("ptb.discord.com", "/api/v10/webhooks/123456789012345678/{}/slack"),
+    "Discord interaction": ("discord.com", "/api/v10/interactions/123456789012345678/{}/callback"),
+    "Teams": ("team.webhook.office.com", "/webhookb2/3fa85f64-5717@3fa85f64-5717/IncomingWebhook/{}/3fa85f64-5717"),
+    "Teams, old": ("outlook.office.com", "/webhook/3fa85f64-5717@3fa85f64-5717/IncomingWebhook/{}/3fa85f64-5717"),
+    "Teams workflow": (
+        "prod-1.westus.logic.azure.com",
+        "/workflows/0a1b/triggers/manual/paths/invoke?api-version=2016-06-01&sp=%2Ftriggers%2Frun&sv=1.0&sig={}",
+    ),
+    "Power Platform": (
+        "default0a1b.environment.api.powerplatform.com",
+        "/powerautomate/automations/direct/workflows/0a1b/triggers/manual/paths/invoke?api-version=1&sv=1.0&sig={}",
+    ),
+    "Feishu": ("open.feishu.cn", "/open-apis/bot/v2/hook/{}"),
+    "Feishu, old": ("open.feishu.cn", "/open-apis/bot/hook/{}"),
+    "Feishu flow": ("www.feishu.cn", "/flow/api/trigger-webhook/{}"),
+    "Lark": ("open.larksuite.com", "/open-apis/bot/v2/hook/{}"),
+    "DingTalk": ("oapi.dingtalk.com", "/robot/send?access_token={}"),
+    "WeCom": ("qyapi.weixin.qq.com", "/cgi-bin/webhook/send?key={}"),
+    "Telegram": ("api.telegram.org", "/bot1234567890:{}/sendMessage"),
+    "Telegram file": ("api.telegram.org", "/file/bot1234567890:{}/photos/1.jpg"),
+}
+# Texts of requests 2.34, urllib3 2.8, httpx 0.28, aiohttp 3.14, http.client, and of JSON with escaped slashes.
+_WEBHOOK_TEXTS = [
+    "HTTPSConnectionPool(host='{host}', port=443): Max retries exceeded with url: {path} (Caused by X(\"refused\"))",
+    "E('HTTPSConnectionPool(host=\\'{host}\\', port=443): Max retries exceeded with url: {path} (Caused by X())')",
+    "HTTPSConnectionPool(host='{host}', port=443): Max retries exceeded with url: https://{host}{path} (Caused by X())",
+    'https://{host}:443 "POST {path} HTTP/1.1" 404 None',
+    "404 Client Error: Not Found for url: https://{host}{path}\nnext",
+    "Client error '404 Not Found' for url 'https://{host}{path}'\nFor more information check: https://host",
+    "404, message='Not Found', url='https://{host}{path}' next",
+    "<Request('POST', 'https://{host}{path}')>",
+    "ClientResponseError(RequestInfo(url=URL('https://{host}:443{path}'), method='POST'), (), status=404)",
+    "URL can't contain control characters. '{path}' (found at least ' ')",
+    "SplitResult(scheme='https', netloc='{host}', path='{path}', fragment='')",
+    '{{"url": "https:\\/\\/{host}{escaped}", "n": 1}}',
+    '"{{\\"url\\": \\"https:\\\\/\\\\/{host}{escaped_twice}\\", \\"n\\": 1}}"',
+    "https://proxy.example.com/?to=https%3A%2F%2F{host}{quoted}&n=1",
+    "{{'HOOK': 'https://{host}{path}', 'n': 1}}",
+    "HOOK=https://{host}{path} python train.py",
+    "command: train.py --hook '{path}' --lr 1",
+]
+
+
+def _of_webhook(host: str, path: str) -> list[tuple[str, str]]:
+    """Return the texts with a webhook, and the secret in each."""
+    secret = _made(_ALNUM, 36)
+    path = path.format(secret)
+    forms = {
+        "host": host,
+        "path": path,
+        "escaped": path.replace("/", "\\/"),
+        "escaped_twice": path.replace("/", "\\\\/"),
+        "quoted": quote(path, ""),
+    }
+    return [(text.format(**forms), secret) for text in _WEBHOOK_TEXTS]
+
+
+# Paths and hosts that look like those of webhooks, in the same texts.
+_PLAIN_WEBHOOKS = [
+    text.format(host=host, path=path, escaped=path.replace("/", "\\/"), escaped_twice=path, quoted=quote(path, ""))
+    for host, path in (
+        ("hooks.example.com", "/services/api/v1/users"),
+        ("example.com", "/services/Train/Base/model"),
+        ("example.com", "/workflows/TRAIN/triggers/manual"),
+        ("example.com", "/api/webhooks/12345678/deliveries"),
+        ("discord.com", "/api/v10/channels/123456789012345678/messages"),
+        ("outlook.office.com", "/mail/inbox"),
+        ("open.feishu.cn", "/open-apis/bot/v3/info"),
+        ("qyapi.weixin.qq.com", "/cgi-bin/webhook/send?debug=1"),
+        ("api.telegram.org", "/bots/faq"),
+        ("huggingface.co", "/api/models/Qwen/Qwen2.5-7B/tree/main?recursive=1"),
+    )
+    for text in _WEBHOOK_TEXTS
+]
+
 # The options of these programs that hold no secret, though a word of their names may.
 _PLAIN_ARGUMENTS = """
 --pad_token [PAD]
@@ -689,10 +773,12 @@ MUST_HIDE: dict[str, dict[str, list[tuple[str, str]]]] = {
     ENVIRONMENT: {line: _filled(line) for line in [*_lines(_ENVIRONMENTS), *_ENVIRONMENT_TEXTS]},
     TOKEN: {name: [(f"request with {token} failed", token)] for name, token in TOKENS.items()},
     ERROR: {text: _filled(text) for text in _ERRORS},
+    WEBHOOK: {name: _of_webhook(*hook) for name, hook in WEBHOOKS.items()},
 }
 MUST_SHOW: dict[str, list[str]] = {
     ARGUMENT: _lines(_PLAIN_ARGUMENTS),
     ENVIRONMENT: _lines(_PLAIN_ENVIRONMENTS),
     TOKEN: _PLAIN_TOKENS,
     ERROR: _PLAIN_ERRORS,
+    WEBHOOK: _PLAIN_WEBHOOKS,
 }

@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import re
 import shlex
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,7 +38,7 @@ from autoprof.rundir.layout import RunDir
 from autoprof.windows import trigger_requests
 from autoprof.windows.trigger_windows import OpenTriggers
 from tests.support.regex_steps import Counting
-from tests.support.secret_forms import ARGUMENT, MUST_HIDE, MUST_SHOW
+from tests.support.secret_forms import ARGUMENT, MUST_HIDE, MUST_SHOW, WEBHOOKS
 
 SECRET = "hunter2hunter2"
 
@@ -103,6 +104,57 @@ def test_a_text_of_this_form_stays(kind: str, text: str) -> None:
     assert hidden(text) == text
     if kind == ARGUMENT:
         assert redacted(shlex.split(text)) == shlex.join(shlex.split(text))
+
+
+def of_requests(url: str) -> BaseException:
+    return caught(lambda: pytest.importorskip("requests").post(url, json={}, timeout=60))
+
+
+def of_urllib3(url: str) -> BaseException:
+    return caught(lambda: pytest.importorskip("urllib3").PoolManager(retries=1).request("POST", url))
+
+
+def of_httpx(url: str) -> BaseException:
+    httpx = pytest.importorskip("httpx")
+    return caught(httpx.Response(404, request=httpx.Request("POST", url)).raise_for_status)
+
+
+def of_aiohttp(url: str) -> BaseException:
+    aiohttp = pytest.importorskip("aiohttp")
+    info = aiohttp.RequestInfo(aiohttp.client.URL(url), "POST", {}, aiohttp.client.URL(url))
+    return aiohttp.ClientResponseError(info, (), status=404, message="Not Found")
+
+
+def caught(function: Callable[[], object]) -> BaseException:
+    try:
+        function()
+    except Exception as error:
+        return error
+    raise AssertionError
+
+
+@pytest.fixture
+def closed_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connects to a closed loopback port in place of each host."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        port = server.getsockname()[1]
+    find = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: find("127.0.0.1", port, type=socket.SOCK_STREAM))
+
+
+@pytest.mark.parametrize("library", [of_requests, of_urllib3, of_httpx, of_aiohttp])
+@pytest.mark.parametrize("name", WEBHOOKS)
+def test_the_error_of_an_http_library_has_no_secret_of_a_webhook(
+    name: str, library: Callable[[str], BaseException], closed_port: None
+) -> None:
+    host, path = WEBHOOKS[name]
+    secret = f"{SECRET}{SECRET}abcdefgh"
+    error = library(f"https://{host}{path.format(secret)}")
+    for text in (str(error), repr(error)):
+        assert secret in text
+        assert SECRET not in hidden(text)
+        assert host in hidden(text)
 
 
 def test_what_follows_a_secret_stays() -> None:
@@ -477,7 +529,16 @@ HOSTILE_TEXTS = [
     *(
         "-----BEGIN PRIVATE KEY-----",
         "-----BEGIN ",
-        "hooks.slack.com/",
+        "hooks.slack.com/services/",
+        "services/T0/B0/",
+        "triggers/T0/1/",
+        "discord.com/api/webhooks/",
+        "webhooks/12345/",
+        "webhookb2/a@",
+        "webhook/IncomingWebhook",
+        "bot/hook/",
+        "netloc='",
+        "/bot12345%3Aa",
         "xoxb-",
         "AKIA1",
         "hf_a",
