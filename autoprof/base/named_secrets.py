@@ -11,7 +11,18 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from autoprof.base.secret_names import MAYBE, NONE, PAIR, RANDOM, SURE, is_name, is_secret, kind
+from autoprof.base.secret_names import (
+    MAYBE,
+    NONE,
+    PAIR,
+    RANDOM,
+    SURE,
+    has_words_of_tokenizers,
+    is_name,
+    is_option,
+    is_secret,
+    kind,
+)
 
 HIDDEN = "***"
 
@@ -24,7 +35,7 @@ _NAMED = (
 # Of `name: HF_TOKEN, value: x`.
 _PAIRED = r"""["']?[Vv]alue["']?[ \t]*[:=][ \t]*"""
 _PAIR_OPENS = r"""[\[(]\s?[bru]{0,2}\\{0,8}["']\Z"""
-_NEXT_OPTION = r"""["']?[-=:]"""
+_NOT_A_VALUE = r"""["']?[=:]"""
 _SCHEME = r"""(?i)["']?(?:bearer|basic)[ \t]+(?=[\w*])"""
 _ANY_SCHEME = r"""["']?[A-Za-z][A-Za-z-]{2,20}[ \t]+(?=[\w*])"""
 # A quote, which may be escaped, and a value without quotes.
@@ -37,7 +48,17 @@ _IN_BRACKETS = r"[\[({][^\[\](){}]*"
 _ELEMENT = r"""[bBuUrR]?(?:"(?P<double>[^"]*)(?:"|\Z)|'(?P<single>[^']*)(?:'|\Z))|[^\s,;&"']+"""
 _NEXT = r",|\s+"
 _ASSIGNED = r"[\w.+-]*[=:][^=]"
+# A shell's script in quotes: an assignment in it ends at the next space.
+_SCRIPT = r"""(?:(?<![\w-])-[a-z]{0,4}c["']?,?[ \t]+|\bCommand )["']{1,2}\Z"""
+_RUNS_SCRIPT = r"-[a-z]{0,4}c"
+_VARIABLE = r"[A-Za-z_]\w*"
+_TO_NEXT_OPTION = r"[^\r\n]*?(?=[ \t]--?[A-Za-z]|[\r\n]|\Z)"
+# Quotes inside single quotes, as `shlex.quote` and people write them, and the end of `it's`.
+_QUOTES_INSIDE = ("'\"'\"'", "'\\''")
+_CONTRACTED = r"'(?:s|t|d|m|re|ve|ll)(?![\w'\"=:,)\]}])"
 _BEFORE = 24  # Number of characters searched for the word before a name.
+_NEAR = 60  # Number of characters searched for words of tokenizers.
+_FIELD = 400  # Number of characters searched for the field of a validation error.
 
 
 class Value(NamedTuple):
@@ -66,6 +87,11 @@ def compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern)
 
 
+def is_script(name: str, before: str) -> bool:
+    """Return True if an argument `name=...` is a shell's script. `before` is the argument before it."""
+    return bool(compiled(_RUNS_SCRIPT).fullmatch(before) and compiled(_VARIABLE).fullmatch(name))
+
+
 def places(text: str) -> Iterator[tuple[int, int]]:
     """Yield the start and the end of each secret, in order."""
     end = position = 0
@@ -82,9 +108,7 @@ def certainty_of(name: str, before: str = "") -> int:
         return PAIR
     if name == "login":
         return RANDOM
-    if name.startswith("-"):
-        return SURE if (before, name) == ("sshpass", "-p") else kind(name)
-    return kind(name, before.lower())
+    return kind(name, "" if name.startswith("-") else before.lower())
 
 
 def _places_of(text: str, found: re.Match[str], hidden_to: int) -> Iterator[tuple[int, int]]:
@@ -92,7 +116,11 @@ def _places_of(text: str, found: re.Match[str], hidden_to: int) -> Iterator[tupl
     name, start, at = found["name"], found.start(), found.end()
     if text[start - 1 : start] == "\\" and name[0] in "nrt":
         name = name[1:]  # an escaped end of a line
-    certainty = certainty_of(name, _word_before(text[max(hidden_to, start - _BEFORE) : start]))
+    is_header = found[0].lower().startswith("header value")  # in errors of HTTP libraries
+    certainty = SURE if is_header else certainty_of(name, _word_before(text[max(hidden_to, start - _BEFORE) : start]))
+    if field := _of_field(text, found):
+        yield from _secrets(text, at, found, field)
+        return
     if certainty == NONE:
         return
     if paired := None if found["is"] else compiled(_PAIRED).match(text, at):
@@ -101,6 +129,29 @@ def _places_of(text: str, found: re.Match[str], hidden_to: int) -> Iterator[tupl
         certainty = _weighed(text, found, certainty)
     if certainty != NONE:
         yield from _secrets(text, at, found, certainty)
+
+
+def _of_field(text: str, found: re.Match[str]) -> int:
+    """Return the certainty that a validation error shows a secret: it names the field elsewhere."""
+    name, start, at = found["name"], found.start(), found.end()
+    field = ""
+    if name == "input_value" and found["is"]:  # pydantic: on the last line without an indent
+        lines = text[max(0, start - _FIELD) : start].replace("\\n", "\n").split("\n")[start > _FIELD : -1]
+        field = next((line for line in reversed(lines) if line[:1] not in ("", " ")), "")
+    elif name == "input" and found["close"] and found["is"]:  # pydantic: its list of errors
+        _, known, location = text[max(0, start - _FIELD) : start].rpartition("loc")
+        field = location.partition("msg")[0] if known else ""
+    elif name == "Value" and found["gap"]:
+        return _of_omegaconf(text, value_at(text, at, _BARE))
+    return kind(field) if field else NONE
+
+
+def _of_omegaconf(text: str, value: Value) -> int:
+    """Return the certainty that `Value 'x' of type 'str' ...` shows a secret. It names the field at its end."""
+    if not value.quoted or not (text.startswith(" of type ", value.stop) or not value.closed):
+        return NONE
+    _, known, field = text[value.stop : value.stop + _FIELD].partition("full_key: ")
+    return kind(field.partition("\n")[0]) if known else SURE  # the field was cut off
 
 
 def _word_before(text: str) -> str:
@@ -128,8 +179,8 @@ def _in_list(text: str, found: re.Match[str], certainty: int) -> int:
     if found["close"][-1:] not in ("'", '"') or not compiled(_QUOTE).match(text, at):
         return NONE
     if found["name"].startswith("-"):
-        return NONE if compiled(_NEXT_OPTION).match(text, at) else certainty
-    stop = _value(text, at, _BARE).stop
+        return _after_option(text, at, certainty)
+    stop = value_at(text, at, _BARE).stop
     ends = text[stop : stop + 2].lstrip()[:1] in ("", ")", "]")
     is_pair = ends and compiled(_PAIR_OPENS).search(text[max(0, start - 12) : start])
     return certainty if is_pair else min(certainty, MAYBE)
@@ -139,9 +190,18 @@ def _after_space(text: str, found: re.Match[str], certainty: int) -> int:
     """Return the certainty for the word after a name, which is an option or part of a sentence."""
     name, at = found["name"], found.end()
     if name.startswith("-"):
-        return NONE if compiled(_NEXT_OPTION).match(text, at) else certainty
+        return _after_option(text, at, certainty)
     quoted = compiled(_QUOTE).match(text, at) is not None
+    if name.lower() == "header":
+        return SURE if quoted else RANDOM
     return MAYBE if quoted and certainty >= SURE and name.lower() != "token" else RANDOM
+
+
+def _after_option(text: str, at: int, certainty: int) -> int:
+    """Return the certainty for the word after an option: it may be another option, or a value with a dash."""
+    dashed = text[at : at + 2].lstrip("\"'").startswith("-")
+    no_value = compiled(_NOT_A_VALUE).match(text, at) or (dashed and is_option(value_at(text, at, _BARE).text))
+    return NONE if no_value else certainty
 
 
 def _secrets(text: str, at: int, found: re.Match[str], certainty: int) -> Iterator[tuple[int, int]]:
@@ -151,21 +211,35 @@ def _secrets(text: str, at: int, found: re.Match[str], certainty: int) -> Iterat
         return
     at = _after_scheme(text, at, found["name"], certainty)
     bare = _XML if found["is"] == ">" else _LINE if _is_cookie(text, at, found["name"]) else _BARE
-    value = _value(text, at, bare)
+    value = value_at(text, at, bare)
     if text[value.stop : value.stop + 1] in ("(", "[") and is_name(value.text):  # a call: `SecretStr('x')`
         certainty = min(certainty, MAYBE)
         if not compiled(_QUOTE).match(text, value.stop + 1):
             return
-        value = _value(text, value.stop + 1, bare)
-    sentence = certainty <= MAYBE and " " in value.text
-    cut = not value.closed and certainty != RANDOM and not sentence
-    if value.text == HIDDEN or is_secret(certainty, value.text) or cut:
-        yield from _parts(text, found, value)
-
-
-def _parts(text: str, found: re.Match[str], value: Value) -> Iterator[tuple[int, int]]:
-    """Yield the places of a secret without its quotes, and of further secrets of its name."""
+        value = value_at(text, value.stop + 1, bare)
+    if found["name"].lower() == "token" and _is_of_text(text, at, value.end):
+        certainty = min(certainty, RANDOM)
     end = _end(text, found, value)
+    if value.text == HIDDEN or _is_secret(text, found, value, end, certainty):
+        yield from _parts(text, found, value, end)
+
+
+def _is_of_text(text: str, start: int, end: int) -> bool:
+    """Return True if the words around a token show that it is one of a text, not a credential."""
+    return has_words_of_tokenizers(f"{text[max(0, start - _NEAR) : start]} {text[end : end + _NEAR]}")
+
+
+def _is_secret(text: str, found: re.Match[str], value: Value, end: int, certainty: int) -> bool:
+    """Return True if a value is a secret, alone or with the words in the same quotes, or if its end is missing."""
+    sentence = certainty <= MAYBE and " " in value.text
+    if not value.closed and certainty != RANDOM and not sentence:
+        return True
+    whole = found["is"] == "=" and found["name"].startswith("-") and is_secret(certainty, text[value.start : end])
+    return whole or is_secret(certainty, value.text)
+
+
+def _parts(text: str, found: re.Match[str], value: Value, end: int) -> Iterator[tuple[int, int]]:
+    """Yield the places of a secret without its quotes, and of further secrets of its name."""
     yield value.start, end
     at = max(end, value.stop)
     if value.quoted and (tail := compiled(_TAIL).match(text, at)):  # the same word for a shell
@@ -185,27 +259,65 @@ def _is_cookie(text: str, at: int, name: str) -> bool:
     return name.lower().endswith("cookie") and text[at - 2 : at] == ": "
 
 
-def _value(text: str, at: int, bare: str) -> Value:
-    """Return the value that begins at `at`."""
+def value_at(text: str, at: int, bare: str) -> Value:
+    """Return the value that begins at `at`. `bare` is the expression for one without quotes."""
     quote = compiled(_QUOTE).match(text, at)
     if quote is None:
-        found = compiled(bare).match(text, at)
-        value = found[0].rstrip(".:!?") if found else ""  # the end of a sentence
-        return Value(at, at + len(value), at + len(value), value)
+        end = _end_of_word(text, at, bare)
+        return Value(at, end, end, text[at:end])
     start = quote.end()
-    close = text.find(quote[1], start)
-    while close > 0 and text[close - 1] == "\\" and quote[1][0] != "\\":
-        close = text.find(quote[1], close + 1)
+    close = closing(text, quote[1], start)
     end = close if close >= 0 else len(text)
     return Value(start, end, end + len(quote[1]), text[start:end], quoted=True, closed=close >= 0)
 
 
+def _end_of_word(text: str, at: int, bare: str) -> int:
+    """Return the end of a value without quotes. It may contain apostrophes, and not the end of a sentence."""
+    found = compiled(bare).match(text, at)
+    end = found.end() if found else at
+    while end > at and text[end : end + 1] == "'" and text[end - 1].isalnum():
+        tail = compiled(_TAIL).match(text, end + 1)
+        if tail is None:
+            break
+        end = tail.end()
+    return at + len(text[at:end].rstrip(".:!?"))
+
+
+def closing(text: str, quote: str, at: int) -> int:
+    """Return the index of the quote that closes a value, or -1. Escaped quotes and apostrophes do not close it."""
+    close = text.find(quote, at)
+    while close >= 0 and (length := _inside(text, quote, close)):
+        close = text.find(quote, close + length)
+    return close
+
+
+def _inside(text: str, quote: str, at: int) -> int:
+    """Return the length of a quote that belongs to the value, or 0."""
+    if quote == "'":
+        for inside in _QUOTES_INSIDE:
+            if text.startswith(inside, at):
+                return len(inside)
+        if text[at - 1].isalpha() and compiled(_CONTRACTED).match(text, at):
+            return 1
+    return int(text[at - 1] == "\\" and quote[0] != "\\")
+
+
 def _end(text: str, found: re.Match[str], value: Value) -> int:
-    """Return the end of a secret. In `'--password=two words'` the quote before the name ends it."""
-    before = text[found.start() - 1 : found.start()]
-    if value.quoted or not found["is"] or found["close"] or before not in ("'", '"'):
+    """Return the end of a secret. In `'--password=two words'` the quote before the name ends it.
+
+    In `bash -c 'HF_TOKEN=x python'` the space does. In `--password=it's x` the next option does: no shell wrote that.
+    """
+    start = found.start()
+    before = text[start - 1 : start]
+    if value.quoted or not found["is"] or found["close"]:
         return value.end
-    close = text.find(before, value.end)
+    if before not in ("'", '"'):
+        unquoted = found["is"] == "=" and found["name"].startswith("-") and "'" in value.text
+        rest = compiled(_TO_NEXT_OPTION).match(text, value.end) if unquoted else None
+        return rest.end() if rest else value.end
+    if compiled(_VARIABLE).fullmatch(found["name"]) and compiled(_SCRIPT).search(text[max(0, start - 16) : start]):
+        return value.end
+    close = closing(text, before, value.end)
     return close if close >= 0 else len(text)
 
 

@@ -1,17 +1,19 @@
 """Redaction of secrets, and of characters that terminals would obey, in what autoprof writes.
 
-A secret is known by its look (`token_formats`), or by the name in front of it (`named_secrets`).
+A secret is known by its look (`token_formats`), by the name in front of it (`named_secrets`), or by the option of a
+program (`command_secrets`).
 """
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from autoprof.base.named_secrets import HIDDEN, certainty_of, compiled, places
-from autoprof.base.secret_names import NONE, RANDOM, is_name, is_secret, kind
+from autoprof.base import command_secrets, named_secrets
+from autoprof.base.named_secrets import HIDDEN, certainty_of, compiled, is_script
+from autoprof.base.secret_names import NONE, RANDOM, SURE, is_name, is_option, is_secret, kind
 from autoprof.base.token_formats import FORMATS
 
 # JSON web tokens. A word that only begins like one is matched too, so that it is searched once.
@@ -34,23 +36,48 @@ def redacted(command: Sequence[str]) -> str:
     Bytes of an argument that are not UTF-8 are spelt out: the files of a run hold UTF-8 only.
     """
     shown: list[str] = []
-    certainty = NONE  # of the next argument
+    certainty, program, before = NONE, "", ""
     room = _MOST
     for place, argument in enumerate(command):
         if room <= 0:
             return writable(f"{shlex.join(shown)} ... ({len(command) - place} more arguments)")
-        name, equals, value = argument[: room + 1].partition("=")
-        length = len(argument)
-        is_value = not argument.startswith("-") and not (value.strip("=") and certainty == RANDOM)
-        if is_value and _any_secret(certainty, argument[: room + 1]):
-            argument, certainty = HIDDEN, RANDOM
-        else:
-            if equals and _holds_secret(name, value):
-                argument = f"{name}={HIDDEN}"
-            certainty = NONE if equals else _announced(name, " ".join(command[place - 1 : place]))
-        shown.append(hidden(argument, room))
-        room -= length + 1
+        part = argument[: room + 1]
+        kept, certainty = _shown(part, before, program, certainty)
+        shown.append(hidden(argument if kept is part else kept, room))
+        program = command_secrets.program_of(part, before) or program
+        before = part
+        room -= len(argument) + 1
     return writable(shlex.join(shown))
+
+
+def _shown(argument: str, before: str, program: str, certainty: int) -> tuple[str, int]:
+    """Return an argument without the secret in it, and the certainty that the next argument is a secret.
+
+    Args:
+        argument: The argument.
+        before: The argument before it.
+        program: The program that an argument before it names, if its short options may have secrets.
+        certainty: The certainty that this argument is a secret.
+    """
+    if program == command_secrets.WANDB_LOGIN and not argument.startswith("-"):
+        certainty = SURE
+    if _is_value(argument, certainty):
+        return HIDDEN, RANDOM
+    short, length = command_secrets.short_option(program, argument)
+    if short != NONE and length < len(argument):
+        return (f"{argument[:length]}{HIDDEN}" if is_secret(short, argument[length:]) else argument), NONE
+    if short != NONE:
+        return argument, short if command_secrets.takes_next(program) else NONE
+    name, equals, value = argument.partition("=")
+    if equals and not is_script(name, before) and _holds_secret(name, value):
+        return f"{name}={HIDDEN}", NONE
+    return argument, NONE if equals else _announced(name, before)
+
+
+def _is_value(argument: str, certainty: int) -> bool:
+    """Return True if an argument is the secret that the argument before it announced."""
+    assigned = argument.partition("=")[2].strip("=") and certainty == RANDOM
+    return not is_option(argument) and not assigned and _any_secret(certainty, argument)
 
 
 def _holds_secret(name: str, value: str) -> bool:
@@ -87,17 +114,19 @@ def _searched(text: str) -> str:
             text = compiled(pattern).sub(lambda found: f"{found[1] if found.lastindex else ''}{HIDDEN}", text)
     if "eyJ" in text:
         text = compiled(_JWT).sub(lambda found: found[0] if found["whole"] is None else HIDDEN, text)
-    return _without_named(compiled(_BEARER).sub(_without_bearer, text))
+    text = compiled(_BEARER).sub(_without_bearer, text)
+    text = _without(command_secrets.places(text), text)
+    return _without(named_secrets.places(text), text)
 
 
 def _without_bearer(found: re.Match[str]) -> str:
     return found[0] if is_name(found[3]) else f"{found[1]}{found[2]}{HIDDEN}"
 
 
-def _without_named(text: str) -> str:
+def _without(places: Iterator[tuple[int, int]], text: str) -> str:
     pieces: list[str] = []
     end = 0
-    for start, stop in places(text):
+    for start, stop in places:
         pieces += text[end:start], HIDDEN
         end = stop
     return "".join([*pieces, text[end:]])
@@ -111,7 +140,11 @@ def _cut(text: str) -> str:
 
 
 def _without_last_word(text: str) -> str:
-    return text[: max(map(text.rfind, _BETWEEN_WORDS)) + 1]
+    end = len(text)
+    # An apostrophe after a letter may belong to the word: `it's`.
+    while end and (text[end - 1] not in _BETWEEN_WORDS or (text[end - 1] == "'" and text[end - 2 : end - 1].isalnum())):
+        end -= 1
+    return text[:end]
 
 
 def hidden_in(content: Any) -> Any:

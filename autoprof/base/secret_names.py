@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-# Certainty that a value is a secret. RANDOM: only if it looks random. PAIR: if it is `user:password`.
-NONE, RANDOM, MAYBE, SURE, PASSWORD, PAIR = range(6)
+# Certainty that a value is a secret. RANDOM: only if it looks random. PAIR and LOGIN: if it is `user:password`; with
+# PAIR, two numbers are not. COOKIE: if it is `name=value`.
+NONE, RANDOM, MAYBE, SURE, PASSWORD, PAIR, LOGIN, COOKIE = range(8)
 
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
@@ -14,10 +15,13 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_PASSWORDS = _words("password passwords passwd passphrase passcode pwd sshpass dbpass userpass")
+_PASSWORDS = _words(
+    "password passwords passwd passphrase passcode pwd sshpass dbpass userpass bindpass rootpass adminpass bindpw "
+    "rootpw adminpw userpw dbpw ldappw"
+)
 _SURE = _words(
     "secret secrets credential credentials cred creds authorization cookie cookies token pass jwt apikey "
-    "apikeys authtoken"
+    "apikeys authtoken bearer hmac pw"
 )
 # Endings of compound words such as `hftoken` and `openaiapikey`.
 _FUSED = ("token", "secret", "pwd", "apikey", "accesskey", "secretkey", "privatekey", "authkey")
@@ -25,11 +29,12 @@ _NO_KEYS = _words("monkey hotkey turkey donkey hockey")
 _MAYBE = _words("tokens pat auth oauth sig signature signatures")
 # After these words, the value of `key`, `keys` or `tokens` is a secret.
 _QUALIFIERS = _words(
-    "access account admin anthropic api auth azure bearer encryption hf hub huggingface github gitlab license master "
-    "openai openrouter private refresh secret security signing ssh subscription wandb"
+    "access account admin anthropic api auth azure bearer encryption hf hmac hub huggingface github gitlab license "
+    "master openai openrouter private refresh secret security signing ssh subscription wandb"
 )
 # Words before `token` that mean a token of a text, or a number of them.
 _TOKENIZER = _words(
+    "decoded matched mismatched accepted candidate offending "
     "pad padding eos bos unk sep cls mask masked image video audio vision speech text think thinking reasoning tool "
     "special stop start end begin beginning first last next previous prev current new old response prompt input output "
     "generated gen chosen rejected sampled target draft bonus max min num n total per avg average mean sum count loss "
@@ -37,6 +42,13 @@ _TOKENIZER = _words(
     "language lang task boundary placeholder extra additional added unexpected unknown expected illegal syntax im eot "
     "eod eom eoc boi eoi prefix suffix middle fim action state observation assistant system cached cache kv "
     "all newline space blank byte sub word head object box ref point latent register pooling"
+)
+# Words before `token` with which it means either one of a text or a secret.
+_DOUBTFUL = _words("bad wrong")
+# Words near `token` that mean one of a text.
+_NEAR_TOKENS = _words(
+    "tokenizer tokenizers detokenizer vocab vocabulary logprob logprobs top_logprobs token_id token_ids unk_token "
+    "cumulative_logprob decoded"
 )
 # Words before `key` that mean a column or an index.
 _DATA = _words(
@@ -67,11 +79,12 @@ _STATES = _words(
     "object string secretstr nonetype union callable lambda run please use see check try the a an you your this that "
     "it are was were is be must should could cannot can may has have expected got given from for with without and or "
     "to in of at by end await ok masked"
-    " removed filtered option argument flag parameter value"
+    " removed filtered option argument flag parameter value bearer basic digest"
+    " md5 sha1 sha224 sha256 sha384 sha512 blake2b blake2s"
 )
 # Compiled on first use, by `re`. The values are short (`_LONG`).
 _NUMBER = r"(?i)[-+]?(\d[\d_]*(\.\d*)?|\.\d+)(e[-+]?\d+)?(%|x|[kmgtb]|[kmgt]i?b|n?s|[mu]s|min|h|it/s|tokens?)?"
-_VARIABLE = r"\$[A-Z_][A-Z0-9_]*|\$?\{.*|<.*|%\w+%|\[\w+\]"
+_VARIABLE = r"\$[A-Z_][A-Z0-9_]*|\$?\{.*|\$\(.*|<.*|%\w+%|\[\w+\]"
 _CODE = r"(os|args|self|cls|config|cfg|settings|kwargs|params|opts?)\.[A-Za-z_][\w.]*"
 _PATH = r"(~|\.{1,2})?[/\\]|[A-Za-z]:\\|[A-Za-z][A-Za-z0-9+.-]{0,30}://"
 _FILE = (
@@ -97,7 +110,7 @@ def kind(name: str, before: str = "") -> int:
     of special tokens, of counts and of data columns are not secret, nor are files, kinds and sizes of secrets.
     """
     words = [word.lower() for word in _WORDS.findall(name)]
-    if before in _QUALIFIERS or before in _TOKENIZER or before in _DATA:
+    if any(before in known for known in (_QUALIFIERS, _TOKENIZER, _DATA, _DOUBTFUL)):
         words.insert(0, before)
     about = max((place for place, word in enumerate(words) if word in _ABOUT), default=-1)
     qualified = not _QUALIFIERS.isdisjoint(words[: about + 1])
@@ -124,6 +137,8 @@ def _announced(word: str, last: str, qualified: bool) -> int:
         return NONE
     if _is_password(word):
         return PASSWORD
+    if word == "token" and last in _DOUBTFUL:
+        return RANDOM
     if word in _SURE or (qualified and word in ("key", "keys", "tokens")):
         return SURE
     fused = next((end for end in _FUSED if word.endswith(end)), "")
@@ -147,8 +162,8 @@ def is_secret(certainty: int, value: str) -> bool:
         return False
     if certainty == RANDOM:
         return _is_random(value)
-    if certainty == PAIR:
-        return _is_pair(value)
+    if certainty in (PAIR, LOGIN, COOKIE):
+        return _is_pair(value) if certainty == PAIR else _is_login(value) if certainty == LOGIN else "=" in value
     if len(value) > _LONG:
         return certainty >= SURE or re.search(r"\s", value) is None
     if re.fullmatch(_NUMBER, value):
@@ -169,12 +184,33 @@ def _is_random(value: str) -> bool:
 def _is_pair(value: str) -> bool:
     """Return True if a value is a user and a password, not two numbers or a host and a port."""
     user, _, password = value.partition(":")
-    return bool(user and password.strip("/0123456789")) and not password.startswith("//")
+    known = re.fullmatch(_VARIABLE, password) or password.startswith("//")
+    return bool(user and password.strip("/0123456789")) and not known
+
+
+def _is_login(value: str) -> bool:
+    """Return True if a value is a user and a password, or a token in the place of one of them."""
+    user, _, password = value.partition(":")
+    return looks_random(user) or bool(password and not re.fullmatch(_VARIABLE, password))
+
+
+def is_option(word: str) -> bool:
+    """Return True if a word after an option is another option, not the value: `--use_auth_token --lr`."""
+    name = word.lstrip("-")
+    if name == word:
+        return False
+    return "=" in name.rstrip("=") or not is_secret(RANDOM if word.startswith("--") else MAYBE, name)
+
+
+def has_words_of_tokenizers(text: str) -> bool:
+    """Return True if a text has a word of tokenizers: a `token` near it belongs to a text."""
+    return "has no id" in text or not _NEAR_TOKENS.isdisjoint(re.findall(r"\w+", text.lower()))
 
 
 def _is_harmless(value: str) -> bool:
     """Return True if a value is a common word, a placeholder, an expression, a file, a path or a URL."""
-    if value.lower().strip("'\"`.:!?*-") in _STATES:
+    word = value.lower().strip("'\"`.:!?*-")
+    if word in _STATES or word.endswith("n't") or re.fullmatch("(it|that|you|they|we|i)'[a-z]+", word):
         return True
     if re.fullmatch(_VARIABLE, value) or re.fullmatch(_CODE, value) or re.fullmatch(_FILE, value):
         return True

@@ -132,7 +132,58 @@ bash -c "export HF_TOKEN={} && python train.py"
 docker run -e WANDB_API_KEY={} image
 docker run --env=OPENAI_KEY={} image
 docker login -u user --password {} registry
+docker login -u user -p {} registry
+docker login -p {} -u user registry
+docker login -u user -p{} registry
+/usr/bin/podman login -p={} registry
+helm registry login -u user -p {} registry
+wandb login --relogin {}
+wandb login --host https://api.wandb.example --relogin {}
+wandb login --cloud {}
+python -m wandb login --relogin {}
 sshpass -p {} ssh host
+sshpass -p{} ssh host
+mysql -u root -p{} db
+mysql -h host -uroot -p{}
+/usr/bin/mysqldump --all-databases -p{} db
+mariadb -u root -p{} db
+redis-cli -h host -a {} ping
+mongosh -u user -p {} db
+ldapsearch -x -D cn=admin,dc=example -w {} uid=me
+curl -uuser:{} https://host/path
+curl -sSu user:{} https://host/path
+curl -u "user:{}" https://host/path
+curl -X POST -L -U user:{} https://host/path
+curl --proxy-user user:{} https://host/path
+curl -b session={} https://host/path
+curl -b "a=b; session={}" https://host/path
+curl -bsession={} https://host/path
+curl -s -b session={} -u user https://host/path
+curl --cookie session={} https://host/path
+curl --oauth2-bearer {} https://host/path
+python train.py --bearer {} --lr 1e-6
+python train.py --bearer={} --lr 1e-6
+python train.py --hmac {} --lr 1e-6
+python train.py --hmac={} --lr 1e-6
+python train.py --hmac_key={} --lr 1e-6
+python train.py --webhook-hmac {} --lr 1e-6
+python train.py --ldap.bindpw={} --lr 1e-6
+python train.py --ldap.bindpw {} --lr 1e-6
+python train.py --ldap-bind-pw {} --lr 1e-6
+python train.py --ldap.bindPw={} --lr 1e-6
+python train.py +ldap.bindpw={} trainer.nnodes=1
+python train.py --password -{} --lr 1e-6
+python train.py --token -{} --lr 1e-6
+python train.py --api-key=-{} --lr 1e-6
+python train.py "--password=it's {}" --lr 1e-6
+python train.py "--password=the {}" --lr 1e-6
+python train.py --password "it's {}" --lr 1e-6
+python train.py '--password=it'"'"'s {}' --lr 1e-6
+python train.py '--password=it'\\''s {}' --lr 1e-6
+bash -c "HF_TOKEN={} python train.py --lr 3e-4"
+bash -c 'HF_TOKEN={} python train.py --lr 3e-4'
+bash -lc "WANDB_API_KEY='{}' python train.py --lr 3e-4"
+sh -c "LR=1 HF_TOKEN={} python train.py --lr 3e-4"
 """
 
 _ENVIRONMENTS = """
@@ -175,6 +226,12 @@ env TWINE_PASSWORD={} python train.py
 env DOCKER_AUTH={} python train.py
 env JWT_SECRET={} python train.py
 env SECRET_KEY_BASE={} python train.py
+env LDAP_BINDPW={} python train.py
+env LDAP_BIND_PW={} python train.py
+env HMAC_SECRET={} python train.py
+env WEBHOOK_HMAC={} python train.py
+env BEARER={} python train.py
+env "DB_PASSWORD=two words {}" python train.py
 env FERNET_KEY={} python train.py
 env SLACK_BOT_TOKEN={} python train.py
 """
@@ -265,6 +322,40 @@ _ERRORS = [
     "Client(auth=('user', '{}'), model='m') (401)",
     "LLMConfig(model='m', openai_key='{}', n=1) (401)",
     "ValidationError: api_key\n  Input should be shorter [type=string_too_long, input_value={{'api_key': '{}'}}] (401)",
+    "1 validation error for M\napi_key\n  Input is no integer [type=int_parsing, input_value='{}', input_type=str]",
+    '2 validation errors for M\njudges.0.api_key\n  Value error, bad [type=x, input_value="{}", input_type=str]',
+    "E('1 validation error for M\\npassword\\n  Input is bad [type=x, input_value=\\'{}\\', input_type=str]')",
+    "1 validation error for M\napi_keys\n  Bad [type=x, input_value=['{}', 'lr'], input_type=list]",
+    "[{{'type': 'x', 'loc': ('body', 'api_key'), 'msg': 'Input should be an integer', 'input': '{}', 'ctx': 1}}]",
+    '{{"detail":[{{"type":"x","loc":["body","api_key"],"msg":"Input should be an integer","input":"{}"}}],"n":1}}',
+    "Value '{}' of type 'str' could not be converted to Integer\n    full_key: judge.api_key\n    object_type=dict",
+    "Invalid leading whitespace, reserved character(s), or return character(s) in header value: ' {}' (401)",
+    "Invalid leading whitespace, reserved character(s), or return character(s) in header value: b'{}\\n' (401)",
+    "Invalid leading whitespace, reserved character(s), or return character(s) in header value: 'Bearer {}\\n' (401)",
+    "Invalid header value b' {}' (401)",
+    "Illegal header value b'{} ' (401)",
+    'Illegal header value b"{}\\n" (401)',
+    "failed: train.py --password=it's {} --lr 1",
+    "failed: train.py --password=it's {}\nnext (401)",
+    "connect(password='it's {}', n=1) (401)",
+    "Command 'HF_TOKEN={} python train.py --lr 3e-4' returned non-zero exit status 1.",
+    "Command '['bash', '-c', 'HF_TOKEN={} python train.py --lr 3e-4']' returned non-zero exit status 1.",
+    "Command '['bash', '-c', \"HF_TOKEN='{}' python train.py --lr 3e-4\"]' returned non-zero exit status 1.",
+    "Command '['docker', 'login', '-u', 'me', '-p', '{}', 'registry']' (401)",
+    "Command '['mysql', '-u', 'root', '-p{}', 'db']' (401)",
+    "Command '['curl', '-b', 'session={}', 'https://host']' (401)",
+    "Command '['curl', '-sSu', 'user:{}', 'https://host']' (401)",
+    "Command '['train', '--password', '-{}', '--lr']' (401)",
+    "Command '['wandb', 'login', '--relogin', '{}']' (401)",
+    '["docker", "login", "-p", "{}", "registry"] (401)',
+    '["docker","login","-p","{}","registry"] (401)',
+    '{{\\"args\\": [\\"docker\\", \\"login\\", \\"-p\\", \\"{}\\", \\"registry\\"]}} (401)',
+    "docker login \\\n  -u me \\\n  -p {} \\\n  registry",
+    '{{"bearer": "{}", "n": 1}} (401)',
+    "{{'ldap': {{'bindpw': '{}', 'n': 1}}}} (401)",
+    "ldap:\n  bindpw: {}\n  n: 1",
+    "bad token: '{}' (401)",
+    "Client(token='{}', user_id=3) (401)",
     "got secret: {} (401)",
     "secret = {} (401)",
     "secret={}\nnext=1 (401)",
@@ -582,6 +673,30 @@ nccl://HOST:PORT
 tcp://10.0.0.1:29500
 s3://bucket/task-force-1-and-more-of-these
 wandb login --relogin
+wandb login --relogin --host https://api.wandb.example
+docker run -p 8080:80 -u 1000:1000 image
+docker login -u me registry.example.com
+ssh -p 2222 host
+mysql -u root -p db
+mysql --port 3306 -u root db
+mongod --port 27017
+redis-cli -h host -p 6379 ping
+curl -u user https://host/path
+curl -u $USER:$PASSWORD https://host/path
+curl -b cookies.txt https://host/path
+curl -s -o out.json https://host/path
+mkdir -p dir
+sort -b a=b
+--hmac sha256
+--bearer
+--bearer --lr 1
+--password --verbose
+--password -v
+--token -j 8
+--use_auth_token --output-dir=a1b2c3d4e5f6a7
+--pw 1024
+bash -c "LR=1 python train.py --lr 3e-4"
+bash -c "HF_TOKEN=$HF_TOKEN python train.py --lr 3e-4"
 """
 
 _PLAIN_ENVIRONMENTS = """
@@ -660,6 +775,33 @@ _PLAIN_TOKENS = [
 ]
 
 _PLAIN_ERRORS = [
+    "token='hello' has no id",
+    "token='hello' is not in the vocabulary",
+    "token: 'hello', logprob: -0.5",
+    "first bad token: 'hello'",
+    "bad token: 'hello'",
+    "wrong token='hello' at 3",
+    "ChatCompletionTokenLogprob(token='hello', bytes=[104, 101], logprob=-0.3, top_logprobs=[TopLogprob(token='hi')])",
+    '{"token": "hello", "logprob": -0.3, "bytes": [104, 101]}',
+    "Logprob(logprob=-0.1, rank=1, decoded_token='hello')",
+    "tokenizer: token 'hello' has no id",
+    "1 validation error for M\nsteps\n  Bad [type=int_parsing, input_value='abc', input_type=str]",
+    "1 validation error for M\nprompt_key\n  Bad api_key [type=int_parsing, input_value='hello', input_type=str]",
+    "[{'type': 'x', 'loc': ('steps',), 'msg': 'Input should be a valid token', 'input': 'abc'}]",
+    "Value 'abc' of type 'str' could not be converted to Integer\n    full_key: trainer.steps\n    object_type=dict",
+    "Header value must be str or bytes, not <class 'int'>",
+    "Invalid header name b'X Y'",
+    "Invalid leading whitespace, reserved character(s), or return character(s) in header name: ' X-Job'",
+    "password: it's not valid",
+    "token: isn't valid",
+    "it's the user's token",
+    "the 'key' isn't set, it's 'prompt'",
+    "hmac=sha256",
+    "Command 'LR=1 python train.py --lr 3e-4' returned non-zero exit status 1.",
+    "user login failed for alice -p 12",
+    "wandb login failed: try again",
+    "mysql server has gone away",
+    "curl: (22) The requested URL returned error: 403",
     "Unexpected token: ')'",
     "Unexpected token '<', \"<!DOCTYPE \"... is not valid JSON",
     "Unexpected token: foo1bar2baz3",

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from autoprof import _boot
-from autoprof.base import log, named_secrets, redact
+from autoprof.base import command_secrets, log, named_secrets, redact
 from autoprof.base.redact import hidden, hidden_in, plain, redacted
 from autoprof.capture.artifacts import Artifacts
 from autoprof.capture.profilers.torch import TorchTool
@@ -163,6 +163,25 @@ def test_what_follows_a_secret_stays() -> None:
     assert hidden(f"API key provided: {SECRET}. See the docs.") == "API key provided: ***. See the docs."
     assert hidden(f"api_key={SECRET}, model='m'") == "api_key=***, model='m'"
     assert hidden(f'{{"api_key": "{SECRET}", "lr": 1}}') == '{"api_key": "***", "lr": 1}'
+
+
+@pytest.mark.parametrize("option", ["-c", "-lc", "-ec"])
+def test_in_a_shells_script_only_the_secret_is_hidden(option: str) -> None:
+    script = "LR=1 HF_TOKEN={} python t.py --lr 3e-4 > out 2>&1"
+    for made in (script, script.removeprefix("LR=1 "), f"export A=b; {script}", script.replace("{}", "'{}'")):
+        given, shown = ["bash", option, made.format(SECRET)], made.format("***")
+        assert redacted(given) == shlex.join(["bash", option, shown])
+        assert hidden(f"Command '{given}' failed") == f"Command '{['bash', option, shown]}' failed"
+    # An argument that is no script is hidden to its end: a password may have spaces.
+    assert redacted(["env", f"HF_TOKEN={SECRET} python"]) == "env 'HF_TOKEN=***'"
+
+
+def test_an_apostrophe_does_not_end_a_password() -> None:
+    assert redacted(["t", "--password=it's x", "--lr", "1"]) == "t '--password=***' --lr 1"
+    assert hidden("t --password=it's x y --lr 1") == "t --password=*** --lr 1"
+    assert hidden("t --password=it's x\nnext") == "t --password=***\nnext"
+    assert hidden("""['t', "--password=it's x", 'y']""") == """['t', "--password=***", 'y']"""
+    assert hidden("password=hun'ter2, n=1") == "password=***, n=1"
 
 
 def test_the_lists_of_forms_are_long_enough() -> None:
@@ -421,11 +440,15 @@ NAMED = [
         "AIza",
         "eyJ",
     ),
+    *("curl ", "mysql ", "login ", "wandb ", "-p", "-b ", "-c '", "Command '", "it's ", "HF_TOKEN=", " | "),
+    *("input_value=", "api_key\n  ", "'loc'", "'input': '", "logprob"),
 ]
+# Of these, the end decides whether the beginning is a secret. A cut text may lack it.
+DECIDED_AT_THE_END = ["Value '", " of type ", "full_key: key", "header value: ", "'\"'\"'"]
 texts = st.lists(st.sampled_from([*PIECES, *NAMED]), max_size=20).map("".join)
 
 
-@given(texts)
+@given(st.lists(st.sampled_from([*PIECES, *NAMED, *DECIDED_AT_THE_END]), max_size=20).map("".join))
 def test_hiding_twice_hides_no_more(text: str) -> None:
     once = hidden(text)
     assert hidden(once) == once
@@ -469,7 +492,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Counting
                 made[pattern] = Counting(re.compile(pattern), steps)
             return made[pattern]
 
-        for module in (redact, named_secrets):
+        for module in (redact, named_secrets, command_secrets):
             monkeypatch.setattr(module, "compiled", compiled)
         return made
 
@@ -538,6 +561,27 @@ HOSTILE_TEXTS = [
         "webhook/IncomingWebhook",
         "bot/hook/",
         "netloc='",
+        "curl -u ",
+        "curl -sSu a:b ",
+        "mysql -pa'",
+        "login -p '",
+        "wandb login a ",
+        "mysqlmysql",
+        "login \\\n",
+        "--password=it's ",
+        "--password=it's",
+        "key='it's ",
+        "key='a'\"'\"'",
+        "key=a'a",
+        "'key=a'\\''",
+        "-c 'key=a ",
+        "--key -a1b2c3d4 ",
+        "--key --a",
+        "api_key\n input_value=",
+        "Value 'a' ",
+        "loc 'input': ",
+        "header value ' ",
+        "token='a' logprob ",
         "/bot12345%3Aa",
         "xoxb-",
         "AKIA1",
@@ -550,7 +594,7 @@ HOSTILE_TEXTS = [
 
 
 @pytest.mark.fault("an error, or an argument, that is endless", "goes on", "the end of the text")
-@pytest.mark.parametrize("piece", [*PIECES, *NAMED, *LONGER, *HOSTILE_TEXTS])
+@pytest.mark.parametrize("piece", [*PIECES, *NAMED, *DECIDED_AT_THE_END, *LONGER, *HOSTILE_TEXTS])
 def test_the_steps_of_a_search_grow_with_the_text_and_no_faster(counted: Any, piece: str) -> None:
     for tail in ("", "=", "."):
         size = LONG if tail else LONGER.get(piece, LONG)
@@ -561,7 +605,11 @@ def test_the_steps_of_a_search_grow_with_the_text_and_no_faster(counted: Any, pi
 
 
 @settings(max_examples=30)
-@given(unit=st.lists(st.sampled_from([*PIECES, *NAMED, *HOSTILE_TEXTS]), min_size=1, max_size=5).map("".join))
+@given(
+    unit=st.lists(st.sampled_from([*PIECES, *NAMED, *DECIDED_AT_THE_END, *HOSTILE_TEXTS]), min_size=1, max_size=5).map(
+        "".join
+    )
+)
 def test_the_steps_grow_so_whatever_is_repeated(counted: Any, unit: str) -> None:
     text = (unit * LONG)[:LONG]
     patterns = counted()
