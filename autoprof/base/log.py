@@ -16,7 +16,7 @@ class _Plain(logging.Formatter):
     """One line a message, whatever an error or a name holds, and no secrets."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return plain(hidden(super().format(record).replace("\n", " ")))
+        return plain(hidden(super().format(record)).replace("\n", " "))
 
 
 class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
@@ -100,7 +100,7 @@ def _say(level: int, message: str) -> None:
 
 
 def _write(handler: _Handler, message: str) -> None:
-    text = plain(hidden(message.replace("\n", " ")))
+    text = plain(hidden(message).replace("\n", " "))
     with interrupts.suppress(Exception), files.no_size_signal():  # the program may have closed it
         handler.stream.write(f"autoprof: {text}\n")
         handler.stream.flush()

@@ -276,6 +276,17 @@ def test_a_line_of_the_log_is_one_line_that_a_terminal_only_shows() -> None:
     )
 
 
+PYDANTICS = f"1 error\napi_key\n  Bad [type=x, input_value='{SECRET}', input_type=str]"
+
+
+def test_the_lines_of_an_error_are_searched_before_the_log_joins_them() -> None:
+    shown = "autoprof: 1 error api_key   Bad [type=x, input_value='***', input_type=str]"
+    record = log.logging.LogRecord("autoprof", 30, "", 0, PYDANTICS, None, None)
+    assert log._Plain("autoprof: %(message)s").format(record) == shown
+    log._write(log._Handler(stream := io.StringIO()), PYDANTICS)
+    assert stream.getvalue() == f"{shown}\n"
+
+
 def test_a_text_that_can_be_shown_is_shown_as_it_is() -> None:
     assert plain("Größe 数据 😀 [red] \\x") == "Größe 数据 😀 [red] \\x"
 
