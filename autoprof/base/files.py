@@ -153,14 +153,18 @@ def check_size(size: int) -> None:
 def no_size_signal() -> Iterator[None]:
     """Let writes over the limit of file sizes fail with EFBIG in this thread, without the signal SIGXFSZ."""
     signals = {_signal.SIGXFSZ}
-    before = _signal.pthread_sigmask(_signal.SIG_BLOCK, signals)
+    before = _signal.pthread_sigmask(_signal.SIG_BLOCK, ())
     pending = signals.intersection(_signal.sigpending())
+    # Python calls signal handlers after `pthread_sigmask` has set the mask, so they can raise from it.
     try:
+        _signal.pthread_sigmask(_signal.SIG_BLOCK, signals)
         yield
     finally:
-        if signals.intersection(_signal.sigpending()) - pending:
-            _signal.sigtimedwait(signals, 0)
-        _signal.pthread_sigmask(_signal.SIG_SETMASK, before)
+        try:
+            if signals.intersection(_signal.sigpending()) - pending:
+                _signal.sigtimedwait(signals, 0)
+        finally:
+            _signal.pthread_sigmask(_signal.SIG_SETMASK, before)
 
 
 def create(path: str | os.PathLike[str], held: bool = False) -> int:

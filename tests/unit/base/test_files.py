@@ -119,6 +119,27 @@ print((signal.pthread_sigmask(signal.SIG_BLOCK, []), signal.sigpending()) == bef
     assert python(LIMITED + code).stdout.split() == ["10", "27", "True"]
 
 
+def test_a_signal_handler_that_raises_leaves_the_mask_of_signals(python: Callable[..., Any]) -> None:
+    code = """
+# Python calls handlers of signals at the end of this function.
+real, calls = files._signal.pthread_sigmask, []
+def pthread_sigmask(*given):
+    calls.append(given)
+    if len(calls) == 2:
+        real(*given)
+        raise TimeoutError
+    return real(*given)
+files._signal.pthread_sigmask = pthread_sigmask
+try:
+    with files.no_size_signal():
+        pass
+except TimeoutError:
+    print("raised")
+print(len(calls), real(signal.SIG_BLOCK, []))
+"""
+    assert python(LIMITED + code).stdout.split() == ["raised", "3", "set()"]
+
+
 def test_a_line_of_the_log_for_a_file_over_the_size_limit_is_left_out(python: Callable[..., Any]) -> None:
     code = """
 os.dup2(files.create("log"), 2)
