@@ -124,11 +124,16 @@ def _made(run: RunDir) -> _CrashFile:
 
 
 def check() -> None:
-    """Disable it where the descriptor is another file's by now."""
+    """Disable it if another file has the descriptor now, or if the program has set a limit of file sizes."""
     file = _state.file() if _state.file is not None else None
-    if file is not None and not file.is_own():
+    if file is not None and not (file.is_own() and _may_be_written()):
         del file
         _state.leave()
+
+
+def _may_be_written() -> bool:
+    limit = files.size_limit()
+    return limit is None or limit >= _LARGEST
 
 
 def end() -> None:

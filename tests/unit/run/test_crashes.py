@@ -137,6 +137,19 @@ os.abort()
     assert (tmp_path / "other.txt").read_text() == ""
 
 
+def test_a_limit_of_file_sizes_set_later_changes_no_signal_of_a_crash(tmp_path: Path) -> None:
+    code = """
+import resource
+signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+crashes.begin(run)
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+crashes.check()
+say(on=faulthandler.is_enabled())
+os.abort()
+"""
+    assert ran(tmp_path, code) == (-signal.SIGABRT, [{"on": False}], "")
+
+
 def test_the_descriptor_takes_no_low_number_also_where_few_are_allowed(tmp_path: Path) -> None:
     code = """
 import resource
