@@ -119,7 +119,8 @@ class Artifacts:
         if not writer.wait(self._settings.stop_timeout_s):
             raise RuntimeError("the process is still writing its previous trace")
         self.facts.started = clock()
-        self.facts.contents = self._tool.start(self._settings, self._raw)
+        with files.no_size_signal():  # torch writes lines to stderr, which may be a file
+            self.facts.contents = self._tool.start(self._settings, self._raw)
         try:
             self._accompany(ranged)
         except Exception as error:
@@ -164,7 +165,8 @@ class Artifacts:
         if self._job is not None and self._job.kept:
             self._job.start()
             return
-        self._tool.abort()
+        with files.no_size_signal():
+            self._tool.abort()
         if not self._told_of:
             self._give_up(reason)
 
@@ -177,7 +179,8 @@ class Artifacts:
                 self._tool.stamp(self.facts.stamp())
         finally:
             try:
-                self._tool.stop()
+                with files.no_size_signal():
+                    self._tool.stop()
             finally:
                 for other in self._beside:
                     other.stop()

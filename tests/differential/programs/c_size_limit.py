@@ -3,10 +3,15 @@
 #: needs: torch
 #: ignore: ^ERROR:.*Failed to write to log file
 #: python: {script} 0 default
+#: python: {script} 0 default file
 #: python: {script} 20000 default
 #: python: {script} 20000 handled
-"""No file may grow over a limit, in captured steps; the signal for it ends the process, or has a handler."""
+"""No file may grow over a limit, in captured steps; the signal for it ends the process, or has a handler.
 
+stderr may be such a file.
+"""
+
+import os
 import resource
 import signal
 import sys
@@ -24,6 +29,8 @@ trainer.fit(1, train)
 came = []
 signal.signal(signal.SIGXFSZ, signal.SIG_DFL if sys.argv[2] == "default" else lambda *_: came.append(1))
 limit = int(sys.argv[1])
+if sys.argv[3:]:
+    os.dup2(os.open("stderr", os.O_WRONLY | os.O_CREAT), 2)
 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 for trainer.global_step in range(2, 5):
     print(trainer.train_step(train))

@@ -63,6 +63,28 @@ print("goes on")
     assert len(list(folder.iterdir())) == (2 if limit == 2_000_000 else 1)
 
 
+@pytest.mark.parametrize("ending", ["lifecycle.end(recording)", "recording.give_up('interrupted')"])
+def test_a_stderr_over_the_size_limit_ends_no_process(python: Any, tmp_path: Path, ending: str) -> None:
+    # torch writes lines to it when a recording starts, stops and is given up (2.13).
+    code = f"""
+import contextlib, os, resource, signal
+{TORCH}
+from autoprof.capture import lifecycle
+from autoprof.run import runtime
+from autoprof.capture.subject import Subject
+run = runtime.start()
+signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+os.dup2(os.open("stderr", os.O_WRONLY | os.O_CREAT), 2)
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+recording = lifecycle.begin(run, Subject(step=2, role="actor", stage="update_actor", rank=3))
+with contextlib.suppress(OSError):  # its meta file
+    {ending}
+print(recording is not None, signal.pthread_sigmask(signal.SIG_BLOCK, []), signal.sigpending())
+"""
+    assert python(code, AUTOPROF="1", AUTOPROF_RUN_ID="run").stdout.strip() == "True set() set()"
+    assert (tmp_path / "stderr").read_text() == ""
+
+
 def test_a_disk_that_is_full_for_the_last_bytes_only_is_noticed(python: Any) -> None:
     # What Kineto has in its buffer at the end, up to 8 kB, it loses without a word.
     code = """
