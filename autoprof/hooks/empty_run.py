@@ -103,7 +103,8 @@ def cause(hooks: Hooks, versions: Mapping[str, str], settings: Settings) -> str:
     named = {target for path in own for target in _targets_of(path)}
     targets.sort(key=lambda target: target not in named)
     if targets:
-        return of_target(targets[0], hooks, versions.get(targets[0], ""))
+        left_out = _left_out_by_user(targets[0], hooks, settings)
+        return left_out or of_target(targets[0], hooks, versions.get(targets[0], ""))
     known = ", ".join(target for target in sorted(_boot.recipe_files()) if active(target))
     return (
         f"{_before()}{_program()} imported no trainer or engine that autoprof has a recipe for ({known}); "
@@ -111,13 +112,26 @@ def cause(hooks: Hooks, versions: Mapping[str, str], settings: Settings) -> str:
     )
 
 
+def _left_out_by_user(target: str, hooks: Hooks, settings: Settings) -> str:
+    """Return that AUTOPROF_DISABLE names every hook of a target, or an empty text."""
+    if any(hook.reason != registry.DISABLED for hook in _of(target, hooks)):
+        return ""
+    return (
+        f"AUTOPROF_DISABLE={','.join(settings.disable)} leaves out every hook of {target}; "
+        f"name single hooks in it; autoprof recipes {target} lists them"
+    )
+
+
 def of_target(target: str, hooks: Hooks, version: str, seen: str = "was imported") -> str:
-    """Return why no hook of a target that was seen was applied, and what to do."""
-    there = [hook for key, hook in hooks.items() if key.partition("/")[0] == target]
+    """Return why no hook of a target that was seen was applied, and what to do.
+
+    Hooks that AUTOPROF_DISABLE leaves out are ignored. There must be other hooks.
+    """
+    wanted = [hook for hook in _of(target, hooks) if hook.reason != registry.DISABLED]
     name = f"{target} {version}".strip()
-    tried = [hook for hook in there if hook.reason != WAITING]
+    tried = [hook for hook in wanted if hook.reason != WAITING]
     if not tried:
-        modules = _some(sorted({hook.module for hook in there}))
+        modules = _some(sorted({hook.module for hook in wanted}))
         return (
             f"{_before()}{name} was imported, but none of the modules that have its hooks: {modules}; "
             f"autoprof recipes {target} lists the hooks"
@@ -130,6 +144,11 @@ def of_target(target: str, hooks: Hooks, version: str, seen: str = "was imported
     check = f"autoprof recipes --check {own} says what does not fit" if own else "autoprof doctor says what applies"
     reasons = _some(list(dict.fromkeys(hook.reason for hook in tried)))
     return f"{name} {seen}, but no hook fits it: {reasons}{outside}; {check}"
+
+
+def _of(target: str, hooks: Hooks) -> list[HookEntry]:
+    """Return the hooks of a target."""
+    return [hook for key, hook in hooks.items() if key.partition("/")[0] == target]
 
 
 def _left(run: Runtime) -> Iterator[HooksFile]:

@@ -61,6 +61,11 @@ def said(tmp_path: Path, python: Python) -> Said:
         ),
         ({"name": "tinny"}, ["tinny.toml: target: it is 'tiny'", "name the file tiny.toml"]),
         ({"hook": HOOK.replace("Trainer.step", "Trainer.gone")}, ["Trainer has no gone", "autoprof recipes --check"]),
+        (
+            {"AUTOPROF_DISABLE": "tiny"},
+            ["AUTOPROF_DISABLE=tiny leaves out every hook of tiny; ", " recipes tiny lists"],
+        ),
+        ({"AUTOPROF_DISABLE": "x,tiny/st*"}, ["AUTOPROF_DISABLE=x,tiny/st* leaves out every hook of tiny; "]),
     ],
 )
 def test_the_line_says_the_cause(said: Said, options: dict[str, str], cause: list[str], tmp_path: Path) -> None:
@@ -68,7 +73,19 @@ def test_the_line_says_the_cause(said: Said, options: dict[str, str], cause: lis
     assert line.startswith(BEGIN)
     assert [text for text in cause if text not in line] == []
     # Only of a target that was imported there is something on disk.
-    assert (tmp_path / "autoprof_runs").exists() == ("gone" in line)
+    assert (tmp_path / "autoprof_runs").exists() == ("gone" in line or "AUTOPROF_DISABLE" in options)
+
+
+def test_a_hook_that_fails_is_named_and_not_one_that_the_user_leaves_out(said: Said) -> None:
+    gone = HOOK.replace('"step"', '"begin"').replace("Trainer.step", "Trainer.gone")
+    (line,) = said(hook=f"{HOOK} }}, {{ {gone}", AUTOPROF_DISABLE="tiny/step")
+    assert "tiny 3.0 was imported, but no hook fits it: Trainer has no gone; autoprof recipes --check" in line
+
+
+def test_a_module_that_is_not_imported_is_named_and_no_hook_that_the_user_leaves_out(said: Said) -> None:
+    other = HOOK.replace('"step"', '"begin"') + ', module = "tiny.other"'
+    (line,) = said(hook=f"{HOOK} }}, {{ {other}", AUTOPROF_DISABLE="tiny/step")
+    assert "tiny 3.0 was imported, but none of the modules that have its hooks: tiny.other; " in line
 
 
 def test_hooks_of_ones_own_that_fit_nowhere_are_named(said: Said, tmp_path: Path) -> None:
