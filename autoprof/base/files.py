@@ -57,22 +57,28 @@ def open_as(folder: str | os.PathLike[str]) -> None:
     open_to_group(bool(os.stat(folder).st_mode & stat.S_IRGRP))
 
 
-def folder(path: str | os.PathLike[str]) -> None:
-    """Make a folder, and those above it, where they are not there.
+def folder(path: str | os.PathLike[str], own: int = sys.maxsize) -> None:
+    """Make a folder and its parents, if they do not exist.
+
+    Args:
+        path: The folder.
+        own: The number of folders at the end of the path that get the permissions of the run's files. Those above
+            belong to the user: they get the permissions that the umask gives.
 
     Raises:
         OSError: It can't be made; a file or a link is in its place.
     """
     place = os.fspath(path)
-    missing = []
-    while not _made(place):
+    missing: list[str] = []
+    while not _made(place, len(missing) < own):
         missing.append(place)
         place = os.path.dirname(place)
         if place in ("", missing[-1]):
             break
-    for place in reversed(missing):
-        # There are disks where nothing can be made though what is above is there: /proc, and what was deleted.
-        if not _made(place):
+    while missing:
+        place = missing.pop()
+        # There are disks where nothing can be made though the parent exists: /proc, and deleted folders.
+        if not _made(place, len(missing) < own):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), place)
 
 
@@ -353,10 +359,10 @@ def show(path: str | os.PathLike[str]) -> None:
         os.chmod(path, 0o640 if _state.group else 0o600)
 
 
-def _made(path: str) -> bool:
-    """Make a folder where there is none; return False where its parent is missing."""
+def _made(path: str, own: bool) -> bool:
+    """Make a folder if it does not exist. Return False if its parent does not exist. `own`: as in `folder`."""
     try:
-        os.mkdir(path, 0o700)
+        os.mkdir(path, 0o700 if own else 0o777)
     except FileNotFoundError as error:
         interrupts.pass_on(error)
         return False
@@ -365,7 +371,7 @@ def _made(path: str) -> bool:
         if not stat.S_ISDIR(os.lstat(path).st_mode):
             raise
     else:
-        _show(path, 0o750)
+        _show(path, 0o750 if own else stat.S_IMODE(os.stat(path).st_mode) | 0o050)
     return True
 
 

@@ -96,14 +96,14 @@ class RunDir:
         return sorted((self.path / folder).glob(f"*{LINES}"))
 
     def make(self, folder: Path) -> Path:
-        """Make the run directory and a folder in it, where they are not there.
+        """Make the run directory and a folder in it, if they do not exist.
 
         Raises:
             OSError: They can't be made; a link is in the place of one.
         """
         runs = self.path.parent
         own = runs.name == _RUNS or not files.is_folder(runs)
-        files.folder(self.path)
+        files.folder(self.path, own=2)
         files.folder(folder)
         if own:
             _ignore(runs)

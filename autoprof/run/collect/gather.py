@@ -79,7 +79,7 @@ class Gathering:
             Busy: Another process does it.
             OSError: It can't be written here.
         """
-        files.folder(self.run)
+        files.folder(self.run, own=2)
         files.folder(self.run / COLLECTING)
         with self._alone(), self._marked() as mark:
             parts = self._look(mark, wait)

@@ -18,6 +18,7 @@ from autoprof.run.hook_log import HookLog
 from autoprof.run.runtime import Runtime
 from autoprof.run.span import Span
 from autoprof.rundir import file_names, layout
+from autoprof.rundir.layout import RunDir
 from tests.support.captures import SUBJECT, finished, work
 
 
@@ -68,6 +69,16 @@ def test_the_group_may_read_all_of_it_if_that_is_asked_for(made: Any, umask: int
     run = made(access="group")
     leave_everything(run)
     assert modes(run.rundir.path) == {"folders": {0o750}, "files": {0o640}}
+
+
+@pytest.mark.parametrize("access", ["private", "group"])
+def test_folders_above_those_of_the_runs_keep_the_mode_of_the_umask(tmp_path: Path, umask: int, access: str) -> None:
+    files.open_to_group(access == "group")
+    RunDir(tmp_path / "results" / "all" / "runs" / "run").make(tmp_path / "results/all/runs/run/hooks")
+    found = [stat.S_IMODE(path.stat().st_mode) for path in sorted((tmp_path / "results").rglob("*")) if path.is_dir()]
+    own, above = (0o750, 0o050) if access == "group" else (0o700, 0)
+    assert found == [0o777 & ~umask | above, own, own, own]
+    assert stat.S_IMODE((tmp_path / "results").stat().st_mode) == 0o777 & ~umask | above
 
 
 def test_what_is_made_later_goes_by_the_runs_folder(tmp_path: Path, umask: int) -> None:
