@@ -307,8 +307,8 @@ def _ours(error: BaseException) -> bool:
 
 def _say(text: str) -> None:
     try:
-        from autoprof.base.files import no_size_signal
         from autoprof.base.redact import hidden, plain
+        from autoprof.base.size_limits import no_size_signal
 
         with no_size_signal():  # stderr may be a file
             sys.stderr.write(plain(hidden(f"autoprof: {' '.join(text.split())}")) + "\n")

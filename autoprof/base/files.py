@@ -9,17 +9,18 @@ is left in the buffer of `sys.stdout` at exit.
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # `signal` in C, as in base/interrupts.py
 import contextlib
 import errno
-import fcntl
 import resource
 import stat
 import sys
 
 from autoprof.base import interrupts, process
 from autoprof.base.interrupts import suppress
-from autoprof.base.originals import io, os
+from autoprof.base.originals import fcntl, io, os
+from autoprof.base.size_limits import check_size as check_size
+from autoprof.base.size_limits import no_size_signal as no_size_signal
+from autoprof.base.size_limits import size_limit as size_limit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -136,41 +137,6 @@ def high(number: int) -> int:
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     lowest = _HIGH if soft == resource.RLIM_INFINITY or soft > _HIGH else max(3, soft // 2)
     return fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, lowest)
-
-
-def size_limit() -> int | None:
-    """Return the largest size of a file in bytes that this process may write, or None if there is no limit."""
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-    return None if limit == resource.RLIM_INFINITY else limit
-
-
-def check_size(size: int) -> None:
-    """Check that a file may have a size. The signal for a larger one, SIGXFSZ, may end the process.
-
-    Raises:
-        OSError: It may not.
-    """
-    limit = size_limit()
-    if limit is not None and size > limit:
-        raise OSError(errno.EFBIG, f"{os.strerror(errno.EFBIG)}: the limit is {limit} bytes (ulimit -f)")
-
-
-@contextlib.contextmanager
-def no_size_signal() -> Iterator[None]:
-    """Let writes over the limit of file sizes fail with EFBIG in this thread, without the signal SIGXFSZ."""
-    signals = {_signal.SIGXFSZ}
-    before = _signal.pthread_sigmask(_signal.SIG_BLOCK, ())
-    pending = signals.intersection(_signal.sigpending())
-    # Python calls signal handlers after `pthread_sigmask` has set the mask, so they can raise from it.
-    try:
-        _signal.pthread_sigmask(_signal.SIG_BLOCK, signals)
-        yield
-    finally:
-        try:
-            if signals.intersection(_signal.sigpending()) - pending:
-                _signal.sigtimedwait(signals, 0)
-        finally:
-            _signal.pthread_sigmask(_signal.SIG_SETMASK, before)
 
 
 def create(path: str | os.PathLike[str], held: bool = False) -> int:

@@ -16,6 +16,7 @@ from types import FunctionType, ModuleType
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import atexit as atexit
+    import fcntl as fcntl
     import io as io
     import json as json
     import os as os
@@ -65,10 +66,16 @@ def _import(name: str, *arguments: Any) -> Any:
 
 
 def _own_os() -> Any:
-    """Return a copy of `os` and `os.path`, whose functions call functions of the copy."""
+    """Return a copy of `os` and `os.path`, whose functions call functions of the copy.
+
+    Raises:
+        ImportError: A tool such as pyfakefs has put another object in its place.
+    """
     import os
     import posix
 
+    if not isinstance(os, ModuleType):
+        raise ImportError(f"os is a {type(os).__name__} now, not Python's module; import the trainer before that")
     own = _copy("os")
     space = vars(own)
     # If a program has patched `os` by now, `posix` still has the functions.
@@ -107,4 +114,4 @@ if not TYPE_CHECKING:
     io = _copy("io")
     io.open = __import__("_io").open
     os, threading = _own_os(), _own_threading()
-    time, json, atexit = _copy("time"), _copy("json"), _copy("atexit")
+    time, json, atexit, fcntl = map(_copy, ("time", "json", "atexit", "fcntl"))

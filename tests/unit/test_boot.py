@@ -200,6 +200,27 @@ def test_an_argument_that_is_not_utf_8_costs_nothing(argument: bytes, tmp_path: 
     assert json.loads(run.read_text())["command"].endswith(f" main.py --token '***' '{shown}' --lr 1")
 
 
+def test_a_trainer_first_imported_with_a_fake_os_runs_without_autoprof(tmp_path: Path, python: Python) -> None:
+    (tmp_path / "tiny.py").write_text("def step(number): return number\n")
+    (tmp_path / "tiny.toml").write_text('target = "tiny"\n')
+    code = """
+import os, sys
+class FakeOsModule:
+    def __getattr__(self, name):
+        return getattr(os, name)
+sys.modules["os"] = FakeOsModule()
+import tiny
+print(tiny.step(7))
+"""
+    (tmp_path / "main.py").write_text(code)
+    result = python(["main.py"], AUTOPROF="1", AUTOPROF_RECIPES="tiny.toml")
+    assert result.stdout == "7\n"
+    assert result.stderr == (
+        "autoprof: could not load the recipes for tiny (ImportError: os is a FakeOsModule now, not Python's module; "
+        "import the trainer before that); autoprof is off for this run\n"
+    )
+
+
 def test_sitecustomize_chains_to_the_one_that_it_hides(tmp_path: Path, python: Python) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.users_sitecustomize = __name__")
     path = f"{ROOT / 'sitecustomize'}:{tmp_path}"

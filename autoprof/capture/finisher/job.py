@@ -10,10 +10,7 @@ milliseconds. Standard library only.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import gzip
-import json
-import os
 import shutil
 import signal
 import subprocess
@@ -22,6 +19,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from autoprof.base import files
+from autoprof.base.originals import fcntl, json, os
 from autoprof.capture.finisher import chrome_trace, nsys_report, turn
 from autoprof.rundir.file_names import FOLDER, NAMED, NOT_ANALYSED, NPU_ANALYSED, NPU_TIMELINE, NSYS_REPORT, PART
 

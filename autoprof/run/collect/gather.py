@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import msgspec
 
 from autoprof.base import files
 from autoprof.base.identity import host_name
-from autoprof.base.originals import os, time
+from autoprof.base.originals import fcntl, os, time
 from autoprof.run.cluster import nodes
 from autoprof.run.cluster.nodes import Node
 from autoprof.run.collect import plan as planning

@@ -81,7 +81,7 @@ for number in range(3, 16): os.close(number)
 # Files may have 10 bytes, and the signal for more ends the process.
 LIMITED = """
 import os, resource, signal
-from autoprof.base import files, log
+from autoprof.base import files, log, size_limits
 signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
 resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))
 def tried(work, *arguments):
@@ -122,14 +122,14 @@ print((signal.pthread_sigmask(signal.SIG_BLOCK, []), signal.sigpending()) == bef
 def test_a_signal_handler_that_raises_leaves_the_mask_of_signals(python: Callable[..., Any]) -> None:
     code = """
 # Python calls handlers of signals at the end of this function.
-real, calls = files._signal.pthread_sigmask, []
+real, calls = size_limits._signal.pthread_sigmask, []
 def pthread_sigmask(*given):
     calls.append(given)
     if len(calls) == 2:
         real(*given)
         raise TimeoutError
     return real(*given)
-files._signal.pthread_sigmask = pthread_sigmask
+size_limits._signal.pthread_sigmask = pthread_sigmask
 try:
     with files.no_size_signal():
         pass

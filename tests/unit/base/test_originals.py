@@ -14,7 +14,7 @@ from autoprof.capture import writer
 
 PATCH = """
 from unittest import mock
-import _thread, builtins, io, os, posixpath, shutil, subprocess, tempfile, threading, time
+import _thread, builtins, fcntl, io, os, posixpath, shutil, subprocess, tempfile, threading, time
 
 def patch(module, names):
     for name in names:
@@ -28,6 +28,7 @@ def patch_os():
 def patch_others():
     patch(builtins, ["open"])
     patch(io, ["open"])
+    patch(fcntl, ["fcntl", "flock"])
     patch(subprocess, ["Popen"])
     patch(shutil, ["rmtree"])
     patch(time, ["sleep", "monotonic"])
@@ -43,6 +44,7 @@ shutil.rmtree("folder")
 print(subprocess.run(["echo", "started"], capture_output=True, text=True, timeout=20).stdout.strip())
 with tempfile.TemporaryFile() as file:
     print(file.write(b"text"))
+print(fcntl.fcntl(1, fcntl.F_GETFD))
 event = threading.Event()
 _thread.start_new_thread(event.set, ())
 print(event.wait(20), os.path.exists("folder"))
@@ -51,12 +53,13 @@ SAID = [
     "[('folder', ['moved']), ('folder/below', [])] [true, false]",
     "started",
     "4",
+    "0",
     "True False",
 ]
 
 
 def test_patches_do_not_reach_the_copies(python: Any) -> None:
-    names = "from autoprof.base.originals import io, json, os, shutil, subprocess, tempfile, threading, time\n"
+    names = "from autoprof.base.originals import fcntl, io, json, os, shutil, subprocess, tempfile, threading, time\n"
     code = f"{PATCH}from autoprof.base import originals\npatch_os()\npatch_others()\n{names}{CALLS}"
     assert python(code).stdout.splitlines() == SAID
 
@@ -73,8 +76,41 @@ print(os.path.exists("new"), os.path.exists("old"))
     assert python(code).stdout == "True False\n"
 
 
+# The modules that pyfakefs replaces in each module that has imported them, and those that a process with hooks loads.
+HELD = """
+import importlib, pkgutil, sys, types
+import fcntl, io, os, shutil
+import autoprof
+rooms = ("base", "behaviours", "capture", "config", "hooks", "run", "rundir", "windows")
+for _, name, _ in pkgutil.walk_packages(autoprof.__path__, "autoprof."):
+    if name.split(".")[1] in rooms and not name.startswith("autoprof.capture.finisher"):
+        module = importlib.import_module(name)
+        for key, value in vars(module).items():
+            if isinstance(value, types.ModuleType) and value in (fcntl, io, os, os.path, shutil):
+                print(name, key)
+"""
+
+
+def test_code_in_a_program_holds_no_module_that_pyfakefs_replaces(python: Any) -> None:
+    assert python(HELD).stdout == ""
+
+
+def test_an_object_in_the_place_of_os_is_named(python: Any) -> None:
+    code = """
+import os, sys
+class FakeOsModule:
+    pass
+sys.modules["os"] = FakeOsModule()
+try:
+    from autoprof.base import originals
+except ImportError as error:
+    print(error)
+"""
+    assert python(code).stdout == "os is a FakeOsModule now, not Python's module; import the trainer before that\n"
+
+
 def test_the_copies_have_all_names_of_the_modules() -> None:
-    for name in ("os", "time", "json", "threading", "atexit"):
+    for name in ("os", "time", "json", "threading", "atexit", "fcntl"):
         missing = set(dir(__import__(name))) - set(dir(getattr(originals, name)))
         assert missing == set(), name
     assert set(os.path.__all__) <= set(dir(originals.os.path))
