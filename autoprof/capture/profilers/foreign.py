@@ -17,7 +17,7 @@ import wrapt
 
 from autoprof import _boot
 from autoprof.base import interrupts, log, process
-from autoprof.base.originals import threading
+from autoprof.base.originals import threading, time
 
 # The functions that start and end torch's profilers, by the module that calls them by these names (torch 2.13).
 # `torch.profiler` calls the first module. Only a profiler that is prepared uses Kineto; `emit_nvtx` does not.
@@ -26,6 +26,8 @@ _FUNCTIONS = {
     "torch.autograd.profiler": (_PREPARE, "_enable_profiler", _DISABLE),
     "torch.autograd.profiler_legacy": ("_enable_profiler_legacy",),
 }
+# The clock that the first of them reads when a profiler starts and ends (torch 2.13).
+_CLOCK = "perf_counter_ns"
 _TORCH_NPU = "torch_npu.profiler.profiler"
 # A thread that is not known.
 _UNKNOWN = 0
@@ -35,11 +37,13 @@ class _State(process.State):
     """Profilers of the program in this process.
 
     Attributes:
+        clock: Takes the place of a frozen clock in torch's module.
         interrupt: Ends autoprof's recording. Takes the reason, and True if a recording of another thread ends too.
         threads: Threads that have prepared or started Kineto and not ended it.
         npu: Profilers of torch_npu that are on.
     """
 
+    clock: Callable[[], int] | None = None
     interrupt: Callable[[str, bool], None] | None = None
 
     def begin(self) -> None:
@@ -68,8 +72,29 @@ _own = _Own()
 
 def own(called: bool) -> None:
     """Note that autoprof starts or ends its own profiler in this thread now, or that it has done so."""
+    if called:
+        _unfreeze_clock()
     _own.called = called
     _own.left_on = _enabled()
+
+
+def _unfreeze_clock() -> None:
+    """Have torch read the real clock while autoprof starts or ends its own profiler.
+
+    freezegun replaces the clock in torch's module. A reading of the frozen clock may move it, which the program sees
+    (`auto_tick_seconds`). When the clock is thawed, freezegun replaces this function, too.
+    """
+    module = sys.modules.get("torch.autograd.profiler")
+    frozen = getattr(module, _CLOCK, time.perf_counter_ns)
+    if frozen is time.perf_counter_ns or frozen is _state.clock:
+        return
+
+    def perf_counter_ns() -> int:
+        now: int = time.perf_counter_ns() if _own.called else frozen()
+        return now
+
+    _state.clock = perf_counter_ns
+    setattr(module, _CLOCK, perf_counter_ns)
 
 
 def known() -> str:

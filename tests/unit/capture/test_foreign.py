@@ -178,3 +178,48 @@ def test_autoprof_records_beside_a_profiler_only_if_both_can_be_on(kind: str, ou
 @pytest.mark.parametrize("kind", KINDS)
 def test_autoprof_records_again_after_a_profiler_of_the_program(kind: str, outcomes: dict[str, Any]) -> None:
     assert outcomes[kind][-1]
+
+
+FROZEN = (
+    TORCH
+    + """
+from autoprof.capture import lifecycle
+from autoprof.capture.subject import Subject
+from autoprof.run import runtime
+
+run = runtime.start()
+lifecycle.watch_others()
+readings = []
+
+
+def frozen():
+    readings.append(1)
+    return 0
+
+
+def read(profiled):
+    readings.clear()
+    profiled()
+    return len(readings)
+
+
+def captured():
+    lifecycle.end(lifecycle.begin(run, Subject(step=2, role="actor", stage="update_actor", rank=3)))
+
+
+def own():
+    with torch.profiler.profile():
+        torch.ones(1)
+
+
+captured()
+torch.autograd.profiler.perf_counter_ns = frozen
+own_before = read(own)
+print(read(captured), own_before > 0, read(own) == own_before, read(captured))
+"""
+)
+
+
+def test_a_frozen_clock_of_torchs_module_is_read_for_the_program_alone(python: Any) -> None:
+    result = python(FROZEN, AUTOPROF="1", AUTOPROF_RUN_ID="run")
+    assert result.stdout == "0 True True 0\n"
