@@ -185,6 +185,11 @@ def main() -> None:
     if os.fork():
         os._exit(0)
     os.nice(10)
-    if not received["raw"].endswith(NSYS_REPORT + PART):  # nsys does the work
-        turn.wait(received["raw"])
-    finish(received)
+    if received["raw"].endswith(NSYS_REPORT + PART):  # nsys does the work
+        finish(received)
+        return
+    end = turn.wait(received["raw"])
+    try:
+        finish(received)
+    finally:
+        end()

@@ -75,10 +75,69 @@ def test_one_process_compresses_at_a_time(
 
 
 def test_the_folder_of_the_locks_is_its_users_alone(raw: Path, temporary: Path) -> None:
-    turn.wait(str(raw))
+    end = turn.wait(str(raw))
     (folder,) = temporary.iterdir()
     assert folder.stat().st_mode & 0o777 == 0o700
     assert [path.name for path in folder.iterdir()] == [LOCK]
+    end()
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_folder_of_the_user_stays_without_the_locks(
+    raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "runtime"
+    folder.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    turn.wait(str(raw))()
+    assert list(folder.iterdir()) == []
+
+
+def test_the_folder_stays_while_another_process_has_a_lock_in_it(raw: Path, temporary: Path) -> None:
+    end = turn.wait(str(raw))
+    with held(temporary / f"autoprof-{os.getuid()}" / "autoprof-finish1.lock"):
+        end()
+        (folder,) = temporary.iterdir()
+        assert [path.name for path in folder.iterdir()] == ["autoprof-finish1.lock"]
+
+
+def test_a_lock_that_was_removed_is_not_taken(raw: Path, temporary: Path) -> None:
+    first = turn.wait(str(raw))
+    folder = turn._private(str(temporary / f"autoprof-{os.getuid()}"))
+    # A process that has opened the file before its owner removes it.
+    opened = os.open(LOCK, os.O_RDWR, dir_fd=folder)
+    first()
+    fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    second = turn.wait(str(raw))
+    assert turn._taken(LOCK) is None
+    second()
+    os.close(opened)
+    with pytest.raises(FileNotFoundError):  # the folder is gone, and is made again
+        turn._locked(LOCK, folder)
+    turn.wait(str(raw))()
+    os.close(folder)
+
+
+RACE = """
+import os, sys, time
+from autoprof.capture.finisher import turn
+os.cpu_count = lambda: 1
+turn._PAUSE_S = 0.0001
+while not os.path.exists("go"):
+    time.sleep(0.001)
+for _ in range(300):
+    end = turn.wait("raw")
+    os.close(os.open("alone", os.O_CREAT | os.O_EXCL))
+    os.unlink("alone")
+    end()
+"""
+
+
+def test_processes_that_remove_each_others_folder_take_turns(tmp_path: Path, temporary: Path) -> None:
+    racing = [subprocess.Popen([sys.executable, "-c", RACE], cwd=tmp_path) for _ in range(3)]
+    (tmp_path / "go").touch()
+    assert [process.wait(60) for process in racing] == [0, 0, 0]
+    assert list(temporary.iterdir()) == []
 
 
 def test_a_lock_that_is_held_on_is_not_waited_for_without_end(raw: Path, temporary: Path, mocker: Any) -> None:
