@@ -88,9 +88,10 @@ class Watcher:
         timeline.waking = wake
 
     def stop(self) -> None:
-        """Stop watching, and wait for a look that is going on."""
-        if self._stop.locked():
-            self._stop.release()
+        """Stop watching, and wait until the current look ends. Do nothing if the thread has been stopped."""
+        stop, self._stop = self._stop, _thread.allocate_lock()
+        if stop.locked():  # the thread runs, and has not been stopped
+            stop.release()
             if self._ended.acquire(timeout=_END_S):
                 _await_exit(self._native)
 

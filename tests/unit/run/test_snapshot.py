@@ -513,3 +513,23 @@ def test_where_a_fork_counts_threads_last_the_watcher_waits_for_the_next_span(
     Span(run.timeline, "stage", "x", step=1, role="actor", rank=0).end()
     assert threads() == before + 1
     assert run.timeline.waking is None
+
+
+def test_a_further_fork_waits_for_no_thread_of_the_watcher(run: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watcher, "_COUNTS_LAST", True)
+    watcher.start(run)
+    started = watcher._state.watcher
+    assert started is not None
+    ended, waits = started._ended, []
+
+    class Ended:
+        def acquire(self, timeout: float) -> bool:
+            waits.append(timeout)
+            return ended.acquire(timeout=timeout)
+
+    monkeypatch.setattr(started, "_ended", Ended())
+    for _ in range(3):
+        if (pid := os.fork()) == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
+    assert len(waits) == 1
