@@ -96,8 +96,8 @@ def ranks() -> int:
 
 
 def _variable(name: str) -> str:
-    """Return a variable of the environment, or an empty text. A mock of `os.environ.get` does not receive the call."""
-    return str(type(os.environ).get(os.environ, name, ""))
+    """Return a variable of the environment, or an empty text."""
+    return os.environ.get(name, "")
 
 
 def _launched() -> tuple[str, str]:

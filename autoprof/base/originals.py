@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 # `__dict__` and `__weakref__`, which each class gets anew.
 _OF_CLASS = ("__dict__", "__weakref__")
+# Attributes of `os.environ`, in the order of its class's arguments.
+_OF_ENVIRON = ("_data", "encodekey", "decodekey", "encodevalue", "decodevalue")
 # Copies that the code of other copies imports, by the names of the modules.
 _copies: dict[str, Any] = {}
 
@@ -84,7 +86,16 @@ def _own_os() -> Any:
     space["fdopen"] = io.open  # the function imports `io` when it is called
     _run("genericpath")
     space["path"] = _run("posixpath")
+    space["environ"] = _own_environ(os.environ)
     return own
+
+
+def _own_environ(known: Any) -> Any:
+    """Return another object for the process's environment. A mock of `os.environ.get` does not receive its calls."""
+    try:
+        return type(known)(*(vars(known)[name] for name in _OF_ENVIRON))
+    except (KeyError, TypeError):  # a program has put another mapping in its place
+        return known
 
 
 def _own_threading() -> Any:

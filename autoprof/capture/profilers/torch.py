@@ -11,6 +11,7 @@ from typing import Any
 from autoprof.base import files, interrupts, log, process, threads
 from autoprof.base.originals import io, json, os
 from autoprof.capture.profilers import foreign, module_moves, profile_functions
+from autoprof.capture.profilers.arguments import taken
 from autoprof.config.settings import Settings
 from autoprof.rundir import file_names
 
@@ -81,7 +82,7 @@ class TorchTool:
         # SGLang puts torch_npu's in the place of torch.profiler.profile (0.5.8, scheduler_profiler_mixin.py).
         from torch.profiler.profiler import profile
 
-        self._profile = profile(**arguments)
+        self._profile = profile(**arguments, **taken(profile, {"custom_trace_id_callback": _trace_id}))
         if module_moves.REFERRED.intersection(used):
             module_moves.allow(_end_and_free)
         try:
@@ -161,6 +162,11 @@ class TorchTool:
 
     def busy(self) -> str:
         return foreign.busy()
+
+
+def _trace_id() -> str:
+    """Return an id for a trace, as torch makes it: with `uuid.uuid4`, which a program may have mocked."""
+    return os.urandom(16).hex().upper()
 
 
 def _forget(profile: Any) -> None:

@@ -118,8 +118,23 @@ def test_the_copies_have_all_names_of_the_modules() -> None:
 
 def test_the_copies_share_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MADE", "1")
-    assert originals.os.environ is os.environ
-    assert originals.os.getenv("MADE") == "1"
+    assert originals.os.getenv("MADE") == originals.os.environ["MADE"] == "1"
+    monkeypatch.setitem(originals.os.environ, "MADE", "2")
+    assert os.environ["MADE"] == "2"
+    assert os.popen("echo $MADE").read() == "2\n"
+
+
+def test_a_mock_of_the_environment_does_not_receive_the_copys_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MADE", "1")
+    with mock.patch("os.environ.get", side_effect=AssertionError):
+        assert originals.os.environ.get("MADE") == originals.os.getenv("MADE") == "1"
+    with mock.patch("os.environ", {}):
+        assert originals.os.environ.get("MADE") == "1"
+
+
+@pytest.mark.parametrize("other", [{"MADE": "1"}, mock.Mock()], ids=["dict", "mock"])
+def test_another_object_in_the_place_of_the_environment_is_taken(other: Any) -> None:
+    assert originals._own_environ(other) is other
 
 
 def test_no_copy_is_found_by_its_name() -> None:
