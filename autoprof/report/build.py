@@ -60,7 +60,7 @@ def figures(
     reader = Reader()
     folders = {step.number: step for step in run.steps}
     shifts = {file.host: file.shift_ns for file in files}
-    opened = open_now.read(run.path, going_on, time.time_ns(), shifts)
+    opened = open_now.read(run, time.time_ns(), shifts)
     recorded = Recorded(run.steps, shifts)
     overview = Overview(files, reader, folders, recorded, path)
     rows = overview.cut_off | {row.number: row for row in overview.rows}

@@ -11,6 +11,7 @@ from autoprof.base.units import change, number, seconds, share
 from autoprof.report.comparison import NOTHING_COMMON
 from autoprof.report.figures import words
 from autoprof.report.figures.captures import place_of
+from autoprof.report.figures.open_now import open_for
 from autoprof.report.figures.words import several
 from autoprof.report.model.captures import CaptureFigures
 from autoprof.report.model.run import Comparison, Finding, RunFigures, StepFigures
@@ -75,7 +76,7 @@ def _open(run: RunFigures) -> Iterable[str]:
             "" if each.step is None else str(each.step),
             _safe(each.where),
             _safe(each.process),
-            seconds(each.age_s),
+            open_for(each, run.going_on),
         ]
         for each in run.open[:_MOST_ROWS]
     ]

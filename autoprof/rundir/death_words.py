@@ -22,11 +22,11 @@ def text(death: Death, hosts: int = 1) -> str:
         death: The process.
         hosts: On how many hosts the run was.
     """
-    return f"{_who(death, hosts)} {_what(death)}"
+    return f"{'in an earlier attempt, ' if death.earlier else ''}{_who(death, hosts)} {_what(death)}"
 
 
 def evidence(deaths: Sequence[Death], hosts: int = 1) -> list[str]:
-    """Return what else there is to say of the first of several deaths, and of the others."""
+    """Return the details of the first of several deaths, and the others."""
     first, *others = deaths
     lines = []
     if first.file:
@@ -41,7 +41,7 @@ def evidence(deaths: Sequence[Death], hosts: int = 1) -> list[str]:
     lines += [f"at {frame(each, whole=True)}" for each in reversed(frames[-_MOST_FRAMES:])]
     if first.exception is not None and first.exception.cause:
         lines.append(f"because of {first.exception.cause}")
-    lines += [f"then: {text(other, hosts)}" for other in others[:_MOST_OTHERS]]
+    lines += [f"{'' if other.earlier else 'then: '}{text(other, hosts)}" for other in others[:_MOST_OTHERS]]
     rest = len(others) - _MOST_OTHERS
     return [*lines, *([f"and {rest} more"] if rest > 0 else [])]
 

@@ -38,20 +38,25 @@ _EXIT = "SystemExit"
 
 
 def of_run(run: Run) -> list[Death]:
-    """Return the deaths that matter for a run: none for one that ended well and in which nobody was killed."""
+    """Return the deaths that matter for a run, those of earlier attempts last.
+
+    A run that ended well has only crashes and kills.
+    """
     path, info, state = Path(run.path), run.info, run.state.partition(" ")[0]
-    # Of a directory without `run.json` nothing is known.
+    # A directory without `run.json` says nothing.
     if info.error == _CTRL_C or not info.state:
         return []
-    found = find(path, info, over=state in (ENDED, FAILED))
+    everything = find(path, info, over=state in (ENDED, FAILED))
+    found = [each for each in everything if not each.earlier]
+    earlier = [each for each in everything if each.earlier]
     if state == FAILED:
-        return _with_status(found, info, exit_status(path))
+        return [*_with_status(found, info, exit_status(path)), *earlier]
     if state == ENDED:
-        # What was open then may have been left on purpose.
-        return [each for each in found if each.how in (CRASH, KILLED)]
+        # The program may have left open spans on purpose.
+        return [each for each in everything if each.how in (CRASH, KILLED)]
     if state == UNFINISHED:
-        return _with_starter(found, info, open_spans.read(path))
-    return [each for each in found if each.how != EXCEPTION]
+        return [*_with_starter(found, info, open_spans.read(path)), *earlier]
+    return [each for each in everything if each.how != EXCEPTION]
 
 
 def find(path: Path, info: RunFile, over: bool, own: Raised | None = None) -> list[Death]:
@@ -77,7 +82,9 @@ def find(path: Path, info: RunFile, over: bool, own: Raised | None = None) -> li
         elif (raised := _raised(state)) is not None:
             dead[state.host, state.pid] = _exited(_ended(state, info, *raised))
     for crash in crash_files.read(path):
-        death = dead.get((crash.host, crash.pid)) or _known(states, info, crash.host, crash.pid)
+        # A later process with the same pid did not crash.
+        whose = [state for state in states if state.begun_ns <= crash.ns]
+        death = dead.get((crash.host, crash.pid)) or _known(whose, info, crash.host, crash.pid)
         dead[crash.host, crash.pid] = msgspec.structs.replace(
             death, how=CRASH, signal=crash.signal, frames=crash.frames, last_ns=crash.ns, file=crash.file
         )
@@ -87,15 +94,29 @@ def find(path: Path, info: RunFile, over: bool, own: Raised | None = None) -> li
         dead[info.host, info.pid] = msgspec.structs.replace(known, how=EXCEPTION, exception=exception, last_ns=now)
     said = [death.exception for death in dead.values() if death.exception is not None]
     _name(dead, states, info, [*said, *([exception] if exception is not None else [])])
-    gone = any(
-        death.how in (GONE_DEAD, CRASH, KILLED) or (death.how == EXIT and not death.started) for death in dead.values()
-    )
+    # A death of an earlier attempt is no cause of what happened in a later one.
+    attempts: dict[int, list[Death]] = {}
+    for death in dead.values():
+        ago = _attempts_ago(death, info)
+        attempts.setdefault(ago, []).append(msgspec.structs.replace(death, earlier=ago > 0))
+    ordered = [death for ago in sorted(attempts) for death in _told(_in_order(attempts[ago]))]
+    return ordered[:_MOST]
+
+
+def _attempts_ago(death: Death, info: RunFile) -> int:
+    """Return how often the run was resumed after a death."""
+    if not death.last_ns or not info.earlier:
+        return 0
+    starts = [info.started, *(each.started or 0.0 for each in info.earlier[1:])]
+    return sum(start * 1e9 > death.last_ns for start in starts)
+
+
+def _in_order(dead: Sequence[Death]) -> list[Death]:
+    """Return the deaths of one attempt, the likely cause first."""
+    gone = any(death.how in (GONE_DEAD, CRASH, KILLED) or (death.how == EXIT and not death.started) for death in dead)
     # On one host the clock tells which exception was first; between hosts clocks differ.
-    failed = {death.host for death in dead.values() if death.how == EXCEPTION and not _follows(death)}
-    ordered = sorted(
-        dead.values(), key=lambda death: (_place(death, gone or bool(failed - {death.host})), death.last_ns)
-    )
-    return _told(ordered)[:_MOST]
+    failed = {death.host for death in dead if death.how == EXCEPTION and not _follows(death)}
+    return sorted(dead, key=lambda death: (_place(death, gone or bool(failed - {death.host})), death.last_ns))
 
 
 def _told(deaths: Sequence[Death]) -> list[Death]:

@@ -1,16 +1,16 @@
-"""Reader of what is open on a run's timeline: the spans that have begun and not ended, of each process."""
+"""Reader of the open spans of a run: each process's spans that have begun and not ended."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from autoprof.base import identity, interrupts
 from autoprof.base.originals import os
 from autoprof.rundir import tails
-from autoprof.rundir.layout import RunDir
+from autoprof.rundir.layout import CRASHES, RunDir
 from autoprof.rundir.lines import (
     BegunLine,
     DroppedLine,
@@ -36,7 +36,8 @@ class ProcessState(Struct, frozen=True, kw_only=True):
         state: `running`; `exited` as a program exits; `gone` without that, as where it was killed; `elsewhere` where
             that can't be seen from this host or container.
         error: The exception with which it exited.
-        last_ns: The last moment that its timeline knows, in nanoseconds since the epoch.
+        begun_ns: The moment of its first line, in nanoseconds since the epoch.
+        last_ns: Its last sign of life: the end of its timeline, or its crash.
         moved_ns: The last moment at which a span began or ended, or the process began.
         exception: That exception with its stack.
         raised: The last exception that has left a step or a stage, and that nobody above seems to have caught.
@@ -62,6 +63,7 @@ class ProcessState(Struct, frozen=True, kw_only=True):
     raised: RaisedLine | None = None
     ended: Line | None = None
     stepped: Line | None = None
+    begun_ns: int = 0
     moved_ns: int = 0
     lost: list[RaisedLine] = []
     within: str = ""
@@ -112,25 +114,57 @@ def _is_dead(path: Path, named: Collection[int]) -> bool:
 def ends(
     states: Iterable[ProcessState], going_on: bool, now_ns: int, shifts_ns: Mapping[str, int] | None = None
 ) -> list[int]:
-    """Return up to which moment what is open in each process is known to be, by the clock of its host.
+    """Return for each process the moment up to which its spans are known to be open, by the clock of its host.
 
-    Of a process that is there that is now, of one that was killed its last sign of life. Where the whole run has ended,
-    it is the last sign of life of all: a stage that takes long writes nothing.
+    This is now for a running process, and for a process of another host while the run is running. For all others it is
+    their own last sign of life: later lines of other processes say nothing about them.
 
     Args:
         states: The processes.
-        going_on: Whether the run goes on.
+        going_on: True if the run is running.
         now_ns: Now, in nanoseconds since the epoch.
-        shifts_ns: What to add to the times of each host to have them on one clock.
+        shifts_ns: Nanoseconds that bring the times of each host onto one clock.
     """
-    states, shifts = list(states), shifts_ns or {}
-    last = max((state.last_ns + shifts.get(state.host, 0) for state in states), default=0)
+    shifts = shifts_ns or {}
     return [
-        state.last_ns
-        if going_on and state.state in (GONE, EXITED)
-        else (now_ns if going_on else last) - shifts.get(state.host, 0)
+        now_ns - shifts.get(state.host, 0) if open_until_now(state.state, going_on) else state.last_ns
         for state in states
     ]
+
+
+def open_until_now(state: str, going_on: bool) -> bool:
+    """Return True if a process in this state of a run has its spans open now."""
+    return state == RUNNING or (state == ELSEWHERE and going_on)
+
+
+def without_past(
+    states: Iterable[ProcessState], started_ns: int, shifts_ns: Mapping[str, int] | None = None
+) -> list[ProcessState]:
+    """Return the processes, without the open spans that the run has left behind.
+
+    A resumed run has left behind the open spans of its earlier attempts. Every run has left behind the open spans of a
+    dead process once another step has begun.
+
+    Args:
+        states: The processes.
+        started_ns: The start of the run, or of its last attempt if it was resumed.
+        shifts_ns: Nanoseconds that bring the times of each host onto one clock.
+    """
+    states, shifts = list(states), shifts_ns or {}
+    last_step_ns = max((_stepped_ns(state) + shifts.get(state.host, 0) for state in states), default=0)
+    since = {GONE: max(started_ns, last_step_ns), ELSEWHERE: started_ns}
+    return [
+        structs.replace(state, spans=[])
+        if state.last_ns + shifts.get(state.host, 0) < since.get(state.state, 0)
+        else state
+        for state in states
+    ]
+
+
+def _stepped_ns(state: ProcessState) -> int:
+    """Return the start of the last step that a process has begun, 0 if it has begun none."""
+    open_steps = [span.start_ns for span in state.spans if span.kind == "step"]
+    return max([*open_steps, state.stepped.start_ns if state.stepped is not None else 0])
 
 
 def _written(path: Path) -> float:
@@ -227,7 +261,8 @@ def _process(path: Path) -> ProcessState:
         ticks=first.ticks,
         state=state,
         error=ended.error if ended is not None else "",
-        last_ns=last,
+        begun_ns=first.clock.unix_ns,
+        last_ns=max(last, _crashed_ns(path)) if state == GONE else last,
         spans=[] if state == EXITED else open_ones.spans(),
         file=path,
         exception=ended.exception if ended is not None else None,
@@ -241,6 +276,16 @@ def _process(path: Path) -> ProcessState:
         stderr=first.stderr,
         memory=(first.memory, memory),
     )
+
+
+def _crashed_ns(timeline: Path) -> int:
+    """Return when the process of a timeline crashed, in nanoseconds since the epoch; 0 if it left no stack."""
+    try:
+        found = os.stat(timeline.parent.parent / CRASHES / f"{timeline.stem}.txt")
+        return found.st_mtime_ns if found.st_size else 0
+    except OSError as error:
+        interrupts.pass_on(error)
+        return 0
 
 
 def _state(host: str, pid: int, first: ProcessLine, exited: bool) -> str:

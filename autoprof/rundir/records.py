@@ -88,7 +88,8 @@ class Death(Struct, frozen=True, kw_only=True, omit_defaults=True):
     used_bytes: Size = 0  # The memory that was used, of the container or the node.
     limit_bytes: Size = 0  # The memory that there was.
     resident_bytes: Size = 0  # The memory of the process when it was last looked at.
-    started: bool = False  # Whether it had started the run.
+    started: bool = False  # True if it had started the run.
+    earlier: bool = False  # True if it died in an attempt before the run was resumed.
     exception: Raised | None = None  # The exception.
     frames: list[Frame] = []  # Its stack when it crashed, the innermost function last.
     file: str = ""  # The file that says so: a crash dump or a timeline.

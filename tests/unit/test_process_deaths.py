@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -24,14 +25,14 @@ TRAINER = """
 import os, signal, sys, threading, time
 
 class Trainer:
-    global_step = 0
+    global_step, dies_in = 0, 2
     def fit(self, inside=lambda: None, steps=3):
         for self.global_step in range(1, steps + 1):
             self.step(inside)
     def step(self, inside):
         self.update(inside)
     def update(self, inside):
-        if self.global_step == 2:
+        if self.global_step == self.dies_in:
             inside()
 """
 # What each program does in step 2.
@@ -147,6 +148,78 @@ def test_the_run_says_what_ended_its_process(
     assert main.main(["report", run.path, "--json"]) == 0
     findings = json.loads(capsys.readouterr().out)["findings"]
     assert [finding["text"] for finding in findings] == ([text] if text else [])
+
+
+# One attempt at a run. It prints for how long a step was open when it dies in it.
+ATTEMPT = """from small import *
+
+trainer = Trainer()
+first, last, trainer.dies_in = map(int, os.environ["STEPS"].split())
+
+def die():
+    print(time.time() - began, flush=True)
+    {0}
+
+for trainer.global_step in range(first, last + 1):
+    began = time.time()
+    trainer.step(die)
+"""
+KILL, FAIL = "os.kill(os.getpid(), signal.SIGKILL)", "raise ValueError('no score')"
+GONE = "actor rank 0 is gone in update_actor of step {} without a word: it was killed by a signal, or left by os._exit"
+FAILED = "actor rank 0 ended by {} in train.py:8 die, in update_actor of step {}"
+EARLIER = "in an earlier attempt, "
+
+
+@pytest.mark.parametrize(
+    ("attempts", "told", "open_steps"),
+    [
+        ([(KILL, "1 4 3"), ("pass", "2 5 0")], [], []),
+        ([(KILL, "1 4 3"), (KILL, "2 5 3")], [GONE.format(3), EARLIER + GONE.format(3)], [3]),
+        ([(KILL, "1 5 4"), (KILL, "2 5 3")], [GONE.format(3), EARLIER + GONE.format(4)], [3]),
+        (
+            [(KILL, "1 5 4"), (FAIL, "2 5 3")],
+            [FAILED.format("ValueError: no score", 3), EARLIER + GONE.format(4)],
+            [],
+        ),
+        (
+            [(FAIL, "1 5 4"), ("raise KeyError('uid')", "4 6 5")],
+            [FAILED.format("KeyError: 'uid'", 5), EARLIER + FAILED.format("ValueError: no score", 4)],
+            [],
+        ),
+        (
+            [(KILL, "1 2 2"), (KILL, "2 3 3"), (KILL, "3 4 4")],
+            [GONE.format(4), EARLIER + GONE.format(3), EARLIER + GONE.format(2)],
+            [4],
+        ),
+        (
+            [("__import__('ctypes').string_at(0)", "1 2 2"), ("pass", "2 3 0")],
+            ["in an earlier attempt, actor rank 0 crashed (SIGSEGV) in update_actor of step 2: train.py:8 die"],
+            [],
+        ),
+    ],
+)
+def test_a_resumed_run_tells_its_last_attempt_from_earlier_ones(
+    go: Go,
+    tmp_path: Path,
+    attempts: list[tuple[str, str]],
+    told: list[str],
+    open_steps: list[int],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    last = [go(ATTEMPT.format(does), STEPS=steps, AUTOPROF_RUN_ID="one") for does, steps in attempts][-1]
+    run = the_run(tmp_path)
+    assert [death_words.text(death) for death in the_deaths(tmp_path)] == told
+    evidence = death_words.evidence(the_deaths(tmp_path)) if told else []
+    assert [line for line in evidence if line.startswith(("then", "in an earlier"))] == told[1:]
+    assert main.main(["doctor", run.path, "--json"]) == bool(told)
+    executed = json.loads(capsys.readouterr().out)["facts"]["steps executed"]
+    assert re.findall(r"step (\d+) was open for (?:at least|an unknown)", executed) == [
+        str(step) for step in open_steps
+    ]
+    main.main(["report", run.path, "--json"])
+    steps = [row for row in json.loads(capsys.readouterr().out)["open"] if row["kind"] == "step"]
+    assert [row["step"] for row in steps] == open_steps
+    assert all(0 < row["age_s"] <= float(last.stdout) for row in steps)
 
 
 def test_no_empty_crash_file_stays(go: Go, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from autoprof.rundir import decoder, runs
 from autoprof.rundir.captures import UNFINISHED, CaptureFile
 from autoprof.rundir.file_names import COLLECTED, META, NOT_ANALYSED, SNAPSHOT
 from autoprof.rundir.layout import RunDir
-from autoprof.rundir.open_spans import GONE
+from autoprof.rundir.open_spans import open_until_now
 from autoprof.rundir.processes import WAITING
 from autoprof.rundir.records import CollectedFile, HookEntry, HooksFile, OutOfMemoryMeta
 from autoprof.rundir.runs import Run
@@ -50,7 +50,7 @@ def examine_run(run: runs.Run) -> Report:
     executed_s, notes = executed.steps(Path(run.path))
     report.notes += notes
     shifts = {file.host: file.shift_ns for file in timelines(Path(run.path))[0]}
-    opened = open_now.read(run.path, run.state.startswith("running"), time.time_ns(), shifts)
+    opened = open_now.read(run, time.time_ns(), shifts)
     _check_hangs(report, run, opened, executed_s)
     _check_steps(report, run, opened, executed_s)
     _check_captures(report, run)
@@ -126,11 +126,11 @@ def _check_steps(report: Report, run: runs.Run, opened: OpenSpans, executed_s: M
 
 
 def _open_steps(opened: OpenSpans) -> list[str]:
-    """Return in words which step has begun and not ended, and its age; the last one of several."""
-    steps = [row for row in opened.rows()[0] if row.kind == "step"]
+    """Return in words which step is open and how long it has been; if several are, the last to begin."""
+    steps = sorted((row for row in opened.rows()[0] if row.kind == "step"), key=lambda row: row.start_ns)
     return [
-        f"step {row.step} {'was' if row.state == GONE or not opened.going_on else 'has been'} open for "
-        f"{units.seconds(row.age_s)}"
+        f"step {row.step} {'has been' if open_until_now(row.state, opened.going_on) else 'was'} open for "
+        f"{open_now.open_for(row, opened.going_on)}"
         for row in steps[-1:]
     ]
 

@@ -1,4 +1,4 @@
-"""Spans that have begun and not ended, with their ages: of a run that goes on, or of one that was killed."""
+"""Open spans of a run that is running or was killed, with their ages."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from autoprof.base import units
 from autoprof.base.redact import writable
 from autoprof.report.model.run import OpenSpanRow
 from autoprof.rundir import open_spans
 from autoprof.rundir.open_spans import ProcessState
+from autoprof.rundir.runs import Run
 from autoprof.rundir.stacks import OpenSpan
 
 # So many are told, and so many of them are of samples, turns and tools.
@@ -22,10 +24,11 @@ class OpenSpans(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         states: Its processes that have a timeline.
-        ends_ns: Of each the moment up to which that is known, by the clock of its host.
-        shifts_ns: What to add to the times of each host to have them on one clock.
+        ends_ns: The moment up to which the spans of each are known to be open, by the clock of its host.
+        shifts_ns: Nanoseconds that bring the times of each host onto one clock.
         going_on: True if the run is running.
         now_ns: The time of reading, by the clock of this host.
+        started_ns: The start of the run, or of its last attempt if it was resumed.
     """
 
     states: Sequence[ProcessState]
@@ -33,6 +36,7 @@ class OpenSpans(msgspec.Struct, frozen=True, kw_only=True):
     shifts_ns: Mapping[str, int]
     going_on: bool
     now_ns: int
+    started_ns: int = 0
 
     def age_s(self, place: int, span: OpenSpan) -> float:
         """Return the age of a span of the process at a place."""
@@ -44,12 +48,16 @@ class OpenSpans(msgspec.Struct, frozen=True, kw_only=True):
         return moment_ns + self.shifts_ns.get(state.host, 0)
 
     def still_s(self) -> float:
-        """Return the seconds since a span began or ended in any process. Unlike `last_ns`, memory is no movement."""
+        """Return the seconds since a span began or ended in any process, or since the run was resumed.
+
+        Unlike `last_ns`, memory is no movement.
+        """
         moved = max((self.shifted(state, state.moved_ns) for state in self.states), default=self.now_ns)
+        moved = max(moved, self.started_ns)
         return max(0.0, (self.now_ns - moved) / 1e9)
 
     def rows(self) -> tuple[list[OpenSpanRow], int]:
-        """Return the spans as they are told, and how many are left out."""
+        """Return the rows of the report, and how many spans have none."""
         found = [
             (_FIRST.get(span.kind, 2), self.age_s(place, span), state, span)
             for place, state in enumerate(self.states)
@@ -62,11 +70,21 @@ class OpenSpans(msgspec.Struct, frozen=True, kw_only=True):
         return rows, len(found) - len(rows)
 
 
-def read(path: str, going_on: bool, now_ns: int, shifts_ns: Mapping[str, int]) -> OpenSpans:
-    """Read what is open in the run in the folder `path`."""
-    states = open_spans.read(path)
+def read(run: Run, now_ns: int, shifts_ns: Mapping[str, int]) -> OpenSpans:
+    """Read the open spans of a run."""
+    going_on, started_ns = run.state.startswith("running"), round(run.info.started * 1e9)
+    states = open_spans.without_past(open_spans.read(run.path), started_ns, shifts_ns)
     ends = open_spans.ends(states, going_on, now_ns, shifts_ns)
-    return OpenSpans(states=states, ends_ns=ends, shifts_ns=shifts_ns, going_on=going_on, now_ns=now_ns)
+    return OpenSpans(
+        states=states, ends_ns=ends, shifts_ns=shifts_ns, going_on=going_on, now_ns=now_ns, started_ns=started_ns
+    )
+
+
+def open_for(row: OpenSpanRow, going_on: bool) -> str:
+    """Return in words how long a span is or was open. A process that died was last seen when it last wrote a line."""
+    if open_spans.open_until_now(row.state, going_on):
+        return units.seconds(row.age_s)
+    return f"at least {units.seconds(row.age_s)}" if row.age_s else "an unknown time"
 
 
 def where(span: OpenSpan) -> str:

@@ -18,6 +18,7 @@ from autoprof.report.findings.registry import KINDS
 from autoprof.report.model.run import Finding
 from autoprof.rundir import layout, open_spans
 from autoprof.rundir.layout import RunDir
+from autoprof.rundir.open_spans import ProcessState
 from autoprof.rundir.stacks import OpenSpan
 
 HANG = "hang"
@@ -136,22 +137,31 @@ def _between_steps(run: str, opened: OpenSpans, ended_s: Mapping[int, float]) ->
         return
     end_ns, driver = max(drivers, key=lambda each: each[0])
     usual = median(ended_s.values()) if ended_s else 0.0
-    if driver.state == open_spans.EXITED or opened.still_s() < max(STILL_S, TIMES * usual) or driver.stepped is None:
+    if driver.stepped is None or opened.still_s() < max(STILL_S, TIMES * usual):
         return
-    age = max(0.0, (opened.now_ns - end_ns) / 1e9)
-    name = " ".join(filter(None, ["process", driver.stepped.role, f"(pid {driver.pid})"]))
-    there = {
-        open_spans.RUNNING: f"{name} is alive",
-        open_spans.GONE: f"{name} is gone",
-        open_spans.ELSEWHERE: f"{name} ran on {driver.host}, and this host can't tell whether it is alive",
-    }[driver.state]
+    # Which process is the trainer of a resumed run is known with its first step.
+    resumed = end_ns < opened.started_ns
+    if driver.state == open_spans.EXITED and not resumed:
+        return
+    age = max(0.0, (opened.now_ns - max(end_ns, opened.started_ns)) / 1e9)
+    since = "the run was resumed" if resumed else f"step {driver.stepped.step} ended; {_driver(driver)}"
     yield Finding(
         kind=HANG,
-        text=writable(f"no step has begun for {seconds(age)} since step {driver.stepped.step} ended; {there}"),
+        text=writable(f"no step has begun for {seconds(age)} since {since}"),
         evidence=_compared(run, opened, usual),
         seconds=age,
-        file=f"timeline/{driver.file.name}",
+        file=None if resumed else f"timeline/{driver.file.name}",
     )
+
+
+def _driver(state: ProcessState) -> str:
+    """Return in words whether the process that drives the steps is alive."""
+    name = " ".join(filter(None, ["process", state.stepped.role if state.stepped else "", f"(pid {state.pid})"]))
+    return {
+        open_spans.RUNNING: f"{name} is alive",
+        open_spans.GONE: f"{name} is gone",
+        open_spans.ELSEWHERE: f"{name} ran on {state.host}, and this host can't tell whether it is alive",
+    }[state.state]
 
 
 def _compared(run: str, opened: OpenSpans, usual: float) -> list[str]:

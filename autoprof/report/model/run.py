@@ -200,7 +200,7 @@ class OpenSpanRow(msgspec.Struct, frozen=True, kw_only=True):
         kind: The kind of the span.
         name: Its name: of a stage, a tool.
         where: Its role with rank or replica, and which of many it is.
-        age_s: How long it is open: up to now, or up to the last sign of life.
+        age_s: Seconds that it has been open: up to now, or up to the last sign of life of its process.
     """
 
     process: str
@@ -230,9 +230,9 @@ class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
         comparison: Where there was something to hold it against.
         notes: What a reader should know of the figures themselves: lines left out, files that could not be read.
         verdict: A sentence for a run without findings, with the part that could not be judged.
-        open: What has begun and not ended, steps first, then the oldest first.
+        open: Open spans, steps first, then the oldest first, without those that the run has left behind.
         open_left_out: How many such spans there are besides.
-        going_on: Whether the run goes on, so that ages are up to now.
+        going_on: True if the run is running, so that ages of running processes are up to now.
     """
 
     id: str

@@ -20,6 +20,7 @@ import msgspec
 from autoprof import __version__
 from autoprof.base import files, units
 from autoprof.report.figures import words
+from autoprof.report.figures.open_now import open_for
 from autoprof.report.figures.stage_shares import without_own
 from autoprof.report.model.captures import DeviceShares
 from autoprof.report.model.run import Finding, RunFigures, StepFigures, StepRow
@@ -88,6 +89,7 @@ def page(figures: RunFigures) -> str:
         first=next((each.step for each in figures.findings if each.step in numbers), numbers[0] if numbers else None),
         rows=rows(figures.steps),
         open_title=words.open_title(figures.going_on),
+        open_for=open_for,
         many=len(figures.steps) > charts.MOST_BARS,
         stages=[
             Share(stage.name, stage.share, looks[stage.name]) for stage in figures.stages if stage.share is not None

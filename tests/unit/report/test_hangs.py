@@ -341,6 +341,17 @@ def test_a_process_that_is_gone_between_steps_is_named(tmp_path: Path) -> None:
     assert re.fullmatch(rf"{NO_STEP}process trainer \(pid 9000001\) is gone", finding_of(run).text)
 
 
+@pytest.mark.parametrize("minutes", [5, 12])
+def test_a_resumed_run_that_begins_no_step_is_stuck_since_it_was_resumed(tmp_path: Path, minutes: int) -> None:
+    run = between(tmp_path, 600)
+    moved(run, 9_000_001)
+    info = json.loads((run.folder / "run.json").read_text())
+    (run.folder / "run.json").write_text(json.dumps(info | {"started": run.now / 1e9 - 60 * minutes}))
+    found = [finding.text for finding in build.figures(runs.read(run.folder)).findings]
+    said = r"no step has begun for 12 min \d+ s since the run was resumed"
+    assert [bool(re.fullmatch(said, text)) for text in found] == ([True] if minutes == 12 else [])
+
+
 def test_of_a_process_on_another_host_it_is_not_known_whether_it_is_alive(tmp_path: Path) -> None:
     run = between(tmp_path, 12)
     moved(run, 7, host="n2")
@@ -415,7 +426,7 @@ def test_a_run_that_was_killed_in_its_first_step_saw_a_step(tmp_path: Path, caps
     status, report = doctor(run, capsys)
     assert (status, [line for line in report["problems"] if "step was seen" in line or "stuck" in line]) == (1, [])
     assert report["problems"][0].startswith("the trainer is gone in step 1 without a word")
-    assert report["facts"]["steps executed"] == "none; step 1 was open for 0 s"
+    assert report["facts"]["steps executed"] == "none; step 1 was open for an unknown time"
 
 
 def test_a_step_that_stood_and_ended_is_told_as_over(tmp_path: Path) -> None:

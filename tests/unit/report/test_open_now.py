@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from autoprof.base.identity import HOST
 from autoprof.cli.main import main
 from autoprof.report import build, markdown
 from autoprof.report.page import html
 from autoprof.rundir import open_spans, runs
 from autoprof.rundir.open_spans import ELSEWHERE, GONE, RUNNING, ProcessState
+from autoprof.rundir.stacks import OpenSpan
 from tests.support.hung_runs import MIN, HungRun
 from tests.support.traces import load
+
+# No process has this number: pid_max is 2 ** 22 at most.
+GONE_PID = 9_000_001
 
 
 def made(folder: Path, running: bool = True, minutes: float = 2) -> HungRun:
@@ -52,27 +58,65 @@ def test_the_report_lists_steps_and_stages_first_then_the_oldest_samples(tmp_pat
     assert "10 more are open." in page
 
 
-def test_of_a_run_that_was_killed_ages_are_up_to_its_last_sign_of_life(tmp_path: Path) -> None:
-    run = made(tmp_path, running=False)
+def test_of_a_run_that_was_killed_each_process_has_its_own_last_sign_of_life(tmp_path: Path) -> None:
+    run = HungRun(tmp_path / "run", 2, running=False, steps=1)
+    (path,) = (run.folder / "timeline").iterdir()
+    stage = run.begun("stage", "reward", "trainer", 0, 1)
+    path.write_text(path.read_text() + json.dumps(stage, separators=(",", ":")) + "\n")
+    path.rename(path.with_name(f"{HOST}-{GONE_PID}.jsonl"))
+    run.process(7, [run.begun("stage", "update_actor", "actor", 3, 0.5)], host="n2")
     info = json.loads((run.folder / "run.json").read_text())
-    (run.folder / "run.json").write_text(json.dumps(info | {"state": "running", "pid": 2**22 + 1}))
+    (run.folder / "run.json").write_text(json.dumps(info | {"state": "running", "pid": GONE_PID}))
     figures = build.figures(runs.read(run.folder))
     assert figures.state == "unfinished"
-    # The last line is that of the tool that began a minute ago.
-    assert [round(each.age_s) for each in figures.open[:2]] == [60, 30]
-    assert "## Open at its end" in markdown.text(figures)
+    # The stage began a minute after the step. Nothing was written later.
+    assert [(each.name, each.age_s) for each in figures.open] == [("step", 60), ("update_actor", 0), ("reward", 0)]
+    text = markdown.text(figures)
+    assert "## Open at its end" in text
+    assert f"| step | 2 | trainer rank 0 | {HOST} {GONE_PID} | at least 60.0 s |" in text
+    assert "| stage update_actor | 2 | actor rank 3 | n2 7 | an unknown time |" in text
+    assert ">at least 60.0 s<" in html.page(figures)
 
 
-def test_of_a_process_that_was_killed_in_a_run_that_goes_on_its_own_last_sign_counts() -> None:
-    def state(kind: str, last: int) -> ProcessState:
-        return ProcessState(
-            host="h", pid=1, ticks=0, state=kind, error="", last_ns=last, spans=[], file=Path("timeline/h-1.jsonl")
-        )
+def state(kind: str, last: int, *steps: int, host: str = "h") -> ProcessState:
+    """A process with open steps, by their starts."""
+    spans = [OpenSpan(kind="step", name="step", step=start, start_ns=start) for start in steps]
+    file = Path("timeline/h-1.jsonl")
+    return ProcessState(host=host, pid=1, ticks=0, state=kind, error="", last_ns=last, spans=spans, file=file)
 
+
+def test_the_end_of_what_is_open_is_now_or_the_last_sign_of_life_of_its_own_process() -> None:
     states = [state(RUNNING, 5), state(GONE, 7), state(ELSEWHERE, 8)]
     assert open_spans.ends(states, True, 100) == [100, 7, 100]
-    assert open_spans.ends(states, False, 100) == [8, 8, 8]
+    assert open_spans.ends(states, False, 100) == [100, 7, 8]
     assert open_spans.ends(states, True, 100, {"h": 30}) == [70, 7, 70]
+
+
+def test_what_the_run_has_left_behind_is_not_open() -> None:
+    def left(states: list[ProcessState], started: int, **shifts: int) -> list[list[int]]:
+        return [[span.start_ns for span in each.spans] for each in open_spans.without_past(states, started, shifts)]
+
+    # Before the last attempt; a process that is running is never left behind.
+    assert left([state(GONE, 7, 5), state(ELSEWHERE, 7, 5), state(RUNNING, 7, 5)], 8) == [[], [], [5]]
+    assert left([state(GONE, 7, 5), state(ELSEWHERE, 7, 5)], 7) == [[5], [5]]
+    # Before a later step. A process of another host may still be at work.
+    assert left([state(GONE, 7, 5), state(ELSEWHERE, 7, 5), state(RUNNING, 9, 8)], 1) == [[], [5], [8]]
+    assert left([state(GONE, 7, 5), state(RUNNING, 9, 6)], 1) == [[5], [6]]
+    # By the clock that all hosts share.
+    assert left([state(GONE, 7, 5), state(RUNNING, 9, 8, host="n2")], 1, n2=-2) == [[5], [8]]
+
+
+def test_a_crash_is_a_sign_of_life(tmp_path: Path) -> None:
+    run = HungRun(tmp_path / "run", 2, running=False, steps=1)
+    (path,) = (run.folder / "timeline").iterdir()
+    path.rename(path.with_name(f"{HOST}-{GONE_PID}.jsonl"))
+    crash = run.folder / "crashes" / f"{HOST}-{GONE_PID}.txt"
+    crash.parent.mkdir()
+    crash.write_text("")
+    assert open_spans.read(run.folder)[0].last_ns == run.began
+    crash.write_text("Fatal Python error: Aborted\n")
+    os.utime(crash, ns=(run.began, run.began + MIN))
+    assert open_spans.read(run.folder)[0].last_ns == run.began + MIN
 
 
 def test_a_run_in_which_nothing_is_open_has_no_such_section(tmp_path: Path) -> None:

@@ -207,6 +207,17 @@ def test_a_worker_that_crashed_comes_before_the_driver(made: Made) -> None:
     assert [death.pid for death in found] == [ACTOR, DRIVER]
 
 
+def test_a_crash_before_a_process_began_is_of_another_process_with_its_pid(made: Made) -> None:
+    made.process(ACTOR, begun("update_actor", 3))
+    crash = made.path / "crashes" / f"{HOST}-{ACTOR}.txt"
+    crash.parent.mkdir()
+    crash.write_text("Fatal Python error: Aborted\n")
+    os.utime(crash, ns=(START - MS, START - MS))
+    earlier = [{"host": HOST, "pid": ACTOR, "started": START / 1e9 - 60, "state": "unfinished"}]
+    (found,) = deaths.of_run(made.info("ended", 0, earlier=earlier))
+    assert text([found]) == f"in an earlier attempt, process {ACTOR} crashed (SIGABRT)"
+
+
 def test_an_exception_that_the_driver_swallowed_is_told_from_the_trainers_process(made: Made) -> None:
     """hydra prints an exception and leaves by sys.exit(1)."""
     made.process(
