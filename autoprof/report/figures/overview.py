@@ -251,12 +251,12 @@ class Overview:
         length = (span.end_ns - span.start_ns) / 1e9
         parts = by_stage(span, step.timers, step.stages, step.profiling)
         recorded = self._recorded.anywhere.within(span.start_ns, span.end_ns)
-        captured = span.number in self._captured
+        in_profiler = span.number in self._recorded.steps or bool(recorded) or OWN in parts
         return StepRow(
             number=span.number,
             start_ns=span.start_ns,
             seconds=length,
-            captured=captured,
+            captured=span.number in self._captured,
             slow=False,
             usual_s=length,
             stages=parts,
@@ -267,7 +267,7 @@ class Overview:
             tokens_per_s=response / length if response and length else None,
             error=span.error,
             kinds={name: kind for name, kind in self.kinds.items() if name in parts},
-            kind=step_kinds.kind(first=first, captured=captured or bool(recorded) or OWN in parts),
+            kind=step_kinds.kind(first=first, captured=in_profiler),
             no_stage=no_stage(span, parts, step.timers, step.stages, [step.profiling, step.exports]),
         )
 

@@ -14,16 +14,20 @@ class Recorded:
     """The times of a run in which something was recorded, in ns on the clock of the driver's host.
 
     Attributes:
-        anywhere: In any process.
+        anywhere: The times of all processes.
+        steps: The steps with a capture in which a profiler recorded, or may have.
     """
 
     def __init__(self, steps: Iterable[Step] = (), shifts: Mapping[str, int] | None = None) -> None:
         self.anywhere = Union()
+        self.steps: set[int] = set()
         # By host and process, and by replica: another process than the one that records tells of its requests.
         self._by: dict[tuple[str | int, int], Union] = defaultdict(Union)
         for step in steps:
             for capture in step.captures:
-                self._add(capture, (shifts or {}).get(capture.meta.host, 0))
+                if not capture.untraced:
+                    self.steps.add(step.number)
+                    self._add(capture, (shifts or {}).get(capture.meta.host, 0))
 
     def _add(self, capture: CaptureFile, shift: int) -> None:
         meta = capture.meta

@@ -69,6 +69,22 @@ def test_a_step_with_files_of_a_capture_is_captured(tmp_path: Path) -> None:
     assert kinds(figures(folder)) == {1: "warm-up", 2: "captured", 3: "regular"}
 
 
+@pytest.mark.parametrize("tool", ["none", "torch"])
+def test_a_captured_slow_step_is_a_finding_if_nothing_was_recorded(tmp_path: Path, tool: str) -> None:
+    folder = run(tmp_path / "run", 9, 2, 2, 2, 6, 2, 2)
+    began = figures(folder).steps[4].start_ns
+    clock = {side: {"unix_ns": began + at, "monotonic_ns": at} for side, at in (("start", 1), ("stop", 6 * 10**9))}
+    who = {"role": "actor", "stage": "update", "rank": 0, "host": "h", "pid": 1}
+    meta = {"step": 5, "state": "complete", "tool": tool, "reason": "no torch in this process", "clock": clock} | who
+    capture = folder / "global_step_000005" / "actor.update.rank0.h.pid1.meta.json"
+    capture.parent.mkdir()
+    capture.write_text(json.dumps(meta))
+    found = figures(folder)
+    assert (found.steps[4].captured, found.steps[4].kind) == (True, "regular" if tool == "none" else "captured")
+    # Recording may explain what a profiler recorded.
+    assert [finding.kind for finding in found.findings] == (["slow_step"] if tool == "none" else [])
+
+
 def test_an_export_that_ends_in_the_next_step_does_not_make_that_one_captured(tmp_path: Path) -> None:
     of = {"step": 2, "role": "actor", "rank": 0}
     exporter = [span("profiling", "profiler stop", 18, 19, **of), span("profiling", "export", 19, 23, **of)]
