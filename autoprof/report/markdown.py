@@ -179,7 +179,8 @@ def _findings(title: str, found: Sequence[Finding], nothing: str) -> Iterable[st
     if not found:
         yield f"{_safe(nothing[:1].upper() + nothing[1:].rstrip('.'))}."
     for each in found:
-        yield f"- **{seconds(each.seconds)}**: {_safe(each.text)}"
+        cost = f"**{seconds(each.seconds)}**: " if each.seconds else ""
+        yield f"- {cost}{_safe(each.text)}"
         yield from (f"  - {_safe(line)}" for line in each.evidence)
         if each.file:
             yield f"  - in {_code(each.file)}"

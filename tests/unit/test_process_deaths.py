@@ -14,6 +14,7 @@ import pytest
 import wrapt
 
 from autoprof.cli import main
+from autoprof.report import markdown
 from autoprof.rundir import death_words, deaths, runs
 from autoprof.rundir.layout import CRASHES
 from autoprof.rundir.records import Death
@@ -148,6 +149,9 @@ def test_the_run_says_what_ended_its_process(
     assert main.main(["report", run.path, "--json"]) == 0
     findings = json.loads(capsys.readouterr().out)["findings"]
     assert [finding["text"] for finding in findings] == ([text] if text else [])
+    main.main(["report", run.path, "--md", "-"])
+    # A death has no cost in seconds.
+    assert (f"\n- {markdown._safe(text)}\n" in capsys.readouterr().out) == bool(text)
 
 
 # One attempt at a run. It prints for how long a step was open when it dies in it.

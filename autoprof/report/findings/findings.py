@@ -112,8 +112,9 @@ def abridged(findings: Iterable[Finding]) -> list[Finding]:
         else:
             alike[finding.kind][finding.step].append(finding)
     for steps in alike.values():
-        told, rest = list(steps.values())[:_MOST_ALIKE], [str(step) for step in steps][_MOST_ALIKE:]
-        kept += [_with_others(each, "step", rest) for same in told for each in same]
+        rest = sorted(step for step in list(steps)[_MOST_ALIKE:] if step is not None)
+        told = [each for step, same in steps.items() if step not in rest for each in same]
+        kept += [_with_others(each, "step", [str(step) for step in rest]) for each in told]
     return in_order(kept)
 
 

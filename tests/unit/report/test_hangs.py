@@ -473,6 +473,11 @@ def test_damaged_files_never_raise(hung: HungRun, no_torch: None, seed: int) -> 
     assert build.figures(runs.read(hung.folder)).findings
 
 
+def test_a_finding_of_no_step_is_listed_with_those_of_the_costliest_steps() -> None:
+    made = [Finding(kind="failed_samples", text=f"{n}", evidence=[], seconds=n, step=n or None) for n in range(6)]
+    assert [finding.step for finding in findings.abridged(made)] == [5, 4, 3, None]
+
+
 def test_each_step_that_stood_is_told(tmp_path: Path) -> None:
     made = [Finding(kind="hang", text=f"step {n} stood", evidence=[], seconds=n, step=n) for n in range(9)]
     assert [finding.step for finding in findings.abridged(made)] == list(range(8, -1, -1))

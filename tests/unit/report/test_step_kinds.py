@@ -280,7 +280,7 @@ def test_of_many_steps_without_a_stage_the_three_costliest_are_listed(tmp_path: 
     spans = [line for number in range(1, 9) for line in driver(number, 20.0 * number, 10 + number, covered=0.5)]
     found = [each for each in figures(timeline(tmp_path / "run", n1=spans)).findings if each.kind == "no_stage"]
     assert [finding.step for finding in found] == [8, 7, 6]
-    assert found[0].evidence[-1] == "also in 5 other steps: 5, 4, 3, 2, 1"
+    assert found[0].evidence[-1] == "also in 5 other steps: 1, 2, 3, 4, 5"
 
 
 def test_workers_that_wait_while_no_stage_runs_are_one_finding(tmp_path: Path) -> None:
