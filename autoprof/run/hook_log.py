@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,8 @@ from autoprof.rundir import layout, processes
 from autoprof.rundir.file_names import JSON
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import ErrorEntry, HookEntry, HooksFile
+
+_LONGEST_TITLE = 200
 
 
 class Watched(Protocol):
@@ -200,4 +203,8 @@ def process_title() -> str:
         import multiprocessing
 
         return hidden(multiprocessing.current_process().name)
-    return redacted([word for word in words if word][:4]).strip("'")[:200]
+    words = [word for word in words if word][:4]
+    shown = redacted(words)
+    if len(words) == 1:  # a title, which no shell takes
+        shown = shlex.split(shown)[0]
+    return shown if len(shown) <= _LONGEST_TITLE else f"{shown[:_LONGEST_TITLE]}..."

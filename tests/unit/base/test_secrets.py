@@ -252,6 +252,23 @@ def test_the_name_of_a_multiprocessing_process_has_no_secret(monkeypatch: pytest
     assert hook_log.process_title() == "worker token=***"
 
 
+@pytest.mark.parametrize(
+    ("words", "title"),
+    [
+        (["ray::Worker.run (idle)"], "ray::Worker.run (idle)"),
+        (["worker 'first'"], "worker 'first'"),
+        (["python", "train.py", "a b"], "python train.py 'a b'"),
+        (["python", "-c", "x" * 300], f"python -c {'x' * 190}..."),
+    ],
+)
+def test_the_title_of_a_process_has_all_its_quotes(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], title: str
+) -> None:
+    content = "\0".join(words).encode() + b"\0" * 9
+    monkeypatch.setattr(hook_log.io, "open", lambda *_, **__: io.BytesIO(content))
+    assert hook_log.process_title() == title
+
+
 def test_the_error_of_an_upload_has_no_secret_at_its_end() -> None:
     said = upload._said(OSError(f"{'x' * 170} https://user:{'hunter2' * 9}@host"))
     assert "hunter2" not in said
