@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from autoprof.cli.commands import COMMANDS
 from autoprof.config import conditions, values
 from autoprof.hooks import recipe
 from tests.support import reference
@@ -92,6 +93,11 @@ def test_examples_of_code_can_be_read() -> None:
 def test_generated_parts_are_what_the_code_says() -> None:
     stale = [str(path.relative_to(ROOT)) for path, text in reference.pages().items() if path.read_text() != text]
     assert stale == [], "run make formats"
+
+
+def test_each_command_has_one_section() -> None:
+    titles = [line for line in reference.COMMAND_LINE.read_text().splitlines() if line.startswith("## autoprof ")]
+    assert sorted(titles) == sorted({f"## autoprof {name}" for name in COMMANDS})
 
 
 def test_choices_and_conditions_have_their_entries() -> None:
