@@ -25,6 +25,7 @@ from autoprof.base.size_limits import size_limit as size_limit
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
+    from typing import Any
 
 # Nobody has to wait to open a pipe; a link is an error.
 _CAREFULLY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -180,10 +181,20 @@ def write(path: str | os.PathLike[str], content: bytes) -> None:
         with io.open(_create(part), "wb") as file:
             file.write(content)
         os.replace(part, path)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):
             os.unlink(part)
+        name_whole(error, path)
         raise
+
+
+def name_whole(error: Any, path: str | os.PathLike[str]) -> None:
+    """Put the name of a file in place of its part's name into an `OSError`: no user knows the name of a part."""
+    name = error.filename if issubclass(type(error), OSError) else None
+    if type(name) is str and ".part" in (name[-5:], os.path.dirname(name)[-5:]):
+        error.filename = os.fspath(path)
+        # The text of an error with None in this place ends in `-> None`.
+        del error.filename2
 
 
 def append(path: str | os.PathLike[str], content: bytes, first: bytes = b"") -> None:

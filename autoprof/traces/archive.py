@@ -10,16 +10,13 @@ from __future__ import annotations
 import io
 import os
 import tarfile
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from autoprof.base import files
-from autoprof.rundir.file_names import MERGING, PART
-from autoprof.traces.merge import Aligned, Input, align
+from autoprof.traces.merge import Aligned, Input, align, part_of
 from autoprof.traces.reader import TraceError
 from autoprof.traces.timeline_tracks import Timeline, draw
 
@@ -52,9 +49,7 @@ def pack(
     aligned = align(inputs, timeline)
     if not aligned.sources and timeline is None:
         raise TraceError(next(iter(aligned.left_out.values()), "there is nothing to put in"))
-    with tempfile.TemporaryDirectory(dir=output.parent, prefix=MERGING, suffix=PART) as folder:
-        part = Path(folder, "merged")
-        os.close(files.create(part))
+    with part_of(output) as part:
         with part.open("wb") as file, tarfile.open(fileobj=file, mode="w", format=_FORMAT, dereference=True) as archive:
             # The manifest has to come first.
             _add(archive, MANIFEST, msgspec.json.encode(_manifest(aligned, timeline, step)))

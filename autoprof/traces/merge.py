@@ -6,11 +6,12 @@ by itself, in several processes where that is worth it, and the results are put 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -126,9 +127,7 @@ def merge(
     if jobs is None:
         large = sum(each.path.stat().st_size for each in sources) > _WORTH_BYTES
         jobs = min(len(os.sched_getaffinity(0)), _MOST_JOBS) if large else 1
-    with tempfile.TemporaryDirectory(dir=output.parent, prefix=MERGING, suffix=PART) as folder:
-        part = Path(folder, "merged")
-        os.close(files.create(part))
+    with part_of(output) as part:
         with part.open("wb") as file:
             drawn, tallies = _write(file, aligned, timeline, jobs, progress)
         size = part.stat().st_size
@@ -146,6 +145,23 @@ def merge(
         cut={name: tally.cut for name, tally in named if tally.cut},
         left_out=left_out,
     )
+
+
+@contextlib.contextmanager
+def part_of(output: Path) -> Iterator[Path]:
+    """Make an empty file that is to become the output, and remove it if it does not.
+
+    Raises:
+        OSError: It can't be made. The error names the output.
+    """
+    try:
+        with tempfile.TemporaryDirectory(dir=output.parent, prefix=MERGING, suffix=PART) as folder:
+            part = Path(folder, "merged")
+            os.close(files.create(part))
+            yield part
+    except OSError as error:
+        files.name_whole(error, output)
+        raise
 
 
 def align(inputs: Sequence[Input], timeline: Timeline | None = None) -> Aligned:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from autoprof.base import files
 
 # Without standard streams, in a process of its own.
 CLOSED = """
@@ -138,6 +143,14 @@ except TimeoutError:
 print(len(calls), real(signal.SIG_BLOCK, []))
 """
     assert python(LIMITED + code).stdout.split() == ["raised", "3", "set()"]
+
+
+def test_an_error_names_the_file_and_not_its_part(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    for path, number in ((tmp_path / "absent" / "page.html", errno.ENOENT), (tmp_path / "folder", errno.EISDIR)):
+        with pytest.raises(OSError, match=re.escape(f"[Errno {number}] {os.strerror(number)}: {str(path)!r}") + "$"):
+            files.write(path, b"")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 
 def test_a_line_of_the_log_for_a_file_over_the_size_limit_is_left_out(python: Callable[..., Any]) -> None:

@@ -401,7 +401,12 @@ def test_a_slower_operator_is_named(tmp_path: Path) -> None:
         (["report", SLOW, "--against", f"{USUAL}:x"], 2, "'x' is no step"),
         (["report", SLOW, "--against", "nothing"], 1, "no run matches 'nothing'"),
         (["report", SLOW, "--json", "--md", "-"], 2, "can't both go to standard output"),
-        (["report", SLOW, "--md", "/no/such/folder/x.md"], 1, "No such file or directory"),
+        (
+            ["report", SLOW, "--md", "/no/such/folder/x.md"],
+            1,
+            "report: /no/such/folder/x.md: No such file or directory",
+        ),
+        (["report", SLOW, "-o", "/no/such/folder/x.html"], 1, "report: /no/such/folder/x.html: No such file or "),
     ],
 )
 def test_what_is_wrong_is_said(

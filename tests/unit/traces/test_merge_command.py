@@ -122,7 +122,8 @@ def test_what_is_served_as_the_step_is_all_of_it(run: Path, tmp_path: Path, by: 
         (("merge",), "several steps; choose with --step: 2,4"),
         (("merge", "--step", "3"), "has no step 3; there are 2, 4"),
         (("merge", "--step", "4", "--role", "critic"), "no trace of critic in step 4; there are roles actor"),
-        (("merge", "--step", "4", "-o", "/nowhere/x.gz"), "merge: "),
+        (("merge", "--step", "4", "-o", "/nowhere/x.gz"), "No such file or directory: '/nowhere/x.gz'\n"),
+        (("merge", "--step", "4", "--tar", "-o", "/nowhere/x.tar"), "No such file or directory: '/nowhere/x.tar'\n"),
         (("merge", "2025"), "no run matches '2025'"),
     ],
 )
