@@ -25,8 +25,13 @@ _MAX_DEPTH = 5
 
 
 def described(error: BaseException) -> str:
-    """Return the exception's type and text."""
-    return f"{type_name(error)}: {text(error)}"
+    """Return the exception's type and text; the type alone if there is no text."""
+    return ": ".join(filter(None, [type_name(error), text(error)]))
+
+
+def reason(error: BaseException) -> str:
+    """Return the exception's text, or its type if it has none, as a `MemoryError`."""
+    return text(error) or type_name(error)
 
 
 def text(error: BaseException) -> str:

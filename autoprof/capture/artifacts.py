@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from autoprof.base import files, interrupts, log, units
+from autoprof.base.exception_text import reason
 from autoprof.base.originals import os
 from autoprof.capture import cupti, profilers, writer
 from autoprof.capture.budget import Budget, OverBudget
@@ -238,7 +239,7 @@ class Artifacts:
                 self._costs(EXPORT, lambda: self._tool.export(str(raw)))
         except Exception as error:
             interrupts.pass_on(error)
-            self._give_up(f"the trace could not be exported: {error}")
+            self._give_up(f"the trace could not be exported: {reason(error)}")
             return
         chrome = file_names.TRACE.startswith(self._tool.ending)
         most_bytes = int(self._settings.max_trace_mb * 1e6)

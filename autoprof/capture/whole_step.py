@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from autoprof.base import interrupts, log, process
+from autoprof.base.exception_text import reason
 from autoprof.base.originals import threading
 from autoprof.capture import lifecycle
 from autoprof.capture.facts import clock
@@ -108,7 +109,7 @@ class _State(process.State):
                 last.wait()
         except Exception as error:
             interrupts.pass_on(error)
-            log.warning(f"the capture of a step could not be ended: {error}")
+            log.warning(f"the capture of a step could not be ended: {reason(error)}")
 
 
 _state = _State()

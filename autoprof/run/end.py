@@ -9,6 +9,7 @@ from typing import Any
 
 import autoprof
 from autoprof.base import files, identity, interpreter, interrupts, log, process, threads
+from autoprof.base.exception_text import reason
 from autoprof.base.originals import os, subprocess, threading, time
 from autoprof.base.redact import is_url, url
 from autoprof.config.values import MERGE
@@ -48,7 +49,7 @@ def end_run(run: Runtime) -> None:
             _after(run)
     except Exception as error:
         interrupts.pass_on(error)
-        log.warning(f"the end of the run can't be written: {error}")
+        log.warning(f"the end of the run can't be written: {reason(error)}")
 
 
 def _ends(run: Runtime) -> bool:

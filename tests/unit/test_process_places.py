@@ -303,3 +303,10 @@ def test_a_runs_id_that_is_no_folders_name_costs_the_profile_only(tmp_path: Path
     said = through(start(tmp_path, CODE, AUTOPROF_RUN_ID=run_id))
     assert "it takes a folder's name" in said
     assert not list(tmp_path.rglob(".gitignore"))
+
+
+def test_an_end_that_fails_without_a_text_names_the_type(tmp_path: Path) -> None:
+    """The sum of the hooks files is what fails: a large run may leave no memory for it."""
+    code = "import tiny; from autoprof.rundir import processes\ndef summary(*_): raise MemoryError\n"
+    said = through(start(tmp_path, f"{code}processes.summary = summary\n{CODE}"))
+    assert said == "autoprof: the end of the run can't be written: MemoryError\n"

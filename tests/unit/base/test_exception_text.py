@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from autoprof.base.exception_text import described, text
+from autoprof.base.exception_text import described, reason, text
 
 
 class Value:
@@ -100,6 +100,11 @@ def test_a_group_counts_its_exceptions() -> None:
 def test_the_type_stands_before_the_text() -> None:
     assert described(Shown(503)) == "Shown: 503"
     assert described(Metaclass("refused")) == "Metaclass: refused"
+
+
+def test_the_type_stands_for_an_empty_text() -> None:
+    assert (described(MemoryError()), reason(MemoryError())) == ("MemoryError", "MemoryError")
+    assert reason(ValueError("no room")) == "no room"
 
 
 @pytest.mark.parametrize("raised", [SystemExit, RuntimeError])
