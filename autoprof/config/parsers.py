@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from autoprof.base import files
+from autoprof.base import files, interrupts
 from autoprof.base.originals import os
 
 
@@ -102,14 +102,20 @@ def grammar(parse: Callable[[str], object]) -> Callable[[object], str]:
 
 
 def positive(value: object) -> float:
-    """Return a number above 0, which may be given as text."""
+    """Return a number above 0 and below 1e12, which may be given as text."""
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         raise ValueError("")
+    try:
+        number = float(value)
+    except (ValueError, OverflowError) as error:
+        interrupts.pass_on(error)
+        raise ValueError("") from None
+    if number >= 1e12:
+        raise ValueError("it must be below 1000000000000")
+    if not number > 0:
+        raise ValueError("")
     if isinstance(value, str) and not re.fullmatch(r"[0-9]{1,12}(\.[0-9]{0,9})?", value):
-        raise ValueError("")
-    number = float(value)
-    if not 0 < number < 1e12:
-        raise ValueError("")
+        raise ValueError("write it in digits, such as 1024 or 0.5")
     return number
 
 
@@ -117,7 +123,7 @@ def count(value: object) -> int:
     """Return a whole number above 0."""
     number = positive(value)
     if number != int(number):
-        raise ValueError("")
+        raise ValueError("it must be a whole number")
     return int(number)
 
 

@@ -216,6 +216,23 @@ def test_a_condition_has_a_window_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("MIN_FREE_MB", "1e12", " (it must be below 1000000000000)"),
+        ("MIN_FREE_MB", "1000000000000", " (it must be below 1000000000000)"),
+        ("MIN_FREE_MB", "inf", " (it must be below 1000000000000)"),
+        ("MAX_TRACE_MB", "1e3", " (write it in digits, such as 1024 or 0.5)"),
+        ("STOP_TIMEOUT_S", "1_000", " (write it in digits, such as 1024 or 0.5)"),
+        ("MAX_STEPS", "1.5", " (it must be a whole number)"),
+        *(("MIN_FREE_MB", value, "") for value in ("0", "-1", "nan", "much")),
+    ],
+)
+def test_a_number_that_is_refused_says_why(name: str, value: str, why: str, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=re.escape(f"AUTOPROF_{name}: got {value!r}{why}; it takes a number of ")):
+        load({f"AUTOPROF_{name}": value}, tmp_path)
+
+
+@pytest.mark.parametrize(
     ("table", "message"),
     [
         ('what = "step"', "factor is missing"),
