@@ -12,17 +12,17 @@ from typing import Any
 
 from autoprof import _boot
 from autoprof._boot import command
-from autoprof.base import identity, interrupts, log
+from autoprof.base import files, identity, interrupts, log
 from autoprof.base.originals import os
 from autoprof.config.settings import Settings
 from autoprof.hooks import recipe, registry
 from autoprof.hooks.recipe import RecipeError
 from autoprof.hooks.versions import fits
-from autoprof.run import outcome, runtime
+from autoprof.run import end, outcome, runtime
 from autoprof.run.runtime import Runtime
-from autoprof.rundir import decoder
+from autoprof.rundir import decoder, ranks
 from autoprof.rundir.processes import WAITING
-from autoprof.rundir.records import HookEntry, HooksFile
+from autoprof.rundir.records import HookEntry, HooksFile, RunFile
 
 Hooks = Mapping[str, HookEntry]
 
@@ -48,6 +48,7 @@ def tell() -> None:
                 continue
             if hook.state == "applied":
                 _tell_of_own(run)
+                _end_for_another_program(run)
                 return
             if _says(hook) > _says(hooks.setdefault(key, hook)):
                 hooks[key] = hook
@@ -59,6 +60,18 @@ def tell() -> None:
         except OSError as error:
             interrupts.pass_on(error)
             log.warning_once(run.rundir.unwritable(error))
+
+
+def _end_for_another_program(run: Runtime) -> None:
+    """End the run if another program has started it in this process, and has become this one by `os.exec`.
+
+    `exec` leaves the number and the start time of the process as they are, and runs no function of `atexit`.
+    """
+    info = decoder.read(run.rundir.run_json, RunFile)
+    own = (identity.HOST, os.getpid(), identity.began(os.getpid()))
+    of_ranks = files.exists(run.rundir.path / ranks.FOLDER)
+    if info.state == "running" and (info.host, info.pid, info.ticks) == own and not of_ranks:
+        end.end_run(run)
 
 
 def _tell_of_own(run: Runtime) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from functools import partial
 from pathlib import Path
@@ -16,21 +17,33 @@ from autoprof.config.values import MERGE
 from autoprof.run import outcome, seat
 from autoprof.run.cluster import kv
 from autoprof.run.runtime import Runtime
+from autoprof.rundir.file_names import PART, SNAPSHOT, TRACE
 
 _MARK = ".on_finish"
 _AFTER = "autoprof.cli.after_run"
 # How long the process may take to stop being a child, which is some 100 ms.
 _HAND_OVER_S = 10.0
 _PAUSE_S = 0.1
-# A file that has not grown for this long is not being written any more: its process was killed.
+# A file that has not grown for this long is not being written any more.
 _STALE_S = 10.0
+# The same for a recording whose process is gone. A finisher takes less than 0.1 s to start.
+_ORPHAN_S = 2.0
+_GZ = ".gz"
+_RECORDINGS = (TRACE.removesuffix(_GZ), SNAPSHOT)
+_MADE_BY = re.compile(rf"\.{re.escape(identity.HOST)}\.pid(\d{{1,7}})\.")
 
 
 class _State(process.State):
-    """The right to run `AUTOPROF_ON_FINISH`: whether this process is first; None until it has asked other nodes."""
+    """The state of the end in this process.
+
+    Attributes:
+        first: True if this process runs `AUTOPROF_ON_FINISH`; None until it has asked other nodes.
+        began: Seconds since the epoch when this program began; another one may have had the same process, by `os.exec`.
+    """
 
     def begin(self) -> None:
         self.first: bool | None = None
+        self.began = time.time()
 
 
 _state = _State()
@@ -104,13 +117,40 @@ def wait_for_files(run: Runtime, folders: bool = True) -> None:
                 if not folders and files.is_folder(part):
                     continue
                 # A file of tomorrow was written before the clock was set back.
-                fresh |= abs(time.time() - _changed(part)) < _STALE_S
+                age = abs(time.time() - _changed(part))
+                fresh |= age < _STALE_S and not (age > _ORPHAN_S and _is_orphan(part))
             except FileNotFoundError as error:
                 interrupts.pass_on(error)
                 fresh = True
         if not fresh:
             return
         time.sleep(_PAUSE_S)
+
+
+def _is_orphan(part: Path) -> bool:
+    """Return True if a part is of a recording whose process is gone, and that no finisher works on."""
+    name = part.name.removesuffix(PART).removesuffix(_GZ)
+    found = _MADE_BY.search(name)
+    if found is None or not name.endswith(_RECORDINGS):
+        return False
+    pid = int(found[1])
+    gone = _changed(part) < _state.began if pid == os.getpid() else identity.began(pid) is None
+    return gone and not _is_locked(part.with_name(f"{name}{PART}"))
+
+
+def _is_locked(path: Path) -> bool:
+    """Return True if a process holds a lock of a file, or if that can't be seen. Taking the lock would show it, too,
+    but keep a finisher from it."""
+    try:
+        inode = os.stat(path).st_ino
+    except FileNotFoundError as error:
+        interrupts.pass_on(error)
+        return False
+    try:
+        return f":{inode} " in files.text("/proc/locks")
+    except OSError as error:
+        interrupts.pass_on(error)
+        return True
 
 
 def _changed(part: Path) -> float:

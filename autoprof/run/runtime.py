@@ -132,8 +132,9 @@ class Runtime:
 
     def complete(self, no_hooks: str = "") -> None:
         """Summarise in `run.json` what the processes of the run left in `hooks/`, or why none of them had a hook."""
-        if (others := seat.own()) is not None:  # the rank that began has noted them
-            self._earlier = decoder.read(self.rundir.run_json, RunFile).earlier
+        # Another rank, or another program of this process, may have noted them.
+        self._earlier = self._earlier or decoder.read(self.rundir.run_json, RunFile).earlier
+        others = seat.own()
         error = "" if self.stopped else outcome.error() or (others.errors() if others is not None else "")
         known = {"ended": time.time(), "state": runs.FAILED if error else runs.ENDED}
         known |= {"error": error} if error else {}

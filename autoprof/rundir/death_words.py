@@ -88,7 +88,9 @@ def _what(death: Death) -> str:
     if death.how == EXIT and death.exception is not None and (shown := _shown(death.exception.frames)):
         return f"{_how(death)} in {frame(shown)}{f',{place}' if place else ''}"
     if not death.killer and not death.signal and death.how != EXIT:
-        return f"is gone{place} without a word: it was killed by a signal, or left by os._exit"
+        # What `os.exec` starts may not know autoprof. It is no way to leave a step.
+        or_exec = " or os.exec" if death.started and not place else ""
+        return f"is gone{place} without a word: it was killed by a signal, or left by os._exit{or_exec}"
     return f"{_how(death)}{place}"
 
 

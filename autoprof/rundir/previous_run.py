@@ -33,7 +33,7 @@ def cut_off(latest: Path) -> str:
         return ""
     run = info.id or latest.resolve().name
     if state == UNFINISHED:
-        said = f"its process {info.pid} on {info.host} was killed or crashed"
+        said = f"its process {info.pid} on {info.host} is gone: it was killed, crashed, or left by os._exit or os.exec"
     else:
         said = f"captures were cut off: {info.cut_off}"
     return f"the previous run, {run}: {said}; see autoprof doctor {run}"

@@ -226,6 +226,31 @@ def test_a_resumed_run_tells_its_last_attempt_from_earlier_ones(
     assert all(0 < row["age_s"] <= float(last.stdout) for row in steps)
 
 
+PYTHON = "sys.executable, sys.executable"
+NO_WORD = "the process that started the run is gone without a word: it was killed by a signal, or left by os._exit or "
+
+
+@pytest.mark.parametrize(
+    ("becomes", "status", "state", "text"),
+    [
+        (f"{PYTHON}, '-c', 'pass'", 0, "ended", ""),
+        (f"{PYTHON}, '-c', 'from small import *; Trainer().fit()'", 0, "ended", ""),
+        (f"{PYTHON}, '-c', 'exit(3)'", 3, "failed", "the process that started the run exited with status 3"),
+        ("'/bin/sh', 'sh', '-c', 'exit 0'", 0, "unfinished", f"{NO_WORD}os.exec"),
+    ],
+)
+def test_a_run_whose_process_becomes_another_program_ends_with_that_one(
+    go: Go, tmp_path: Path, becomes: str, status: int, state: str, text: str
+) -> None:
+    go(ATTEMPT.format(KILL), STEPS="1 1 1", AUTOPROF_RUN_ID="one")
+    done = go(f"from small import *\nTrainer().fit()\nos.execl({becomes})", AUTOPROF_RUN_ID="one")
+    assert done.returncode == status
+    run = the_run(tmp_path)
+    assert (run.state, [attempt.state for attempt in run.info.earlier]) == (state, ["unfinished"])
+    current = [death_words.text(death) for death in the_deaths(tmp_path) if not death.earlier]
+    assert current == ([text] if text else [])
+
+
 def test_no_empty_crash_file_stays(go: Go, tmp_path: Path) -> None:
     go(PROGRAM.format("pass"))
     assert not Path(the_run(tmp_path).path, CRASHES).exists()

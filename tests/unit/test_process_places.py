@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -247,6 +248,48 @@ def test_files_from_before_a_clock_was_set_back_are_not_waited_for(made: Any) ->
     begun = time.monotonic()
     end.wait_for_files(run)
     assert time.monotonic() - begun < 10
+
+
+# The name of a capture, for a host and a pid; no process has the last number.
+CAPTURE, GONE_PID = "actor.update.rank0.{}.pid{}", 9_000_001
+
+
+@pytest.mark.parametrize(
+    ("name", "age_s", "locked", "waits"),
+    [
+        (CAPTURE.format(identity.HOST, GONE_PID), 3, False, False),
+        # A finisher may be about to start, or at work.
+        (CAPTURE.format(identity.HOST, GONE_PID), 1, False, True),
+        (CAPTURE.format(identity.HOST, GONE_PID), 3, True, True),
+        (CAPTURE.format(identity.HOST, os.getppid()), 3, False, True),
+        (CAPTURE.format("elsewhere", GONE_PID), 3, False, True),
+        (CAPTURE.format(identity.HOST, os.getpid()), 3, False, True),
+        # By another program, which became this one by `os.exec`.
+        (CAPTURE.format(identity.HOST, os.getpid()), 6, False, False),
+    ],
+)
+@pytest.mark.parametrize("ending", [".pt.trace.json", ".pt.trace.json.gz", ".pickle"])
+def test_recordings_of_processes_that_are_gone_are_not_waited_for(
+    made: Any, mocker: Any, name: str, ending: str, age_s: float, locked: bool, waits: bool
+) -> None:
+    run = made(stop_timeout_s=20.0)
+    folder = run.rundir.make(run.rundir.step(1))
+    raw, part = (folder / f"{name}{each}.part" for each in (ending.removesuffix(".gz"), ending))
+    mocker.patch.object(end._state, "began", time.time() - 5)
+    for path in (raw, part):
+        path.touch()
+        os.utime(path, (time.time() - age_s, time.time() - age_s))
+
+    def removed(seconds: float) -> None:
+        raw.unlink()
+        part.unlink(missing_ok=True)
+
+    slept = mocker.patch.object(end.time, "sleep", side_effect=removed)
+    with raw.open() as file:
+        if locked:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        end.wait_for_files(run)
+    assert slept.call_count == int(waits)
 
 
 @pytest.mark.fault("the clock is set back in a capture", "goes on", "nothing; both clocks in the meta file")

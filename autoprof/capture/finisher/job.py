@@ -32,21 +32,34 @@ _ANALYSE_TIMEOUT_S = 3600.0
 _SIGN_OF_LIFE_S = 2.0
 
 
-def finish(job: dict[str, Any]) -> None:
+def finish(job: dict[str, Any], in_turn: bool = False) -> None:
     """Make a trace with its final name and `job["meta_path"]` from `job["raw"]`, which is removed.
 
-    The meta file comes after it and says `complete` or `truncated` of a trace that has its final name; where the trace
-    can't be written it says `failed`. Nothing is done where another process is at it or was.
+    The meta file is written last. It says `complete` or `truncated` of a trace that has its final name, and `failed` if
+    the trace can't be written. If another process has claimed the recording, this one does nothing.
+
+    Args:
+        job: The capture.
+        in_turn: True if other processes may finish theirs first.
     """
     files.open_to_group(job.get("group", False))
     with _claimed(job["raw"]) as mine:
-        if mine:
+        if not mine:
+            return
+        end = turn.wait(job["raw"]) if in_turn else None
+        try:
             _finish(job)
+        finally:
+            if end is not None:
+                end()
 
 
 @contextlib.contextmanager
 def _claimed(raw: str) -> Iterator[bool]:
-    """Yield whether the recording is this process's to finish: its process may not know that it was handed over."""
+    """Lock the recording and yield True; yield False if another process has it: its process may not know that.
+
+    The lock also says that a process works on it, whatever became of the one that made it (`run/end.py`).
+    """
     try:
         descriptor = files.descriptor(raw, os.O_RDONLY)
     except FileNotFoundError:
@@ -185,11 +198,4 @@ def main() -> None:
     if os.fork():
         os._exit(0)
     os.nice(10)
-    if received["raw"].endswith(NSYS_REPORT + PART):  # nsys does the work
-        finish(received)
-        return
-    end = turn.wait(received["raw"])
-    try:
-        finish(received)
-    finally:
-        end()
+    finish(received, in_turn=not received["raw"].endswith(NSYS_REPORT + PART))  # nsys does the work

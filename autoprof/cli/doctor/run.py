@@ -186,8 +186,8 @@ def _check_captures(report: Report, run: runs.Run) -> None:
 def _check_end(report: Report, run: runs.Run) -> None:
     if run.state == UNFINISHED:
         report.problems.append(
-            "the process that started the run is gone and left no word: it was killed by a signal, or ended by "
-            "os._exit, or found no room to write its end; run.json is as it was at the start"
+            "the process that started the run is gone and left no word: it was killed by a signal, or left by "
+            "os._exit or os.exec, or found no room to write its end; run.json is as it was at the start"
         )
     if run.state == runs.FAILED:
         report.problems.append(f"the process that started the run {run.outcome}; its own output says more")
