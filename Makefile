@@ -9,6 +9,7 @@
 # CHROMIUM=none: they are skipped). make contracts: the stored signatures of the targets' releases, from PyPI; CONTRACTS=--new looks for newer
 # releases, CONTRACTS=vllm==0.33.0 refreshes one, CONTRACTS="slime --clone FOLDER" reads commits. make formats: the generated parts of docs/reference, from the code.
 # make bench: the benchmarks, and bench/RESULTS.md; BENCH="boot calls" for some of them, BENCH=--quick for a look. All make what they need.
+# BENCH="large --thorough" has a run of 4,096 ranks.
 # make gpu: shows what autoprof does on this machine's GPU, or with DEVICE=cpu what of it needs none; WHEELS=folder has what
 # torch and transformers do not bring, and make gpu-wheels PYTHON_VERSION=3.12 makes that folder where there is a network.
 # make docs: the site of docs/ in site/; every link and anchor leads somewhere. make docs-outputs: runs the commands on the pages,

@@ -1,6 +1,6 @@
 """Runner of benchmarks: prints their tables, and brings RESULTS.md up to date.
 
-python -m bench [--quick] [--turns N] [--keep FOLDER] [NAMES...]
+python -m bench [--quick] [--turns N] [--thorough] [--keep FOLDER] [NAMES...]
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from bench.results import Section
 
 NAMES = (
     *("boot", "calls", "imports", "steps", "growth", "listening", "inside", "timeline", "stop", "memory", "merge"),
-    "sums",
+    *("sums", "large"),
 )
 
 
-def measure(name: str, *, quick: bool, turns: int | None) -> Section:
-    """Run one benchmark.
+def measure(name: str, *, quick: bool, turns: int | None, thorough: bool) -> Section:
+    """Run one benchmark. `thorough`: with all that it can measure, of those that have more than they show by default.
 
     Raises:
         Failed: It could not be measured.
@@ -34,7 +34,7 @@ def measure(name: str, *, quick: bool, turns: int | None) -> Section:
     module = import_module(f"bench.{name}")
     turns = turns or (module.QUICK if quick else module.TURNS)
     started = time.monotonic()
-    findings = module.run(turns)
+    findings = module.run_thoroughly(turns) if thorough else module.run(turns)
     return Section(
         name=name,
         about=inspect.getdoc(module) or "",
@@ -65,17 +65,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"which: {', '.join(NAMES)}; without any, all")
     parser.add_argument("--quick", action="store_true", help="few turns: to see that it works")
     parser.add_argument("--turns", type=int, help="how many, in place of each benchmark's own number")
+    parser.add_argument("--thorough", action="store_true", help="large: 4,096 ranks too (half an hour, 5 GB of disk)")
     parser.add_argument("--keep", type=Path, help="where results.json and RESULTS.md are kept, if not in bench/")
     parsed = parser.parse_args(arguments)
     if unknown := set(parsed.names) - set(NAMES):
         parser.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
+    if parsed.thorough and parsed.names != ["large"]:
+        parser.error("--thorough is for large")
     store = parsed.keep / results.STORE.name if parsed.keep else results.STORE
     page = parsed.keep / results.PAGE.name if parsed.keep else results.PAGE
     failed = False
     for name in parsed.names or NAMES:
         print(f"== {name} ==", flush=True)
         try:
-            section = measure(name, quick=parsed.quick, turns=parsed.turns)
+            section = measure(name, quick=parsed.quick, turns=parsed.turns, thorough=parsed.thorough)
         except Failed as error:
             failed = True
             print(f"{name} could not be measured; its section stays as it was.\n{error}\n", file=sys.stderr, flush=True)

@@ -1,0 +1,431 @@
+"""Run directories as runs of many ranks leave them.
+
+python -m bench.large_runs FOLDER --ranks N [--steps N] [--gpus N]
+
+The processes are those of a GRPO run of verl: one starts the run, one counts the steps, and each rank is a worker with
+five stages in each step. Two steps are captured, of all ranks. The run is killed in its middle and resumed under the
+same id, a few steps back. The files of the last host were never collected. Workers write no exit line, since Ray kills
+them. There are no samples: bench/timeline.py measures them.
+
+Each process is played: autoprof's own objects write its files under its host name, pid and clock. So the files follow
+the format.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import json
+import multiprocessing
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from autoprof import __version__
+from autoprof.base import files, identity, originals, process
+from autoprof.capture.finisher import job
+from autoprof.capture.subject import Subject
+from autoprof.config.settings import Settings
+from autoprof.hooks import recipe, registry
+from autoprof.run import end, hook_log
+from autoprof.run.cluster import clocks
+from autoprof.run.info import RunInfo
+from autoprof.run.runtime import Runtime
+from autoprof.run.span import Span
+from autoprof.rundir import decoder, file_names, layout
+from autoprof.rundir.records import (
+    CaptureMeta,
+    Clock,
+    CollectedFile,
+    HookEntry,
+    HooksFile,
+    Missing,
+    Moment,
+    NodeState,
+    Offset,
+    RunFile,
+)
+from bench.processes import ROOT
+from tests.support import report_runs, traces
+
+SECOND = 10**9
+RUN_ID = "20261115-100000-abcdef"
+# The clocks when the first attempt starts.
+START_NS, BOOT_NS = report_runs.START_NS, 10**12
+# Above the largest pid of Linux (4,194,304): no process of this machine has one of these.
+FIRST_PID = 5_000_000
+# From the start of an attempt to its first step: imports, and loading the model.
+LOADING_NS = 120 * SECOND
+STEP_NS = 30 * SECOND
+COMMAND = "python -m verl.trainer.main_ppo"
+VERSIONS = {"verl": "0.9.1", "ray": "2.60.0", "vllm": "0.27.1", "torch": "2.13.0"}
+
+
+class Stage(NamedTuple):
+    """A stage of a worker, and the trainer's timer around it. Times are seconds since the step began."""
+
+    name: str
+    role: str
+    timer: str
+    begin: float
+    end: float
+
+
+STAGES = (
+    Stage("generate_sequences", "rollout", "gen", 0.1, 10),
+    Stage("compute_log_prob", "actor", "old_log_prob", 10.5, 14),
+    Stage("compute_ref_log_prob", "ref", "ref", 14.5, 18),
+    Stage("update_actor", "actor", "update_actor", 18.5, 27),
+    Stage("update_weights", "actor", "update_weights", 27.5, 29),
+)
+
+
+_NAMES = [stage.name for stage in STAGES]
+
+
+class Shape(NamedTuple):
+    """The size of a run. `gpus` is the number of ranks on each host."""
+
+    ranks: int
+    steps: int = 300
+    gpus: int = 8
+
+    @property
+    def hosts(self) -> list[str]:
+        return [f"node{number:04d}" for number in range(self.ranks // self.gpus)]
+
+    @property
+    def missing(self) -> str:
+        """Return the host whose files were never collected; an empty text if there is only one host."""
+        return self.hosts[-1] if len(self.hosts) > 1 else ""
+
+    @property
+    def captured(self) -> tuple[int, int]:
+        """Return the captured steps: one of each attempt."""
+        return self.steps // 3, 2 * self.steps // 3 + 1
+
+    @property
+    def attempts(self) -> tuple[Attempt, Attempt]:
+        """Return the attempts. The first is killed in its last step; the second starts at the last checkpoint."""
+        killed = self.steps // 2
+        resumed = killed - max(1, self.steps // 30)
+        first = Attempt(0, 0, range(1, killed + 1))
+        gap = LOADING_NS + len(first.steps) * STEP_NS + 600 * SECOND
+        return first, Attempt(1, gap, range(resumed, self.steps + 1))
+
+
+class Attempt(NamedTuple):
+    """An attempt at the run. `start_ns` is in nanoseconds since the first attempt started."""
+
+    number: int
+    start_ns: int
+    steps: range
+
+    @property
+    def killed(self) -> bool:
+        """Return True if it is killed in its last step."""
+        return self.number == 0
+
+    def pid(self, number: int) -> int:
+        """Return a pid: 0 is the process that starts the run, 1 counts the steps, 2 and above are the ranks."""
+        return FIRST_PID + 100_000 * self.number + number
+
+    def begin_ns(self, step: int) -> int:
+        """Return the start of a step, in nanoseconds since the first attempt started."""
+        return self.start_ns + LOADING_NS + (step - self.steps[0]) * STEP_NS
+
+
+class PlayedClock:
+    """Both clocks of a played host. `now` is in nanoseconds since the first attempt started."""
+
+    def __init__(self, now: int) -> None:
+        self.now = now
+
+    def unix_ns(self) -> int:
+        return START_NS + self.now
+
+    def unix_s(self) -> float:
+        return (START_NS + self.now) / 1e9
+
+    def monotonic_ns(self) -> int:
+        return BOOT_NS + self.now
+
+    def moment(self) -> Moment:
+        return Moment(self.unix_ns(), self.monotonic_ns())
+
+
+@contextlib.contextmanager
+def played(host: str, pid: int, clock: PlayedClock, title: str = COMMAND) -> Iterator[None]:
+    """Make autoprof's code in this process see another host name, pid, time and process title."""
+    values: list[tuple[Any, str, Any]] = [
+        (identity, "HOST", host),
+        (hook_log, "process_title", lambda: title),
+        (originals.os, "getpid", lambda: pid),
+        (originals.time, "time", clock.unix_s),
+        (originals.time, "time_ns", clock.unix_ns),
+        (originals.time, "monotonic_ns", clock.monotonic_ns),
+    ]
+    before = [(module, name, getattr(module, name)) for module, name, _ in values]
+    for module, name, value in values:
+        setattr(module, name, value)
+    try:
+        yield
+    finally:
+        for module, name, value in before:
+            setattr(module, name, value)
+        # Nothing of the played process is written at the exit of this one.
+        process.reset()
+
+
+def info(folder: Path, shape: Shape, attempt: Attempt) -> RunInfo:
+    """Return the facts that the process that starts the run hands on."""
+    return RunInfo(
+        id=folder.name,
+        directory=str(folder),
+        command=f"{COMMAND} trainer.nnodes={len(shape.hosts)} trainer.n_gpus_per_node={shape.gpus}",
+        cwd="/home/user",
+        host=shape.hosts[0],
+        pid=attempt.pid(0),
+        started=(START_NS + attempt.start_ns) / 1e9,
+        python="3.11.7",
+        settings=Settings(dir=str(folder.parent), steps=",".join(map(str, shape.captured)), ranks="all", collect="1"),
+    )
+
+
+def make(folder: Path, shape: Shape) -> None:
+    """Write the directory of a run."""
+    for attempt in shape.attempts:
+        _start(folder, shape, attempt)
+        ranks = [rank for rank in range(shape.ranks) if _host(shape, rank) != shape.missing]
+        with multiprocessing.get_context("fork").Pool(len(os.sched_getaffinity(0))) as pool:
+            pool.map(functools.partial(_worker, folder, shape, attempt), ranks)
+        _trainer(folder, shape, attempt)
+    layout.write_json(folder / file_names.COLLECTED, _collected(folder, shape))
+    finish(folder, shape)
+
+
+def finish(folder: Path, shape: Shape) -> None:
+    """End the run in the process that started it."""
+    attempt = shape.attempts[-1]
+    clock = PlayedClock(attempt.begin_ns(attempt.steps[-1] + 1))
+    with played(shape.hosts[0], attempt.pid(0), clock):
+        run = Runtime(info(folder, shape, attempt))
+        # Kept by the real process since it has resumed the run.
+        run._earlier = decoder.read(run.rundir.run_json, RunFile).earlier
+        run.nodes = [{"id": _node(host), "host": host, "directory": str(folder)} for host in shape.hosts]
+        end.end_run(run)
+
+
+def _start(folder: Path, shape: Shape, attempt: Attempt) -> None:
+    """Write `run.json` and the hooks of the process that starts an attempt."""
+    with played(shape.hosts[0], attempt.pid(0), PlayedClock(attempt.start_ns)):
+        run = Runtime(info(folder, shape, attempt))
+        run.hooks.versions.update(VERSIONS)
+        for hook in _hooks():
+            if reason := registry.left_out(run, hook):
+                run.hooks.skipped(hook, reason)
+            else:
+                run.hooks.applied(hook)
+
+
+def _worker(folder: Path, shape: Shape, attempt: Attempt, rank: int) -> None:
+    """Write the files of one rank."""
+    clock = PlayedClock(attempt.start_ns + LOADING_NS)
+    draw = random.Random(rank)
+    with played(_host(shape, rank), attempt.pid(2 + rank), clock, "ray::WorkerDict.actor_rollout_ref_update_actor"):
+        run = Runtime(info(folder, shape, attempt))
+        _write_hooks(run)
+        for step in attempt.steps:
+            last = attempt.killed and step == attempt.steps[-1]
+            for stage in STAGES[:4] if last else STAGES:
+                clock.now = attempt.begin_ns(step) + int(stage.begin * SECOND)
+                end_ns = attempt.begin_ns(step) + int((stage.end - draw.random() * 0.1) * SECOND)
+                if step in shape.captured:
+                    _captured_stage(run, clock, stage, step, rank, end_ns)
+                    continue
+                span = _span(run, "stage", stage.name, step, stage.role, rank)
+                if last and stage is STAGES[3]:
+                    return
+                clock.now = end_ns
+                span.end()
+            # A real process looks every ten seconds, which changes nothing but in these steps.
+            if step % 50 == 0:
+                run.timeline.tell()
+
+
+def _captured_stage(run: Runtime, clock: PlayedClock, stage: Stage, step: int, rank: int, end_ns: int) -> None:
+    """Write a captured stage: its spans, its trace and its meta file."""
+    subject = Subject(step=step, role=stage.role, stage=stage.name, rank=rank)
+    _cost(run, clock, subject, "profiler start", 2_000_000)
+    span, start = _span(run, "stage", stage.name, step, stage.role, rank), clock.moment()
+    clock.now = end_ns
+    stop = clock.moment()
+    span.end()
+    _cost(run, clock, subject, "profiler stop", 30_000_000)
+    _cost(run, clock, subject, "export", 50_000_000)
+    folder = run.rundir.make(run.rundir.step(step))
+    base = str(folder / subject.file_name(1))
+    raw = base + file_names.TRACE.removesuffix(".gz") + file_names.PART
+    files.write(Path(raw), _trace(stage, start.unix_ns, originals.os.getpid()))
+    # In a real run the finisher is another process.
+    meta = msgspec.to_builtins(_meta(run, subject, Clock(start, stop)))
+    done = {"raw": raw, "base": base, "trace": base + file_names.TRACE, "meta_path": base + file_names.META}
+    job.finish(done | {"meta": meta, "max_bytes": 1 << 30})
+
+
+def _cost(run: Runtime, clock: PlayedClock, subject: Subject, name: str, took_ns: int) -> None:
+    span = _span(run, "profiling", name, subject.step, subject.role, subject.rank)
+    clock.now += took_ns
+    span.end()
+
+
+def _trainer(folder: Path, shape: Shape, attempt: Attempt) -> None:
+    """Write the files of the process that counts the steps: their spans, timers, and the clocks of the other hosts."""
+    clock = PlayedClock(attempt.start_ns + LOADING_NS)
+    with played(shape.hosts[0], attempt.pid(1), clock, "ray::TaskRunnerV1.run"):
+        run = Runtime(info(folder, shape, attempt))
+        _write_hooks(run)
+        for step in attempt.steps:
+            clock.now = attempt.begin_ns(step)
+            span = _span(run, "step", "step", step, "trainer", 0)
+            if step in shape.captured:
+                clocks.write(run.rundir, [_offset(host, clock) for host in shape.hosts[1:]])
+            for stage in STAGES:
+                clock.now = attempt.begin_ns(step) + int((stage.begin - 0.05) * SECOND)
+                timer = _span(run, "timer", stage.timer, step, "trainer", None)
+                if attempt.killed and step == attempt.steps[-1] and stage is STAGES[3]:
+                    return
+                clock.now = attempt.begin_ns(step) + int((stage.end + 0.05) * SECOND)
+                timer.end()
+            clock.now = attempt.begin_ns(step) + STEP_NS - SECOND // 2
+            span.end()
+            if step % 50 == 0:
+                run.timeline.tell()
+
+
+def _span(run: Runtime, kind: str, name: str, step: int, role: str, rank: int | None) -> Span:
+    return Span(run.timeline, kind, name, step=step, role=role, rank=rank)
+
+
+def _write_hooks(run: Runtime) -> None:
+    """Write the hooks file of a process, once: a real process writes it again with each hook."""
+    content = HooksFile(
+        host=identity.HOST,
+        node=_node(identity.HOST),
+        ray="192.0.2.2:6379",
+        pid=originals.os.getpid(),
+        parent=FIRST_PID,
+        process=hook_log.process_title(),
+        python=run.info.python,
+        versions=VERSIONS,
+        hooks=_entries(run),
+        errors={},
+    )
+    layout.write_json(run.rundir.process_file("hooks", file_names.JSON), content)
+
+
+def _entries(run: Runtime) -> dict[str, HookEntry]:
+    run.hooks.versions.update(VERSIONS)
+    found = {}
+    for hook in _hooks():
+        reason = registry.left_out(run, hook)
+        called = run.info.started if not reason and hook.hook.options.get("stage") in _NAMES else None
+        state = "skipped" if reason else "applied"
+        found[hook.key] = HookEntry(**hook.described(), state=state, reason=reason, called=called)
+    return found
+
+
+@functools.cache
+def _hooks() -> list[recipe.BoundHook]:
+    """Return the hooks of the recipes that workers of verl read."""
+    paths = sorted(path for name in ("ray", "verl", "vllm") for path in (ROOT / "recipes").glob(f"{name}*.toml"))
+    return [hook for path in paths for hook in recipe.load(str(path))]
+
+
+def _meta(run: Runtime, subject: Subject, clock: Clock) -> CaptureMeta:
+    return CaptureMeta(
+        step=subject.step,
+        role=subject.role,
+        stage=subject.stage,
+        rank=subject.rank,
+        replica=None,
+        part="",
+        tool="torch",
+        contents=["cpu", "cuda"],
+        left_out=[],
+        window=f"AUTOPROF_STEPS={run.settings.steps}",
+        host=identity.HOST,
+        pid=originals.os.getpid(),
+        clock=clock,
+        versions={"autoprof": __version__} | VERSIONS,
+        bytes=0,
+        state="complete",
+        reason="",
+    )
+
+
+def _trace(stage: Stage, start_ns: int, pid: int) -> bytes:
+    """Return a trace in Kineto's layout: 300 events of a process and its GPU."""
+    base = report_runs.BASE_NS
+    made = _trace_at_start(stage).replace(str(base).encode(), str(base + start_ns - START_NS).encode(), 1)
+    return made.replace(b'"pid": 1,', b'"pid": %d,' % pid)
+
+
+@functools.cache
+def _trace_at_start(stage: Stage) -> bytes:
+    return traces.kineto(report_runs.training((0, stage.end - stage.begin - 0.2)), report_runs.BASE_NS)
+
+
+def _offset(host: str, clock: PlayedClock) -> Offset:
+    return Offset(host=host, offset_ns=0, error_ns=200_000, unix_ns=clock.unix_ns())
+
+
+def _collected(folder: Path, shape: Shape) -> CollectedFile:
+    """Return the result of collecting: the last host did not answer."""
+    states = dict.fromkeys(shape.hosts, "collected") | {shape.hosts[0]: "here"}
+    missing = []
+    if shape.missing:
+        states[shape.missing] = "no answer"
+        missing = [Missing(_node(shape.missing), shape.missing, "", "no answer within 60 s")]
+    nodes = [NodeState(id=_node(host), host=host, state=state, directory=str(folder)) for host, state in states.items()]
+    return CollectedFile(run=folder.name, directory=str(folder), nodes=nodes, missing=missing, left_out=[])
+
+
+def _host(shape: Shape, rank: int) -> str:
+    return shape.hosts[rank // shape.gpus]
+
+
+def _node(host: str) -> str:
+    """Return Ray's id of a node."""
+    return f"{host.encode().hex():0<56}"
+
+
+def described(folder: Path, shape: Shape) -> dict[str, Any]:
+    """Return the size of a made run, its files and their bytes."""
+    found = [path for path in folder.rglob("*") if path.is_file()]
+    return {
+        **{"ranks": shape.ranks, "hosts": len(shape.hosts), "missing": shape.missing, "steps": shape.steps},
+        **{"captured": shape.captured, "files": len(found), "bytes": sum(path.stat().st_size for path in found)},
+    }
+
+
+def main() -> None:
+    """Make a run directory, and print its size as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="the run's own folder; its name is the run's id")
+    parser.add_argument("--ranks", type=int, required=True)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--gpus", type=int, default=8, help="the ranks on each host")
+    said = parser.parse_args()
+    shape = Shape(said.ranks, said.steps, said.gpus)
+    make(said.folder.absolute(), shape)
+    print(json.dumps(described(said.folder, shape)))
+
+
+if __name__ == "__main__":
+    main()
