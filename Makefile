@@ -9,7 +9,7 @@
 # CHROMIUM=none: they are skipped). make contracts: the stored signatures of the targets' releases, from PyPI; CONTRACTS=--new looks for newer
 # releases, CONTRACTS=vllm==0.33.0 refreshes one, CONTRACTS="slime --clone FOLDER" reads commits. make formats: the generated parts of docs/reference, from the code.
 # make bench: the benchmarks, and bench/RESULTS.md; BENCH="boot calls" for some of them, BENCH=--quick for a look. All make what they need.
-# BENCH="large --thorough" has a run of 4,096 ranks.
+# BENCH="large --thorough" has a run of 4,096 ranks. make figures: counts of the code, such as calls of a stage, beside their targets.
 # make gpu: shows what autoprof does on this machine's GPU, or with DEVICE=cpu what of it needs none; WHEELS=folder has what
 # torch and transformers do not bring, and make gpu-wheels PYTHON_VERSION=3.12 makes that folder where there is a network.
 # make docs: the site of docs/ in site/; every link and anchor leads somewhere. make docs-outputs: runs the commands on the pages,
@@ -64,7 +64,7 @@ HAS_TORCH := import sys, importlib.util; sys.exit(importlib.util.find_spec("torc
 GPU_PYTHON = $(if $(filter file,$(origin PYTHON)),$(or $(shell for each in python python3 $(PYTHON); do \
 	$$each -c '$(HAS_TORCH)' 2>/dev/null && echo $$each && break; done),python3),$(PYTHON))
 
-.PHONY: demo environments chromium test test-pythons differential faults matrix test-engines test-releases test-trainers contracts formats docs docs-outputs docs-images bench gpu gpu-wheels check clean
+.PHONY: demo environments chromium test test-pythons differential faults matrix test-engines test-releases test-trainers contracts formats docs docs-outputs docs-images bench figures gpu gpu-wheels check clean
 
 # What the tests need, with -j beside each other.
 environments: chromium $(VENV)/.ready-for-tests $(WRAPTS:%=.venvs/%/.ready) $(CHOSEN:%=.venvs/%/.ready) $(VERLS:%=.venvs/%/.ready) $(TRAINED:%=.venvs/%/.ready)
@@ -122,6 +122,9 @@ docs-images: chromium $(VENV)/.ready-for-tests
 
 bench: $(VENV)/.ready-for-tests $(PEERS:%=.venvs/bench-%/.ready) .venvs/bench-autoprof/.installed
 	$(VENV)/bin/python -m bench $(BENCH)
+
+figures: $(VENV)/.ready-for-tests
+	@$(VENV)/bin/python -m bench.figures
 
 gpu:
 	@$(GPU_PYTHON) -m bench.gpu --device $(DEVICE) --out $(OUT) $(if $(WHEELS),--wheels $(WHEELS)) $(ROWS)
