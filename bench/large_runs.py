@@ -1,11 +1,12 @@
 """Run directories as runs of many ranks leave them.
 
-python -m bench.large_runs FOLDER --ranks N [--steps N] [--gpus N]
+python -m bench.large_runs FOLDER --ranks N [--steps N] [--gpus N] [--exits]
 
 The processes are those of a GRPO run of verl: one starts the run, one counts the steps, and each rank is a worker with
 five stages in each step. Two steps are captured, of all ranks. The run is killed in its middle and resumed under the
 same id, a few steps back. The files of the last host were never collected. Workers write no exit line, since Ray kills
-them. There are no samples: bench/timeline.py measures them.
+them; with `--exits` they write one, as the ranks of torchrun and srun do. There are no samples: bench/timeline.py
+measures them.
 
 Each process is played: autoprof's own objects write its files under its host name, pid and clock. So the files follow
 the format.
@@ -197,13 +198,13 @@ def info(folder: Path, shape: Shape, attempt: Attempt) -> RunInfo:
     )
 
 
-def make(folder: Path, shape: Shape) -> None:
-    """Write the directory of a run."""
+def make(folder: Path, shape: Shape, exits: bool = False) -> None:
+    """Write the directory of a run. `exits`: workers of the second attempt write an exit line."""
     for attempt in shape.attempts:
         _start(folder, shape, attempt)
         ranks = [rank for rank in range(shape.ranks) if _host(shape, rank) != shape.missing]
         with multiprocessing.get_context("fork").Pool(len(os.sched_getaffinity(0))) as pool:
-            pool.map(functools.partial(_worker, folder, shape, attempt), ranks)
+            pool.map(functools.partial(_worker, folder, shape, attempt, exits), ranks)
         _trainer(folder, shape, attempt)
     layout.write_json(folder / file_names.COLLECTED, _collected(folder, shape))
     finish(folder, shape)
@@ -233,7 +234,7 @@ def _start(folder: Path, shape: Shape, attempt: Attempt) -> None:
                 run.hooks.applied(hook)
 
 
-def _worker(folder: Path, shape: Shape, attempt: Attempt, rank: int) -> None:
+def _worker(folder: Path, shape: Shape, attempt: Attempt, exits: bool, rank: int) -> None:
     """Write the files of one rank."""
     clock = PlayedClock(attempt.start_ns + LOADING_NS)
     draw = random.Random(rank)
@@ -256,6 +257,8 @@ def _worker(folder: Path, shape: Shape, attempt: Attempt, rank: int) -> None:
             # A real process looks every ten seconds, which changes nothing but in these steps.
             if step % 50 == 0:
                 run.timeline.tell()
+        if exits:
+            run.timeline.leave()
 
 
 def _captured_stage(run: Runtime, clock: PlayedClock, stage: Stage, step: int, rank: int, end_ns: int) -> None:
@@ -421,9 +424,10 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, required=True)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--gpus", type=int, default=8, help="the ranks on each host")
+    parser.add_argument("--exits", action="store_true", help="workers write an exit line")
     said = parser.parse_args()
     shape = Shape(said.ranks, said.steps, said.gpus)
-    make(said.folder.absolute(), shape)
+    make(said.folder.absolute(), shape, said.exits)
     print(json.dumps(described(said.folder, shape)))
 
 

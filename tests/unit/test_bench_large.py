@@ -57,6 +57,18 @@ def test_each_rank_has_five_stages_in_each_step(made: tuple[Path, dict[str, Any]
     assert {span["rank"] for span in stages} == {0, 1, 2, 3}
 
 
+def test_workers_write_an_exit_line_if_that_is_asked_for(made: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    folder = tmp_path / RUN_ID
+    processes.run([MAIN, "-m", "bench.large_runs", folder, *SIZE, "--exits"])
+    assert _exits(folder) == ["node0000-5100002", "node0000-5100003", "node0000-5100004", "node0000-5100005"]
+    assert _exits(made[0]) == []
+
+
+def _exits(folder: Path) -> list[str]:
+    """Return the processes whose timeline ends with an exit line."""
+    return sorted(path.stem for path in folder.glob("timeline/*.jsonl") if '{"kind":"exit"' in path.read_text())
+
+
 def test_commands_find_no_problem_in_a_made_run_but_the_missing_host(made: tuple[Path, dict[str, Any]]) -> None:
     folder, _ = made
     where = ["--dir", str(folder.parent)]
