@@ -106,6 +106,11 @@ class Shape(NamedTuple):
         return self.hosts[-1] if len(self.hosts) > 1 else ""
 
     @property
+    def collected(self) -> int:
+        """Return the number of ranks whose files are there."""
+        return self.ranks - (self.gpus if self.missing else 0)
+
+    @property
     def captured(self) -> tuple[int, int]:
         """Return the captured steps: one of each attempt."""
         return self.steps // 3, 2 * self.steps // 3 + 1
@@ -202,7 +207,8 @@ def make(folder: Path, shape: Shape, exits: bool = False) -> None:
     """Write the directory of a run. `exits`: workers of the second attempt write an exit line."""
     for attempt in shape.attempts:
         _start(folder, shape, attempt)
-        ranks = [rank for rank in range(shape.ranks) if _host(shape, rank) != shape.missing]
+        # The missing host is the last one.
+        ranks = range(shape.collected)
         with multiprocessing.get_context("fork").Pool(len(os.sched_getaffinity(0))) as pool:
             pool.map(functools.partial(_worker, folder, shape, attempt, exits), ranks)
         _trainer(folder, shape, attempt)
