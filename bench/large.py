@@ -20,7 +20,8 @@ from pathlib import Path
 from autoprof.rundir import file_names
 from autoprof.rundir.layout import RunDir
 from bench import processes
-from bench.large_runs import RUN_ID, Shape
+from bench.large_runs import RUN_ID
+from bench.large_shapes import Shape
 from bench.paired import Goal, Table, Taken, in_turns
 from bench.processes import CHILDREN, MAIN, ROOT, Failed
 from bench.results import Findings

@@ -11,7 +11,8 @@ import sys
 import time
 from pathlib import Path
 
-from bench.large_runs import Shape, finish
+from bench.large_runs import finish
+from bench.large_shapes import Shape
 
 
 def main(folder: Path, shape: Shape) -> dict[str, float]:
