@@ -267,6 +267,8 @@ CAPTURE, GONE_PID = "actor.update.rank0.{}.pid{}", 9_000_001
         # By another program, which became this one by `os.exec`.
         (CAPTURE.format(identity.HOST, os.getpid()), 6, False, False),
     ],
+    # The names have pids, which differ in each process of the tests.
+    ids=["gone", "gone lately", "at work", "running", "elsewhere", "own", "earlier program"],
 )
 @pytest.mark.parametrize("ending", [".pt.trace.json", ".pt.trace.json.gz", ".pickle"])
 def test_recordings_of_processes_that_are_gone_are_not_waited_for(
