@@ -117,7 +117,9 @@ def _last_traceback(text: str) -> tuple[str, str]:
 
 
 def _frames_in(stack: str) -> list[Frame]:
-    return [Frame(function.strip(), file, int(line)) for file, line, function in _FRAME.findall(stack)]
+    """Return the functions of a traceback's text, without autoprof's."""
+    found = [Frame(function.strip(), file, int(line)) for file, line, function in _FRAME.findall(stack)]
+    return [frame for frame in found if not frame.file.startswith(_OWN)]
 
 
 def _at(frames: list[Frame]) -> str:
@@ -165,7 +167,7 @@ def _remote(text: str) -> tuple[list[Frame], int]:
     text = text[:_MOST_READ]
     stack, _ = _last_traceback(text)
     pids = [int(header[1]) for header in _HEADER.finditer(text) if header[1]]
-    return [frame for frame in _frames_in(stack) if not frame.file.startswith(_OWN)], pids[-1] if pids else 0
+    return _frames_in(stack), pids[-1] if pids else 0
 
 
 def _message(text: str, more: int = 0) -> str:

@@ -28,8 +28,8 @@ _FATAL = re.compile(r"^Fatal Python error: ([^\n]{1,100})$", re.MULTILINE)
 _TVM = "\n!!!!!!! Segfault encountered !!!!!!!\n"
 _FRAME = re.compile(r'^  File "([^"\n]{1,400})", line (\d{1,9}) in ([^\n]{1,200})$', re.MULTILINE)
 _THREAD = re.compile(r"^(?:Current thread 0x|Thread 0x|Stack \()[^\n]*$", re.MULTILINE)
-# What stands around a hooked function.
-_OWN = re.compile(r"[/\\]autoprof[/\\]hooks[/\\]\w+\.py$")
+# autoprof's modules that run in a program, on any host.
+_OWN = re.compile(r"[/\\]autoprof[/\\]((_boot|base|behaviours|capture|hooks|run|windows)[/\\].*|__init__|agent)\.py$")
 _MOST_BYTES = 1 << 20
 _TAIL_BYTES = 1 << 17
 
@@ -96,5 +96,7 @@ def parsed(text: str) -> tuple[str, list[Frame]]:
 
 
 def _frames(text: str) -> list[Frame]:
+    """Return a stack without autoprof's functions, if it has others. The innermost function is the last."""
     found = [Frame(function, file, int(line)) for file, line, function in _FRAME.findall(text)]
-    return [frame for frame in found if not _OWN.search(frame.file)][::-1]
+    of_program = [frame for frame in found if not _OWN.search(frame.file)]
+    return (of_program or found)[::-1]

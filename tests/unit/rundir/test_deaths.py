@@ -218,6 +218,33 @@ def test_a_crash_before_a_process_began_is_of_another_process_with_its_pid(made:
     assert text([found]) == f"in an earlier attempt, process {ACTOR} crashed (SIGABRT)"
 
 
+@pytest.mark.parametrize(
+    "own", ["capture/profilers/foreign.py", "hooks/wrapper.py", "behaviours/ray/session.py", "__init__.py"]
+)
+def test_a_crash_is_not_placed_in_a_file_of_autoprof(made: Made, own: str) -> None:
+    made.process(ACTOR, begun("update_actor", 3))
+    (made.path / "crashes").mkdir()
+    (made.path / "crashes" / f"{HOST}-{ACTOR}.txt").write_text(
+        "Fatal Python error: Segmentation fault\n\nCurrent thread 0x01 (most recent call first):\n"
+        f'  File "/src/autoprof/autoprof/{own}", line 119 in watched\n'
+        '  File "/x/site-packages/torch/autograd/profiler.py", line 400 in _prepare_trace\n'
+        '  File "/home/u/autoprof/train.py", line 12 in fit\n'
+    )
+    found = deaths.of_run(made.info("running"))
+    assert text(found) == "actor rank 1 crashed (SIGSEGV) in update_actor of step 143: train.py:12 fit"
+    assert [frame.function for frame in found[0].frames] == ["fit", "_prepare_trace"]
+
+
+def test_a_crash_in_functions_of_autoprof_alone_shows_them(made: Made) -> None:
+    made.process(ACTOR, begun("update_actor", 3))
+    (made.path / "crashes").mkdir()
+    (made.path / "crashes" / f"{HOST}-{ACTOR}.txt").write_text(
+        "Fatal Python error: Aborted\n\nCurrent thread 0x01 (most recent call first):\n"
+        '  File "/x/autoprof/capture/writer.py", line 9 in write\n'
+    )
+    assert [frame.function for frame in deaths.of_run(made.info("running"))[0].frames] == ["write"]
+
+
 def test_an_exception_that_the_driver_swallowed_is_told_from_the_trainers_process(made: Made) -> None:
     """hydra prints an exception and leaves by sys.exit(1)."""
     made.process(
