@@ -21,10 +21,10 @@ from autoprof.base.originals import threading, time
 
 # The functions that start and end torch's profilers, by the module that calls them by these names (torch 2.13).
 # `torch.profiler` calls the first module. Only a profiler that is prepared uses Kineto; `emit_nvtx` does not.
-_PREPARE, _DISABLE = "_prepare_profiler", "_disable_profiler"
+_PREPARE, _DISABLE, _DISABLE_LEGACY = "_prepare_profiler", "_disable_profiler", "_disable_profiler_legacy"
 _FUNCTIONS = {
     "torch.autograd.profiler": (_PREPARE, "_enable_profiler", _DISABLE),
-    "torch.autograd.profiler_legacy": ("_enable_profiler_legacy",),
+    "torch.autograd.profiler_legacy": ("_enable_profiler_legacy", _DISABLE_LEGACY),
 }
 # The clock that the first of them reads when a profiler starts and ends (torch 2.13).
 _CLOCK = "perf_counter_ns"
@@ -41,6 +41,7 @@ class _State(process.State):
         interrupt: Ends autoprof's recording. Takes the reason, and True if a recording of another thread ends too.
         threads: Threads that have prepared or started Kineto and not ended it.
         npu: Profilers of torch_npu that are on.
+        ended: True if a profiler of torch has ended since `has_ended` was called.
     """
 
     clock: Callable[[], int] | None = None
@@ -49,6 +50,7 @@ class _State(process.State):
     def begin(self) -> None:
         self.threads: set[int] = set()
         self.npu: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.ended = False
 
     def in_child(self) -> None:
         self.threads &= {threading.get_ident()}
@@ -110,6 +112,12 @@ def busy() -> str:
     return f"{name} is on in this process" if name else ""
 
 
+def has_ended() -> bool:
+    """Return True if a torch profiler of the program has ended since the last call."""
+    ended, _state.ended = _state.ended, False
+    return ended
+
+
 def _enabled() -> bool:
     """Return True if torch records this thread. It does not know of `profile_all_threads`, nor of a warm-up."""
     autograd = sys.modules.get("torch.autograd")
@@ -146,7 +154,9 @@ def _watched(function: Callable[..., Any], name: str) -> Callable[..., Any]:
         try:
             if name == _PREPARE:  # before autoprof's recording ends, so that no other one begins
                 _state.threads.add(threading.get_ident())
-            if name != _DISABLE:
+            if name in (_DISABLE, _DISABLE_LEGACY):
+                _state.ended = True
+            else:
                 _make_way("torch", everywhere=name == _PREPARE)
             result = function(*args, **kwargs)
         except BaseException:

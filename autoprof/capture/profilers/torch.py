@@ -10,7 +10,7 @@ from typing import Any
 
 from autoprof.base import files, interrupts, log, process, threads
 from autoprof.base.originals import io, json, os
-from autoprof.capture.profilers import foreign, module_moves, profile_functions
+from autoprof.capture.profilers import foreign, module_moves, profile_functions, ranges
 from autoprof.capture.profilers.arguments import taken
 from autoprof.config.settings import Settings
 from autoprof.rundir import file_names
@@ -85,7 +85,10 @@ class TorchTool:
         self._profile = profile(**arguments, **taken(profile, {"custom_trace_id_callback": _trace_id}))
         if module_moves.REFERRED.intersection(used):
             module_moves.allow(_end_and_free)
+        if foreign.has_ended():
+            ranges.end_all()
         try:
+            ranges.begin()
             foreign.own(True)
             threads.blocking(self._profile.start)  # Kineto starts a thread with the first one
         except BaseException:  # as in `stop`
@@ -112,6 +115,7 @@ class TorchTool:
         _unwritten.append(self._profile)
         try:
             foreign.own(True)
+            ranges.end()
             self._end()
         except BaseException:
             # A signal, or its handler, came in between: nothing else would end the recording.
@@ -185,6 +189,7 @@ def _enabled() -> bool:
 
 def _disable() -> None:
     """End torch's recording of this thread and lose it."""
+    ranges.end()
     if _enabled():
         from torch.autograd import _disable_profiler, profiler
 
@@ -263,4 +268,6 @@ def mark(name: str) -> Callable[[], None]:
     """
     from torch.autograd import _record_function_with_args_enter, _record_function_with_args_exit
 
-    return partial(_record_function_with_args_exit, _record_function_with_args_enter(name))
+    handle = _record_function_with_args_enter(name)
+    ranges.note(handle)
+    return partial(_record_function_with_args_exit, handle)

@@ -341,7 +341,7 @@ def test_of_a_workers_exception_that_torch_brings_the_text_is_told_without_its_t
 def test_the_place_in_a_text_is_not_a_file_of_autoprof() -> None:
     error = RuntimeError("a worker failed")
     own = f'  File "{raised.__file__}", line 30, in drive\n    return function()\n'
-    error.__cause__ = ValueError(TRACEBACK.replace("ValueError", f"{own}ValueError"))
+    error.__cause__ = ValueError(TRACEBACK.replace("\nValueError", f"\n{own}ValueError"))
     assert raised.of(error).cause == "ValueError: no score in reward.py:44 fetch_score"
 
 
