@@ -84,9 +84,9 @@ def test_it_is_switched_off_and_on(asked: Asked) -> None:
 @pytest.mark.parametrize(
     ("address", "why"),
     [
-        ("not an address", ""),
-        ("127.0.0.1:1", "nothing answers there (Connection refused)"),
-        ("127.0.0.1:99999", "nothing answers there ("),
+        ("not an address", "can't connect to the Ray cluster at 'not an address': "),
+        ("127.0.0.1:1", "no Ray cluster at '127.0.0.1:1': nothing answers there (Connection refused)"),
+        ("127.0.0.1:99999", "no Ray cluster at '127.0.0.1:99999': nothing answers there ("),
     ],
 )
 def test_what_is_wrong_with_the_address_is_said(asked: Asked, address: str, why: str) -> None:
@@ -94,7 +94,7 @@ def test_what_is_wrong_with_the_address_is_said(asked: Asked, address: str, why:
     wrong.folder, wrong.address = asked.folder, address
     done = wrong.trigger()
     assert done.returncode == 1
-    assert done.stderr.startswith(f"autoprof: trigger: --ray: no Ray cluster at {address!r}: {why}")
+    assert done.stderr.startswith(f"autoprof: trigger: --ray: {why}")
 
 
 def test_a_run_that_has_ended_is_not_waited_for_nor_asked(asked: Asked) -> None:

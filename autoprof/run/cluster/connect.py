@@ -8,6 +8,8 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
+from autoprof.base.exception_text import reason
+from autoprof.base.exceptions import type_name
 from autoprof.base.originals import os
 from autoprof.base.redact import hidden
 
@@ -54,8 +56,7 @@ def connected(address: str) -> Iterator[Any]:
         off = {"env_vars": {"AUTOPROF": "0"}}
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, runtime_env=off)
     except Exception as error:
-        said = hidden(" ".join(str(error).split()), 300)
-        raise Unreachable(hidden(f"no Ray cluster at {address!r}: {said}")) from None
+        raise Unreachable(hidden(f"can't connect to the Ray cluster at {address!r}: {_why(error)}")) from None
     try:
         yield ray
     except Lost:
@@ -64,6 +65,20 @@ def connected(address: str) -> Iterator[Any]:
         ray.shutdown()
         raise
     ray.shutdown()
+
+
+def _why(error: Exception) -> str:
+    """Return what failed, and what to do if it may be the token.
+
+    A missing token is a ConnectionError like others. Only lines of Ray's C++ code on stderr name it (Ray 2.60,
+    gcs_client.cc: "InvalidAuthToken").
+    """
+    said = hidden(" ".join(reason(error).split()), 300)
+    kind = type_name(error)
+    what = said if said == kind else f"{kind}: {said}"
+    if not issubclass(type(error), ConnectionError):
+        return what
+    return f"{what}; if the cluster has token authentication, set RAY_AUTH_MODE=token and its RAY_AUTH_TOKEN here"
 
 
 def _reach(address: str) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import pytest
@@ -316,3 +317,30 @@ def test_without_a_cluster_and_without_a_run_here_both_are_said(tmp_path: Path) 
     assert done.returncode == 1
     assert done.stderr.startswith("autoprof: no Ray cluster at '127.0.0.1:1': nothing answers there (")
     assert f"); there is no folder '{tmp_path}/autoprof_runs'" in done.stderr
+
+
+@pytest.mark.needs("ray")
+@pytest.mark.parametrize("kind", ["authentication", "connection", "version"])
+def test_what_keeps_ray_from_a_cluster_that_answers_is_said(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray.exceptions import AuthenticationError
+
+    error, said = {
+        "authentication": (
+            AuthenticationError("Token authentication is enabled but no token was found"),
+            "Token authe",
+        ),
+        "connection": (ConnectionError("Failed to connect to Ray cluster at 192.0.2.2:6391"), "Failed to connect to "),
+        "version": (RuntimeError("Version mismatch"), "Version mismatch"),
+    }[kind]
+
+    def init(**_: Any) -> NoReturn:
+        raise error
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=init))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        with pytest.raises(connect.Unreachable) as caught, connect.connected(address):
+            pass
+    text = str(caught.value)
+    assert text.startswith(f"can't connect to the Ray cluster at {address!r}: {type(error).__name__}: {said}")
+    assert ("RAY_AUTH_TOKEN here" in text) == (kind == "connection")
