@@ -19,9 +19,8 @@ from autoprof.capture import cupti, lifecycle
 # dispatch is for the first call of a hook, which imports nothing: a child that is forked meanwhile would wait forever
 # for an import that another thread had begun.
 from autoprof.hooks import dispatch, main_script, patching, recipe, registry, returned  # noqa: F401
-from autoprof.run import end, runtime, seat, torchrun
+from autoprof.run import end, process_state, runtime, seat, torchrun, watcher
 from autoprof.run.runtime import Runtime
-from autoprof.run.watch import flight_record, hang
 
 
 class _State(process.State):
@@ -39,7 +38,7 @@ class _State(process.State):
     def at_exit(self) -> None:
         if (run := runtime.current()) is None:
             return
-        if files.exists(run.rundir.run_json) or seat.own() is not None:
+        if files.exists(run.rundir.run_json) or seat.own_seat() is not None:
             end.end_run(run)
         elif _boot.starter() not in (None, os.getpid()):
             # The process that started the run says why it has no hook, and has to know about this one.
@@ -90,16 +89,18 @@ def join() -> Runtime | None:
                     f"autoprof cleared it for this run ({cupti.KEEP}=1 keeps it)"
                 )
             if run.settings.compares:
-                from autoprof.windows import monitor, stats  # noqa: F401  as for dispatch
+                from autoprof.windows import (
+                    stats,
+                )
 
                 stats.attach(run)
-            if hang.limits(run.settings.when)[0]:
+            if watcher.hang_limits(run.settings.when)[0]:
                 # Torch reads it with the first group of processes; the trainer imports it long before.
-                flight_record.enable(os.environ)
+                process_state.enable_flight_record(os.environ)
             if run.settings.memory.oom:
-                from autoprof.capture.profilers import oom
+                from autoprof.capture.profilers import memory
 
-                oom.watch(run, lifecycle.subject)
+                memory.watch_out_of_memory(run, lifecycle.subject)
             if run.started_here or not command.THIS.ray_worker:
                 _state.end_first()
         _state.joined = True

@@ -33,11 +33,9 @@ from autoprof.capture.finisher import job
 from autoprof.capture.subject import Subject
 from autoprof.config.settings import Settings
 from autoprof.hooks import recipe, registry
-from autoprof.run import end, hook_log
-from autoprof.run.cluster import clocks
-from autoprof.run.info import RunInfo
-from autoprof.run.runtime import Runtime
-from autoprof.run.span import Span
+from autoprof.run import clocks, end, hook_log
+from autoprof.run.runtime import RunInfo, Runtime
+from autoprof.run.timeline import Span
 from autoprof.rundir import decoder, file_names, layout
 from autoprof.rundir.records import (
     CaptureMeta,

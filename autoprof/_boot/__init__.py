@@ -142,9 +142,9 @@ def _activate() -> None:
         return
     starts = STARTER not in os.environ and not THIS.ray_worker
     if any(name in os.environ for name in _RANKS):
-        from autoprof._boot import launch
+        from autoprof._boot import command
 
-        launch.note(os.environ, THIS, starts)
+        command.note_launch(os.environ, THIS, starts)
     if starts:
         _start_run()
     if starter() == os.getpid():

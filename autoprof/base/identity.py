@@ -11,12 +11,12 @@ from autoprof.base import files, interrupts
 from autoprof.base.originals import io, os
 
 # The longest part of a file name: role, stage and host stand in one.
-LONGEST = 60
+LONGEST_NAME = 60
 
 
 def host_name(name: str) -> str:
     """Return a host's name as it stands in names of files."""
-    return re.sub(r"[^A-Za-z0-9_-]", "-", name)[:LONGEST] or "localhost"
+    return re.sub(r"[^A-Za-z0-9_-]", "-", name)[:LONGEST_NAME] or "localhost"
 
 
 HOST = host_name(os.uname().nodename)
@@ -41,7 +41,7 @@ def user_name(uid: int) -> str:
         return str(uid)
 
 
-def began(pid: int) -> int | None:
+def start_ticks(pid: int) -> int | None:
     """Return when a process of this host began, in ticks since the host did; None where it does not run (any more)."""
     try:
         with io.open(f"/proc/{pid}/stat", "rb", opener=files.descriptor) as file:
@@ -85,7 +85,7 @@ def own_rank() -> int:
     return int(getattr(distributed, "get_rank")() if set_up is not None and set_up() else _launched()[0])  # noqa: B009
 
 
-def first() -> bool:
+def first_rank() -> bool:
     """Return whether this process is the first rank, or the only one: it speaks for all."""
     return (_variable("RANK") or _launched()[0]) == "0"
 
@@ -101,6 +101,6 @@ def _variable(name: str) -> str:
 
 
 def _launched() -> tuple[str, str]:
-    """Return the rank and the number of ranks that the boot has found (`_boot/launch.py`)."""
+    """Return the rank and the number of ranks that the boot has found (`_boot/command.py`)."""
     rank, _, count = _variable("AUTOPROF_OWN_RANK").partition("/")
     return (rank, count) if rank.isdecimal() and count.isdecimal() else ("0", "1")

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from autoprof.base import command_secrets, named_secrets
+from autoprof.base import named_secrets, token_formats
 from autoprof.base.named_secrets import HIDDEN, certainty_of, compiled, is_script
 from autoprof.base.secret_names import NONE, RANDOM, SURE, is_name, is_option, is_secret, kind
 from autoprof.base.token_formats import FORMATS
@@ -44,7 +44,7 @@ def redacted(command: Sequence[str]) -> str:
         part = argument[: room + 1]
         kept, certainty = _shown(part, before, program, certainty)
         shown.append(hidden(argument if kept is part else kept, room))
-        program = command_secrets.program_of(part, before) or program
+        program = token_formats.program_of(part, before) or program
         before = part
         room -= len(argument) + 1
     return writable(shlex.join(shown))
@@ -59,15 +59,15 @@ def _shown(argument: str, before: str, program: str, certainty: int) -> tuple[st
         program: The program that an argument before it names, if its short options may have secrets.
         certainty: The certainty that this argument is a secret.
     """
-    if program == command_secrets.WANDB_LOGIN and not argument.startswith("-"):
+    if program == token_formats.WANDB_LOGIN and not argument.startswith("-"):
         certainty = SURE
     if _is_value(argument, certainty):
         return HIDDEN, RANDOM
-    short, length = command_secrets.short_option(program, argument)
+    short, length = token_formats.short_option(program, argument)
     if short != NONE and length < len(argument):
         return (f"{argument[:length]}{HIDDEN}" if is_secret(short, argument[length:]) else argument), NONE
     if short != NONE:
-        return argument, short if command_secrets.takes_next(program) else NONE
+        return argument, short if token_formats.takes_next(program) else NONE
     name, equals, value = argument.partition("=")
     if equals and not is_script(name, before) and _holds_secret(name, value):
         return f"{name}={HIDDEN}", NONE
@@ -115,7 +115,7 @@ def _searched(text: str) -> str:
     if "eyJ" in text:
         text = compiled(_JWT).sub(lambda found: found[0] if found["whole"] is None else HIDDEN, text)
     text = compiled(_BEARER).sub(_without_bearer, text)
-    text = _without(command_secrets.places(text), text)
+    text = _without(token_formats.places(text), text)
     return _without(named_secrets.places(text), text)
 
 

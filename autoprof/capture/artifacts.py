@@ -15,16 +15,15 @@ from autoprof.base.originals import os
 from autoprof.capture import cupti, profilers, writer
 from autoprof.capture.budget import Budget, OverBudget
 from autoprof.capture.facts import Facts, clock
-from autoprof.capture.finisher import spawn
 from autoprof.capture.profilers import Tool
 from autoprof.capture.profilers.memory import MemoryTool
 from autoprof.capture.subject import Name, Subject
 from autoprof.config.settings import Settings
 from autoprof.config.values import GROUP
 from autoprof.run.runtime import Runtime
-from autoprof.run.span import Span
+from autoprof.run.timeline import Span
 from autoprof.rundir import file_names, layout
-from autoprof.rundir.lines import EXPORT
+from autoprof.rundir.records import EXPORT
 
 
 class Artifacts:
@@ -252,7 +251,7 @@ class Artifacts:
                     f"AUTOPROF_MAX_TRACE_MB is {self._settings.max_trace_mb:g}; raise that, or record less by "
                     "AUTOPROF_CONTENTS, AUTOPROF_ROLLOUT_ITERATIONS or AUTOPROF_MINI_BATCHES"
                 )
-        spawn.spawn(
+        writer.spawn(
             {
                 "raw": str(raw),
                 "base": str(self._name.base),

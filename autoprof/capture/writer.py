@@ -1,7 +1,7 @@
-"""Background threads that write recordings, so that nothing waits forever for a disk that hangs.
+"""Background threads that write recordings, and the process that finishes them.
 
-torch's export holds the interpreter's lock from its begin to its end (torch 2.13, `kineto_results.save`): 1 s for
-100 MB, in which no other thread of the process runs Python. Another process then compresses the trace.
+torch's export holds the interpreter's lock from begin to end (torch 2.13, `kineto_results.save`): 1 s for 100 MB. The
+finisher process then compresses the trace and outlives this process.
 """
 
 from __future__ import annotations
@@ -9,9 +9,72 @@ from __future__ import annotations
 import _thread
 import sys
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
-from autoprof.base import interrupts, process, threads
-from autoprof.base.originals import time
+import autoprof
+from autoprof.base import files, interpreter, interrupts, log, process, threads
+from autoprof.base.originals import subprocess, threading, time
+from autoprof.capture.finisher import job as finisher_job
+
+# The folder that has the package, from which `-m` takes it.
+_PACKAGES = Path(autoprof.__file__).parent.parent
+# How long that process may take to start: some 10 ms, and more on a machine that is busy.
+_HAND_OVER_S = 60.0
+
+
+class _SpawnState(process.State):
+    """The lock for the start of that process, which the user's forks take, too, for some milliseconds.
+
+    `Popen` waits for the other end of a pipe to be closed, which a child that is forked meanwhile would have (CPython,
+    `subprocess._execute_child`).
+    """
+
+    def __init__(self) -> None:
+        self.starting = threading.RLock()
+        super().__init__()
+
+    def before_fork(self) -> None:
+        self.starting.acquire()
+
+    def in_parent(self) -> None:
+        self.starting.release()
+
+    def in_child(self) -> None:
+        self.starting.release()
+
+
+_spawn_state = _SpawnState()
+
+
+def spawn(job: dict[str, Any]) -> None:
+    """Compress and name a trace without the training thread waiting for it, in a process that outlives this one."""
+    try:
+        python = interpreter.find()
+        described = job | {"python": job.get("python") and python}
+        with interpreter.job_file(described) as file, _spawn_state.starting, files.low_numbers_taken():
+            started = subprocess.Popen(
+                [python, "-E", "-s", "-S", "-m", __package__],
+                cwd=_PACKAGES,
+                stdin=file,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        # The child forks, and ends when its own child is at work.
+        try:
+            status = started.wait(_HAND_OVER_S)
+        except subprocess.TimeoutExpired:
+            started.kill()  # it is done here then, and by nobody else
+            raise
+        if status:
+            raise subprocess.CalledProcessError(status, started.args)
+    except (OSError, subprocess.SubprocessError) as error:
+        interrupts.pass_on(error)
+        log.warning_once(f"no process could be started to compress traces ({error}); this process compresses them")
+        # Analysing a folder of torch_npu's takes too long for the training thread.
+        finisher_job.finish(job | {"python": ""})
+
 
 # Each keeps a whole recording in memory until it is written.
 _AT_ONCE = 2

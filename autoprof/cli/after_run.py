@@ -53,8 +53,8 @@ def main() -> None:
 def _copy(run: Path, to: str) -> None:
     """Copy a run that is over, and log failures. Nothing is raised."""
     from autoprof.base import interrupts, log
-    from autoprof.run.collect.ask import Patience
-    from autoprof.run.collect.result import warn_missing
+    from autoprof.run.collect.fetch import Patience
+    from autoprof.run.collect.gather import warn_missing
     from autoprof.run.collect.upload import NoTarget, Sending
 
     log.configure("warning")

@@ -1,20 +1,69 @@
-"""Arguments that several commands share."""
+"""Parser of one command's arguments, and arguments that several commands share."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from autoprof.base.redact import url
+from autoprof.cli import commands
+from autoprof.cli.commands import COMMANDS
 from autoprof.cli.console import complain
-from autoprof.config import sources
+from autoprof.config import settings
 from autoprof.config.values import SettingsError
 from autoprof.rundir import runs
 from autoprof.rundir.runs import Run
+
+
+class Parser(argparse.ArgumentParser):
+    """Parser of a command's arguments, with those that the command's module adds."""
+
+    def __init__(self, command: str, **options: Any) -> None:
+        place, does, _ = COMMANDS[command]
+        options |= {"description": f"{does[0].upper()}{does[1:]}.", "epilog": commands.examples(command)}
+        super().__init__(
+            **{"prog": f"autoprof {command}"} | options, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        self.register("type", int, _whole)
+        self.command = command
+        module = importlib.import_module(f"autoprof.cli.{place}")
+        module.add_arguments(self)
+        self.set_defaults(run=module.run)
+
+    def parse_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> argparse.Namespace:
+        """Parse arguments, and exit with 2 where one is not known."""
+        parsed, unknown = self.parse_known_args(args, namespace)
+        if not unknown:
+            return parsed
+        first = unknown[0].partition("=")[0]
+        if not first.startswith("-"):
+            self.error(f"it does not take {first!r}")
+        from autoprof.base.similar import did_you_mean
+
+        self.error(f"there is no option {first}{did_you_mean(first, self._option_string_actions)}")
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with 2 after one line."""
+        from autoprof.cli.console import complain
+
+        message = message.removeprefix("argument ")
+        raise SystemExit(complain(f"{self.command}: {message}; autoprof {self.command} --help shows the options", 2))
+
+
+def _whole(text: str) -> int:
+    """Return a whole number, and say in plain words where it is none."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+
 
 # What settings do, by the options of that name: `run` takes all, `trigger` those of a window.
 SETTINGS = {
@@ -66,9 +115,9 @@ def setting(name: str) -> Any:
         SettingsError: This one is wrong.
     """
     try:
-        return getattr(sources.load(os.environ, Path.cwd()), name)
+        return getattr(settings.load(os.environ, Path.cwd()), name)
     except SettingsError as error:
-        value = sources.one(name, os.environ, Path.cwd())
+        value = settings.load_one(name, os.environ, Path.cwd())
         complain(f"{error}; this command goes on, a run would not be profiled", 0)
         return value
 
@@ -84,11 +133,11 @@ def cluster(address: str, named_by: str) -> Iterator[Any]:
     Raises:
         Unreachable: The cluster can't be reached, or the address names none.
     """
-    from autoprof.run.cluster import connect, kv
+    from autoprof.run import cluster
 
-    with connect.connected(address) as ray:
+    with cluster.connected(address) as ray:
         verb = f"{address} found" if address == "auto" else "names"
-        complain(f"connected to the Ray cluster at {kv.address() or url(address)}, which {named_by} {verb}", 0)
+        complain(f"connected to the Ray cluster at {cluster.own_address() or url(address)}, which {named_by} {verb}", 0)
         yield ray
 
 

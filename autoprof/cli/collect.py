@@ -17,9 +17,9 @@ from autoprof.base.redact import url as shown
 from autoprof.cli import arguments, console
 from autoprof.cli.console import complain
 from autoprof.cli.documents import Collected
-from autoprof.run.cluster import connect, nodes
-from autoprof.run.collect import in_process
-from autoprof.run.collect.ask import Patience
+from autoprof.run import cluster
+from autoprof.run.collect import gather
+from autoprof.run.collect.fetch import Patience
 from autoprof.run.collect.gather import Busy
 from autoprof.run.collect.upload import NoTarget, Sending, lacks
 from autoprof.rundir import decoder, processes, runs
@@ -54,13 +54,13 @@ def run(parsed: argparse.Namespace) -> int:
         with contextlib.ExitStack() as stack:
             try:
                 ray, folder = _connected(stack, parent, parsed)
-            except connect.Unreachable as error:
+            except cluster.Unreachable as error:
                 folder = _here(parent, parsed.name, str(error))
                 missing += _without(folder, str(error))
                 if not missing and not parsed.json:
                     print(plain(f"{error}; nothing of run {folder.name} lacks here"))
             else:
-                result = in_process.collect(ray, folder, patience, progress=partial(console.bar, "collecting"))
+                result = gather.collect(ray, folder, patience, progress=partial(console.bar, "collecting"))
                 told = msgspec.to_builtins(result)
                 missing += [each.line for each in result.missing]
                 if not parsed.json:
@@ -106,10 +106,10 @@ def _connected(stack: contextlib.ExitStack, parent: Path, parsed: argparse.Names
     folder = _here(parent, parsed.name, _NO_CLUSTER)
     address = processes.ray_address(RunDir(folder))
     if not address:
-        raise connect.Unreachable("the run names no Ray cluster; --ray HOST:PORT gives one")
+        raise cluster.Unreachable("the run names no Ray cluster; --ray HOST:PORT gives one")
     ray = stack.enter_context(arguments.cluster(address, f"run {folder.name}"))
-    if not nodes.of_run(folder.name):
-        raise connect.Unreachable(f"the Ray cluster at {address} does not know run {folder.name}")
+    if not cluster.nodes_of_run(folder.name):
+        raise cluster.Unreachable(f"the Ray cluster at {address} does not know run {folder.name}")
     return ray, folder
 
 
@@ -119,7 +119,7 @@ def _found(parent: Path, name: str) -> Path:
     Raises:
         NotFound: There is none, or several.
     """
-    users = nodes.users()
+    users = cluster.users_of_run()
     if name == runs.LATEST:
         matching = [each for each, uid in users.items() if runs.own(uid)][-1:]
     else:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any, cast
 
+from autoprof.cli.arguments import Parser
 from autoprof.cli.commands import ALIASES, COMMANDS
 from autoprof.cli.console import complain
-from autoprof.cli.parser import Parser
 
 _HELP = "help"
 _IDS = 'for each in "${AUTOPROF_DIR:-autoprof_runs}"/*/run.json'

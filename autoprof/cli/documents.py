@@ -9,8 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from autoprof.rundir.records import Missing, NodeState
-from autoprof.rundir.stacks import Frame, OpenSpan, ProcessStacks
+from autoprof.rundir.records import Frame, Missing, NodeState, OpenSpan, ProcessStacks
 
 # The form of all documents: raised when a field goes or changes its meaning.
 SCHEMA = 1

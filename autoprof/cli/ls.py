@@ -10,9 +10,9 @@ import msgspec
 from autoprof.base import units
 from autoprof.cli import arguments, console
 from autoprof.cli.documents import Listed, ListedRun, ListedSpan
-from autoprof.rundir import death_words, deaths, open_spans, runs
-from autoprof.rundir.captures import CaptureFile
-from autoprof.rundir.stacks import OpenSpan
+from autoprof.rundir import deaths, open_spans, runs
+from autoprof.rundir.records import OpenSpan
+from autoprof.rundir.runs import CaptureFile
 
 # Who died is told of the last runs: it takes a look at their timelines.
 _MOST_READ = 10
@@ -70,7 +70,7 @@ def _show(found: list[runs.Run], as_json: bool, captures: bool) -> int:
             console.complain(f"ls: {run.id} has no profile, for no hook was applied: {run.info.no_hooks}", 0)
     for run in found[-_MOST_READ:]:
         if not run.state.startswith(runs.ENDED) and (died := deaths.of_run(run)):
-            console.complain(f"ls: {run.id}: {death_words.text(died[0], len(run.info.hosts))}", 0)
+            console.complain(f"ls: {run.id}: {deaths.sentence(died[0], len(run.info.hosts))}", 0)
     if captures:
         rows = [
             [f"{step.number}", capture.name, _state(capture), units.size(capture.bytes)]

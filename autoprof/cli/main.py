@@ -9,7 +9,7 @@ import os
 import sys
 
 from autoprof import __version__
-from autoprof.cli import output
+from autoprof.cli import console
 from autoprof.cli.commands import ALIASES, COMMANDS
 
 # As typing has it, which takes longer to import than the rest of a help.
@@ -22,7 +22,7 @@ _HELP, _VERSION = ("-h", "--help", "help"), ("-V", "--version")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
-    real = output.replace()
+    real = console.replace_output()
     try:
         try:
             return _run(list(sys.argv[1:] if arguments is None else arguments))
@@ -35,9 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             return complain(f"{f'{error.filename}: ' if error.filename else ''}{error.strerror or error}", 1)
         finally:
-            output.restore(real)
-    except output.Lost as lost:
-        return output.lost(lost.error)
+            console.restore_output(real)
+    except console.OutputLost as lost:
+        return console.lost_output(lost.error)
 
 
 def _run(given: list[str]) -> int:
@@ -46,9 +46,9 @@ def _run(given: list[str]) -> int:
         print(f"autoprof {__version__}")
         return 0
     if first in _HELP and not given[1:]:
-        from autoprof.cli import overview
+        from autoprof.cli import commands
 
-        sys.stdout.write(overview.text(_columns()))
+        sys.stdout.write(commands.overview(_columns()))
         return 0
     if first in _HELP:
         first, given = given[1], [given[1], "--help"]
@@ -56,8 +56,8 @@ def _run(given: list[str]) -> int:
     if name not in COMMANDS:
         return _unknown(first)
     # Not for the commands' help.
+    from autoprof.cli.arguments import Parser
     from autoprof.cli.console import complain
-    from autoprof.cli.parser import Parser
 
     parsed = Parser(name).parse_args(given[1:])
     from autoprof.config.values import SettingsError

@@ -14,14 +14,13 @@ from autoprof.base.redact import plain
 from autoprof.cli import arguments, console
 from autoprof.cli.console import complain
 from autoprof.cli.documents import Opened
-from autoprof.report import make
-from autoprof.report.make import Request
-from autoprof.report.page import html, index
+from autoprof.report import build
+from autoprof.report.build import Request
+from autoprof.report.page import html
 from autoprof.report.page.server import PERFETTO, PERFETTO_PORT, Content, PortTaken, Server
-from autoprof.rundir.captures import Step
 from autoprof.rundir.file_names import MERGED, META, REPORT, RUN, STEP, tidy
 from autoprof.rundir.layout import RunDir
-from autoprof.rundir.runs import NotFound, Run
+from autoprof.rundir.runs import NotFound, Run, Step
 from autoprof.traces import merge_step
 from autoprof.traces.reader import TraceError
 
@@ -79,19 +78,19 @@ def fill(server: Server, run: Run, number: int | None) -> list[str]:
     report = _report(run)
     if report is not None:
         server.contents[REPORT] = Content(kind="text/html; charset=utf-8", file=report)
-        items.append(index.report_item())
+        items.append(html.report_item())
         told.append(f"report: {server.url(REPORT)}")
     trace = _trace(run, step) if step is not None else None
     if step is not None and trace is not None:
         name = f"{tidy(run.id)}-step{step.number}.json.gz"
         server.contents[name] = Content(kind="application/gzip", file=trace, for_perfetto=True)
-        items.append(index.trace_item(run.id, step.number, name))
+        items.append(html.trace_item(run.id, step.number, name))
         told.append(f"step {step.number} in Perfetto: {_way(server, name)}")
     elif step is None:
         told.append("no step was captured; --step N shows what the timeline has of one")
     if not items:
         return []
-    server.contents[""] = index.page(run.id, items)
+    server.contents[""] = html.index_page(run.id, items)
     return [f"both: {server.url()}" if len(items) > 1 else f"page: {server.url()}", *told]
 
 
@@ -124,7 +123,7 @@ def _report(run: Run) -> Path | None:
         try:
             files.open_as(run.path)
             with console.reading() as progress:
-                figures = make.figures(request, progress)
+                figures = build.report_figures(request, progress)
             html.write(figures, request.page)
         except (html.MissingExtra, OSError) as error:
             complain(f"open: no report: {error}", 1)

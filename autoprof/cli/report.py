@@ -14,12 +14,12 @@ from autoprof.base.redact import plain
 from autoprof.base.units import number, seconds, share
 from autoprof.cli import arguments, console
 from autoprof.cli.console import complain
-from autoprof.report import make, markdown
+from autoprof.report import build, markdown
+from autoprof.report.build import Request
 from autoprof.report.comparison import NOTHING_COMMON
-from autoprof.report.figures.stage_shares import without_own
+from autoprof.report.figures.overview import without_own
 from autoprof.report.figures.words import OTHER, OWN, several
-from autoprof.report.make import Request
-from autoprof.report.model.run import Finding, RunFigures, StepFigures
+from autoprof.report.model import Finding, RunFigures, StepFigures
 from autoprof.report.page import html
 from autoprof.rundir import runs
 from autoprof.rundir.file_names import REPORT, is_whole_run, same_place
@@ -48,7 +48,7 @@ def run(parsed: argparse.Namespace) -> int:
     except ValueError as error:
         return complain(f"report: {error}", 2)
     with console.reading() as progress:
-        figures = make.figures(request, progress)
+        figures = build.report_figures(request, progress)
     try:
         files.open_as(request.run.path)
         return _write(figures, parsed, request.page)

@@ -10,7 +10,7 @@ from pathlib import Path
 from autoprof._boot import ENABLE, own_recipes
 from autoprof.cli.arguments import SETTINGS
 from autoprof.cli.console import complain
-from autoprof.config import sources
+from autoprof.config import settings
 from autoprof.config.values import PREFIX
 
 
@@ -31,7 +31,7 @@ def run(parsed: argparse.Namespace) -> int:
         name = option.replace("-", "_")
         if (value := getattr(parsed, name)) is not None:
             os.environ[PREFIX + name.upper()] = value
-    sources.load(os.environ, Path.cwd())
+    settings.load(os.environ, Path.cwd())
     switch_on(os.environ)
     try:
         os.execvp(command[0], command)

@@ -1,7 +1,7 @@
 """Conditions that open a window while the run goes on, and what a step that hangs is: the grammar of `AUTOPROF_WHEN`
 and of `[[when]]`.
 
-They are data; `windows/detector.py` compares steps with them, and `run/watch/hang.py` those that hang.
+They are data; `windows/detector.py` compares steps with them, and `run/watcher.py` those that hang.
 """
 
 from __future__ import annotations

@@ -1,21 +1,108 @@
 """Error boundary around each call of a wrapped function: autoprof's own errors end here.
 
-The user's function is called exactly once, with its own arguments, and its result and exceptions pass unchanged,
-whatever a behaviour does. What a behaviour began to record before it failed is ended.
+The user's function is called exactly once, with its own arguments; its result and exceptions pass unchanged. If a
+behaviour fails, what it began to record is ended. The same holds for hooks around one item of an iterator or one block.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import sys
-from collections.abc import Callable
-from typing import Any, NoReturn
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from typing import Any, NoReturn, TypeAlias
 
-from autoprof.base import exceptions, interrupts, log
+from autoprof.base import exceptions, interrupts, log, threads
 from autoprof.base.exception_text import described
+from autoprof.base.originals import threading
 from autoprof.capture import lifecycle
 from autoprof.hooks import gates, registry
-from autoprof.hooks.call import Around, Call, Outcome, Reply, Wait
-from autoprof.run import call_counts, runtime
+from autoprof.hooks.behaviour import Around, Call, Outcome, Reply, Wait
+from autoprof.run import call_counts, cluster, runtime
+
+
+class InThread(Wait):
+    """A short blocking call: made here by a function, in a thread by a coroutine function."""
+
+    def __init__(self, function: Callable[..., Any], *args: Any) -> None:
+        self._function = function
+        self._args = args
+
+    def block(self) -> Any:
+        return self._function(*self._args)
+
+    async def suspend(self) -> Any:
+        """Wait for a thread of its own: those of the user's executors may all wait for this call (`to_thread`)."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Any] = loop.create_future()
+
+        def run() -> None:
+            try:
+                settle, outcome = answer.set_result, self.block()
+            except BaseException as error:
+                interrupts.pass_on(error)
+                settle, outcome = answer.set_exception, error
+            with interrupts.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(lambda: None if answer.done() else settle(outcome))
+
+        context = contextvars.copy_context()
+        try:
+            thread = threading.Thread(target=context.run, args=(run,), name="autoprof-waiting", daemon=True)
+            threads.start(thread.start)
+        except RuntimeError as error:  # the system gives no more threads
+            interrupts.pass_on(error)
+            return self.block()
+        return await answer
+
+
+def ask(function: Callable[..., Any], *args: Any) -> Generator[Wait, Any, Any]:
+    """Call a function that asks Ray where Ray is up: `answer = yield from ask(...)`.
+
+    Without Ray there is nothing to wait for, and a coroutine function takes no turn of its event loop more.
+    """
+    if not cluster.is_up():
+        return function(*args)
+    return (yield InThread(function, *args))
+
+
+class Coroutine(Wait):
+    """A coroutine, for the behaviours of coroutine functions."""
+
+    def __init__(self, awaitable: Awaitable[Any]) -> None:
+        self._awaitable = awaitable
+
+    async def suspend(self) -> Any:
+        return await self._awaitable
+
+
+class RayCalls(Wait):
+    """Calls of Ray actors that run at the same time. The answers stand in their order, errors as exceptions."""
+
+    def __init__(self, references: Sequence[Any], timeout_s: float) -> None:
+        self._references = references
+        self._timeout_s = timeout_s
+
+    def block(self) -> list[Any]:
+        import ray
+
+        done, _ = ray.wait(list(self._references), num_returns=len(self._references), timeout=self._timeout_s)
+        return [self._answer(ray, reference, done) for reference in self._references]
+
+    async def suspend(self) -> list[Any]:
+        async def answer(reference: Any) -> Any:
+            return await reference
+
+        waits = [asyncio.wait_for(answer(reference), self._timeout_s) for reference in self._references]
+        return await asyncio.gather(*waits, return_exceptions=True)
+
+    def _answer(self, ray: Any, reference: Any, done: list[Any]) -> Any:
+        if reference not in done:
+            return TimeoutError(f"no answer within {self._timeout_s:g} s")
+        try:
+            return ray.get(reference)
+        except Exception as error:
+            interrupts.pass_on(error)
+            return error
 
 
 def drive(key: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -297,3 +384,72 @@ class Driven:
         except Exception as error:
             interrupts.pass_on(error)
             log.warning(f"{self._key}: its recording could not be ended ({described(error)})")
+
+
+# Behaviours that have been entered, the outermost first.
+Runs: TypeAlias = list[Driven]
+
+
+def advance(call: Call, resume: Callable[[Any], Any], given: Any) -> Any:
+    """Have a generator make its next item: `resume(given)` is a call of its `send` or `throw`."""
+    if compiling() or issubclass(type(given), GeneratorExit) or gates.gate(call.key):
+        return resume(given)
+    return within([enter(call)], resume, given)
+
+
+async def advance_coroutine(call: Call, resume: Callable[[Any], Any], given: Any) -> Any:
+    """Have an asynchronous generator make its next item."""
+    if issubclass(type(given), GeneratorExit) or gates.gate(call.key):
+        return await resume(given)
+    return await within_coroutine([await enter_coroutine(call)], resume, given)
+
+
+def within(runs: Runs, function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function for which the hooks have been entered, and leave them."""
+    try:
+        result = function(*args)
+    except BaseException as error:
+        leave_item(runs, _ended(error))
+        raise
+    leave_item(runs, Outcome(result, None))
+    return result
+
+
+async def within_coroutine(runs: Runs, function: Callable[..., Any], *args: Any) -> Any:
+    """Await a coroutine function for which the hooks have been entered, and leave them."""
+    try:
+        result = await function(*args)
+    except BaseException as error:
+        await leave_item_coroutine(runs, _ended(error))
+        raise
+    await leave_item_coroutine(runs, Outcome(result, None))
+    return result
+
+
+def _ended(error: BaseException) -> Outcome:
+    over = issubclass(type(error), (StopIteration, StopAsyncIteration))
+    return Outcome(None, None if over else error, over)
+
+
+def leave_item(runs: Runs, outcome: Outcome) -> None:
+    """Leave hooks, the innermost first."""
+    traceback = exceptions.traceback_of(outcome.error) if outcome.error is not None else None
+    try:
+        while runs:
+            leave(runs.pop(), outcome)
+    finally:
+        if outcome.error is not None:
+            exceptions.set_traceback(outcome.error, traceback)
+        del traceback
+
+
+async def leave_item_coroutine(runs: Runs, outcome: Outcome) -> None:
+    """Leave hooks in a coroutine."""
+    traceback = exceptions.traceback_of(outcome.error) if outcome.error is not None else None
+    try:
+        while runs:
+            await leave_coroutine(runs.pop(), outcome)
+    finally:
+        if outcome.error is not None:
+            exceptions.set_traceback(outcome.error, traceback)
+        del traceback

@@ -16,9 +16,8 @@ from autoprof.base import files, identity, interrupts, log
 from autoprof.base.originals import os
 from autoprof.config.settings import Settings
 from autoprof.hooks import recipe, registry
-from autoprof.hooks.recipe import RecipeError
-from autoprof.hooks.versions import fits
-from autoprof.run import end, outcome, runtime
+from autoprof.hooks.recipe import RecipeError, fits
+from autoprof.run import end, raised, runtime
 from autoprof.run.runtime import Runtime
 from autoprof.rundir import decoder, ranks
 from autoprof.rundir.processes import WAITING
@@ -35,7 +34,7 @@ def tell() -> None:
     target was imported. Where some were, say which ones of the user's own recipes were not."""
     run = runtime.start(late=True)
     # A driver may have all its workers on other nodes.
-    if run is None or not identity.first() or any(node["id"] != run.hooks.node for node in run.nodes):
+    if run is None or not identity.first_rank() or any(node["id"] != run.hooks.node for node in run.nodes):
         return
     hooks: dict[str, HookEntry] = {}
     versions: dict[str, str] = {}
@@ -68,7 +67,7 @@ def _end_for_another_program(run: Runtime) -> None:
     `exec` leaves the number and the start time of the process as they are, and runs no function of `atexit`.
     """
     info = decoder.read(run.rundir.run_json, RunFile)
-    own = (identity.HOST, os.getpid(), identity.began(os.getpid()))
+    own = (identity.HOST, os.getpid(), identity.start_ticks(os.getpid()))
     of_ranks = files.exists(run.rundir.path / ranks.FOLDER)
     if info.state == "running" and (info.host, info.pid, info.ticks) == own and not of_ranks:
         end.end_run(run)
@@ -207,7 +206,7 @@ def _not_imported(path: str) -> str:
 
 
 def _before() -> str:
-    error = outcome.error()
+    error = raised.exception_type()
     return f"{error} ended the process early; " if error else ""
 
 

@@ -132,7 +132,7 @@ def _leave_out_unknown(file: str, code: CodeType) -> None:
 def _begun() -> bool:
     """Return whether a hook of one of the files was called."""
     run = runtime.current()
-    hooks = [hook.key for hook in registry.known() if hook.hook.module in _state.files]
+    hooks = [hook.key for hook in registry.known_hooks() if hook.hook.module in _state.files]
     return run is None or any(run.hooks.was_called(key) for key in hooks)
 
 

@@ -1,11 +1,15 @@
-"""Application of hooks to a target's modules and classes, and the outcome of each."""
+"""Application of hooks to a target's modules and classes.
+
+Names, dictionaries, lists and registries that already hold a hooked function get its wrapper, so that both pickle.
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import sys
-from collections.abc import Collection
+from collections import OrderedDict, defaultdict
+from collections.abc import Collection, Iterator, Mapping
 from types import (
     BuiltinFunctionType,
     FunctionType,
@@ -21,11 +25,70 @@ import wrapt
 from autoprof import _boot
 from autoprof.base import exception_text, interrupts
 from autoprof.base.originals import os
-from autoprof.hooks import gates, holders, registry
-from autoprof.hooks.recipe import BoundHook
-from autoprof.hooks.versions import fits
+from autoprof.hooks import gates, registry
+from autoprof.hooks.recipe import BoundHook, fits
 from autoprof.hooks.wrapper import wrap, wrapped_by, wrapper_key
 from autoprof.run import call_counts, runtime
+
+_TABLES = (dict, list, OrderedDict, defaultdict)
+# Longer tables hold data.
+_MAX_TABLE = 10_000
+
+
+def replace_in_holders(function: Any, wrapper: Any, hook: BoundHook) -> None:
+    """Put a wrapper in place of a function that others hold.
+
+    In all modules this replaces the function's own name: `ray.init` is that of `ray._private.worker`. In the modules of
+    the hook's package it also replaces other names, and items of tables that a module, a class or an instance has.
+    """
+    package = _top(hook.hook.module)
+    for key, module in list(sys.modules.items()):
+        if not isinstance(module, ModuleType):
+            continue
+        names = _namespace(module)
+        if _top(key) == package or key == getattr(function, "__module__", None):
+            _replace_names(key, module, function, wrapper)
+            for value in list(names.values()):
+                _replace_items(value, package, function, wrapper)
+        elif names.get(hook.hook.attribute) is function:
+            setattr(module, hook.hook.attribute, wrapper)
+
+
+def _replace_names(key: str, module: ModuleType, function: Any, wrapper: Any) -> None:
+    """Replace a function's names in a module; a name with another hook gets that hook alone."""
+    for name in [name for name, value in list(_namespace(module).items()) if value is function]:
+        if not any((each.hook.module, each.hook.attribute) == (key, name) for each in registry.bound.values()):
+            setattr(module, name, wrapper)
+
+
+def _replace_items(value: Any, package: str, function: Any, wrapper: Any) -> None:
+    for table in _tables(value, package):
+        for place, item in list(table.items() if isinstance(table, dict) else enumerate(table)):
+            if item is function:
+                table[place] = wrapper
+
+
+def _tables(value: Any, package: str) -> Iterator[Any]:
+    """Yield a value that is a table, and the tables that it has as a class or an instance of the package."""
+    owner = value if issubclass(type(value), type) else type(value)
+    inside = [] if _top(_namespace(owner).get("__module__")) != package else list(_namespace(value).values())
+    yield from (each for each in (value, *inside) if type(each) in _TABLES and len(each) <= _MAX_TABLE)
+
+
+def _namespace(value: Any) -> Mapping[str, Any]:
+    """Return the attributes of a module, a class or an instance. A lazy module is not loaded for that."""
+    try:
+        look = type if issubclass(type(value), type) else object
+        found: Mapping[str, Any] = look.__getattribute__(value, "__dict__")
+    except Exception as error:  # an instance has none, or a property that raises
+        interrupts.pass_on(error)
+        return {}
+    return found
+
+
+def _top(module: Any) -> str:
+    return module.partition(".")[0] if isinstance(module, str) else ""
+
 
 # Callables that a wrapper can replace, besides functions that other compilers make. Other callable objects have
 # attributes of their own, and classes do more than make instances.
@@ -121,7 +184,7 @@ def _apply(hook: BoundHook, root: Any, path: str) -> None:
     if reason := registry.left_out(run, hook):
         run.hooks.skipped(hook, reason)
         return
-    version = registry.version(run, hook.recipe)
+    version = registry.target_version(run, hook.recipe)
     try:
         _patch(hook, root, path)
         if (group := hook.behaviour.idle_unless()) and not call_counts.state.on:
@@ -172,7 +235,7 @@ def _patch(hook: BoundHook, root: Any, path: str) -> None:
         _put_under(owner, name, function, hook)
     late = isinstance(owner, ModuleType) and not getattr(owner.__spec__, "_initializing", False)
     if held and (late or _defines(hook, function)):
-        holders.replace(function, replacement, hook)
+        replace_in_holders(function, replacement, hook)
 
 
 def _defines(hook: BoundHook, function: Any) -> bool:

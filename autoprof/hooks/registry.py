@@ -7,8 +7,7 @@ from autoprof.base import log, process
 from autoprof.base.originals import os, threading
 from autoprof.hooks import recipe
 from autoprof.hooks.behaviour import Behaviour
-from autoprof.hooks.recipe import BoundHook, Recipe, RecipeError
-from autoprof.hooks.versions import fits
+from autoprof.hooks.recipe import BoundHook, Recipe, RecipeError, fits
 from autoprof.run import runtime
 from autoprof.run.runtime import Runtime
 
@@ -32,7 +31,7 @@ class _State(process.State):
 _state = _State()
 
 
-def known() -> list[BoundHook]:
+def known_hooks() -> list[BoundHook]:
     """Return all hooks of the recipes that this process has read."""
     return list(bound.values())
 
@@ -41,7 +40,7 @@ def left_out(run: Runtime, hook: BoundHook) -> str:
     """Return why a hook is not even tried, or an empty text."""
     if any(run.settings.disabled(name, hook.hook.name) for name in (hook.recipe.target, hook.file)):
         return DISABLED
-    installed = version(run, hook.recipe)
+    installed = target_version(run, hook.recipe)
     if not fits(installed, hook.hook.versions):
         return f"{hook.recipe.target} is {installed}, the hook is for {hook.hook.versions}"
     return ""
@@ -90,7 +89,7 @@ def _leave_out(recipe_name: str, problem: str) -> None:
         run.hooks.error(recipe_name, problem)
 
 
-def version(run: Runtime, target: Recipe) -> str:
+def target_version(run: Runtime, target: Recipe) -> str:
     """Return the installed version of a recipe's target, or an empty text."""
     if target.target not in run.hooks.versions:
         run.hooks.versions[target.target] = recipe.installed_version(target)

@@ -1,24 +1,170 @@
-"""Context managers and iterators that hooked functions return: hooks go around their `with` blocks, or each `next`.
+"""Hooks around values that functions return: context managers, iterators and generators.
 
-Generators are not changed but called by another generator (`generators.py`), since their class is Python's own.
+A generator is wrapped by another generator. Other objects get a subclass of their class that has the special methods,
+because Python looks these up in the class; identity, attributes, `isinstance` and pickling stay as they were.
 """
 
 from __future__ import annotations
 
+import abc
 import asyncio
+import functools
+import sys
 import types
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from autoprof.base import exceptions, interrupts, process
 from autoprof.base.originals import threading
-from autoprof.hooks import gates, subclass
-from autoprof.hooks.call import Call, Outcome
-from autoprof.hooks.dispatch import compiling, enter, enter_coroutine
-from autoprof.hooks.generators import agenerate, generate
-from autoprof.hooks.items import Runs, leave, leave_coroutine, within, within_coroutine
+from autoprof.hooks import gates
+from autoprof.hooks.behaviour import Call, Outcome
+from autoprof.hooks.dispatch import (
+    Runs,
+    compiling,
+    enter,
+    enter_coroutine,
+    leave_item,
+    leave_item_coroutine,
+    within,
+    within_coroutine,
+)
 from autoprof.run import runtime
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Generator
+
+    from autoprof.hooks.behaviour import Call
+
+
+# Makes a method of a subclass, from the class.
+Maker: TypeAlias = Callable[[type], Callable[..., Any]]
+
+# To set an object's class, whatever its class makes of attributes.
+_CLASS: Any = object.__dict__["__class__"]
+# Their `__init_subclass__` does nothing that others could see.
+_HARMLESS = ("builtins", "typing", "typing_extensions")
+
+_made: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
+# Those made last are kept for the next object of the same class, but not all: a program may make classes without end.
+_latest: deque[type] = deque(maxlen=64)
+
+
+def give_methods(target: Any, what: str, makers: Mapping[str, Maker]) -> None:
+    """Give an object those of these methods that its class has; `what` names the set of them.
+
+    Raises:
+        TypeError: Its class is Python's own, or making a subclass of it could run the user's code.
+    """
+    kind = type(target)
+    if _made.get(kind) != what:
+        known = (each for each in type.__subclasses__(kind) if _made.get(each) == what)
+        _CLASS.__set__(target, next(known, None) or _subclass(kind, what, makers))
+
+
+def _subclass(kind: type, what: str, makers: Mapping[str, Maker]) -> type:
+    defines = next(base for base in kind.__mro__ if "__init_subclass__" in vars(base))
+    if type(kind) not in (type, abc.ABCMeta) or defines.__module__ not in _HARMLESS:
+        raise TypeError(f"{kind.__qualname__} makes its subclasses in a way of its own")
+    if not kind.__flags__ & _HEAP_TYPE:
+        raise TypeError(f"{kind.__qualname__} is a class of Python's own, or of C")
+    content: dict[str, Any] = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__slots__": ()}
+    content |= {"__doc__": kind.__doc__, "__class__": property(lambda self: kind), "__reduce_ex__": _reduce(kind)}
+    content |= {name: maker(kind) for name, maker in makers.items() if hasattr(kind, name)}
+    made = type(kind)(kind.__name__, (kind,), content)
+    _made[made] = what
+    _latest.append(made)
+    return made
+
+
+def _reduce(kind: Any) -> Callable[..., Any]:
+    def reduce_ex(self: Any, protocol: Any) -> Any:
+        reduced = kind.__reduce_ex__(self, protocol)
+        if not isinstance(reduced, tuple):
+            return reduced
+        function, arguments, *rest = reduced
+        return (function, tuple(kind if each is type(self) else each for each in arguments), *rest)
+
+    return reduce_ex
+
+
+# Py_TPFLAGS_HEAPTYPE
+_HEAP_TYPE = 1 << 9
+
+
+def wrap_generator(function: Callable[..., Any], key: str, made: Call | None = None) -> Callable[..., Any]:
+    """Put the hook called `key` around each item of a generator function; `made` is the call, if there is one."""
+
+    @functools.wraps(function)
+    def autoprof_wrapper(*args: Any, **kwargs: Any) -> Any:
+        inner = function(*args, **kwargs)
+        call = made
+        try:
+            from autoprof.hooks.behaviour import Call
+            from autoprof.hooks.dispatch import advance
+        except Exception as error:
+            if (theirs := sys.modules.get("autoprof.base.interrupts")) is not None:
+                theirs.pass_on(error)
+        else:
+            call = call or Call(key, function, args, kwargs)
+        resume, given = inner.send, None
+        while True:
+            try:
+                item = resume(given) if call is None else advance(call, resume, given)
+            except StopIteration as end:
+                return end.value
+            finally:
+                given = None  # an exception would hold this frame, which would hold it
+            try:
+                given = yield item
+                resume = inner.send
+            except BaseException as error:
+                resume, given = inner.throw, error
+
+    return autoprof_wrapper
+
+
+def wrap_async_generator(function: Callable[..., Any], key: str, made: Call | None = None) -> Callable[..., Any]:
+    """Put the hook called `key` around each item of an asynchronous generator function."""
+
+    @functools.wraps(function)
+    async def autoprof_wrapper(*args: Any, **kwargs: Any) -> Any:
+        inner = function(*args, **kwargs)
+        call = made
+        try:
+            from autoprof.hooks.behaviour import Call
+            from autoprof.hooks.dispatch import advance_coroutine
+        except Exception as error:
+            if (theirs := sys.modules.get("autoprof.base.interrupts")) is not None:
+                theirs.pass_on(error)
+        else:
+            call = call or Call(key, function, args, kwargs)
+        resume, given = inner.asend, None
+        while True:
+            try:
+                item = await (resume(given) if call is None else advance_coroutine(call, resume, given))
+            except StopAsyncIteration:
+                return
+            finally:
+                given = None
+            try:
+                given = yield item
+                resume = inner.asend
+            except BaseException as error:
+                resume, given = inner.athrow, error
+
+    return autoprof_wrapper
+
+
+def generate(call: Call, inner: Generator[Any, Any, Any]) -> Any:
+    """Return a generator around one that a call has returned, as a wrapper around a generator function does."""
+    return wrap_generator(lambda: inner, call.key, call)()
+
+
+def agenerate(call: Call, inner: AsyncGenerator[Any, Any]) -> Any:
+    """Return an asynchronous generator around one that a call has returned."""
+    return wrap_async_generator(lambda: inner, call.key, call)()
 
 
 class _Watched:
@@ -82,7 +228,7 @@ def _watch(call: Call, returned: Any, around: str) -> None:
     try:
         if found is None or found.reference() is not returned:
             found = _Watched(weakref.ref(returned, lambda reference: _forget(place, reference)))
-        subclass.give(returned, f"{around} {names[0]}", {name: _MAKERS[name] for name in names})
+        give_methods(returned, f"{around} {names[0]}", {name: _MAKERS[name] for name in names})
     except TypeError as error:
         interrupts.pass_on(error)
         raise TypeError(f"it has returned a {kind.__qualname__}, which can't be watched: {error}") from None
@@ -142,7 +288,7 @@ def _enter(kind: Any) -> Callable[..., Any]:
         try:
             value = kind.__enter__(self)
         except BaseException as error:
-            leave(runs, Outcome(None, error))
+            leave_item(runs, Outcome(None, error))
             raise
         _keep(self, threading.get_ident(), runs)
         return value
@@ -156,9 +302,9 @@ def _exit(kind: Any) -> Callable[..., Any]:
         try:
             swallowed = kind.__exit__(self, *raised, **named)
         except BaseException as error:
-            leave(runs, Outcome(None, error))
+            leave_item(runs, Outcome(None, error))
             raise
-        leave(runs, Outcome(None, None if swallowed or len(raised) < 2 else raised[1]))
+        leave_item(runs, Outcome(None, None if swallowed or len(raised) < 2 else raised[1]))
         return swallowed
 
     return exit_block
@@ -170,7 +316,7 @@ def _aenter(kind: Any) -> Callable[..., Any]:
         try:
             value = await kind.__aenter__(self)
         except BaseException as error:
-            await leave_coroutine(runs, Outcome(None, error))
+            await leave_item_coroutine(runs, Outcome(None, error))
             raise
         _keep(self, asyncio.current_task(), runs)
         return value
@@ -184,9 +330,9 @@ def _aexit(kind: Any) -> Callable[..., Any]:
         try:
             swallowed = await kind.__aexit__(self, *raised, **named)
         except BaseException as error:
-            await leave_coroutine(runs, Outcome(None, error))
+            await leave_item_coroutine(runs, Outcome(None, error))
             raise
-        await leave_coroutine(runs, Outcome(None, None if swallowed or len(raised) < 2 else raised[1]))
+        await leave_item_coroutine(runs, Outcome(None, None if swallowed or len(raised) < 2 else raised[1]))
         return swallowed
 
     return exit_block
@@ -205,7 +351,7 @@ def _anext(kind: Any) -> Callable[..., Any]:
     return next_item
 
 
-def _iterate(name: str) -> subclass.Maker:
+def _iterate(name: str) -> Maker:
     def of(kind: Any) -> Callable[..., Any]:
         def iterate(self: Any) -> Any:
             iterator = getattr(kind, name)(self)
@@ -227,7 +373,7 @@ _METHODS: dict[str, list[tuple[str, ...]]] = {
     "with": [("__enter__", "__exit__"), ("__aenter__", "__aexit__")],
     "next": [("__next__",), ("__anext__",), ("__iter__",), ("__aiter__",)],
 }
-_MAKERS: dict[str, subclass.Maker] = {
+_MAKERS: dict[str, Maker] = {
     "__enter__": _enter,
     "__exit__": _exit,
     "__aenter__": _aenter,

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from autoprof.hooks import generators
+from autoprof.hooks import returned
 from autoprof.hooks.gates import Gate, gate
 
 
@@ -125,14 +125,14 @@ def _wrap_returning_coroutine(function: Callable[..., Any], key: str, closed: Ga
 
 
 _GENERATORS = (
-    (inspect.isgeneratorfunction, generators.wrap),
-    (inspect.isasyncgenfunction, generators.wrap_async),
+    (inspect.isgeneratorfunction, returned.wrap_generator),
+    (inspect.isasyncgenfunction, returned.wrap_async_generator),
 )
 _WRAPPER_CODES = (
     _wrap_plain(lambda: None, "", Gate()).__code__,
     _wrap_coroutine(lambda: None, "", Gate()).__code__,
     _wrap_returning(lambda: None, "", Gate(), "").__code__,
     _wrap_returning_coroutine(lambda: None, "", Gate(), "").__code__,
-    generators.wrap(lambda: None, "").__code__,
-    generators.wrap_async(lambda: None, "").__code__,
+    returned.wrap_generator(lambda: None, "").__code__,
+    returned.wrap_async_generator(lambda: None, "").__code__,
 )

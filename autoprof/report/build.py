@@ -1,4 +1,4 @@
-"""The figures of a run: its timeline is read twice, and the traces of the steps that are shown."""
+"""Figures of a report: of a run or one step of it, and a comparison with another."""
 
 from __future__ import annotations
 
@@ -12,20 +12,30 @@ import msgspec
 from autoprof import __version__
 from autoprof.base.redact import writable
 from autoprof.base.units import seconds
-from autoprof.report.figures import captures, open_now, step_kinds, words
+from autoprof.report import comparison
+from autoprof.report.figures import captures, words
 from autoprof.report.figures.details import choose, details, looked_at
 from autoprof.report.figures.index import StepSpan
-from autoprof.report.figures.overview import NOBODY, Overview
+from autoprof.report.figures.overview import (
+    CAPTURED,
+    NOBODY,
+    Overview,
+    Recorded,
+    basis,
+    shares,
+    shares_of_kinds,
+    typical_steps,
+    without_own,
+)
 from autoprof.report.figures.reading import Reader, Timeline, timelines
-from autoprof.report.figures.recorded import Recorded
-from autoprof.report.figures.stage_shares import shares, shares_of_kinds, without_own
-from autoprof.report.findings import death, failed, findings, hang_rules
+from autoprof.report.findings import findings
 from autoprof.report.findings.registry import LEAST_S
-from autoprof.report.model.captures import CaptureFigures
-from autoprof.report.model.run import RunFigures, StepRow
+from autoprof.report.hangs import read, sentences
+from autoprof.report.model import CaptureFigures, RunFigures, StepRow
 from autoprof.rundir import runs
-from autoprof.rundir.captures import Step
+from autoprof.rundir.file_names import REPORT, tidy
 from autoprof.rundir.records import CaptureMeta
+from autoprof.rundir.runs import Run, Step
 
 # Told of the timeline and of each trace before it is read: its number, of how many, its name.
 Progress = Callable[[int, int | None, str], object]
@@ -60,7 +70,7 @@ def figures(
     reader = Reader()
     folders = {step.number: step for step in run.steps}
     shifts = {file.host: file.shift_ns for file in files}
-    opened = open_now.read(run, time.time_ns(), shifts)
+    opened = read.read_open_spans(run, time.time_ns(), shifts)
     recorded = Recorded(run.steps, shifts)
     overview = Overview(files, reader, folders, recorded, path)
     rows = overview.cut_off | {row.number: row for row in overview.rows}
@@ -76,14 +86,16 @@ def figures(
     summed = _captures(path, wanted, spans, shifts, progress, operators)
     steps = details(list(spans.values()), rows, files, summed, recorded, overview.zones)
     stages = shares(overview.rows)
-    typical = step_kinds.typical(overview.rows)
+    typical = typical_steps(overview.rows)
     drivers = {number: files[span.file].name for number, span in overview.spans.items()}
-    died = death.of_run(run)
-    hung, hang_notes = hang_rules.of_run(run.path, opened, {row.number: row.seconds for row in overview.rows})
+    died = findings.deaths_of_run(run)
+    hung, hang_notes = sentences.hangs_of_run(run.path, opened, {row.number: row.seconds for row in overview.rows})
     everything = findings.settled(
         [
             *hung,
-            *failed.with_places((found for step in steps for found in findings.of_step(step)), failed.of_run(opened)),
+            *findings.with_places(
+                (found for step in steps for found in findings.of_step(step)), findings.failures_of_run(opened)
+            ),
             *findings.of_run(overview.rows, drivers),
             *findings.overall(typical, stages),
         ]
@@ -106,7 +118,7 @@ def figures(
         steps=overview.rows,
         stages=stages,
         kinds=shares_of_kinds(overview.rows, stages),
-        basis=step_kinds.basis(overview.rows) if overview.rows else "",
+        basis=basis(overview.rows) if overview.rows else "",
         median_s=median(row.seconds for row in typical) if typical else None,
         tokens_per_s=_rate(typical),
         findings=[*died, *findings.abridged(everything)],
@@ -154,7 +166,7 @@ def _span_of_captures(rows: dict[int, StepRow], folder: Step) -> StepSpan:
         slow=False,
         usual_s=length,
         stages={},
-        kind=step_kinds.CAPTURED,
+        kind=CAPTURED,
     )
     return StepSpan(folder.number, NOBODY, start, end, "", None, None)
 
@@ -228,3 +240,50 @@ def _no_step(run: runs.Run, number: int, rows: Sequence[StepRow]) -> str:
     there = f"{rows[0].number} to {rows[-1].number}" if rows else "none"
     captured = ", ".join(str(step.number) for step in run.steps) or "none"
     return f"{run.id} has no step {number}; in its timeline are {there}, captured are {captured}"
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """A run or one step of it, and what to hold it against.
+
+    Attributes:
+        run: The run.
+        step: The only step in detail; without it those that are worth it.
+        against: What to hold it against: a run, or a step of one.
+        against_step: The step of `against`, only together with `step`, which it is by default.
+    """
+
+    run: Run
+    step: int | None = None
+    against: Run | None = None
+    against_step: int | None = None
+
+    @property
+    def page(self) -> Path:
+        """Return the path of its page. Only that of the whole run, which `autoprof open` shows, is called `REPORT`."""
+        words = [] if self.step is None else [f"step{self.step}"]
+        if self.against is not None:
+            words += ["against", tidy(self.against.id)]
+            words += [] if self.against_step is None else [f"step{self.against_step}"]
+        stem, ending = REPORT.split(".")
+        return Path(self.run.path, ".".join([stem, *words, ending]))
+
+
+def report_figures(request: Request, progress: Progress = unseen) -> RunFigures:
+    """Make the figures that a report shows.
+
+    Raises:
+        NotFound: There is no such step.
+    """
+    own_step, run = request.step, request.run
+    if request.against is None:
+        return figures(run, [] if own_step is None else [own_step], progress)
+    other_step = own_step if request.against_step is None else request.against_step
+    own_steps, other_steps = ([] if step is None else [step] for step in (own_step, other_step))
+    one_run = bool(own_steps) and request.against.path == run.path
+    if one_run:
+        own = others = figures(run, own_steps + other_steps, progress, comparison.OPERATORS)
+    else:
+        own = figures(run, own_steps, progress, comparison.OPERATORS)
+        others = figures(request.against, other_steps, progress, comparison.OPERATORS)
+    before, after = comparison.side(others, other_step, not one_run), comparison.side(own, own_step, not one_run)
+    return msgspec.structs.replace(trimmed(own), comparison=comparison.compare(before, after))

@@ -12,11 +12,10 @@ from autoprof.base.units import number, seconds
 from autoprof.config import kinds
 from autoprof.config.kinds import KINDS
 from autoprof.report.figures.captures import place_of
-from autoprof.report.figures.step_kinds import typical
+from autoprof.report.figures.overview import typical_steps
 from autoprof.report.figures.words import OWN
 from autoprof.report.findings.findings import in_order
-from autoprof.report.model.captures import CaptureFigures
-from autoprof.report.model.run import Comparison, ComparisonRow, Finding, RunFigures, StepFigures
+from autoprof.report.model import CaptureFigures, Comparison, ComparisonRow, Finding, RunFigures, StepFigures
 
 # What changed is worth a row from such a share of the step or capture on, and a finding from such a one on.
 _ROW_SHARE, FINDING_SHARE = 0.0005, 0.03
@@ -79,7 +78,7 @@ def side(run: RunFigures, step: int | None, with_run: bool) -> Side:
 
 def _of_run(run: RunFigures) -> Side:
     """Return a run: the medians of its typical steps, and the captures of those in detail."""
-    rows = typical(run.steps)
+    rows = typical_steps(run.steps)
     names = {name for row in rows for name in row.stages}
     return Side(
         label=run.id,

@@ -11,10 +11,9 @@ from autoprof.base.units import change, number, seconds, share
 from autoprof.report.comparison import NOTHING_COMMON
 from autoprof.report.figures import words
 from autoprof.report.figures.captures import place_of
-from autoprof.report.figures.open_now import open_for
 from autoprof.report.figures.words import several
-from autoprof.report.model.captures import CaptureFigures
-from autoprof.report.model.run import Comparison, Finding, RunFigures, StepFigures
+from autoprof.report.hangs.read import open_for
+from autoprof.report.model import CaptureFigures, Comparison, Finding, RunFigures, StepFigures
 
 _MOST_STEPS = 15
 _MOST_ROWS = 15

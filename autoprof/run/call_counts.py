@@ -9,8 +9,7 @@ import itertools
 
 from autoprof.base import files, identity, interrupts, process
 from autoprof.base.originals import json, os, threading
-from autoprof.run import runtime
-from autoprof.run.cluster import current_step
+from autoprof.run import runtime, step_announcement
 from autoprof.rundir.layout import RunDir
 
 # Set by the command, for the processes that it starts.
@@ -50,7 +49,7 @@ def add(key: str, fired: bool) -> None:
         return
     try:
         with state.lock:
-            which = key, current_step.known(), fired
+            which = key, step_announcement.known(), fired
             entry = state.counts.get(which)
             if entry is None:
                 entry = state.counts[which] = _new(run.rundir, which)

@@ -14,8 +14,7 @@ from autoprof.base.exception_text import reason
 from autoprof.base.originals import os, subprocess, threading, time
 from autoprof.base.redact import is_url, url
 from autoprof.config.values import MERGE
-from autoprof.run import outcome, seat
-from autoprof.run.cluster import kv
+from autoprof.run import cluster, raised, seat
 from autoprof.run.runtime import Runtime
 from autoprof.rundir.file_names import PART, SNAPSHOT, TRACE
 
@@ -57,7 +56,7 @@ def end_run(run: Runtime) -> None:
         wait_for_files(run)
         run.complete()
         if not run.stopped:
-            outcome.keep_status(run.rundir.exit_status)
+            raised.keep_status(run.rundir.exit_status)
         if run.rundir.steps() or is_url(run.settings.collect):
             _after(run)
     except Exception as error:
@@ -67,10 +66,10 @@ def end_run(run: Runtime) -> None:
 
 def _ends(run: Runtime) -> bool:
     """Return whether the run ends with this process."""
-    if (own := seat.own()) is None:
+    if (own := seat.own_seat()) is None:
         return run.started_here
     run.timeline.flush()
-    last = own.leave("" if run.stopped else outcome.error())
+    last = own.leave("" if run.stopped else raised.exception_type())
     if last and not files.exists(run.rundir.run_json):
         own.clear()
     return last
@@ -84,7 +83,7 @@ def window_passed(run: Runtime) -> None:
     """
     if run.settings.collect:
         return
-    one_of_several = identity.ranks() > 1 and (seat.own() is not None or not run.started_here)
+    one_of_several = identity.ranks() > 1 and (seat.own_seat() is not None or not run.started_here)
     if one_of_several or not (run.settings.on_finish or _merging(run)):
         return
 
@@ -100,7 +99,7 @@ def let_workers_write(run: Runtime) -> None:
 
     Ray kills workers without warning, with the actors' last handle or with the driver.
     """
-    if kv.up():
+    if cluster.is_up():
         wait_for_files(run, folders=False)
 
 
@@ -134,7 +133,7 @@ def _is_orphan(part: Path) -> bool:
     if found is None or not name.endswith(_RECORDINGS):
         return False
     pid = int(found[1])
-    gone = _changed(part) < _state.began if pid == os.getpid() else identity.began(pid) is None
+    gone = _changed(part) < _state.began if pid == os.getpid() else identity.start_ticks(pid) is None
     return gone and not _is_locked(part.with_name(f"{name}{PART}"))
 
 
@@ -229,8 +228,8 @@ def first_to_finish(run: Runtime) -> bool:
 
     The answer is found while Ray is up, and remembered.
     """
-    if _state.first is None and kv.up():
-        _state.first = kv.claim(f"finish/{run.info.id}")
+    if _state.first is None and cluster.is_up():
+        _state.first = cluster.claim(f"finish/{run.info.id}")
     return _state.first is not False
 
 

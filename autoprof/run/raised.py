@@ -1,16 +1,17 @@
-"""Exceptions as the run's files tell them: type, text without secrets, file and line of each function.
+"""Record of an exception: its type, its text and the places where it was raised.
 
-No value of a variable is told. Exceptions of Ray's and torchrun's name processes that are dead; they are known by their
-attributes and their texts, since neither library may be imported here.
+The process that started a run also records the exception that ended it, and its exit status.
 """
 
 from __future__ import annotations
 
 import re
+import sys
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from autoprof.base import exception_text, exceptions, interrupts
+from autoprof.base import exception_text, exceptions, files, interrupts, log
 from autoprof.base.originals import os
 from autoprof.base.redact import hidden, writable
 from autoprof.rundir.records import Frame, Named, Raised
@@ -247,3 +248,53 @@ def _bytes(number: str, unit: str) -> int:
     except (ValueError, KeyError) as error:
         interrupts.pass_on(error)
         return 0
+
+
+def last_exception() -> BaseException | None:
+    """Return the exception that nobody caught, or None.
+
+    The interpreter keeps it, except for `SystemExit`. A debugger or a notebook keeps others there, too.
+    """
+    ended_by = getattr(sys, "last_value", None)
+    return None if hasattr(sys, "ps1") or not issubclass(type(ended_by), BaseException) else ended_by
+
+
+def exception_type() -> str:
+    """Return the type of the exception that nobody caught, or an empty text."""
+    ended_by = last_exception()
+    if ended_by is None:
+        return ""
+    return "SIGINT" if issubclass(type(ended_by), KeyboardInterrupt) else exceptions.type_name(ended_by)
+
+
+def uncaught() -> Raised | None:
+    """Return what is told of the exception that nobody caught; nothing of Ctrl-C."""
+    ended_by = last_exception()
+    return None if ended_by is None or issubclass(type(ended_by), KeyboardInterrupt) else of(ended_by)
+
+
+def keep_status(path: Path) -> None:
+    """Have the process leave its exit status in a file of one byte, when it exits. Raises nothing.
+
+    No Python runs any more when the status is known, after `sys.exit(1)` as after an exception. But glibc's `exit`
+    calls functions with the status and an argument, and `fputc` is one: it writes its first argument, as a byte, to its
+    second. A C library without `on_exit`, a signal and `os._exit` leave no status.
+    """
+    try:
+        import ctypes
+
+        libc = ctypes.CDLL(None)
+        register, write = libc.on_exit, ctypes.cast(libc.fputc, ctypes.c_void_p)
+        libc.fdopen.restype = ctypes.c_void_p
+        files.check_size(1)
+        descriptor = files.create(str(path), held=True)
+        stream = ctypes.c_void_p(libc.fdopen(descriptor, b"wb"))
+        if not stream:
+            os.close(descriptor)
+            return
+        # Without a buffer, since what exits later may crash.
+        libc.setbuf(stream, None)
+        register(write, stream)
+    except Exception as error:  # ctypes may be missing, or restricted
+        interrupts.pass_on(error)
+        log.debug(f"the exit status can't be kept: {type(error).__name__}: {error}")

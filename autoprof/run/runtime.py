@@ -1,7 +1,12 @@
-"""One process's view of its run: settings, run directory, hooks, timeline and caught errors."""
+"""One process's view of its run: settings, run directory, hooks, timeline and caught errors.
+
+The process that starts a run passes the facts of the run to all others in the environment (`RunInfo`).
+"""
 
 from __future__ import annotations
 
+import platform
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,19 +17,134 @@ from autoprof import __version__, _boot
 from autoprof.base import files, identity, interrupts, log, process
 from autoprof.base.exception_text import described
 from autoprof.base.originals import os, threading, time
-from autoprof.base.redact import hidden, hidden_in
-from autoprof.config import sources
+from autoprof.base.redact import hidden, hidden_in, redacted
+from autoprof.config import settings, structs
+from autoprof.config.parsers import LONGEST_NAME
+from autoprof.config.settings import Settings
 from autoprof.config.values import GROUP, SettingsError
-from autoprof.run import info as run_info
-from autoprof.run import outcome, seat
-from autoprof.run.cluster import nodes
+from autoprof.run import cluster, raised, seat, watcher
 from autoprof.run.hook_log import HookLog
-from autoprof.run.info import RunInfo
 from autoprof.run.timeline import Timeline
-from autoprof.run.watch import watcher
 from autoprof.rundir import deaths, decoder, layout, previous_run, runs
 from autoprof.rundir.layout import RunDir
+from autoprof.rundir.ranks import Seat
 from autoprof.rundir.records import Attempt, RunFile, RunNode, RunSettings
+
+
+@structs.complete
+class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts that the process that started the run knows."""
+
+    id: str
+    directory: str
+    command: str
+    cwd: str
+    host: str
+    pid: int
+    started: float
+    python: str
+    settings: Settings
+    # When the process began (`identity.began`): pids come again.
+    ticks: int = 0
+    # The user of the process. Ray's workers may run as the cluster's user.
+    uid: int | None = None
+
+
+# Characters of a command line in the environment, and of all that a process hands on there.
+_MOST_COMMAND = 1000
+_MOST_HANDED = 64_000
+
+
+def shortened(command: str) -> str:
+    """Shorten a command line to what fits in the environment.
+
+    Linux allows 128 kB a variable, and often 2 MB in all with the arguments (MAX_ARG_STRLEN and ARG_MAX).
+    """
+    cut = len(command) - _MOST_COMMAND
+    return command if cut <= 0 else f"{command[:_MOST_COMMAND]}... ({cut} characters more)"
+
+
+def read_info(given: Mapping[str, object] | None = None, late: bool = False) -> RunInfo:
+    """Read what was handed on, or the settings in the process that starts the run, which hands them on here.
+
+    Args:
+        given: Settings that the program gives, over those of the environment.
+        late: The run is at its end: a rank that has not joined it leaves nothing.
+
+    Raises:
+        SettingsError: The settings are wrong, or too long to be handed on.
+    """
+    handed = os.environ.get(_boot.RUN_INFO)
+    if handed:
+        return msgspec.json.decode(handed, type=RunInfo)
+    read = settings.load(os.environ, Path(_boot.started_in()), given)
+    run_id = os.environ[_boot.RUN_ID]
+    if run_id in (".", "..", "latest") or os.sep in run_id:
+        raise SettingsError(f"{_boot.RUN_ID}: got {run_id[:80]!r}; it takes a folder's name other than 'latest'")
+    if len(os.fsencode(run_id)) > LONGEST_NAME:
+        raise SettingsError(
+            f"{_boot.RUN_ID}: got {run_id[:20]!r}...; it takes a folder's name, of {LONGEST_NAME} bytes at most"
+        )
+    info = RunInfo(
+        id=run_id,
+        directory=os.path.join(read.dir, run_id),
+        command=redacted(getattr(sys, "orig_argv", sys.argv)),
+        cwd=os.getcwd(),
+        host=identity.HOST,
+        pid=os.getpid(),
+        ticks=identity.start_ticks(os.getpid()) or 0,
+        uid=os.geteuid(),
+        started=time.time(),
+        python=platform.python_version(),
+        settings=read,
+    )
+    info = info if late else with_seat(info, seat.join_launch(read))
+    hand_on(info)
+    if read.recipes:
+        # Makes the settings file's recipes known to the children too, in whatever directory they work.
+        os.environ[_boot.RECIPES] = os.pathsep.join(read.recipes)
+        _boot.add_recipes()
+    return info
+
+
+def with_seat(info: RunInfo, taken: Seat | None) -> RunInfo:
+    """Return the facts of the run in which this rank has its place: the rank that joined first has started it."""
+    if taken is None:
+        return info
+    first = taken.first
+    whose = {"host": first.host, "pid": first.pid, "ticks": first.ticks, "started": first.started}
+    return msgspec.structs.replace(named_run(info, taken.run_id), **whose)
+
+
+def named_run(info: RunInfo, run_id: str) -> RunInfo:
+    """Return the facts of a run that has this name."""
+    return msgspec.structs.replace(info, id=run_id, directory=os.path.join(info.settings.dir, run_id))
+
+
+def hand_on(info: RunInfo) -> None:
+    """Hand the facts of the run to the processes that this one starts.
+
+    Raises:
+        SettingsError: They are too long.
+    """
+    read = info.settings
+    # The URL of the run's copy stays in this process: it may hold a password.
+    told = msgspec.structs.replace(read, collect="1" if read.collect else "")
+    handed_on = msgspec.structs.replace(info, settings=told, command=shortened(info.command))
+    try:
+        text = msgspec.json.encode(handed_on).decode()
+    except UnicodeEncodeError as error:
+        interrupts.pass_on(error)
+        raise SettingsError(
+            f"{error.object[error.start - 20 if error.start > 20 else 0 : error.end + 20]!r} in the settings, or the "
+            "working directory, is no UTF-8: autoprof takes names in UTF-8 alone"
+        ) from None
+    if len(text) > _MOST_HANDED:
+        raise SettingsError(
+            f"the settings are {len(text)} characters long, and no more than {_MOST_HANDED} can be handed to the "
+            "processes of a run: shorten the longest of them"
+        )
+    os.environ[_boot.RUN_ID], os.environ[_boot.RUN_INFO] = info.id, text
 
 
 class Runtime:
@@ -54,7 +174,7 @@ class Runtime:
     @property
     def decides(self) -> bool:
         """Return whether this process takes what is asked for, of those that each run the trainer."""
-        return identity.own_rank() == 0 or (self.started_here and seat.own() is None)
+        return identity.own_rank() == 0 or (self.started_here and seat.own_seat() is None)
 
     @property
     def speaks(self) -> bool:
@@ -62,7 +182,7 @@ class Runtime:
         if self.started_here:
             return True
         of_launcher = self.info.host == identity.HOST and self.info.pid == os.getppid() and "RANK" in os.environ
-        return (of_launcher or seat.own() is not None) and identity.own_rank() == 0
+        return (of_launcher or seat.own_seat() is not None) and identity.own_rank() == 0
 
     def _join(self) -> None:
         """Make the run directory with the first hook that is applied: a process may import a target and not use it."""
@@ -73,7 +193,7 @@ class Runtime:
         """Register this process's node with the run, once, where Ray is up."""
         if not self._registered:
             info = self.info
-            found = nodes.register(info.id, info.directory, self.started_here, info.uid)
+            found = cluster.register_node(info.id, info.directory, self.started_here, info.uid)
             self.hooks.node, self.hooks.ray = found
             self._registered = bool(self.hooks.node)
 
@@ -134,8 +254,8 @@ class Runtime:
         """Summarise in `run.json` what the processes of the run left in `hooks/`, or why none of them had a hook."""
         # Another rank, or another program of this process, may have noted them.
         self._earlier = self._earlier or decoder.read(self.rundir.run_json, RunFile).earlier
-        others = seat.own()
-        error = "" if self.stopped else outcome.error() or (others.errors() if others is not None else "")
+        others = seat.own_seat()
+        error = "" if self.stopped else raised.exception_type() or (others.errors() if others is not None else "")
         known = {"ended": time.time(), "state": runs.FAILED if error else runs.ENDED}
         known |= {"error": error} if error else {}
         known |= self._deaths() if not self.stopped else {}
@@ -146,7 +266,7 @@ class Runtime:
     def _deaths(self) -> dict[str, Any]:
         """Return what `run.json` says of the exception that ends this process, and of processes that are dead now."""
         self.timeline.flush()
-        exception = outcome.told()
+        exception = raised.uncaught()
         try:
             info = decoder.read(self.rundir.run_json, RunFile)
             died = deaths.find(self.rundir.path, info, over=False, own=exception)
@@ -165,7 +285,7 @@ class Runtime:
         self._make()
         self.hooks.leave()
         self.complete(why)
-        outcome.keep_status(self.rundir.exit_status)
+        raised.keep_status(self.rundir.exit_status)
 
 
 class _State(process.State):
@@ -210,7 +330,7 @@ def start(given: Mapping[str, object] | None = None, late: bool = False) -> Runt
             return None
         began_here = _boot.RUN_INFO not in os.environ
         try:
-            info = run_info.read(given, late)
+            info = read_info(given, late)
         except SettingsError as error:
             if given is not None:
                 raise
@@ -218,8 +338,8 @@ def start(given: Mapping[str, object] | None = None, late: bool = False) -> Runt
             _boot.switch_off(str(error))
             return None
         log.configure(info.settings.log)
-        if began_here and identity.first() and not (late and files.is_folder(info.directory)):
-            for line in (*sources.unknown(os.environ), *sources.unknown_roles(info.settings)):
+        if began_here and identity.first_rank() and not (late and files.is_folder(info.directory)):
+            for line in (*settings.unknown(os.environ), *settings.unknown_roles(info.settings)):
                 log.warning(line)
         _state.run = Runtime(info)
         return _state.run
@@ -236,9 +356,9 @@ def move(run_id: str, launch: str, rank: int) -> None:
         if run is None:
             return
         program = os.urandom(4).hex()
-        taken = seat.take(run.settings, run_id, launch, program, rank)
-        info = run_info.with_seat(run.info, taken) if taken is not None else run_info.named(run.info, run_id)
-        run_info.hand_on(info)
+        taken = seat.take_seat(run.settings, run_id, launch, program, rank)
+        info = with_seat(run.info, taken) if taken is not None else named_run(run.info, run_id)
+        hand_on(info)
         _state.run = Runtime(info)
 
 

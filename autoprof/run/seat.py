@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from autoprof._boot import launch
+from autoprof._boot import command
 from autoprof.base import files, interrupts, process
 from autoprof.base.originals import os
 from autoprof.config.settings import Settings
@@ -26,24 +26,24 @@ class _State(process.State):
 _state = _State()
 
 
-def own() -> Seat | None:
+def own_seat() -> Seat | None:
     """Return the place of this process, if it has one."""
     return _state.own
 
 
 def join_launch(settings: Settings) -> Seat | None:
     """Take the place of this process in the run of its launch, which the boot has found; None where there is none."""
-    name, _, program = os.environ.get(launch.LAUNCH, "").partition(":")
-    rank = os.environ.get(launch.RANK, "").partition("/")[0]
+    name, _, program = os.environ.get(command.LAUNCH, "").partition(":")
+    rank = os.environ.get(command.LAUNCH_RANK, "").partition("/")[0]
     if not program or not rank.isdecimal():
         return None
-    named = os.environ.get(launch.RUN_ID, "")
-    return take(settings, "" if named == name else named, name, program, int(rank))
+    named = os.environ.get(command.LAUNCH_RUN_ID, "")
+    return take_seat(settings, "" if named == name else named, name, program, int(rank))
 
 
-def take(settings: Settings, run_id: str, name: str, program: str, rank: int) -> Seat | None:
+def take_seat(settings: Settings, run_id: str, name: str, program: str, rank: int) -> Seat | None:
     """Take a place, as in `ranks.join`; None where the folder of the runs can't be written."""
-    again = name.startswith(launch.AGAIN)
+    again = name.startswith(command.LAUNCH_AGAIN)
     files.open_to_group(settings.access == GROUP)
     try:
         _state.own = ranks.join(Path(settings.dir), run_id, name, program, rank, again=again)

@@ -1,27 +1,336 @@
-"""Writer of a process's timeline, `timeline/<host>-<pid>.jsonl`: a line for each span, as docs/reference/files.md says.
+"""Writer of a process's timeline, `timeline/<host>-<pid>.jsonl`: one line for each span.
 
-Steps, stages and windows are written when they begin and when they end. The spans of single samples, thousands a step,
-are kept until there are many of them, the first is old, one of the others is written, or none is going on any more. So
-a process that is killed loses the spans of its last second. Spans that take long are written while they go on (`tell`).
+Steps, stages and windows are written when they begin and when they end. The spans of samples, which may be thousands in
+a step, are buffered for at most a second or until a span of another kind is written. A line is written whole or not at
+all. Exceptions are written with the innermost step or stage that they left.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable
-from typing import Protocol
+from _thread import get_ident
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
 from weakref import WeakSet
 
-from autoprof.base import files, interrupts, log, process
-from autoprof.base.originals import threading, time
-from autoprof.run import outcome
-from autoprof.run.exceptions import Exceptions
-from autoprof.run.span import Span
-from autoprof.run.timeline_file import AnyLine, TimelineFile
+import msgspec
+
+from autoprof import __version__
+from autoprof.base import files, identity, interrupts, log, process
+from autoprof.base.exceptions import type_name
+from autoprof.base.originals import os, threading, time
+from autoprof.config import kinds
+from autoprof.run import raised
 from autoprof.rundir import memory_state
 from autoprof.rundir.layout import RunDir
-from autoprof.rundir.lines import BegunLine, DroppedLine, ExitLine, Line
+from autoprof.rundir.records import (
+    BegunLine,
+    DroppedLine,
+    ExitLine,
+    Id,
+    Line,
+    MemoryLine,
+    MemoryState,
+    Moment,
+    ProcessLine,
+    RaisedLine,
+)
+
+# Kinds of which a step has a few, which are written at once; all others are kept and written together.
+AT_ONCE = ("step", "stage", "window")
+# Kinds of spans that have a kind of stage, which a well-known name tells where nothing else does.
+_STAGES = ("stage", "timer")
+
+
+class Keeper(Protocol):
+    """Writer of spans: the timeline of this process, which documents these members."""
+
+    life: object
+    going: set[Span]
+    told: set[Span]
+
+    def begun(self, span: Span) -> None: ...
+
+    def note(self, kind: str, name: str, took_ns: int) -> None: ...
+
+    def raised(self, line: Line, error: BaseException) -> None: ...
+
+    def add(self, line: Line, now: int, *, at_once: bool = False) -> None: ...
+
+    def write(self, line: BegunLine | DroppedLine) -> None: ...
+
+
+class Span:
+    """A span that began now. `end` writes it down.
+
+    Args:
+        ids: The sample or the request that it is of.
+        stage_kind: The kind of the stage; None for that which its name tells.
+
+    Attributes:
+        thread: The thread in which it began, of those that are written at once.
+    """
+
+    __slots__ = (
+        "_begun",
+        "_ids",
+        "_kind",
+        "_life",
+        "_name",
+        "_rank",
+        "_role",
+        "_stage_kind",
+        "_start",
+        "_step",
+        "_timeline",
+        "thread",
+    )
+
+    def __init__(
+        self,
+        timeline: Keeper,
+        kind: str,
+        name: str,
+        *,
+        step: int | None,
+        role: str,
+        rank: int | None,
+        ids: Mapping[str, Id] | None = None,
+        stage_kind: str | None = None,
+    ) -> None:
+        self._timeline = timeline
+        self._life = timeline.life
+        self._kind, self._name, self._step, self._role, self._rank = kind, name, step, role, rank
+        self._ids = ids or {}
+        self._stage_kind = stage_kind
+        self._start = time.time_ns()
+        self._begun = time.monotonic_ns()
+        if kind in AT_ONCE:
+            self.thread = get_ident()
+            timeline.begun(self)
+
+    @property
+    def line(self) -> BegunLine:
+        """Return the line that says that it has begun."""
+        return BegunLine(
+            self._kind,
+            self._name,
+            self._step,
+            self._role,
+            self._rank,
+            self._start,
+            self._ids,
+            self._known_kind() if self._kind in _STAGES else "",
+        )
+
+    @property
+    def kind(self) -> str:
+        """Return its kind."""
+        return self._kind
+
+    @property
+    def begun_ns(self) -> int:
+        """Return when it began, of `time.monotonic_ns`."""
+        return self._begun
+
+    def _known_kind(self) -> str:
+        return kinds.of(self._name) if self._stage_kind is None else self._stage_kind
+
+    def end(
+        self,
+        error: BaseException | None = None,
+        counts: Mapping[str, int] | None = None,
+        *,
+        step: int | None = None,
+        at_ns: int | None = None,
+    ) -> None:
+        """Note the span; a forked child leaves that to its parent. Never raises.
+
+        Args:
+            error: The exception that was raised inside of it.
+            counts: Counts of it, such as tokens.
+            step: The step, where it was not known at the begin.
+            at_ns: When it ended, of `time.monotonic_ns`, where that was not now.
+        """
+        now = time.monotonic_ns() if at_ns is None else at_ns
+        timeline = self._timeline
+        if self._life is not timeline.life:
+            return
+        stage_kind = self._stage_kind
+        if stage_kind is None:
+            stage_kind = kinds.of(self._name) if self._kind in _STAGES else ""
+        timeline.told.discard(self)
+        line = Line(
+            self._kind,
+            self._name,
+            self._step if step is None else step,
+            self._role,
+            self._rank,
+            self._start,
+            # The wall clock may be set meanwhile.
+            self._start + now - self._begun,
+            None if error is None else type_name(error),
+            self._ids,
+            counts or {},
+            stage_kind,
+        )
+        if self._kind in AT_ONCE:
+            if error is None:
+                timeline.note(self._kind, self._name, now - self._begun)
+            else:
+                timeline.raised(line, error)
+            timeline.add(line, now, at_once=True)
+        else:
+            timeline.going.discard(self)
+            if error is not None:
+                timeline.raised(line, error)
+            timeline.add(line, now)
+
+    def drop(self) -> None:
+        """Leave the span out."""
+        timeline = self._timeline
+        timeline.going.discard(self)
+        if self in timeline.told:
+            timeline.told.discard(self)
+            timeline.write(DroppedLine(self._kind, self._name, self._start))
+
+
+AnyLine: TypeAlias = Line | BegunLine | DroppedLine | ExitLine | RaisedLine | MemoryLine
+
+
+class TimelineFile:
+    """The file, which is made with the first lines.
+
+    Attributes:
+        run: The run that it is of.
+        path: Where it is; empty before it is made.
+        size: The bytes that were written since the caller has set this to 0.
+        memory: This process's memory, since the file was made.
+    """
+
+    def __init__(self, run: RunDir) -> None:
+        self.run = run
+        self.path = ""
+        self.size = 0
+        self.memory = memory_state.Watch()
+        self._first = b""
+
+    def append(self, lines: list[AnyLine]) -> None:
+        """Write lines.
+
+        Raises:
+            OSError: The disk does not take them.
+        """
+        content = _encoded(lines)
+        self.size += len(content)
+        if not self.path:
+            path = self.run.process_file("timeline")
+            self.run.make(path.parent)
+            self._first = _process_line(self.memory.first())
+            # An earlier process of the run may have had the same pid: this one's lines begin anew.
+            files.append(path, self._first + content)
+            self.path = str(path)
+            return
+        try:
+            files.append(self.path, content, self._first)
+        except FileNotFoundError as error:  # somebody has removed the folder
+            interrupts.pass_on(error)
+            self.run.make(Path(self.path).parent)
+            files.append(self.path, content, self._first)
+
+
+_encoder = msgspec.json.Encoder()
+
+
+def _encoded(lines: list[AnyLine]) -> bytes:
+    try:
+        return _encoder.encode_lines(lines)
+    except Exception as error:  # text with lone surrogates, as in file names that are no UTF-8
+        interrupts.pass_on(error)
+        return _encoder.encode_lines([_mended(msgspec.to_builtins(line)) for line in lines])
+
+
+def _mended(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        return {_mended(name): _mended(inner) for name, inner in value.items()}
+    return [_mended(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _process_line(at_first: MemoryState) -> bytes:
+    clock = Moment(time.time_ns(), time.monotonic_ns())
+    pid = os.getpid()
+    ticks = identity.start_ticks(pid) or 0
+    line = ProcessLine(
+        host=identity.HOST,
+        pid=pid,
+        clock=clock,
+        version=__version__,
+        ticks=ticks,
+        namespace=identity.pid_namespace(),
+        boot=identity.machine(),
+        stderr=identity.own_stderr(),
+        memory=at_first,
+    )
+    return msgspec.json.encode(line) + b"\n"
+
+
+# Exceptions that say nothing of a fault.
+_NO_FAULT = (StopIteration, StopAsyncIteration, GeneratorExit, KeyboardInterrupt, asyncio.CancelledError)
+# So many of stages have a line.
+_MAX_EXCEPTIONS = 50
+# Kinds of spans that are lost with an exception; a tool's or a turn's may be caught. So many of a name and type have a
+# line, and so many in all, before what is open is written again.
+_LOST = ("sample", "reward")
+_MOST_ALIKE, _MOST_LOST = 2, 20
+
+
+class Exceptions:
+    """The exceptions of one process. Several threads may tell of theirs."""
+
+    def __init__(self) -> None:
+        # The last one that has a line, and when the span began that it left; of stages, and of samples.
+        self._stage: tuple[int, int] = 0, 0
+        self._lost: tuple[int, int] = 0, 0
+        self._stages = self._samples = 0
+        self._alike: Counter[tuple[str, str, str]] = Counter()
+
+    def line(self, line: Line, error: BaseException) -> RaisedLine | None:
+        """Return the line of an exception that leaves a span, None where there is to be none."""
+        if issubclass(type(error), _NO_FAULT):
+            return None
+        if not (self._of_sample if line.kind in _LOST else self._of_stage)(line, error):
+            return None
+        said = raised.of(error)
+        return RaisedLine(time.time_ns(), line.kind, line.name, line.step, line.role, line.rank, said)
+
+    def again(self) -> None:
+        """Tell of samples anew: readers look at a file's end."""
+        self._alike.clear()
+        self._samples = 0
+
+    def _of_stage(self, line: Line, error: BaseException) -> bool:
+        if line.kind not in ("step", "stage", "window"):
+            return False
+        # The spans around it began before.
+        known = self._stage[0] == id(error) and line.start_ns <= self._stage[1]
+        self._stage = id(error), line.start_ns
+        self._stages += line.kind != "step"
+        return not known and (line.kind == "step" or self._stages <= _MAX_EXCEPTIONS)
+
+    def _of_sample(self, line: Line, error: BaseException) -> bool:
+        known = self._lost[0] == id(error) and line.start_ns <= self._lost[1]
+        self._lost = id(error), line.start_ns
+        what = line.kind, line.name, type_name(error)
+        if known or self._alike[what] >= _MOST_ALIKE or self._samples >= _MOST_LOST:
+            return False
+        self._alike[what] += 1
+        self._samples += 1
+        return True
+
 
 # Kept lines are written when there are this many, or when the first is this old.
 _MANY = 256
@@ -147,7 +456,9 @@ class Timeline:
         """Write the last line of this process, if it has any."""
         self.flush()
         if self._file.path:
-            self._lines.append(ExitLine(time.time_ns(), outcome.error(), outcome.told(), memory_state.peak()))
+            self._lines.append(
+                ExitLine(time.time_ns(), raised.exception_type(), raised.uncaught(), memory_state.peak())
+            )
             self.flush()
 
     def add(self, line: Line, now: int, *, at_once: bool = False) -> None:

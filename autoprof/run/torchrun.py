@@ -11,7 +11,7 @@ import functools
 from typing import Any
 
 from autoprof import _boot
-from autoprof._boot import launch
+from autoprof._boot import command
 from autoprof.base import interrupts, log, process
 from autoprof.base.originals import os, time
 from autoprof.config.parsers import LONGEST_NAME
@@ -66,7 +66,7 @@ def _agree(group: Any) -> None:
     try:
         run = runtime.current()
         # What `srun` or `mpirun` has started is in one run already.
-        if run is not None and (_state.agreed or seat.own() is None) and (group.group_world_size or 1) > 1:
+        if run is not None and (_state.agreed or seat.own_seat() is None) and (group.group_world_size or 1) > 1:
             _take_part(group, run)
     except Exception as error:
         interrupts.pass_on(error)
@@ -87,7 +87,7 @@ def _take_part(group: Any, run: Runtime) -> None:
     run_id, _, name = said.partition("\n")
     if run_id != os.path.basename(run_id) or not 0 < len(os.fsencode(run_id)) <= LONGEST_NAME or not name.isalnum():
         raise ValueError(f"the first node's run is called {said[:60]!r}")
-    os.environ[launch.RANK] = f"{group.group_rank}/{group.group_world_size}"
+    os.environ[command.LAUNCH_RANK] = f"{group.group_rank}/{group.group_world_size}"
     runtime.move(run_id, f"torchrun-{name}", group.group_rank)
 
 

@@ -1,7 +1,7 @@
-"""Processes of a run that died, the likely cause first, from what they and others left.
+"""Processes of a run that died, the likely cause first, and the sentences that report them.
 
-Consequences are no causes: workers that Ray or a launcher kills because the run has ended come after what ended it, and
-a process that is gone with nothing open is how Ray's jobs end.
+Consequences come after their cause: workers that Ray or a launcher kills because the run has ended are listed last, and
+a process that vanished with no open span ended as Ray's jobs normally do.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
+from msgspec import Struct
 
-from autoprof.base import identity
-from autoprof.base.originals import time
-from autoprof.rundir import crash_files, memory_state, open_spans
-from autoprof.rundir.captures import UNFINISHED
+from autoprof.base import files, identity, interrupts, units
+from autoprof.base.originals import io, os, time
+from autoprof.base.redact import hidden
+from autoprof.rundir import memory_state, open_spans
+from autoprof.rundir.layout import CRASHES, RunDir
 from autoprof.rundir.open_spans import GONE, ProcessState
-from autoprof.rundir.records import Death, Named, Raised, RunFile
-from autoprof.rundir.runs import ENDED, FAILED, Run, exit_status
-from autoprof.rundir.stacks import OpenSpan
+from autoprof.rundir.records import Death, Frame, Named, OpenSpan, Raised, RunFile
+from autoprof.rundir.runs import ENDED, FAILED, UNFINISHED, Run, exit_status
 
 EXCEPTION, EXIT, CRASH, KILLED, GONE_DEAD = "exception", "exit", "crash", "killed", "gone"
 KERNEL, RAY, NODE = "kernel", "Ray", "node"
@@ -81,7 +82,7 @@ def find(path: Path, info: RunFile, over: bool, own: Raised | None = None) -> li
             dead[state.host, state.pid] = _gone(state, info)
         elif (raised := _raised(state)) is not None:
             dead[state.host, state.pid] = _exited(_ended(state, info, *raised))
-    for crash in crash_files.read(path):
+    for crash in read_crash_file(path):
         # A later process with the same pid did not crash.
         whose = [state for state in states if state.begun_ns <= crash.ns]
         death = dead.get((crash.host, crash.pid)) or _known(whose, info, crash.host, crash.pid)
@@ -183,7 +184,7 @@ def _gone(state: ProcessState, info: RunFile) -> Death:
         started=(info.host, info.pid) == (state.host, state.pid),
         file=f"timeline/{state.file.name}",
     )
-    if state.host == identity.HOST and state.stderr and (crash := crash_files.in_log(state.stderr)) is not None:
+    if state.host == identity.HOST and state.stderr and (crash := crash_in_log(state.stderr)) is not None:
         return msgspec.structs.replace(death, how=CRASH, signal=crash[0], frames=crash[1], file=state.stderr)
     return _killed_by_kernel(death, state)
 
@@ -306,3 +307,208 @@ def _with_starter(found: list[Death], info: RunFile, states: Sequence[ProcessSta
     if own.how != GONE_DEAD:
         return found
     return [*before, own, *(death for death in others if death not in before)]
+
+
+# The words for the signals (`faulthandler_handlers` in CPython's Modules/faulthandler.c).
+_SIGNALS = {
+    "Segmentation fault": "SIGSEGV",
+    "Aborted": "SIGABRT",
+    "Bus error": "SIGBUS",
+    "Illegal instruction": "SIGILL",
+    "Floating-point exception": "SIGFPE",
+    "Floating point exception": "SIGFPE",
+}
+_FATAL = re.compile(r"^Fatal Python error: ([^\n]{1,100})$", re.MULTILINE)
+# The library tvm-ffi, which vLLM's xgrammar brings, puts its own handler in place of Python's as it is loaded. It tells
+# functions in C alone (tvm-ffi 0.1.15, src/ffi/backtrace.cc).
+_TVM = "\n!!!!!!! Segfault encountered !!!!!!!\n"
+_FRAME = re.compile(r'^  File "([^"\n]{1,400})", line (\d{1,9}) in ([^\n]{1,200})$', re.MULTILINE)
+_THREAD = re.compile(r"^(?:Current thread 0x|Thread 0x|Stack \()[^\n]*$", re.MULTILINE)
+# autoprof's modules that run in a program, on any host.
+_OWN = re.compile(r"[/\\]autoprof[/\\]((_boot|base|behaviours|capture|hooks|run|windows)[/\\].*|__init__|agent)\.py$")
+_MOST_BYTES = 1 << 20
+_TAIL_BYTES = 1 << 17
+
+
+class Crash(Struct, frozen=True, kw_only=True):
+    """One process that crashed."""
+
+    host: str
+    pid: int
+    signal: str
+    frames: list[Frame]
+    ns: int
+    file: str
+
+
+def read_crash_file(run: Path) -> list[Crash]:
+    """Return the crashes of a run. Files that are empty or can't be read are left out."""
+    found = []
+    for path in sorted(RunDir(run).path.glob(f"{CRASHES}/*.txt")):
+        try:
+            ns = path.lstat().st_mtime_ns
+            text = files.read(path, _MOST_BYTES).decode(errors="replace")
+        except OSError as error:
+            interrupts.pass_on(error)
+            continue
+        host, _, pid = path.stem.rpartition("-")
+        if text.strip() and pid.isdecimal():
+            signal, frames = parsed(text)
+            found.append(
+                Crash(host=host, pid=int(pid), signal=signal, frames=frames, ns=ns, file=f"{CRASHES}/{path.name}")
+            )
+    return found
+
+
+def crash_in_log(path: str) -> tuple[str, list[Frame]] | None:
+    """Return the signal and the stack at the end of a process's stderr, where it is a file.
+
+    Ray enables `faulthandler` in its workers itself: their stacks are in their logs.
+    """
+    try:
+        with io.open(files.opened(path), "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError as error:
+        interrupts.pass_on(error)
+        return None
+    begins = [found.start() for found in _FATAL.finditer(text)]
+    if begins:
+        return parsed(text[begins[-1] :])
+    return ("SIGSEGV", []) if _TVM in text else None
+
+
+def parsed(text: str) -> tuple[str, list[Frame]]:
+    """Return the signal, and the stack of the thread that crashed, or of the main thread where that runs no Python."""
+    fatal = _FATAL.search(text)
+    said = fatal[1].strip() if fatal else ""
+    stacks = [_frames(part) for part in _THREAD.split(text)[1:]]
+    # The thread that crashed comes first or is missing, the main thread is the oldest and comes last.
+    current = next(
+        (stack for stack, mark in zip(stacks, _THREAD.findall(text), strict=True) if not mark.startswith("Thread")),
+        None,
+    )
+    return _SIGNALS.get(said, hidden(said)), current or (stacks[-1] if stacks else [])
+
+
+def _frames(text: str) -> list[Frame]:
+    """Return a stack without autoprof's functions, if it has others. The innermost function is the last."""
+    found = [Frame(function, file, int(line)) for file, line, function in _FRAME.findall(text)]
+    of_program = [frame for frame in found if not _OWN.search(frame.file)]
+    return (of_program or found)[::-1]
+
+
+# Code of libraries, which the user's own has called.
+_LIBRARY = re.compile(r"[/\\](site-packages|dist-packages|lib[/\\]python3[^/\\]*)[/\\]|^<|^$")
+_MOST_MESSAGE, _MOST_OTHERS, _MOST_FRAMES = 200, 5, 8
+
+
+def sentence(death: Death, hosts: int = 1) -> str:
+    """Return what happened to a process in one sentence.
+
+    Args:
+        death: The process.
+        hosts: On how many hosts the run was.
+    """
+    return f"{'in an earlier attempt, ' if death.earlier else ''}{_who(death, hosts)} {_what(death)}"
+
+
+def evidence(deaths: Sequence[Death], hosts: int = 1) -> list[str]:
+    """Return the details of the first of several deaths, and the others."""
+    first, *others = deaths
+    lines = []
+    if first.file:
+        lines.append(f"process {first.pid} on {first.host}: {first.file}")
+    if first.last_ns:
+        seen = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(first.last_ns / 1e9))
+        began = f", where it had been for {units.seconds((first.last_ns - first.since_ns) / 1e9)}" if _in(first) else ""
+        lines.append(f"last sign of life: {seen}{began}")
+    if first.resident_bytes:
+        lines.append(f"its memory when it was last looked at: {units.size(first.resident_bytes)}")
+    frames = first.exception.frames if first.exception is not None and first.how != CRASH else first.frames
+    lines += [f"at {frame_words(each, whole=True)}" for each in reversed(frames[-_MOST_FRAMES:])]
+    if first.exception is not None and first.exception.cause:
+        lines.append(f"because of {first.exception.cause}")
+    lines += [f"{'' if other.earlier else 'then: '}{sentence(other, hosts)}" for other in others[:_MOST_OTHERS]]
+    rest = len(others) - _MOST_OTHERS
+    return [*lines, *([f"and {rest} more"] if rest > 0 else [])]
+
+
+def exception_words(raised: Raised) -> str:
+    """Return an exception in words: `ValueError: no score in reward.py:44 fetch_score`."""
+    shown = _shown(raised.frames)
+    at = f" in {frame_words(shown)}" if shown else ""
+    first = raised.message.partition("\n")[0]
+    said = first if len(first) <= _MOST_MESSAGE else f"{first[:_MOST_MESSAGE]}..."
+    return f"{raised.type}{f': {said}' if said else ''}{at}"
+
+
+def frame_words(of: Frame, whole: bool = False) -> str:
+    """Return a function of a stack in words: `reward.py:44 fetch_score`, or with the whole path of its file."""
+    return f"{of.file if whole else os.path.basename(of.file)}:{of.line} {of.function}"
+
+
+def _in(death: Death) -> bool:
+    return 0 < death.since_ns < death.last_ns - 1_000_000_000
+
+
+def _who(death: Death, hosts: int) -> str:
+    on = f" on {death.host}" if hosts > 1 and death.host else ""
+    if death.role and death.rank is not None and death.role != "trainer":
+        return f"{death.role} rank {death.rank}{on}"
+    if death.role == "trainer":
+        return f"the trainer, rank {death.rank},{on}" if death.rank else f"the trainer{on}"
+    if death.rank is not None:
+        return f"rank {death.rank}{on}"
+    if death.started:
+        return f"the process that started the run{on}"
+    return f"process {death.pid}{on}"
+
+
+def _what(death: Death) -> str:
+    where = _where(death)
+    place = f" {where}" if where else ""
+    if death.how == CRASH:
+        shown = _shown(death.frames)
+        return f"{_how(death)}{place}{f': {frame_words(shown)}' if shown else ''}"
+    if death.how == EXCEPTION and death.exception is not None:
+        return f"ended by {exception_words(death.exception)}{f',{place}' if place else ''}"
+    if death.how == EXIT and death.exception is not None and (shown := _shown(death.exception.frames)):
+        return f"{_how(death)} in {frame_words(shown)}{f',{place}' if place else ''}"
+    if not death.killer and not death.signal and death.how != EXIT:
+        # What `os.exec` starts may not know autoprof. It is no way to leave a step.
+        or_exec = " or os.exec" if death.started and not place else ""
+        return f"is gone{place} without a word: it was killed by a signal, or left by os._exit{or_exec}"
+    return f"{_how(death)}{place}"
+
+
+def _how(death: Death) -> str:
+    if death.how == CRASH:
+        return f"crashed ({death.signal})" if death.signal else "crashed"
+    if death.how == EXCEPTION and death.exception is not None:
+        return f"ended by {death.exception.type}"
+    if death.how == EXIT:
+        return f"exited with status {death.status}"
+    if death.killer in (KERNEL, RAY):
+        by = "the kernel" if death.killer == KERNEL else "Ray"
+        of = f" ({units.size(death.used_bytes)} of {units.size(death.limit_bytes)})" if death.limit_bytes else ""
+        return f"was killed by {by} for memory{of}"
+    if death.killer == NODE:
+        return "was lost with its node"
+    if death.how == KILLED:
+        return f"was killed by {death.signal}"
+    return "is gone"
+
+
+def _where(death: Death) -> str:
+    if death.after:
+        return f"after {death.after} of step {death.step}" if death.step is not None else f"after {death.after}"
+    if death.step is None:
+        return f"in {death.stage}" if death.stage else ""
+    return f"in {death.stage} of step {death.step}" if death.stage else f"in step {death.step}"
+
+
+def _shown(frames: Sequence[Frame]) -> Frame | None:
+    """Return the innermost function of the user's own code; of a library's where there is no other."""
+    own = [frame for frame in frames if not _LIBRARY.search(frame.file)]
+    return own[-1] if own else frames[-1] if frames else None

@@ -21,7 +21,7 @@ from msgspec import Struct
 from autoprof.base import files, interrupts
 from autoprof.base.originals import json, os
 from autoprof.base.redact import writable
-from autoprof.rundir.lines import Line
+from autoprof.rundir.records import Line
 
 # No file that autoprof writes for itself is larger, or has more objects in one another.
 _MOST_BYTES = 64 << 20

@@ -57,9 +57,9 @@ def tidy(name: str) -> str:
     Of one that is too long a number stands for the rest: what a file system takes as a name ends at 255 bytes.
     """
     short = re.sub(r"[^A-Za-z0-9_=+-]+", "-", name).strip("-") or "unnamed"
-    if len(short) <= identity.LONGEST:
+    if len(short) <= identity.LONGEST_NAME:
         return short
-    return f"{short[: identity.LONGEST - 9]}-{zlib.crc32(name.encode(errors='surrogatepass')):08x}"
+    return f"{short[: identity.LONGEST_NAME - 9]}-{zlib.crc32(name.encode(errors='surrogatepass')):08x}"
 
 
 def is_merged(name: str) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from autoprof.base import files, interrupts
 from autoprof.base.originals import os, time
-from autoprof.rundir.lines import MemoryLine, MemoryState
+from autoprof.rundir.records import MemoryLine, MemoryState
 
 _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 # From here on it is no limit: version 1 says a number near 2 ** 63 for none.

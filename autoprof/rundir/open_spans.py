@@ -11,18 +11,19 @@ from autoprof.base import identity, interrupts
 from autoprof.base.originals import os
 from autoprof.rundir import tails
 from autoprof.rundir.layout import CRASHES, RunDir
-from autoprof.rundir.lines import (
+from autoprof.rundir.records import (
     BegunLine,
     DroppedLine,
     ExitLine,
     Line,
     MemoryLine,
     MemoryState,
+    Moment,
+    OpenSpan,
     ProcessLine,
+    Raised,
     RaisedLine,
 )
-from autoprof.rundir.records import Moment, Raised
-from autoprof.rundir.stacks import OpenSpan
 
 RUNNING, GONE, EXITED, ELSEWHERE = "running", "gone", "exited", "elsewhere"
 # Stands for a missing line of a process.
@@ -294,7 +295,7 @@ def _state(host: str, pid: int, first: ProcessLine, exited: bool) -> str:
         return EXITED
     if host != identity.HOST or first.namespace not in (0, identity.pid_namespace()):
         return ELSEWHERE
-    began = identity.began(pid)
+    began = identity.start_ticks(pid)
     return RUNNING if began is not None and first.ticks in (0, began) else GONE
 
 

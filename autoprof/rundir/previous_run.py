@@ -9,10 +9,10 @@ from pathlib import Path
 from autoprof.base import interrupts
 from autoprof.base.originals import os, time
 from autoprof.rundir import decoder, runs
-from autoprof.rundir.captures import UNFINISHED
 from autoprof.rundir.file_names import META, PART, TAKEN
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import Attempt, RunFile
+from autoprof.rundir.runs import UNFINISHED
 
 # What was written so lately is still being written, by a process that outlives the run.
 _FRESH_S = 10.0

@@ -26,11 +26,11 @@ def summary(directory: RunDir, versions: Mapping[str, str] | None = None) -> dic
     recipes: set[str] = set()
     found = dict(versions or {})
     for path in directory.hooks_files():
-        process = decoder.read(path, HooksFile)
-        if process.host:
-            hosts.add(process.host)
-        found.update(process.versions)
-        recipes |= {key.partition("/")[0] for key, hook in process.hooks.items() if hook.state == "applied"}
+        hooks_file = decoder.read(path, HooksFile)
+        if hooks_file.host:
+            hosts.add(hooks_file.host)
+        found.update(hooks_file.versions)
+        recipes |= {key.partition("/")[0] for key, hook in hooks_file.hooks.items() if hook.state == "applied"}
     return {"hosts": sorted(hosts), "versions": found, "recipes": sorted(recipes)}
 
 
@@ -40,7 +40,7 @@ def ray_address(directory: RunDir) -> str:
     An address of the loopback counts only on the host that wrote it: on another host it names another cluster.
     """
     for path in sorted(directory.hooks_files(), key=os.path.getmtime, reverse=True):
-        process = decoder.read(path, HooksFile)
-        if process.ray and (process.host == identity.HOST or not process.ray.startswith(_LOOPBACK)):
-            return process.ray
+        hooks_file = decoder.read(path, HooksFile)
+        if hooks_file.ray and (hooks_file.host == identity.HOST or not hooks_file.ray.startswith(_LOOPBACK)):
+            return hooks_file.ray
     return ""

@@ -112,7 +112,9 @@ def join(runs: Path, run_id: str, launch: str, program: str, rank: int, *, again
         OSError: The files can't be made.
     """
     pid = os.getpid()
-    own = RankFile(program=program, host=identity.HOST, pid=pid, ticks=identity.began(pid) or 0, started=time.time())
+    own = RankFile(
+        program=program, host=identity.HOST, pid=pid, ticks=identity.start_ticks(pid) or 0, started=time.time()
+    )
     for number in itertools.count(1):
         name = launch if number == 1 else f"{launch}-{number}"
         run = RunDir(runs / (run_id or name))
@@ -137,7 +139,7 @@ def _going_on(folder: Path) -> Iterator[RankFile]:
     for name in names:
         if name.isdecimal() and f"{name}{ENDED}" not in names:
             there = decoder.read(folder / name, RankFile)
-            if there.host != identity.HOST or identity.began(there.pid) == there.ticks:
+            if there.host != identity.HOST or identity.start_ticks(there.pid) == there.ticks:
                 yield there
 
 

@@ -1,8 +1,9 @@
-"""Runs as they lie on disk: finding one, and its state."""
+"""Runs on disk: how to find one, its state, and the captures in its folders."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -11,11 +12,161 @@ from typing import Any
 from autoprof.base import files, identity, interrupts, units
 from autoprof.base.originals import os, time
 from autoprof.base.similar import did_you_mean
-from autoprof.rundir import decoder, layout, no_run, ranks
-from autoprof.rundir.captures import UNFINISHED, CaptureFile, Step
-from autoprof.rundir.file_names import EXIT, RUN
+from autoprof.rundir import decoder, file_names, layout, ranks
+from autoprof.rundir.file_names import (
+    EXIT,
+    META,
+    NPU_FOLDER,
+    NSYS_REPORT,
+    PART,
+    RAW_ENDINGS,
+    RUN,
+    SNAPSHOT,
+    STEP,
+    TRACE,
+    is_merged,
+)
 from autoprof.rundir.layout import RunDir
-from autoprof.rundir.records import RunFile
+from autoprof.rundir.records import CaptureMeta, MergedMeta, RunFile
+
+_MAX_NAMED_RUNS = 5
+_TRACES = (".json", ".json.gz")
+
+
+def describe_no_run(path: Path) -> str:
+    """Say that a file or a folder is no run, what it is, and what to give instead."""
+    for parent in path.absolute().parents:
+        if (parent / RUN).is_file():
+            step = f" --step {int(number)}" if (number := path.name.removeprefix(STEP)).isdecimal() else ""
+            return f"{path} is no run, it is part of one; give {parent}{step}"
+    if not path.is_dir():
+        return f"{path} is no run, it is a file; a run is a folder with a {RUN}"
+    return f"{path} is no run: it has no {RUN}; {folder_contents(path)}"
+
+
+def folder_contents(path: Path) -> str:
+    """Say what a folder holds: runs, or else files by their kinds."""
+    try:
+        names = sorted(each for each in path.iterdir() if each.name != ".gitignore")
+        for folder in (path, *(each for each in names if each.is_dir() and not each.is_symlink())):
+            if found := [each.parent.name for each in sorted(folder.glob(f"*/{RUN}")) if not each.parent.is_symlink()]:
+                more = "..., " if len(found) > _MAX_NAMED_RUNS else ""
+                named = f"{more}{', '.join(found[-_MAX_NAMED_RUNS:])}"
+                where = "it holds" if folder == path else f"{folder.name} in it holds"
+                return f"{where} {units.count(len(found), 'run')}: {named}; use --dir {folder}"
+    except OSError as error:
+        return f"it can't be read: {error.strerror}"
+    kinds = Counter("folder" if each.is_dir() else _kind(each) for each in names)
+    if not kinds:
+        return "it is empty"
+    held = f"it has {', '.join(units.count(number, kind) for kind, number in kinds.most_common(_MAX_NAMED_RUNS))}"
+    traces = any(each.name.endswith(_TRACES) for each in names if each.is_file())
+    return f"{held}; autoprof merge {path} takes traces without a run" if traces else held
+
+
+def _kind(path: Path) -> str:
+    ending = "".join(path.suffixes[-2:]) if path.suffix == ".gz" else path.suffix
+    return f"{ending[1:].upper()} file" if ending else "file"
+
+
+# Of a capture or a run whose process is gone without a word.
+UNFINISHED = "unfinished"
+_WHOLE = (TRACE, SNAPSHOT, NSYS_REPORT)
+_HALVES = tuple(f"{ending}{PART}" for ending in (TRACE, *RAW_ENDINGS, META))
+
+
+class CaptureFile:
+    """One capture in a step's folder. What is told of it is read when it is first asked for: a run has thousands.
+
+    Attributes:
+        name: The names of its files, without their endings.
+        left_out: What could not be read of its files.
+    """
+
+    def __init__(self, folder: str, name: str, trace: str = "") -> None:
+        self.name = name
+        self.left_out: list[str] = []
+        self._folder = folder
+        self._trace = trace
+
+    @cached_property
+    def bytes(self) -> int:
+        """Return the size of its trace, 0 where there is none."""
+        try:
+            return files.size(f"{self._folder}/{self._trace}") if self._trace else 0
+        except OSError as error:  # it has a new name by now, or none
+            self.left_out.append(f"{self._trace}: it can't be read: {error.strerror}")
+            return 0
+
+    @cached_property
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of the meta file, none where there is no such file."""
+        kind = MergedMeta if is_merged(self.name) else CaptureMeta
+        return decoder.fields(f"{self._folder}/{self.name}{META}", kind, self.left_out)
+
+    @property
+    def state(self) -> str:
+        """Return the state in the meta file, or `unfinished`."""
+        return str(self.fields.get("state", UNFINISHED))
+
+    @cached_property
+    def meta(self) -> CaptureMeta:
+        """Return the meta file."""
+        return decoder.record(self.fields, CaptureMeta)
+
+    @property
+    def untraced(self) -> bool:
+        """Return True if nothing was to be recorded, so that there is no trace; `meta.reason` says why."""
+        return self.state == "complete" and self.meta.tool == "none"
+
+    @cached_property
+    def merged(self) -> MergedMeta:
+        """Return the meta file of a merged trace."""
+        return decoder.record(self.fields, MergedMeta)
+
+    def described(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        return {"name": self.name, "bytes": self.bytes, "state": self.state, "meta": self.fields}
+
+
+class Step:
+    """One step's folder.
+
+    Attributes:
+        captures: Its captures, by name.
+        merged: Files that hold what captures hold already.
+        left_out: Why the folder could not be read, if so.
+    """
+
+    def __init__(self, number: int, folder: str) -> None:
+        self.number = number
+        self.left_out: list[str] = []
+        try:
+            found = _captures(folder)
+        except FileNotFoundError:  # the timeline alone may tell of a step
+            found = []
+        except OSError as error:
+            self.left_out.append(f"{os.path.basename(folder)}: it can't be read: {error.strerror}")
+            found = []
+        self.captures: list[CaptureFile] = []
+        self.merged: list[CaptureFile] = []
+        for capture in found:
+            (self.merged if is_merged(capture.name) else self.captures).append(capture)
+
+
+def _captures(folder: str) -> list[CaptureFile]:
+    names: dict[str, str] = {}
+    for entry in sorted(os.listdir(folder)):
+        if entry.endswith(NPU_FOLDER) and (npu := file_names.FOLDER.search(entry)):
+            names[entry.removesuffix(npu.group())] = entry
+            continue
+        for ending in _HALVES if entry.endswith(PART) else (META, *_WHOLE):
+            if entry.endswith(ending):
+                name = entry.removesuffix(ending)
+                names[name] = entry if ending in _WHOLE else names.get(name, "")
+                break
+    return [CaptureFile(folder, name, trace) for name, trace in sorted(names.items())]
+
 
 ENDED = "ended"
 FAILED = "failed"
@@ -119,7 +270,7 @@ def exit_status(path: Path) -> int | None:
 
 def _alive(pid: int, ticks: int) -> bool:
     """Return whether a process of this host runs. Pids come again: `ticks` is when it began, where that is known."""
-    began = identity.began(pid)
+    began = identity.start_ticks(pid)
     return began is not None and (not ticks or ticks == began)
 
 
@@ -175,7 +326,7 @@ def find(parent: Path, name: str) -> Run:
     if len(matching) == 1:
         return matching[0]
     if not matching and os.path.lexists(name):
-        raise NotFound(no_run.described(Path(name)))
+        raise NotFound(describe_no_run(Path(name)))
     found = ", ".join(run.id for run in (matching or there)[-_MOST_NAMED:]) or "none"
     more = "..., " if len(matching or there) > _MOST_NAMED else ""
     if matching:

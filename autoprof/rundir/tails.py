@@ -10,7 +10,7 @@ import msgspec
 
 from autoprof.base import files, interrupts
 from autoprof.base.originals import io, os
-from autoprof.rundir.lines import BegunLine, DroppedLine, ExitLine, Line, MemoryLine, ProcessLine, RaisedLine
+from autoprof.rundir.records import BegunLine, DroppedLine, ExitLine, Line, MemoryLine, ProcessLine, RaisedLine
 
 # Twice as far back as a process writes again what is open (`run/timeline.py`), and some seconds of a busy process.
 _TAIL_BYTES = 4 << 20

@@ -18,7 +18,7 @@ import msgspec
 
 from autoprof.traces.merge import Aligned, Input, align, part_of
 from autoprof.traces.reader import TraceError
-from autoprof.traces.timeline_tracks import Timeline, draw
+from autoprof.traces.timeline import Timeline, draw
 
 MANIFEST = "perfetto_manifest.json"
 TIMELINE = "timeline.json"

@@ -10,15 +10,13 @@ from typing import Any
 import msgspec
 
 from autoprof.rundir import decoder, file_names
-from autoprof.rundir.captures import CaptureFile
 from autoprof.rundir.file_names import MERGED, META, NPU_ANALYSED, NPU_TIMELINE, TRACE, is_merged
-from autoprof.rundir.lines import Line
-from autoprof.rundir.records import CaptureMeta
-from autoprof.traces import host_clocks
+from autoprof.rundir.records import CaptureMeta, Line
+from autoprof.rundir.runs import CaptureFile
+from autoprof.traces import clocks
 from autoprof.traces.merge import Input
 from autoprof.traces.reader import Reader, TraceError
-from autoprof.traces.timeline_spans import Process
-from autoprof.traces.timeline_tracks import ROLES, Timeline
+from autoprof.traces.timeline import ROLES, Process, Timeline
 
 # What torch_npu's analysis makes of its folder; a Chrome trace, a bare list of events.
 NPU_TRACE = Path(NPU_ANALYSED, NPU_TIMELINE)
@@ -111,13 +109,13 @@ def placed(inputs: Sequence[Input], timeline: Timeline, run: Path, how: str) -> 
     names = {each.meta.host for each in inputs if each.meta.host} | timeline.hosts
     if len(names) < 2:
         return list(inputs), timeline, ""
-    if how == host_clocks.AS_SET:
+    if how == clocks.AS_SET:
         return list(inputs), timeline, f"the clocks of {len(names)} hosts are taken as they are set"
-    clocks = host_clocks.read(run)
+    measured = clocks.read_offsets(run)
     times = {process.host: spans[0].start_ns for process, spans in timeline.processes.items() if spans}
 
     def shift(host: str, unix_ns: int) -> int:
-        return -host_clocks.offset_ns(clocks, host, unix_ns)
+        return -clocks.offset_ns(measured, host, unix_ns)
 
     moved = [
         msgspec.structs.replace(each, shift_ns=shift(each.meta.host, each.meta.clock.start.unix_ns))

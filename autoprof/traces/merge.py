@@ -1,19 +1,22 @@
-"""Merge of traces into one that Perfetto opens: a process or more for each, on one clock.
+"""Merge of traces into one that Perfetto opens, with at least one process for each, on one clock.
 
-Traces are independent once their clocks are known, and a gzip file may consist of several members. So each is rewritten
-by itself, in several processes where that is worth it, and the results are put one behind the other.
+A gzip file may consist of several members. Each trace is therefore rewritten independently, in several processes if
+that is worthwhile, and the results are concatenated.
 """
 
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import shutil
 import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
@@ -21,11 +24,67 @@ from autoprof.base import files
 from autoprof.rundir import decoder
 from autoprof.rundir.file_names import MERGING, PART
 from autoprof.rundir.records import CaptureMeta
-from autoprof.traces.clock_corrections import base_ns, corrections_ns, first_us
-from autoprof.traces.pool import run
+from autoprof.traces.clocks import base_ns, corrections_ns, first_us
 from autoprof.traces.reader import TraceError
 from autoprof.traces.rewrite import Source, Tally, rewrite
-from autoprof.traces.timeline_tracks import Timeline, draw
+from autoprof.traces.timeline import Timeline, draw
+
+T = TypeVar("T")
+
+_LOOK_SECONDS = 0.2
+# What a worker has done, for the process that waits for it; set in workers only.
+_done: Any = None
+
+
+def run_in_pool(
+    work: Callable[..., T], tasks: Sequence[tuple[Any, ...]], jobs: int, progress: Callable[[int], object]
+) -> Iterator[T]:
+    """Yield the results of `work(*task, progress)` in the order of the tasks.
+
+    Args:
+        work: A function of a module.
+        tasks: Its arguments, but for the last.
+        jobs: How many processes; with one it is this one.
+        progress: Is told here what each is told there.
+
+    Raises:
+        OSError: A process was killed.
+    """
+    if min(jobs, len(tasks)) <= 1:
+        for task in tasks:
+            yield work(*task, progress)
+        return
+    # A process that starts afresh has nothing of this one's memory and threads.
+    context = multiprocessing.get_context("spawn")
+    done = context.Value("q", 0)
+    with ProcessPoolExecutor(min(jobs, len(tasks)), context, _remember, (done,)) as pool:
+        futures = [pool.submit(_do, work, task) for task in tasks]
+        told = 0
+        try:
+            for future in futures:
+                while not future.done():
+                    wait([future], _LOOK_SECONDS)
+                    now = done.value
+                    progress(now - told)
+                    told = now
+                yield future.result()
+        except BrokenProcessPool:
+            raise OSError("a process that merged was killed; is there too little memory?") from None
+
+
+def _remember(done: Any) -> None:
+    global _done
+    _done = done
+
+
+def _do(work: Callable[..., T], task: tuple[Any, ...]) -> T:
+    return work(*task, _add)
+
+
+def _add(amount: int) -> None:
+    with _done.get_lock():
+        _done.value += amount
+
 
 # Half the time of a merge is compression already.
 _LEVEL = 1
@@ -225,7 +284,7 @@ def _write(
         for number, (source, place) in enumerate(zip(sources, places, strict=True), 1)
     ]
     written = drawn.events > 0
-    for tally, place in zip(run(_rewrite_into, work, jobs, progress), places, strict=True):
+    for tally, place in zip(run_in_pool(_rewrite_into, work, jobs, progress), places, strict=True):
         if tally.events:
             if written:
                 file.write(_member([b",\n"]))

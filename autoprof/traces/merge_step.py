@@ -11,16 +11,16 @@ from msgspec import Struct
 from autoprof import __version__
 from autoprof.base import files, units
 from autoprof.config.settings import Settings
-from autoprof.rundir import decoder, layout, no_run, runs
-from autoprof.rundir.captures import CaptureFile, Step
+from autoprof.rundir import decoder, layout, runs
 from autoprof.rundir.file_names import MERGED, META, TAR, TRACE, is_whole_step, same_place, tidy
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import MergedMeta
-from autoprof.rundir.runs import NotFound, Run
-from autoprof.traces import archive, host_clocks, inputs, timeline_spans
+from autoprof.rundir.runs import CaptureFile, NotFound, Run, Step
+from autoprof.traces import archive, clocks, inputs
+from autoprof.traces import timeline as timeline_reader
 from autoprof.traces.merge import Input, Summary, merge
 from autoprof.traces.reader import TraceError
-from autoprof.traces.timeline_tracks import Timeline
+from autoprof.traces.timeline import Timeline
 
 ROLLOUT = "rollout"
 
@@ -44,7 +44,7 @@ class Wishes(Struct, frozen=True, kw_only=True):
     roles: str = ALL
     output: Path | None = None
     tar: bool = False
-    clocks: str = host_clocks.MEASURED
+    clocks: str = clocks.MEASURED
 
 
 class Work(Struct, frozen=True):
@@ -72,7 +72,7 @@ def chosen(run: Run, number: int | None) -> Step:
     try:
         return runs.step(run, number)
     except NotFound:
-        if number is None or not timeline_spans.of_step(Path(run.path), number):
+        if number is None or not timeline_reader.of_step(Path(run.path), number):
             raise
         return Step(number, str(RunDir(Path(run.path)).step(number)))
 
@@ -88,7 +88,7 @@ def of_step(run: Run, step: Step, wishes: Wishes) -> Work:
     wanted = Settings(roles=tuple(word.strip() for word in wishes.roles.split(",")))
     captures = [capture for capture in step.captures if any(map(wanted.takes_role, inputs.roles(capture)))]
     missing: list[str] = []
-    timeline = inputs.timeline_of(timeline_spans.of_step(Path(run.path), step.number, missing), wanted.takes_role)
+    timeline = inputs.timeline_of(timeline_reader.of_step(Path(run.path), step.number, missing), wanted.takes_role)
     taken = inputs.of_step(folder, captures)
     if not taken and not timeline.processes:
         there = ", ".join(dict.fromkeys(map(inputs.role, step.captures))) or "none"
@@ -136,7 +136,7 @@ def of_files(given: Sequence[Path], wishes: Wishes) -> Work:
     """
     taken = inputs.of_files(given)
     if not taken:
-        folders = "; ".join(no_run.described(path) for path in given)
+        folders = "; ".join(runs.describe_no_run(path) for path in given)
         raise TraceError(f"{folders}; a trace would be a *.json or *.json.gz")
     ending = TAR if wishes.tar else TRACE
     folder = given[0] if given[0].is_dir() else given[0].parent
@@ -231,7 +231,7 @@ def merge_replicas(path: Path) -> None:
 def _merge_replica(run: Path, step: int, taken: list[Input], made: Path) -> MergedMeta:
     """Merge without asking anybody: clocks that are not known are taken as they are set, and the meta file says so."""
     try:
-        taken, _, said = inputs.placed(taken, Timeline({}), run, host_clocks.MEASURED)
+        taken, _, said = inputs.placed(taken, Timeline({}), run, clocks.MEASURED)
     except TraceError as error:
         said = f"the clocks of the hosts are taken as they are set: {error}"
     return _meta(step, taken, merge(taken, made, jobs=1), said=[*filter(None, [said])])

@@ -1,21 +1,97 @@
-"""Rewriter of one trace's events, so that they can stand beside those of others.
+"""Rewriter of one trace's events, so that they can share a file with those of other traces.
 
-Every event is kept as it is written, but for what traces have in common by accident: process ids (those of devices are
-small numbers, those of Kineto's own tracks are words), ids of flows and of asynchronous events, and the clock's base.
-What describes the processes is gathered and written anew.
+Process ids, ids of flows and of asynchronous events, and the base of the clock are made unique; everything else is kept
+as written. Spans of the timeline are laid out in tracks: nested spans share one, overlapping spans do not.
 """
 
 from __future__ import annotations
 
+import heapq
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import UNSET, Raw, UnsetType
+from msgspec import UNSET, Raw, Struct, UnsetType
 
+from autoprof.rundir.records import Line
 from autoprof.traces.reader import NO_JSON, Reader, TraceError
+
+_OF_SAMPLES = frozenset(("sample", "turn", "tool", "reward"))
+_ALONE = frozenset(("request",))
+
+
+class Lane(Struct, eq=False):
+    """One track: what it is called, its spans by their starts, and while it is laid out the ends of what is open in it,
+    each inside of the one before."""
+
+    name: str
+    spans: list[Line]
+    open: list[int] = msgspec.field(default_factory=list)
+    group: tuple[str, ...] = ()
+
+
+def lay_out(spans: Iterable[Line]) -> list[Lane]:
+    """Return the tracks of one process: first the stages and timers, then samples, then requests."""
+    kinds = {"": _Kind(""), "samples": _Kind("samples"), "requests": _Kind("requests")}
+    for number, span in enumerate(sorted(spans, key=lambda each: (each.start_ns, -each.end_ns))):
+        kind, group = _group(span, number)
+        lane = kinds[kind].lane_for(span, group)
+        lane.open.append(span.end_ns)
+        lane.spans.append(span)
+    return [lane for kind in kinds.values() for lane in kind.lanes]
+
+
+class _Kind:
+    """The tracks of spans of one kind. There may be thousands at once, so none is looked for."""
+
+    def __init__(self, name: str) -> None:
+        self.lanes: list[Lane] = []
+        self._name = name
+        # Those with nothing open, the first before the others; and the others by when their outermost span ends.
+        self._free: list[int] = []
+        self._busy: list[tuple[int, int]] = []
+        self._of_group: dict[tuple[str, ...], list[Lane]] = {}
+
+    def lane_for(self, span: Line, group: tuple[str, ...]) -> Lane:
+        """Return the track of the same group in which the span nests, else the first that is free, else a new one."""
+        while self._busy and self._busy[0][0] <= span.start_ns:
+            self._release(heapq.heappop(self._busy)[1])
+        for lane in self._of_group.get(group, ()):
+            while lane.open[-1] <= span.start_ns:
+                lane.open.pop()
+            if span.end_ns <= lane.open[-1]:
+                return lane
+        number = heapq.heappop(self._free) if self._free else self._add()
+        lane = self.lanes[number]
+        lane.group = group
+        self._of_group.setdefault(group, []).append(lane)
+        heapq.heappush(self._busy, (span.end_ns, number))
+        return lane
+
+    def _add(self) -> int:
+        count = len(self.lanes) + 1
+        self.lanes.append(Lane(f"{self._name or 'stages'} {count}" if self._name or self.lanes else "stages", []))
+        return count - 1
+
+    def _release(self, number: int) -> None:
+        lane = self.lanes[number]
+        lane.open.clear()
+        same = self._of_group[lane.group]
+        same.remove(lane)
+        if not same:
+            del self._of_group[lane.group]
+        heapq.heappush(self._free, number)
+
+
+def _group(span: Line, number: int) -> tuple[str, tuple[str, ...]]:
+    """Return which tracks a span belongs to, and what it may lie inside of there."""
+    if span.kind in _OF_SAMPLES:
+        names = ("sample", "rollout", "validate")
+        return "samples", tuple(str(span.ids.get(name, "")) for name in names)
+    return ("requests", (str(number),)) if span.kind in _ALONE else ("", ())
+
 
 Pid = int | float | str | None
 Field = Raw | UnsetType

@@ -17,12 +17,10 @@ import msgspec
 from msgspec import Struct
 
 from autoprof.traces import device_sums
-from autoprof.traces.clock_corrections import BASE, EPOCH_US
-from autoprof.traces.device_sums import DeviceSums
-from autoprof.traces.engine_passes import EngineSums, PassSums
-from autoprof.traces.events import Taken, decode
+from autoprof.traces.clocks import BASE, EPOCH_US
+from autoprof.traces.device_sums import DeviceSums, EngineSums, PassSums
+from autoprof.traces.event_rows import Rows, Taken, decode
 from autoprof.traces.reader import NO_JSON, Reader, TraceError
-from autoprof.traces.sorted_rows import Rows
 from autoprof.traces.thread_sums import OperatorSums, Summing, ThreadSums
 
 __all__ = [

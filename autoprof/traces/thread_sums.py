@@ -5,9 +5,8 @@ from __future__ import annotations
 from msgspec import Struct
 
 from autoprof.traces import device_sums
-from autoprof.traces.device_sums import DeviceSums
-from autoprof.traces.engine_passes import EngineSums, Passes, parsed
-from autoprof.traces.events import Id, Key, Taken
+from autoprof.traces.device_sums import DeviceSums, EngineSums, Passes, parsed
+from autoprof.traces.event_rows import Id, Key, Taken
 
 # Kineto's own track of the capture as a whole.
 _NOT_SUMMED = frozenset(("Trace",))

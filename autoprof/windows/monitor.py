@@ -18,10 +18,9 @@ from autoprof.config.conditions import RESUME
 from autoprof.config.values import FOUND, REASON
 from autoprof.run import runtime
 from autoprof.run.runtime import Runtime
-from autoprof.windows import stats, stats_channel, trigger_requests
-from autoprof.windows.detector import FIRST, Detector, Measured, Opened
+from autoprof.windows import requests, stats
+from autoprof.windows.detector import FIRST, Detector, Measured, Opened, Slowest
 from autoprof.windows.stats import RANK, REPLICA, RankStats, ReplicaStats, StatsReporter
-from autoprof.windows.stragglers import Slowest
 
 # How long the thread waits for the statistics of a step, and how often it looks.
 _PATIENCE_S, _LOOK_S = 2.0, 0.25
@@ -136,7 +135,7 @@ class Monitor:
     def _hear(self, step: Measured, ordinal: int, fair: bool, own: RankStats) -> None:
         try:
             ranks = [own, *self._read_ranks(step.number)]
-            replicas = self._since(_decoded(stats_channel.read(self._run, REPLICA), ReplicaStats))
+            replicas = self._since(_decoded(stats.read_entries(self._run, REPLICA), ReplicaStats))
             same = [each for each in ranks if each.step == step.number]
             with self._lock:
                 self._open(self._detector.states(step.number, ranks, ordinal))
@@ -157,7 +156,7 @@ class Monitor:
         """
         deadline = time.monotonic() + _PATIENCE_S
         while True:
-            told = _decoded(stats_channel.read(self._run, RANK), RankStats)
+            told = _decoded(stats.read_entries(self._run, RANK), RankStats)
             late = any(each.step is not None and number - 2 <= each.step < number for each in told)
             if not late or time.monotonic() > deadline or _state.stop.wait(_LOOK_S):
                 return told
@@ -188,8 +187,8 @@ class Monitor:
         if self._several:
             # The others may have begun the next step, and none is further than that.
             steps = f"{self._at + 2}:{self._at + 2 + opened.steps}"
-            asked = trigger_requests.Trigger(at=steps, overrides=opened.overrides, reason=opened.reason)
-            trigger_requests.ask(self._run.rundir, asked)
+            asked = requests.Trigger(at=steps, overrides=opened.overrides, reason=opened.reason)
+            requests.ask(self._run.rundir, asked)
             return
         # A step that is slow for its slowest rank meets two conditions.
         if self._due is not None:
@@ -201,7 +200,7 @@ class Monitor:
 def stop() -> None:
     """Stop reading and sending: Ray is about to end."""
     _state.stop.set()
-    stats_channel.stop()
+    stats.stop_channel()
     for thread in _state.threads:
         if thread is not threading.current_thread():
             thread.join(_END_S)
@@ -210,7 +209,7 @@ def stop() -> None:
 def resume() -> None:
     """Read and send again: Ray is up."""
     _state.stop.clear()
-    stats_channel.resume()
+    stats.resume_channel()
 
 
 def _decoded(entries: list[bytes], kind: type[_Told]) -> list[_Told]:

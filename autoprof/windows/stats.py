@@ -1,27 +1,128 @@
-"""Statistics of ranks and rollout replicas, for conditions and for `slowest` ranks.
+"""Statistics of ranks and rollout replicas, for conditions and for `AUTOPROF_RANKS=slowest:N`.
 
-A rank has the seconds of its stages and its memory usage, a replica what it has generated. The reporter collects them
-from the process's own spans (`Timeline.add`) and sends them in a thread (`stats_channel.py`), a rank's once a step.
+A rank reports the seconds of its stages and its memory usage, a replica the tokens it has generated. A thread sends a
+rank's statistics once a step, to Ray's key-value store or to the run's `told/` folder.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from weakref import WeakSet
 
 import msgspec
 
-from autoprof.base import identity, interrupts
-from autoprof.base.originals import time
+from autoprof.base import files, identity, interrupts, process, threads
+from autoprof.base.originals import os, threading, time
 from autoprof.config.conditions import MEMORY, TOLD
 from autoprof.config.selection import Ranks
 from autoprof.config.settings import Settings
-from autoprof.run import runtime
-from autoprof.run.cluster import current_step
+from autoprof.run import cluster, runtime, step_announcement
 from autoprof.run.runtime import Runtime
 from autoprof.rundir import file_names
-from autoprof.rundir.lines import Line
+from autoprof.rundir.records import Line
 from autoprof.windows import memory_usage
-from autoprof.windows.stats_channel import StatsChannel
+
+# The folder, and the beginning of keys in the store.
+STATS_FOLDER = "told"
+# An entry is some hundred bytes.
+_MOST_BYTES = 1 << 20
+
+
+class _State(process.State):
+    """The end of sending, when Ray is about to end, and the senders, whose threads a forked child does not have."""
+
+    def begin(self) -> None:
+        self.stop = threading.Event()
+        self.all: WeakSet[StatsChannel] = WeakSet()
+
+    def in_child(self) -> None:
+        for channel in list(self.all):
+            channel.begin()
+
+
+_state = _State()
+
+
+class StatsChannel:
+    """Sender of entries, in a thread that ends when there is nothing left to send."""
+
+    def __init__(self, run: Runtime) -> None:
+        self._run = run
+        self.begin()
+        _state.all.add(self)
+
+    def begin(self) -> None:
+        """Begin with nothing to send, in a new process or a forked child."""
+        self._waiting: dict[str, tuple[float, Callable[[], msgspec.Struct]]] = {}
+        self._lock = threading.Lock()
+        self._going = False
+
+    def send(self, name: str, make: Callable[[], msgspec.Struct], at: float = 0.0) -> None:
+        """Send what `make` gives then, not before `at` (`time.monotonic`), in place of what waits under the name."""
+        with self._lock:
+            self._waiting[name] = at, make
+            if self._going:
+                return
+            self._going = True
+        try:
+            threads.start(threading.Thread(target=self._work, name="autoprof-posting", daemon=True).start)
+        except RuntimeError as error:  # there may be no more threads
+            interrupts.pass_on(error)
+            self._going = False
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                name = min(self._waiting, key=lambda each: self._waiting[each][0], default="")
+                at, make = self._waiting.pop(name, (0.0, None))
+                if make is None or _state.stop.is_set():
+                    self._going = False
+                    return
+            if _state.stop.wait(max(0.0, at - time.monotonic())):
+                continue
+            try:
+                _put(self._run, name, msgspec.json.encode(make()))
+            except Exception as error:
+                interrupts.pass_on(error)
+                if not _state.stop.is_set():
+                    runtime.report("posting", error)
+
+
+def read_entries(run: Runtime, prefix: str) -> list[bytes]:
+    """Return the entries whose names begin with `prefix`.
+
+    Raises:
+        Exception: The store, or the folder, can't be read.
+    """
+    if cluster.is_up():
+        return list(cluster.entries(f"{STATS_FOLDER}/{run.info.id}/{prefix}").values())
+    if identity.ranks() == 1:
+        return []
+    found, folder = [], os.path.join(run.rundir.path, STATS_FOLDER)
+    # Not `Path.glob`: that of Python 3.13 catches every `OSError`, also one that a signal handler raises.
+    with interrupts.suppress(FileNotFoundError):
+        for name in sorted(os.listdir(folder)):
+            if name.startswith(prefix) and name.endswith(".json"):
+                with interrupts.suppress(FileNotFoundError):
+                    found.append(files.read(os.path.join(folder, name), _MOST_BYTES))
+    return found
+
+
+def stop_channel() -> None:
+    """Send nothing more: Ray is about to end."""
+    _state.stop.set()
+
+
+def resume_channel() -> None:
+    """Send again: Ray is up again."""
+    _state.stop.clear()
+
+
+def _put(run: Runtime, name: str, content: bytes) -> None:
+    if not cluster.put(f"{STATS_FOLDER}/{run.info.id}/{name}", content) and identity.ranks() > 1:
+        folder = run.rundir.make(run.rundir.path / STATS_FOLDER)
+        files.write(folder / f"{name}.json", content)
+
 
 HOST = memory_usage.HOST
 # A replica tells when it has nothing left to do, once in so many seconds at most, and while it has, every so many.
@@ -138,7 +239,7 @@ class StatsReporter:
         self._channel.send(f"{RANK}{file_names.tidy(told.role)}.{told.rank}", lambda: told)
 
     def _hear(self, line: Line) -> None:
-        drives = current_step.own()[1] is not None
+        drives = step_announcement.own()[1] is not None
         if line.kind == "step":
             self.step = line
         elif line.kind == "request" and self._asked:

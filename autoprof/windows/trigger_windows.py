@@ -11,9 +11,8 @@ from autoprof.config import values
 from autoprof.config.selection import Steps
 from autoprof.rundir import layout
 from autoprof.rundir.layout import RunDir
-from autoprof.windows import trigger_requests
-from autoprof.windows.inbox import Bell, Folder
-from autoprof.windows.trigger_requests import Became, Trigger
+from autoprof.windows import requests
+from autoprof.windows.requests import Became, Bell, Folder, Trigger
 
 REASON = "autoprof trigger"
 
@@ -41,15 +40,13 @@ class OpenTriggers:
         if changed:
             self.off = layout.OFF in self._folder.names
         if not take_it:
-            for name, trigger, begun in (
-                trigger_requests.read_along(run, self._folder.names, self._read) if changed else ()
-            ):
+            for name, trigger, begun in requests.read_along(run, self._folder.names, self._read) if changed else ():
                 if not trigger.switch:
                     self._add(_Window(None, name, trigger, executed, begun))
             return
         asked = self._bell.take(run)
         if changed:
-            asked += trigger_requests.take(run, self._folder.names)
+            asked += requests.take(run, self._folder.names)
         for name, trigger in asked:
             if trigger.switch:
                 _switch(run, name, trigger)
@@ -203,15 +200,15 @@ class _Window:
     def note(self) -> None:
         """Write down its state, if it has changed."""
         if self._run is not None and self.became != self._noted:
-            trigger_requests.note(self._run, self.name, self.trigger, self.became)
+            requests.note(self._run, self.name, self.trigger, self.became)
             self._noted = copy.deepcopy(self.became)
 
 
 def _switch(run: RunDir, name: str, trigger: Trigger) -> None:
     became = Became(state="done")
     try:
-        trigger_requests.switch(run, trigger.switch == "off")
+        requests.switch(run, trigger.switch == "off")
     except OSError as error:
         interrupts.pass_on(error)
         became.reason = f"{run.control}: {error.strerror}"
-    trigger_requests.note(run, name, trigger, became)
+    requests.note(run, name, trigger, became)

@@ -11,8 +11,8 @@ from pathlib import Path
 import ray
 from growing import Trainer, Worker
 
+from autoprof.run import cluster as ray_kv
 from autoprof.run import runtime
-from autoprof.run.cluster import kv as ray_kv
 from bench.growth import BROADCAST, FOUND, INSIDE, OUTSIDE
 
 # How often in a turn each is done, of which the middle counts.

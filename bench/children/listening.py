@@ -55,14 +55,14 @@ def main(case: str, folder: str) -> float:
         return microseconds(listener(directory))
     import ray
 
-    from autoprof.run.cluster import kv
+    from autoprof.run import cluster
 
     ray.init(address="local", num_cpus=1, include_dashboard=False, object_store_memory=100_000_000, log_to_driver=False)
     try:
         if case == "ray":
             return microseconds(listener(directory))
         if case == "put":
-            return microseconds(lambda: kv.put("step/bench", b"x" * 100))
+            return microseconds(lambda: cluster.put("step/bench", b"x" * 100))
         actor = ray.remote(num_cpus=0)(_Actor).remote()
         return microseconds(lambda: ray.get(actor.work.remote()))
     finally:

@@ -69,7 +69,7 @@ def opentelemetry() -> tuple[Callable[[], None], Size]:
 def autoprof(kind: str) -> tuple[Callable[[], None], Size]:
     """Record a span of autoprof's; a sample that goes on all the time keeps those of turns from being written each."""
     from autoprof.run import runtime
-    from autoprof.run.span import Span
+    from autoprof.run.timeline import Span
 
     run = runtime.current()
     assert run is not None
@@ -96,8 +96,8 @@ def autoprof(kind: str) -> tuple[Callable[[], None], Size]:
 def hangs(kind: str) -> tuple[Callable[[], None], Size]:
     """Note what a stage took, as each one does at its end; or look whether the open step hangs, once in ten seconds."""
     from autoprof.run import runtime
-    from autoprof.run.span import Span
-    from autoprof.run.watch.hang import HangWatch
+    from autoprof.run.timeline import Span
+    from autoprof.run.watcher import HangWatch
 
     run = runtime.current()
     assert run is not None

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from autoprof.cli.recipes.parsed import Function, Module, attributes_set, generator, statements
+from autoprof.cli.recipes.source import Function, Module, attributes_set, generator, statements
 
 Facts = dict[str, Any]
 

@@ -8,8 +8,7 @@ import json
 import pytest
 
 from autoprof.hooks.behaviour import Behaviour
-from autoprof.hooks.recipe import BoundHook
-from autoprof.hooks.versions import fits
+from autoprof.hooks.recipe import BoundHook, fits
 from tests.contracts import signature_files, stored
 from tests.contracts.signatures import Facts
 from tests.contracts.stored import Contract, NotFound, parameters

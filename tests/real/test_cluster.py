@@ -24,7 +24,7 @@ from autoprof.rundir import decoder, file_names, runs
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import RunFile
 from autoprof.rundir.runs import Run
-from autoprof.traces import host_clocks
+from autoprof.traces import clocks
 from tests.support import processes
 from tests.support.clusters import Spread, permitted
 from tests.support.helpers import clean_environment, wait_for, wait_for_line
@@ -163,7 +163,7 @@ def test_one_merged_trace_of_all_hosts_on_the_clock_of_the_drivers(windowed: Win
     folder = RunDir(windowed.path).step(3)
     trace = json.loads(gzip.decompress((folder / "merged.pt.trace.json.gz").read_bytes()))
     named = {event["pid"]: event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "process_name"}
-    measured = host_clocks.read(windowed.path)
+    measured = clocks.read_offsets(windowed.path)
     assert measured.driver == DRIVER
     assert sorted(measured.offsets) == sorted({*TRACED, BARE, LATER} - {DRIVER})
     for capture in runs.step(windowed.spread.run(), 3).captures:
@@ -172,7 +172,7 @@ def test_one_merged_trace_of_all_hosts_on_the_clock_of_the_drivers(windowed: Win
         (theirs,) = ranges(own)
         (here,) = [event for event in ranges(trace) if re.search(rf"\b{host}\b", named[event["pid"]])]
         moved = absolute_ns(trace, here) - absolute_ns(own, theirs)
-        offset = host_clocks.offset_ns(measured, host, capture.meta.clock.start.unix_ns)
+        offset = clocks.offset_ns(measured, host, capture.meta.clock.start.unix_ns)
         assert abs(moved + offset) < 2000
         assert (offset == 0) == (host == DRIVER)
     lanes = [name for name in named.values() if "timeline" in name]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autoprof.rundir import death_words, deaths, runs
+from autoprof.rundir import deaths, runs
 from tests.support import processes
 from tests.support.helpers import clean_environment
 from tests.support.ray_clusters import SCRIPTS
@@ -44,7 +44,7 @@ def test_the_actor_is_named_that_died(thorough: None, tmp_path: Path, how: str, 
     ended = processes.run(command, cwd=tmp_path, env=clean_environment(**settings), timeout_s=300)
     assert ended.status == status, ended.output[-3000:]
     found = deaths.of_run(runs.find(tmp_path / "autoprof_runs", "latest"))
-    assert (death_words.text(found[0]) if found else "") == text
+    assert (deaths.sentence(found[0]) if found else "") == text
     # What follows from it: the trainer's exception, and no actor that Ray ended with the driver.
     assert {death.how for death in found[1:]} <= {deaths.EXCEPTION}
 
@@ -70,5 +70,5 @@ def test_the_actor_is_named_that_ray_killed_for_memory(thorough: None, tmp_path:
     found = deaths.of_run(runs.find(tmp_path / "autoprof_runs", "latest"))
     assert re.fullmatch(
         rf"actor rank 0 was killed by Ray for memory \([0-9.]+ GB of [0-9.]+ GB\) {IN_UPDATE}",
-        death_words.text(found[0]),
+        deaths.sentence(found[0]),
     )

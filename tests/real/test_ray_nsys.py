@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from autoprof.capture.profilers import nsys_command
+from autoprof.capture.profilers import nsys
 from autoprof.config.tool_options import NsysOptions
 from tests.support import processes
 from tests.support.helpers import ROOT, clean_environment
@@ -70,7 +70,7 @@ def test_the_actor_whose_rank_is_captured_runs_under_nsys(driven: Driven) -> Non
     assert under == [True, False, False]
     first = driven.actors[0]
     told = json.loads((driven.folder / f"{first['pid']}.json").read_text())
-    expected = nsys_command.profile_options(NsysOptions(executable=str(STAND_IN / "nsys")))
+    expected = nsys.profile_options(NsysOptions(executable=str(STAND_IN / "nsys")))
     assert expected["capture-range-end"] == "repeat:async"
     assert {name: told["options"][name] for name in expected} == expected
     assert told["output"].endswith(f"/logs/nsight/autoprof_{first['pid']}")

@@ -9,7 +9,7 @@ import sys
 import msgspec
 import pytest
 
-from autoprof.report.model.run import Comparison, ComparisonRow
+from autoprof.report.model import Comparison, ComparisonRow
 from tests.support import engines, processes
 from tests.support.helpers import clean_environment
 from tests.support.trl_runs import NAMES, SCRIPT, Ran

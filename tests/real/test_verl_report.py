@@ -12,7 +12,7 @@ import pytest
 
 from autoprof.report import build
 from autoprof.report.figures.words import OWN
-from autoprof.report.model.run import Finding, RunFigures
+from autoprof.report.model import Finding, RunFigures
 from autoprof.rundir import runs
 from tests.support.helpers import clean_environment
 from tests.support.verl_runs import VerlRun

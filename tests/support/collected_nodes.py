@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from autoprof.run.cluster.nodes import Node
-from autoprof.run.collect.ask import Asked, Patience
+from autoprof.run.cluster import Node
+from autoprof.run.collect.fetch import Asked, Patience
 from autoprof.run.collect.gather import Gathering
-from autoprof.run.collect.remote import functions
+from autoprof.run.collect.node import functions
 from autoprof.rundir.records import CollectedFile
 
 CAPTURE = "global_step_000002/actor.update_actor.rank0.n1.pid7"

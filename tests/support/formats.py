@@ -15,11 +15,11 @@ from msgspec import Struct
 
 from autoprof.cli import documents
 from autoprof.cli.doctor import environment
-from autoprof.cli.recipes import catalog, form
+from autoprof.cli.recipes import catalog, check
 from autoprof.cli.recipes import documents as recipe_documents
-from autoprof.cli.recipes.vocabulary import described
-from autoprof.report.model import captures, lanes, run, samples
-from autoprof.rundir import lines, records, stacks
+from autoprof.cli.recipes.check import described
+from autoprof.report import model
+from autoprof.rundir import records
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "reference" / "files.md"
@@ -28,19 +28,19 @@ MARK = "<!-- make formats writes the rest, from autoprof/rundir/records.py -->\n
 JSON_PAGE = ROOT / "docs" / "reference" / "json.md"
 JSON_MARK = "<!-- make formats writes the rest, from the structs that commands print -->\n"
 # What the structs of these modules hold of other modules' is described there, or here with them.
-JSON_MODULES = (documents, recipe_documents, catalog, form, environment, run, captures, lanes, samples)
+JSON_MODULES = (documents, recipe_documents, catalog, check, environment, model, model, model, model)
 
 
 def page() -> str:
     """Return the text of the page, as it is there up to the mark."""
-    return _page(PAGE, MARK, [*structs(records), *structs(lines), *structs(stacks)])
+    return _page(PAGE, MARK, [*structs(records), *structs(records), *structs(records)])
 
 
 def json_page() -> str:
     """Return the text of the page on `--json`, as it is there up to the mark."""
     kinds = [kind for module in JSON_MODULES for kind in structs(module)]
     text = _page(JSON_PAGE, JSON_MARK, [kind for kind in kinds if kind is not documents.Document])
-    for kind in (*structs(records), *structs(lines), *structs(stacks)):
+    for kind in (*structs(records), *structs(records), *structs(records)):
         text = text.replace(f"](#{kind.__name__.lower()})", f"](files.md#{kind.__name__.lower()})")
     return text
 
@@ -63,8 +63,8 @@ def _section(kind: type[Struct]) -> str:
     rows = [f"| `{name}` | {what} | {text} |" for name, what, text in _fields(kind)]
     table = ["| field | type | |", "|---|---|---|", *rows]
     parts = [f"## {kind.__name__}", summary.replace("\n", " "), "\n".join(table), *([more] if more else [])]
-    if kind is lines.Line:
-        spans = [f"| `{name}` | {text} |" for name, text in lines.SPAN_KINDS.items()]
+    if kind is records.Line:
+        spans = [f"| `{name}` | {text} |" for name, text in records.SPAN_KINDS.items()]
         parts.append("\n".join(["| kind | span of, with ids and counts |", "|---|---|", *spans]))
     return "\n\n".join(parts) + "\n"
 

@@ -14,9 +14,9 @@ import msgspec
 
 from autoprof.base import identity
 from autoprof.report import build
-from autoprof.report.model.run import Finding
+from autoprof.report.model import Finding
 from autoprof.rundir import runs
-from autoprof.rundir.stacks import Frame, OpenSpan, ProcessStacks, Task, Thread, Why
+from autoprof.rundir.records import Frame, OpenSpan, ProcessStacks, Task, Thread, Why
 
 MIN = 60_000_000_000
 TORCH = "/env/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
@@ -57,7 +57,9 @@ class HungRun:
             self.line("step", "step", driver, 0, self.began - (steps - number) * 11_000_000_000, 10.0, step=number + 1)
             for number in range(steps)
         ]
-        self.process(own, [*ended, self.begun("step", "step", driver, 0, minutes)], ticks=identity.began(own) or 0)
+        self.process(
+            own, [*ended, self.begun("step", "step", driver, 0, minutes)], ticks=identity.start_ticks(own) or 0
+        )
 
     def line(self, kind: str, name: str, role: str, rank: int | None, start: int, took: float, **more: Any) -> Any:
         """A span that has ended."""

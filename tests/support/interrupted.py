@@ -40,8 +40,7 @@ def state(number: int) -> dict[str, Any]:
     from autoprof.capture import lifecycle, writer
     from autoprof.capture.profilers import foreign
     from autoprof.hooks import gates
-    from autoprof.run import runtime
-    from autoprof.run.cluster import current_step
+    from autoprof.run import runtime, step_announcement
 
     run = runtime.current()
     assert run is not None
@@ -51,7 +50,7 @@ def state(number: int) -> dict[str, Any]:
         "recording": lifecycle.current() and vars(lifecycle.current()),
         "claim": lifecycle._state.lock.locked(),
         "step": open_step.state.current and open_step.state.current.number,
-        "announced": current_step.own()[1],
+        "announced": step_announcement.own()[1],
         "stages": dict(running.running),
         "wholes": list(running.wholes),
         "gates": {key: list(gate) for key, gate in gates._gates.items()},
@@ -183,10 +182,11 @@ def main() -> None:
         torch._lazy_modules.discard("_inductor")
     import small
 
-    from autoprof.capture.finisher import job, spawn
+    from autoprof.capture import writer
+    from autoprof.capture.finisher import job
 
     # A process for each of hundreds of captures a minute would be late, whoever is interrupted.
-    spawn.spawn = lambda given: job.finish(given | {"python": ""})
+    writer.spawn = lambda given: job.finish(given | {"python": ""})
     trainer = getattr(small, parsed.trainer)()
     for _ in range(4):
         trainer.train_step()

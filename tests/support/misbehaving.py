@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from autoprof.hooks.behaviour import Behaviour
-from autoprof.hooks.call import CALL, Around, Call, Reply, Wait
+from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call, Reply, Wait
 
 
 class Ours(Exception):

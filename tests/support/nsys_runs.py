@@ -14,7 +14,7 @@ import pytest
 
 from autoprof.capture import lifecycle
 from autoprof.capture.finisher import nsys_report
-from autoprof.capture.profilers import nsys, nsys_command
+from autoprof.capture.profilers import nsys
 from autoprof.capture.subject import Subject
 from autoprof.config.settings import Settings
 from autoprof.run import end, runtime
@@ -58,7 +58,7 @@ def actor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     node = SimpleNamespace(get_logs_dir_path=lambda: str(tmp_path / "logs"))
     worker = SimpleNamespace(_global_node=node, global_worker=SimpleNamespace(mode=1), WORKER_MODE=1)
     monkeypatch.setitem(sys.modules, "ray._private.worker", worker)
-    monkeypatch.setenv(nsys.REPORT, nsys_command.OUTPUT)
+    monkeypatch.setenv(nsys.REPORT, nsys.OUTPUT)
     folder = tmp_path / "logs" / "nsight"
     folder.mkdir(parents=True)
     return folder / f"autoprof_{os.getpid()}"

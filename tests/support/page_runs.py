@@ -19,7 +19,7 @@ from itertools import groupby
 from pathlib import Path
 
 import autoprof
-from autoprof.base import identity
+from autoprof.base.identity import HOST
 from tests.support import report_runs
 from tests.support.helpers import ROOT, clean_environment
 from tests.support.page_blocks import PAGES, Block, Command, blocks, runs_in
@@ -48,7 +48,7 @@ _MADE, _MADE_ID = "a made run", "20261122-010203-abcdef"
 def visible(printed: str, folder: Path) -> list[str]:
     """Return what was printed as a page shows it: neither this machine's names nor torch's own lines."""
     text = printed.replace(str(folder), _FOLDER).replace(os.path.realpath(folder), _FOLDER)
-    text = re.sub(rf"(?<![\w/]){re.escape(identity.HOST)}(?=[- .]?(pid)?\d|\b)", _HOST, text)
+    text = re.sub(rf"(?<![\w/]){re.escape(HOST)}(?=[- .]?(pid)?\d|\b)", _HOST, text)
     return _aligned([line.rstrip() for line in text.splitlines() if not line.startswith("USDT:")])
 
 

@@ -17,8 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from autoprof.cli.commands import COMMANDS
-from autoprof.cli.recipes.schema import known_behaviours
-from autoprof.cli.recipes.vocabulary import described, summary, takes
+from autoprof.cli.recipes.check import described, known_behaviours, summary, takes
 from autoprof.config import kinds, settings, values
 from autoprof.config.tool_options import KINDS
 from autoprof.hooks.recipe import Hook, Recipe

@@ -4,12 +4,33 @@ from __future__ import annotations
 
 import random
 
-from autoprof.report.figures import step_kinds
+from autoprof.report.figures import overview
 from autoprof.report.findings import findings
-from autoprof.report.model.captures import CaptureFigures, DeviceShares, EngineFigures, Operator, Phase
-from autoprof.report.model.lanes import Gap, Lane, PathPart, Skew, SkewRow, SpanRow
-from autoprof.report.model.run import Comparison, ComparisonRow, Finding, RunFigures, StageShare, StepFigures, StepRow
-from autoprof.report.model.samples import Part, SampleFigures, SampleRow, Tail, ToolRow
+from autoprof.report.model import (
+    CaptureFigures,
+    Comparison,
+    ComparisonRow,
+    DeviceShares,
+    EngineFigures,
+    Finding,
+    Gap,
+    Lane,
+    Operator,
+    Part,
+    PathPart,
+    Phase,
+    RunFigures,
+    SampleFigures,
+    SampleRow,
+    Skew,
+    SkewRow,
+    SpanRow,
+    StageShare,
+    StepFigures,
+    StepRow,
+    Tail,
+    ToolRow,
+)
 
 START_NS = 1795200000_000_000_000
 STAGES = {"gen": 15.0, "reward": 0.4, "old_log_prob": 3.0, "ref": 3.1, "update_actor": 12.0, "update_weights": 2.0}
@@ -47,7 +68,7 @@ def figures(
             StageShare(name=name, seconds=took, share=took / whole, steps=steps, median_s=took / max(steps, 1))
             for name, took in sums
         ],
-        basis=step_kinds.basis(rows) if rows else "",
+        basis=overview.basis(rows) if rows else "",
         median_s=sorted(row.seconds for row in rows)[steps // 2] if rows else None,
         tokens_per_s=1320.0 if rows else None,
         findings=[finding] if rows else [],

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from autoprof.behaviours.rollout.request import MARK, Request
+from autoprof.behaviours.rollout.engine import MARK, Request
 from autoprof.behaviours.sglang import scheduler as sglang_scheduler
 from autoprof.behaviours.sglang.scheduler import Pass
 from autoprof.behaviours.sglang.scheduler import Scheduler as Requests
 from autoprof.capture import lifecycle
-from autoprof.hooks.call import CALL, Call, Outcome, Reply
+from autoprof.hooks.behaviour import CALL, Call, Outcome, Reply
 from autoprof.run import end
 from autoprof.run.runtime import Runtime
 from autoprof.rundir import file_names

@@ -103,7 +103,7 @@ def one_of_them(kind: str, rank: int) -> None:
 
 def main() -> int:
     if os.environ.get("AUTOPROF"):
-        from autoprof.run.watch import watcher
+        from autoprof.run import watcher
 
         # Tests don't wait for ten seconds.
         watcher.LOOK_S = 0.5

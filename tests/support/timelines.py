@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from autoprof.report import build
-from autoprof.report.model.run import RunFigures, StepFigures
+from autoprof.report.model import RunFigures, StepFigures
 from autoprof.rundir import runs
 from tests.support.report_runs import START_NS, write
 

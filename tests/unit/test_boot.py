@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from autoprof._boot.command import Command
-from autoprof.config import sources
+from autoprof.config import settings
 from tests.support.helpers import ROOT
 
 Python = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -176,7 +176,7 @@ def test_whatever_variables_hold_costs_a_line_at_most(content: str, names: str, 
     (tmp_path / "tiny.toml").write_text(f'target = "tiny"\nhook = [{{ name = "step", {options} }}]\n')
     (tmp_path / "main.py").write_text(TWICE)
     # What processes of autoprof hand on would keep the settings from being read.
-    every = [name for name in sources.VARIABLES if name not in ("RUN_INFO", "STARTER", "RECIPES")]
+    every = [name for name in settings.VARIABLES if name not in ("RUN_INFO", "STARTER", "RECIPES")]
     value = os.fsdecode(HOSTILE[content])
     variables = {f"AUTOPROF_{name}": value for name in (every if names == "all" else [names])}
     result = python(["main.py"], AUTOPROF="1", **{"AUTOPROF_RECIPES": "tiny.toml"} | variables)

@@ -16,7 +16,7 @@ import yaml
 
 import autoprof
 from autoprof.cli.main import COMMANDS
-from autoprof.config import sources
+from autoprof.config import settings
 from autoprof.config.settings import Settings
 from autoprof.config.values import PREFIX
 from autoprof.hooks import recipe
@@ -131,15 +131,15 @@ def test_values_on_pages_are_right(page: Path, tmp_path: Path) -> None:
     for variable, value in said:
         assert isinstance(value, str)
         if variable not in ELSEWHERE and value and value != "URL" and "$" not in value:
-            sources.load({variable: value}, tmp_path)
+            settings.load({variable: value}, tmp_path)
 
 
 @pytest.mark.parametrize("block", of_kind("toml"), ids=lambda block: block.place)
 def test_files_on_pages_are_right(block: Block, tmp_path: Path) -> None:
     path = tmp_path / block.title
     path.write_text(block.text, encoding="utf-8")
-    if block.title == sources.CONFIG_FILE:
-        sources.load({}, tmp_path)
+    if block.title == settings.CONFIG_FILE:
+        settings.load({}, tmp_path)
     else:
         assert recipe.load(str(path))
 

@@ -15,7 +15,7 @@ import wrapt
 
 from autoprof.cli import main
 from autoprof.report import markdown
-from autoprof.rundir import death_words, deaths, runs
+from autoprof.rundir import deaths, runs
 from autoprof.rundir.layout import CRASHES
 from autoprof.rundir.records import Death
 from autoprof.rundir.runs import Run
@@ -82,7 +82,7 @@ def the_deaths(folder: Path) -> list[Death]:
 
 def first(folder: Path) -> str:
     found = the_deaths(folder)
-    return death_words.text(found[0]) if found else ""
+    return deaths.sentence(found[0]) if found else ""
 
 
 WITHOUT_A_WORD = (
@@ -212,8 +212,8 @@ def test_a_resumed_run_tells_its_last_attempt_from_earlier_ones(
 ) -> None:
     last = [go(ATTEMPT.format(does), STEPS=steps, AUTOPROF_RUN_ID="one") for does, steps in attempts][-1]
     run = the_run(tmp_path)
-    assert [death_words.text(death) for death in the_deaths(tmp_path)] == told
-    evidence = death_words.evidence(the_deaths(tmp_path)) if told else []
+    assert [deaths.sentence(death) for death in the_deaths(tmp_path)] == told
+    evidence = deaths.evidence(the_deaths(tmp_path)) if told else []
     assert [line for line in evidence if line.startswith(("then", "in an earlier"))] == told[1:]
     assert main.main(["doctor", run.path, "--json"]) == bool(told)
     executed = json.loads(capsys.readouterr().out)["facts"]["steps executed"]
@@ -247,7 +247,7 @@ def test_a_run_whose_process_becomes_another_program_ends_with_that_one(
     assert done.returncode == status
     run = the_run(tmp_path)
     assert (run.state, [attempt.state for attempt in run.info.earlier]) == (state, ["unfinished"])
-    current = [death_words.text(death) for death in the_deaths(tmp_path) if not death.earlier]
+    current = [deaths.sentence(death) for death in the_deaths(tmp_path) if not death.earlier]
     assert current == ([text] if text else [])
 
 

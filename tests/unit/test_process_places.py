@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from autoprof.base import files, identity
+from autoprof.base import files
+from autoprof.base.identity import HOST
 from autoprof.capture import lifecycle
 from autoprof.run import end
-from autoprof.run.span import Span
+from autoprof.run.timeline import Span
 from autoprof.rundir import layout
 from autoprof.rundir import runs as run_reader
 from tests.support.captures import SUBJECT, finished, work
@@ -108,7 +109,7 @@ def test_the_start_of_a_run_and_its_steps_do_not_grow_with_what_is_there(
         for number in range(count // 2):
             (step / f"x{number}.meta.json.part").touch()
             (step / f"x{number}.pt.trace.json.part").touch()
-        told = {"id": "old", "state": state, "host": identity.HOST, "pid": 2**30}
+        told = {"id": "old", "state": state, "host": HOST, "pid": 2**30}
         layout.write_json(step.parent / "run.json", told)
         (step.parent.parent / "latest").symlink_to("old")
         code = f"{WATCH}\n{CODE}; print(sorted(done.items()), file=sys.stderr)"
@@ -257,15 +258,15 @@ CAPTURE, GONE_PID = "actor.update.rank0.{}.pid{}", 9_000_001
 @pytest.mark.parametrize(
     ("name", "age_s", "locked", "waits"),
     [
-        (CAPTURE.format(identity.HOST, GONE_PID), 3, False, False),
+        (CAPTURE.format(HOST, GONE_PID), 3, False, False),
         # A finisher may be about to start, or at work.
-        (CAPTURE.format(identity.HOST, GONE_PID), 1, False, True),
-        (CAPTURE.format(identity.HOST, GONE_PID), 3, True, True),
-        (CAPTURE.format(identity.HOST, os.getppid()), 3, False, True),
+        (CAPTURE.format(HOST, GONE_PID), 1, False, True),
+        (CAPTURE.format(HOST, GONE_PID), 3, True, True),
+        (CAPTURE.format(HOST, os.getppid()), 3, False, True),
         (CAPTURE.format("elsewhere", GONE_PID), 3, False, True),
-        (CAPTURE.format(identity.HOST, os.getpid()), 3, False, True),
+        (CAPTURE.format(HOST, os.getpid()), 3, False, True),
         # By another program, which became this one by `os.exec`.
-        (CAPTURE.format(identity.HOST, os.getpid()), 6, False, False),
+        (CAPTURE.format(HOST, os.getpid()), 6, False, False),
     ],
     # The names have pids, which differ in each process of the tests.
     ids=["gone", "gone lately", "at work", "running", "elsewhere", "own", "earlier program"],
@@ -313,7 +314,7 @@ def test_a_clock_that_is_set_back_in_a_capture_shows_in_its_meta_file_only(made:
     assert clock["stop"]["monotonic_ns"] > clock["start"]["monotonic_ns"]
     (line,) = [line for line in spans(run.rundir.path) if line["kind"] == "stage"]
     assert 0 <= line["end_ns"] - line["start_ns"] < 600 * 10**9
-    assert identity.HOST in str(run.rundir.process_file("timeline", ".jsonl"))
+    assert HOST in str(run.rundir.process_file("timeline", ".jsonl"))
 
 
 @pytest.mark.fault("a command line of 200 kB", "goes on, and starts what it starts", "nothing")

@@ -8,13 +8,11 @@ from typing import Any
 
 from autoprof.base import log
 from autoprof.base.originals import os
-from autoprof.capture.profilers import nsys, nsys_command
+from autoprof.capture.profilers import nsys
 from autoprof.config.selection import Ranks
 from autoprof.config.settings import Settings
-from autoprof.hooks.behaviour import Behaviour
-from autoprof.hooks.call import CALL, Around, Call
-from autoprof.run import runtime
-from autoprof.run.cluster import kv
+from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call
+from autoprof.run import cluster, runtime
 
 # How `nsight` stands in a RuntimeEnv, and in what a user writes (Ray 2.60, ray/runtime_env/runtime_env.py).
 _NSIGHT = ("_nsight", "nsight")
@@ -52,8 +50,8 @@ def wanted(given: Mapping[str, Any], inherited: Mapping[str, Any], settings: Set
     if why := _unable(given, inherited, settings):
         log.warning_once(f"AUTOPROF_TOOL=nsys: {why}; actors are not started under nsys")
         return False
-    if not nsys_command.writes_at_once(nsys_command.find(settings.nsys)):
-        log.warning_once(nsys_command.AT_THE_END)
+    if not nsys.writes_at_once(nsys.find_nsys(settings.nsys)):
+        log.warning_once(nsys.AT_THE_END)
     return True
 
 
@@ -65,18 +63,18 @@ def under_nsys(given: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
     (ray#66093), so that of this process goes first on the path; Ray replaces ${PATH} by the worker's own.
     """
     variables = given.get("env_vars") or {}
-    folders = [os.path.dirname(sys.executable), *nsys_command.folder(settings.nsys)]
+    folders = [os.path.dirname(sys.executable), *nsys.nsys_folder(settings.nsys)]
     path = os.pathsep.join([*folders, variables.get("PATH", "${PATH}")])
     return {
         **given,
-        "nsight": {**nsys_command.profile_options(settings.nsys), "o": nsys_command.OUTPUT},
-        "env_vars": {**variables, "PATH": path, nsys.REPORT: nsys_command.OUTPUT},
+        "nsight": {**nsys.profile_options(settings.nsys), "o": nsys.OUTPUT},
+        "env_vars": {**variables, "PATH": path, nsys.REPORT: nsys.OUTPUT},
     }
 
 
 def _unable(given: Mapping[str, Any], inherited: Mapping[str, Any], settings: Settings) -> str:
     """Return the obstacle, or an empty text. With an nsys that can't be run Ray would start no actor."""
-    if not nsys_command.find(settings.nsys):
+    if not nsys.find_nsys(settings.nsys):
         return f"there is no {settings.nsys.executable} on the path"
     if not os.access(os.path.join(os.path.dirname(sys.executable), "python"), os.X_OK):
         return f"Ray's nsight plug-in runs `python`, and there is none beside {sys.executable}"
@@ -88,7 +86,7 @@ def _unable(given: Mapping[str, Any], inherited: Mapping[str, Any], settings: Se
 
 def _inherited() -> Mapping[str, Any]:
     """Return the `runtime_env` of this job or actor, which an actor made here has too where it says nothing else."""
-    if not kv.up():
+    if not cluster.is_up():
         return {}
     import ray
 

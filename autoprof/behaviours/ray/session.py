@@ -1,24 +1,78 @@
-"""Ray's sessions: settings and run id travel to the workers, and classes are patched before Ray copies them."""
+"""Ray's sessions: settings and run id reach the workers, and classes are patched before Ray copies them.
+
+At the end of a run, the process that started it asks the nodes for their parts while Ray is still up.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from autoprof import _boot
-from autoprof._boot import launch
-from autoprof.base import files, interrupts, log, process
+from autoprof._boot import command
+from autoprof.base import files, interrupts, log, process, redact, units
 from autoprof.base.originals import json, os
-from autoprof.behaviours.ray import collect_at_end
 from autoprof.capture import cupti
-from autoprof.capture.profilers import nsys_command
+from autoprof.capture.profilers import nsys
 from autoprof.hooks import patching
-from autoprof.hooks.attribute_path import Parameter
-from autoprof.hooks.behaviour import Behaviour
-from autoprof.hooks.call import CALL, Around, Call
-from autoprof.run import end, runtime
-from autoprof.run.cluster import clocks, kv
+from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call, Parameter
+from autoprof.run import clocks, cluster, end, runtime
+from autoprof.run.collect import gather as results
+from autoprof.run.runtime import Runtime
+
+
+def hindrance(run: Runtime) -> str:
+    """Return the reason that the run can't be copied, known when it begins; an empty text for none."""
+    to = run.settings.collect
+    if not redact.is_url(to):
+        return ""
+    from autoprof.run.collect.upload import lacks
+
+    why = lacks(to)
+    return f"AUTOPROF_COLLECT: the run can't be copied to {redact.url(to)}: {why}" if why else ""
+
+
+def through_ray(run: Runtime) -> None:
+    """Collect where that was asked for. Nothing is done in processes that have not started the run, or without Ray.
+
+    Raises:
+        OSError: It can't be written here.
+    """
+    if not run.started_here or not cluster.is_up():
+        return
+    ray = sys.modules["ray"]
+    known = cluster.nodes_of_run(run.info.id)
+    others = {node["NodeID"] for node in ray.nodes() if node["Alive"]} | {node.id for node in known}
+    if len(others) > 1:
+        run.nodes = cluster.is_public(known)
+        if run.settings.collect:
+            _collect(run, ray)
+    if run.settings.on_finish and run.rundir.steps():
+        end.first_to_finish(run)
+
+
+def _collect(run: Runtime, ray: object) -> None:
+    from autoprof.run.collect import gather
+    from autoprof.run.collect.fetch import Patience
+
+    patience = Patience(run.settings.stop_timeout_s)
+    try:
+        result = gather.collect(ray, run.rundir.path, patience, wait=True, progress=_quietly)
+    except gather.Busy as error:
+        log.warning(f"the run is not collected: {error}")
+        return
+    results.warn_missing(
+        result.missing, f"autoprof collect {run.info.id} fetches what is still there, while the cluster is up"
+    )
+    log.info(f"{units.size(result.fetched)} were collected from {units.count(len(result.nodes), 'node')}")
+
+
+@contextlib.contextmanager
+def _quietly(total: int) -> Iterator[Callable[[int], object]]:
+    yield lambda done: None
+
 
 # What a job that was submitted brings along; ray.init refuses a variable that is in both (Ray 2.60,
 # ray/runtime_env/runtime_env.py, _merge_runtime_env).
@@ -45,7 +99,7 @@ class Init(Behaviour):
         patching.patch_main()
         run = runtime.current()
         if run is not None and "nsys" in run.settings.tool:
-            nsys_command.put_on_path(run.settings.nsys)
+            nsys.put_on_path(run.settings.nsys)
         call.kwargs["runtime_env"] = merged(given(call.kwargs, os.environ), os.environ)
         job = os.environ.get(_JOB_CONFIG)
         if job is not None:
@@ -56,7 +110,7 @@ class Init(Behaviour):
             if job is not None:
                 os.environ[_JOB_CONFIG] = job
         # The driver counts the steps of all of Ray's workers, also where `srun` has started Ray on each node.
-        os.environ.pop(launch.RANK, None)
+        os.environ.pop(command.LAUNCH_RANK, None)
         # Ray's own end of the driver, which kills the workers, was registered when it was imported, so comes after it.
         _state.end_first()
         # Loaded where a setting compares steps.
@@ -65,12 +119,12 @@ class Init(Behaviour):
         if run is not None:
             run.register()
             run.hooks.write()  # `autoprof collect` reads the cluster's address there
-            if run.started_here and (said := collect_at_end.hindrance(run)):
+            if run.started_here and (said := hindrance(run)):
                 log.warning_once(said)
         return None
 
     def install(self, owner: Any) -> bool:
-        if kv.up():
+        if cluster.is_up():
             from ray._private.worker import SCRIPT_MODE, global_worker
 
             if global_worker.mode == SCRIPT_MODE:
@@ -147,8 +201,8 @@ def merged(runtime_env: Any, environ: Mapping[str, str]) -> Any:
     # Ray logs what it hands to workers, and this may be a URL with a password.
     ours.pop(_COLLECT, None)
     # A worker is no rank of the driver's launcher.
-    ours.pop(launch.RANK, None)
-    ours.pop(launch.LAUNCH, None)
+    ours.pop(command.LAUNCH_RANK, None)
+    ours.pop(command.LAUNCH, None)
     if cupti.INJECTION in given or cupti.INJECTION in job:
         # What the user gives the workers stays: they look for themselves (`cupti.guard`).
         ours |= {cupti.KEEP: "1"} if cupti.KEEP not in job else {}
@@ -172,7 +226,7 @@ def _let_workers_write() -> None:
         if (comparing := sys.modules.get("autoprof.windows.monitor")) is not None:
             comparing.stop()
         end.let_workers_write(run)
-        collect_at_end.through_ray(run)
+        through_ray(run)
     except Exception as error:
         interrupts.pass_on(error)
         runtime.report("ray/shutdown", error)

@@ -1,16 +1,100 @@
-"""Server actors of engines that a trainer drives, which receive its requests."""
+"""Server actors of engines that a trainer drives, and the request that they receive."""
 
 from __future__ import annotations
 
+import asyncio
 from collections import abc
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
 
 from autoprof.base import interrupts
-from autoprof.behaviours.rollout.request import Request
-from autoprof.hooks.attribute_path import CallPath
-from autoprof.hooks.behaviour import Behaviour
-from autoprof.hooks.call import CALL, Around, Call, Reply
-from autoprof.hooks.waits import Coroutine
+from autoprof.capture.artifacts import Artifacts
+from autoprof.capture.profilers.torch import TorchTool
+from autoprof.capture.subject import Subject
+from autoprof.config import kinds, structs
+from autoprof.config.settings import Settings
+from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call, CallPath, Reply
+from autoprof.hooks.dispatch import Coroutine
+from autoprof.run import runtime
+from autoprof.run.runtime import Runtime
+from autoprof.run.timeline import Span
+
+ROLE = "rollout"
+# The beginning of autoprof's text in a request to SGLang (`output_dir`), and in the answer (`message`).
+MARK = "autoprof:"
+
+
+@structs.complete
+class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Request to record a step, to stop, or to follow a trainer that leads.
+
+    Attributes:
+        action: `lead` says that the trainer opens the engine's windows from now on.
+        step: Global step to record.
+        replica: Number of the engine's replica.
+        rank: First global rank that the replica owns.
+        overrides: Settings that the window has of its own.
+        replicas_in_one: Whether each data-parallel rank is an engine of its own, as in SGLang without attention data
+            parallelism.
+        reason: Why a stop ends the recording early, if it does.
+        run: Run directory of the trainer that leads.
+    """
+
+    action: Literal["lead", "start", "stop"]
+    step: Annotated[int, msgspec.Meta(ge=0)] = msgspec.field(default=0, name="global_step")
+    replica: int = 0
+    rank: int = 0
+    overrides: dict[str, Any] = {}
+    replicas_in_one: bool = False
+    reason: str = ""
+    run: str = ""
+
+    @classmethod
+    def read(cls, sent: dict[str, Any] | bytes | str) -> Request:
+        """Read the output of `fields`, `body` or `text`.
+
+        Raises:
+            ValueError: It is no request.
+        """
+        if isinstance(sent, dict):
+            return msgspec.convert(sent, cls)
+        return msgspec.json.decode(sent.removeprefix(MARK) if isinstance(sent, str) else sent, type=cls)
+
+    def fields(self) -> dict[str, Any]:
+        """Return the request as an argument of a call by Ray or RPC: processes without autoprof can unpickle it."""
+        fields: dict[str, Any] = msgspec.to_builtins(self)
+        return fields
+
+    def body(self) -> bytes:
+        """Return the request as the body of an HTTP request."""
+        return msgspec.json.encode(self)
+
+    def text(self) -> str:
+        """Return the request as text that SGLang carries."""
+        return MARK + self.body().decode()
+
+    def settings(self, run: Runtime) -> Settings:
+        """Return the settings of rollouts in this window."""
+        return run.settings.overridden(self.overrides).for_role(ROLE)
+
+    def subject(self, part: str, rank: int | None = None) -> Subject:
+        """Return the subject of a capture of one part of the engine, with the replica's first rank if none is given."""
+        rank = self.rank if rank is None else rank
+        return Subject(
+            step=self.step,
+            role=ROLE,
+            stage=ROLE,
+            stage_kind=kinds.GENERATE,
+            rank=rank,
+            replica=self.replica,
+            part=part,
+        )
+
+    def span(self, run: Runtime) -> Span:
+        """Return the span of the engine's recording, which begins now."""
+        ids = {"replica": self.replica}
+        return Span(run.timeline, "window", ROLE, step=self.step, role=ROLE, rank=self.rank, ids=ids)
 
 
 class Server(Behaviour):
@@ -65,3 +149,51 @@ class Server(Behaviour):
     def stop(self, engine: Any) -> abc.Coroutine[Any, Any, dict[str, Any]]:
         """Have the engine stop; the answer has a problem, or an empty text."""
         raise NotImplementedError
+
+
+# Set on an engine while its workers are started for autoprof: the artifacts whose meta file is written at the stop.
+_OPEN = "_autoprof_open"
+
+
+class _Elsewhere(TorchTool):
+    """Tool of a capture that is recorded elsewhere: its meta file has no trace."""
+
+    name = "none"
+
+
+class RpcServer(Server, kw_only=True):
+    """A method of the server actor (`rollout.engine.Server`) of an engine with an awaitable `collective_rpc(method)`.
+
+    A capture leaves a meta file without a trace, which says where the recording is instead.
+
+    Attributes:
+        kept: Where the workers' own recordings are, for the meta file.
+        begin: The method of the workers that starts them.
+        end: The one that stops them.
+    """
+
+    default_engine = "self.llm"
+
+    kept: str
+    begin: str = "start_profile"
+    end: str = "stop_profile"
+
+    async def start(self, engine: Any, request: Request) -> dict[str, Any]:
+        run = runtime.current()
+        if run is None:
+            return {"problem": "autoprof is off in the server's process"}
+        if hasattr(engine, _OPEN):
+            return {"problem": "its workers are started already"}
+        settings = request.settings(run)
+        await asyncio.wait_for(engine.collective_rpc(self.begin), settings.stop_timeout_s)
+        setattr(engine, _OPEN, Artifacts(run, request.subject("engine"), settings, _Elsewhere()))
+        return {"problem": ""}
+
+    async def stop(self, engine: Any) -> dict[str, Any]:
+        run, place = runtime.current(), getattr(engine, _OPEN, None)
+        if run is None or place is None:
+            return {"problem": "its workers were not started"}
+        delattr(engine, _OPEN)
+        await asyncio.wait_for(engine.collective_rpc(self.end), run.settings.for_role(ROLE).stop_timeout_s)
+        place.fail(f"no trace of autoprof's: {self.kept}")
+        return {"problem": ""}

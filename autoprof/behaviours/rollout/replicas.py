@@ -8,18 +8,15 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from autoprof.base import log, process
-from autoprof.behaviours.rollout.request import ROLE, Request
+from autoprof.behaviours.rollout.engine import ROLE, Request
 from autoprof.capture.artifacts import Artifacts
 from autoprof.capture.profilers.torch import TorchTool
 from autoprof.config.kinds import GENERATE
 from autoprof.config.settings import Settings
-from autoprof.hooks.attribute_path import CallPath, follow
-from autoprof.hooks.behaviour import Behaviour
-from autoprof.hooks.call import CALL, Around, Call, Wait
-from autoprof.hooks.waits import RayCalls, ask
-from autoprof.run import runtime
-from autoprof.run.cluster import current_step
-from autoprof.run.span import Span
+from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call, CallPath, Wait, follow
+from autoprof.hooks.dispatch import RayCalls, ask
+from autoprof.run import runtime, step_announcement
+from autoprof.run.timeline import Span
 
 # How long it may take to hear of engines that are late: when a window opens, and when the run ends.
 _AT_ONCE_S = 0.05
@@ -260,9 +257,9 @@ class AroundGeneration(Behaviour):
 
     def around(self, call: Call) -> Around:
         run = runtime.current()
-        here, posting = current_step.own()
+        here, posting = step_announcement.own()
         if run is not None and not here:  # in a process beside the trainer
-            posting = yield from ask(current_step.read, run.info.id)
+            posting = yield from ask(step_announcement.read, run.info.id)
         if run is None or (posting is not None and posting.off):
             yield CALL
             return None
@@ -271,7 +268,7 @@ class AroundGeneration(Behaviour):
         span = Span(run.timeline, "stage", ROLE, step=posting.step if posting else None, role=ROLE, rank=None)
         outcome = yield CALL
         if not here and posting is None:
-            posting = yield from ask(current_step.read, run.info.id)
+            posting = yield from ask(step_announcement.read, run.info.id)
         span.end(outcome.error, step=posting.step if posting else None)
         if run.settings.mode == "continuous" and window is _state.window:
             yield from stop(run, shared_only=True)

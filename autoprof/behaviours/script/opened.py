@@ -8,8 +8,7 @@ from autoprof import _boot
 from autoprof.base import identity, interrupts, log
 from autoprof.behaviours.trainer import open_step, stages, steps
 from autoprof.hooks import dispatch, registry
-from autoprof.hooks.behaviour import Behaviour
-from autoprof.hooks.call import Call, Outcome
+from autoprof.hooks.behaviour import Behaviour, Call, Outcome
 from autoprof.hooks.recipe import BoundHook, Hook, Recipe
 from autoprof.run import runtime
 from autoprof.run.runtime import Runtime
@@ -76,7 +75,7 @@ def nested() -> None:
     log.warning_once("a step begins inside of a step and is part of it; autoprof.stage is for parts of a step")
 
 
-def stop() -> None:
+def stop_blocks() -> None:
     """End the step that is going on: no step follows."""
     dispatch.drive(_STOP.key, _nothing, (), {})
 

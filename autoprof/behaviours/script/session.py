@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from autoprof import _boot
-from autoprof._boot import command, launch
+from autoprof._boot import command
 from autoprof.base import files, identity, interrupts, log, process
 from autoprof.base.originals import io, os, time
 from autoprof.behaviours.script import blocks, opened
@@ -28,7 +28,15 @@ from autoprof.rundir import decoder
 from autoprof.rundir.records import RunFile
 
 # What `start` sets and `stop` sets back.
-_VARIABLES = (_boot.ENABLE, _boot.RUN_ID, _boot.RUN_INFO, _boot.STARTER, _boot.RECIPES, launch.RANK, launch.LAUNCH)
+_VARIABLES = (
+    _boot.ENABLE,
+    _boot.RUN_ID,
+    _boot.RUN_INFO,
+    _boot.STARTER,
+    _boot.RECIPES,
+    command.LAUNCH_RANK,
+    command.LAUNCH,
+)
 # How long a rank waits for the one that makes the run.
 _RANK_0_S = 10.0
 _PAUSE_S = 0.02
@@ -131,7 +139,7 @@ def stop() -> Path | None:
         interrupts.pass_on(error)
         runtime.report("autoprof/stop", error)
     blocks.state.step = None
-    opened.stop()
+    opened.stop_blocks()
     if _state.before is None:
         settle(run)
         return run.rundir.path
@@ -155,13 +163,13 @@ def _begin(given: dict[str, object]) -> Runtime:
         os.environ[_boot.ENABLE] = "1"
         os.environ.pop(_boot.RUN_INFO, None)
         if "WORLD_SIZE" not in os.environ:  # ranks of srun and mpirun; those of torchrun have a launcher on this host
-            launch.note(os.environ, command.THIS, starts=True)
+            command.note_launch(os.environ, command.THIS, starts=True)
         os.environ.setdefault(_boot.RUN_ID, _new_id())
         # No process of it says at its end that no hook was applied.
         os.environ[_boot.STARTER] = f":{os.getcwd()}"
         run = runtime.start(given)
         assert run is not None
-        if seat.own() is None and _follows():
+        if seat.own_seat() is None and _follows():
             _follow(run)
         try:
             run.rundir.make(run.rundir.path)
@@ -196,7 +204,7 @@ def _new_id() -> str:
     if identity.ranks() == 1:
         return _boot.new_run_id()
     launcher = os.getppid()
-    ticks = identity.began(launcher) or 0
+    ticks = identity.start_ticks(launcher) or 0
     with io.open("/proc/stat", opener=files.descriptor) as file:
         booted = next(int(line.split()[1]) for line in file if line.startswith("btime "))
     began = time.localtime(booted + ticks // os.sysconf("SC_CLK_TCK"))

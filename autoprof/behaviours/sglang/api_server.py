@@ -13,12 +13,11 @@ from typing import Any
 
 from autoprof._boot import command
 from autoprof.base import log
-from autoprof.behaviours.serving import http_server
+from autoprof.behaviours.serving import http
 from autoprof.behaviours.serving import server as serving
 from autoprof.behaviours.sglang import engine
-from autoprof.hooks.behaviour import Behaviour
-from autoprof.hooks.call import CALL, Around, Call
-from autoprof.hooks.waits import Coroutine
+from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call
+from autoprof.hooks.dispatch import Coroutine
 from autoprof.hooks.wrapper import wrapped_by
 from autoprof.run import runtime
 
@@ -97,12 +96,12 @@ def _take_routes(app: Any, server: serving.Server) -> None:
     async def start_profile(request: Any) -> Any:
         nonlocal theirs
         body = await request.body()
-        asked = http_server.fields_of(body)
-        if asked is None or not asked.keys() <= http_server.KEYS:
+        asked = http.fields_of(body)
+        if asked is None or not asked.keys() <= http.KEYS:
             theirs = True
             await server.give_way()
             return _Passed(own[_START], body)
-        status, content = await http_server.answer_start(server, body)
+        status, content = await http.answer_start(server, body)
         if status == 200:  # theirs ended by itself: after num_steps nobody needs to stop it
             theirs = False
         return JSONResponse(content, status)
@@ -112,7 +111,7 @@ def _take_routes(app: Any, server: serving.Server) -> None:
         if theirs:
             theirs = False
             return _Passed(own[_STOP], await request.body())
-        status, content = await http_server.answer_stop(server)
+        status, content = await http.answer_stop(server)
         return JSONResponse(content, status)
 
     for path, endpoint in ((_START, start_profile), (_STOP, stop_profile)):

@@ -17,11 +17,11 @@ import msgspec
 
 from autoprof.base import interrupts
 from autoprof.behaviours.rollout import engine as rollout_engine
-from autoprof.behaviours.rollout.request import MARK, Request
-from autoprof.hooks.attribute_path import follow
+from autoprof.behaviours.rollout.engine import MARK, Request
+from autoprof.hooks.behaviour import follow
 from autoprof.hooks.wrapper import wrapped_by
 from autoprof.run import runtime
-from autoprof.run.span import Span
+from autoprof.run.timeline import Span
 
 # Set on a TokenizerManager while autoprof records its engine.
 OPEN = "_autoprof_open"

@@ -1,21 +1,65 @@
-"""The step that is going on in the trainer's process: its announcement, its window, its end."""
+"""The current step of the trainer's process: its announcement, its window and its end.
+
+Captures of whole steps end with it, also in the workers.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
-from autoprof.base import interrupts, process
+from autoprof.base import interrupts, log, process
 from autoprof.base.identity import own_rank
 from autoprof.behaviours.rollout import replicas
-from autoprof.behaviours.trainer import stage_pairs, worker_steps
+from autoprof.behaviours.trainer import pairs
 from autoprof.capture import whole_step
-from autoprof.hooks.call import Wait
-from autoprof.hooks.waits import ask
-from autoprof.run import end, runtime
-from autoprof.run.cluster import current_step
-from autoprof.run.span import Span
+from autoprof.config.selection import Ranks
+from autoprof.config.settings import Settings
+from autoprof.hooks.behaviour import Call, Wait
+from autoprof.hooks.dispatch import ask
+from autoprof.run import end, runtime, step_announcement
+from autoprof.run.timeline import Span
 from autoprof.windows.chooser import Chooser
+
+
+class _WorkerState(process.State):
+    """The workers of the step, in their order, and quickly found: a cluster has hundreds."""
+
+    def begin(self) -> None:
+        self.workers: dict[Any, None] = {}
+
+
+_worker_state = _WorkerState()
+
+
+def note_worker(run: runtime.Runtime, overrides: Mapping[str, Any], call: Call, paths: list[str]) -> None:
+    """Note the Ray actors that a step's window is for. In a list of them the place is the global rank."""
+    settings = run.settings.overridden(overrides)
+    if settings.mode != "continuous":
+        return
+    ranks = [Ranks.parse(text) for text in _ranks(settings)]
+    for path in paths:
+        for rank, worker in enumerate(call.at(path, None) or ()):
+            if any(rank in taken for taken in ranks):
+                _worker_state.workers[worker] = None
+
+
+def step_ended(together: bool) -> None:
+    """End the captures of the step, here and in the workers. `together`: the next step may belong to the same."""
+    whole_step.step_ended(together)
+    for worker in _worker_state.workers:
+        try:
+            # Nobody waits for the answer: the call comes before the trainer's next one in the actor's queue.
+            worker.__ray_call__.remote(whole_step.end_in_worker, together)
+        except Exception as error:
+            interrupts.pass_on(error)
+            log.warning_once(f"a worker could not be told that the step has ended: {type(error).__name__}: {error}")
+    if not together:
+        _worker_state.workers.clear()
+
+
+def _ranks(settings: Settings) -> set[str]:
+    return {settings.ranks, *(settings.for_role(role).ranks for role in settings.role)}
 
 
 class Step:
@@ -47,10 +91,10 @@ class Step:
         self.overrides = {} if overrides is None else chooser.with_stragglers(overrides, first)
         if was_off and self.off:  # all know it
             return
-        announcement = current_step.StepAnnouncement(
+        announcement = step_announcement.StepAnnouncement(
             step=self.number, captured=self.captured, overrides=self.overrides, off=self.off
         )
-        current_step.post(run.info.id, announcement)
+        step_announcement.post(run.info.id, announcement)
 
     def close(self, error: BaseException | None) -> Generator[Wait, Any, None]:
         """End what is open of the step: its stages and its engines first, then its announcement."""
@@ -58,14 +102,14 @@ class Step:
         state.current = None
         if self.off:
             return
-        stage_pairs.end_all()
+        pairs.end_all()
         if self.captured:
             yield from replicas.stop(run)
             replicas.close_window()
-        worker_steps.step_ended(together=_next_belongs_to_it(run, self))
+        step_ended(together=_next_belongs_to_it(run, self))
         self._end_span(error)
         state.chooser.step_ended(self.number, self.ordinal)
-        yield from ask(current_step.post, run.info.id, None)
+        yield from ask(step_announcement.post, run.info.id, None)
         if self.captured:
             yield from ask(state.chooser.ended)
             if not state.chooser.any_after(run.settings, self.number, self.ordinal):
@@ -79,11 +123,11 @@ class Step:
         if state.current is self:
             state.current = None
         if not self.off:
-            stage_pairs.end_all()
+            pairs.end_all()
             replicas.drop()
-            worker_steps.step_ended(together=False)
+            step_ended(together=False)
             self._end_span(None)
-            current_step.post(self._run.info.id, None)
+            step_announcement.post(self._run.info.id, None)
             if self.captured:
                 state.chooser.ended()
         self._over = True

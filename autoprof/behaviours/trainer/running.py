@@ -13,9 +13,9 @@ from autoprof.capture.subject import Subject
 from autoprof.config.selection import parse_iterations
 from autoprof.config.settings import Settings
 from autoprof.hooks import gates
-from autoprof.run.cluster.current_step import StepAnnouncement
 from autoprof.run.runtime import Runtime
-from autoprof.run.span import Span
+from autoprof.run.step_announcement import StepAnnouncement
+from autoprof.run.timeline import Span
 
 # A running stage is known by its role and its name.
 Who = tuple[str, str]

@@ -10,13 +10,11 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from autoprof.base import interrupts
 from autoprof.behaviours.trainer.running import wholes
 from autoprof.behaviours.trainer.stages import Named, kind_of, posted
-from autoprof.hooks.attribute_path import CallPath, Path, follow
-from autoprof.hooks.call import CALL, Around, Call
-from autoprof.run import runtime
-from autoprof.run.cluster import current_step
+from autoprof.hooks.behaviour import CALL, Around, Call, CallPath, Path, follow
+from autoprof.run import runtime, step_announcement
 from autoprof.run.runtime import Runtime
-from autoprof.run.span import Span as TimelineSpan
-from autoprof.rundir.lines import Id
+from autoprof.run.timeline import Span as TimelineSpan
+from autoprof.rundir.records import Id
 
 # `stage` spans tell of a process's work and are written at once; of the others there are thousands in a step.
 Kind: TypeAlias = Literal["stage", "sample", "turn", "tool", "reward", "request"]
@@ -67,7 +65,7 @@ class Span(Named):
             return None
         inside = _inside.get()
         # A thread that asks Ray for the step would take longer than many a call for a sample.
-        posting = (yield from posted(run, call)) if self.kind == "stage" else current_step.here()
+        posting = (yield from posted(run, call)) if self.kind == "stage" else step_announcement.here()
         if inside.off or (posting is not None and posting.off):
             try:
                 left_alone = _inside.set(inside._replace(off=True))

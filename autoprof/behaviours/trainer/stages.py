@@ -1,4 +1,7 @@
-"""Stages: named pieces of work inside a step, in the processes that do it."""
+"""Stages: named pieces of work inside a step, in the processes that do them.
+
+While the user's own profiler is on in a process, autoprof does not record there.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +13,44 @@ import msgspec
 
 from autoprof.base import identity, interrupts, process
 from autoprof.behaviours.trainer.running import Counted, Running, Who, inside, running, step_of
+from autoprof.capture import lifecycle
 from autoprof.capture.subject import Subject
 from autoprof.config import kinds
 from autoprof.config.settings import Settings
 from autoprof.hooks import registry
-from autoprof.hooks.attribute_path import CallPath
-from autoprof.hooks.behaviour import Behaviour
-from autoprof.hooks.call import CALL, Around, Call, Wait
-from autoprof.hooks.waits import ask
-from autoprof.run import runtime
-from autoprof.run.cluster import current_step
-from autoprof.run.cluster.current_step import StepAnnouncement
+from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call, CallPath, Wait
+from autoprof.hooks.dispatch import ask
+from autoprof.run import runtime, step_announcement
 from autoprof.run.runtime import Runtime
-from autoprof.run.span import Span
+from autoprof.run.step_announcement import StepAnnouncement
+from autoprof.run.timeline import Span
+
+
+class Start(Behaviour):
+    """The call opens the target's own profiler, for some processes and steps only.
+
+    Attributes:
+        whose: Whose profiler it is, in words.
+        active: Paths of which one is true after the call where the profiler is open in this process.
+    """
+
+    whose: str
+    active: list[CallPath]
+
+    def around(self, call: Call) -> Around:
+        yield CALL
+        if runtime.current() is not None and any(call.at(path, False) for path in self.active):
+            lifecycle.stand_aside(self.whose)
+        return None
+
+
+class Stop(Behaviour):
+    """The call closes the target's own profiler."""
+
+    def around(self, call: Call) -> Around:
+        yield CALL
+        lifecycle.come_back()
+        return None
 
 
 class Read(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -201,8 +229,8 @@ def posted(run: Runtime, call: Call) -> Generator[Wait, Any, StepAnnouncement | 
     if (opener := _state.open_first) is not None:
         _state.open_first = None
         yield from opener(call)
-    known = current_step.here()
+    known = step_announcement.here()
     if known is not None:
         return known
-    posting: StepAnnouncement | None = yield from ask(current_step.read, run.info.id)
+    posting: StepAnnouncement | None = yield from ask(step_announcement.read, run.info.id)
     return posting

@@ -1,22 +1,26 @@
-"""Steps, in the process of the trainer: the window is decided here and posted before a stage begins."""
+"""Steps in the trainer's process: the window is chosen and announced before a stage begins.
+
+A step is known from a call, from the trainer's own counter, or from the calls that it sends to plain worker processes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import inspect
+from collections.abc import Generator, Mapping
 from typing import Any, ClassVar, Literal
 
 from autoprof._boot import command
 from autoprof.base import interrupts, log
 from autoprof.base.originals import time
 from autoprof.behaviours.rollout import replicas
-from autoprof.behaviours.trainer import stages, worker_steps
+from autoprof.behaviours.trainer import open_step, pairs, stages
 from autoprof.behaviours.trainer.open_step import Step, drop, finish, state
-from autoprof.hooks.attribute_path import CallPath
-from autoprof.hooks.behaviour import Behaviour
-from autoprof.hooks.call import CALL, Around, Call, Wait
-from autoprof.hooks.waits import InThread, ask
-from autoprof.run import end, runtime
-from autoprof.run.cluster import clocks, current_step, kv
+from autoprof.capture import whole_step
+from autoprof.hooks import patching
+from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call, CallPath, Parameter, Wait
+from autoprof.hooks.dispatch import InThread, ask
+from autoprof.hooks.wrapper import wrap
+from autoprof.run import clocks, cluster, end, runtime, step_announcement
 
 # A step goes around its stages, and the loop around the last step.
 STEP, LOOP = 1, 2
@@ -82,7 +86,7 @@ class StepBehaviour(Behaviour):
                 log.info(f"step {number} is captured")
                 clocks.measure(run.rundir, run.hooks)
                 replicas.open_window(number, step.overrides, call, self.replicas)
-                worker_steps.note(run, step.overrides, call, self.workers)
+                open_step.note_worker(run, step.overrides, call, self.workers)
                 if self.engines == "step" or run.settings.mode == "continuous":
                     yield from replicas.start(run)
         except BaseException as error:
@@ -94,7 +98,7 @@ class StepBehaviour(Behaviour):
         target = call.key.partition("/")[0]
         if not self.inner:
             state.owner = target
-        elif not state.owner and not (current_step.own()[0] or kv.up()):
+        elif not state.owner and not (step_announcement.own()[0] or cluster.is_up()):
             state.owner = target
             state.end_first()
         return state.owner == target
@@ -222,7 +226,142 @@ class Loop(Behaviour):
             raise
         run = runtime.current()
         if run is not None:
-            worker_steps.step_ended(together=False)
+            open_step.step_ended(together=False)
             yield from replicas.settle()
             yield InThread(end.let_workers_write, run)
         return None
+
+
+class Counter(StepBehaviour):
+    """An attribute of the trainer that is one higher in each step: a step is open from one increase to the next.
+
+    Setting it to anything else, such as 0 at first or the number of a checkpoint, begins no step. The hook's function
+    is the assignment, whose parameters are `self` and `value`.
+
+    Attributes:
+        last: Path to the number of the last step, beyond which a trainer may count once more before it ends.
+    """
+
+    last: CallPath = ""
+
+    def around(self, call: Call) -> Around:
+        name, instance, value = call.function.__name__, call.args[0], call.args[1]
+        before = vars(instance).get(name)
+        yield CALL
+        if before is not None and value == before + 1:
+            if self.last and self.number_of(call) > int(call.at(self.last)):
+                yield from finish()
+            else:
+                yield from self.begin(call)
+        return None
+
+    def supply(self, owner: type, name: str, key: str) -> bool:
+        def get(self: Any) -> Any:
+            try:
+                return vars(self)[name]
+            except KeyError as error:
+                interrupts.pass_on(error)
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}") from None
+
+        def assign(self: Any, value: Any) -> None:
+            vars(self)[name] = value
+
+        def delete(self: Any) -> None:
+            vars(self).pop(name, None)
+
+        assign.__name__ = name
+        setattr(owner, name, property(get, wrap(assign, key), delete))
+        return True
+
+
+class Main(Behaviour):
+    """A function that the module which this process was started with calls before it makes its trainer.
+
+    That module runs as `__main__`: hooks that name it are applied to that when the call begins.
+    """
+
+    def around(self, call: Call) -> Around:
+        patching.patch_main()
+        yield CALL
+        return None
+
+
+class Replaced(Behaviour):
+    """The call replaces functions and classes of other targets: their hooks are applied again, to what is there then.
+
+    Attributes:
+        targets: These targets, by their import names.
+    """
+
+    targets: list[str]
+
+    def around(self, call: Call) -> Around:
+        yield CALL
+        patching.patch_again(self.targets)
+        return None
+
+
+class Trainer(Behaviour):
+    """The call makes a trainer in this process: engines beside it leave it to the trainer to say which step it is."""
+
+    def around(self, call: Call) -> Around:
+        step_announcement.trainer_here()
+        yield CALL
+        return None
+
+
+# The key in the dictionary that the call carries.
+_KEY = "autoprof"
+
+
+class Send(Behaviour):
+    """The trainer calls a worker that is a plain process: the step travels in a dictionary that the call carries, such
+    as the headers of a request. A `step.receive` hook takes it out in the worker.
+
+    Attributes:
+        carrier: The keyword parameter that takes the dictionary, or nothing. The target must let keys pass that it does
+            not know.
+    """
+
+    carrier: Parameter
+
+    def around(self, call: Call) -> Around:
+        if runtime.current() is not None and _takes_keyword(call, self.carrier):
+            carried = call.argument(self.carrier)
+            if carried is None or type(carried) is dict:
+                call.kwargs[self.carrier] = {**(carried or {}), _KEY: step_announcement.parcel()}
+        yield CALL
+        return None
+
+
+class Receive(Behaviour):
+    """Made in a worker for each call of the trainer's, before its work: the step that a `step.send` hook sent arrives.
+
+    Attributes:
+        carrier: Path from a parameter of the call to the dictionary.
+    """
+
+    carrier: CallPath
+
+    def around(self, call: Call) -> Around:
+        run, carried = runtime.current(), call.at(self.carrier, None)
+        if (
+            run is not None
+            and isinstance(carried, Mapping)
+            and _KEY in carried
+            and step_announcement.receive(carried[_KEY])
+        ):
+            pairs.end_all()
+            now = step_announcement.here()
+            next_too = now is not None and now.captured and run.settings.consecutive == whole_step.TOGETHER
+            whole_step.step_ended(together=next_too)
+        yield CALL
+        return None
+
+
+def _takes_keyword(call: Call, name: str) -> bool:
+    """Return whether the call may get the argument by its name: it was not given by position."""
+    if name in call.kwargs:
+        return True
+    found = inspect.signature(call.function).parameters.get(name)
+    return found is not None and found.kind is inspect.Parameter.KEYWORD_ONLY

@@ -6,13 +6,11 @@ from typing import Any
 
 from autoprof._boot import command
 from autoprof.base import process
-from autoprof.behaviours.serving import http_server
+from autoprof.behaviours.serving import http
 from autoprof.behaviours.serving import server as serving
 from autoprof.behaviours.vllm import engine as vllm_engine
-from autoprof.hooks.attribute_path import Parameter
-from autoprof.hooks.behaviour import Behaviour
-from autoprof.hooks.call import CALL, Around, Call
-from autoprof.hooks.waits import Coroutine
+from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call, Parameter
+from autoprof.hooks.dispatch import Coroutine
 from autoprof.run import runtime
 
 # Set on an AsyncLLM and on its OutputProcessor.
@@ -99,7 +97,7 @@ def _add_routes(app: Any) -> None:
         run = runtime.current()
         directory = str(run.rundir.path) if run is not None else ""
         server = _server_of(raw_request.app.state.engine_client)
-        status, content = await http_server.answer_trainer(server, directory, await raw_request.body())
+        status, content = await http.answer_trainer(server, directory, await raw_request.body())
         return JSONResponse(content, status)
 
     # FastAPI reads the annotations, which it can't find by name in a function's locals.
@@ -110,11 +108,11 @@ def _add_routes(app: Any) -> None:
 
     async def start_profile(raw_request: Request) -> JSONResponse:
         server = _server_of(raw_request.app.state.engine_client)
-        status, content = await http_server.answer_start(server, await raw_request.body())
+        status, content = await http.answer_start(server, await raw_request.body())
         return JSONResponse(content, status)
 
     async def stop_profile(raw_request: Request) -> JSONResponse:
-        status, content = await http_server.answer_stop(_server_of(raw_request.app.state.engine_client))
+        status, content = await http.answer_stop(_server_of(raw_request.app.state.engine_client))
         return JSONResponse(content, status)
 
     start_profile.__annotations__ = stop_profile.__annotations__ = {"raw_request": Request}

@@ -13,13 +13,12 @@ from typing import Any, Literal
 
 from autoprof.base import interrupts, log
 from autoprof.behaviours.rollout import engine as rollout_engine
-from autoprof.behaviours.rollout.request import ROLE, Request
+from autoprof.behaviours.rollout.engine import ROLE, Request
 from autoprof.behaviours.vllm import frontend
-from autoprof.hooks.behaviour import Behaviour
-from autoprof.hooks.call import CALL, Around, Call
-from autoprof.hooks.waits import Coroutine
+from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call
+from autoprof.hooks.dispatch import Coroutine
 from autoprof.run import runtime
-from autoprof.run.span import Span
+from autoprof.run.timeline import Span
 
 # Of the time that a stop may take, what the engine's own may: what follows then has the rest.
 _ITS_SHARE = 0.75

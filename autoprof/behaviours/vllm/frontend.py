@@ -16,13 +16,13 @@ import msgspec
 
 from autoprof.base import interrupts
 from autoprof.base.originals import threading
-from autoprof.behaviours.vllm.worker_profiler import annotation
+from autoprof.behaviours.vllm.worker import annotation
 from autoprof.capture.pass_capture import PassCapture
 from autoprof.capture.profilers.torch import FLAGS, TorchTool
 from autoprof.capture.subject import Subject
 from autoprof.config.selection import parse_iterations
 from autoprof.config.settings import Settings
-from autoprof.hooks.attribute_path import follow
+from autoprof.hooks.behaviour import follow
 from autoprof.run import runtime
 
 # On an engine while its front end is recorded.

@@ -16,17 +16,14 @@ from typing import Any, Literal
 
 from autoprof._boot import command
 from autoprof.base.identity import own_rank
-from autoprof.behaviours.rollout.request import ROLE, Request
-from autoprof.behaviours.serving import batches, server
+from autoprof.behaviours.rollout.engine import ROLE, Request
+from autoprof.behaviours.serving import server
 from autoprof.behaviours.trainer.running import in_whole
 from autoprof.behaviours.vllm import engine
 from autoprof.capture import lifecycle
 from autoprof.config.kinds import GENERATE
-from autoprof.hooks.attribute_path import CallPath, follow
-from autoprof.hooks.behaviour import Behaviour
-from autoprof.hooks.call import CALL, Around, Call
-from autoprof.run import runtime
-from autoprof.run.cluster import current_step
+from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call, CallPath, follow
+from autoprof.run import runtime, step_announcement
 
 # Set on an LLMEngine.
 _OFFLINE = "_autoprof_offline"
@@ -120,7 +117,7 @@ class _Offline:
         self.inside = 0
         self.driven = _Driven(engine)
         self._engine = engine
-        self._batches = batches.Batches()
+        self._batches = server.Batches()
         self._captured = False
 
     def request(self) -> None:
@@ -130,7 +127,7 @@ class _Offline:
         run = runtime.current()
         if run is None:
             return
-        trainer_here, posting = current_step.own()
+        trainer_here, posting = step_announcement.own()
         if trainer_here:
             self.stop()
             if posting is not None and posting.captured:
@@ -155,7 +152,7 @@ class _Offline:
     def _going_on(self) -> bool:
         return self._captured or self._batches.going_on
 
-    def _asked(self, run: runtime.Runtime, posting: current_step.StepAnnouncement) -> Request | None:
+    def _asked(self, run: runtime.Runtime, posting: step_announcement.StepAnnouncement) -> Request | None:
         """Return the request to the engine in a step of the trainer in this process, if its ranks are chosen.
 
         Every rank of the trainer has an engine (vLLM's `external_launcher`): as many as it says are one replica.
@@ -195,7 +192,7 @@ def _offline(engine: Any) -> _Offline:
 
 def _trainers(run: runtime.Runtime) -> bool:
     """Return whether a trainer says which step it is: engines in its workers are left to its recipe."""
-    return command.THIS.ray_worker or current_step.read(run.info.id) is not None
+    return command.THIS.ray_worker or step_announcement.read(run.info.id) is not None
 
 
 def _now(work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:

@@ -1,16 +1,12 @@
-"""Profilers that the program itself starts with torch or torch_npu in this process.
-
-They cannot be on together with autoprof's (torch 2.13). In the same thread the second one raises `Profiler is already
-enabled` or empties the first. In another thread the process crashes, if both use Kineto. So autoprof does not start
-beside a profiler of the program, and ends its own before one starts.
-"""
+"""Profilers and profile functions of the program, to which autoprof's captures give way."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import wrapt
@@ -18,6 +14,57 @@ import wrapt
 from autoprof import _boot
 from autoprof.base import interrupts, log, process
 from autoprof.base.originals import threading, time
+
+# The type of the profile function of torch's recording.
+_TORCH = "TraceContext"
+ENDED_EARLY = "stack ends where the program set a profile function (cProfile, sys.setprofile)"
+
+
+def without_stacks(contents: tuple[str, ...], stacks: Sequence[str] = ("stack",)) -> tuple[tuple[str, ...], str]:
+    """Leave `stacks` out of the contents if the program has set a profile function. Return the rest and the reason.
+
+    Python shows the profile function of this thread and of new threads, but not of other running threads.
+    """
+    left_out = [word for word in contents if word in stacks]
+    found = own_function()
+    found = threading.getprofile() if found is None else found
+    if not left_out or found is None:
+        return contents, ""
+    name = getattr(found, "__qualname__", type(found).__qualname__)
+    reason = f"{', '.join(left_out)} is left out: the program has set the profile function {name}, which torch removes"
+    log.warning_once(reason)
+    return tuple(word for word in contents if word not in stacks), reason
+
+
+def own_function() -> Any:
+    """Return the profile function that the program has set in this thread, if any."""
+    found = sys.getprofile()
+    return None if type(found).__name__ == _TORCH else found
+
+
+@contextlib.contextmanager
+def kept_function() -> Iterator[None]:
+    """Set the program's profile function of this thread aside for the end of a recording with stacks."""
+    found = own_function()
+    if found is None:
+        yield
+        return
+    sys.setprofile(None)
+    try:
+        yield
+    finally:
+        _set(found)
+
+
+def _set(found: Any) -> None:
+    """Set a profile function again. `enable` of cProfile keeps its counts."""
+    if hasattr(found, "enable"):
+        found.enable()
+    elif callable(found):
+        sys.setprofile(found)
+    else:
+        log.warning(f"the profiler {type(found).__qualname__} was ended by torch, which recorded stacks")
+
 
 # The functions that start and end torch's profilers, by the module that calls them by these names (torch 2.13).
 # `torch.profiler` calls the first module. Only a profiler that is prepared uses Kineto; `emit_nvtx` does not.

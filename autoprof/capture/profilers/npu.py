@@ -1,13 +1,10 @@
-"""torch_npu.profiler as a tool: Ascend's own, which writes a folder that ends in `_ascend_pt`.
-
-What is known of it is read in the source of torch_npu 2.5.1, 2.7.1, 2.9.0, 2.13.0 and 2.14.0; none of it ran on an NPU.
-Its public calls raise nothing: they print what went wrong and go on, so what they did is looked up on disk.
-"""
+"""torch_npu's `_ExperimentalConfig`, made from the options of `AUTOPROF_NPU`."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -16,11 +13,77 @@ from typing import Any
 from autoprof.base import interrupts, log, threads
 from autoprof.base.originals import os
 from autoprof.capture.profilers import arguments as profiler_arguments
-from autoprof.capture.profilers import foreign, profile_functions
-from autoprof.capture.profilers.npu_config import experimental_config
+from autoprof.capture.profilers import foreign
 from autoprof.capture.profilers.torch import DEVICES, FLAGS, mark, stamp
 from autoprof.config.settings import Settings
+from autoprof.config.tool_options import NpuOptions
 from autoprof.rundir import file_names
+
+_LEVELS = {"level_none": "Level_none", "level0": "Level0", "level1": "Level1", "level2": "Level2"}
+_METRICS = {
+    "pipe_utilization": "PipeUtilization",
+    "arithmetic_utilization": "ArithmeticUtilization",
+    "memory": "Memory",
+    "memory_l0": "MemoryL0",
+    "memory_ub": "MemoryUB",
+    "memory_access": "MemoryAccess",
+    "resource_conflict_ratio": "ResourceConflictRatio",
+    "l2_cache": "L2Cache",
+    "none": "AiCoreNone",
+}
+_EXPORTS = {"text": ("Text",), "db": ("Db",), "both": ("Text", "Db")}
+# With others torch_npu counts nothing in AI cores (experimental_config.py, _check_params).
+_COUNTING_LEVELS = ("level1", "level2")
+
+
+def experimental_config(profiler: Any, options: NpuOptions) -> tuple[Any, list[str]]:
+    """Return the `_ExperimentalConfig` for these options, and those of them that this torch_npu has not.
+
+    All is said that it takes: the defaults changed in 2.13.
+    """
+    kind = profiler._ExperimentalConfig
+    parameters = inspect.signature(kind).parameters
+    arguments, lacking = _arguments(profiler, parameters, options)
+    lacking += [name for name in arguments if name not in parameters and getattr(options, name, False)]
+    return kind(**{name: value for name, value in arguments.items() if name in parameters}), lacking
+
+
+def _arguments(profiler: Any, parameters: Any, options: NpuOptions) -> tuple[dict[str, Any], list[str]]:
+    arguments: dict[str, Any] = {"l2_cache": options.l2_cache, "op_attr": options.op_attr}
+    lacking = []
+    metrics = options.aic_metrics
+    if options.level not in _COUNTING_LEVELS:
+        if metrics not in (NpuOptions().aic_metrics, "none"):
+            lacking.append("aic_metrics")
+        metrics = "none"
+    for option, argument, owner, member in (
+        ("level", "profiler_level", profiler.ProfilerLevel, _LEVELS[options.level]),
+        ("aic_metrics", "aic_metrics", profiler.AiCMetrics, _METRICS[metrics]),
+    ):
+        if hasattr(owner, member):
+            arguments[argument] = getattr(owner, member)
+        else:
+            lacking.append(option)
+    exports = [getattr(profiler.ExportType, name) for name in _EXPORTS[options.export]]
+    if len(exports) > 1 and not _takes_list(parameters.get("export_type")):
+        # Before lists it took one word, and for anything else fell back to text.
+        exports = exports[:1]
+        lacking.append("export")
+    arguments["export_type"] = exports if len(exports) > 1 else exports[0]
+    if options.op_attr and options.export == "text":
+        # It is in databases only, and torch_npu drops it for text.
+        del arguments["op_attr"]
+        lacking.append("op_attr")
+    if options.mstx:
+        # `mstx` is there from 2.7 on, and with it the older `msprof_tx` only warns.
+        arguments["mstx" if "mstx" in parameters else "msprof_tx"] = True
+        arguments["mstx_domain_exclude"] = ["communication"]
+    return arguments, lacking
+
+
+def _takes_list(parameter: inspect.Parameter | None) -> bool:
+    return parameter is not None and "list" in str(parameter.annotation).lower()
+
 
 # With either of them torch_npu profiles by itself when it is told to, and two of its profilers are in each other's way
 # (profiler/_non_intrusive_profile.py).
@@ -63,7 +126,7 @@ class NpuTool:
     def start(self, settings: Settings, raw: Path) -> list[str]:
         profiler = importlib.import_module("torch_npu.profiler")
         # torch_npu records stacks as torch does, and for modules, too.
-        contents, self.remark = profile_functions.without_stacks(settings.contents, ("stack", "module"))
+        contents, self.remark = foreign.without_stacks(settings.contents, ("stack", "module"))
         arguments, used = profile_arguments(profiler, contents)
         if "npu" in used:
             arguments["experimental_config"], self.lacking = experimental_config(profiler, settings.npu)

@@ -10,7 +10,7 @@ from typing import Any
 
 from autoprof.base import files, interrupts, log, process, threads
 from autoprof.base.originals import io, json, os
-from autoprof.capture.profilers import foreign, module_moves, profile_functions, ranges
+from autoprof.capture.profilers import foreign, module_moves, ranges
 from autoprof.capture.profilers.arguments import taken
 from autoprof.config.settings import Settings
 from autoprof.rundir import file_names
@@ -77,7 +77,7 @@ class TorchTool:
 
     def start(self, settings: Settings, raw: Path) -> list[str]:
         _state.recorded = True
-        contents, self.remark = profile_functions.without_stacks(settings.contents)
+        contents, self.remark = foreign.without_stacks(settings.contents)
         arguments, used = profile_arguments(contents)
         # SGLang puts torch_npu's in the place of torch.profiler.profile (0.5.8, scheduler_profiler_mixin.py).
         from torch.profiler.profiler import profile
@@ -129,10 +129,10 @@ class TorchTool:
         if not self._stacks:
             self._profile.stop()
             return
-        if sys.getprofile() is None or profile_functions.own() is not None:
-            self.remark = profile_functions.ENDED_EARLY
+        if sys.getprofile() is None or foreign.own_function() is not None:
+            self.remark = foreign.ENDED_EARLY
             log.warning_once(self.remark)
-        with profile_functions.kept():
+        with foreign.kept_function():
             self._profile.stop()
 
     def abort(self) -> None:

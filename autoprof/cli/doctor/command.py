@@ -14,7 +14,7 @@ from autoprof.cli import arguments, console
 from autoprof.cli.doctor import environment
 from autoprof.cli.doctor.environment import Report
 from autoprof.cli.doctor.run import examine_run
-from autoprof.config import sources
+from autoprof.config import settings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +31,7 @@ def run(parsed: argparse.Namespace) -> int:
     if parsed.name:
         report = examine_run(arguments.find_run(parsed))
     else:
-        report = environment.examine_environment(sources.load(os.environ, Path.cwd()), parsed.deep)
+        report = environment.examine_environment(settings.load(os.environ, Path.cwd()), parsed.deep)
     report = _without_secrets(report)
     if parsed.json:
         console.print_json(report)

@@ -1,4 +1,7 @@
-"""Checks of an environment: what applies here, and why not."""
+"""Checks of an environment: which hooks apply here, and why others do not.
+
+Hooks are looked up in the metadata and the source of the installed targets; nothing is imported.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +17,93 @@ from pathlib import Path
 from typing import Any
 
 from autoprof import _boot
-from autoprof.capture import cupti
+from autoprof.capture import cupti, profilers
 from autoprof.capture.budget import Budget, OverBudget
-from autoprof.capture.profilers import npu, nsys, nsys_command
-from autoprof.cli.doctor import targets
+from autoprof.capture.profilers import npu, nsys
 from autoprof.cli.documents import Document
 from autoprof.cli.recipes import places
-from autoprof.config.settings import Settings
-from autoprof.config.sources import unknown, unknown_roles
+from autoprof.cli.recipes.source import Missing, Sources, Unknown
+from autoprof.config.settings import Settings, unknown, unknown_roles
+from autoprof.hooks import behaviour as behaviours
 from autoprof.hooks import empty_run, recipe
+from autoprof.hooks.recipe import BoundHook, RecipeError, exceeds, fits, installed_version
 from autoprof.hooks.registry import DISABLED
-from autoprof.hooks.versions import exceeds, fits
 from autoprof.rundir import decoder
 from autoprof.rundir.records import HookEntry
+
+# Of a hook whose function the source has, and of one of which it does not tell.
+FOUND, UNKNOWN = "found", "unknown"
+# Where verl asks for vLLM by the name of its distribution (0.5 to 0.9.1).
+_ASKS_FOR_VLLM = "verl.third_party.vllm"
+
+
+def look_up(settings: Settings) -> dict[str, Any]:
+    """Return the hooks with their states, versions and errors, in the form of `hooks/*.json`, and the tool."""
+    sources = Sources()
+    hooks: dict[str, dict[str, str]] = {}
+    errors: dict[str, dict[str, str]] = {}
+    versions: dict[str, str] = {}
+    for file in places.recipe_files(settings.recipes):
+        try:
+            bound = recipe.load(file.path)
+        except RecipeError as error:
+            errors[file.name] = {"last": str(error)}
+            continue
+        for hook in bound:
+            target = hook.recipe.target
+            if target not in versions:
+                versions[target] = installed_version(hook.recipe)
+            state, reason = _state(hook, versions[target], settings, sources)
+            hooks[hook.key] = {"state": state, "reason": reason}
+    there = {target: version for target, version in versions.items() if version or sources.installed(target)}
+    if not settings.disabled("verl", ""):
+        errors |= _renamed(there, sources)
+    return {
+        "hooks": hooks,
+        "errors": errors,
+        "versions": there,
+        "absent": sorted(versions.keys() - there.keys()),
+        "tool": profilers.outlook(settings.tool, imports=False),
+    }
+
+
+def _state(hook: BoundHook, version: str, settings: Settings, sources: Sources) -> tuple[str, str]:
+    """Return the state of a hook and its reason, as a process that imports the target would have them."""
+    target = hook.recipe.target
+    if any(settings.disabled(name, hook.hook.name) for name in (target, hook.file)):
+        return "skipped", "AUTOPROF_DISABLE names it"
+    if not version and not sources.installed(target):
+        return "skipped", f"{target} is not installed"
+    if not fits(version, hook.hook.versions):
+        return "skipped", f"{target} is {version}, the hook is for {hook.hook.versions}"
+    outside = "" if fits(version, hook.recipe.versions) else f"{version} is outside the recipe's range "
+    try:
+        sources.module(hook.hook.module)
+        sources.find(hook.hook.module, hook.hook.attribute)
+    except Missing as error:
+        if type(hook.behaviour).supply is behaviours.Behaviour.supply:
+            # A recipe promises its hooks for the releases in its range only.
+            return ("skipped" if outside else "failed"), f"{error}"
+    except Unknown as error:
+        return UNKNOWN, f"{error}"
+    return FOUND, f"{outside}{hook.recipe.versions}" if outside else ""
+
+
+def _renamed(versions: dict[str, str], sources: Sources) -> dict[str, dict[str, str]]:
+    """Return what is wrong where vLLM is installed under a name by which verl does not find it."""
+    version = versions.get("vllm", "")
+    try:
+        sources.module(_ASKS_FOR_VLLM)
+    except (Missing, Unknown):
+        return {}
+    if not version or installed_version(recipe.Recipe(target="vllm", hook=[])):
+        return {}
+    text = (
+        f"vLLM {version} is installed, but under another name than vllm, by which {_ASKS_FOR_VLLM} asks for it: "
+        "verl can't import its vLLM servers; install the distribution vllm"
+    )
+    return {"verl": {"last": text}}
+
 
 _PROBE_TIMEOUT_S = 300
 # What other targets are built on, of which autoprof has no steps.
@@ -61,7 +138,7 @@ def examine_environment(settings: Settings, deep: bool = False) -> Report:
     _check_variables(report)
     _check_nsys(report, settings)
     _check_recipes(report, settings.recipes)
-    found = targets.look_up(settings)
+    found = look_up(settings)
     if deep:
         found = _imported(found, _probe(report))
     for where, error in found["errors"].items():
@@ -94,7 +171,7 @@ def _check_targets(report: Report, found: dict[str, Any]) -> None:
 
 
 def _verdict(report: Report, deep: bool) -> str:
-    targets_here = {key.partition("/")[0] for key, state, _ in report.hooks if state in ("applied", targets.FOUND)}
+    targets_here = {key.partition("/")[0] for key, state, _ in report.hooks if state in ("applied", FOUND)}
     if report.problems:
         return problems_found(report)
     if not targets_here - _NO_TRAINERS:
@@ -160,10 +237,10 @@ def _check_variables(report: Report) -> None:
 def _check_nsys(report: Report, settings: Settings) -> None:
     if "nsys" in settings.tool:
         executable = settings.nsys.executable
-        if found := nsys_command.find(settings.nsys):
-            report.facts["nsys"] = f"{nsys_command.version(found)} ({found})"
-            if not nsys_command.writes_at_once(found):
-                report.notes.append(nsys_command.AT_THE_END)
+        if found := nsys.find_nsys(settings.nsys):
+            report.facts["nsys"] = f"{nsys.nsys_version(found)} ({found})"
+            if not nsys.writes_at_once(found):
+                report.notes.append(nsys.AT_THE_END)
         else:
             report.problems.append(
                 f"AUTOPROF_TOOL asks for nsys, but there is no {executable} on the path: torch.profiler would record "
@@ -180,15 +257,15 @@ def _check_nsys(report: Report, settings: Settings) -> None:
 
 def _check_recipes(report: Report, extra: Sequence[str]) -> None:
     """Say which recipes there are besides autoprof's own, and what is wrong with entry points."""
-    for file in places.files(extra):
+    for file in places.recipe_files(extra):
         if file.origin != places.OWN:
             report.facts[f"recipe {file.name}"] = f"{file.path}, from {file.origin}"
-    report.problems += places.problems()
+    report.problems += places.place_problems()
 
 
 def check_versions(report: Report, versions: dict[str, str], extra: Sequence[str]) -> None:
     """Say which targets are newer than their recipes."""
-    files = places.files(extra)
+    files = places.recipe_files(extra)
     for target, version in sorted(versions.items()):
         for path in [file.path for file in files if target in file.targets]:
             try:

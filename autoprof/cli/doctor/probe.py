@@ -28,7 +28,7 @@ def main(output: str) -> None:
     for target in _boot.recipe_files():
         agent.load(target)
     sources = Sources()
-    for hook in registry.known():
+    for hook in registry.known_hooks():
         if registry.left_out(run, hook):
             continue
         # A trainer of the user's own may lie on the path without a distribution.

@@ -1,4 +1,4 @@
-"""Checks of a run: what applied in its processes, and why it lacks a trace."""
+"""Checks of a run: which hooks applied, which processes died, and why a trace is missing."""
 
 from __future__ import annotations
 
@@ -9,22 +9,32 @@ from pathlib import Path
 from typing import Any
 
 from autoprof.base import units
-from autoprof.cli.doctor import died, environment
+from autoprof.cli.doctor import environment
 from autoprof.cli.doctor.environment import Report
 from autoprof.config.selection import Steps
-from autoprof.report.figures import executed, open_now
-from autoprof.report.figures.open_now import OpenSpans
+from autoprof.report.figures import executed
 from autoprof.report.figures.reading import timelines
-from autoprof.report.findings import failed, hang_rules
-from autoprof.rundir import decoder, runs
-from autoprof.rundir.captures import UNFINISHED, CaptureFile
+from autoprof.report.findings import findings
+from autoprof.report.hangs import read, sentences
+from autoprof.report.hangs.read import OpenSpans
+from autoprof.rundir import deaths, decoder, runs
 from autoprof.rundir.file_names import COLLECTED, META, NOT_ANALYSED, SNAPSHOT
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.open_spans import open_until_now
 from autoprof.rundir.processes import WAITING
 from autoprof.rundir.records import CollectedFile, HookEntry, HooksFile, OutOfMemoryMeta
-from autoprof.rundir.runs import Run
-from autoprof.windows import trigger_requests
+from autoprof.rundir.runs import UNFINISHED, CaptureFile, Run
+from autoprof.windows import requests
+
+
+def check_deaths(report: Report, run: Run) -> bool:
+    """Add to a report which process died, in front of all other problems; return whether one did."""
+    found = deaths.of_run(run)
+    if found:
+        hosts = len(run.info.hosts)
+        report.problems.insert(0, deaths.sentence(found[0], hosts))
+        report.notes[:0] = deaths.evidence(found, hosts)
+    return bool(found)
 
 
 def examine_run(run: runs.Run) -> Report:
@@ -50,7 +60,7 @@ def examine_run(run: runs.Run) -> Report:
     executed_s, notes = executed.steps(Path(run.path))
     report.notes += notes
     shifts = {file.host: file.shift_ns for file in timelines(Path(run.path))[0]}
-    opened = open_now.read(run, time.time_ns(), shifts)
+    opened = read.read_open_spans(run, time.time_ns(), shifts)
     _check_hangs(report, run, opened, executed_s)
     _check_steps(report, run, opened, executed_s)
     _check_captures(report, run)
@@ -62,7 +72,7 @@ def examine_run(run: runs.Run) -> Report:
         where = " ".join(filter(None, [lost.host, lost.path]))
         report.problems.append(f"not collected, {where}: {lost.reason or '?'}")
     report.problems += left_out
-    if not died.check(report, run):
+    if not check_deaths(report, run):
         _check_end(report, run)
     report.verdict = environment.problems_found(report)
     return report
@@ -92,9 +102,9 @@ def _steps(run: runs.Run, unknown: str) -> str:
 
 def _check_hangs(report: Report, run: runs.Run, opened: OpenSpans, executed_s: Mapping[int, float]) -> None:
     """Report steps that are or were stuck, and samples that ended with an exception."""
-    found, notes = hang_rules.of_run(run.path, opened, executed_s)
+    found, notes = sentences.hangs_of_run(run.path, opened, executed_s)
     report.notes += notes
-    for finding in [*found, *failed.of_run(opened)]:
+    for finding in [*found, *findings.failures_of_run(opened)]:
         report.problems.append(finding.text)
         which = "the run" if finding.step is None else f"step {finding.step}"
         report.notes += [f"{which}: {line}" for line in finding.evidence]
@@ -130,7 +140,7 @@ def _open_steps(opened: OpenSpans) -> list[str]:
     steps = sorted((row for row in opened.rows()[0] if row.kind == "step"), key=lambda row: row.start_ns)
     return [
         f"step {row.step} {'has been' if open_until_now(row.state, opened.going_on) else 'was'} open for "
-        f"{open_now.open_for(row, opened.going_on)}"
+        f"{read.open_for(row, opened.going_on)}"
         for row in steps[-1:]
     ]
 
@@ -144,13 +154,13 @@ def _check_begun(report: Report, run: runs.Run, opened: OpenSpans) -> None:
         return
     age = opened.now_ns / 1e9 - run.info.started
     text = f"no step has begun for {units.seconds(age)} since the run started: no hook for a step has fired"
-    (report.problems if age >= hang_rules.STILL_S else report.notes).append(f"{text}; --all lists the hooks")
+    (report.problems if age >= sentences.STILL_S else report.notes).append(f"{text}; --all lists the hooks")
 
 
 def _check_control(report: Report, directory: RunDir) -> None:
-    for name in trigger_requests.waiting(directory):
+    for name in requests.waiting(directory):
         report.notes.append(f"control/{name}: no step has begun since it was asked for, or no trainer looks here")
-    for name, became in trigger_requests.states(directory).items():
+    for name, became in requests.states(directory).items():
         if became.state == "refused":
             report.problems.append(f"control/{name}: it was refused: {became.reason}")
         elif became.reason:

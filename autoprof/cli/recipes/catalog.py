@@ -12,8 +12,7 @@ from autoprof.base.similar import did_you_mean
 from autoprof.cli.recipes import places
 from autoprof.cli.recipes.source import Sources
 from autoprof.hooks import recipe
-from autoprof.hooks.recipe import BoundHook, Recipe, RecipeError, installed_version
-from autoprof.hooks.versions import exceeds, fits
+from autoprof.hooks.recipe import BoundHook, Recipe, RecipeError, exceeds, fits, installed_version
 
 # The fit of a recipe, in a word or two.
 FITS, NEWER, OLDER, ABSENT, WRONG = "yes", "newer than its range", "not in its range", "not installed", "wrong"
@@ -57,10 +56,10 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 def entries(extra: Iterable[str]) -> list[Entry]:
     """Return all recipes; `extra` are files and folders of `AUTOPROF_RECIPES`."""
     sources = Sources()
-    return [entry for file in places.files(extra) for entry in _of_file(file, sources)]
+    return [entry for file in places.recipe_files(extra) for entry in _of_file(file, sources)]
 
 
-def named(found: list[Entry], name: str) -> list[Entry]:
+def named_entries(found: list[Entry], name: str) -> list[Entry]:
     """Return the recipes called `name`, or all of a target.
 
     Raises:
@@ -74,11 +73,11 @@ def named(found: list[Entry], name: str) -> list[Entry]:
     return chosen
 
 
-def hooks(extra: Iterable[str], more: Iterable[str]) -> list[BoundHook]:
+def catalog_hooks(extra: Iterable[str], more: Iterable[str]) -> list[BoundHook]:
     """Return the hooks of all recipes that are right, and of `more` files and folders."""
     found = []
     for path in [
-        *(file.path for file in places.files(extra)),
+        *(file.path for file in places.recipe_files(extra)),
         *(path for each in more for path in places.toml_files(each)),
     ]:
         with contextlib.suppress(RecipeError):

@@ -11,11 +11,10 @@ import msgspec
 from autoprof.base import units
 from autoprof.cli import arguments, console
 from autoprof.cli.console import complain
-from autoprof.cli.recipes import catalog, draft, form, places, schema, static
+from autoprof.cli.recipes import catalog, check, draft, places, static
+from autoprof.cli.recipes.check import RecipeFinding, described, summary, takes
 from autoprof.cli.recipes.documents import Behaviours, Catalog, Checked, KnownBehaviour, Option
-from autoprof.cli.recipes.form import RecipeFinding
 from autoprof.cli.recipes.source import Sources
-from autoprof.cli.recipes.vocabulary import described, summary, takes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +48,7 @@ def run(parsed: argparse.Namespace) -> int:
     if parsed.name and (parsed.check or parsed.new or parsed.behaviours or parsed.schema):
         return complain("recipes: NAME goes without --check, --new, --behaviours and --schema", 2)
     if parsed.schema:
-        print(schema.text(), end="")
+        print(check.schema_text(), end="")
         return 0
     if parsed.new:
         return _new(parsed.new)
@@ -60,7 +59,7 @@ def run(parsed: argparse.Namespace) -> int:
     found = catalog.entries(arguments.setting("recipes"))
     if parsed.name:
         try:
-            found = catalog.named(found, parsed.name)
+            found = catalog.named_entries(found, parsed.name)
         except LookupError as error:
             return complain(str(error), 1)
     if parsed.json:
@@ -69,7 +68,9 @@ def run(parsed: argparse.Namespace) -> int:
         _show_hooks(found)
     else:
         _show(found)
-    problems = [entry.problem for entry in found if entry.problem] + ([] if parsed.name else list(places.problems()))
+    problems = [entry.problem for entry in found if entry.problem] + (
+        [] if parsed.name else list(places.place_problems())
+    )
     for problem in problems:
         complain(problem, 1)
     return 1 if problems else 0
@@ -116,7 +117,7 @@ def _check(asked: list[str], as_json: bool) -> int:
     findings: list[RecipeFinding] = []
     summaries = []
     sources = Sources()
-    others = catalog.hooks(arguments.setting("recipes"), asked)
+    others = catalog.catalog_hooks(arguments.setting("recipes"), asked)
     for place in asked:
         paths = places.toml_files(place)
         if not paths:
@@ -124,14 +125,14 @@ def _check(asked: list[str], as_json: bool) -> int:
             text = "there are no *.toml files in it that can be read" if os.path.isdir(place) else there
             findings.append(RecipeFinding(file=place, table="", key="", text=text))
         for path in paths:
-            hooks, wrong = form.check(path)
+            hooks, wrong = check.check_form(path)
             if wrong:
                 findings += wrong
                 summaries.append(f"{path}: {len(wrong)} wrong; nothing more was checked")
                 continue
-            said, where = static.check(path, hooks, sources)
-            said = [*form.without_end(path, hooks, others), *said]
-            findings += [*form.replacements(path, hooks), *said]
+            said, where = static.check_hooks(path, hooks, sources)
+            said = [*check.without_end(path, hooks, others), *said]
+            findings += [*check.replacements(path, hooks), *said]
             errors = sum(finding.error for finding in said)
             state = f"{errors} wrong" if errors else "good"
             summaries.append(f"{path}: {state}, {units.count(len(hooks), 'hook')}; {where}")
@@ -146,7 +147,7 @@ def _check(asked: list[str], as_json: bool) -> int:
 
 def _new(place: str) -> int:
     try:
-        text = draft.draft(place, Sources())
+        text = draft.draft_recipe(place, Sources())
     except LookupError as error:
         return complain(f"recipes: --new {place}: {error}", 1)
     print(text, end="")
@@ -162,7 +163,7 @@ def _behaviours(as_json: bool) -> int:
                 for field in msgspec.structs.fields(kind)
             },
         )
-        for name, kind in schema.known_behaviours().items()
+        for name, kind in check.known_behaviours().items()
     }
     if as_json:
         console.print_json(Behaviours(behaviours=known))

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from autoprof.cli.documents import Document
 from autoprof.cli.recipes.catalog import Entry
-from autoprof.cli.recipes.form import RecipeFinding
+from autoprof.cli.recipes.check import RecipeFinding
 
 
 class Catalog(Document):

@@ -1,22 +1,210 @@
-"""Outline of a trainer, from its source: its functions, the loop over its steps, and the counter of these."""
+"""Outline of a trainer, from its source: its functions, its loop over steps, and the counter of steps."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Iterator
 
-from autoprof.cli.recipes.loops import COUNTER, LOOPS, Count, Loop, calls_in, counts, increments, walk
-from autoprof.cli.recipes.parsed import (
+import msgspec
+
+from autoprof.cli.recipes.source import (
     NO_FUNCTION,
+    Class,
     Function,
+    Missing,
     Module,
+    Sources,
+    Unknown,
     attributes_set,
     decorators,
     generator,
     parameter_names,
 )
-from autoprof.cli.recipes.source import Class, Missing, Sources, Unknown
-from autoprof.cli.recipes.stage_words import tokens
+
+# What a name that begins so does beside the work that the rest of it names.
+_ASIDE = re.compile(
+    "log|dump|write|print|init|create|set|is|has|build|setup|shutdown|register|add|remove|make|parse|count|num|check|"
+    "resolve|assert|load|on|should|maybe|prepare|wait|default|reissue|submit|fetch|merge|start|stop"
+)
+_CRITIC = {"critic", "value"}
+# Who does the work of a kind.
+ROLES = {
+    "generate": "rollout",
+    "reward": "reward",
+    "log_prob": "actor",
+    "ref_log_prob": "ref",
+    "values": "critic",
+    "update_actor": "actor",
+    "update_critic": "critic",
+    "optimizer": "actor",
+    "weight_sync": "actor",
+}
+
+
+def tokens(name: str) -> list[str]:
+    """Return the words of a name in small letters."""
+    return [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+", name)]
+
+
+def kind_of(name: str) -> str:
+    """Return the kind of stage that a function of this name is, or an empty text."""
+    words = tokens(name)
+    if not words or _ASIDE.fullmatch(words[0]):
+        return ""
+    joined, there = "_".join(words), set(words)
+    if re.search(r"log_?probs?|logps?|log_likelihood", joined):
+        return "ref_log_prob" if there & {"ref", "reference"} else "log_prob"
+    if words[0] in ("validate", "evaluate", "evaluation", "eval", "validation", "test") and (
+        len(words) == 1 or words[1] in ("epoch", "step", "model", "policy")
+    ):
+        return "validate"
+    if words[0] in ("save", "checkpoint") and (len(words) == 1 or there & {"checkpoint", "ckpt", "checkpoints"}):
+        return "checkpoint"
+    if there & {"sync", "update", "push", "broadcast", "transfer", "refit"} and there & {
+        "weight",
+        "weights",
+        "params",
+        "parameters",
+    }:
+        return "weight_sync"
+    if (words[0] in ("optimizer", "optim") and "step" in there) or joined in ("optimize", "step_optimizer"):
+        return "optimizer"
+    if words[0] in ("update", "train", "training", "learn", "optimize", "ppo", "fit", "policy"):
+        return _update(words)
+    if there & {"advantage", "advantages", "adv", "gae", "returns"}:
+        return "advantage"
+    if words[0] in ("generate", "sample", "gen", "generation") or joined.endswith("_rollout"):
+        return "generate"
+    if words[0] == "rollout" and (len(words) == 1 or words[1] in ("step", "batch", "phase", "once", "samples")):
+        return "generate"
+    if there & {"generate", "rollouts", "rollout"} and words[0] in ("do", "run", "collect", "async"):
+        return "generate"
+    if there & {"reward", "rewards", "score", "scores"} and not there & {"metrics", "extra", "fn", "func", "handles"}:
+        return "reward" if words[0] not in ("get", "val") or words[1:] in (["reward"], ["rewards"]) else ""
+    if words[-1] == "values" and words[0] in ("compute", "get", "calculate", "values"):
+        return "values"
+    return "data" if re.fullmatch(r"(get|next|load|read|sample)_(next_)?batch(es)?(_samples)?", joined) else ""
+
+
+def _update(words: list[str]) -> str:
+    rest = set(words[1:])
+    if rest & _CRITIC and not rest & {"target"}:
+        return "update_critic"
+    known = {"actor", "policy", "model", "step", "batch", "minibatch", "mini", "grpo", "ppo", "on", "update", "train"}
+    if words[0] in ("train", "fit", "ppo") and not rest:
+        return ""
+    return "update_actor" if rest <= known | {"one", "training"} else ""
+
+
+# Names of counters and parameters that hold the number of a step.
+COUNTER = re.compile(
+    r"_*((global|train|training|update|current|cur|num|n|completed|total)_?)?(steps?|iterations?|iter|updates?)"
+    r"(_(idx|num|number|count|done))?"
+)
+LOOPS = (ast.For, ast.AsyncFor, ast.While)
+
+
+class Call(msgspec.Struct, frozen=True):
+    """A call in the loop.
+
+    Attributes:
+        path: The called function as the source has it, such as `self.update`.
+        always: Whether each round of the loop makes it.
+    """
+
+    path: str
+    node: ast.Call
+    always: bool
+
+
+class Loop(msgspec.Struct, frozen=True):
+    """The loop over the steps.
+
+    Attributes:
+        function: The function that it is in.
+        calls: Its calls in their order.
+        counter: What it counts steps with, such as `self.global_step`, or empty.
+        counts_after: Whether the counter is that of the finished step while a step is going on.
+        each_round: Whether each round counts.
+    """
+
+    function: str
+    calls: list[Call]
+    counter: str = ""
+    counts_after: bool = False
+    each_round: bool = False
+
+
+def walk(body: Iterable[ast.AST], kinds: tuple[type[ast.AST], ...]) -> Iterator[ast.For]:
+    """Yield nodes of these kinds, but for those of functions and classes that are defined in between."""
+    for node in body:
+        if isinstance(node, kinds):
+            yield node  # type: ignore[misc]
+        if not isinstance(node, Function | ast.ClassDef | ast.Lambda):
+            yield from walk(ast.iter_child_nodes(node), kinds)
+
+
+class Count(msgspec.Struct, frozen=True):
+    """A place where steps are counted: what with, and the statement."""
+
+    path: str
+    node: ast.stmt
+
+
+def increments(body: list[ast.stmt]) -> list[Count]:
+    """Return where a counter goes up by one, in the order of the source."""
+    found: list[Count] = []
+    for node in walk(body, (ast.AugAssign,)):
+        assert isinstance(node, ast.AugAssign)
+        by_one = isinstance(node.op, ast.Add) and isinstance(node.value, ast.Constant) and node.value.value == 1
+        if by_one and (path := _counter(node.target)):
+            found.append(Count(path, node))
+    return sorted(found, key=lambda each: each.node.lineno)
+
+
+def counts(loop: ast.For | ast.AsyncFor | ast.While) -> list[Count]:
+    """Return where a loop counts: by its own target, by adding one, or by setting the counter to what is counted."""
+    found = increments(loop.body)
+    for node in walk(loop.body, (ast.Assign,)):
+        assert isinstance(node, ast.Assign)
+        if isinstance(node.value, ast.Name | ast.BinOp) and (path := _counter(node.targets[0])):
+            found.append(Count(path, node))
+    own = [] if isinstance(loop, ast.While) else [Count(path, loop)] if (path := _counter(loop.target)) else []
+    return [*own, *sorted(found, key=lambda each: each.node.lineno)]
+
+
+def _counter(target: ast.expr) -> str:
+    """Return an attribute of `self` that is named like a counter of steps, or an empty text."""
+    path = ast.unparse(target)
+    return path if path.startswith("self.") and COUNTER.fullmatch(path.rpartition(".")[2]) else ""
+
+
+def calls_in(body: list[ast.stmt], always: bool = True) -> Iterator[Call]:
+    """Yield the calls of plain names and of attributes, in the order of the source."""
+    for node in body:
+        yield from _calls_of(node, always)
+
+
+def _calls_of(node: ast.AST, always: bool) -> Iterator[Call]:
+    if isinstance(node, Function | ast.ClassDef | ast.Lambda):
+        return
+    if isinstance(node, ast.Call):
+        for child in ast.iter_child_nodes(node):
+            yield from _calls_of(child, always)
+        path = ast.unparse(node.func)
+        if re.fullmatch(r"[\w.]+", path):
+            yield Call(path, node, always)
+        return
+    if isinstance(node, ast.If | ast.IfExp | ast.For | ast.AsyncFor | ast.While):
+        head = [node.iter] if isinstance(node, ast.For | ast.AsyncFor) else [node.test]
+        for child in ast.iter_child_nodes(node):
+            yield from _calls_of(child, always and child in head)
+        return
+    inside = always and not isinstance(node, ast.ExceptHandler | ast.BoolOp)
+    for child in ast.iter_child_nodes(node):
+        yield from _calls_of(child, inside)
+
 
 # Names of functions in which the loop over the steps is looked for where nothing is counted.
 _LOOPS = ("fit", "train", "run", "learn", "main", "train_loop", "training_loop", "run_loop", "loop")

@@ -32,7 +32,7 @@ class File(msgspec.Struct, frozen=True):
         return self.name.partition(".")[0].split("+")
 
 
-def files(extra: Iterable[str] = ()) -> list[File]:
+def recipe_files(extra: Iterable[str] = ()) -> list[File]:
     """Return all recipe files in the order in which they are read: of two hooks with one key the later counts.
 
     Args:
@@ -47,7 +47,7 @@ def files(extra: Iterable[str] = ()) -> list[File]:
     return list({file.path: file for file in found}.values())
 
 
-def problems() -> Iterator[str]:
+def place_problems() -> Iterator[str]:
     """Yield what is wrong with entry points of the group."""
     for entry in entry_points.declared(sys.path):
         said = f"{entry.distribution}: entry point {entry.name!r} of {entry_points.GROUP} names {entry.value!r}"

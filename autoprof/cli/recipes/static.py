@@ -7,21 +7,28 @@ from collections.abc import Iterator
 
 from autoprof.base.similar import did_you_mean
 from autoprof.cli.recipes.catalog import by_recipe
-from autoprof.cli.recipes.form import RecipeFinding
-from autoprof.cli.recipes.parsed import NO_FUNCTION, Function, decorators, generator, parameter_names
-from autoprof.cli.recipes.source import Missing, Place, Sources, Unknown
-from autoprof.cli.recipes.vocabulary import parameters
+from autoprof.cli.recipes.check import RecipeFinding, parameters
+from autoprof.cli.recipes.source import (
+    NO_FUNCTION,
+    Function,
+    Missing,
+    Place,
+    Sources,
+    Unknown,
+    decorators,
+    generator,
+    parameter_names,
+)
 from autoprof.hooks import behaviour as behaviours
 from autoprof.hooks import recipe
-from autoprof.hooks.recipe import BoundHook, Recipe, installed_version
-from autoprof.hooks.versions import fits
+from autoprof.hooks.recipe import BoundHook, Recipe, fits, installed_version
 
 _CONTEXT_MANAGERS = {"contextmanager", "asynccontextmanager"}
 
 _Said = tuple[str, str, bool]
 
 
-def check(path: str, hooks: list[BoundHook], sources: Sources) -> tuple[list[RecipeFinding], str]:
+def check_hooks(path: str, hooks: list[BoundHook], sources: Sources) -> tuple[list[RecipeFinding], str]:
     """Look for each hook in the source of its target.
 
     Returns:

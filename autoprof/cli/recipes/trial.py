@@ -17,7 +17,7 @@ from autoprof import _boot
 from autoprof.base import units
 from autoprof.cli import arguments, console
 from autoprof.cli.console import complain
-from autoprof.cli.recipes import catalog, form
+from autoprof.cli.recipes import catalog, check
 from autoprof.cli.recipes.documents import Tried, TriedHook, TriedProcess, TriedStage
 from autoprof.cli.run import not_run, switch_on
 from autoprof.hooks.behaviour import Behaviour
@@ -43,23 +43,23 @@ _MOST_PROCESSES = 4
 _Count = tuple[int | None, bool, int]
 
 
-def run(place: str, command: list[str], as_json: bool) -> int:
+def run(place: str, argv: list[str], as_json: bool) -> int:
     """Run a command with a recipe, print what its hooks did, and return the exit status of the command."""
-    if not command:
+    if not argv:
         return complain("recipes: --try: there is no command; write autoprof recipes --try RECIPE -- COMMAND", 2)
     path = place
     if not os.path.isfile(place):
         try:
-            path = catalog.named(catalog.entries(arguments.setting("recipes")), place)[0].path
+            path = catalog.named_entries(catalog.entries(arguments.setting("recipes")), place)[0].path
         except LookupError as error:
             return complain(f"recipes: --try {place}: it is no file, and {error}", 1)
-    hooks, wrong = form.check(path)
+    hooks, wrong = check.check_form(path)
     if wrong:
         print(*(finding.line() for finding in wrong), sep="\n", file=sys.stderr)
         return 1
     folder = tempfile.mkdtemp(prefix="autoprof-try-")
     try:
-        status = _run(command, _environment(os.path.abspath(path), folder), as_json)
+        status = _run(argv, _environment(os.path.abspath(path), folder), as_json)
         if status is None:
             return 127
         found = _found(path, status, hooks, Path(folder))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from autoprof.base import units
-from autoprof.rundir.stacks import Frame, OpenSpan, ProcessStacks, Task, Thread
+from autoprof.rundir.records import Frame, OpenSpan, ProcessStacks, Task, Thread
 
 # Spans of a process's work; the others are of single samples.
 _WORK = ("step", "stage", "timer", "window")

@@ -1,16 +1,129 @@
-"""Question to the processes of one node where they stand: a folder in their run directory, and py-spy beside them.
+"""Stacks of the processes of one node: from their own snapshots, and from py-spy.
 
-A process that holds the interpreter's lock never answers. py-spy reads its memory from outside, and stops it only for
-native stacks.
+A process that holds the interpreter's lock never answers. py-spy, which is optional (`autoprof-rl[stacks]`), reads its
+memory from outside, and stops it only for native stacks. The same question goes to all nodes of a Ray cluster.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
-from autoprof.cli.stacks import py_spy
-from autoprof.rundir.stacks import MOST_BYTES, STACKS, WHY
+import msgspec
+from msgspec import Struct
+
+from autoprof.base.identity import host_name
+from autoprof.cli.trigger import view
+from autoprof.run import cluster
+from autoprof.rundir.records import MOST_BYTES, STACKS, WHY, OpenSpan
+
+
+class Absent(Struct, frozen=True, kw_only=True):
+    """A process without a stack in the answer.
+
+    Attributes:
+        state: `running`, `gone` or `elsewhere`, as in `open_spans`.
+        reason: The reason.
+        spans: Its last open spans.
+    """
+
+    host: str
+    pid: int
+    process: str
+    state: str
+    reason: str
+    spans: list[OpenSpan]
+
+
+class Answer(Struct, frozen=True, kw_only=True):
+    """The answer of a node.
+
+    Attributes:
+        host: The host.
+        folder: The folder with the files.
+        files: The content of each file, by name.
+        absent: The processes without a file.
+        py_spy: The reason why py-spy could not help; empty if it did.
+        problem: The reason why no process could be asked; empty if they could.
+    """
+
+    host: str
+    folder: str
+    files: dict[str, bytes]
+    absent: list[Absent]
+    py_spy: str
+    problem: str
+
+
+# What is said where it is not there, and where this process may not read the memory of another.
+PY_SPY_MISSING, PY_SPY_PERMISSION = "missing", "permission"
+# How long it has for a process.
+_LONGEST_S = 30.0
+_TIMES = 3
+
+
+def py_spy_looker() -> Callable[[str, int, bool], tuple[list[dict[str, Any]], str]]:
+    """Make the function that looks, of the standard library alone: it is shipped to nodes by value."""
+    longest_s, times, permission = _LONGEST_S, _TIMES, PY_SPY_PERMISSION
+
+    def seen(given: dict[str, Any]) -> dict[str, Any]:
+        frames = []
+        for place, each in enumerate(given["frames"]):
+            path, function = str(each["filename"])[:300], str(each["name"])[:300]
+            if function == "_watch" and path.endswith("/autoprof/run/watch/watcher.py"):
+                return {}
+            if place and path.endswith(
+                ("/autoprof/hooks/dispatch.py", "/autoprof/hooks/wrapper.py")
+            ):
+                continue
+            frames.append({"function": function, "file": path, "line": each["line"]})
+        if len(frames) > 140:
+            cut = {"function": f"... {len(frames) - 140} more functions ...", "file": "", "line": 0}
+            frames = [*frames[:120], cut, *frames[-20:]]
+        return {
+            "name": str(given.get("thread_name") or "")[:300],
+            "ident": given["thread_id"],
+            "native": given.get("os_thread_id") or 0,
+            "main": given.get("thread_name") == "MainThread",
+            "frames": frames[::-1],
+        }
+
+    def autoprof_spy(program: str, pid: int, native: bool) -> tuple[list[dict[str, Any]], str]:
+        """Return the threads of a process as py-spy sees them, or why it does not."""
+        import json
+        import subprocess
+
+        # With --native it has to stop the process for some milliseconds.
+        ways = ["--native", "--nonblocking"] if native else ["--nonblocking"]
+        for attempt in range(times):
+            # One that somebody has stopped can't be stopped again.
+            way = ways[min(attempt, len(ways) - 1)]
+            try:
+                done = subprocess.run(
+                    [program, "dump", "--json", way, "--pid", str(pid)],
+                    capture_output=True,
+                    timeout=longest_s,
+                    check=False,
+                )
+            except (OSError, subprocess.SubprocessError) as error:
+                return [], f"{type(error).__name__}"
+            try:
+                found = json.loads(done.stdout)
+            except ValueError:
+                errors = done.stderr.decode(errors="replace").strip()
+                if "ermission" in errors or "not permitted" in errors:
+                    return [], permission
+                # Behind the first line stands where py-spy was.
+                text = errors.splitlines()[0][:200] if errors else f"exit status {done.returncode}"
+                # A process that goes on meanwhile may look damaged.
+                if attempt == times - 1:
+                    return [], text
+                continue
+            return [thread for each in found if (thread := seen(each))][:256], ""
+        return [], ""
+
+    return autoprof_spy
+
 
 # What a node returns at most.
 _MOST_TOGETHER = 48 << 20
@@ -25,7 +138,7 @@ def asker() -> Callable[..., dict[str, Any]]:
     or another one.
     """
     kind, why_file, most_bytes, most_together = STACKS, WHY, MOST_BYTES, _MOST_TOGETHER
-    spies, spied, missing, most_children = _SPIES, py_spy.looker(), py_spy.MISSING, _MOST_CHILDREN
+    spies, spied, missing, most_children = _SPIES, py_spy_looker(), PY_SPY_MISSING, _MOST_CHILDREN
 
     def autoprof_stacks(
         directory: str, name: str, why: bytes, wait_s: float, native: bool, others: bool
@@ -245,3 +358,69 @@ def asker() -> Callable[..., dict[str, Any]]:
         return said
 
     return autoprof_stacks
+
+
+# How much longer than for the processes a node is waited for: Ray may have to start a worker there.
+_STARTS_S = 60.0
+
+
+class Question(NamedTuple):
+    """Request to a node: the name of the folder, its `why.json`, how long to wait, and whether for native stacks."""
+
+    name: str
+    why: bytes
+    wait_s: float
+    native: bool
+
+
+def ask_nodes(ray: Any, run: str, question: Question) -> tuple[str, list[Answer]]:
+    """Ask the nodes of a run, and return its id and their answers.
+
+    Raises:
+        NotFound: There is no such run in the cluster, or several.
+        Gone: None of its nodes is there.
+    """
+    found = view.find_in_ray(ray, run).run
+    alive = {each["NodeID"]: each["NodeManagerHostname"] for each in ray.nodes() if each["Alive"]}
+    places = {found.node: found.directory}
+    dead = []
+    seen = set()
+    for each in cluster.nodes_of_run(found.id):
+        # Several nodes may be on one machine and have one folder.
+        disk = each.disk or each.id
+        if disk in seen and each.id != found.node:
+            continue
+        seen.add(disk)
+        if each.id in alive:
+            places[each.id] = each.directory
+        else:
+            dead.append(each)
+    function = ray.remote(asker())
+    calls = {
+        each: cluster.on_node(function, each, "autoprof_stacks").remote(
+            directory, question.name, question.why, question.wait_s, question.native, False
+        )
+        for each, directory in places.items()
+        if each in alive
+    }
+    if not calls:
+        raise cluster.Gone(f"none of the nodes of run {found.id} is there any more")
+    done, late = ray.wait(list(calls.values()), num_returns=len(calls), timeout=question.wait_s + _STARTS_S)
+    for call in late:
+        ray.cancel(call)
+    answers = []
+    for place, call in calls.items():
+        host, folder = host_name(alive[place]), f"{places[place]}/{STACKS}/{question.name}"
+        try:
+            if call not in done:
+                raise TimeoutError(f"no answer within {question.wait_s + _STARTS_S:g} s")
+            answers.append(msgspec.convert(ray.get(call), Answer))
+        except Exception as error:  # the node has gone meanwhile
+            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            answers.append(_none(host, folder, f"the node did not answer: {first[:200]}"))
+    answers += [_none(each.host, each.directory, "the node has died") for each in dead]
+    return found.id, answers
+
+
+def _none(host: str, folder: str, problem: str) -> Answer:
+    return Answer(host=host, folder=folder, files={}, absent=[], py_spy="", problem=problem)

@@ -1,19 +1,24 @@
-"""Views of a run for `autoprof trigger`: its requests, and its steps' folders, here or on a cluster's nodes."""
+"""Views of a run for `autoprof trigger`: its requests and the folders of its steps, here or on a cluster's nodes."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 
+from autoprof.base import identity
+from autoprof.run import cluster
+from autoprof.run.cluster import Gone, Lost
 from autoprof.rundir import decoder, runs
 from autoprof.rundir.file_names import MERGING, META, PART, RUN, STEP
 from autoprof.rundir.records import RunFile
 from autoprof.rundir.runs import Run
-from autoprof.windows import trigger_requests
-from autoprof.windows.trigger_requests import Became, Trigger
+from autoprof.windows import requests
+from autoprof.windows.requests import Became, Registered, Trigger, new_name
 
 
 class Contents(msgspec.Struct, frozen=True):
@@ -51,15 +56,15 @@ class View(msgspec.Struct, frozen=True):
 
     def became(self, name: str) -> Became | None:
         """Return the state of a request; None if nobody has taken it."""
-        return _became(self.requests.get(f"{name}{trigger_requests.TAKEN}"))
+        return _became(self.requests.get(f"{name}{requests.TAKEN}"))
 
     def standing(self, trigger: Trigger) -> str | None:
         """Return the name of a request with this content that is there and not over."""
         for name, content in sorted(self.requests.items()):
             fields = {key: value for key, value in content.items() if key != "became"}
-            became = _became(content) if name.endswith(trigger_requests.TAKEN) else None
+            became = _became(content) if name.endswith(requests.TAKEN) else None
             if (became is None or not became.over) and same(fields, trigger):
-                return name.removesuffix(trigger_requests.TAKEN)
+                return name.removesuffix(requests.TAKEN)
         return None
 
 
@@ -183,7 +188,121 @@ def _became(content: Mapping[str, Any] | None) -> Became | None:
 def same(fields: Mapping[str, Any], trigger: Trigger) -> bool:
     """Return whether the fields of a request, as JSON has them, ask for the same, of whichever run."""
     try:
-        asked = trigger_requests.checked(msgspec.convert(fields, Trigger))
-    except trigger_requests.UNREADABLE:
+        asked = requests.checked(msgspec.convert(fields, Trigger))
+    except requests.UNREADABLE:
         return False
     return msgspec.structs.replace(asked, run=trigger.run) == trigger
+
+
+def find_in_ray(ray: Any, name: str) -> InRay:
+    """Find the run called `name`: an id, the beginning of one, or `latest`, the last of this user's running ones.
+
+    Raises:
+        NotFound: There is none, or several.
+    """
+    known = []
+    for key in cluster.keys(requests.registered("")):
+        with contextlib.suppress(msgspec.MsgspecError):
+            known.append(msgspec.json.decode(cluster.get(key) or b"", type=Registered))
+    known.sort(key=lambda run: run.started)
+    if name == "latest":
+        for run in reversed(known):
+            if not runs.own(run.uid):
+                continue
+            place = InRay(ray, run)
+            with contextlib.suppress(Gone):
+                if place.look()[0].alive:
+                    return place
+        user = identity.user_name(os.geteuid())
+        raise runs.NotFound(f"no run of user {user} is running in this cluster; {_there(known)}")
+    matching = [run for run in known if run.id.startswith(name)]
+    if len(matching) != 1:
+        what = "several runs match" if matching else "no run matches"
+        raise runs.NotFound(f"{what} {name!r} in this cluster; {_there(matching or known)}")
+    return InRay(ray, matching[0])
+
+
+class InRay:
+    """A run in a Ray cluster, asked and looked at by small tasks on its nodes.
+
+    Attributes:
+        run: What the process that counts its steps said of it.
+    """
+
+    def __init__(self, ray: Any, run: Registered) -> None:
+        self.run = run
+        self._ray = ray
+        self._task = ray.remote(reader())
+        self._head = cluster.own_address()
+
+    def ask(self, trigger: Trigger) -> str:
+        """Leave a request, ring the bell, and return the request's name."""
+        name = new_name()
+        asked = msgspec.structs.replace(trigger, run=self.run.id)
+        cluster.put(requests.asked(self.run.id, name), msgspec.json.encode(asked))
+        # Last: whoever hears it finds the request.
+        cluster.put(requests.bell(self.run.id), name.encode())
+        return name
+
+    def standing(self, trigger: Trigger, view: View) -> str | None:
+        """Return the name of a request with this content that is not over, taken or not."""
+        if (name := view.standing(trigger)) is not None:
+            return name
+        prefix = requests.asked(self.run.id)
+        for key in cluster.keys(prefix):
+            with contextlib.suppress(msgspec.MsgspecError):
+                asked = msgspec.json.decode(cluster.get(key) or b"", type=Trigger)
+                if same(msgspec.to_builtins(asked), trigger):
+                    return key.removeprefix(prefix)
+        return None
+
+    def pending(self, name: str) -> bool:
+        """Return whether nobody has taken the request from Ray's store.
+
+        Raises:
+            Lost: There is no cluster any more.
+        """
+        self._check()
+        return cluster.get(requests.asked(self.run.id, name)) is not None
+
+    def look(self, steps: Sequence[int] = ()) -> list[View]:
+        """Return the run as it is now, on the node that counts its steps, then on the others if there are steps.
+
+        Raises:
+            Gone: That node has gone, or does not answer.
+            Lost: There is no cluster any more.
+        """
+        self._check()
+        alive = {node["NodeID"] for node in self._ray.nodes() if node["Alive"]}
+        if not alive:  # while a cluster ends, its nodes leave before its head does
+            raise Lost("the run has ended, or its cluster: none of its nodes is there any more")
+        if self.run.node not in alive:
+            raise Gone(f"the node of the run's trainer, {self.run.host}, has gone")
+        nodes = [self.run.node, *sorted(alive - {self.run.node})] if steps else [self.run.node]
+        calls = [self._call(node, steps) for node in nodes]
+        done, late = self._ray.wait(calls, num_returns=len(calls), timeout=cluster._PATIENCE_S)
+        for call in late:
+            self._ray.cancel(call)
+        views = []
+        for node, call in zip(nodes, calls, strict=True):
+            try:
+                views.append(view(self._ray.get(call) if call in done else {}))
+            except Exception as error:  # a node that has gone meanwhile
+                if node == self.run.node:
+                    why = f"{type(error).__name__}" if call in done else f"no answer within {cluster._PATIENCE_S:g} s"
+                    raise Gone(f"the node of the run's trainer, {self.run.host}, can't be asked: {why}") from None
+        return [view for place, view in enumerate(views) if place == 0 or view.info]
+
+    def _check(self) -> None:
+        try:
+            cluster._reach(self._head)
+        except OSError:
+            raise Lost("the run has ended, or its cluster: Ray's head is not there any more") from None
+
+    def _call(self, node: str, steps: Sequence[int]) -> Any:
+        task = cluster.on_node(self._task, node, "autoprof_look")
+        return task.remote(self.run.directory, list(steps), self.run.pid, self.run.ticks)
+
+
+def _there(found: Sequence[Registered]) -> str:
+    return f"there are {runs.with_users({run.id: run.uid for run in found[-5:]})}"

@@ -10,12 +10,11 @@ import msgspec
 from autoprof.base.redact import writable
 from autoprof.config import kinds
 from autoprof.config.values import PREFIX
-from autoprof.report.model.captures import CaptureFigures, DeviceShares, EngineFigures, Operator, Phase
+from autoprof.report.model import CaptureFigures, DeviceShares, EngineFigures, Operator, Phase
 from autoprof.rundir import file_names, layout
-from autoprof.rundir.captures import CaptureFile
 from autoprof.rundir.file_names import NSYS_REPORT, SNAPSHOT, TRACE
-from autoprof.traces.device_sums import DeviceSums
-from autoprof.traces.engine_passes import EngineSums, PassSums
+from autoprof.rundir.runs import CaptureFile
+from autoprof.traces.device_sums import DeviceSums, EngineSums, PassSums
 from autoprof.traces.reader import NO_JSON, Reader, TraceError
 from autoprof.traces.summary import OperatorSums, TraceSums, summarize
 

@@ -9,18 +9,14 @@ from autoprof.report.figures import words
 from autoprof.report.figures.captures import windows
 from autoprof.report.figures.index import StepSpan
 from autoprof.report.figures.lanes import Lanes
-from autoprof.report.figures.overview import WHOLE
+from autoprof.report.figures.overview import WHOLE, Recorded, typical_steps
 from autoprof.report.figures.reading import Reader, Timeline
-from autoprof.report.figures.recorded import Recorded
-from autoprof.report.figures.sample_parts import INSIDE
-from autoprof.report.figures.samples import Samples
+from autoprof.report.figures.samples import INSIDE, Samples
 from autoprof.report.figures.skews import skews
-from autoprof.report.figures.step_kinds import typical
 from autoprof.report.figures.zones import Zone, parts
-from autoprof.report.model.captures import CaptureFigures
-from autoprof.report.model.run import StepFigures, StepRow
-from autoprof.rundir.lines import PROCESS, Line
-from autoprof.traces.attempts import is_of
+from autoprof.report.model import CaptureFigures, StepFigures, StepRow
+from autoprof.rundir.records import PROCESS, Line
+from autoprof.traces.clocks import is_of
 
 # Where no step was chosen: so many slow ones, and so many of the captured ones, the last. What held them up is looked
 # for in so many more slow ones.
@@ -39,7 +35,7 @@ def choose(rows: Sequence[StepRow], cut_off: Iterable[StepRow] = ()) -> list[int
     captured = sorted(row.number for row in (*rows, *cut_off) if row.captured)[-_MOST_CAPTURED:]
     found = {*_slowest(rows)[:_MOST_SLOW], *captured}
     if not found and rows:
-        likely = sorted(typical(rows), key=lambda row: row.seconds)
+        likely = sorted(typical_steps(rows), key=lambda row: row.seconds)
         found = {likely[len(likely) // 2].number}
     return sorted(found)
 

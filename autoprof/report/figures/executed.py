@@ -13,7 +13,7 @@ from autoprof.base import files
 from autoprof.report.figures import index
 from autoprof.report.figures.reading import Reader, Timeline, timelines
 from autoprof.rundir import decoder
-from autoprof.rundir.lines import Line
+from autoprof.rundir.records import Line
 from autoprof.traces.reader import NO_JSON
 
 _PIECE = 1 << 20

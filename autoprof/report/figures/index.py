@@ -15,7 +15,7 @@ from autoprof.base import files
 from autoprof.report.figures.reading import Reader, Timeline
 from autoprof.report.figures.zones import Zone
 from autoprof.rundir.file_names import TIMELINE_INDEX
-from autoprof.traces.attempts import EVER
+from autoprof.traces.clocks import EVER
 
 # Smaller timelines are read within seconds.
 WORTH_BYTES = 64 << 20

@@ -11,9 +11,9 @@ from autoprof.base.intervals import Union, segments
 from autoprof.report.figures import words
 from autoprof.report.figures.reading import Timeline
 from autoprof.report.figures.words import OTHER, PROFILING
-from autoprof.report.model.lanes import Gap, Lane, PathPart, SpanRow
-from autoprof.rundir.lines import Line
-from autoprof.traces.timeline_tracks import ROLES
+from autoprof.report.model import Gap, Lane, PathPart, SpanRow
+from autoprof.rundir.records import Line
+from autoprof.traces.timeline import ROLES
 
 # So many spans of a lane are shown, the longest; a picture can't show more.
 _MOST_SPANS = 500

@@ -1,4 +1,7 @@
-"""Overview of all steps of a run: seconds by stage, slow steps, tokens. Of each step only sums are kept."""
+"""Overview of all steps of a run: seconds by stage, kinds of steps, slow steps, tokens.
+
+Only sums of a step are kept. Time in which a profiler recorded is known, so that recording is no finding.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +9,309 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 
 import msgspec
 
-from autoprof.base.intervals import Union
+from autoprof.base.intervals import Interval, Union, exclusive
 from autoprof.config import kinds
-from autoprof.report.figures import index, step_kinds
+from autoprof.report.figures import index
 from autoprof.report.figures.index import Index, StepSpan, Sums
 from autoprof.report.figures.reading import Reader, Timeline
-from autoprof.report.figures.recorded import Recorded
-from autoprof.report.figures.slow_steps import mark_slow
-from autoprof.report.figures.stage_shares import by_stage, no_stage, recorded_stages
-from autoprof.report.figures.words import OWN, PROFILING
+from autoprof.report.figures.words import OTHER, OWN, PROFILING, several
 from autoprof.report.figures.zones import Zone, noted
-from autoprof.report.model.run import StepRow
-from autoprof.rundir.lines import EXPORT, PROCESS, Line
-from autoprof.traces.attempts import EVER, Attempts, is_of
+from autoprof.report.model import StageGap, StageShare, StepRow
+from autoprof.rundir.records import EXPORT, PROCESS, Line
+from autoprof.rundir.runs import CaptureFile, Step
+from autoprof.traces.clocks import EVER, Attempts, is_of
+
+# The first step of each start of the trainer: it fills caches, compiles kernels and waits for late processes.
+WARM_UP = "warm-up"
+# A step in which a profiler recorded in some process, which makes it slower.
+CAPTURED = "captured"
+REGULAR = "regular"
+
+
+def kind(first: bool, captured: bool) -> str:
+    """Return the kind of a step. A captured first step is a warm-up."""
+    return WARM_UP if first else CAPTURED if captured else REGULAR
+
+
+def typical_steps(rows: Sequence[StepRow]) -> list[StepRow]:
+    """Return the regular steps; without any the captured ones, else the warm-ups."""
+    return next((found for of in (REGULAR, CAPTURED) if (found := _of(rows, of))), list(rows))
+
+
+def basis(rows: Sequence[StepRow]) -> str:
+    """Return which steps `typical` chooses, and the others: `1 regular step; 1 warm-up, 2 captured`."""
+    counts = {of: len(_of(rows, of)) for of in (REGULAR, CAPTURED, WARM_UP)}
+    rest: tuple[str, ...] = ()
+    if counts[REGULAR]:
+        chosen, rest = several(counts[REGULAR], "regular step"), (WARM_UP, CAPTURED)
+    elif counts[CAPTURED]:
+        chosen, rest = f"no regular step; of {several(counts[CAPTURED], 'captured step')}", (WARM_UP,)
+    else:
+        chosen = f"no regular step; of {several(counts[WARM_UP], 'warm-up step')}"
+    others = ", ".join(f"{counts[of]} {of}" for of in rest if counts[of])
+    return f"{chosen}; {others}" if others else chosen
+
+
+def _of(rows: Sequence[StepRow], of: str) -> list[StepRow]:
+    return [row for row in rows if row.kind == of]
+
+
+# A step of which no stage covers more than this share has a finding.
+NO_STAGE_SHARE = 0.2
+
+
+def by_stage(
+    span: StepSpan, timers: Iterable[tuple[str, int, int, int]], stages: dict[str, Union], profiling: Union
+) -> dict[str, float]:
+    """Sum the seconds of a step by stage, each second counted once: the most first, then `OTHER`, then `OWN`.
+
+    Autoprof's own time in any process counts first. The driver's timers share the rest of the time. Time outside of all
+    timers counts for the stages of all processes.
+    """
+    start, end = span.start_ns, span.end_ns
+    sums = _owners(span, timers, stages, profiling, [(start, end)])
+    own = profiling.length(start, end)
+    # A timer may have that name, too.
+    rest = max(0, end - start - own - sum(sums.values())) + sums.pop(OTHER, 0)
+    found = {name: length / 1e9 for name, length in sorted(sums.items(), key=lambda item: -item[1])}
+    found[OTHER] = rest / 1e9
+    if own:
+        found[OWN] = own / 1e9
+    return found
+
+
+def without_own(stages: Mapping[str, float]) -> dict[str, float]:
+    """Return the stages of a step without autoprof's own time: their sum is the 100 %."""
+    return {name: took for name, took in stages.items() if name != OWN}
+
+
+def no_stage(
+    span: StepSpan,
+    parts: Mapping[str, float],
+    timers: Iterable[tuple[str, int, int, int]],
+    stages: Mapping[str, Union],
+    autoprof: Iterable[Union],
+) -> StageGap | None:
+    """Return the time of a step in which no stage ran, if that is over a fifth of the step.
+
+    Args:
+        span: The step.
+        parts: Its seconds by stage.
+        timers: The timers of all processes.
+        stages: The stages of all processes.
+        autoprof: Autoprof's own time.
+    """
+    start, end = span.start_ns, span.end_ns
+    whole = sum(without_own(parts).values())
+    if parts[OTHER] <= NO_STAGE_SHARE * whole:
+        return None
+    named = [(name, low, high) for name, low, high, file in timers if file == span.file]
+    named += [(name, low, high) for name, union in stages.items() for low, high in union.within(start, end)]
+    own = [piece for union in autoprof for piece in union.pieces()]
+    free = Union([*own, *((low, high) for _, low, high in named)]).without(start, end)
+    took = sum(high - low for low, high in free) / 1e9
+    if took <= NO_STAGE_SHARE * whole:
+        return None
+    low, high = max(free, key=lambda piece: piece[1] - piece[0])
+    return StageGap(
+        seconds=took,
+        share=took / whole,
+        start_s=(low - start) / 1e9,
+        end_s=(high - start) / 1e9,
+        after=max(((until, name) for name, _, until in named if start < until <= low), default=(0, ""))[1],
+        before=min(((since, name) for name, since, _ in named if high <= since < end), default=(0, ""))[1],
+    )
+
+
+def recorded_stages(
+    span: StepSpan,
+    timers: Iterable[tuple[str, int, int, int]],
+    stages: dict[str, Union],
+    profiling: Union,
+    recorded: Sequence[Interval],
+) -> dict[str, float]:
+    """Sum the seconds of each stage of a step in which a profiler recorded, by the rules of `by_stage`."""
+    if not recorded:
+        return {}
+    sums = _owners(span, timers, stages, profiling, recorded)
+    sums[OTHER] = (
+        sums.get(OTHER, 0)
+        + sum(high - low - profiling.length(low, high) for low, high in recorded)
+        - sum(sums.values())
+    )
+    return {name: length / 1e9 for name, length in sums.items() if length > 0}
+
+
+def _owners(
+    span: StepSpan,
+    timers: Iterable[tuple[str, int, int, int]],
+    stages: dict[str, Union],
+    profiling: Union,
+    within: Sequence[Interval],
+) -> dict[str, int]:
+    """Return how long each stage owns the time in some parts of a step, what autoprof took left out."""
+    own = [(name, low, high) for name, low, high, file in timers if file == span.file]
+    sums: dict[str, int] = {}
+    for start, end in within:
+        pieces = [(name, low, high) for name, union in stages.items() for low, high in union.within(start, end)]
+        covered = Union([*((low, high) for _, low, high in own), *profiling.pieces()])
+        free = profiling.without(start, end) if profiling.within(start, end) else [(start, end)]
+        for spans, parts in ((own, free), (pieces, covered.without(start, end))):
+            for low, high in parts:
+                for name, length in exclusive(spans, low, high).items():
+                    sums[name] = sums.get(name, 0) + length
+    return sums
+
+
+def shares(rows: Sequence[StepRow]) -> list[StageShare]:
+    """Return each stage over the typical steps, the most seconds first; then `OTHER`, then `OWN` over all steps."""
+    told = {name: kind for row in rows for name, kind in row.kinds.items()}
+    stages = [without_own(row.stages) for row in typical_steps(rows)]
+    found = _shares(stages, sum(sum(each.values()) for each in stages), lambda name: told.get(name) or kinds.of(name))
+    own = [{OWN: row.stages[OWN]} for row in rows if OWN in row.stages]
+    return [*sorted(found, key=lambda share: (share.name == OTHER, -share.seconds)), *_shares(own, None, lambda _: "")]
+
+
+def shares_of_kinds(rows: Sequence[StepRow], stages: Iterable[StageShare]) -> list[StageShare]:
+    """Return each kind of stage over the typical steps, the most seconds first, by the kinds of the stages."""
+    of_stage = {stage.name: stage.kind for stage in stages if stage.kind}
+    sums: list[dict[str, float]] = []
+    whole = 0.0
+    for row in typical_steps(rows):
+        whole += sum(without_own(row.stages).values())
+        sums.append(defaultdict(float))
+        for name, seconds in row.stages.items():
+            if name in of_stage:
+                sums[-1][of_stage[name]] += seconds
+    return sorted(_shares(sums, whole, str), key=lambda share: -share.seconds)
+
+
+def _shares(parts: Iterable[Mapping[str, float]], whole: float | None, kind: Callable[[str], str]) -> list[StageShare]:
+    of_part: dict[str, list[float]] = defaultdict(list)
+    for each in parts:
+        for name, seconds in each.items():
+            of_part[name].append(seconds)
+    return [
+        StageShare(
+            name=name,
+            seconds=sum(values),
+            share=None if whole is None else sum(values) / whole if whole else 0.0,
+            steps=sum(value > 0 for value in values),
+            median_s=median(values),
+            kind=kind(name),
+        )
+        for name, values in of_part.items()
+    ]
+
+
+# A step is slow that takes so much longer than the median of the steps around it, and so many seconds.
+SLOW_RATIO, SLOW_S = 1.2, 1.0
+# The steps around it: this many before and after. With fewer than FEWEST of one kind no step is slow.
+AROUND, FEWEST = 10, 3
+
+
+def own_seconds(row: StepRow) -> float:
+    """Return the seconds of a step without autoprof's own, and without those by which what it recorded was slower."""
+    return row.seconds - row.stages.get(OWN, 0.0) - sum(row.slowed.values())
+
+
+def own_stages(row: StepRow) -> dict[str, float]:
+    """Return the seconds of a step by stage, likewise."""
+    return {name: took - row.slowed.get(name, 0.0) for name, took in row.stages.items() if name != OWN}
+
+
+def mark_slow(rows: list[StepRow]) -> list[StepRow]:
+    """Return the rows with the usual seconds around each, and whether it is slow."""
+    rows = [msgspec.structs.replace(row, slowed=_slowed(rows, place)) for place, row in enumerate(rows)]
+    marked = []
+    for place, row in enumerate(rows):
+        around = _around(rows, place)
+        if len(around) >= FEWEST:
+            usual, own = median(map(own_seconds, around)), own_seconds(row)
+            slow = own > SLOW_RATIO * usual and own - usual > SLOW_S
+            row = msgspec.structs.replace(row, usual_s=usual, slow=slow)
+        marked.append(row)
+    return marked
+
+
+def _slowed(rows: Sequence[StepRow], place: int) -> dict[str, float]:
+    """Return by how much stages of a step took longer than where they were not recorded, as far as they were."""
+    row = rows[place]
+    if not row.recorded or any(each.recorded for each in _around(rows, place)):
+        return {}
+    usual = usual_stages(rows, place, where_done=True)
+    longer = {name: min(took, row.stages.get(name, 0.0) - usual.get(name, 0.0)) for name, took in row.recorded.items()}
+    return {name: more for name, more in longer.items() if more > 0 and usual.get(name)}
+
+
+def _around(rows: Sequence[StepRow], place: int) -> list[StepRow]:
+    """Return the steps to compare the one at `place` with: regular ones, or none for a warm-up or if they are too few.
+
+    A captured step is compared with other captured ones, if they are enough.
+    """
+    own = rows[place].kind
+    if own == WARM_UP:
+        return []
+    near = [*rows[max(0, place - AROUND) : place], *rows[place + 1 : place + 1 + AROUND]]
+    for kind in (CAPTURED, REGULAR) if own == CAPTURED else (REGULAR,):
+        if len(alike := [row for row in near if row.kind == kind]) >= FEWEST:
+            return alike
+    return []
+
+
+def usual_stages(rows: Sequence[StepRow], place: int, where_done: bool = False) -> dict[str, float]:
+    """Return the median seconds of each stage around the step at `place`; nothing for a warm-up, or of too few steps.
+
+    With `where_done` of those steps that have the stage, else of all.
+    """
+    around = _around(rows, place)
+    if len(around) < FEWEST:
+        return {}
+    stages = [own_stages(row) for row in around]
+    names = {name for each in stages for name in each}
+    if where_done:
+        return {name: median(each[name] for each in stages if name in each) for name in names}
+    return {name: median(each.get(name, 0.0) for each in stages) for name in names}
+
+
+class Recorded:
+    """The times of a run in which something was recorded, in ns on the clock of the driver's host.
+
+    Attributes:
+        anywhere: The times of all processes.
+        steps: The steps with a capture in which a profiler recorded, or may have.
+    """
+
+    def __init__(self, steps: Iterable[Step] = (), shifts: Mapping[str, int] | None = None) -> None:
+        self.anywhere = Union()
+        self.steps: set[int] = set()
+        # By host and process, and by replica: another process than the one that records tells of its requests.
+        self._by: dict[tuple[str | int, int], Union] = defaultdict(Union)
+        for step in steps:
+            for capture in step.captures:
+                if not capture.untraced:
+                    self.steps.add(step.number)
+                    self._add(capture, (shifts or {}).get(capture.meta.host, 0))
+
+    def _add(self, capture: CaptureFile, shift: int) -> None:
+        meta = capture.meta
+        start, end = meta.clock.start.unix_ns, meta.clock.stop.unix_ns
+        if not 0 < start < end:
+            return
+        self.anywhere.add(start + shift, end + shift)
+        if meta.pid is not None:
+            self._by[meta.host, meta.pid].add(start + shift, end + shift)
+        if meta.replica is not None:
+            self._by["replica", meta.replica].add(start + shift, end + shift)
+
+    def of(self, process: Timeline, replica: int | None) -> Union:
+        """Return the times in which a process was recorded, or the engine of the replica that it tells of."""
+        return self._by.get((process.host, process.pid) if replica is None else ("replica", replica), Union())
+
 
 # In place of the file of a step's driver, where there is none.
 NOBODY = -1
@@ -267,7 +557,7 @@ class Overview:
             tokens_per_s=response / length if response and length else None,
             error=span.error,
             kinds={name: kind for name, kind in self.kinds.items() if name in parts},
-            kind=step_kinds.kind(first=first, captured=in_profiler),
+            kind=kind(first=first, captured=in_profiler),
             no_stage=no_stage(span, parts, step.timers, step.stages, [step.profiling, step.exports]),
         )
 

@@ -14,9 +14,9 @@ from autoprof.report.figures.words import listed, several
 from autoprof.rundir import decoder
 from autoprof.rundir.jsonl import lines
 from autoprof.rundir.layout import RunDir
-from autoprof.rundir.lines import PROCESS, SPAN_KINDS, Id, Line, is_span
-from autoprof.traces import host_clocks, timeline_spans
-from autoprof.traces.events import OTHER_NAMES
+from autoprof.rundir.records import PROCESS, SPAN_KINDS, Id, Line, is_span
+from autoprof.traces import clocks, timeline
+from autoprof.traces.event_rows import OTHER_NAMES
 from autoprof.traces.reader import NO_JSON, TraceError
 
 Ids: TypeAlias = Mapping[str, Id | None]
@@ -47,25 +47,27 @@ def timelines(run: Path) -> tuple[list[Timeline], list[str]]:
     """
     found = []
     for path in RunDir(run).lines("timeline"):
-        whose = timeline_spans.process(path)
+        whose = timeline.process_of(path)
         name, host = writable(f"timeline/{path.name}"), writable(whose.host)
         found.append(Timeline(path=path, name=name, host=host, pid=whose.pid))
     there = {timeline.host for timeline in found}
     if len(there) < 2:
         return found, []
     try:
-        clocks = host_clocks.read(run)
+        offsets_by_host = clocks.read_offsets(run)
     except (TraceError, OSError) as error:
         return found, [f"the clocks of {len(there)} hosts are taken as they are set: {error}"]
     # Where they are measured well is all the same here: what is told are seconds.
-    offsets = {host: min(measured, key=lambda each: each.error_ns) for host, measured in clocks.offsets.items()}
+    offsets = {
+        host: min(measured, key=lambda each: each.error_ns) for host, measured in offsets_by_host.offsets.items()
+    }
     shifted = [
         msgspec.structs.replace(timeline, shift_ns=-offsets[timeline.host].offset_ns)
         if timeline.host in offsets
         else timeline
         for timeline in found
     ]
-    unknown = sorted(there - offsets.keys() - {clocks.driver})
+    unknown = sorted(there - offsets.keys() - {offsets_by_host.driver})
     if not unknown:
         return shifted, []
     if len(unknown) == 1:

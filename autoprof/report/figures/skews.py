@@ -10,9 +10,9 @@ import msgspec
 
 from autoprof.base.intervals import Interval
 from autoprof.report.figures.lanes import LaneSpans
+from autoprof.report.figures.overview import Recorded
 from autoprof.report.figures.reading import Timeline
-from autoprof.report.figures.recorded import Recorded
-from autoprof.report.model.lanes import Skew, SkewRow
+from autoprof.report.model import Skew, SkewRow
 
 _MOST_ROWS = 64
 

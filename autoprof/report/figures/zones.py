@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import Struct
 
-from autoprof.rundir.lines import PROCESS, Line
+from autoprof.rundir.records import PROCESS, Line
 
 _NO_STEP = 1 << 60
 

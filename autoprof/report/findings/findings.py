@@ -1,19 +1,82 @@
-"""Findings of all rules, in order."""
+"""Findings of all rules, in order, with processes that died and samples that failed."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
 from autoprof.base import units
+from autoprof.base.redact import writable
 from autoprof.report.figures import words
-from autoprof.report.figures.slow_steps import FEWEST, usual_stages
-from autoprof.report.figures.step_kinds import REGULAR, typical
-from autoprof.report.findings import capture_rules, hang_rules, skew_rules, step_rules
+from autoprof.report.figures.overview import FEWEST, REGULAR, typical_steps, usual_stages
+from autoprof.report.findings import rules, step_rules
 from autoprof.report.findings.registry import CAPTURE_RULES, KINDS, ROW_RULES, STEP_RULES, Around
-from autoprof.report.model.run import Finding, StageShare, StepFigures, StepRow
+from autoprof.report.hangs import sentences
+from autoprof.report.hangs.read import OpenSpans
+from autoprof.report.model import Finding, StageShare, StepFigures, StepRow
+from autoprof.rundir import deaths
+from autoprof.rundir.records import RaisedLine
+from autoprof.rundir.runs import Run
+
+_KIND = "death"
+KINDS.append(_KIND)
+
+
+def deaths_of_run(run: Run) -> list[Finding]:
+    """Return the finding of a run in which a process died; none of one without."""
+    found = deaths.of_run(run)
+    if not found:
+        return []
+    hosts = len(run.info.hosts)
+    evidence = [writable(line) for line in deaths.evidence(found, hosts)]
+    text = writable(deaths.sentence(found[0], hosts))
+    return [Finding(kind=_KIND, text=text, evidence=evidence, seconds=0.0, file=found[0].file or None)]
+
+
+# That of the rule on a step in detail, which counts them.
+KIND = "failed_samples"
+_MOST = 8
+
+
+def failures_of_run(opened: OpenSpans) -> list[Finding]:
+    """Return a finding for each place at which such an exception was raised, as it was seen first."""
+    found: dict[str, tuple[RaisedLine, str]] = {}
+    for state in opened.states:
+        for line in state.lost:
+            what = f"{line.span} {line.name} ended with {deaths.exception_words(line.exception)}"
+            if what not in found or line.unix_ns < found[what][0].unix_ns:
+                found[what] = line, f"timeline/{state.file.name}"
+    first = sorted(found.items(), key=lambda each: each[1][0].unix_ns)[:_MOST]
+    return [_finding(what, line, file) for what, (line, file) in first]
+
+
+def _finding(what: str, line: RaisedLine, file: str) -> Finding:
+    step = f"step {line.step}: " if line.step is not None else ""
+    return Finding(
+        kind=KIND,
+        text=writable(f"{step}{what}"),
+        evidence=[writable(f"at {deaths.frame_words(each)}") for each in reversed(line.exception.frames[-_MOST:])],
+        seconds=0.0,
+        step=line.step,
+        file=writable(file),
+    )
+
+
+def with_places(findings: Iterable[Finding], lost: Sequence[Finding]) -> Iterator[Finding]:
+    """Yield the findings, and those of lost samples: where a step's are counted, the places are its evidence."""
+    counted = set()
+    for finding in findings:
+        if finding.kind == KIND:
+            counted.add(finding.step)
+            places = [each.text.partition(": ")[2] for each in lost if each.step == finding.step]
+            text = ": ".join([finding.text, *places[:1]])
+            yield msgspec.structs.replace(finding, text=text, evidence=[*places[1:], *finding.evidence])
+        else:
+            yield finding
+    yield from (each for each in lost if each.step not in counted)
+
 
 __all__ = ["KINDS", "abridged", "in_order", "of_run", "of_step", "overall", "settled", "verdict"]
 
@@ -24,7 +87,7 @@ SYNC_SHARE = 0.15
 _SHARE = "weight_sync_share"
 KINDS.append(_SHARE)
 # Rules register themselves when they are imported.
-_RULES = (capture_rules, step_rules, skew_rules)
+_RULES = (rules, step_rules, rules)
 
 
 def of_step(step: StepFigures) -> list[Finding]:
@@ -77,7 +140,7 @@ _EXPLAINED: dict[str, tuple[str, ...]] = {
 
 
 # Kinds of findings that are all told.
-_EACH = (hang_rules.HANG,)
+_EACH = (sentences.HANG,)
 
 
 def settled(findings: Iterable[Finding]) -> list[Finding]:
@@ -130,7 +193,7 @@ def verdict(rows: Sequence[StepRow], unread: bool) -> str:
     raised = [f"step {row.number} ended with {row.error}" for row in rows if row.error]
     said = f"S{words.listed(raised, 3)[1:]}. No other findings" if raised else "No findings"
     said += " in what could be read; the notes name the rest." if unread else "."
-    if len(typical(rows)) <= FEWEST:
+    if len(typical_steps(rows)) <= FEWEST:
         regular = sum(row.kind == REGULAR for row in rows)
         said += f" Slow-step detection needs {FEWEST + 1} regular steps; this run has {regular}."
     return said

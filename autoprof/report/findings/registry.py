@@ -7,8 +7,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from autoprof.report.model.captures import CaptureFigures
-from autoprof.report.model.run import Finding, StepFigures, StepRow
+from autoprof.report.model import CaptureFigures, Finding, StepFigures, StepRow
 
 # Below so many seconds, and below such a share of the step, nothing is said.
 LEAST_S, LEAST_SHARE = 1.0, 0.03

@@ -7,12 +7,10 @@ from collections.abc import Iterator
 from autoprof.base.units import seconds
 from autoprof.base.units import share as percent
 from autoprof.report.figures import words
-from autoprof.report.figures.slow_steps import own_seconds, own_stages
-from autoprof.report.figures.step_kinds import REGULAR
+from autoprof.report.figures.overview import REGULAR, own_seconds, own_stages
 from autoprof.report.figures.words import OTHER, OWN, listed, several
 from autoprof.report.findings.registry import LEAST_S, Around, matters, row_rule, step_rule
-from autoprof.report.model.run import Finding, StageGap, StepFigures, StepRow
-from autoprof.report.model.samples import SampleRow, ToolRow
+from autoprof.report.model import Finding, SampleRow, StageGap, StepFigures, StepRow, ToolRow
 
 # Weight sync is long that takes so many times what it usually takes.
 SYNC_RATIO = 2.0

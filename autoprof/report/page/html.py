@@ -1,7 +1,7 @@
-"""The report as one HTML file, which needs nothing else: plotly.js and all figures stand in it.
+"""The report as one self-contained HTML file, and the first page of `autoprof open`.
 
-Its content security policy lets it load nothing and run only the scripts that it came with, by their hashes: what a
-name in a trace may hold stays text.
+The content security policy lets a page load nothing and run only its own scripts, by their hashes, so that a name in a
+trace stays text.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
+import html as markup
 import json
 import re
+import string
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,11 +22,12 @@ import msgspec
 from autoprof import __version__
 from autoprof.base import files, units
 from autoprof.report.figures import words
-from autoprof.report.figures.open_now import open_for
-from autoprof.report.figures.stage_shares import without_own
-from autoprof.report.model.captures import DeviceShares
-from autoprof.report.model.run import Finding, RunFigures, StepFigures, StepRow
-from autoprof.report.page import charts, colours, sample_charts, step_charts
+from autoprof.report.figures.overview import without_own
+from autoprof.report.hangs.read import open_for
+from autoprof.report.model import DeviceShares, Finding, RunFigures, StepFigures, StepRow
+from autoprof.report.page import charts
+from autoprof.report.page.server import PERFETTO, Content
+from autoprof.rundir.file_names import REPORT
 
 if TYPE_CHECKING:
     import jinja2
@@ -45,7 +48,7 @@ class Share(msgspec.Struct, frozen=True):
 
     name: str
     share: float
-    look: colours.Look
+    look: charts.Look
 
 
 def write(figures: RunFigures, path: Path) -> None:
@@ -67,10 +70,10 @@ def page(figures: RunFigures) -> str:
     plotly = _plotly()
     script = (TEMPLATES / "page.js").read_text(encoding="utf-8")
     kinds = _kinds(figures)
-    looks = colours.looks(kinds, kinds)
+    looks = charts.choose_looks(kinds, kinds)
     steps = [_step(step, looks, kinds) for step in figures.details]
     numbers = [step.number for step in figures.details]
-    plots = {"run": charts.run(figures.steps, looks)} if figures.steps else {}
+    plots = {"run": charts.run_plot(figures.steps, looks)} if figures.steps else {}
     for step in steps:
         plots |= step["plots"]
     template = _environment().get_template("page.html")
@@ -144,18 +147,18 @@ def rows(steps: Sequence[StepRow]) -> list[StepRow]:
     return sorted(first, key=lambda step: step.number)
 
 
-def _step(step: StepFigures, run_looks: dict[str, colours.Look], kinds: dict[str, str]) -> dict[str, Any]:
+def _step(step: StepFigures, run_looks: dict[str, charts.Look], kinds: dict[str, str]) -> dict[str, Any]:
     names = [*run_looks, *step.stages, *(span.name for lane in step.lanes for span in lane.spans)]
     spans = {span.name: span.stage_kind for lane in step.lanes for span in lane.spans if span.stage_kind}
-    looks = colours.looks([*names, *step_charts.CROWDS.values()], {**kinds, **step.kinds, **spans})
+    looks = charts.choose_looks([*names, *charts.CROWDS.values()], {**kinds, **step.kinds, **spans})
     plots: dict[str, charts.Plot] = {}
     spans_left_out = 0
     if step.lanes:
-        plots[f"lanes-{step.number}"], spans_left_out = step_charts.lanes(step, looks)
+        plots[f"lanes-{step.number}"], spans_left_out = charts.lanes_plot(step, looks)
     if step.samples is not None and step.samples.longest:
-        plots[f"samples-{step.number}"] = sample_charts.longest(step.samples)
+        plots[f"samples-{step.number}"] = charts.longest_plot(step.samples)
     if step.samples is not None and step.samples.done:
-        plots[f"done-{step.number}"] = sample_charts.done(step.samples)
+        plots[f"done-{step.number}"] = charts.done_plot(step.samples)
     stages = without_own(step.stages)
     whole = sum(stages.values()) or 1.0
     shares = [Share(name, took / whole, looks[name]) for name, took in stages.items()]
@@ -165,7 +168,7 @@ def _step(step: StepFigures, run_looks: dict[str, colours.Look], kinds: dict[str
         "shares": shares,
         "own": step.stages.get(words.OWN),
         "spans_left_out": spans_left_out,
-        "lanes_left_out": step_charts.choose(step.lanes).left_out,
+        "lanes_left_out": charts.choose(step.lanes).left_out,
     }
 
 
@@ -179,7 +182,7 @@ def device_shares(device: DeviceShares) -> list[Share]:
         ("idle", device.idle, "idle", ""),
     ]
     return [
-        Share(name, max(0.0, share), colours.Look(f"{colours.TOKEN}{kind}", pattern))
+        Share(name, max(0.0, share), charts.Look(f"{charts.TOKEN}{kind}", pattern))
         for name, share, kind, pattern in parts
     ]
 
@@ -210,3 +213,27 @@ def _environment() -> jinja2.Environment:
     environment.filters |= {"said": said, "rest": rest}
     environment.globals["device_shares"] = device_shares
     return environment
+
+
+def report_item() -> str:
+    """Return the line of the report."""
+    return f'<li><a href="{REPORT}">The report</a>: where the time went</li>'
+
+
+def trace_item(run: str, step: int, name: str) -> str:
+    """Return the line of a step's trace, which is served as `name`."""
+    return (
+        f'<li><button type="button" data-perfetto="{PERFETTO}" data-trace="{markup.escape(name)}" '
+        f'data-title="{markup.escape(f"{run}, step {step}")}">Open step {step} in Perfetto</button> '
+        f'or <a href="{markup.escape(name)}" download>keep its trace</a></li>'
+    )
+
+
+def index_page(run: str, items: list[str]) -> Content:
+    """Make the page of a run. It may read what the server has beside it, and nothing else."""
+    script = (TEMPLATES / "index.js").read_text(encoding="utf-8")
+    template = string.Template((TEMPLATES / "index.html").read_text(encoding="utf-8"))
+    text = template.substitute(run=markup.escape(run), items="\n".join(items), script=script)
+    own = f"{script_sources(script)}; connect-src 'self'; style-src 'unsafe-inline'; img-src data:"
+    policy = f"default-src 'none'; {own}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    return Content(kind="text/html; charset=utf-8", text=text, policy=policy)

@@ -1,4 +1,4 @@
-"""Gathering of a run's parts, from the nodes of a cluster into one run directory."""
+"""Collection of a run's parts from the nodes of a cluster into one run directory."""
 
 from __future__ import annotations
 
@@ -9,18 +9,79 @@ from typing import Any
 
 import msgspec
 
-from autoprof.base import files
+from autoprof.base import files, identity, log
 from autoprof.base.identity import host_name
 from autoprof.base.originals import fcntl, os, time
-from autoprof.run.cluster import nodes
-from autoprof.run.cluster.nodes import Node
+from autoprof.base.redact import hidden_in
+from autoprof.run import cluster
+from autoprof.run.cluster import Node
 from autoprof.run.collect import plan as planning
-from autoprof.run.collect.ask import DIED, Lost, Patience, Source
-from autoprof.run.collect.fetch import CHANGED, Fetcher, File, Got
-from autoprof.run.collect.index import Entry, Index
-from autoprof.run.collect.result import Answer, Part
-from autoprof.rundir.file_names import COLLECTING
-from autoprof.rundir.records import CollectedFile, Missing, NodeState
+from autoprof.run.collect.fetch import CHANGED, DIED, Fetcher, File, Got, Lost, OnRay, Patience, Source
+from autoprof.run.collect.plan import Entry, Index
+from autoprof.rundir import decoder, layout, processes, runs
+from autoprof.rundir.file_names import COLLECTED, COLLECTING
+from autoprof.rundir.layout import RunDir
+from autoprof.rundir.records import CollectedFile, Missing, NodeState, RunFile, Size
+
+
+class Answer(msgspec.Struct, kw_only=True):
+    """The answer of a node about its part of a run (`remote.look`).
+
+    It has paths with bytes and times, and of what is not complete the seconds since it was written to.
+    """
+
+    host: str = ""
+    autoprof: bool = True
+    state: str = "there"
+    reason: str = ""
+    same: bool = False
+    disk: str = ""
+    files: list[tuple[str, Size, int]] = []
+    unfinished: list[tuple[str, float]] = []
+    left_out: list[tuple[str, str]] = []
+    more: bool = False
+
+
+class Part(Answer, kw_only=True):
+    """A node's part of a run."""
+
+    node: str
+    directory: str
+
+    def state_of(self, state: str, fetched: int = 0) -> NodeState:
+        """Return the node as it is told of."""
+        size = sum(each[1] for each in self.files)
+        return NodeState(
+            id=self.node,
+            host=self.host,
+            state=state,
+            directory=self.directory,
+            files=len(self.files),
+            bytes=size,
+            fetched=fetched,
+        )
+
+    def missing(self, path: str, reason: str) -> Missing:
+        """Return something of this part that is not here."""
+        return Missing(self.node, self.host, path, reason)
+
+    @property
+    def standing(self) -> str:
+        """Return how the node stands, in the words of `NodeState`, if nothing is to be fetched from it; else empty."""
+        if self.state == "absent":
+            return "nothing" if self.autoprof else "no autoprof"
+        return self.state if self.state != "there" else "here" if self.same else ""
+
+
+_NAMED = 3
+
+
+def warn_missing(missing: list[Missing], then: str) -> None:
+    if missing:
+        named = "; ".join(each.line for each in missing[:_NAMED])
+        more = f"; and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
+        log.warning(f"collecting is not complete: {named}{more}; {then}")
+
 
 # A list of files that a node gives at a time.
 _FILES = 20_000
@@ -159,7 +220,7 @@ class Gathering:
 
     def _distinct(self, parts: Sequence[Part]) -> list[Part]:
         """Return the parts that lie elsewhere, each once: several nodes may be on one machine."""
-        seen = {nodes.disk_of(str(self.run))}
+        seen = {cluster.disk_of(str(self.run))}
         found = []
         for part in sorted(parts, key=lambda part: part.node not in self.registered):
             if part.state == "unreadable":
@@ -224,7 +285,7 @@ class Gathering:
 
     def _dead(self, parts: Sequence[Part], index: Index) -> list[NodeState]:
         """Return the nodes that worked on the run and are gone, but for those whose disk somebody else has, too."""
-        disks = {nodes.disk_of(str(self.run)), *(part.disk for part in parts)} - {""}
+        disks = {cluster.disk_of(str(self.run)), *(part.disk for part in parts)} - {""}
         gone = [node for node in self.registered.values() if node.id not in self.alive and node.disk not in disks]
         writers = planning.writers(self.run, index) if gone else set()
         found = []
@@ -237,3 +298,55 @@ class Gathering:
             self._missing.append(Missing(node.id, node.host, "", lost))
             found.append(NodeState(id=node.id, host=node.host, state="dead", directory=node.directory))
         return found
+
+
+def collect(
+    ray: Any,
+    run: Path,
+    patience: Patience,
+    *,
+    wait: bool = False,
+    progress: Callable[[int], contextlib.AbstractContextManager[Progress]],
+) -> CollectedFile:
+    """Bring the parts of a run together in its directory here, whose name is its id.
+
+    Args:
+        ray: The module, connected to the cluster.
+        run: The directory; it is made.
+        patience: How long it may take.
+        wait: Whether to wait for what processes of the run are still writing.
+        progress: Makes a bar for so many bytes.
+
+    Raises:
+        Busy: Another process collects it.
+        OSError: It can't be written here.
+    """
+    alive = {node["NodeID"]: str(node["NodeManagerHostname"]) for node in ray.nodes() if node["Alive"]}
+    known = cluster.nodes_of_run(run.name)
+    if run.is_dir():
+        files.open_as(run)
+    gathering = Gathering(run, known, alive, lambda node: OnRay(ray, node, patience), patience)
+    result = gathering.gather(wait, progress)
+    note(result)
+    return result
+
+
+def note(result: CollectedFile) -> None:
+    """Write down what collecting came to, and have `run.json` tell of all hosts.
+
+    Raises:
+        OSError: It can't be written.
+    """
+    directory = RunDir(Path(result.directory))
+    told = hidden_in(msgspec.to_builtins(msgspec.structs.replace(result, when=time.time())))
+    layout.write_json(directory.path / COLLECTED, told)
+    fields = decoder.fields(directory.run_json, RunFile)
+    info = decoder.record(fields, RunFile)
+    # The process that started the run brings it up to date when it ends.
+    if fields and not (info.host == identity.HOST and runs.state(info, directory.path) == "running"):
+        found = processes.summary(directory, info.versions)
+        hosts = sorted({*found["hosts"], *info.hosts})
+        recipes = sorted({*found["recipes"], *info.recipes})
+        layout.write_json(directory.run_json, fields | found | {"hosts": hosts, "recipes": recipes})
+        if not directory.path.with_name("latest").exists():
+            directory.point_latest()

@@ -1,18 +1,140 @@
-"""Plan of the files to fetch from a node, and of their names here."""
+"""Plan of the files to fetch from a node, their names here, and the index of those already fetched."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from autoprof.base.originals import os
+import msgspec
+
+from autoprof.base import files
+from autoprof.base.originals import json, os
 from autoprof.run.collect.fetch import Fetcher, File, sha256
-from autoprof.run.collect.index import Index
-from autoprof.run.collect.places import group, of_node, safe
-from autoprof.rundir import decoder
-from autoprof.rundir.file_names import LINES, META, PART, RAW_ENDINGS, RUN, TRACE
+from autoprof.rundir import decoder, file_names
+from autoprof.rundir.file_names import (
+    COLLECTING,
+    JSON,
+    LINES,
+    META,
+    NSYS_REPORT,
+    PART,
+    RAW_ENDINGS,
+    RUN,
+    SNAPSHOT,
+    TRACE,
+)
+from autoprof.rundir.jsonl import lines
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import HooksFile
+
+# What stands after the name of a capture.
+_ENDINGS = (TRACE, META, SNAPSHOT, NSYS_REPORT, LINES, JSON)
+_DEEPEST = 16
+# Less than file systems take: parts of files have longer names.
+_LONGEST = 220
+
+
+def safe(path: object) -> bool:
+    """Return whether a path from another node leads into the run directory, and to no file of collect's own."""
+    if not isinstance(path, str) or "\0" in path:
+        return False
+    parts = path.split("/")
+    names = all(part not in ("", ".", "..") and len(os.fsencode(part)) <= _LONGEST for part in parts)
+    return names and len(parts) <= _DEEPEST and not parts[0].startswith(".") and not path.endswith(PART)
+
+
+def group(path: str) -> str:
+    """Return what a file belongs to: the files of a capture have one name and several endings."""
+    folder, _, name = path.rpartition("/")
+    parts = path.split("/")
+    for place, part in enumerate(parts[:-1]):
+        if found := file_names.FOLDER.search(part):
+            return "/".join([*parts[:place], part.removesuffix(found.group())])
+    for ending in _ENDINGS:
+        if name.endswith(ending):
+            return "/".join(filter(None, [folder, name.removesuffix(ending)]))
+    return path
+
+
+def of_node(path: str, node: str) -> str:
+    """Return what a file is called that another of the same name is there of already."""
+    belongs = group(path)
+    return f"{belongs}.node-{node[:12]}{path.removeprefix(belongs)}"
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A file here: of which node it is, and how the node had it."""
+
+    target: str
+    node: str
+    path: str
+    size: int
+    mtime_ns: int
+    sha256: str
+
+
+class Index:
+    """The files of a run directory that came from other nodes."""
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+        self._file = run / COLLECTING / f"index{LINES}"
+        self._by_target: dict[str, Entry] = {}
+        self._targets: dict[tuple[str, str], str] = {}
+        try:
+            for line in lines(self._file):
+                self._take(line or b"")
+        except OSError:  # nothing was collected yet
+            pass
+
+    def owner(self, target: str) -> str:
+        """Return the node that a file here came from; an empty text where it came from none."""
+        entry = self._by_target.get(target)
+        return entry.node if entry else ""
+
+    def target(self, node: str, path: str) -> str:
+        """Return what a node's file is called here, or an empty text where it was not collected yet."""
+        target = self._targets.get((node, path), "")
+        return target if self.owner(target) == node else ""
+
+    def same(self, node: str, path: str, size: int, mtime_ns: int) -> bool:
+        """Return whether a node's file is here as the node has it now."""
+        entry = self._by_target.get(self.target(node, path))
+        if entry is None or (entry.size, entry.mtime_ns) != (size, mtime_ns):
+            return False
+        try:
+            found = (self._run / entry.target).lstat()
+        except OSError:
+            return False
+        return (found.st_size, found.st_mtime_ns) == (size, mtime_ns)
+
+    def files_of(self, node: str) -> int:
+        """Return how many files were collected from a node."""
+        return sum(entry.node == node for entry in self._by_target.values())
+
+    def add(self, entries: list[Entry]) -> None:
+        """Note files that have come.
+
+        Raises:
+            OSError: It can't be written.
+        """
+        # Names may be of any bytes, which msgspec does not take.
+        text = [json.dumps(msgspec.to_builtins(entry)).encode() + b"\n" for entry in entries]
+        if text:
+            files.append(self._file, b"".join(text))
+        for entry in entries:
+            self._note(entry)
+
+    def _take(self, line: bytes) -> None:
+        try:
+            self._note(msgspec.convert(json.loads(line), Entry))
+        except (ValueError, RecursionError, msgspec.MsgspecError):  # it was cut off
+            pass
+
+    def _note(self, entry: Entry) -> None:
+        self._by_target[entry.target] = entry
+        self._targets[entry.node, entry.path] = entry.target
+
 
 # A file of a node: its path, its bytes, when it was written to.
 Listed = tuple[str, int, int]

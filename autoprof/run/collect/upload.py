@@ -15,7 +15,7 @@ from autoprof.base import files as safe_files
 from autoprof.base import redact
 from autoprof.base.originals import json, os, time
 from autoprof.base.redact import hidden
-from autoprof.run.collect.ask import Patience
+from autoprof.run.collect.fetch import Patience
 from autoprof.rundir.file_names import COLLECTING, LINES, PART, RUN
 from autoprof.rundir.jsonl import lines
 from autoprof.rundir.records import Missing

@@ -10,8 +10,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from autoprof.base import identity
-from autoprof.run import runtime
-from autoprof.run.cluster import clocks
+from autoprof.run import clocks, runtime
 
 cluster = Cluster(head_node_args={"num_cpus": 1, "object_store_memory": 100_000_000, "include_dashboard": False})
 others = [cluster.add_node(num_cpus=1, object_store_memory=100_000_000) for _ in range(2)]

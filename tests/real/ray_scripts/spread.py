@@ -14,7 +14,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from spread_lib import Trainer, Worker
 
-from autoprof.run.cluster import clocks
+from autoprof.run import clocks
 
 LATER = "later"
 

@@ -16,7 +16,7 @@ from autoprof.capture import lifecycle
 from autoprof.capture.subject import Subject
 from autoprof.run.hook_log import HookLog
 from autoprof.run.runtime import Runtime
-from autoprof.run.span import Span
+from autoprof.run.timeline import Span
 from autoprof.rundir import file_names, layout
 from autoprof.rundir.layout import RunDir
 from tests.support.captures import SUBJECT, finished, work

@@ -22,8 +22,7 @@ import pytest
 import autoprof
 from autoprof.base import files, interrupts, originals
 from autoprof.hooks import gates
-from autoprof.hooks.behaviour import Behaviour
-from autoprof.hooks.call import CALL, Around, Call
+from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call
 from autoprof.hooks.wrapper import wrap
 from tests.support.helpers import TORCH
 
@@ -233,12 +232,12 @@ READERS = (
     "cli/",
     "report/",
     "traces/",
-    "rundir/captures.py",
     "rundir/runs.py",
-    "rundir/no_run.py",
+    "rundir/runs.py",
+    "rundir/runs.py",
     "rundir/file_names.py",
 )
-READERS += ("run/collect/", "run/cluster/connect.py", "capture/finisher/", "base/interrupts.py")
+READERS += ("run/collect/", "run/cluster.py", "capture/finisher/", "base/interrupts.py")
 # They decide by themselves: see `_ours` in both, and what a wrapper does that was shipped by value.
 SEAMS = ("hooks/dispatch.py", "_boot/__init__.py")
 

@@ -14,7 +14,7 @@ from autoprof.base import files
 from autoprof.capture import lifecycle
 from autoprof.capture.finisher import job as finisher_job
 from autoprof.run.runtime import Runtime
-from autoprof.run.span import Span
+from autoprof.run.timeline import Span
 from autoprof.rundir import layout
 from tests.support.captures import SUBJECT, finished, work
 from tests.support.helpers import spans

@@ -11,12 +11,12 @@ import pytest
 import autoprof
 from autoprof.base import files, log, process
 from autoprof.hooks import gates
-from autoprof.run.cluster import current_step
-from autoprof.run.cluster.current_step import StepAnnouncement
+from autoprof.run import step_announcement
+from autoprof.run.step_announcement import StepAnnouncement
 
 PACKAGE = Path(autoprof.__file__).parent
 # What an interpreter start runs imports nothing, and the processes that merge traces are no part of a run.
-ALONE = ("_boot/__init__.py", "traces/pool.py")
+ALONE = ("_boot/__init__.py", "traces/merge.py")
 
 PARTS = """
 import atexit
@@ -90,15 +90,15 @@ def test_after_a_reset_nothing_is_known_of_what_was_before(caplog: pytest.LogCap
     for _ in range(2):
         log.warning_once("said")
         files.open_to_group(True)
-        current_step.post("run", StepAnnouncement(step=1, captured=True))
+        step_announcement.post("run", StepAnnouncement(step=1, captured=True))
         for _ in range(gates.FAILURES):
             gates.failed("k")
         assert closed
         process.reset()
         assert not closed
         assert gates.gate("k") is closed
-        assert current_step.own() == (False, None)
-        assert current_step.read("run") is None
+        assert step_announcement.own() == (False, None)
+        assert step_announcement.read("run") is None
         assert not files._state.group
     assert caplog.messages == ["said", "said"]
 

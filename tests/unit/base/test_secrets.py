@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from autoprof import _boot
-from autoprof.base import command_secrets, log, named_secrets, redact
+from autoprof.base import log, named_secrets, redact, token_formats
 from autoprof.base.redact import hidden, hidden_in, plain, redacted
 from autoprof.capture.artifacts import Artifacts
 from autoprof.capture.profilers.torch import TorchTool
@@ -30,12 +30,12 @@ from autoprof.capture.subject import Subject
 from autoprof.cli import console
 from autoprof.cli.doctor import command, environment
 from autoprof.config import values
-from autoprof.hooks import attribute_path
+from autoprof.hooks import behaviour
 from autoprof.run import hook_log, runtime
 from autoprof.run.collect import upload
 from autoprof.rundir import layout
 from autoprof.rundir.layout import RunDir
-from autoprof.windows import trigger_requests
+from autoprof.windows import requests
 from autoprof.windows.trigger_windows import OpenTriggers
 from tests.support.regex_steps import Counting
 from tests.support.secret_forms import ARGUMENT, MUST_HIDE, MUST_SHOW, WEBHOOKS
@@ -235,7 +235,7 @@ def test_the_error_of_a_condition_has_no_secret() -> None:
 
 
 def test_a_refused_request_is_written_without_secrets(run: RunDir, caplog: pytest.LogCaptureFixture) -> None:
-    trigger_requests.refuse(run, "x.json", ValueError(f"unknown field api_key={SECRET}"))
+    requests.refuse(run, "x.json", ValueError(f"unknown field api_key={SECRET}"))
     written = [path.read_text() for path in run.control.rglob("*") if path.is_file()]
     assert written
     assert not any(SECRET in text for text in written)
@@ -331,16 +331,16 @@ def test_doctor_shows_names_and_obeys_none(capsys: pytest.CaptureFixture[str]) -
 )
 def test_a_path_of_a_recipe_reads_nothing_of_pythons_own(path: str) -> None:
     with pytest.raises(LookupError, match="belongs to Python itself"):
-        attribute_path.follow(SimpleNamespace(step=lambda: None), path, default=1)
+        behaviour.follow(SimpleNamespace(step=lambda: None), path, default=1)
 
 
 def test_a_path_reads_and_never_calls() -> None:
     called: list[int] = []
     root = SimpleNamespace(state=SimpleNamespace(boom=lambda: called.append(1)), name="x")
-    assert attribute_path.follow(root, "state.boom") is root.state.boom
+    assert behaviour.follow(root, "state.boom") is root.state.boom
     with pytest.raises(LookupError):
-        attribute_path.follow(root, "state.boom()")
-    assert attribute_path.follow(root, "__class__.__name__") == "SimpleNamespace"
+        behaviour.follow(root, "state.boom()")
+    assert behaviour.follow(root, "__class__.__name__") == "SimpleNamespace"
     assert called == []
 
 
@@ -362,9 +362,7 @@ HOSTILE: dict[str, bytes] = {
 
 
 def refused(run: RunDir) -> list[str]:
-    return [
-        name for name, became in trigger_requests.states(run).items() if became.state == "refused" and became.reason
-    ]
+    return [name for name, became in requests.states(run).items() if became.state == "refused" and became.reason]
 
 
 @pytest.fixture
@@ -390,7 +388,7 @@ def test_requests_that_are_no_files_of_the_users_are_refused_at_once(run: RunDir
     (run.control / "link.json").symlink_to(tmp_path / "good.json")
     (run.control / "folder.json").mkdir()
     (run.control / "new\nline\x1b[2J.json").write_bytes(b"x")
-    assert trigger_requests.take(run) == []
+    assert requests.take(run) == []
     assert len(refused(run)) == 4
 
 
@@ -399,13 +397,13 @@ def test_a_request_of_another_user_is_refused(run: RunDir) -> None:
     path = run.control / "theirs.json"
     path.write_text(json.dumps({"run": "run"}))
     os.chown(path, 12345, -1)
-    assert trigger_requests.take(run) == []
+    assert requests.take(run) == []
     assert refused(run) == ["theirs.json"]
     # A disk that has another owner for root has it for the run, too.
     layout.write_json(path, {"run": "run"})
     os.chown(path, 12345, -1)
     os.chown(run.path, 12345, -1)
-    assert len(trigger_requests.take(run)) == 1
+    assert len(requests.take(run)) == 1
 
 
 # Words that the expressions look for, and beginnings of such words.
@@ -520,7 +518,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Counting
                 made[pattern] = Counting(re.compile(pattern), steps)
             return made[pattern]
 
-        for module in (redact, named_secrets, command_secrets):
+        for module in (redact, named_secrets, token_formats):
             monkeypatch.setattr(module, "compiled", compiled)
         return made
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from pytest_mock import MockerFixture
 
-from autoprof.behaviours.rollout.request import Request
+from autoprof.behaviours.rollout.engine import Request
 from autoprof.behaviours.trainer import running
 from autoprof.behaviours.vllm import engine as vllm_engine
 from autoprof.behaviours.vllm import offline as vllm_offline
 from autoprof.capture import lifecycle
-from autoprof.run.cluster import current_step
-from autoprof.run.cluster.current_step import StepAnnouncement
+from autoprof.run import step_announcement
+from autoprof.run.step_announcement import StepAnnouncement
 
 
 class Engine:
@@ -63,33 +63,33 @@ def test_batches_are_steps_without_a_trainer(asked: list[Any]) -> None:
 
 
 def test_a_trainer_in_the_process_says_which_step_it_is(asked: list[Any]) -> None:
-    current_step.trainer_here()
+    step_announcement.trainer_here()
     engine = Engine()
     engine.generate()  # before its first step
     for step in (1, 7, 8):
-        current_step.post("run", StepAnnouncement(step=step, captured=step == 7))
+        step_announcement.post("run", StepAnnouncement(step=step, captured=step == 7))
         engine.generate()
-    current_step.post("run", None)
+    step_announcement.post("run", None)
     engine.generate()
     assert asked == [(7, 1, 2), "stop"]
 
 
 def test_other_ranks_are_not_recorded(asked: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "2")
-    current_step.post("run", StepAnnouncement(step=7, captured=True))
+    step_announcement.post("run", StepAnnouncement(step=7, captured=True))
     Engine().generate()
     assert asked == []
 
 
 def test_a_stage_that_records_holds_the_rollout(asked: list[Any], mocker: MockerFixture) -> None:
-    current_step.post("run", StepAnnouncement(step=7, captured=True))
+    step_announcement.post("run", StepAnnouncement(step=7, captured=True))
     mocker.patch.object(lifecycle, "taken", return_value=True)
     Engine().generate()
     assert asked == []
 
 
 def test_an_evaluation_is_no_rollout(asked: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    current_step.post("run", StepAnnouncement(step=7, captured=True))
+    step_announcement.post("run", StepAnnouncement(step=7, captured=True))
     monkeypatch.setattr(running, "wholes", [object()])
     Engine().generate()
     assert asked == []

@@ -17,10 +17,9 @@ from autoprof.behaviours.rollout import replicas
 from autoprof.behaviours.rollout.replicas import AroundGeneration, EndOfSampling, Replicas
 from autoprof.behaviours.trainer import open_step, steps
 from autoprof.config.settings import Settings
-from autoprof.hooks.call import CALL, Around, Call, Outcome, Wait
-from autoprof.run import runtime
-from autoprof.run.cluster import current_step
-from autoprof.run.cluster.current_step import StepAnnouncement
+from autoprof.hooks.behaviour import CALL, Around, Call, Outcome, Wait
+from autoprof.run import runtime, step_announcement
+from autoprof.run.step_announcement import StepAnnouncement
 from autoprof.rundir.layout import RunDir
 
 SHARED = Replicas(path="self.llm_server_manager.rollout_replicas")
@@ -128,7 +127,7 @@ def test_generation_beside_the_trainers_process_is_of_the_step_that_goes_on(
     run: Any, mocker: MockerFixture, at_begin: int | None, at_end: int | None, told: int | None
 ) -> None:
     announced = [step and StepAnnouncement(step=step, captured=False) for step in (at_begin, at_end)]
-    mocker.patch.object(current_step, "read", side_effect=announced)
+    mocker.patch.object(step_announcement, "read", side_effect=announced)
     drive(AroundGeneration().around(call()))
     replicas.Span.return_value.end.assert_called_once_with(None, step=told)  # type: ignore[attr-defined]
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from autoprof.base.process import reset
-from autoprof.run.cluster import current_step
-from autoprof.run.cluster.current_step import StepAnnouncement
+from autoprof.run import step_announcement
+from autoprof.run.step_announcement import StepAnnouncement
 from tests.support import helpers
 
 Python = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -184,13 +184,13 @@ def test_what_is_not_from_autoprof_breaks_nothing(tmp_path: Path, drive: Any) ->
 
 def test_a_call_that_is_overtaken_brings_no_older_step_back() -> None:
     reset()
-    current_step.post("run", StepAnnouncement(step=1, captured=False))
-    first = current_step.parcel()
-    current_step.post("run", StepAnnouncement(step=2, captured=True))
-    second = current_step.parcel()
+    step_announcement.post("run", StepAnnouncement(step=1, captured=False))
+    first = step_announcement.parcel()
+    step_announcement.post("run", StepAnnouncement(step=2, captured=True))
+    second = step_announcement.parcel()
     reset()
-    assert current_step.receive(second)
-    assert not current_step.receive(first)
-    assert not current_step.receive(second)
-    assert current_step.here() == current_step.read("run") == StepAnnouncement(step=2, captured=True)
-    assert current_step.own() == (False, None)
+    assert step_announcement.receive(second)
+    assert not step_announcement.receive(first)
+    assert not step_announcement.receive(second)
+    assert step_announcement.here() == step_announcement.read("run") == StepAnnouncement(step=2, captured=True)
+    assert step_announcement.own() == (False, None)

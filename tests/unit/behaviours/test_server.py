@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from pytest_mock import MockerFixture
 
-from autoprof.behaviours.rollout.request import Request
-from autoprof.behaviours.serving import batches, http_server, server
+from autoprof.behaviours.rollout.engine import Request
+from autoprof.behaviours.serving import http, server
 from autoprof.config.settings import Settings
 from autoprof.run import end, runtime
 from autoprof.rundir.layout import RunDir
-from autoprof.windows import trigger_requests
+from autoprof.windows import requests
 
 
 class Engine:
@@ -45,7 +45,7 @@ def run(mocker: MockerFixture, tmp_path: Path) -> Any:
     made = SimpleNamespace(settings=Settings(steps="2,3"), rundir=RunDir(tmp_path))
     made.timeline = SimpleNamespace(listener=None)
     mocker.patch.object(runtime, "current", return_value=made)
-    mocker.patch.object(batches, "Span")
+    mocker.patch.object(server, "Span")
     mocker.patch.object(end, "window_passed")
     return made
 
@@ -78,24 +78,24 @@ def test_a_trigger_counts_batches(run: Any) -> None:
 
     async def drive(engine: Engine) -> None:
         await batch(engine, run)
-        trigger_requests.ask(run.rundir, trigger_requests.Trigger(steps=2))
+        requests.ask(run.rundir, requests.Trigger(steps=2))
         for _ in range(3):
             await batch(engine, run)
 
     asyncio.run(drive(engine := Engine()))
     assert engine.log == [2, "stop", 3, "stop"]
-    assert [(each.state, each.captured) for each in trigger_requests.states(run.rundir).values()] == [("done", [2, 3])]
+    assert [(each.state, each.captured) for each in requests.states(run.rundir).values()] == [("done", [2, 3])]
 
 
 def test_an_engine_that_a_trainer_leads_says_so_to_who_asks(run: Any) -> None:
     async def drive(engine: Engine) -> None:
         engine.server.follow()
-        trigger_requests.ask(run.rundir, trigger_requests.Trigger())
+        requests.ask(run.rundir, requests.Trigger())
         await batch(engine, run)
 
     asyncio.run(drive(engine := Engine()))
     assert engine.log == []
-    assert [(each.state, each.reason) for each in trigger_requests.states(run.rundir).values()] == [
+    assert [(each.state, each.reason) for each in requests.states(run.rundir).values()] == [
         ("done", "a trainer decides what this server records; use autoprof trigger on the trainer's run")
     ]
 
@@ -103,7 +103,7 @@ def test_an_engine_that_a_trainer_leads_says_so_to_who_asks(run: Any) -> None:
 def test_an_engine_that_a_trainer_of_its_run_leads_counts_no_steps_and_takes_no_triggers(run: Any) -> None:
     async def drive(engine: Engine) -> None:
         engine.server.follow(same_run=True)
-        trigger_requests.ask(run.rundir, trigger_requests.Trigger())
+        requests.ask(run.rundir, requests.Trigger())
         for _ in range(3):
             await batch(engine, run)
         assert await engine.server.open_window(request=Request(action="start", step=7)) == ""
@@ -111,10 +111,10 @@ def test_an_engine_that_a_trainer_of_its_run_leads_counts_no_steps_and_takes_no_
 
     asyncio.run(drive(engine := Engine()))
     assert engine.log == [7, "stop"]
-    span = batches.Span.return_value  # type: ignore[attr-defined]
+    span = server.Span.return_value  # type: ignore[attr-defined]
     assert (span.drop.call_count, span.end.call_count) == (3, 0)
     assert end.window_passed.call_count == 0  # type: ignore[attr-defined]
-    assert trigger_requests.states(run.rundir) == {}
+    assert requests.states(run.rundir) == {}
 
 
 def test_requests_of_a_batch_wait_until_it_is_recorded(run: Any) -> None:
@@ -262,7 +262,7 @@ def test_who_profiles_the_engine_ends_what_is_recorded_and_is_not_stopped(run: A
     ],
 )
 def test_bodies(body: bytes, step: int | None, duration_s: float | None) -> None:
-    assert http_server.window_of(body) == (step, duration_s)
+    assert http.window_of(body) == (step, duration_s)
 
 
 @pytest.mark.parametrize(
@@ -283,14 +283,14 @@ def test_bodies(body: bytes, step: int | None, duration_s: float | None) -> None
 )
 def test_wrong_bodies_are_named(body: bytes, said: str) -> None:
     with pytest.raises(ValueError, match=r"it takes") as caught:
-        http_server.window_of(body)
+        http.window_of(body)
     assert str(caught.value) == said
 
 
 def test_batches_of_a_server_that_a_trainer_leads_are_not_chosen_by_their_numbers(run: Any) -> None:
     async def drive(engine: Engine) -> None:
         async def asked(**body: Any) -> tuple[int, dict[str, str]]:
-            return await http_server.answer_trainer(engine.server, "/runs/server", json.dumps(body).encode())
+            return await http.answer_trainer(engine.server, "/runs/server", json.dumps(body).encode())
 
         assert await asked(action="stop") == (409, {"problem": "no window is open"})
         assert await asked(action="lead") == (200, {"problem": "", "run": "/runs/server"})

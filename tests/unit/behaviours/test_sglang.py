@@ -16,10 +16,10 @@ import msgspec
 import pytest
 from pytest_mock import MockerFixture
 
-from autoprof.behaviours.rollout.request import MARK, Request
+from autoprof.behaviours.rollout.engine import MARK, Request
 from autoprof.behaviours.sglang import engine
 from autoprof.config.settings import Settings
-from autoprof.hooks.call import Call, Reply
+from autoprof.hooks.behaviour import Call, Reply
 from autoprof.run import runtime
 from autoprof.run.timeline import Timeline
 from autoprof.rundir.layout import RunDir

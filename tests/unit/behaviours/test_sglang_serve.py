@@ -15,7 +15,7 @@ from pytest_mock import MockerFixture
 from autoprof._boot import command
 from autoprof.behaviours.serving import server
 from autoprof.behaviours.sglang import api_server
-from autoprof.hooks.call import CALL, Call, Outcome
+from autoprof.hooks.behaviour import CALL, Call, Outcome
 from autoprof.hooks.wrapper import wrap
 from autoprof.run import runtime
 

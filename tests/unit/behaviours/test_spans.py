@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoprof.behaviours.trainer import spans as trainer_spans
-from autoprof.hooks.call import Call
-from autoprof.run.cluster import current_step
+from autoprof.hooks.behaviour import Call
+from autoprof.run import step_announcement
 from autoprof.run.runtime import Runtime
 from tests.support import helpers
 
@@ -170,9 +170,9 @@ def test_a_function_in_a_thread_with_the_context_is_inside(run: Runtime, hooked:
 
 
 def test_in_the_trainers_process_the_step_is_known(run: Runtime, hooked: Any) -> None:
-    current_step.post("run", current_step.StepAnnouncement(step=8, captured=False))
+    step_announcement.post("run", step_announcement.StepAnnouncement(step=8, captured=False))
     hooked(lambda: None, "span", kind="reward", stage="compute_score", role="reward")()
-    current_step.post("run", None)
+    step_announcement.post("run", None)
     assert [line["step"] for line in spans(run)] == [8]
 
 
@@ -181,10 +181,10 @@ def test_in_a_step_that_is_off_there_is_none(run: Runtime, loop: Any, hooked: An
         await asyncio.gather(*(loop(trajectory(n)) for n in range(3)))
 
     whole = hooked(generate, "span", stage="generate_sequences", role="agent_loop")
-    current_step.post("run", current_step.StepAnnouncement(step=8, captured=False, off=True))
+    step_announcement.post("run", step_announcement.StepAnnouncement(step=8, captured=False, off=True))
     asyncio.run(whole())
     assert spans(run) == []
-    current_step.post("run", None)
+    step_announcement.post("run", None)
     asyncio.run(whole())
     assert len(spans(run)) == 10
 
@@ -283,14 +283,14 @@ def timers(hooked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_timers_of_a_step_are_its_spans(run: Runtime, timers: None) -> None:
     with Timer("step", logger=None):
-        current_step.post("run", current_step.StepAnnouncement(step=4, captured=False))
+        step_announcement.post("run", step_announcement.StepAnnouncement(step=4, captured=False))
         with Timer("gen", logger=None), Timer("update", logger=None):
             pass
         with pytest.raises(ValueError, match="theirs"), Timer("reward", logger=None):
             raise ValueError("theirs")
         late = Timer("stop_profile", logger=None)
         late.start()
-    current_step.post("run", None)
+    step_announcement.post("run", None)
     late.stop()
     found = spans(run)
     names = [line["name"] for line in found]
@@ -304,9 +304,9 @@ def test_timers_where_there_is_no_step_and_those_without_a_name_are_left_alone(r
         pass
     assert timer.last >= 0
     assert "_autoprof_span" not in vars(timer)
-    current_step.post("run", current_step.StepAnnouncement(step=4, captured=False))
+    step_announcement.post("run", step_announcement.StepAnnouncement(step=4, captured=False))
     with Timer(logger=None):
         pass
-    current_step.post("run", None)
+    step_announcement.post("run", None)
     assert spans(run) == []
     assert not run.timeline.going

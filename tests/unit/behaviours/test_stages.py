@@ -18,7 +18,7 @@ from autoprof.hooks import behaviour as behaviours
 from autoprof.hooks import registry
 from autoprof.hooks.recipe import BoundHook, Hook, Recipe
 from autoprof.hooks.wrapper import wrap
-from autoprof.run.cluster import current_step
+from autoprof.run import step_announcement
 from autoprof.run.runtime import Runtime
 from tests.support import helpers
 from tests.support.captures import finished
@@ -30,9 +30,9 @@ TASK = {"stage": {"path": "self.name", "names": {"*.generate*": "generate", "*._
 def run(joined: Any) -> Iterator[Runtime]:
     """A process that is in step 2, which is captured."""
     made: Runtime = joined(steps="2")
-    current_step.post("run", current_step.StepAnnouncement(step=2, captured=True))
+    step_announcement.post("run", step_announcement.StepAnnouncement(step=2, captured=True))
     yield made
-    current_step.post("run", None)
+    step_announcement.post("run", None)
     assert stages.running == {}
     assert made.hooks.content()["errors"] == {}
 
@@ -138,7 +138,7 @@ def test_what_never_ends_ends_with_the_step(run: Runtime, task: Any, hooked: Any
 
 def test_what_never_ended_gives_way_in_a_later_step(run: Runtime, task: Any) -> None:
     task("T.generate").__enter__()
-    current_step.post("run", current_step.StepAnnouncement(step=3, captured=True))
+    step_announcement.post("run", step_announcement.StepAnnouncement(step=3, captured=True))
     with task("T.generate"):
         pass
     finished(run)
@@ -227,7 +227,7 @@ def test_nothing_inside_a_span_that_is_a_whole_is_a_stage(run: Runtime, task: An
 )
 def test_forward_passes_are_counted(joined: Any, hooked: Any, iterations: str, kept: list[str]) -> None:
     run = joined(steps="2", rollout_iterations=iterations)
-    current_step.post("run", current_step.StepAnnouncement(step=2, captured=True))
+    step_announcement.post("run", step_announcement.StepAnnouncement(step=2, captured=True))
     after = hooked(lambda: None, "stage.pass")
 
     def generate() -> None:
@@ -236,7 +236,7 @@ def test_forward_passes_are_counted(joined: Any, hooked: Any, iterations: str, k
             after()
 
     hooked(generate, "stage", role="rollout", stage="generate", passes=True)()
-    current_step.post("run", None)
+    step_announcement.post("run", None)
     assert captures(run) == {"rollout.generate": "complete"}
     there = recorded(run, "rollout.generate")
     assert [name for name in ("exp", "sin", "cos", "tan") if f"aten::{name}" in there] == kept
@@ -245,11 +245,11 @@ def test_forward_passes_are_counted(joined: Any, hooked: Any, iterations: str, k
 
 def test_passes_that_never_came_are_said(joined: Any, hooked: Any) -> None:
     run = joined(steps="2", rollout_iterations="4:9")
-    current_step.post("run", current_step.StepAnnouncement(step=2, captured=True))
+    step_announcement.post("run", step_announcement.StepAnnouncement(step=2, captured=True))
     after = hooked(lambda: None, "stage.pass")
     hooked(lambda: after(), "stage", role="rollout", stage="generate", passes=True)()
     hooked(lambda: after(), "stage", role="actor", stage="update_actor")()
-    current_step.post("run", None)
+    step_announcement.post("run", None)
     assert captures(run) == {"rollout.generate": "failed", "actor.update_actor": "complete"}
     metas = {meta["stage"]: meta["reason"] for meta, _ in finished(run).values()}
     assert metas["generate"] == "there were 1 forward passes; recording was to begin after 4"
@@ -305,20 +305,20 @@ def test_spans_have_kinds_too(run: Runtime, named: Any) -> None:
 
 def test_a_kind_is_captured_where_roles_name_it(joined: Any, named: Any) -> None:
     run = joined(steps="2", roles=("update_actor", "!critic"))
-    current_step.post("run", current_step.StepAnnouncement(step=2, captured=True))
+    step_announcement.post("run", step_announcement.StepAnnouncement(step=2, captured=True))
     named(lambda: torch.ones(2), "stage", "update_actor", stage="polish", role="actor")()
     named(lambda: torch.ones(2), "stage", "log_prob", stage="score", role="actor")()
     named(lambda: torch.ones(2), "stage", "update_actor", stage="train", role="critic")()
-    current_step.post("run", None)
+    step_announcement.post("run", None)
     assert set(captures(run)) == {"actor.polish"}
 
 
 def test_ranges_of_a_whole_step_tell_their_kinds(joined: Any, named: Any) -> None:
     run = joined(steps="2", mode="continuous")
-    current_step.post("run", current_step.StepAnnouncement(step=2, captured=True))
+    step_announcement.post("run", step_announcement.StepAnnouncement(step=2, captured=True))
     named(lambda: torch.ones(2), "stage", "update_actor", stage="polish", role="actor")()
     whole_step.end()
-    current_step.post("run", None)
+    step_announcement.post("run", None)
     ((meta, _),) = finished(run).values()
     assert "stage_kind" not in meta
     assert [stage["stage_kind"] for stage in meta["stages"]] == ["update_actor"]

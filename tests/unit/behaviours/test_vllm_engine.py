@@ -13,7 +13,7 @@ import pytest
 
 from autoprof.behaviours.vllm import engine as vllm_engine
 from autoprof.behaviours.vllm import worker as vllm_worker
-from autoprof.behaviours.vllm.worker_profiler import StandIn
+from autoprof.behaviours.vllm.worker import StandIn
 from autoprof.hooks import registry, wrapper
 from autoprof.run import end, runtime
 from tests.contracts import stored

@@ -17,11 +17,11 @@ from autoprof.capture.budget import Budget, OverBudget
 from autoprof.cli.doctor import environment
 from autoprof.cli.doctor.environment import Report
 from autoprof.config.settings import Settings
-from autoprof.run.cluster import current_step
+from autoprof.run import step_announcement
 from autoprof.run.runtime import Runtime
 from autoprof.rundir.layout import RunDir
 from autoprof.windows.chooser import Chooser
-from autoprof.windows.trigger_requests import Trigger, ask
+from autoprof.windows.requests import Trigger, ask
 from tests.support.captures import finished
 
 MB = 1_000_000
@@ -165,7 +165,7 @@ def test_a_capture_ends_early_and_says_so(
     reason = "the trace would pass 2,048 MB (AUTOPROF_MAX_TRACE_MB) at the 1,000,000,000 MB a second of step 2"
     assert (second["state"], second["reason"]) == ("truncated", reason)
     assert f"the capture ends early, {reason}" in caplog.text
-    current_step.post("run", None)
+    step_announcement.post("run", None)
 
 
 def test_a_trace_that_is_cut_when_it_is_written_says_so(joined: Any, update: Any, caplog: Any, hooked: Any) -> None:
@@ -175,7 +175,7 @@ def test_a_trace_that_is_cut_when_it_is_written_says_so(joined: Any, update: Any
     assert [meta["state"] for meta in metas(run)] == ["truncated"]
     (said,) = [record.getMessage() for record in caplog.records if "cut short" in record.getMessage()]
     assert "AUTOPROF_MAX_TRACE_MB is 0.001; raise that" in said
-    current_step.post("run", None)
+    step_announcement.post("run", None)
 
 
 def test_what_there_is_no_room_for_is_not_recorded_and_is_no_error(
@@ -183,9 +183,9 @@ def test_what_there_is_no_room_for_is_not_recorded_and_is_no_error(
 ) -> None:
     run = joined(steps="2")
     mocker.patch.object(budget, "_free", return_value=12 * MB)
-    current_step.post("run", current_step.StepAnnouncement(step=2, captured=True))
+    step_announcement.post("run", step_announcement.StepAnnouncement(step=2, captured=True))
     assert update(2) == "done"
-    current_step.post("run", None)
+    step_announcement.post("run", None)
     (meta,) = metas(run)
     assert meta["state"] == "failed"
     assert meta["reason"].startswith("not recorded: the disk has 12 MB free")

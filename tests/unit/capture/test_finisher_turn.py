@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from autoprof.capture.finisher import turn
+from autoprof.capture.finisher import job
 
 OLD_LOCK, LOCK = f"autoprof-{os.getuid()}-finish0.lock", "autoprof-finish0.lock"
 
@@ -52,7 +52,7 @@ def held(lock: Path) -> Iterator[None]:
 
 
 def waits(raw: Path) -> threading.Thread:
-    waiting = threading.Thread(target=turn.wait, args=(str(raw),))
+    waiting = threading.Thread(target=job.wait_for_turn, args=(str(raw),))
     waiting.start()
     waiting.join(0.5)
     return waiting
@@ -75,7 +75,7 @@ def test_one_process_compresses_at_a_time(
 
 
 def test_the_folder_of_the_locks_is_its_users_alone(raw: Path, temporary: Path) -> None:
-    end = turn.wait(str(raw))
+    end = job.wait_for_turn(str(raw))
     (folder,) = temporary.iterdir()
     assert folder.stat().st_mode & 0o777 == 0o700
     assert [path.name for path in folder.iterdir()] == [LOCK]
@@ -89,12 +89,12 @@ def test_a_folder_of_the_user_stays_without_the_locks(
     folder = tmp_path / "runtime"
     folder.mkdir(mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
-    turn.wait(str(raw))()
+    job.wait_for_turn(str(raw))()
     assert list(folder.iterdir()) == []
 
 
 def test_the_folder_stays_while_another_process_has_a_lock_in_it(raw: Path, temporary: Path) -> None:
-    end = turn.wait(str(raw))
+    end = job.wait_for_turn(str(raw))
     with held(temporary / f"autoprof-{os.getuid()}" / "autoprof-finish1.lock"):
         end()
         (folder,) = temporary.iterdir()
@@ -102,19 +102,19 @@ def test_the_folder_stays_while_another_process_has_a_lock_in_it(raw: Path, temp
 
 
 def test_a_lock_that_was_removed_is_not_taken(raw: Path, temporary: Path) -> None:
-    first = turn.wait(str(raw))
-    folder = turn._private(str(temporary / f"autoprof-{os.getuid()}"))
+    first = job.wait_for_turn(str(raw))
+    folder = job._private(str(temporary / f"autoprof-{os.getuid()}"))
     # A process that has opened the file before its owner removes it.
     opened = os.open(LOCK, os.O_RDWR, dir_fd=folder)
     first()
     fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    second = turn.wait(str(raw))
-    assert turn._taken(LOCK) is None
+    second = job.wait_for_turn(str(raw))
+    assert job._taken(LOCK) is None
     second()
     os.close(opened)
     with pytest.raises(FileNotFoundError):  # the folder is gone, and is made again
-        turn._locked(LOCK, folder)
-    turn.wait(str(raw))()
+        job._locked(LOCK, folder)
+    job.wait_for_turn(str(raw))()
     os.close(folder)
 
 
@@ -141,9 +141,9 @@ def test_processes_that_remove_each_others_folder_take_turns(tmp_path: Path, tem
 
 
 def test_a_lock_that_is_held_on_is_not_waited_for_without_end(raw: Path, temporary: Path, mocker: Any) -> None:
-    mocker.patch.object(turn, "_PATIENCE_S", 0.3)
+    mocker.patch.object(job, "_PATIENCE_S", 0.3)
     with held(temporary / f"autoprof-{os.getuid()}" / LOCK):
-        turn.wait(str(raw))
+        job.wait_for_turn(str(raw))
 
 
 @pytest.mark.fault("a stranger holds the lock of finishers", "goes on", "nothing; finishers don't take turns")

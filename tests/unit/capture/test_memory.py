@@ -16,7 +16,7 @@ import torch.cuda.memory
 
 from autoprof.base import identity
 from autoprof.capture import lifecycle, profilers
-from autoprof.capture.profilers import memory_history, oom
+from autoprof.capture.profilers import memory
 from autoprof.capture.profilers.memory import MemoryTool
 from autoprof.capture.profilers.torch import TorchTool
 from autoprof.capture.subject import Subject
@@ -25,7 +25,7 @@ from autoprof.config.settings import Settings
 from autoprof.config.tool_options import MemoryOptions
 from autoprof.run.runtime import Runtime
 from autoprof.rundir import file_names, runs
-from autoprof.rundir.captures import UNFINISHED
+from autoprof.rundir.runs import UNFINISHED
 from autoprof.traces import inputs
 from tests.support.allocators import REAL, Allocator, install
 from tests.support.captures import SUBJECT, finished, work
@@ -238,7 +238,7 @@ def test_running_out_of_memory_leaves_a_snapshot(made: Any, allocator: Allocator
     run = made(memory=MemoryOptions(oom=True, max_entries=9))
     queued: list[Callable[[], None]] = []
     monkeypatch.setattr(torch.cuda, "_lazy_call", queued.append)
-    oom.watch(run, lifecycle.subject)
+    memory.watch_out_of_memory(run, lifecycle.subject)
     assert not allocator.enabled
     queued[0]()
     assert allocator.arguments["max_entries"] == 9
@@ -259,28 +259,28 @@ def test_running_out_of_memory_leaves_a_snapshot(made: Any, allocator: Allocator
 
 def test_it_says_in_which_stage_and_how_often_is_bounded(made: Any, allocator: Allocator) -> None:
     run = made(tool=("torch", "memory"), memory=MemoryOptions(oom=True))
-    oom.watch(run, lifecycle.subject)
+    memory.watch_out_of_memory(run, lifecycle.subject)
     allocator.allocate("before")
     recording = lifecycle.begin(run, SUBJECT)
     allocator.allocate("inside")
-    for _ in range(oom.MOST + 2):
+    for _ in range(memory.MOST + 2):
         with pytest.raises(torch.cuda.OutOfMemoryError):
             allocator.run_out()
     lifecycle.end(recording)
     finished(run)
     found = sorted((run.rundir.path / "oom").glob("*.meta.json"))
-    assert len(found) == oom.MOST
+    assert len(found) == memory.MOST
     assert json.loads(found[0].read_text())["stage"] == "update_actor"
     # The window's own history, and the one that goes on after it.
     assert snapshots(run)[name_of(".memory.pickle")]["device_traces"] == [["inside"]]
     assert allocator.enabled
-    assert memory_history.foreign() == ""
+    assert memory.foreign_history() == ""
 
 
 def test_what_goes_wrong_then_is_noted_and_goes_no_further(made: Any, allocator: Allocator, mocker: Any) -> None:
     run = made(memory=MemoryOptions(oom=True))
     report = mocker.patch("autoprof.run.runtime.report")
-    oom.watch(run, lifecycle.subject)
+    memory.watch_out_of_memory(run, lifecycle.subject)
     allocator.refuses = "snapshot"
     with pytest.raises(torch.cuda.OutOfMemoryError):
         allocator.run_out()
@@ -291,7 +291,7 @@ def test_what_goes_wrong_then_is_noted_and_goes_no_further(made: Any, allocator:
 def test_a_torch_that_can_not_be_watched_is_left_alone(made: Any, allocator: Allocator, mocker: Any) -> None:
     mocker.patch.object(torch._C, "_cuda_attach_out_of_memory_observer", side_effect=RuntimeError("no"))
     report = mocker.patch("autoprof.run.runtime.report")
-    oom.watch(made(memory=MemoryOptions(oom=True)), lifecycle.subject)
+    memory.watch_out_of_memory(made(memory=MemoryOptions(oom=True)), lifecycle.subject)
     assert report.call_count == 1
 
 

@@ -11,12 +11,12 @@ import pytest
 
 from autoprof.base import identity
 from autoprof.capture import lifecycle
-from autoprof.capture.profilers.npu_config import experimental_config
+from autoprof.capture.profilers.npu import experimental_config
 from autoprof.capture.subject import Subject
 from autoprof.config.tool_options import NpuOptions
 from autoprof.run import end
 from autoprof.rundir import file_names, runs
-from autoprof.rundir.captures import UNFINISHED
+from autoprof.rundir.runs import UNFINISHED
 from tests.support import npu_stand_in
 from tests.support.npu_records import SUBJECT, folder_of, meta_file, record, recorded
 from tests.support.npu_stand_in import RELEASES

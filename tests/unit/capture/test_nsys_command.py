@@ -14,16 +14,16 @@ from ray.runtime_env import RuntimeEnv
 
 from autoprof.behaviours.ray import nsys_actors
 from autoprof.capture import profilers
-from autoprof.capture.profilers import nsys_command
+from autoprof.capture.profilers import nsys
 from autoprof.cli.doctor import environment
 from autoprof.config.settings import Settings
 from autoprof.config.tool_options import NsysOptions
-from autoprof.hooks.call import CALL, Call
+from autoprof.hooks.behaviour import CALL, Call
 from tests.support.nsys_runs import NSYS
 
 
 def test_the_command_that_ray_makes_of_our_options(installed: Path) -> None:
-    command = parse_nsight_config(nsys_command.profile_options(NsysOptions()))
+    command = parse_nsight_config(nsys.profile_options(NsysOptions()))
     assert command == [
         "nsys",
         "profile",
@@ -41,21 +41,21 @@ def test_the_command_that_ray_makes_of_our_options(installed: Path) -> None:
 
 def test_an_older_nsys_is_asked_for_what_it_knows(installed: Path, mocker: Any) -> None:
     older(installed)
-    assert nsys_command.profile_options(NsysOptions())["capture-range-end"] == "repeat"
+    assert nsys.profile_options(NsysOptions())["capture-range-end"] == "repeat"
     warning = mocker.patch("autoprof.base.log.warning_once")
     assert nsys_actors.wanted({}, {}, NSYS)
-    assert warning.call_args.args[0] == nsys_command.AT_THE_END
-    assert doctored(lambda report: environment._check_nsys(report, NSYS)).notes == [nsys_command.AT_THE_END]
+    assert warning.call_args.args[0] == nsys.AT_THE_END
+    assert doctored(lambda report: environment._check_nsys(report, NSYS)).notes == [nsys.AT_THE_END]
 
 
 def older(path: Path) -> None:
     path.write_text("#!/bin/sh\necho repeat[:N]\n")
-    nsys_command.writes_at_once.cache_clear()
+    nsys.writes_at_once.cache_clear()
 
 
 def test_options_of_the_user() -> None:
     options = NsysOptions(trace="cuda+nvtx", sample="process-tree", python_backtrace=True, gpu_metrics="0+1")
-    command = parse_nsight_config(nsys_command.profile_options(options))
+    command = parse_nsight_config(nsys.profile_options(options))
     assert {"--trace=cuda,nvtx", "--sample=process-tree", "--cpuctxsw=process-tree"} < set(command)
     assert {"--python-backtrace=cuda", "--gpu-metrics-devices=0,1"} < set(command)
 
@@ -70,10 +70,10 @@ def test_an_nsys_that_is_not_the_first_on_the_path(
     options = NsysOptions(executable=str(other))
     env = nsys_actors.under_nsys({}, Settings(tool=("nsys",), nsys=options))
     assert env["env_vars"]["PATH"].split(":") == [os.path.dirname(sys.executable), str(other.parent), "${PATH}"]
-    nsys_command.put_on_path(options)
-    assert nsys_command.find(NsysOptions()) == str(other)
+    nsys.put_on_path(options)
+    assert nsys.find_nsys(NsysOptions()) == str(other)
     before = os.environ["PATH"]
-    nsys_command.put_on_path(options)
+    nsys.put_on_path(options)
     assert os.environ["PATH"] == before
 
 
@@ -90,7 +90,7 @@ def made_with(run: Any, **options: Any) -> Any:
 def test_an_actor_with_a_gpu_is_started_under_nsys(joined: Any, installed: Path) -> None:
     env = made_with(joined(tool=("nsys",)), num_gpus=0.5)
     assert isinstance(env, RuntimeEnv)
-    assert env.nsight() == {**nsys_command.profile_options(NsysOptions()), "o": "autoprof_%p"}
+    assert env.nsight() == {**nsys.profile_options(NsysOptions()), "o": "autoprof_%p"}
     assert env.env_vars() == {
         "PATH": f"{os.path.dirname(sys.executable)}:${{PATH}}",
         "AUTOPROF_NSYS_REPORT": "autoprof_%p",
@@ -187,8 +187,8 @@ def test_an_nsys_that_does_not_run(tmp_path: Path) -> None:
     path = tmp_path / "nsys"
     path.write_text("#!/bin/sh\nexit 3\n")
     path.chmod(0o755)
-    assert nsys_command.version(str(path)) == "of unknown version"
-    assert not nsys_command.writes_at_once(str(path))
+    assert nsys.nsys_version(str(path)) == "of unknown version"
+    assert not nsys.writes_at_once(str(path))
 
 
 def test_what_processes_would_take() -> None:

@@ -15,10 +15,10 @@ import msgspec
 import pytest
 import torch
 
-from autoprof.behaviours.trainer import running, steps, worker_steps
+from autoprof.behaviours.trainer import open_step, running, steps
 from autoprof.capture import whole_step
 from autoprof.cli.doctor import run as doctor_run
-from autoprof.run.cluster import current_step
+from autoprof.run import step_announcement
 from autoprof.run.runtime import Runtime
 from autoprof.rundir import file_names, runs
 from tests.support.captures import finished
@@ -61,7 +61,7 @@ def trainer(hooked: Any) -> Iterator[Trainer]:
     yield Trainer(hooked)
     assert running.running == {}
     assert whole_step.recording() is None
-    current_step.post("run", None)
+    step_announcement.post("run", None)
 
 
 def captures(run: Runtime) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
@@ -253,7 +253,7 @@ def test_a_trace_of_a_stage_says_what_it_is_of(joined: Any, trainer: Trainer) ->
 
 def test_an_end_in_another_thread_says_so(joined: Any, trainer: Trainer) -> None:
     run = joined(steps="1", mode="continuous")
-    current_step.post("run", current_step.StepAnnouncement(step=1, captured=True))
+    step_announcement.post("run", step_announcement.StepAnnouncement(step=1, captured=True))
     trainer.log_prob()
     ending = threading.Thread(target=lambda: whole_step.step_ended(together=False))
     ending.start()
@@ -266,7 +266,7 @@ def test_an_end_in_another_thread_says_so(joined: Any, trainer: Trainer) -> None
 def test_an_actor_with_an_event_loop_is_told_in_another_thread(joined: Any, trainer: Trainer) -> None:
     # As Ray does: methods in the loop's thread, calls of functions beside it.
     run = joined(steps="1", mode="continuous")
-    current_step.post("run", current_step.StepAnnouncement(step=1, captured=True))
+    step_announcement.post("run", step_announcement.StepAnnouncement(step=1, captured=True))
 
     async def worker() -> None:
         trainer.log_prob()
@@ -281,7 +281,7 @@ def test_an_actor_with_an_event_loop_is_told_in_another_thread(joined: Any, trai
 def test_a_worker_that_is_not_told_ends_with_the_next_steps_first_stage(joined: Any, trainer: Trainer) -> None:
     run = joined(steps="1:3", mode="continuous")
     for number in (1, 2):
-        current_step.post("run", current_step.StepAnnouncement(step=number, captured=True))
+        step_announcement.post("run", step_announcement.StepAnnouncement(step=number, captured=True))
         trainer.log_prob()
     whole_step.end()
     found = captures(run)
@@ -329,17 +329,17 @@ def test_workers_are_told_that_the_step_has_ended(joined: Any, mocker: Any) -> N
     run = joined(mode="continuous", ranks="0", role={"critic": {"ranks": "2:4"}})
     workers = [Actor() for _ in range(5)]
     call = mocker.Mock(at=lambda path, default: {"self.wg.workers": workers}.get(path, default))
-    worker_steps.note(run, {}, call, ["self.wg.workers", "self.missing.workers"])
-    worker_steps.step_ended(together=True)
-    worker_steps.step_ended(together=False)
-    worker_steps.step_ended(together=False)
+    open_step.note_worker(run, {}, call, ["self.wg.workers", "self.missing.workers"])
+    open_step.step_ended(together=True)
+    open_step.step_ended(together=False)
+    open_step.step_ended(together=False)
     assert [worker.told for worker in workers] == [[True, False], [], [True, False], [True, False], []]
 
 
 def test_workers_are_not_told_in_discrete_mode(joined: Any, mocker: Any) -> None:
     worker = Actor()
-    worker_steps.note(joined(), {}, mocker.Mock(at=lambda *_: [worker]), ["self.wg.workers"])
-    worker_steps.step_ended(together=False)
+    open_step.note_worker(joined(), {}, mocker.Mock(at=lambda *_: [worker]), ["self.wg.workers"])
+    open_step.step_ended(together=False)
     assert worker.told == []
 
 

@@ -20,7 +20,7 @@ from autoprof.capture import lifecycle, writer
 from autoprof.capture.finisher import job as finisher_job
 from autoprof.capture.profilers import foreign
 from autoprof.capture.profilers import torch as torch_profiler
-from autoprof.hooks.call import Call
+from autoprof.hooks.behaviour import Call
 from autoprof.run import end
 from tests.support.captures import SUBJECT, finished
 from tests.support.helpers import TORCH

@@ -16,10 +16,10 @@ import pytest
 
 from autoprof.capture.finisher import job
 from autoprof.cli import documents, main
+from autoprof.cli.arguments import Parser
 from autoprof.cli.doctor import environment
-from autoprof.cli.parser import Parser
 from autoprof.cli.recipes import documents as recipe_documents
-from autoprof.report.model.run import RunFigures
+from autoprof.report.model import RunFigures
 from autoprof.report.page.server import Server
 from tests.support.helpers import ROOT, clean_environment
 from tests.support.made_runs import make_run

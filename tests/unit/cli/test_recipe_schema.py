@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pytest_mock import MockerFixture
 
 from autoprof.cli.main import main
-from autoprof.cli.recipes import schema
+from autoprof.cli.recipes import check
 from autoprof.hooks import recipe
 from autoprof.hooks.recipe import RecipeError
 from tests.support.helpers import ROOT
@@ -22,12 +22,12 @@ from tests.support.recipe_texts import GOOD, OWN, near_hooks
 
 
 def valid(document: Any) -> bool:
-    return jsonschema.Draft7Validator(schema.schema()).is_valid(document)
+    return jsonschema.Draft7Validator(check.schema()).is_valid(document)
 
 
 def test_the_schema_is_what_the_code_makes() -> None:
-    shipped = ROOT / "recipes" / schema.FILE
-    assert shipped.read_text(encoding="utf-8") == schema.text(), (
+    shipped = ROOT / "recipes" / check.FILE
+    assert shipped.read_text(encoding="utf-8") == check.schema_text(), (
         "run autoprof recipes --schema > recipes/recipe.schema.json"
     )
 
@@ -39,7 +39,7 @@ def test_the_schema_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("path", [*OWN, *(ROOT / "examples").glob("*/*.toml")], ids=lambda path: path.stem)
 def test_recipes_are_valid_by_the_schema(path: Path) -> None:
-    jsonschema.validate(msgspec.toml.decode(path.read_bytes()), schema.schema(), jsonschema.Draft7Validator)
+    jsonschema.validate(msgspec.toml.decode(path.read_bytes()), check.schema(), jsonschema.Draft7Validator)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_what_a_run_takes_is_valid_by_the_schema(
 
 
 def test_every_key_is_described() -> None:
-    content = schema.schema()
+    content = check.schema()
     for definition in [content, *content["definitions"].values()]:
         for key, said in definition["properties"].items():
             assert said.get("description"), key

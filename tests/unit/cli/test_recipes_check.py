@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pytest_mock import MockerFixture
 
 from autoprof.cli.main import main
-from autoprof.cli.recipes import form
+from autoprof.cli.recipes import check as recipe_check
 from autoprof.hooks import recipe
 from autoprof.hooks.recipe import RecipeError
 from tests.support.helpers import ROOT
@@ -151,7 +151,7 @@ def test_places_that_hold_no_recipes(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def agrees(path: Path) -> None:
     """`--check` says something in one line each, of those files only that a run would leave out."""
-    hooks, findings = form.check(str(path))
+    hooks, findings = recipe_check.check_form(str(path))
     for finding in findings:
         assert "\n" not in finding.line()
         assert finding.text

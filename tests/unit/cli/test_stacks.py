@@ -17,11 +17,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from autoprof.base import identity
-from autoprof.cli.stacks import command, groups, node, page
-from autoprof.cli.stacks.answer import Absent, Answer
-from autoprof.run.watch import owners
-from autoprof.rundir.stacks import Frame, OpenSpan, ProcessStacks, Task, Thread
+from autoprof.base import identity as process_module
+from autoprof.cli.stacks import command, groups, node
+from autoprof.cli.stacks.node import Absent, Answer
+from autoprof.run import stacks
+from autoprof.rundir.records import Frame, OpenSpan, ProcessStacks, Task, Thread
 from tests.support import standing
 from tests.support.helpers import autoprof, clean_environment, wait_for
 
@@ -51,7 +51,7 @@ class Run:
         self.pids["fork"] = int(wait_for(folder / "fork.ready", LONG_S))
         wait_for(folder / "parent.ready", LONG_S)
         # Nobody reaps it before the end.
-        while identity.began(self.pids["dies"]) is not None:
+        while process_module.start_ticks(self.pids["dies"]) is not None:
             time.sleep(0.05)
         self.said = autoprof("stacks", "--json", cwd=folder)
         self.found = json.loads(self.said.stdout)
@@ -82,10 +82,10 @@ def test_equal_stacks_are_one_group_and_the_late_rank_is_another(run: Run) -> No
     )
     assert re.fullmatch(heading, first["heading"])
     assert [frame["function"] for frame in first["frames"]][-2:] == ["all_reduce", "held"]
-    assert all(not frame["file"].startswith(owners.OWN) for frame in first["frames"])
+    assert all(not frame["file"].startswith(stacks.OWN) for frame in first["frames"])
     (late,) = [each for each in run.found["groups"] if each["heading"].endswith(": actor rank 3")]
     assert [frame["function"] for frame in late["frames"]][-2:] == ["collate", "held"]
-    assert late["processes"] == [f"{identity.HOST}-{run.pids['collate']}"]
+    assert late["processes"] == [f"{process_module.HOST}-{run.pids['collate']}"]
 
 
 def test_a_deadlock_shows_both_threads(run: Run) -> None:
@@ -106,7 +106,7 @@ def test_py_spy_sees_a_call_in_c_that_keeps_the_lock(run: Run) -> None:
     assert " in c (support/standing.py:" in group["heading"]
     # What it holds is in the run, too.
     (folder,) = run.found["folders"]
-    written = Path(folder.partition(":")[2]) / f"{identity.HOST}-{run.pids['c']}.json"
+    written = Path(folder.partition(":")[2]) / f"{process_module.HOST}-{run.pids['c']}.json"
     # py-spy does not know the kernel's number of a thread of Python 3.10; a 0 is left out of one of them.
     known = msgspec.json.decode(written.read_bytes(), type=ProcessStacks)
     assert known == msgspec.convert({key: stacks[key] for key in json.loads(written.read_text())}, ProcessStacks)
@@ -190,7 +190,7 @@ COLLATE = ("collate", "/home/me/data/collate.py", 31)
 def test_a_heading_says_who_is_where_since_when() -> None:
     ranks = [process(n, REDUCE, WAIT, spans=stage("update_actor", n, 720)) for n in range(64) if n != 17]
     late = process(17, COLLATE, spans=stage("update_actor", 17, 600))
-    lines = [page.heading(group, "process", "processes") for group in groups.at_work([late, *ranks])]
+    lines = [command.heading(group, "process", "processes") for group in groups.at_work([late, *ranks])]
     assert lines == [
         "63 processes in all_reduce (torch/x.py:9) of update_actor, step 41, since 12 min 0 s: actor ranks 0-16,18-63",
         "1 process in collate (data/collate.py:31) of update_actor, step 41, since 10 min 0 s: actor rank 17",
@@ -204,7 +204,7 @@ def test_samples_and_tools_are_named_with_their_ids_and_age() -> None:
     ]
     tasks = [Task(name=f"Task-{n}", frames=[Frame(*COLLATE)], waits_on="Future", spans=[n]) for n in range(40)]
     told = ProcessStacks(host="n1", pid=7, unix_ns=NOW, process="loop", spans=tools, tasks=tasks)
-    lines = list(page.lines([told], []))
+    lines = list(command.page_lines([told], []))
     assert "    tool search: 40, the oldest since 2 min 19 s" in lines
     assert "        sample=39 turn=2, step 41, since 2 min 19 s (n1-7)" in lines
     assert (
@@ -221,7 +221,7 @@ def test_a_page_of_many_stacks_stays_a_page() -> None:
     absent = [
         Absent(host="n2", pid=n, process="", state="running", reason="it did not answer", spans=[]) for n in range(90)
     ]
-    lines = list(page.lines(many, absent))
+    lines = list(command.page_lines(many, absent))
     assert len(lines) < 450
     assert "... 476 processes more, with 476 other stacks" in lines
     assert "... 70 processes more without an answer" in lines
@@ -251,8 +251,8 @@ def asked(folder: Path, **values: Any) -> Answer:
     """The answer for a run in a folder, of which this process is a part that does not answer."""
     (folder / "hooks").mkdir(parents=True)
     hooks = {"made/up": {"called": 1.0}}
-    own = {"host": identity.HOST, "pid": os.getpid(), "process": "this test", "hooks": hooks}
-    (folder / "hooks" / f"{identity.HOST}-{os.getpid()}.json").write_text(json.dumps(own | values))
+    own = {"host": process_module.HOST, "pid": os.getpid(), "process": "this test", "hooks": hooks}
+    (folder / "hooks" / f"{process_module.HOST}-{os.getpid()}.json").write_text(json.dumps(own | values))
     return ask(folder)
 
 
@@ -265,7 +265,9 @@ def test_without_permission_it_says_what_to_do(tmp_path: Path, monkeypatch: pyte
     ((pid, state, reason),) = [(each.pid, each.state, each.reason) for each in answer.absent]
     assert (pid, state, reason) == (os.getpid(), "running", "it did not answer within 0.1 s")
     (line,) = command._spy_problems([answer], native=False)
-    assert line.startswith(f"{identity.HOST}: py-spy may not look into the processes: call autoprof stacks as root")
+    assert line.startswith(
+        f"{process_module.HOST}: py-spy may not look into the processes: call autoprof stacks as root"
+    )
 
 
 def test_without_py_spy_it_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autoprof.cli import console, table
+from autoprof.cli import console
 from autoprof.cli.main import main
 from tests.support.made_runs import make_run
 
@@ -20,7 +20,7 @@ ROWS = [
 
 @pytest.mark.parametrize("columns", [200, 80, 60, 40])
 def test_a_table_fits_and_breaks_no_name(columns: int) -> None:
-    lines = list(table.lines(HEADER, ROWS, columns, drop=("started",)))
+    lines = list(console.table_lines(HEADER, ROWS, columns, drop=("started",)))
     assert max(map(len, lines)) <= columns
     for row in ROWS:
         assert any(line.startswith(row[0]) for line in lines)
@@ -30,7 +30,7 @@ def test_a_table_fits_and_breaks_no_name(columns: int) -> None:
 
 
 def test_text_wraps_at_words_before_a_column_goes() -> None:
-    lines = list(table.lines(HEADER, ROWS, 95))
+    lines = list(console.table_lines(HEADER, ROWS, 95))
     assert [line[51:].strip() for line in lines] == [
         "finding",
         "the slowest sample held up all others, by",
@@ -41,12 +41,12 @@ def test_text_wraps_at_words_before_a_column_goes() -> None:
 
 def test_a_name_that_is_too_long_stays_whole() -> None:
     name = "actor.update_actor.rank0.node1.pid12345"
-    lines = list(table.lines(["step", "capture", "state"], [["2", name, "complete"]], 20, drop=("step",)))
+    lines = list(console.table_lines(["step", "capture", "state"], [["2", name, "complete"]], 20, drop=("step",)))
     assert lines == ["capture", name, "a wider terminal", "shows: step, state"]
 
 
 def test_wide_characters_take_two_columns() -> None:
-    lines = list(table.lines(["name", "state"], [["步骤", "ended"], ["a", "ended"]]))
+    lines = list(console.table_lines(["name", "state"], [["步骤", "ended"], ["a", "ended"]]))
     assert lines == ["name  state", "步骤  ended", "a     ended"]
 
 
@@ -66,8 +66,8 @@ def test_colours_where_there_is_no_terminal(
 
 
 def test_colours_change_no_character() -> None:
-    plain = list(table.lines(HEADER, ROWS))
-    coloured = list(table.lines(HEADER, ROWS, colours=True))
+    plain = list(console.table_lines(HEADER, ROWS))
+    coloured = list(console.table_lines(HEADER, ROWS, colours=True))
     assert "\x1b[31mfailed\x1b[0m" in coloured[2]
     bare = [line.replace("\x1b[0m", "") for line in coloured]
     for code in ("1", "31", "32"):

@@ -15,8 +15,8 @@ import pytest
 
 from autoprof.rundir import runs
 from autoprof.rundir.layout import RunDir
-from autoprof.windows import trigger_requests
-from autoprof.windows.trigger_requests import Trigger
+from autoprof.windows import requests
+from autoprof.windows.requests import Trigger
 from tests.support.helpers import clean_environment, wait_for
 from tests.support.small_trainer import BEGIN, prepare
 
@@ -95,7 +95,7 @@ class Going:
     def asked(self) -> str:
         """The name of the one request that there is, when it is there."""
         deadline = time.monotonic() + 60
-        while not (found := trigger_requests.waiting(self.run)):
+        while not (found := requests.waiting(self.run)):
             assert time.monotonic() < deadline
             time.sleep(0.02)
         (name,) = found
@@ -154,13 +154,13 @@ def test_two_who_ask_for_the_same_wait_for_one_window(going: Going) -> None:
     assert line.startswith(f"run {going.run.path.name} has been asked for the next step already, in ")
     assert name in line
     # One that comes at the very same time is told by the trainer.
-    trigger_requests.ask(going.run, Trigger())
+    requests.ask(going.run, Trigger())
     going.go_on()
     (status, lines, _), (other_status, others, _) = said(first), said(second)
     assert (status, other_status) == (0, 0)
     (folder,) = going.run.path.glob("global_step_*")
     assert lines[-1] == others[-1] == str(folder)
-    states = sorted(each.state for each in trigger_requests.states(going.run).values())
+    states = sorted(each.state for each in requests.states(going.run).values())
     assert states == ["done", "joined"]
 
 
@@ -173,7 +173,7 @@ def test_who_stops_waiting_leaves_the_request(going: Going) -> None:
     status, _, errors = said(shell)
     assert status == 130
     assert "the request stands; run the same command to wait for it again" in errors
-    assert trigger_requests.waiting(going.run) == [name]
+    assert requests.waiting(going.run) == [name]
     again = going.shell()
     assert again.stdout is not None
     assert "already" in again.stdout.readline()
@@ -190,17 +190,17 @@ def test_one_that_is_killed_leaves_a_whole_request(going: Going) -> None:
     name = going.asked()
     shell.kill()
     shell.wait()
-    assert trigger_requests.names(going.run) == [name]
+    assert requests.names(going.run) == [name]
     going.go_on()
     done = wait_for_state(going, name, "done")
     assert done.captured
     assert "autoprof: " not in going.end()
 
 
-def wait_for_state(going: Going, name: str, state: str) -> trigger_requests.Became:
+def wait_for_state(going: Going, name: str, state: str) -> requests.Became:
     deadline = time.monotonic() + 60
     while True:
-        became = trigger_requests.states(going.run).get(name)
+        became = requests.states(going.run).get(name)
         if became is not None and became.state == state:
             return became
         assert time.monotonic() < deadline, became
@@ -241,16 +241,16 @@ def test_a_run_that_ends_with_part_of_the_window_gives_that_part(going: Going) -
 
 def test_a_run_that_is_switched_off_is_not_waited_for(going: Going) -> None:
     going.begin()
-    trigger_requests.switch(going.run, off=True)
+    requests.switch(going.run, off=True)
     status, lines, errors = said(going.shell())
     assert (status, lines) == (1, [])
     assert "is switched off in run" in errors
-    assert trigger_requests.waiting(going.run) == []
-    trigger_requests.switch(going.run, off=False)
+    assert requests.waiting(going.run) == []
+    requests.switch(going.run, off=False)
     shell = going.shell("--from", "1000000")
     assert shell.stdout is not None
     shell.stdout.readline()
-    trigger_requests.switch(going.run, off=True)
+    requests.switch(going.run, off=True)
     status, _, errors = said(shell)
     assert status == 1
     assert "autoprof is switched off in the run; the request stands" in errors

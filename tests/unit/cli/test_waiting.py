@@ -10,14 +10,14 @@ import pytest
 from pytest_mock import MockerFixture
 
 from autoprof.cli.documents import Triggered
+from autoprof.cli.trigger import command as trigger_wait
 from autoprof.cli.trigger import view
-from autoprof.cli.trigger import wait as trigger_wait
+from autoprof.cli.trigger.command import GaveUp
 from autoprof.cli.trigger.view import View
-from autoprof.cli.trigger.wait import GaveUp
 from autoprof.rundir.file_names import META, PART
 from autoprof.rundir.layout import RunDir, write_json
-from autoprof.windows import trigger_requests
-from autoprof.windows.trigger_requests import Became, Trigger
+from autoprof.windows import requests
+from autoprof.windows.requests import Became, Trigger
 
 NAME = "1-2-0123abcd.json"
 
@@ -50,11 +50,11 @@ def captured(run: RunDir, step: int, name: str, **meta: Any) -> None:
 
 
 def done(run: RunDir, *steps: int, **values: Any) -> None:
-    trigger_requests.note(run, NAME, Trigger(), Became(state="done", captured=list(steps), **values))
+    requests.note(run, NAME, Trigger(), Became(state="done", captured=list(steps), **values))
 
 
 def wait(nodes: Nodes) -> None:
-    trigger_wait.wait(nodes, Trigger(steps=1), Triggered(run="run", request=NAME), 0.01)
+    trigger_wait.wait_for_files(nodes, Trigger(steps=1), Triggered(run="run", request=NAME), 0.01)
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -120,8 +120,8 @@ def test_what_became_of_a_request_may_be_anything(disk: RunDir) -> None:
 
 def test_one_that_joined_waits_for_the_other(disk: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     first = "1-1-0123abcd.json"
-    trigger_requests.note(disk, first, Trigger(), Became(state="done", captured=[7]))
-    trigger_requests.note(disk, NAME, Trigger(), Became(state="joined", joined=first))
+    requests.note(disk, first, Trigger(), Became(state="done", captured=[7]))
+    requests.note(disk, NAME, Trigger(), Became(state="joined", joined=first))
     captured(disk, 7, "actor.update_actor.rank0.one.pid1")
     wait(Nodes(("one", disk)))
     assert "the same was asked for already; this waits for it, too\n" in capsys.readouterr().out

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pytest_mock import MockerFixture
 
-from autoprof.config import conditions, sources, values
-from autoprof.config.settings import Settings
-from autoprof.config.sources import load, unknown_roles
+from autoprof.config import conditions, settings, values
+from autoprof.config.settings import Settings, load, unknown_roles
 from autoprof.config.values import SettingsError
 from tests.support.helpers import ROOT
 
@@ -166,7 +165,7 @@ def test_no_file_gives_anything_but_settings_or_one_line(
     content: dict[str, object], tmp_path: Path, mocker: MockerFixture
 ) -> None:
     (tmp_path / "autoprof.toml").touch()
-    mocker.patch("autoprof.config.sources.msgspec.toml.decode", return_value=dict(content))
+    mocker.patch("autoprof.config.settings.msgspec.toml.decode", return_value=dict(content))
     try:
         read = load({}, tmp_path)
     except SettingsError as error:
@@ -182,7 +181,7 @@ def test_a_settings_file_without_an_end_is_refused(tmp_path: Path) -> None:
 
 def test_a_setting_is_read_where_the_file_is_too_deep(tmp_path: Path) -> None:
     (tmp_path / "autoprof.toml").write_text("steps = " + "[" * 10_000 + "]" * 10_000)
-    assert sources.one("steps", {}, tmp_path) == Settings().steps
+    assert settings.load_one("steps", {}, tmp_path) == Settings().steps
 
 
 def test_conditions_in_a_text_and_in_tables_are_the_same(tmp_path: Path) -> None:
@@ -279,7 +278,7 @@ def test_no_tables_give_anything_but_conditions_or_one_line(
     tables: list[object], tmp_path: Path, mocker: MockerFixture
 ) -> None:
     (tmp_path / "autoprof.toml").touch()
-    mocker.patch("autoprof.config.sources.msgspec.toml.decode", return_value={"when": tables})
+    mocker.patch("autoprof.config.settings.msgspec.toml.decode", return_value={"when": tables})
     try:
         read = load({}, tmp_path)
     except SettingsError as error:
@@ -353,7 +352,7 @@ def test_what_is_taken_reads_the_same_again(text: str) -> None:
 
 
 def test_names_that_there_are_not_are_said_with_the_nearest(tmp_path: Path) -> None:
-    assert sources.unknown(["AUTOPROF_RANK", "AUTOPROF_FOO", "AUTOPROF", "AUTOPROF_STEPS", "PATH"]) == [
+    assert settings.unknown(["AUTOPROF_RANK", "AUTOPROF_FOO", "AUTOPROF", "AUTOPROF_STEPS", "PATH"]) == [
         "AUTOPROF_FOO is ignored: there is no such setting",
         "AUTOPROF_RANK is ignored: there is no such setting; did you mean 'AUTOPROF_RANKS'?",
     ]
@@ -364,4 +363,4 @@ def test_names_that_there_are_not_are_said_with_the_nearest(tmp_path: Path) -> N
 
 def test_every_variable_that_autoprof_reads_or_sets_is_known() -> None:
     code = "".join(path.read_text() for path in [*ROOT.glob("autoprof/**/*.py"), *ROOT.glob("sitecustomize/*.py")])
-    assert sources.unknown(set(re.findall(r"AUTOPROF_[A-Z_]*[A-Z]", code))) == []
+    assert settings.unknown(set(re.findall(r"AUTOPROF_[A-Z_]*[A-Z]", code))) == []

@@ -17,11 +17,10 @@ from autoprof.behaviours.trainer import running
 from autoprof.behaviours.trainer.stages import Pass, Stage
 from autoprof.capture import lifecycle
 from autoprof.hooks import dispatch, gates, registry
-from autoprof.hooks.behaviour import Behaviour
-from autoprof.hooks.call import CALL, Around, Call
+from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call
 from autoprof.hooks.wrapper import wrap, wrapped_by
-from autoprof.run.cluster import current_step
-from autoprof.run.cluster.current_step import StepAnnouncement
+from autoprof.run import step_announcement
+from autoprof.run.step_announcement import StepAnnouncement
 from tests.support.captures import finished
 
 
@@ -122,9 +121,9 @@ class Half(Stage):
 
 @pytest.fixture
 def posted() -> Iterator[None]:
-    current_step.post("run", StepAnnouncement(step=1, captured=True))
+    step_announcement.post("run", StepAnnouncement(step=1, captured=True))
     yield
-    current_step.post("run", None)
+    step_announcement.post("run", None)
 
 
 def test_what_a_hook_began_to_record_before_it_failed_is_ended(

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from autoprof.hooks import holders, patching, registry
+from autoprof.hooks import patching, registry
 
 BEHAVIOUR = SimpleNamespace(supply=lambda *args: False, install=lambda *args: False, layer=0)
 DEFINES = """
@@ -64,7 +64,7 @@ def test_a_table_gets_the_function_that_its_name_has(make: Any, attribute: str, 
 def test_nothing_is_looked_for_if_a_function_is_held_by_its_module_alone(
     make: Any, attribute: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(holders, "replace", lambda *args: pytest.fail("it was looked for"))
+    monkeypatch.setattr(patching, "replace_in_holders", lambda *args: pytest.fail("it was looked for"))
     toy = make("toy.one", DEFINES)
     apply(toy, attribute)
     owner = toy if attribute == "function" else toy.Holder
@@ -105,7 +105,7 @@ def test_a_table_of_a_module_that_runs_as_main_is_searched(make: Any) -> None:
 
 
 def test_a_table_of_data_is_not_searched(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holders, "_MAX_TABLE", 3)
+    monkeypatch.setattr(patching, "_MAX_TABLE", 3)
     toy = make("toy.one", f"{DEFINES}\nshort, long = [function] * 3, [function] * 4\n")
     apply(toy, "function")
     assert toy.short == [toy.function] * 3

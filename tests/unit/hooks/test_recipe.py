@@ -10,8 +10,7 @@ from pytest_mock import MockerFixture
 from autoprof import _boot
 from autoprof.behaviours.trainer.stages import Stage
 from autoprof.hooks import recipe
-from autoprof.hooks.recipe import BoundHook, RecipeError
-from autoprof.hooks.versions import exceeds, fits
+from autoprof.hooks.recipe import BoundHook, RecipeError, exceeds, fits
 from tests.support.recipe_texts import GOOD, keys, values
 
 

@@ -18,8 +18,7 @@ import pytest
 from pytest_mock import MockerFixture
 
 from autoprof.hooks import registry
-from autoprof.hooks.behaviour import Behaviour
-from autoprof.hooks.call import CALL, Around, Call
+from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call
 from autoprof.hooks.wrapper import wrap, wrapped_by
 from autoprof.run import runtime
 

@@ -14,9 +14,8 @@ import pytest
 from pytest_mock import MockerFixture
 
 from autoprof.hooks import registry
-from autoprof.hooks.behaviour import Behaviour
-from autoprof.hooks.call import CALL, Around, Call
-from autoprof.hooks.waits import InThread
+from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call
+from autoprof.hooks.dispatch import InThread
 from autoprof.hooks.wrapper import wrap
 from tests.support.misbehaving import BEHAVIOURS, NAMES, SCRIPTS, Scripted, nothing, waits
 

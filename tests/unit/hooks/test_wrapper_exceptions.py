@@ -15,7 +15,7 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from autoprof.hooks.call import CALL, Call
+from autoprof.hooks.behaviour import CALL, Call
 from autoprof.hooks.wrapper import wrap
 from tests.support.helpers import ROOT
 from tests.support.misbehaving import BEHAVIOURS, NAMES, Now, Scripted

@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, BrowserContext, Error, Page, Route, exp
 
 from autoprof.cli import open
 from autoprof.report import build
-from autoprof.report.model.run import RunFigures
+from autoprof.report.model import RunFigures
 from autoprof.report.page import html
 from autoprof.report.page.server import PERFETTO, Server
 from autoprof.rundir import runs

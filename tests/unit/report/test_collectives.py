@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from autoprof.report import build
-from autoprof.report.figures import collectives
-from autoprof.report.figures.collectives import Record
+from autoprof.report.hangs import collectives
+from autoprof.report.hangs.collectives import Record
 from autoprof.rundir import runs
 from tests.support.hung_runs import ALL_REDUCE, REWARD, HungRun, finding_of, flight_record, join, said
 

@@ -12,12 +12,12 @@ import msgspec
 import pytest
 
 from autoprof.cli import report
-from autoprof.report import make, markdown
-from autoprof.report.make import Request
-from autoprof.report.model.run import RunFigures
+from autoprof.report import build, markdown
+from autoprof.report.build import Request
+from autoprof.report.model import RunFigures
 from autoprof.report.page import html
 from autoprof.rundir import runs
-from autoprof.traces import timeline_spans
+from autoprof.traces import timeline
 from tests.support.report_runs import START_NS, write
 
 HUGE = 10**400
@@ -32,7 +32,7 @@ def run(tmp_path: Path) -> Path:
 
 def told(run: Path, capsys: pytest.CaptureFixture[str]) -> RunFigures:
     """The figures, after all forms of them were made."""
-    figures = make.figures(Request(run=runs.read(run)))
+    figures = build.report_figures(Request(run=runs.read(run)))
     assert msgspec.json.decode(msgspec.json.encode(figures), type=RunFigures) == figures
     html.page(figures).encode()
     markdown.text(figures).encode()
@@ -155,4 +155,4 @@ def test_what_is_no_file(
     make(run / folder / "n1-77.jsonl")
     assert len(told(run, capsys).steps) == 4
     # `autoprof merge` reads them, too.
-    assert len(timeline_spans.of_step(run, 2)) == 15
+    assert len(timeline.of_step(run, 2)) == 15

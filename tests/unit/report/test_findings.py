@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from autoprof.report import build, comparison
-from autoprof.report.figures import slow_steps, stage_shares
-from autoprof.report.findings import capture_rules, findings, registry, step_rules
+from autoprof.report.figures import overview
+from autoprof.report.findings import findings, registry, rules, step_rules
 from autoprof.report.findings.findings import KINDS
-from autoprof.report.model.run import Finding, RunFigures
-from autoprof.report.page import charts, html, step_charts
+from autoprof.report.model import Finding, RunFigures
+from autoprof.report.page import charts, html
 from autoprof.rundir import runs
 from tests.support.helpers import ROOT
 from tests.support.report_runs import PLANTS, capture, write
@@ -187,8 +187,8 @@ DOCUMENTATION = ROOT / "docs" / "findings.md"
 @pytest.mark.parametrize(
     ("values", "documented", "said"),
     [
-        ((slow_steps.SLOW_RATIO, slow_steps.SLOW_S), (1.2, 1), "more than 1.2 times the median"),
-        ((slow_steps.AROUND, slow_steps.FEWEST), (10, 3), "the ten steps before and the ten after"),
+        ((overview.SLOW_RATIO, overview.SLOW_S), (1.2, 1), "more than 1.2 times the median"),
+        ((overview.AROUND, overview.FEWEST), (10, 3), "the ten steps before and the ten after"),
         ((registry.LEAST_S, registry.LEAST_SHARE), (1, 0.03), "under a second, or under 3 % of the step"),
         ((step_rules.SYNC_RATIO, findings.SYNC_SHARE), (2, 0.15), "At least 15 % of all regular steps"),
         (
@@ -197,14 +197,14 @@ DOCUMENTATION = ROOT / "docs" / "findings.md"
             "a tenth of the step; samples spend a quarter",
         ),
         (
-            (stage_shares.NO_STAGE_SHARE, step_rules.NO_STAGE_S, registry.LEAST_S),
+            (overview.NO_STAGE_SHARE, step_rules.NO_STAGE_S, registry.LEAST_S),
             (0.2, 0.1, 1),
             "for over a fifth of a step (0.1 s at least in a regular step, 1 s in others)",
         ),
-        ((step_rules.TOOL_SHARE, capture_rules.IDLE_SHARE), (0.3, 0.4), "three tenths of the samples' time"),
-        ((capture_rules.BARE_SHARE, capture_rules.FULL_SHARE), (0.15, 0.92), "92 % of the device's memory"),
+        ((step_rules.TOOL_SHARE, rules.IDLE_SHARE), (0.3, 0.4), "three tenths of the samples' time"),
+        ((rules.BARE_SHARE, rules.FULL_SHARE), (0.15, 0.92), "92 % of the device's memory"),
         ((comparison.FINDING_RATIO, comparison.FINDING_SHARE), (1.1, 0.03), "1.1 times as long and 3 % of the step"),
-        ((charts.MOST_BARS, html.MOST_ROWS, step_charts.MOST_LANES), (300, 400, 96), "Of more than 300 steps a bar"),
+        ((charts.MOST_BARS, html.MOST_ROWS, charts.MOST_LANES), (300, 400, 96), "Of more than 300 steps a bar"),
     ],
 )
 def test_the_documentation_has_the_thresholds(

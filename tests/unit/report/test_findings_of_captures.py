@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from autoprof.report import build, comparison
-from autoprof.report.model.run import Finding
+from autoprof.report.model import Finding
 from autoprof.report.page import html
 from autoprof.rundir import runs
 from tests.support.report_runs import BASE_NS, START_NS, Script, capture, generation, training, write

@@ -15,11 +15,11 @@ import pytest
 from autoprof.base import identity
 from autoprof.cli.main import main
 from autoprof.report import build
-from autoprof.report.figures import hangs
 from autoprof.report.findings import findings
-from autoprof.report.model.run import Finding
+from autoprof.report.hangs import read
+from autoprof.report.model import Finding
 from autoprof.rundir import runs
-from autoprof.rundir.stacks import Frame, Task, Thread
+from autoprof.rundir.records import Frame, Task, Thread
 from tests.support.hung_runs import ALL_REDUCE, IDLE, MIN, REWARD, HungRun, finding_of, flight_record, join, said
 
 
@@ -469,7 +469,7 @@ def test_damaged_files_never_raise(hung: HungRun, no_torch: None, seed: int) -> 
         path.write_bytes(content[: chance.choice((len(content), len(content), chance.randrange(len(content))))])
     (hung.hang / "n9-1.json").write_text('{"host": 3, "threads": [1, {"frames": [{"line": "x"}]}], "spans": {}}')
     (hung.hang / "n9-2.json").write_text("[" * 5000)
-    assert list(hangs.read(hung.folder))
+    assert list(read.read_hangs(hung.folder))
     assert build.figures(runs.read(hung.folder)).findings
 
 

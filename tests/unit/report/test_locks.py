@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from autoprof.report.figures import locks
-from autoprof.rundir.stacks import Frame, Thread
+from autoprof.report.hangs import places
+from autoprof.rundir.records import Frame, Thread
 
 OF_MODULE = """\
 import threading
@@ -55,7 +55,7 @@ def deadlock(path: Path, source: str, *lines: Sequence[int]) -> str:
         Thread(name=f"scorer-{number}", ident=number, frames=[Frame(f"f{line}", str(path), line) for line in stack])
         for number, stack in enumerate(lines, 1)
     ]
-    return locks.deadlock(threads)
+    return places.deadlock(threads)
 
 
 def test_two_threads_that_wait_for_one_anothers_locks_are_told_with_their_places(tmp_path: Path) -> None:

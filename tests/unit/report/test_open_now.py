@@ -16,7 +16,7 @@ from autoprof.report import build, markdown
 from autoprof.report.page import html
 from autoprof.rundir import open_spans, runs
 from autoprof.rundir.open_spans import ELSEWHERE, GONE, RUNNING, ProcessState
-from autoprof.rundir.stacks import OpenSpan
+from autoprof.rundir.records import OpenSpan
 from tests.support.hung_runs import MIN, HungRun
 from tests.support.traces import load
 

@@ -17,10 +17,8 @@ import plotly.graph_objects
 import pytest
 
 from autoprof.base import units
-from autoprof.report.model.captures import DeviceShares
-from autoprof.report.model.lanes import Lane, SpanRow
-from autoprof.report.model.run import StepFigures
-from autoprof.report.page import charts, colours, html, step_charts
+from autoprof.report.model import DeviceShares, Lane, SpanRow, StepFigures
+from autoprof.report.page import charts, html
 from tests.support import report_pages
 from tests.support.report_pages import HOSTILE
 
@@ -168,7 +166,7 @@ def test_every_colour_is_in_the_style_sheet(usual: Read) -> None:
 
 def _tokens() -> set[str]:
     names = ["gen", "ref", "update_actor", "update_weights", "testing", "reward", "other", "tool x", "unheard of"]
-    return {look.colour for look in colours.looks(names).values()}
+    return {look.colour for look in charts.choose_looks(names).values()}
 
 
 @pytest.mark.parametrize("theme", [0, 1])
@@ -190,7 +188,7 @@ def test_text_is_easy_to_read(theme: int) -> None:
 
 
 def test_stages_of_one_kind_have_patterns_of_their_own() -> None:
-    given = colours.looks(["old_log_prob", "ref", "values", "gen", "other", "tool a", "tool b"])
+    given = charts.choose_looks(["old_log_prob", "ref", "values", "gen", "other", "tool a", "tool b"])
     assert len({given[name].colour for name in ("old_log_prob", "ref", "values")}) == 1
     assert len({(look.colour, look.pattern) for look in given.values()}) == len(given)
 
@@ -279,7 +277,7 @@ def step(lanes: list[Lane]) -> StepFigures:
 
 def drawn(lanes: list[Lane]) -> dict[str, list[tuple[float, float, float]]]:
     """Bars by name: from when on, for how long, in which row."""
-    plot, _ = step_charts.lanes(step(lanes), {})
+    plot, _ = charts.lanes_plot(step(lanes), {})
     return {
         trace["name"]: [tuple(bar) for bar in zip(trace["base"], trace["x"], trace["y"], strict=True)]
         for trace in plot["data"]
@@ -294,7 +292,7 @@ def test_a_span_inside_of_another_stands_below_it() -> None:
 def test_what_is_not_drawn_is_counted() -> None:
     deep = lane("trainer", [(f"t{at}", at, 100 - at) for at in range(6)])
     cut = msgspec.structs.replace(lane("agents", [("a", 0, 50)], kind="sample"), left_out=3)
-    plot, left_out = step_charts.lanes(step([deep, cut]), {})
+    plot, left_out = charts.lanes_plot(step([deep, cut]), {})
     assert [trace["name"] for trace in plot["data"]] == ["t0", "t1", "t2", "t3", "samples"]
     assert left_out == 2 + 3
     assert plot["data"][-1]["customdata"][0][1].startswith("1 or more at a time")
@@ -312,8 +310,8 @@ def test_many_samples_are_shown_by_how_many_go_on() -> None:
 
 
 def test_of_very_many_lanes_the_busiest_and_idlest_are_drawn() -> None:
-    chosen = step_charts.choose([lane(f"rank {at}", [("x", 0, 1)], busy=at) for at in range(512)])
-    assert (len(chosen.lanes), chosen.left_out) == (step_charts.MOST_LANES, 512 - step_charts.MOST_LANES)
+    chosen = charts.choose([lane(f"rank {at}", [("x", 0, 1)], busy=at) for at in range(512)])
+    assert (len(chosen.lanes), chosen.left_out) == (charts.MOST_LANES, 512 - charts.MOST_LANES)
     assert {"rank 0", "rank 511"} <= {each.label for each in chosen.lanes}
 
 

@@ -12,7 +12,7 @@ import pytest
 from autoprof.cli.report import show
 from autoprof.report import comparison, markdown
 from autoprof.report.findings import findings
-from autoprof.report.model.run import RunFigures
+from autoprof.report.model import RunFigures
 from autoprof.report.page import html
 from tests.support.timelines import figures, span, step, timeline
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from autoprof.run.cluster import clocks
+from autoprof.run import clocks
 from autoprof.run.runtime import Runtime
 from autoprof.rundir.records import Offset
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from autoprof.run.cluster import nodes
-from autoprof.run.cluster.nodes import Node
+from autoprof.run import cluster as ray_cluster
+from autoprof.run.cluster import Node
 from autoprof.run.collect import fetch
-from autoprof.run.collect.ask import DIED, Asked, Lost
+from autoprof.run.collect.fetch import DIED, Asked, Lost
 from tests.support.collected_nodes import CAPTURE, META, TRACE, Cluster
 
 
@@ -182,7 +182,7 @@ def test_a_node_that_is_dead_is_named_with_what_is_lost(cluster: Cluster) -> Non
 
 
 def test_a_dead_node_whose_disk_is_still_there_has_lost_nothing(cluster: Cluster) -> None:
-    disk = nodes.disk_of(str(cluster.nodes["n1"].folder))
+    disk = ray_cluster.disk_of(str(cluster.nodes["n1"].folder))
     cluster.registered = [Node(id="before", host="n1", directory="/runs/x", disk=disk)]
     assert cluster.collect().missing == []
     # It wrote here itself: the disk is that of all.

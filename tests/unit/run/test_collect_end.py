@@ -16,18 +16,18 @@ import msgspec
 import pytest
 
 from autoprof.base import identity, log
-from autoprof.behaviours.ray import collect_at_end
+from autoprof.behaviours.ray import session
 from autoprof.cli import collect
 from autoprof.cli.main import main
-from autoprof.cli.trigger import in_ray
+from autoprof.cli.trigger import view
+from autoprof.run import cluster as ray_cluster
 from autoprof.run import end
-from autoprof.run.cluster import connect, kv, nodes
-from autoprof.run.collect import gather, in_process
+from autoprof.run.collect import gather
 from autoprof.run.runtime import Runtime
 from autoprof.rundir import processes, runs
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import CollectedFile, Missing, NodeState
-from autoprof.windows.inbox import Registered, registered
+from autoprof.windows.requests import Registered, registered
 from tests.support.helpers import clean_environment
 
 
@@ -37,8 +37,8 @@ class Store:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.kept: dict[bytes, bytes] = {}
         self.up = True
-        monkeypatch.setattr(kv, "up", lambda: self.up)
-        monkeypatch.setattr(kv, "_kv", lambda: self)
+        monkeypatch.setattr(ray_cluster, "is_up", lambda: self.up)
+        monkeypatch.setattr(ray_cluster, "_kv", lambda: self)
 
     def _internal_kv_put(self, key: bytes, value: bytes, overwrite: bool, namespace: bytes) -> bool:
         there = key in self.kept
@@ -86,30 +86,32 @@ def driver(joined: Callable[..., Runtime], monkeypatch: pytest.MonkeyPatch) -> C
 
 
 def test_the_first_process_of_a_node_registers_it_and_the_driver_always(kept: Store, cluster: list[str]) -> None:
-    assert nodes.register("run", "/a", driver=False)[0] == "here"
-    assert nodes.register("run", "/b", driver=False)[0] == "here"
-    assert [(node.id, node.directory, node.driver) for node in nodes.of_run("run")] == [("here", "/a", False)]
-    nodes.register("run", "/c", driver=True)
-    assert [(node.directory, node.driver) for node in nodes.of_run("run")] == [("/c", True)]
+    assert ray_cluster.register_node("run", "/a", driver=False)[0] == "here"
+    assert ray_cluster.register_node("run", "/b", driver=False)[0] == "here"
+    assert [(node.id, node.directory, node.driver) for node in ray_cluster.nodes_of_run("run")] == [
+        ("here", "/a", False)
+    ]
+    ray_cluster.register_node("run", "/c", driver=True)
+    assert [(node.directory, node.driver) for node in ray_cluster.nodes_of_run("run")] == [("/c", True)]
     kept.kept[b"node/run/bad"] = b"{"
-    assert len(nodes.of_run("run")) == 1
-    nodes.register("another", "/d", driver=False, uid=7)
-    assert nodes.users() == {"another": 7, "run": None}
+    assert len(ray_cluster.nodes_of_run("run")) == 1
+    ray_cluster.register_node("another", "/d", driver=False, uid=7)
+    assert ray_cluster.users_of_run() == {"another": 7, "run": None}
 
 
 NOBODY = 4_000_000_000
 
 
 def test_without_a_name_the_last_run_of_this_user_is_collected(kept: Store, cluster: list[str], tmp_path: Path) -> None:
-    nodes.register("20260101-own", "/a", driver=True, uid=os.geteuid())
-    nodes.register("20260102-own", "/b", driver=True, uid=os.geteuid())
-    nodes.register("20260103-other", "/c", driver=True, uid=NOBODY)
+    ray_cluster.register_node("20260101-own", "/a", driver=True, uid=os.geteuid())
+    ray_cluster.register_node("20260102-own", "/b", driver=True, uid=os.geteuid())
+    ray_cluster.register_node("20260103-other", "/c", driver=True, uid=NOBODY)
     assert collect._found(tmp_path, "latest") == tmp_path / "20260102-own"
     assert collect._found(tmp_path, "20260103") == tmp_path / "20260103-other"
 
 
 def test_a_run_of_another_user_is_named_and_not_collected(kept: Store, cluster: list[str], tmp_path: Path) -> None:
-    nodes.register("20260103-other", "/c", driver=True, uid=NOBODY)
+    ray_cluster.register_node("20260103-other", "/c", driver=True, uid=NOBODY)
     with pytest.raises(runs.NotFound, match=f"; the cluster knows 20260103-other of user {NOBODY}$"):
         collect._found(tmp_path, "latest")
 
@@ -118,7 +120,7 @@ def test_the_running_run_of_another_user_gets_no_request_without_its_name(kept: 
     other = Registered(id="20260103-other", directory="/c", host="h", node="n", pid=1, ticks=1, uid=NOBODY)
     kept.kept[registered(other.id).encode()] = msgspec.json.encode(other)
     with pytest.raises(runs.NotFound, match=f"there are 20260103-other of user {NOBODY}$"):
-        in_ray.find(SimpleNamespace(), "latest")
+        view.find_in_ray(SimpleNamespace(), "latest")
 
 
 def test_an_address_of_the_loopback_names_the_cluster_of_its_own_host_only(tmp_path: Path) -> None:
@@ -136,8 +138,8 @@ def test_an_address_of_the_loopback_names_the_cluster_of_its_own_host_only(tmp_p
 
 
 def test_a_store_that_fails_costs_nothing_but_the_entry(kept: Store, cluster: list[str], mocker: Any) -> None:
-    mocker.patch.object(kv, "put", side_effect=RuntimeError("the head has gone"))
-    assert nodes.register("run", "/a", driver=False) == ("here", "")
+    mocker.patch.object(ray_cluster, "put", side_effect=RuntimeError("the head has gone"))
+    assert ray_cluster.register_node("run", "/a", driver=False) == ("here", "")
 
 
 def test_a_process_registers_when_ray_is_up_and_says_its_node_in_hooks(
@@ -151,7 +153,7 @@ def test_a_process_registers_when_ray_is_up_and_says_its_node_in_hooks(
     kept.up = True
     run.register()
     assert (run.hooks.content()["node"], run.hooks.content()["ray"]) == ("here", "10.0.0.1:6379")
-    assert nodes.users() == {run.info.id: 7}
+    assert ray_cluster.users_of_run() == {run.info.id: 7}
     kept.kept.clear()
     run.register()
     assert kept.kept == {}
@@ -160,27 +162,27 @@ def test_a_process_registers_when_ray_is_up_and_says_its_node_in_hooks(
 def test_only_the_process_that_started_the_run_collects(
     joined: Callable[..., Runtime], kept: Store, cluster: list[str], mocker: Any
 ) -> None:
-    collect = mocker.patch.object(in_process, "collect")
-    collect_at_end.through_ray(joined(collect="1"))
+    collect = mocker.patch.object(gather, "collect")
+    session.through_ray(joined(collect="1"))
     assert not collect.called
 
 
 def test_a_single_node_has_nothing_to_collect(
     driver: Callable[..., Runtime], kept: Store, cluster: list[str], mocker: Any
 ) -> None:
-    collect = mocker.patch.object(in_process, "collect")
+    collect = mocker.patch.object(gather, "collect")
     del cluster[1]
-    collect_at_end.through_ray(driver(collect="1"))
+    session.through_ray(driver(collect="1"))
     assert not collect.called
 
 
 def test_without_the_setting_the_nodes_are_noted_only(
     driver: Callable[..., Runtime], kept: Store, cluster: list[str], mocker: Any
 ) -> None:
-    collect = mocker.patch.object(in_process, "collect")
+    collect = mocker.patch.object(gather, "collect")
     run = driver()
-    nodes.register(run.info.id, "/a", driver=True)
-    collect_at_end.through_ray(run)
+    ray_cluster.register_node(run.info.id, "/a", driver=True)
+    session.through_ray(run)
     assert not collect.called
     assert [node["id"] for node in run.describe()["nodes"]] == ["here"]
 
@@ -191,16 +193,16 @@ def test_what_is_missing_is_said_with_the_command_that_goes_on(
     state = NodeState(id="there", host="n2", state="dead", directory="/x")
     lost = [Missing("there", "n2", f"f{number}", "gone") for number in range(5)]
     found = CollectedFile(run="r", directory="/x", nodes=[state], missing=lost, left_out=[])
-    made = mocker.patch.object(in_process, "collect", return_value=found)
+    made = mocker.patch.object(gather, "collect", return_value=found)
     warned = mocker.patch.object(log, "warning")
     run = driver(collect="1", stop_timeout_s=7)
-    collect_at_end.through_ray(run)
+    session.through_ray(run)
     assert made.call_args.kwargs["wait"] is True
     (said,) = warned.call_args.args
     assert said.startswith("collecting is not complete: n2 (there): f0: gone; n2 (there): f1: gone")
     assert f"and 2 more; autoprof collect {run.info.id} fetches" in said
-    mocker.patch.object(in_process, "collect", side_effect=gather.Busy("somebody else"))
-    collect_at_end.through_ray(run)
+    mocker.patch.object(gather, "collect", side_effect=gather.Busy("somebody else"))
+    session.through_ray(run)
     assert "somebody else" in warned.call_args.args[0]
 
 
@@ -210,15 +212,15 @@ def test_of_all_nodes_one_runs_the_command(
     run = driver(on_finish="true")
     # The trainer, on another node, was first.
     kept.kept[f"finish/{run.info.id}".encode()] = b""
-    collect_at_end.through_ray(run)
+    session.through_ray(run)
     kept.up = False
     assert end._command(run) == ""
     kept.up = True
     kept.kept.clear()
     end._state.begin()
     # The driver is, and runs it when Ray is down.
-    collect_at_end.through_ray(run)
-    collect_at_end.through_ray(run)
+    session.through_ray(run)
+    session.through_ray(run)
     kept.up = False
     assert end._command(run) == "true"
     assert end._command(run) == ""
@@ -240,8 +242,8 @@ def test_after_the_last_window_the_command_waits_for_what_is_collected(
 
 
 def test_what_stands_in_the_way_of_a_copy_is_said_at_the_begin(driver: Callable[..., Runtime]) -> None:
-    assert collect_at_end.hindrance(driver(collect="1")) == ""
-    said = collect_at_end.hindrance(SimpleNamespace(settings=SimpleNamespace(collect="gs://me:pw@bucket/x")))  # type: ignore[arg-type]
+    assert session.hindrance(driver(collect="1")) == ""
+    said = session.hindrance(SimpleNamespace(settings=SimpleNamespace(collect="gs://me:pw@bucket/x")))  # type: ignore[arg-type]
     assert said == (
         "AUTOPROF_COLLECT: the run can't be copied to gs://bucket/x: "
         "gs:// takes the package gcsfs, which is not installed"
@@ -250,9 +252,9 @@ def test_what_stands_in_the_way_of_a_copy_is_said_at_the_begin(driver: Callable[
 
 def test_a_disk_is_known_by_machine_and_folder(tmp_path: Path) -> None:
     os.mkdir(tmp_path / "a")
-    assert nodes.disk_of(str(tmp_path / "a")) == nodes.disk_of(f"{tmp_path}/../{tmp_path.name}/a") != ""
-    assert nodes.disk_of(str(tmp_path / "a")) != nodes.disk_of(str(tmp_path))
-    assert nodes.disk_of(str(tmp_path / "b")) == ""
+    assert ray_cluster.disk_of(str(tmp_path / "a")) == ray_cluster.disk_of(f"{tmp_path}/../{tmp_path.name}/a") != ""
+    assert ray_cluster.disk_of(str(tmp_path / "a")) != ray_cluster.disk_of(str(tmp_path))
+    assert ray_cluster.disk_of(str(tmp_path / "b")) == ""
 
 
 @pytest.fixture
@@ -262,9 +264,9 @@ def addresses(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def unreachable(address: str) -> None:
         found.append(address)
-        raise connect.Unreachable("nothing answers")
+        raise ray_cluster.Unreachable("nothing answers")
 
-    monkeypatch.setattr(connect, "connected", unreachable)
+    monkeypatch.setattr(ray_cluster, "connected", unreachable)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     return found
 
@@ -339,7 +341,7 @@ def test_what_keeps_ray_from_a_cluster_that_answers_is_said(kind: str, monkeypat
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=init))
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = f"127.0.0.1:{listening.getsockname()[1]}"
-        with pytest.raises(connect.Unreachable) as caught, connect.connected(address):
+        with pytest.raises(ray_cluster.Unreachable) as caught, ray_cluster.connected(address):
             pass
     text = str(caught.value)
     assert text.startswith(f"can't connect to the Ray cluster at {address!r}: {type(error).__name__}: {said}")

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from autoprof.run.cluster.nodes import Node
-from autoprof.run.collect import gather, in_process
-from autoprof.run.collect.ask import Asked, Lost, Patience
+from autoprof.run.cluster import Node
+from autoprof.run.collect import gather
+from autoprof.run.collect.fetch import Asked, Lost, Patience
 from autoprof.run.collect.gather import Busy
-from autoprof.run.collect.places import of_node, safe
+from autoprof.run.collect.plan import of_node, safe
 from autoprof.rundir import file_names
 from tests.support.collected_nodes import Cluster, Folder
 
@@ -148,7 +148,7 @@ def test_run_json_tells_of_all_hosts(cluster: Cluster) -> None:
     process = {"host": "n2", "versions": {"verl": "0.9.1"}, "hooks": {"verl/step": {"state": "applied"}}}
     cluster.put("n2", "hooks/n2-7.json", json.dumps(process))
     cluster.put("n1", "run.json", '{"host": "n1", "state": "ended", "hosts": ["n1"], "versions": {"ray": "2.60.0"}}')
-    in_process.note(cluster.collect())
+    gather.note(cluster.collect())
     info = json.loads(cluster.content()["run.json"])
     assert (info["hosts"], info["versions"]) == (["n1", "n2"], {"ray": "2.60.0", "verl": "0.9.1"})
     assert info["recipes"] == ["verl"]

@@ -15,10 +15,9 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from autoprof.base import redact
-from autoprof.config.settings import Settings
-from autoprof.config.sources import load
+from autoprof.config.settings import Settings, load
 from autoprof.run.collect import upload
-from autoprof.run.collect.ask import Patience
+from autoprof.run.collect.fetch import Patience
 from autoprof.run.collect.upload import NoTarget, Sending, lacks
 from tests.support.helpers import clean_environment
 

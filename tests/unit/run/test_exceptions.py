@@ -15,9 +15,9 @@ from autoprof.base import identity
 from autoprof.report import build
 from autoprof.run import timeline
 from autoprof.run.runtime import Runtime
-from autoprof.run.span import Span
+from autoprof.run.timeline import Span
 from autoprof.rundir import open_spans, runs
-from autoprof.rundir.lines import RaisedLine
+from autoprof.rundir.records import RaisedLine
 
 
 @pytest.fixture

@@ -18,13 +18,12 @@ from hypothesis import strategies as st
 
 from autoprof.base import log
 from autoprof.config import conditions
+from autoprof.run import watcher
 from autoprof.run.runtime import Runtime
-from autoprof.run.span import Span
-from autoprof.run.watch import hang
-from autoprof.run.watch.hang import HangWatch, Limit, limits, usual_s, watched
-from autoprof.run.watch.watcher import Watcher
+from autoprof.run.timeline import Span
+from autoprof.run.watcher import HangWatch, Limit, Watcher, hang_limits, usual_s, watched_span
 from autoprof.rundir import decoder
-from autoprof.rundir.stacks import ProcessStacks, Why
+from autoprof.rundir.records import ProcessStacks, Why
 from tests.support import helpers, small_trainer
 
 Made = Callable[..., Runtime]
@@ -83,7 +82,7 @@ def why(run: Runtime, name: str = "step_000041") -> Why:
     ],
 )
 def test_what_counts_as_hanging(when: str, took_s: float, usual: float | None, hangs: bool) -> None:
-    found, _ = limits(conditions.parse(when))
+    found, _ = hang_limits(conditions.parse(when))
     assert any(limit.passed(took_s, usual) for limit in found) is hangs
 
 
@@ -148,7 +147,7 @@ def test_with_a_step_the_step_alone_counts(made: Made) -> None:
     run.timeline.told.clear()
     begin(run, step=1, ago_ns=HOUR)
     newer = begin(run, step=2)
-    assert watched(run.timeline.open()) is newer
+    assert watched_span(run.timeline.open()) is newer
 
 
 def test_what_belongs_to_no_step_has_a_folder_too(made: Made) -> None:
@@ -287,7 +286,7 @@ def test_switched_off_nothing_is_looked_at(made: Made, monkeypatch: pytest.Monke
     run = run_with(made, "hang:off")
     begin(run, ago_ns=HOUR)
     watch = HangWatch(run)
-    monkeypatch.setattr(hang, "watched", None)
+    monkeypatch.setattr(watcher, "watched_span", None)
     watch.look()
     assert folders(run) == []
     assert not run.settings.compares

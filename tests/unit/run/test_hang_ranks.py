@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from autoprof.rundir import decoder
-from autoprof.rundir.stacks import ProcessStacks, Why
+from autoprof.rundir.records import ProcessStacks, Why
 from tests.support.helpers import TORCH
 from tests.support.small_trainer import torchrun
 

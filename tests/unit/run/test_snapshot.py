@@ -18,10 +18,10 @@ import msgspec
 import pytest
 
 from autoprof.base import identity
+from autoprof.run import stacks, watcher
 from autoprof.run.runtime import Runtime
-from autoprof.run.span import Span
-from autoprof.run.watch import bounds, owners, snapshot, watcher
-from autoprof.rundir.stacks import MOST_BYTES, Frame, ProcessStacks, Task, Thread
+from autoprof.run.timeline import Span
+from autoprof.rundir.records import MOST_BYTES, Frame, ProcessStacks, Task, Thread
 
 HERE = __file__
 LONG_S = 120
@@ -37,7 +37,7 @@ def run(joined: Callable[..., Runtime]) -> Iterator[Runtime]:
 def taken(run: Runtime) -> ProcessStacks:
     """The snapshot, taken by another thread than those that are looked at."""
     found: list[ProcessStacks] = []
-    watcher = threading.Thread(target=lambda: found.append(snapshot.take(run.timeline)), name="as-the-watcher")
+    watcher = threading.Thread(target=lambda: found.append(stacks.take_snapshot(run.timeline)), name="as-the-watcher")
     watcher.start()
     watcher.join(LONG_S)
     return found[0]
@@ -292,7 +292,7 @@ def test_spans_belong_to_the_threads_and_tasks_that_work_on_them(run: Runtime, h
     assert of(found, found.threads[0]) == [("step", "step"), ("stage", "rollout")]
     assert of(found, by_name["rewards"]) == [("reward", "score")]
     # The wrappers are left out, and nothing of the user's.
-    assert not [frame for each in found.threads for frame in each.frames if frame.file.startswith(owners.OWN)]
+    assert not [frame for each in found.threads for frame in each.frames if frame.file.startswith(stacks.OWN)]
     assert functions(by_name["rewards"]) == ["score"]
 
 
@@ -327,7 +327,7 @@ def test_secrets_and_what_was_said_are_not_told(run: Runtime, hooked: Callable[.
         await named
 
     told = while_going(run, main)
-    text = bounds.encoded(told).decode()
+    text = stacks.encoded(told).decode()
     for secret in ("the prompt", "the token", "hunter2", "hf_abcdefgh"):
         assert secret not in text
     assert "api_key=***" in text
@@ -409,7 +409,7 @@ def test_200_threads_and_5000_tasks_fit_into_a_file(run: Runtime, tmp_path: Path
         made = [asyncio.create_task(outer(end), name=f"a-task-of-many-{n}") for n in range(5_000)]
         await asyncio.sleep(0)
         look()
-        snapshot.write(run.rundir, run.timeline, str(run.rundir.path / "stacks" / "now"))
+        stacks.write_snapshot(run.rundir, run.timeline, str(run.rundir.path / "stacks" / "now"))
         end.set_result(None)
         await asyncio.gather(*made)
 
@@ -433,11 +433,11 @@ def test_whatever_there_is_fits(most: int) -> None:
         host="h",
         pid=1,
         unix_ns=1,
-        spans=[snapshot.OpenSpan(kind="sample", name="x", ids={"sample": n}) for n in range(9_000)],
+        spans=[stacks.OpenSpan(kind="sample", name="x", ids={"sample": n}) for n in range(9_000)],
         threads=[Thread(name=f"t{n}", frames=frames(140, n), spans=[n]) for n in range(256)],
         tasks=[Task(name=f"t{n}", frames=frames(20, n), spans=[n]) for n in range(9_000)],
     )
-    content = bounds.encoded(told, most)
+    content = stacks.encoded(told, most)
     assert len(content) <= most
     kept = msgspec.json.decode(content, type=ProcessStacks)
     assert kept.threads
@@ -451,7 +451,7 @@ def test_a_full_disk_leaves_no_half_file(run: Runtime, monkeypatch: pytest.Monke
     folder = run.rundir.path / "stacks" / "now"
     folder.mkdir(parents=True)
     with room_for(100), pytest.raises(OSError, match="large"):
-        snapshot.write(run.rundir, run.timeline, str(folder))
+        stacks.write_snapshot(run.rundir, run.timeline, str(folder))
     assert list(folder.iterdir()) == []
 
 
@@ -461,7 +461,7 @@ def test_a_fork_in_between_has_a_snapshot_of_its_own(run: Runtime) -> None:
         if pid == 0:
             status = 1
             try:
-                snapshot.write(run.rundir, run.timeline, str(run.rundir.path / "stacks" / "child"))
+                stacks.write_snapshot(run.rundir, run.timeline, str(run.rundir.path / "stacks" / "child"))
                 status = 0
             finally:
                 os._exit(status)

@@ -16,10 +16,10 @@ import pytest
 
 from autoprof.base import identity
 from autoprof.behaviours.sglang import scheduler as sglang
-from autoprof.behaviours.vllm import scheduler as vllm
-from autoprof.hooks.call import CALL, Outcome
-from autoprof.run.watch import beside, engine_state, flight_record, memory
-from autoprof.rundir.stacks import MOST_BYTES, ProcessStacks
+from autoprof.behaviours.vllm import worker as vllm
+from autoprof.hooks.behaviour import CALL, Outcome
+from autoprof.run import process_state
+from autoprof.rundir.records import MOST_BYTES, ProcessStacks
 
 TAKEN = ProcessStacks(host="h", pid=1, unix_ns=1, left_out=["native stacks"])
 
@@ -33,7 +33,7 @@ def tree(folder: Path, **files: str) -> Path:
 
 
 def test_the_memory_of_this_process_is_known() -> None:
-    found = memory.read()
+    found = process_state.read_memory()
     assert 0 < found["resident"] <= found["peak_resident"]
     assert 0 < found["host_used"] < found["host_total"]
 
@@ -43,10 +43,12 @@ def test_the_limit_is_that_of_the_nearest_cgroup_that_has_one(own: str, tmp_path
     proc = tree(tmp_path / "proc", self__cgroup=f"12:cpu:/x\n0::{own}\n")
     root = tree(tmp_path / "cgroup", memoryDOTmax="1000\n", memoryDOTcurrent="700\n")
     tree(root, memoryDOTstat="anon 1\ninactive_file 50\n", a__memoryDOTmax="max\n", a__memoryDOTcurrent="1\n")
-    assert memory.read(proc, root) == {"cgroup_used": 650, "cgroup_limit": 1000}
+    assert process_state.read_memory(proc, root) == {"cgroup_used": 650, "cgroup_limit": 1000}
     tree(root, a__b__memoryDOTmax="400", a__b__memoryDOTcurrent="300", a__b__memoryDOTstat="inactive_file 0\n")
     nearest = {"cgroup_used": 300, "cgroup_limit": 400}
-    assert memory.read(proc, root) == (nearest if own == "/a/b" else {"cgroup_used": 650, "cgroup_limit": 1000})
+    assert process_state.read_memory(proc, root) == (
+        nearest if own == "/a/b" else {"cgroup_used": 650, "cgroup_limit": 1000}
+    )
 
 
 def test_cgroups_of_the_first_version_are_known(tmp_path: Path) -> None:
@@ -57,9 +59,9 @@ def test_cgroups_of_the_first_version_are_known(tmp_path: Path) -> None:
         memory__job__memoryDOTusage_in_bytes="200",
         memory__job__memoryDOTstat="total_inactive_file 20\n",
     )
-    assert memory.read(proc, root) == {"cgroup_used": 180, "cgroup_limit": 500}
+    assert process_state.read_memory(proc, root) == {"cgroup_used": 180, "cgroup_limit": 500}
     (root / "memory" / "job" / "memory.limit_in_bytes").write_text(str((1 << 63) - 4096))
-    assert memory.read(proc, root) == {}
+    assert process_state.read_memory(proc, root) == {}
 
 
 def test_devices_are_asked_for_where_they_are_in_use_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -73,11 +75,11 @@ def test_devices_are_asked_for_where_they_are_in_use_alone(monkeypatch: pytest.M
         )
 
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=backend(False), npu=backend(True)))  # type: ignore[arg-type]
-    assert memory.read(tmp_path, tmp_path) == {"device_used": 500, "device_total": 2000}
+    assert process_state.read_memory(tmp_path, tmp_path) == {"device_used": 500, "device_total": 2000}
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=backend(False)))  # type: ignore[arg-type]
-    assert memory.read(tmp_path, tmp_path) == {}
+    assert process_state.read_memory(tmp_path, tmp_path) == {}
     monkeypatch.delitem(sys.modules, "torch")
-    assert memory.read(tmp_path, tmp_path) == {}
+    assert process_state.read_memory(tmp_path, tmp_path) == {}
 
 
 class Distributed:
@@ -123,7 +125,7 @@ def written(folder: Path) -> dict[str, Any]:
 def test_the_record_of_nccl_and_that_of_other_backends_are_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     nccl, gloo = record(entry(1), entry(3), **{"7": {"name": "7"}}), record(entry(2), **{"": {"name": ""}})
     fake = Distributed(monkeypatch, _dump_nccl_trace=nccl, _dump_fr_trace=gloo)
-    assert flight_record.write(str(tmp_path)).endswith("-rank_3")
+    assert process_state.write_flight_record(str(tmp_path)).endswith("-rank_3")
     found = written(tmp_path)
     assert [each["record_id"] for each in found["entries"]] == [1, 2, 3]
     # Gloo's groups have no names in torch's own record (2.13).
@@ -136,14 +138,14 @@ def test_where_torch_has_recorded_nothing_there_is_no_file(
     records: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     Distributed(monkeypatch, **records)
-    assert flight_record.write(str(tmp_path)) == ""
+    assert process_state.write_flight_record(str(tmp_path)) == ""
     assert list(tmp_path.iterdir()) == []
 
 
 def test_of_a_record_that_is_too_large_the_end_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     entries = [entry(number, f"{number} {'x' * 1000}") for number in range(3000)]
     Distributed(monkeypatch, _dump_fr_trace=record(*entries))
-    flight_record.write(str(tmp_path))
+    process_state.write_flight_record(str(tmp_path))
     kept = [each["record_id"] for each in written(tmp_path)["entries"]]
     assert kept == list(range(3000 - len(kept), 3000))
     assert len(kept) > 250
@@ -167,7 +169,7 @@ def test_torch_records_where_it_does_not_by_default_and_nobody_has_said_otherwis
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__=version))  # type: ignore[arg-type]
     environ = dict(given)
-    flight_record.enable(environ)
+    process_state.enable_flight_record(environ)
     assert environ.get("TORCH_NCCL_TRACE_BUFFER_SIZE") == size
 
 
@@ -200,15 +202,15 @@ def of_sglang(**more: Any) -> Scheduler:
 @pytest.mark.parametrize(("made", "read", "counts"), [(of_vllm, vllm.read, (1, 2)), (of_sglang, sglang.read, (2, 1))])
 def test_the_state_of_an_engine_is_told(made: Any, read: Any, counts: tuple[int, int]) -> None:
     scheduler = made()
-    engine_state.register(scheduler, read)
-    found = beside.added(TAKEN, "/nonexistent")
+    process_state.register_scheduler(scheduler, read)
+    found = process_state.with_process_state(TAKEN, "/nonexistent")
     assert (found.engine["running"], found.engine["waiting"]) == counts
     assert (found.engine["free_blocks"], found.engine["total_blocks"], found.engine["longest"]) == (5, 64, "b")
     assert 500 <= float(found.engine["longest_s"]) < 900
     assert found.left_out == TAKEN.left_out
     del scheduler
     gc.collect()
-    assert beside.added(TAKEN, "/nonexistent").engine == {}
+    assert process_state.with_process_state(TAKEN, "/nonexistent").engine == {}
 
 
 @pytest.mark.parametrize(
@@ -221,14 +223,14 @@ def test_the_state_of_an_engine_is_told(made: Any, read: Any, counts: tuple[int,
     ],
 )
 def test_what_another_release_lacks_is_named(scheduler: Scheduler, read: Any, left_out: list[str]) -> None:
-    engine_state.register(scheduler, read)
-    found = beside.added(TAKEN, "/nonexistent").left_out[1:]
+    process_state.register_scheduler(scheduler, read)
+    found = process_state.with_process_state(TAKEN, "/nonexistent").left_out[1:]
     assert [said[: len(begin)] for said, begin in zip(found, left_out, strict=True)] == left_out
 
 
 def test_what_fails_leaves_the_rest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     Distributed(monkeypatch, _dump_fr_trace=record(entry(1)))
-    found = beside.added(TAKEN, str(tmp_path / "nonexistent"))
+    found = process_state.with_process_state(TAKEN, str(tmp_path / "nonexistent"))
     assert found.flight_record == ""
     assert found.left_out[1].startswith("flight record: FileNotFoundError: ")
     assert found.memory["resident"] > 0
@@ -241,7 +243,7 @@ def test_the_scheduler_of_an_engine_core_is_known_once_it_is_made() -> None:
     core.scheduler = of_vllm()
     with pytest.raises(StopIteration):
         calls.send(Outcome(None, None))
-    assert beside.added(TAKEN, "/nonexistent").engine["running"] == 1
+    assert process_state.with_process_state(TAKEN, "/nonexistent").engine["running"] == 1
 
 
 def test_an_engine_core_that_failed_to_start_is_not_known() -> None:
@@ -249,4 +251,4 @@ def test_an_engine_core_that_failed_to_start_is_not_known() -> None:
     next(calls)
     with pytest.raises(StopIteration):
         calls.send(Outcome(None, ValueError()))
-    assert beside.added(TAKEN, "/nonexistent").engine == {}
+    assert process_state.with_process_state(TAKEN, "/nonexistent").engine == {}

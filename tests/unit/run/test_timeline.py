@@ -16,10 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoprof.base import files, identity
+from autoprof.base import files
+from autoprof.base import identity as process_module
 from autoprof.run import timeline
 from autoprof.run.runtime import Runtime
-from autoprof.run.span import AT_ONCE, Span
+from autoprof.run.timeline import AT_ONCE, Span
 from autoprof.rundir import layout, open_spans, tails
 from tests.support import helpers
 
@@ -57,7 +58,7 @@ def test_the_first_line_says_which_process_it_is(run: Runtime) -> None:
     before = time.time_ns()
     begin(run, "stage").end()
     process, *_ = written(run)
-    assert (process["kind"], process["host"], process["pid"]) == ("process", identity.HOST, os.getpid())
+    assert (process["kind"], process["host"], process["pid"]) == ("process", process_module.HOST, os.getpid())
     assert before <= process["clock"]["unix_ns"] <= time.time_ns()
     assert process["clock"]["monotonic_ns"] <= time.monotonic_ns()
     assert process["version"]
@@ -348,7 +349,7 @@ def test_a_forked_child_has_a_file_of_its_own_and_none_of_its_parents_lines(run:
     by_file = {
         path.name: [span["name"] for span in helpers.spans(path)] for path in run.rundir.path.glob("timeline/*.jsonl")
     }
-    own = f"{identity.HOST}-{os.getpid()}.jsonl"
+    own = f"{process_module.HOST}-{os.getpid()}.jsonl"
     assert by_file.pop(own) == ["kept", "parents"]
     assert list(by_file.values()) == [["childs"]]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autoprof.config.sources import load
+from autoprof.config.settings import load
 from tests.support.helpers import spans
 from tests.support.small_trainer import Go, Python, prepare, warnings
 

@@ -13,17 +13,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoprof.cli import main, open, parser
+from autoprof.cli import arguments, main, open
 from autoprof.cli.trigger import view as trigger_view
 from autoprof.hooks import recipe
 from autoprof.report.page import html
 from autoprof.report.page.server import Server
-from autoprof.run.cluster import connect
+from autoprof.run import cluster
 from autoprof.rundir import decoder, previous_run, processes, runs
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import CaptureMeta, CollectedFile, HooksFile, MergedMeta, OutOfMemoryMeta, RunFile
-from autoprof.windows import trigger_requests
-from autoprof.windows.trigger_requests import Trigger
+from autoprof.windows import requests
+from autoprof.windows.requests import Trigger
 from tests.support import damage
 from tests.support.report_runs import START_NS
 from tests.support.traces import kineto, process, save
@@ -91,12 +91,12 @@ def by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without what takes long and reads no file of a run: Ray, the page, recipes, making the parser."""
 
     def unreachable(address: str) -> Any:
-        raise connect.Unreachable("no cluster")
+        raise cluster.Unreachable("no cluster")
 
-    monkeypatch.setattr(connect, "connected", unreachable)
+    monkeypatch.setattr(cluster, "connected", unreachable)
     monkeypatch.setattr(html, "write", lambda figures, path: path.write_text(html.__name__))
     monkeypatch.setattr(recipe, "load", functools.cache(recipe.load))
-    monkeypatch.setattr(parser, "Parser", functools.cache(parser.Parser))
+    monkeypatch.setattr(arguments, "Parser", functools.cache(arguments.Parser))
 
 
 def _no_json(word: str) -> None:
@@ -127,8 +127,8 @@ def ask_the_run(run: Path) -> None:
     previous_run.cut_off(run)
     json.dumps(msgspec.to_builtins(previous_run.attempts(decoder.read(directory.run_json, RunFile), run)))
     processes.summary(directory)
-    trigger_requests.read_along(directory, trigger_requests.names(directory), set())
-    trigger_requests.states(directory)
+    requests.read_along(directory, requests.names(directory), set())
+    requests.states(directory)
     (view,) = trigger_view.OnDisk(runs.read(run)).look([1])
     view.became("1-1-00000001.json")
     view.standing(Trigger(run="run"))

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from autoprof.base.identity import HOST, machine
-from autoprof.rundir import death_words, deaths, memory_state, runs
+from autoprof.rundir import deaths, memory_state, runs
 from autoprof.rundir.records import Death
 from autoprof.rundir.runs import Run
 
@@ -71,7 +71,7 @@ def raised(kind: str, at: int, name: str = "reward", role: str = "trainer", mess
 
 
 def text(found: list[Death]) -> str:
-    return death_words.text(found[0])
+    return deaths.sentence(found[0])
 
 
 @pytest.mark.parametrize(("message", "status"), [("0", 0), ("", 0), ("3", 3), ("no data", 1)])
@@ -160,7 +160,7 @@ def test_a_process_that_the_kernel_killed_for_memory(
         text(found)
         == "actor rank 1 was killed by the kernel for memory (61.80 GB of 62.00 GB) in update_actor of step 143"
     )
-    assert death_words.text(first, hosts=2).startswith(f"actor rank 1 on {HOST} was killed")
+    assert deaths.sentence(first, hosts=2).startswith(f"actor rank 1 on {HOST} was killed")
 
 
 def as_noted(made: Made) -> dict[str, Any]:
@@ -261,7 +261,7 @@ def test_an_exception_that_somebody_caught_is_none(made: Made) -> None:
     made.process(TRAINER, raised("ValueError", 5), span("reward", 4, 5, error="ValueError"), span("step", 1, 6, "step"))
     (found,) = deaths.of_run(made.info("ended", 1))
     assert (found.how, found.status) == (deaths.EXIT, 1)
-    assert death_words.text(found) == "the process that started the run exited with status 1"
+    assert deaths.sentence(found) == "the process that started the run exited with status 1"
 
 
 def test_the_first_of_several_exceptions_is_the_cause_and_the_same_one_is_told_once(made: Made) -> None:
@@ -319,7 +319,7 @@ def test_a_worker_that_ray_killed_for_memory_comes_before_the_exception_that_say
     made.process(TRAINER, raised("OutOfMemoryError", 5, "generate", named=[named]))
     found = deaths.of_run(made.info("failed", 1, error="RayTaskError(OutOfMemoryError)", hosts=[HOST, "node2"]))
     said = "actor rank 1 on node2 was killed by Ray for memory (27.00 GB of 28.00 GB) in generate of step 143"
-    assert death_words.text(found[0], hosts=2) == said
+    assert deaths.sentence(found[0], hosts=2) == said
     assert found[1].pid == TRAINER
 
 

@@ -13,17 +13,16 @@ import pytest
 from msgspec import Struct
 
 from autoprof.capture.finisher import job, nsys_report
-from autoprof.capture.profilers import oom
+from autoprof.capture.profilers import memory
 from autoprof.capture.subject import Subject
 from autoprof.cli import documents
 from autoprof.cli.recipes import documents as recipe_documents
-from autoprof.rundir import decoder, lines, records
-from autoprof.rundir.captures import CaptureFile
-from autoprof.rundir.lines import Line, ProcessLine
-from autoprof.rundir.records import CaptureMeta, OutOfMemoryMeta
+from autoprof.rundir import decoder, records
+from autoprof.rundir.records import CaptureMeta, Line, OutOfMemoryMeta, ProcessLine
+from autoprof.rundir.runs import CaptureFile
 from tests.support import formats
 
-KINDS = [*formats.structs(records), *formats.structs(lines)]
+KINDS = [*formats.structs(records), *formats.structs(records)]
 
 
 def test_the_page_is_what_the_structs_say() -> None:
@@ -53,7 +52,7 @@ def test_a_merged_trace_may_be_asked_as_a_capture(tmp_path: Path) -> None:
 def test_lines_of_spans_and_processes_are_told_apart() -> None:
     process = {"kind": "process", "host": "h", "pid": 1, "clock": {"unix_ns": 1, "monotonic_ns": 1}, "version": "0"}
     assert msgspec.convert(process, ProcessLine).pid == 1
-    assert decoder.line(json.dumps(process).encode()).kind == lines.PROCESS
+    assert decoder.line(json.dumps(process).encode()).kind == records.PROCESS
     span = {"kind": "stage", "name": "x", "step": None, "role": "a", "rank": None, "start_ns": 1, "end_ns": 2}
     assert msgspec.to_builtins(decoder.line(json.dumps(span).encode())) == span
     # One of another autoprof.
@@ -80,6 +79,6 @@ def test_the_finisher_writes_fields_of_meta_files() -> None:
 
 
 def test_a_snapshot_of_what_ran_out_of_memory_has_fields_of_its_meta_file() -> None:
-    said = _keys(oom, "_attach", "_ran_out") - {"run"}
+    said = _keys(memory, "_attach", "_ran_out") - {"run"}
     assert {"asked_bytes", "unix_ns"} <= said <= set(OutOfMemoryMeta.__struct_fields__)
     assert set(Subject.__struct_fields__) <= set(OutOfMemoryMeta.__struct_fields__)

@@ -19,7 +19,7 @@ from autoprof.report import build
 from autoprof.report.figures import reading
 from autoprof.rundir import runs
 from autoprof.rundir.layout import RunDir
-from autoprof.traces import events, gzip_pieces, reader, rewrite, summary, timeline_spans
+from autoprof.traces import event_rows, reader, rewrite, summary, timeline
 from autoprof.traces.reader import Reader
 from tests.support.helpers import clean_environment
 from tests.support.report_runs import START_NS, write
@@ -31,13 +31,13 @@ MB = 1 << 20
 @pytest.fixture
 def unpacked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return how many bytes each reading of compressed data gave."""
-    read, given = gzip_pieces.Gunzip.read, list[int]()
+    read, given = reader.Gunzip.read, list[int]()
 
-    def counting(self: gzip_pieces.Gunzip, size: int) -> bytes:
+    def counting(self: reader.Gunzip, size: int) -> bytes:
         given.append(len(piece := read(self, size)))
         return piece
 
-    monkeypatch.setattr(gzip_pieces.Gunzip, "read", counting)
+    monkeypatch.setattr(reader.Gunzip, "read", counting)
     return given
 
 
@@ -89,7 +89,7 @@ def test_an_event_that_never_ends_is_gone_through_twice(
     monkeypatch.setattr(reader, "_LIMIT_BYTES", 4 * MB)
     path = save(tmp_path / "x.json", whole_then(b'{"ph":"X","args":[' + b"[]," * (3 * MB)))
     with Reader(path, chunk_bytes=64 << 10, partial=True) as found:
-        assert sum(map(len, found.chunks(events.decode))) > 5
+        assert sum(map(len, found.chunks(event_rows.decode))) > 5
     assert found.cut == "an event has more than 4 MB"
     assert sum(scanned) < 16 * MB
 
@@ -97,8 +97,8 @@ def test_an_event_that_never_ends_is_gone_through_twice(
 def test_nothing_unpacks_to_hundreds_of_times_its_size(
     tmp_path: Path, unpacked: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gzip_pieces, "_FREE_BYTES", 4 * MB)
-    monkeypatch.setattr(gzip_pieces, "_MOST_TIMES", 20)
+    monkeypatch.setattr(reader, "_FREE_BYTES", 4 * MB)
+    monkeypatch.setattr(reader, "_MOST_TIMES", 20)
     one = json.dumps(process(1, "a")[4]).encode() + b","
     path = save(tmp_path / "x.json.gz", whole_then(one * (40 * MB // len(one))))
     found = summary.summarize(path)
@@ -108,10 +108,10 @@ def test_nothing_unpacks_to_hundreds_of_times_its_size(
 
 
 def test_processes_names_and_descriptions_have_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "MOST_NAMES", 50)
-    monkeypatch.setattr(events, "_MOST_DEVICES", 50)
-    kept: list[events.Taken] = []
-    monkeypatch.setattr(summary, "Taken", lambda rows: kept.append(events.Taken(rows)) or kept[0])
+    monkeypatch.setattr(event_rows, "MOST_NAMES", 50)
+    monkeypatch.setattr(event_rows, "_MOST_DEVICES", 50)
+    kept: list[event_rows.Taken] = []
+    monkeypatch.setattr(summary, "Taken", lambda rows: kept.append(event_rows.Taken(rows)) or kept[0])
     many = [event for number in range(2000) for event in process(number, f"p{number}", count=1)]
     memory = {"Device Type": 1, "Total Allocated": 1, "Total Reserved": 1}
     many += [
@@ -164,7 +164,7 @@ def test_roles_and_steps_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_spans_of_a_merged_step_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(timeline_spans, "MOST_SPANS", 100)
+    monkeypatch.setattr(timeline, "MOST_SPANS", 100)
     write(tmp_path / "run", steps=2, captured=None)
     assert main.main(["merge", str(tmp_path / "run"), "--step", "2"]) == 0
     said = capsys.readouterr().out

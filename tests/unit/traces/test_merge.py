@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from autoprof.rundir import decoder
 from autoprof.rundir.records import CaptureMeta
-from autoprof.traces.clock_corrections import corrections_ns
+from autoprof.traces.clocks import corrections_ns
 from autoprof.traces.reader import TraceError
 from tests.support.merges import described, merged, meta
 from tests.support.traces import BASE_NS, Event, dumped, kineto, load, process

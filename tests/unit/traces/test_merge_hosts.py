@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoprof.rundir.layout import RunDir
-from autoprof.rundir.lines import Line
-from autoprof.traces.tracks import lay_out
+from autoprof.rundir.records import Line
+from autoprof.traces.rewrite import lay_out
 from tests.support.merges import capture, command, meta
 from tests.support.traces import BASE_NS, dumped, kineto, load, process, save
 

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from autoprof.rundir.lines import Line
+from autoprof.rundir.records import Line
 from autoprof.traces.archive import pack
 from autoprof.traces.merge import Input, merge
-from autoprof.traces.timeline_spans import Process
-from autoprof.traces.timeline_tracks import Timeline
+from autoprof.traces.timeline import Process, Timeline
 from tests.support.perfetto import (
     ERRORS,
     FLOWS,

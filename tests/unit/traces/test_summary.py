@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoprof.traces import sorted_rows
+from autoprof.traces import event_rows as trace_sums
+from autoprof.traces.event_rows import Rows
 from autoprof.traces.reader import TraceError
-from autoprof.traces.sorted_rows import Rows
 from autoprof.traces.summary import OperatorSums, TraceSums, summarize
 from tests.support.traces import BASE_NS, Event, dumped, kineto, process, save
 
@@ -84,8 +84,8 @@ def test_own_times_are_what_counting_by_hand_gives(tmp_path: Path, spans: Any, s
     shuffle.shuffle(events)
     path = save(tmp_path / "x.json", dumped(events))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sorted_rows, "RUN_ROWS", size)
-        patch.setattr(sorted_rows, "RUNS_IN_MEMORY", 1)
+        patch.setattr(trace_sums, "RUN_ROWS", size)
+        patch.setattr(trace_sums, "RUNS_IN_MEMORY", 1)
         found = summarize(path)
     assert {each.name: each.self_us for each in found.operators if each.self_us} == expected
 
@@ -93,9 +93,9 @@ def test_own_times_are_what_counting_by_hand_gives(tmp_path: Path, spans: Any, s
 @given(st.lists(st.lists(st.tuples(st.integers(0, 9), st.integers(-3, 0), st.integers(0, 9)), max_size=9), max_size=9))
 def test_rows_come_in_order_from_memory_and_from_the_file(chunks: list[list[tuple[float, float, int]]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sorted_rows, "RUN_ROWS", 4)
-        patch.setattr(sorted_rows, "RUNS_IN_MEMORY", 1)
-        patch.setattr(sorted_rows, "_BLOCK_ROWS", 3)
+        patch.setattr(trace_sums, "RUN_ROWS", 4)
+        patch.setattr(trace_sums, "RUNS_IN_MEMORY", 1)
+        patch.setattr(trace_sums, "_BLOCK_ROWS", 3)
         with Rows() as rows:
             for chunk in chunks:
                 rows.extend(list(chunk))
@@ -105,7 +105,7 @@ def test_rows_come_in_order_from_memory_and_from_the_file(chunks: list[list[tupl
 
 
 def test_names_without_end_are_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autoprof.traces.events.MOST_NAMES", 3)
+    monkeypatch.setattr("autoprof.traces.event_rows.MOST_NAMES", 3)
     found = sums(tmp_path, [op(f"op{number}", number, 1) for number in range(10)])
     assert own(found) == {f"op{n}": (1, 1, 1) for n in range(3)} | {"(other names)": (7, 7, 7)}
 

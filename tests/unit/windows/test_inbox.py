@@ -10,12 +10,11 @@ import pytest
 from pytest_mock import MockerFixture
 
 from autoprof.base import files
-from autoprof.run.cluster import kv
+from autoprof.run import cluster
 from autoprof.rundir import layout
 from autoprof.rundir.layout import RunDir
-from autoprof.windows import inbox, trigger_requests
-from autoprof.windows.inbox import Bell, Folder
-from autoprof.windows.trigger_requests import Trigger
+from autoprof.windows import requests
+from autoprof.windows.requests import Bell, Folder, Trigger
 from autoprof.windows.trigger_windows import OpenTriggers
 
 # Long enough for the times of files to be told apart.
@@ -38,7 +37,7 @@ class Clock:
 @pytest.fixture
 def clock(mocker: MockerFixture) -> Clock:
     clock = Clock()
-    mocker.patch.object(inbox, "time", clock)
+    mocker.patch.object(requests, "time", clock)
     return clock
 
 
@@ -58,7 +57,7 @@ def settled(folder: Folder, run: RunDir, clock: Clock) -> None:
 
 
 def test_without_a_change_nothing_is_listed(run: RunDir, clock: Clock, mocker: MockerFixture) -> None:
-    listed = mocker.spy(trigger_requests.os, "listdir")
+    listed = mocker.spy(requests.os, "listdir")
     folder = Folder()
     settled(folder, run, clock)
     before = listed.call_count
@@ -71,21 +70,21 @@ def test_without_a_change_nothing_is_listed(run: RunDir, clock: Clock, mocker: M
 @pytest.mark.parametrize("change", ["comes", "goes", "is renamed", "is replaced"])
 def test_what_comes_goes_or_is_renamed_is_seen(change: str, run: RunDir, clock: Clock) -> None:
     folder = Folder()
-    trigger_requests.switch(run, off=True)
+    requests.switch(run, off=True)
     settled(folder, run, clock)
     off = run.control / layout.OFF
     match change:
         case "comes":
-            asked = trigger_requests.ask(run, Trigger()).name
+            asked = requests.ask(run, Trigger()).name
             expected = sorted([asked, layout.OFF])
         case "goes":
-            trigger_requests.switch(run, off=False)
+            requests.switch(run, off=False)
             expected = []
         case "is renamed":
             off.rename(run.control / "on")
             expected = ["on"]
         case _:
-            trigger_requests.switch(run, off=True)
+            requests.switch(run, off=True)
             expected = [layout.OFF]
     assert folder.look(run)
     assert folder.names == expected
@@ -94,11 +93,11 @@ def test_what_comes_goes_or_is_renamed_is_seen(change: str, run: RunDir, clock: 
 def test_what_comes_in_the_same_moment_as_a_change_is_seen_too(run: RunDir, clock: Clock) -> None:
     """Return where times are coarse, a file that comes right after another leaves the folder's as they are."""
     folder = Folder()
-    first = trigger_requests.ask(run, Trigger()).name
+    first = requests.ask(run, Trigger()).name
     assert folder.look(run)
-    second = trigger_requests.ask(run, Trigger()).name
+    second = requests.ask(run, Trigger()).name
     # As such a file system has it: no other time than before.
-    folder._mark = inbox._mark(run.control)
+    folder._mark = requests._mark(run.control)
     assert folder.look(run)
     assert folder.names == [first, second]
     clock.now += LATER_S
@@ -111,16 +110,16 @@ def test_a_folder_that_is_not_there_or_goes_is_no_error(there: bool, tmp_path: P
     run, folder = RunDir(tmp_path / "run"), Folder()
     if there:
         run.path.mkdir()
-        trigger_requests.switch(run, off=True)
+        requests.switch(run, off=True)
         settled(folder, run, clock)
-        trigger_requests.switch(run, off=False)
+        requests.switch(run, off=False)
         run.control.rmdir()
     assert folder.look(run)
     clock.now += LATER_S
     folder.look(run)
     assert not folder.look(run)
     assert folder.names == []
-    trigger_requests.switch(run, off=True) if there else run.control.mkdir(parents=True)
+    requests.switch(run, off=True) if there else run.control.mkdir(parents=True)
     assert folder.look(run)
 
 
@@ -129,34 +128,34 @@ def test_a_file_system_whose_folders_do_not_tell_is_listed_each_time(
 ) -> None:
     folder = Folder()
     # As some that keep no folders do: the same time, whatever comes.
-    mocker.patch.object(inbox, "_mark", return_value=(1, 1, 1, 1))
-    mocker.patch.object(inbox, "_tells", return_value=False)
+    mocker.patch.object(requests, "_mark", return_value=(1, 1, 1, 1))
+    mocker.patch.object(requests, "_tells", return_value=False)
     for _ in range(3):
         clock.now += LATER_S
         assert folder.look(run)
-    trigger_requests.switch(run, off=True)
+    requests.switch(run, off=True)
     assert folder.look(run)
     assert folder.names == [layout.OFF]
 
 
 def test_whether_a_folder_tells_is_tried(run: RunDir, mocker: MockerFixture) -> None:
-    assert inbox._tells(run.control)
+    assert requests._tells(run.control)
     assert list(run.control.iterdir()) == []
-    mocker.patch.object(inbox.os, "utime", side_effect=PermissionError)
-    assert not inbox._tells(run.control)
+    mocker.patch.object(requests.os, "utime", side_effect=PermissionError)
+    assert not requests._tells(run.control)
     mocker.stopall()
     mocker.patch.object(files, "create", side_effect=lambda path: os.open("/dev/null", os.O_RDONLY))
-    assert not inbox._tells(run.control)
+    assert not requests._tells(run.control)
 
 
 def test_another_that_tries_it_hides_no_request(run: RunDir, clock: Clock) -> None:
     """It sets the folder's time back to what it was when it was tried before."""
     folder = Folder()
     settled(folder, run, clock)
-    inbox._tells(run.control)
+    requests._tells(run.control)
     settled(folder, run, clock)
-    asked = trigger_requests.ask(run, Trigger()).name
-    inbox._tells(run.control)
+    asked = requests.ask(run, Trigger()).name
+    requests._tells(run.control)
     os.utime(run.control, (1, 1))
     assert folder.look(run)
     assert folder.names == [asked]
@@ -176,19 +175,19 @@ class Store:
 
     def __init__(self, mocker: MockerFixture) -> None:
         self.kept: dict[str, bytes] = {}
-        mocker.patch.object(kv, "up", return_value=True)
-        mocker.patch.object(kv, "put", self.kept.__setitem__)
-        self.get = mocker.patch.object(kv, "get", side_effect=self.kept.get)
-        self.keys = mocker.patch.object(kv, "keys", side_effect=self._keys)
-        mocker.patch.object(kv, "delete", lambda key: self.kept.pop(key, None) is not None)
-        mocker.patch.object(inbox, "register")
+        mocker.patch.object(cluster, "is_up", return_value=True)
+        mocker.patch.object(cluster, "put", self.kept.__setitem__)
+        self.get = mocker.patch.object(cluster, "get", side_effect=self.kept.get)
+        self.keys = mocker.patch.object(cluster, "keys", side_effect=self._keys)
+        mocker.patch.object(cluster, "delete", lambda key: self.kept.pop(key, None) is not None)
+        mocker.patch.object(requests, "register")
 
     def _keys(self, prefix: str) -> list[str]:
         return sorted(key for key in self.kept if key.startswith(prefix))
 
     def ask(self, name: str, content: bytes, ring: bytes = b"1") -> None:
-        self.kept[inbox.asked("run", name)] = content
-        self.kept[inbox.bell("run")] = ring
+        self.kept[requests.asked("run", name)] = content
+        self.kept[requests.bell("run")] = ring
 
 
 @pytest.fixture
@@ -212,7 +211,7 @@ def test_a_request_is_taken_when_the_bell_rings(run: RunDir, kept: Store) -> Non
     kept.ask(NAME, msgspec.json.encode(Trigger(run="run", steps=2)))
     assert bell.take(run) == [(NAME, Trigger(run="run", steps=2))]
     assert bell.take(run) == another.take(run) == []
-    assert inbox.asked("run", NAME) not in kept.kept
+    assert requests.asked("run", NAME) not in kept.kept
 
 
 def test_what_is_no_request_of_ours_is_refused_through_ray_too(
@@ -229,7 +228,7 @@ def test_what_is_no_request_of_ours_is_refused_through_ray_too(
         kept.ask(name, content)
     kept.ask("../../../1-1-00000005.json", b'{"run": "run"}')
     assert Bell().take(run) == []
-    assert {name: each.reason for name, each in trigger_requests.states(run).items()} == {
+    assert {name: each.reason for name, each in requests.states(run).items()} == {
         name: reason for name, (_, reason) in refused.items()
     }
     assert "a request through Ray is refused: its name is '../../../1-1-00000005.json'" in caplog.text
@@ -251,4 +250,4 @@ def test_the_switch_is_thrown_through_ray_too(run: RunDir, kept: Store) -> None:
         kept.ask(f"1-2-0000000{number}.json", msgspec.json.encode(Trigger(run="run", switch=switch)), switch.encode())
         windows.look(run, 0)
         assert windows.off == layout.switched_off(run) == (switch == "off")
-    assert {each.state for each in trigger_requests.states(run).values()} == {"done"}
+    assert {each.state for each in requests.states(run).values()} == {"done"}

@@ -15,13 +15,13 @@ from pytest_mock import MockerFixture
 from autoprof.base import identity
 from autoprof.config import conditions
 from autoprof.config.settings import Settings
-from autoprof.run.cluster import current_step, kv
-from autoprof.run.cluster.current_step import StepAnnouncement
+from autoprof.run import cluster, step_announcement
 from autoprof.run.runtime import Runtime
-from autoprof.rundir.lines import Line
-from autoprof.windows import memory_usage, monitor, stats, stats_channel, trigger_requests
+from autoprof.run.step_announcement import StepAnnouncement
+from autoprof.rundir.records import Line
+from autoprof.windows import memory_usage, monitor, requests, stats
 from autoprof.windows.chooser import Chooser
-from autoprof.windows.inbox import Bell
+from autoprof.windows.requests import Bell
 from autoprof.windows.stats import RankStats, ReplicaStats
 
 Made = Callable[..., Runtime]
@@ -31,10 +31,10 @@ Made = Callable[..., Runtime]
 def kept(mocker: MockerFixture) -> dict[str, bytes]:
     """Return the content of the store, a dictionary here. Statistics are put there at once."""
     kept: dict[str, bytes] = {}
-    mocker.patch.object(kv, "up", return_value=True)
-    mocker.patch.object(kv, "put", side_effect=lambda key, value: bool(kept.update({key: value}) or True))
+    mocker.patch.object(cluster, "is_up", return_value=True)
+    mocker.patch.object(cluster, "put", side_effect=lambda key, value: bool(kept.update({key: value}) or True))
     mocker.patch.object(
-        kv, "entries", side_effect=lambda prefix: {k: v for k, v in kept.items() if k.startswith(prefix)}
+        cluster, "entries", side_effect=lambda prefix: {k: v for k, v in kept.items() if k.startswith(prefix)}
     )
     mocker.patch.object(Bell, "take", return_value=[])
     mocker.patch.object(threading.Thread, "start", lambda self: self.run())
@@ -67,11 +67,11 @@ class Trainer:
         overrides = self.chooser.choose(run.settings, number, self.ordinal)
         if overrides is not None:
             self.captured[number] = self.chooser.with_stragglers(overrides, lambda: {0: 0, 1: 4})
-        current_step._state.own = StepAnnouncement(step=number, captured=overrides is not None)
+        step_announcement._state.own = StepAnnouncement(step=number, captured=overrides is not None)
         for name, took in stages.items():
             self.teller.hear(line("timer", name, took, step=number, role="trainer", rank=None))
         self.teller.hear(line("step", "step", took_s, step=number, role="trainer", error=error))
-        current_step._state.own = None
+        step_announcement._state.own = None
         self.chooser.step_ended(number, self.ordinal)
 
     def steps(self, *numbers: int, took_s: float = 10.0) -> None:
@@ -130,7 +130,7 @@ def test_what_was_asked_for_by_hand_goes_first_and_the_window_comes_after_it(mad
     trainer = Trainer(made(steps="", when=conditions.parse("step>2x")))
     trainer.steps(*range(1, 10))
     trainer.step(10, 25.0)
-    trigger_requests.ask(trainer.run.rundir, trigger_requests.Trigger(run="run"))
+    requests.ask(trainer.run.rundir, requests.Trigger(run="run"))
     trainer.steps(11, 12, 13)
     assert [each["reason"] for each in trainer.captured.values()] == [
         "autoprof trigger",
@@ -143,7 +143,7 @@ def test_a_run_that_is_switched_off_opens_no_window(made: Made) -> None:
     trainer = Trainer(made(steps="", when=conditions.parse("step>2x")))
     trainer.steps(*range(1, 10))
     trainer.step(10, 25.0)
-    trigger_requests.switch(trainer.run.rundir, off=True)
+    requests.switch(trainer.run.rundir, off=True)
     trainer.steps(11)
     assert trainer.captured == {}
 
@@ -166,7 +166,7 @@ def test_a_worker_tells_once_a_step_when_its_last_stage_has_ended(made: Made, ke
         # One that is made now and then does not count.
         for stage in stages if step != 3 else [*stages, "save_checkpoint"]:
             told.hear(line("stage", stage, 1.0, step=step, rank=3))
-            puts.append((step, stage, len(kv.put.call_args_list)))  # type: ignore[attr-defined]
+            puts.append((step, stage, len(cluster.put.call_args_list)))  # type: ignore[attr-defined]
     told_after = [count for _, stage, count in puts if stage == "update_weights"]
     # In the first step nobody knows which stage is the last; after that which ended with another one, neither.
     assert told_after == [0, 2, 3, 3]
@@ -247,7 +247,7 @@ def test_replicas_tell_what_they_have_generated_and_are_compared_by_step(
 
 
 def test_what_is_told_is_sent_once_a_second_at_most(made: Made, mocker: MockerFixture) -> None:
-    send = mocker.patch.object(stats_channel.StatsChannel, "send")
+    send = mocker.patch.object(stats.StatsChannel, "send")
     now = mocker.patch("autoprof.windows.stats.time.monotonic", return_value=100.0)
     teller = worker(made(when=conditions.parse("replica>1.5x")))
     for at in (100.0, 100.2, 100.4, 103.0):
@@ -270,7 +270,7 @@ def test_running_out_of_memory_in_a_worker_opens_a_window(made: Made, kept: dict
 def test_running_out_of_memory_in_the_trainers_own_process_opens_one(made: Made, kept: dict[str, bytes]) -> None:
     trainer = Trainer(made(steps="", when=conditions.parse("oom")))
     trainer.step(1)
-    current_step._state.own = StepAnnouncement(step=2, captured=False)
+    step_announcement._state.own = StepAnnouncement(step=2, captured=False)
     trainer.teller.hear(line("stage", "update_actor", 1.0, step=2, error="OutOfMemoryError"))
     trainer.steps(2, 3, 4)
     assert list(trainer.captured) == [3]
@@ -310,7 +310,7 @@ def test_ranks_that_a_launcher_started_tell_by_files(made: Made, monkeypatch: py
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
     worker(run).tell()
-    (entry,) = stats_channel.read(run, stats.RANK)
+    (entry,) = stats.read_entries(run, stats.RANK)
     assert msgspec.json.decode(entry, type=RankStats) == RankStats(role="trainer", rank=1, host=identity.HOST)
 
 
@@ -344,7 +344,7 @@ def test_slowest_ranks_are_rank_0_until_times_are_known(made: Made) -> None:
 
 def test_a_run_whose_ray_ends_reads_nothing_more(made: Made, mocker: MockerFixture) -> None:
     trainer = Trainer(made(steps="", when=conditions.parse("rank>1.3x")))
-    read = mocker.patch.object(stats_channel, "read")
+    read = mocker.patch.object(stats, "read_entries")
     monitor.stop()
     trainer.steps(1, 2, 3)
     read.assert_not_called()

@@ -20,13 +20,12 @@ from autoprof.cli import main
 from autoprof.cli.doctor import run
 from autoprof.config.settings import Settings
 from autoprof.config.values import SettingsError
-from autoprof.hooks.call import CALL, Call, Outcome, Wait
-from autoprof.run import end, runtime
-from autoprof.run.cluster import current_step
+from autoprof.hooks.behaviour import CALL, Call, Outcome, Wait
+from autoprof.run import end, runtime, step_announcement
 from autoprof.rundir import runs
 from autoprof.rundir.layout import RunDir, write_json
-from autoprof.windows import trigger_requests
-from autoprof.windows.trigger_requests import Trigger
+from autoprof.windows import requests
+from autoprof.windows.requests import Trigger
 from autoprof.windows.trigger_windows import OpenTriggers
 
 ASKED = {"reason": "autoprof trigger"}
@@ -47,13 +46,13 @@ def trigger(run: RunDir, *options: str) -> int:
 
 def became(run: RunDir) -> list[tuple[str, list[int], str]]:
     """Return what became of the requests that were taken: state, captured steps and reason."""
-    return [(each.state, each.captured, each.reason) for each in trigger_requests.states(run).values()]
+    return [(each.state, each.captured, each.reason) for each in requests.states(run).values()]
 
 
 def test_a_request_is_a_file_of_the_users_own(going_on: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     assert trigger(going_on, "--steps", "2", "--from", "7", "--contents", "cpu,shapes", "--ranks", "all") == 0
     (path,) = going_on.control.iterdir()
-    assert trigger_requests.NAME.fullmatch(path.name)
+    assert requests.NAME.fullmatch(path.name)
     assert path.stat().st_mode & 0o777 == 0o600
     assert json.loads(path.read_text()) == {
         "run": "20261120-101112-abcdef",
@@ -71,7 +70,7 @@ def test_latest_is_the_run_that_is_meant(
     going_on: RunDir, python: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
     assert "asked run 20261120-101112-abcdef for the next step" in python(["-m", "autoprof", "trigger"]).stdout
-    assert trigger_requests.waiting(going_on)
+    assert requests.waiting(going_on)
 
 
 @pytest.mark.parametrize(
@@ -110,11 +109,11 @@ def test_a_run_that_is_over_is_not_asked(
 
 def test_each_request_is_taken_once_in_their_order(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    assert trigger_requests.take(run) == []
-    asked = [trigger_requests.ask(run, Trigger(since=number)).name for number in (1, 2, 3)]
-    assert [(name, one.since) for name, one in trigger_requests.take(run)] == list(zip(asked, (1, 2, 3), strict=True))
-    assert trigger_requests.take(run) == []
-    assert trigger_requests.waiting(run) == []
+    assert requests.take(run) == []
+    asked = [requests.ask(run, Trigger(since=number)).name for number in (1, 2, 3)]
+    assert [(name, one.since) for name, one in requests.take(run)] == list(zip(asked, (1, 2, 3), strict=True))
+    assert requests.take(run) == []
+    assert requests.waiting(run) == []
 
 
 @pytest.mark.parametrize(
@@ -140,16 +139,16 @@ def test_what_is_no_request_of_ours_is_refused_and_named(
     content: str | Path | None, reason: str, going_on: RunDir, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = going_on.control / "0.json"
-    trigger_requests.ask(going_on, Trigger())
+    requests.ask(going_on, Trigger())
     if content is None:
         path.mkdir()
     elif isinstance(content, Path):
         path.symlink_to(content)
     else:
         path.write_text(content.replace("RUN", going_on.path.name))
-    assert [trigger for _, trigger in trigger_requests.take(going_on)] == [Trigger(run=going_on.path.name)]
+    assert [trigger for _, trigger in requests.take(going_on)] == [Trigger(run=going_on.path.name)]
     assert f"{path} is refused: {reason}" in caplog.text
-    refused = trigger_requests.states(going_on)["0.json"]
+    refused = requests.states(going_on)["0.json"]
     assert (refused.state, refused.reason.startswith(reason)) == ("refused", True)
     # What it was is kept to be looked at.
     assert os.path.lexists(f"{path}.refused")
@@ -159,19 +158,19 @@ def test_what_is_no_request_of_ours_is_refused_and_named(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
 def test_another_users_request_is_refused(going_on: RunDir) -> None:
-    path = trigger_requests.ask(going_on, Trigger())
+    path = requests.ask(going_on, Trigger())
     os.chown(path, 4321, 4321)
-    assert trigger_requests.take(going_on) == []
+    assert requests.take(going_on) == []
     assert became(going_on) == [("refused", [], "it belongs to user 4321")]
     # Whose the run is may ask.
     os.chown(going_on.path, 4321, 4321)
-    os.chown(trigger_requests.ask(going_on, Trigger()), 4321, 4321)
-    assert len(trigger_requests.take(going_on)) == 1
+    os.chown(requests.ask(going_on, Trigger()), 4321, 4321)
+    assert len(requests.take(going_on)) == 1
 
 
 def test_steps_that_are_named_count_from_when_they_were_asked_for(tmp_path: Path) -> None:
     run, windows = RunDir(tmp_path), OpenTriggers()
-    trigger_requests.ask(run, Trigger(at="+1,+3"))
+    requests.ask(run, Trigger(at="+1,+3"))
     windows.look(run, executed=6)
     assert [number for number in range(100, 102) if windows.match(number, number - 93) is not None] == [100]
     assert windows.any_to_come
@@ -182,7 +181,7 @@ def test_steps_that_are_named_count_from_when_they_were_asked_for(tmp_path: Path
 
 def test_steps_that_are_counted_may_begin_later(tmp_path: Path) -> None:
     run, windows = RunDir(tmp_path), OpenTriggers()
-    trigger_requests.ask(run, Trigger(steps=3, since=12))
+    requests.ask(run, Trigger(steps=3, since=12))
     windows.look(run, executed=0)
     # A trainer's numbers may leave some out.
     numbers = [9, 11, 13, 14, 18, 19]
@@ -195,8 +194,8 @@ def test_steps_that_are_counted_may_begin_later(tmp_path: Path) -> None:
 
 def test_of_two_windows_the_last_decides_and_the_other_goes_on_after_it(tmp_path: Path) -> None:
     run, windows = RunDir(tmp_path), OpenTriggers()
-    trigger_requests.ask(run, Trigger(steps=2))
-    trigger_requests.ask(run, Trigger(overrides={"ranks": "all"}))
+    requests.ask(run, Trigger(steps=2))
+    requests.ask(run, Trigger(overrides={"ranks": "all"}))
     windows.look(run, 0)
     matched = [windows.match(number, number) for number in range(1, 5)]
     assert matched == [{"ranks": "all"} | ASKED, ASKED, ASKED, None]
@@ -205,29 +204,29 @@ def test_of_two_windows_the_last_decides_and_the_other_goes_on_after_it(tmp_path
 
 def test_the_same_request_made_twice_opens_one_window(tmp_path: Path) -> None:
     run, windows = RunDir(tmp_path), OpenTriggers()
-    first = trigger_requests.ask(run, Trigger(steps=2)).name
-    trigger_requests.ask(run, Trigger(steps=2))
+    first = requests.ask(run, Trigger(steps=2)).name
+    requests.ask(run, Trigger(steps=2))
     windows.look(run, 0)
     assert windows.match(1, 1) is not None
-    trigger_requests.ask(run, Trigger(steps=2))
+    requests.ask(run, Trigger(steps=2))
     windows.look(run, 1)
     assert [windows.match(number, number) is not None for number in (2, 3)] == [True, False]
-    states = list(trigger_requests.states(run).values())
+    states = list(requests.states(run).values())
     assert [(each.state, each.captured, each.joined) for each in states] == [
         ("done", [1, 2], ""),
         ("joined", [], first),
         ("joined", [], first),
     ]
     # What is over is not joined.
-    trigger_requests.ask(run, Trigger(steps=2))
+    requests.ask(run, Trigger(steps=2))
     windows.look(run, 3)
     assert windows.match(4, 4) is not None
 
 
 def test_what_becomes_of_a_request_is_written_when_it_changes(tmp_path: Path, mocker: MockerFixture) -> None:
-    note = mocker.spy(trigger_requests, "note")
+    note = mocker.spy(requests, "note")
     run, windows = RunDir(tmp_path), OpenTriggers()
-    trigger_requests.ask(run, Trigger(since=3))
+    requests.ask(run, Trigger(since=3))
     counts = []
     for number in range(1, 6):
         windows.look(run, number - 1)
@@ -239,7 +238,7 @@ def test_what_becomes_of_a_request_is_written_when_it_changes(tmp_path: Path, mo
 
 def test_named_steps_that_have_passed_say_so(tmp_path: Path) -> None:
     run, windows = RunDir(tmp_path), OpenTriggers()
-    trigger_requests.ask(run, Trigger(at="3,5"))
+    requests.ask(run, Trigger(at="3,5"))
     windows.look(run, 9)
     assert windows.match(10, 10) is None
     assert became(run) == [("done", [], "its steps had passed when it was taken")]
@@ -249,15 +248,15 @@ def test_a_further_rank_reads_what_rank_0_takes(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     first, further = OpenTriggers(), OpenTriggers()
     further.look(run, 0, take_it=False)
-    trigger_requests.ask(run, Trigger(at="5"))
+    requests.ask(run, Trigger(at="5"))
     further.look(run, 3, take_it=False)  # before it is taken
     first.look(run, 3)
-    trigger_requests.ask(run, Trigger(at="6"))
+    requests.ask(run, Trigger(at="6"))
     (tmp_path / "control" / "7.json").write_text("nothing of the kind")
     first.look(run, 4)
     further.look(run, 4, take_it=False)  # after
     further.look(run, 4, take_it=False)
-    assert trigger_requests.waiting(run) == []
+    assert requests.waiting(run) == []
     for windows in (first, further):
         assert [windows.match(step, step) for step in (5, 6, 7)] == [ASKED, ASKED, None]
     assert sorted(state for state, _, _ in became(run)) == ["done", "done", "refused"]
@@ -270,7 +269,7 @@ def test_a_further_rank_reads_what_rank_0_takes(tmp_path: Path) -> None:
 def test_a_further_rank_that_is_a_step_late_ends_with_the_others(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     first, further = OpenTriggers(), OpenTriggers()
-    trigger_requests.ask(run, Trigger(steps=3))
+    requests.ask(run, Trigger(steps=3))
     first.look(run, 0)
     assert first.match(1, 1) == ASKED
     further.look(run, 1, take_it=False)
@@ -322,10 +321,10 @@ def trainer(mocker: MockerFixture, tmp_path: Path) -> Trainer:
 
 
 def test_a_request_opens_the_step_that_begins_next(trainer: Trainer, mocker: MockerFixture) -> None:
-    post = mocker.patch.object(current_step, "post")
+    post = mocker.patch.object(step_announcement, "post")
     for asked in ({}, {"contents": ("cpu",)}, None, {"ranks": "all"}):
         if asked is not None:
-            trigger_requests.ask(trainer.run.rundir, Trigger(at="" if asked != {} else "41,+4", overrides=asked))
+            requests.ask(trainer.run.rundir, Trigger(at="" if asked != {} else "41,+4", overrides=asked))
         trainer.step()
     announced = [call.args[1] for call in post.call_args_list if call.args[1] is not None]
     assert [(posting.step, posting.captured, posting.overrides) for posting in announced] == [
@@ -341,7 +340,7 @@ def test_what_comes_after_the_last_window_is_done_once_for_each(trainer: Trainer
     counts = []
     for number in range(41, 47):
         if number == 45:
-            trigger_requests.ask(trainer.run.rundir, Trigger())
+            requests.ask(trainer.run.rundir, Trigger())
         trainer.step()
         counts.append(passed.call_count)
     assert counts == [0, 1, 1, 1, 2, 2]
@@ -350,13 +349,13 @@ def test_what_comes_after_the_last_window_is_done_once_for_each(trainer: Trainer
 def test_a_request_is_told_why_nothing_was_captured(trainer: Trainer) -> None:
     run = trainer.run.rundir
     trainer.run.settings = Settings(steps="", max_steps=1)
-    trigger_requests.ask(run, Trigger(steps=3))
+    requests.ask(run, Trigger(steps=3))
     trainer.step()
     trainer.step()
     full = "AUTOPROF_MAX_STEPS: 1 steps were captured, and no more will be"
     assert became(run) == [("done", [41], full)]
-    trigger_requests.switch(run, off=True)
-    trigger_requests.ask(run, Trigger(at="43"))
+    requests.switch(run, off=True)
+    requests.ask(run, Trigger(at="43"))
     trainer.step()
     assert became(run)[1:] == [("done", [], "step 43: autoprof is switched off in this run")]
 
@@ -364,9 +363,9 @@ def test_a_request_is_told_why_nothing_was_captured(trainer: Trainer) -> None:
 def test_steps_that_are_counted_wait_while_autoprof_is_off(trainer: Trainer) -> None:
     run = trainer.run.rundir
     trainer.run.settings = Settings(steps="")
-    trigger_requests.ask(run, Trigger(steps=2))
+    requests.ask(run, Trigger(steps=2))
     for number in range(5):
         if number in (1, 3):
-            trigger_requests.switch(run, off=number == 1)
+            requests.switch(run, off=number == 1)
         trainer.step()
     assert became(run) == [("done", [41, 44], "")]

@@ -1,0 +1,264 @@
+"""Requests over HTTP between a trainer and an inference server, both with autoprof.
+
+A server has a run of its own. With autoprof it has a route `/autoprof`, by which the trainer reports its steps and
+asks for captures.
+"""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures.thread import ThreadPoolExecutor
+from http.client import HTTPException
+from typing import Any, Literal, NamedTuple
+
+from autoprof.base import interrupts, log, process, threads
+from autoprof.base.originals import json
+from autoprof.behaviours.rollout.engine import ROLE, Request
+from autoprof.behaviours.serving import server as serving
+from autoprof.behaviours.trainer.running import in_whole
+from autoprof.capture.artifacts import Artifacts
+from autoprof.capture.profilers.torch import TorchTool
+from autoprof.config.kinds import GENERATE
+from autoprof.config.settings import Settings
+from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call, CallPath, Wait
+from autoprof.hooks.dispatch import InThread
+from autoprof.run import runtime, step_announcement
+
+# Fields that autoprof knows in the body of `/start_profile`.
+KEYS = frozenset({"global_step", "duration_s"})
+
+
+async def answer_start(server: serving.Server, body: bytes) -> tuple[int, dict[str, str]]:
+    """Return the HTTP status and the content that answer `/start_profile`."""
+    try:
+        step, duration_s = window_of(body)
+    except ValueError as error:
+        interrupts.pass_on(error)
+        return 400, {"problem": str(error)}
+    return _answer(await server.open_window(step, duration_s))
+
+
+async def answer_stop(server: serving.Server) -> tuple[int, dict[str, str]]:
+    """Return the HTTP status and the content that answer `/stop_profile`."""
+    return _answer(await server.close_window())
+
+
+async def answer_trainer(server: serving.Server, directory: str, body: bytes) -> tuple[int, dict[str, str]]:
+    """Return the HTTP status and the content that answer `/autoprof`, by which a trainer drives the engine."""
+    try:
+        request = Request.read(body)
+    except ValueError as error:
+        interrupts.pass_on(error)
+        return 400, {"problem": str(error)}
+    if request.action == "stop":
+        return await answer_stop(server)
+    if request.action == "start":
+        status, content = _answer(await server.open_window(request=request))
+        return status, content | {"run": directory}
+    server.follow(same_run=request.run == directory)
+    return 200, {"problem": "", "run": directory}
+
+
+def window_of(body: bytes) -> tuple[int | None, float | None]:
+    """Read the body of `/start_profile`: the step's number and the seconds that the window is open. Both may lack.
+
+    Raises:
+        ValueError: It says which is wrong, what it got and what it takes.
+    """
+    asked = fields_of(body)
+    if asked is None:
+        raise ValueError(f"body: got {body[:100].decode(errors='replace')!r}; it takes an object in JSON, or nothing")
+    step, duration_s = asked.get("global_step"), asked.get("duration_s")
+    if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
+        raise ValueError(f"global_step: got {step!r}; it takes a whole number from 0")
+    if duration_s is not None and not _is_duration(duration_s):
+        raise ValueError(f"duration_s: got {duration_s!r}; it takes seconds, above 0 and below 1e9")
+    return step, duration_s
+
+
+def fields_of(body: bytes) -> dict[str, Any] | None:
+    """Return the fields of a body, none without one; None if it is no object in JSON."""
+    try:
+        content = json.loads(body) if body.strip() else {}
+    except (ValueError, RecursionError) as error:
+        interrupts.pass_on(error)
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def _is_duration(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e9
+
+
+def _answer(problem: str) -> tuple[int, dict[str, str]]:
+    return 409 if problem else 200, {"problem": problem}
+
+
+class _State(process.State):
+    """The servers that were told that this trainer leads, with their run directories, and the window that an `end`
+    closes."""
+
+    def begin(self) -> None:
+        self.told: dict[str, str] = {}
+        self.open: _Window | None = None
+
+
+_state = _State()
+
+# An answer is a line or two.
+_MOST_BYTES = 1 << 16
+# As many servers are asked at a time.
+_AT_ONCE = 16
+
+
+class _Answer(NamedTuple):
+    """Answer of a server: its problem, or an empty text; its run directory; whether it surely did not act."""
+
+    problem: str
+    directory: str = ""
+    refused: bool = False
+
+
+class OverHttp(Behaviour):
+    """The call has a server generate, over HTTP: in a step that is captured, its engine is captured in its own run,
+    which may be the trainer's.
+
+    Of several servers those are captured whose place in the list is one of `AUTOPROF_RANKS`.
+
+    Attributes:
+        url: Path to the server's address, such as `http://localhost:8000` or `localhost:8000`, or to a list of
+            addresses; what has a `host` and a `port` is one, too.
+        part: `whole` where the server generates during the call; `begin` and `end` where it goes on between two calls,
+            as in asynchronous training: the window is open from the one to the other, or to the next `begin`.
+    """
+
+    url: CallPath
+    part: Literal["whole", "begin", "end"] = "whole"
+
+    def around(self, call: Call) -> Around:
+        run = runtime.current()
+        if run is None:
+            yield CALL
+            return None
+        if self.part != "whole":
+            yield from _close(run)
+        window = None if self.part == "end" else (yield from self._open(run, call))
+        if self.part == "begin":
+            _state.open = window
+        yield CALL
+        if window is not None and self.part == "whole":
+            yield from window.close(run)
+        return None
+
+    def _open(self, run: runtime.Runtime, call: Call) -> Generator[Wait, Any, _Window | None]:
+        urls = _urls(call.at(self.url))
+        new = [url for url in urls if url not in _state.told]
+        _state.told.update(dict.fromkeys(new, ""))
+        directory = str(run.rundir.path)
+        lead = Request(action="lead", run=directory)
+        answers = yield from _each(_ask, [(url, lead, run.settings) for url in new])
+        _state.told.update({url: answer.directory for url, answer in zip(new, answers, strict=True)})
+        _, posting = step_announcement.own()
+        if posting is None or not posting.captured or in_whole():
+            return None
+        settings = run.settings.overridden(posting.overrides)
+        window = _Window(settings)
+        for place, url in enumerate(urls):
+            if _takes(settings, place, len(urls)):
+                # A server with a run of its own goes by its own settings.
+                overrides = posting.overrides if _state.told[url] == directory else {}
+                window.urls.append(url)
+                window.requests.append(
+                    Request(action="start", step=posting.step, replica=place, rank=place, overrides=overrides)
+                )
+        asked = zip(window.urls, window.requests, strict=True)
+        window.answers = yield from _each(_ask, [(url, request, settings) for url, request in asked])
+        return window
+
+
+class _Window:
+    """Servers whose engines were asked to record a step, and their answers."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.urls: list[str] = []
+        self.requests: list[Request] = []
+        self.answers: list[_Answer] = []
+
+    def close(self, run: runtime.Runtime) -> Generator[Wait, Any, None]:
+        """Have the engines stop, and say how it went."""
+        started = list(zip(self.urls, self.requests, self.answers, strict=True))
+        # A start that was not answered in time may come to pass all the same.
+        going = [url for url, _, start in started if not start.refused]
+        stops = yield from _each(_ask, [(url, Request(action="stop"), self.settings) for url in going])
+        ended = {url: stop.problem for url, stop in zip(going, stops, strict=True)}
+        for url, request, start in started:
+            if problem := start.problem or ended.get(url, ""):
+                subject = request.subject("engine")
+                Artifacts(run, subject, self.settings.for_role(ROLE), TorchTool()).fail(f"{url}: {problem}")
+            else:
+                log.info(f"step {request.step}: its rollout is in the run of {url}, {start.directory}")
+
+
+def _close(run: runtime.Runtime) -> Generator[Wait, Any, None]:
+    window, _state.open = _state.open, None
+    if window is not None:
+        yield from window.close(run)
+
+
+def _takes(settings: Settings, place: int, servers: int) -> bool:
+    """Return whether the server at this place is captured; one alone always is."""
+    if servers == 1:
+        return settings.takes_role(ROLE, GENERATE)
+    return settings.takes(ROLE, range(place, place + 1), GENERATE)
+
+
+def _urls(found: Any) -> list[str]:
+    several = found if isinstance(found, (list, tuple)) else [found]
+    return [_url(each) for each in several]
+
+
+def _url(address: Any) -> str:
+    if not isinstance(address, str):
+        host = str(address.host)
+        address = f"[{host}]:{address.port}" if ":" in host else f"{host}:{address.port}"
+    return (address if "://" in address else f"http://{address}").rstrip("/")
+
+
+def _each(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> Generator[Wait, Any, list[Any]]:
+    """Make all calls at the same time, while the behaviour waits."""
+    if not calls:
+        return []
+    answers: list[Any] = yield InThread(_together, function, calls)
+    return answers
+
+
+def _together(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+    if len(calls) == 1:
+        return [function(*calls[0])]
+    pool = ThreadPoolExecutor(min(len(calls), _AT_ONCE), "autoprof-asking")
+    try:
+        return list(threads.start(pool.map, lambda each: function(*each), calls))
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _ask(url: str, request: Request, settings: Settings) -> _Answer:
+    post = urllib.request.Request(f"{url}/autoprof", request.body(), {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(post, timeout=settings.stop_timeout_s) as response:
+            answer = json.loads(response.read(_MOST_BYTES))
+    except urllib.error.HTTPError as error:
+        if error.code in (404, 405):
+            without = "the server runs without autoprof; put AUTOPROF=1 in front of its command as well"
+            return _Answer(without, refused=True)
+        said = error.read(500).decode(errors="replace")
+        return _Answer(f"it answered HTTP {error.code}: {said}", refused=True)
+    except (OSError, ValueError, HTTPException) as error:
+        interrupts.pass_on(error)
+        return _Answer(f"{type(error).__name__}: {error}")
+    if not isinstance(answer, dict) or "problem" not in answer:
+        return _Answer(f"it answered {str(answer)[:100]}, which is not an answer from autoprof", refused=True)
+    return _Answer(str(answer["problem"]), str(answer.get("run", "")))

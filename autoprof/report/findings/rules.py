@@ -1,0 +1,170 @@
+"""Rules for captures (idle devices, communication, memory, incomplete files) and for skews between ranks."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from statistics import median
+
+from autoprof.base import units
+from autoprof.base.units import seconds
+from autoprof.base.units import share as percent
+from autoprof.report.figures.captures import place_of
+from autoprof.report.figures.words import several
+from autoprof.report.findings.registry import LEAST_S, capture_rule, matters, step_rule
+from autoprof.report.model import CaptureFigures, Finding, SkewRow, StepFigures
+
+# A device is idle from such a share of a capture on, communication is not hidden from such a share on.
+IDLE_SHARE, BARE_SHARE = 0.4, 0.15
+# Memory is nearly full from such a share on.
+FULL_SHARE = 0.92
+
+
+@capture_rule("cpu_bound", "device_idle")
+def idle(capture: CaptureFigures) -> Iterator[Finding]:
+    """Find a device that does nothing for two fifths of a capture."""
+    for device in capture.devices:
+        lost = device.idle * device.seconds
+        if device.idle < IDLE_SHARE or lost < LEAST_S:
+            continue
+        bound = capture.bound == "cpu"
+        yield Finding(
+            kind="cpu_bound" if bound else "device_idle",
+            text=f"step {capture.step}: {device.device} did nothing for {percent(device.idle)} of {place_of(capture)}"
+            + (", it waited for the CPU" if bound else ""),
+            evidence=[
+                f"compute {percent(device.compute)} of {seconds(device.seconds)}",
+                f"communication {percent(device.communication)}, copies {percent(device.copy)}",
+                *([capture.reason] if capture.reason else []),
+                *(f"{each.name}: {seconds(each.self_us / 1e6)} by itself" for each in capture.operators[:3]),
+            ],
+            seconds=lost,
+            step=capture.step,
+            file=capture.file,
+        )
+
+
+@capture_rule("communication")
+def communication(capture: CaptureFigures) -> Iterator[Finding]:
+    """Find communication without computation beside it that takes 15 % of a capture."""
+    for device in capture.devices:
+        bare = device.communication * (1 - (device.overlap or 0.0))
+        if bare < BARE_SHARE or bare * device.seconds < LEAST_S:
+            continue
+        yield Finding(
+            kind="communication",
+            text=f"step {capture.step}: {place_of(capture)} communicated for {seconds(bare * device.seconds)} in which "
+            f"{device.device} computed nothing",
+            evidence=[
+                f"communication {percent(device.communication)} of {seconds(device.seconds)}",
+                f"{percent(device.overlap or 0.0)} of it beside computing",
+                *(
+                    f"{each.name}: {seconds(each.total_us / 1e6)} in {each.calls} calls"
+                    for each in capture.kernels
+                    if any(word in each.name.lower() for word in ("nccl", "hccl", "rccl", "allreduce", "hcom"))
+                ),
+            ][:4],
+            seconds=bare * device.seconds,
+            step=capture.step,
+            file=capture.file,
+        )
+
+
+@capture_rule("memory")
+def memory(capture: CaptureFigures) -> Iterator[Finding]:
+    """Find a device whose memory is nearly full."""
+    peak, total = capture.memory_peak_bytes, capture.memory_total_bytes
+    if peak is not None and total and peak >= FULL_SHARE * total:
+        yield Finding(
+            kind="memory",
+            text=f"step {capture.step}: {place_of(capture)} took {percent(peak / total)} of the device's memory",
+            evidence=[f"{units.size(peak)} of {units.size(total)}"],
+            seconds=0.0,
+            step=capture.step,
+            file=capture.file,
+        )
+
+
+@capture_rule("bad_capture")
+def bad_capture(capture: CaptureFigures) -> Iterator[Finding]:
+    """Find a capture that was cut off, failed or can't be read."""
+    if capture.state != "complete":
+        yield Finding(
+            kind="bad_capture",
+            text=f"step {capture.step}: the capture of {place_of(capture)} is {capture.state}",
+            evidence=[capture.reason] if capture.reason else [],
+            seconds=0.0,
+            step=capture.step,
+            file=capture.file,
+        )
+
+
+# A rank or a replica is slow that takes so many times what the median of the others takes.
+RANK_RATIO, REPLICA_RATIO = 1.2, 1.3
+
+
+@step_rule("slow_rank", "slow_replica")
+def skewed(step: StepFigures) -> Iterator[Finding]:
+    """Find a rank that takes 1.2 times as long as the others for a stage, or a replica 1.3 times for its requests."""
+    told = set()
+    for skew in step.skews:
+        ratio = REPLICA_RATIO if skew.of == "replica" else RANK_RATIO
+        slow = skew.slowest_s >= ratio * skew.median_s and matters(skew.waited_s, step.seconds)
+        # A stage inside another one is slow with it.
+        if not slow or skew.slowest in told:
+            continue
+        told.add(skew.slowest)
+        per_token = " for the same work" if skew.of == "replica" else ""
+        yield Finding(
+            kind=f"slow_{skew.of}",
+            text=f"step {step.number}: {skew.slowest} was slow in {skew.stage}: {seconds(skew.slowest_s)}, the others "
+            f"{seconds(skew.median_s)} in the median{per_token}",
+            evidence=[_took(row) for row in skew.rows[:4]]
+            + ([f"the fastest: {skew.rows[-1].label}, {seconds(skew.rows[-1].seconds)}"] if len(skew.rows) > 4 else []),
+            seconds=skew.waited_s,
+            step=step.number,
+            file=next((row.file for row in skew.rows if row.label == skew.slowest), None),
+        )
+    yield from _waited_for(step, told)
+
+
+def _took(row: SkewRow) -> str:
+    was = ", recorded" if row.recorded else ""
+    return f"{row.label}: {seconds(row.seconds)} in {several(row.calls, 'call')}{was}"
+
+
+def _waited_for(step: StepFigures, told: set[str]) -> Iterator[Finding]:
+    """Find a rank that takes 1.2 times as long as the others outside of collectives, in which they wait for it.
+
+    Their stages end at the same time then, so that the timeline does not tell; traces of several ranks do.
+    """
+    stages: dict[tuple[str, str], dict[int, CaptureFigures]] = defaultdict(dict)
+    for capture in step.captures:
+        if capture.rank is not None and capture.replica is None and capture.collectives_s is not None:
+            stages[capture.role, capture.stage][capture.rank] = capture
+    for (role, stage), captures in stages.items():
+        if len(captures) < 2:
+            continue
+        slow, *others = sorted(captures.values(), key=lambda capture: -_by_itself(capture))
+        label, usual = f"{role} rank {slow.rank}", median(_by_itself(other) for other in others)
+        waited = median(other.collectives_s or 0.0 for other in others) - (slow.collectives_s or 0.0)
+        if label in told or _by_itself(slow) < RANK_RATIO * usual or not matters(waited, step.seconds):
+            continue
+        told.add(label)
+        yield Finding(
+            kind="slow_rank",
+            text=f"step {step.number}: {label} was slow in {stage}: {seconds(_by_itself(slow))} outside of "
+            f"collectives, the others {seconds(usual)} in the median; they waited for it",
+            evidence=[
+                f"{role} rank {each.rank}: {seconds(each.collectives_s or 0.0)} of {seconds(each.seconds or 0.0)} in "
+                f"collectives"
+                for each in (slow, *others[:3])
+            ],
+            seconds=waited,
+            step=step.number,
+            file=slow.file,
+        )
+
+
+def _by_itself(capture: CaptureFigures) -> float:
+    return max(0.0, (capture.seconds or 0.0) - (capture.collectives_s or 0.0))

@@ -1,1 +1,0 @@
-"""A run's use of Ray's control plane."""

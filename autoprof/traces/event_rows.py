@@ -1,0 +1,264 @@
+"""Columns and sorted rows of a trace's events, in memory that does not grow with their number.
+
+A row has 20 bytes: start, duration, and a number for the rest. A trace consists of a few blocks that are already in
+order, so rows are kept in ordered runs that are merged at the end.
+"""
+
+from __future__ import annotations
+
+import heapq
+import tempfile
+from array import array
+from collections.abc import Callable, Iterator
+from typing import IO, Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+Row = tuple[float, float, int]
+# 2.6 MB a run; so many stay in memory, what comes before them goes to a file.
+RUN_ROWS = 128 << 10
+RUNS_IN_MEMORY = 8
+_BLOCK_ROWS = 8 << 10
+
+
+class Rows:
+    """Rows (start, minus the duration, number), added in any order, given back by start, the longer ones first."""
+
+    def __init__(self) -> None:
+        self._starts, self._lengths, self._numbers = array("d"), array("d"), array("I")
+        self._in_order = True
+        self._last = (float("-inf"), 0.0)
+        self._runs: list[_Run] = []
+        self._file: IO[bytes] | None = None
+
+    def __enter__(self) -> Rows:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def extend(self, rows: list[Row]) -> None:
+        """Add rows.
+
+        Raises:
+            OSError: There is no room for the temporary file.
+        """
+        if not rows:
+            return
+        rows.sort()
+        starts, lengths, numbers = zip(*rows, strict=True)
+        if rows[0][:2] < self._last:
+            self._in_order = False
+        self._last = max(self._last, rows[-1][:2])
+        self._starts.extend(starts)
+        self._lengths.extend(lengths)
+        self._numbers.extend(numbers)
+        if len(self._starts) >= RUN_ROWS:
+            self._end_run()
+
+    def __iter__(self) -> Iterator[Row]:
+        """Yield all rows in order, once."""
+        self._end_run()
+        lanes: list[list[_Run]] = []
+        for run in self._runs:
+            lane = next((lane for lane in lanes if lane[-1].last <= run.first), None)
+            if lane is None:
+                lanes.append([run])
+            else:
+                lane.append(run)
+        read = [self._read(lane) for lane in lanes]
+        return read[0] if len(read) == 1 else heapq.merge(*read)
+
+    def _end_run(self) -> None:
+        if not self._starts:
+            return
+        columns = (self._starts, self._lengths, self._numbers)
+        if not self._in_order:
+            starts, lengths, numbers = zip(*sorted(zip(*columns, strict=True)), strict=True)
+            columns = (array("d", starts), array("d", lengths), array("I", numbers))
+        run = _Run(columns)
+        self._runs.append(run)
+        held = [each for each in self._runs if each.columns is not None]
+        if len(held) > RUNS_IN_MEMORY:
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(prefix="autoprof-")  # noqa: SIM115
+            held[0].move(self._file)
+        self._starts, self._lengths, self._numbers = array("d"), array("d"), array("I")
+        self._in_order = True
+        self._last = (float("-inf"), 0.0)
+
+    def _read(self, lane: list[_Run]) -> Iterator[Row]:
+        for run in lane:
+            if run.columns is not None:
+                yield from zip(*run.columns, strict=True)
+                continue
+            assert self._file is not None
+            for first in range(0, run.count, _BLOCK_ROWS):
+                yield from run.block(self._file, first, min(_BLOCK_ROWS, run.count - first))
+
+
+class _Run:
+    """Rows in order, in memory or in the file."""
+
+    def __init__(self, columns: tuple[array[float], array[float], array[int]]) -> None:
+        self.columns: tuple[array[float], array[float], array[int]] | None = columns
+        self.count = len(columns[0])
+        self.first = (columns[0][0], columns[1][0])
+        self.last = (columns[0][-1], columns[1][-1])
+        self._places: list[int] = []
+
+    def move(self, file: IO[bytes]) -> None:
+        """Write the rows to the end of the file, and forget them."""
+        assert self.columns is not None
+        file.seek(0, 2)
+        for column in self.columns:
+            self._places.append(file.tell())
+            column.tofile(file)
+        self.columns = None
+
+    def block(self, file: IO[bytes], first: int, count: int) -> Iterator[Row]:
+        """Return some rows from the file."""
+        starts, lengths, numbers = array("d"), array("d"), array("I")
+        columns: tuple[array[Any], ...] = (starts, lengths, numbers)
+        for place, column in zip(self._places, columns, strict=True):
+            file.seek(place + first * column.itemsize)
+            column.fromfile(file, count)
+        return zip(starts, lengths, numbers, strict=True)
+
+
+Id = int | float | str | None
+# What a row's number stands for: category, name, process and thread.
+Key = tuple[str, str, Id, Id]
+
+# Names beyond this many are summed up as one: some put a number into every name.
+MOST_NAMES = 50_000
+OTHER_NAMES = "(other names)"
+# No host has as many.
+_MOST_DEVICES = 1_000
+# In µs, 30,000 years: what is more is no time, and what it is added to is none any more.
+_MOST_US = 1e18
+_Us = Annotated[float, Meta(ge=-_MOST_US, le=_MOST_US)]
+
+
+class Event(Struct, gc=False):
+    ph: str
+    name: str = ""
+    cat: str = ""
+    pid: Id = None
+    tid: Id = None
+    ts: _Us | str = 0.0
+    dur: _Us | str = 0.0
+    args: Raw | UnsetType = UNSET
+
+
+decode: Callable[[bytes], list[Event]] = msgspec.json.Decoder(list[Event]).decode
+
+
+_Number = TypeVar("_Number", int, float)
+
+
+def _time(value: _Number, text: float | str) -> _Number:
+    if not abs(value) <= _MOST_US:
+        raise ValueError(f"{str(text)[:40]!r} is no time")
+    return value
+
+
+class _Memory(Struct, rename={"allocated": "Total Allocated", "reserved": "Total Reserved", "type": "Device Type"}):
+    allocated: int = 0
+    reserved: int = 0
+    type: int = 0
+    id: int = msgspec.field(default=0, name="Device Id")
+
+
+_decode_memory = msgspec.json.Decoder(_Memory).decode
+
+
+class Taken:
+    """A row for each event that has a duration, and what else counts.
+
+    Attributes:
+        count: All events.
+        keys: What the numbers of the rows stand for.
+        said: What describes processes and threads, by the event's name and field, process and thread.
+        peaks: Bytes allocated and reserved, by type and number of the device.
+        whole_us: What starts count from where the trace gives them as text; else 0.
+    """
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+        self.count = 0
+        self.keys: list[Key] = []
+        self._numbers: dict[Key, int] = {}
+        self.said: dict[tuple[str, Id, Id], str] = {}
+        self.peaks: dict[tuple[int, int], list[int]] = {}
+        self.whole_us = 0
+
+    def events(self, events: list[Event]) -> None:
+        """Take some events.
+
+        Raises:
+            ValueError: A time is none.
+            msgspec.DecodeError: What an event says beside its times is not what it should be.
+        """
+        self.count += len(events)
+        numbers, rows = self._numbers, []
+        for event in events:
+            if event.ph == "X":
+                key = (event.cat, event.name, event.pid, event.tid)
+                number = numbers.get(key)
+                if number is None:
+                    number = self._number(key)
+                start, length = event.ts, event.dur
+                if type(start) is not float:
+                    start = self._start(start)
+                if type(length) is not float:
+                    length = _time(float(length), length)
+                if length < 0:
+                    # Kineto has guarded against such times since they were seen (output_json.cpp, handleActivity).
+                    length = 0.0
+                rows.append((start, -length, number))
+            elif event.ph == "i" and event.name == "[memory]":
+                self._memory(event)
+            elif event.ph == "M":
+                self._describe(event)
+        self.rows.extend(rows)
+
+    def _number(self, key: Key) -> int:
+        if len(self._numbers) >= MOST_NAMES:
+            key = (key[0], OTHER_NAMES, key[2], key[3])
+            if len(self.keys) >= 2 * MOST_NAMES:
+                key = ("", OTHER_NAMES, None, None)
+        number = self._numbers.setdefault(key, len(self.keys))
+        if number == len(self.keys):
+            self.keys.append(key)
+        return number
+
+    def _start(self, text: float | str) -> float:
+        """Return the microseconds since the first time.
+
+        torch_npu writes them since the epoch as text, since no float holds them to the nanosecond.
+        """
+        said, _, rest = str(text).partition(".")
+        whole = _time(int(said), text)
+        self.whole_us = self.whole_us or whole
+        return whole - self.whole_us + float(f"0.{rest or 0}")
+
+    def _memory(self, event: Event) -> None:
+        if event.args is UNSET:
+            return
+        said = _decode_memory(event.args)
+        if (said.type, said.id) not in self.peaks and len(self.peaks) >= _MOST_DEVICES:
+            return
+        peak = self.peaks.setdefault((said.type, said.id), [0, 0])
+        peak[0] = max(peak[0], said.allocated)
+        peak[1] = max(peak[1], said.reserved)
+
+    def _describe(self, event: Event) -> None:
+        arguments: Any = msgspec.json.decode(event.args) if event.args is not UNSET else {}
+        if isinstance(arguments, dict):
+            for name, value in arguments.items():
+                if isinstance(value, str) and len(self.said) < 2 * MOST_NAMES:
+                    thread = event.tid if event.name == "thread_name" else None
+                    self.said[f"{event.name}.{name}", event.pid, thread] = value
