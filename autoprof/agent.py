@@ -89,9 +89,7 @@ def join() -> Runtime | None:
                     f"autoprof cleared it for this run ({cupti.KEEP}=1 keeps it)"
                 )
             if run.settings.compares:
-                from autoprof.windows import (
-                    stats,
-                )
+                from autoprof.windows import monitor, stats  # noqa: F401  as for dispatch
 
                 stats.attach(run)
             if watcher.hang_limits(run.settings.when)[0]:

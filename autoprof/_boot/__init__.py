@@ -310,7 +310,7 @@ def _say(text: str) -> None:
         from autoprof.base.redact import hidden, plain
         from autoprof.base.size_limits import no_size_signal
 
-        with no_size_signal():  # stderr may be a file
-            sys.stderr.write(plain(hidden(f"autoprof: {' '.join(text.split())}")) + "\n")
+        # stderr may be a file.
+        no_size_signal(sys.stderr.write, plain(hidden(f"autoprof: {' '.join(text.split())}")) + "\n")
     except Exception:  # no usable stderr: there is nobody to tell
         pass

@@ -24,8 +24,7 @@ class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
 
     def emit(self, record: logging.LogRecord) -> None:
         # stderr may be a file.
-        with files.no_size_signal():
-            super().emit(record)
+        files.no_size_signal(super().emit, record)
 
     def handleError(self, record: logging.LogRecord) -> None:
         if (error := sys.exc_info()[1]) is not None:
@@ -101,6 +100,6 @@ def _say(level: int, message: str) -> None:
 
 def _write(handler: _Handler, message: str) -> None:
     text = plain(hidden(message).replace("\n", " "))
-    with interrupts.suppress(Exception), files.no_size_signal():  # the program may have closed it
-        handler.stream.write(f"autoprof: {text}\n")
-        handler.stream.flush()
+    with interrupts.suppress(Exception):  # the program may have closed it
+        files.no_size_signal(handler.stream.write, f"autoprof: {text}\n")
+        files.no_size_signal(handler.stream.flush)

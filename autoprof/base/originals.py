@@ -92,10 +92,9 @@ def _own_os() -> Any:
 
 def _own_environ(known: Any) -> Any:
     """Return another object for the process's environment. A mock of `os.environ.get` does not receive its calls."""
-    try:
-        return type(known)(*(vars(known)[name] for name in _OF_ENVIRON))
-    except (KeyError, TypeError):  # a program has put another mapping in its place
+    if type(known).__name__ != "_Environ":  # a program has put another mapping in its place
         return known
+    return type(known)(*(vars(known)[name] for name in _OF_ENVIRON))
 
 
 def _own_threading() -> Any:

@@ -6,14 +6,14 @@ The boot uses this, too: standard library only, and no copies of `base/originals
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # `signal` in C, as in base/interrupts.py
-import contextlib
 import errno
 import resource
 from posix import strerror
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
+    from typing import Any
 
 
 def size_limit() -> int | None:
@@ -33,19 +33,29 @@ def check_size(size: int) -> None:
         raise OSError(errno.EFBIG, f"{strerror(errno.EFBIG)}: the limit is {limit} bytes (ulimit -f)")
 
 
-@contextlib.contextmanager
-def no_size_signal() -> Iterator[None]:
-    """Let writes over the limit of file sizes fail with EFBIG in this thread, without the signal SIGXFSZ."""
+def no_size_signal(call: Callable[..., Any], *args: Any) -> Any:
+    """Call `call`. Its writes over the limit of file sizes fail with EFBIG, without the signal SIGXFSZ.
+
+    Returns:
+        The result of `call`.
+    """
+    mask = _signal.pthread_sigmask(_signal.SIG_BLOCK, ())
+    # A signal handler that raises may keep the first of the two from its end.
+    try:
+        try:
+            return _blocking(call, args)
+        finally:
+            _signal.pthread_sigmask(_signal.SIG_SETMASK, mask)
+    finally:
+        _signal.pthread_sigmask(_signal.SIG_SETMASK, mask)
+
+
+def _blocking(call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     signals = {_signal.SIGXFSZ}
-    before = _signal.pthread_sigmask(_signal.SIG_BLOCK, ())
     pending = signals.intersection(_signal.sigpending())
-    # Python calls signal handlers after `pthread_sigmask` has set the mask, so they can raise from it.
     try:
         _signal.pthread_sigmask(_signal.SIG_BLOCK, signals)
-        yield
+        return call(*args)
     finally:
-        try:
-            if signals.intersection(_signal.sigpending()) - pending:
-                _signal.sigtimedwait(signals, 0)
-        finally:
-            _signal.pthread_sigmask(_signal.SIG_SETMASK, before)
+        if signals.intersection(_signal.sigpending()) - pending:
+            _signal.sigtimedwait(signals, 0)

@@ -119,8 +119,8 @@ class Artifacts:
         if not writer.wait(self._settings.stop_timeout_s):
             raise RuntimeError("the process is still writing its previous trace")
         self.facts.started = clock()
-        with files.no_size_signal():  # torch writes lines to stderr, which may be a file
-            self.facts.contents = self._tool.start(self._settings, self._raw)
+        # torch writes lines to stderr, which may be a file.
+        self.facts.contents = files.no_size_signal(self._tool.start, self._settings, self._raw)
         try:
             self._accompany(ranged)
         except Exception as error:
@@ -165,8 +165,7 @@ class Artifacts:
         if self._job is not None and self._job.kept:
             self._job.start()
             return
-        with files.no_size_signal():
-            self._tool.abort()
+        files.no_size_signal(self._tool.abort)
         if not self._told_of:
             self._give_up(reason)
 
@@ -179,8 +178,7 @@ class Artifacts:
                 self._tool.stamp(self.facts.stamp())
         finally:
             try:
-                with files.no_size_signal():
-                    self._tool.stop()
+                files.no_size_signal(self._tool.stop)
             finally:
                 for other in self._beside:
                     other.stop()
@@ -207,8 +205,7 @@ class Artifacts:
             os.close(files.create(raw))
 
         def write() -> None:
-            with files.no_size_signal():
-                self._write(raw, meta, suspicion)
+            files.no_size_signal(self._write, raw, meta, suspicion)
 
         self._job = writer.Job(write, self._settings.stop_timeout_s)
         writer.later(self._job)

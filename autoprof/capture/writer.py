@@ -54,7 +54,7 @@ def spawn(job: dict[str, Any]) -> None:
         described = job | {"python": job.get("python") and python}
         with interpreter.job_file(described) as file, _spawn_state.starting, files.low_numbers_taken():
             started = subprocess.Popen(
-                [python, "-E", "-s", "-S", "-m", __package__],
+                [python, "-E", "-s", "-S", "-m", "autoprof.capture.finisher"],
                 cwd=_PACKAGES,
                 stdin=file,
                 stdout=subprocess.DEVNULL,

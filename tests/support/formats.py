@@ -28,19 +28,19 @@ MARK = "<!-- make formats writes the rest, from autoprof/rundir/records.py -->\n
 JSON_PAGE = ROOT / "docs" / "reference" / "json.md"
 JSON_MARK = "<!-- make formats writes the rest, from the structs that commands print -->\n"
 # What the structs of these modules hold of other modules' is described there, or here with them.
-JSON_MODULES = (documents, recipe_documents, catalog, check, environment, model, model, model, model)
+JSON_MODULES = (documents, recipe_documents, catalog, check, environment, model)
 
 
 def page() -> str:
     """Return the text of the page, as it is there up to the mark."""
-    return _page(PAGE, MARK, [*structs(records), *structs(records), *structs(records)])
+    return _page(PAGE, MARK, structs(records))
 
 
 def json_page() -> str:
     """Return the text of the page on `--json`, as it is there up to the mark."""
     kinds = [kind for module in JSON_MODULES for kind in structs(module)]
     text = _page(JSON_PAGE, JSON_MARK, [kind for kind in kinds if kind is not documents.Document])
-    for kind in (*structs(records), *structs(records), *structs(records)):
+    for kind in structs(records):
         text = text.replace(f"](#{kind.__name__.lower()})", f"](files.md#{kind.__name__.lower()})")
     return text
 

@@ -312,8 +312,7 @@ def _ran_out(run: Runtime, memory: dict[str, int], doing: Callable[[], Any]) -> 
         base, path, part = _place(run, number)
         try:
             subject = {"host": identity.HOST, "pid": os.getpid(), "run": run.info.id}
-            with files.no_size_signal():
-                write(snapshot(), subject, str(part))
+            files.no_size_signal(write, snapshot(), subject, str(part))
             os.replace(part, path)
         except BaseException:
             files.remove(str(part))

@@ -72,9 +72,7 @@ def py_spy_looker() -> Callable[[str, int, bool], tuple[list[dict[str, Any]], st
             path, function = str(each["filename"])[:300], str(each["name"])[:300]
             if function == "_watch" and path.endswith("/autoprof/run/watch/watcher.py"):
                 return {}
-            if place and path.endswith(
-                ("/autoprof/hooks/dispatch.py", "/autoprof/hooks/wrapper.py")
-            ):
+            if place and path.endswith(("/autoprof/hooks/dispatch.py", "/autoprof/hooks/wrapper.py")):
                 continue
             frames.append({"function": function, "file": path, "line": each["line"]})
         if len(frames) > 140:

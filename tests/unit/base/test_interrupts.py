@@ -228,15 +228,7 @@ BROAD = {
     and not issubclass(kind, (Warning, StopIteration, StopAsyncIteration))
 }
 # The command line and what reads a run afterwards, processes of their own, and `interrupts` itself.
-READERS = (
-    "cli/",
-    "report/",
-    "traces/",
-    "rundir/runs.py",
-    "rundir/runs.py",
-    "rundir/runs.py",
-    "rundir/file_names.py",
-)
+READERS = ("cli/", "report/", "traces/", "rundir/runs.py", "rundir/file_names.py")
 READERS += ("run/collect/", "run/cluster.py", "capture/finisher/", "base/interrupts.py")
 # They decide by themselves: see `_ours` in both, and what a wrapper does that was shipped by value.
 SEAMS = ("hooks/dispatch.py", "_boot/__init__.py")
@@ -245,7 +237,7 @@ SEAMS = ("hooks/dispatch.py", "_boot/__init__.py")
 # They catch every OSError. `files.status` and the like pass on what a handler raises.
 ASKS = {f"os.path.{name}" for name in ("exists", "lexists", "isfile", "isdir", "islink")}
 # Only the main thread runs signal handlers. `_boot` may not import `files` (docs/limits.md).
-OTHER_THREADS = ("run/watch/",)
+OTHER_THREADS = ("run/watcher.py", "run/stacks.py", "run/process_state.py")
 BEFORE = ("_boot/",)
 
 

@@ -120,13 +120,13 @@ def test_a_lock_that_was_removed_is_not_taken(raw: Path, temporary: Path) -> Non
 
 RACE = """
 import os, sys, time
-from autoprof.capture.finisher import turn
-os.cpu_count = lambda: 1
-turn._PAUSE_S = 0.0001
+from autoprof.capture.finisher import job
+job.os.cpu_count = lambda: 1
+job._PAUSE_S = 0.0001
 while not os.path.exists("go"):
     time.sleep(0.001)
 for _ in range(300):
-    end = turn.wait("raw")
+    end = job.wait_for_turn("raw")
     os.close(os.open("alone", os.O_CREAT | os.O_EXCL))
     os.unlink("alone")
     end()

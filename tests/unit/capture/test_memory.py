@@ -301,7 +301,7 @@ from autoprof import agent
 agent.join()
 {TORCH}
 queued = [call.__module__ for call, _ in torch.cuda._queued_calls]
-print("autoprof.capture.profilers.oom" in queued, torch.cuda.is_initialized())
+print("autoprof.capture.profilers.memory" in queued, torch.cuda.is_initialized())
 """
     on = {"AUTOPROF": "1", "AUTOPROF_RUN_ID": "run"}
     assert python(code, **on, AUTOPROF_MEMORY="oom=true").stdout.split() == ["True", "False"]

@@ -155,7 +155,7 @@ def test_what_is_kept_is_written_at_exit(python: Any, tmp_path: Path) -> None:
     code = f"""
 from pathlib import Path
 from autoprof.run import timeline
-from autoprof.run.span import Span
+from autoprof.run.timeline import Span
 from autoprof.rundir.layout import RunDir
 lines = timeline.Timeline(RunDir(Path({str(tmp_path / "run")!r})))
 def span(name): return Span(lines, "sample", name, step=1, role="agent_loop", rank=None)
@@ -308,7 +308,7 @@ def test_a_process_that_is_killed_leaves_what_was_open_and_one_that_exits_does_n
 import os
 from pathlib import Path
 from autoprof.run import timeline
-from autoprof.run.span import Span
+from autoprof.run.timeline import Span
 from autoprof.rundir.layout import RunDir
 lines = timeline.Timeline(RunDir(Path({str(tmp_path)!r}, name)))
 Span(lines, "stage", "update", step=1, role="actor", rank=0)
