@@ -66,7 +66,7 @@ def test_architecture_has_every_room() -> None:
     assert {room for room in rooms if f"| `{room}/` |" not in text} == set()
 
 
-@pytest.mark.parametrize(("page", "most"), [("CONTRIBUTING.md", 150), ("docs/explanation/architecture.md", 200)])
+@pytest.mark.parametrize(("page", "most"), [("CONTRIBUTING.md", 210), ("docs/explanation/architecture.md", 150)])
 def test_pages_for_developers_are_short(page: str, most: int) -> None:
     lines = (ROOT / page).read_text(encoding="utf-8").splitlines()
     assert len(lines) <= most
@@ -85,7 +85,7 @@ def test_examples_of_recipes_are_right(tmp_path: Path) -> None:
 
 def test_examples_of_code_can_be_read() -> None:
     examples = blocks(ROOT / "CONTRIBUTING.md", "python")
-    assert len(examples) == 3
+    assert len(examples) == 5
     for example in examples:
         ast.parse(example)
 
