@@ -190,7 +190,7 @@ DOCUMENTATION = ROOT / "docs" / "findings.md"
         ((overview.SLOW_RATIO, overview.SLOW_S), (1.2, 1), "more than 1.2 times the median"),
         ((overview.AROUND, overview.FEWEST), (10, 3), "the ten steps before and the ten after"),
         ((registry.LEAST_S, registry.LEAST_SHARE), (1, 0.03), "under a second, or under 3 % of the step"),
-        ((step_rules.SYNC_RATIO, findings.SYNC_SHARE), (2, 0.15), "At least 15 % of all regular steps"),
+        ((step_rules.SYNC_RATIO, findings.SYNC_SHARE), (2, 0.15), "at least 15 % of the time of all regular steps"),
         (
             (step_rules.REWARD_SHARE, step_rules.SAMPLE_REWARD_SHARE),
             (0.1, 0.25),
@@ -204,7 +204,7 @@ DOCUMENTATION = ROOT / "docs" / "findings.md"
         ((step_rules.TOOL_SHARE, rules.IDLE_SHARE), (0.3, 0.4), "three tenths of the samples' time"),
         ((rules.BARE_SHARE, rules.FULL_SHARE), (0.15, 0.92), "92 % of the device's memory"),
         ((comparison.FINDING_RATIO, comparison.FINDING_SHARE), (1.1, 0.03), "1.1 times as long and 3 % of the step"),
-        ((charts.MOST_BARS, html.MOST_ROWS, charts.MOST_LANES), (300, 400, 96), "Of more than 300 steps a bar"),
+        ((charts.MOST_BARS, html.MOST_ROWS, charts.MOST_LANES), (300, 400, 96), "with more than 300 steps, a bar"),
     ],
 )
 def test_the_documentation_has_the_thresholds(
