@@ -1,5 +1,5 @@
-"""The benchmarks, and the peers they are run against: `make bench`, or `python -m bench [--quick] [NAMES...]`.
+"""Benchmarks of autoprof beside similar tools (peers): `make bench`, or `python -m bench [--quick] [NAMES...]`.
 
-One benchmark is one module. It says how often it takes its turns (`TURNS`, `QUICK`) and has `run(turns)`, which returns
-its tables and goals; its docstring is what RESULTS.md says about it. Code that must run by itself is in `children/`.
+Each module is one benchmark. It has the number of its turns (`TURNS`, `QUICK`) and `run(turns)`, which returns its
+tables and goals. RESULTS.md quotes its docstring. Programs that need a separate process are in `children/`.
 """

@@ -1,4 +1,4 @@
-"""Runner of benchmarks: prints their tables, and brings RESULTS.md up to date.
+"""Runner of benchmarks: prints their tables and updates RESULTS.md.
 
 python -m bench [--quick] [--turns N] [--thorough] [--keep FOLDER] [NAMES...]
 """
@@ -26,7 +26,7 @@ NAMES = (
 
 
 def measure(name: str, *, quick: bool, turns: int | None, thorough: bool) -> Section:
-    """Run one benchmark. `thorough`: with all that it can measure, of those that have more than they show by default.
+    """Run one benchmark. `thorough` includes the long measurements of benchmarks that have some.
 
     Raises:
         Failed: It could not be measured.
@@ -48,7 +48,7 @@ def measure(name: str, *, quick: bool, turns: int | None, thorough: bool) -> Sec
 
 
 def machine() -> str:
-    """Describe this machine in words that tell nobody which one it is."""
+    """Describe this machine without a name that identifies it."""
     cores = len(os.sched_getaffinity(0))
     words = [f"{cores} core{'s' if cores > 1 else ''}", platform.machine(), f"Python {platform.python_version()}"]
     for target in ("torch", "verl"):
@@ -60,18 +60,20 @@ def machine() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what the command line names. The exit status is 1 where something could not be measured."""
+    """Run the named benchmarks. Return 1 if one of them could not be measured, else 0."""
     parser = argparse.ArgumentParser(prog="python -m bench", description="Measure autoprof beside its peers.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which: {', '.join(NAMES)}; without any, all")
-    parser.add_argument("--quick", action="store_true", help="few turns: to see that it works")
-    parser.add_argument("--turns", type=int, help="how many, in place of each benchmark's own number")
-    parser.add_argument("--thorough", action="store_true", help="large: 4,096 ranks too (half an hour, 5 GB of disk)")
-    parser.add_argument("--keep", type=Path, help="where results.json and RESULTS.md are kept, if not in bench/")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"benchmarks to run: {', '.join(NAMES)} (default: all)"
+    )
+    parser.add_argument("--quick", action="store_true", help="few turns, only to check that the benchmarks work")
+    parser.add_argument("--turns", type=int, help="number of turns, instead of each benchmark's own")
+    parser.add_argument("--thorough", action="store_true", help="large: also 4,096 ranks (half an hour, 5 GB of disk)")
+    parser.add_argument("--keep", type=Path, help="folder of results.json and RESULTS.md (default: bench/)")
     parsed = parser.parse_args(arguments)
     if unknown := set(parsed.names) - set(NAMES):
-        parser.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
+        parser.error(f"no benchmark is called {', '.join(sorted(unknown))}; use {', '.join(NAMES)}")
     if parsed.thorough and parsed.names != ["large"]:
-        parser.error("--thorough is for large")
+        parser.error("--thorough works only with the benchmark large")
     store = parsed.keep / results.STORE.name if parsed.keep else results.STORE
     page = parsed.keep / results.PAGE.name if parsed.keep else results.PAGE
     failed = False
@@ -81,9 +83,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             section = measure(name, quick=parsed.quick, turns=parsed.turns, thorough=parsed.thorough)
         except Failed as error:
             failed = True
-            print(f"{name} could not be measured; its section stays as it was.\n{error}\n", file=sys.stderr, flush=True)
+            print(f"{name} could not be measured; its section is not changed.\n{error}\n", file=sys.stderr, flush=True)
             continue
-        # Read anew each time: what is through is kept, whatever becomes of the rest.
+        # Load and save after each benchmark, so that its result is kept if a later one is interrupted.
         sections = results.load(store) | {name: section}
         results.save((sections[each] for each in NAMES if each in sections), store, page)
         print(results.render([section]).partition("## ")[2], flush=True)

@@ -1,16 +1,16 @@
 """Start-up time that autoprof adds to a Python interpreter
 
-Whole processes that do nothing. Each peer is installed in an environment of its own, without pip, so that an
-interpreter runs no `.pth` file but that of one peer; autoprof as the wheel of this checkout. CPU time is the user and
-system time of a process; instructions are counted by callgrind with `PYTHONHASHSEED=0`, and do not vary.
+Whole processes that do nothing. Each peer has a separate environment without pip, so that an interpreter runs the
+`.pth` file of one peer only. autoprof is installed as the wheel of this checkout. CPU time is the user and system time
+of a process. Instructions are counted by callgrind with `PYTHONHASHSEED=0`, and do not vary.
 
-`opentelemetry-instrument` and `ddtrace-run` run an interpreter of their own first, then the program's; the lines "in
-each process" are what each interpreter under them pays, which is what autoprof is to be compared with. What needs a
-server (exporters, telemetry, remote configuration) is off in both.
+`opentelemetry-instrument` and `ddtrace-run` first run another interpreter, then the program's. The lines "in each
+process" are the cost of each interpreter under them; compare autoprof with these. Exporters, telemetry and remote
+configuration, which need a server, are off in both.
 
-The process that starts a run looks once for recipes that other distributions bring, when it first imports something
-that is not in the standard library; its children are told what it found. That is the last table: an import of msgspec
-in the environment of the real targets.
+The process that starts a run searches once for recipes of other distributions, when it first imports a package outside
+of the standard library. Its children get the result. The last table measures this: an import of msgspec in the
+environment of the real targets.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ _COLLECTED = re.compile(r"Collected : (\d+)")
 
 @dataclass(frozen=True)
 class Start:
-    """A way to start a process: a peer's interpreter, or its command in front of that.
+    """A way to start a process: a peer's interpreter, with its command in front if it has one.
 
     Attributes:
-        repeats: How often in a turn; the short ones are many, and their mean is taken.
+        repeats: Number of starts in a turn, of which the mean is taken. Short starts need more.
     """
 
     peer: str
@@ -66,7 +66,7 @@ class Start:
 
 
 def starts(folder: Path) -> dict[str, Start]:
-    """Return all cases. Coverage writes its data into `folder`."""
+    """Return all cases. coverage writes its data into `folder`."""
     settings = folder / "coveragerc"
     settings.write_text(f"[run]\ndata_file = {folder}/data\n")
     return {
@@ -91,14 +91,14 @@ def starts(folder: Path) -> dict[str, Start]:
 
 
 def under(peer: str) -> dict[str, str]:
-    """Return the environment of a process that a peer's command has started."""
+    """Return the environment variables of a process that a peer's command has started."""
     python = interpreter(peer)
     path = {"PYTHONPATH": str(site_packages(python) / _BOOTSTRAPS[peer])} if python else {}
     return _NO_SERVER[peer] | path
 
 
 def run(turns: int) -> Findings:
-    """Measure all peers that are there."""
+    """Measure all installed peers."""
     with tempfile.TemporaryDirectory() as name:
         cases = starts(Path(name))
         notes = [
@@ -130,9 +130,9 @@ def _timed(start: Start) -> Case:
 
 
 def _counted(cases: Mapping[str, Start], notes: list[str]) -> Table:
-    """Count the instructions of one start each: another one takes as many.
+    """Count the instructions of one start of each case; another start takes as many.
 
-    A command's would end where it becomes the program.
+    Commands are left out: callgrind stops counting when the command becomes the program.
     """
     values = {}
     for case, start in cases.items():
@@ -176,9 +176,9 @@ _GOALS = [
         table=COUNTED,
         case=OFF,
         limit=1.01,
-        remedy="`site` opens every `.pth` file, and compiles and runs its line. An empty file alone is 0.4 %, with "
-        "`import os` in it 0.8 %. A line that only looks whether `AUTOPROF` is set, and leaves the rest to the module "
-        "that it imports then, is the least that was found, 1.2 to 1.3 %.",
+        remedy="`site` opens every `.pth` file, and compiles and runs its line. An empty file costs 0.4 %, a file with "
+        "`import os` 0.8 %. The cheapest line found only tests whether `AUTOPROF` is set and then imports a module: "
+        "1.2 to 1.3 %.",
     ),
     Goal(text="off, at most 1.01 of not installed, in CPU time", table=CPU, case=OFF, limit=1.01, remedy="as above."),
     Goal(
@@ -186,13 +186,13 @@ _GOALS = [
         table=COUNTED,
         case=ON,
         limit=1.35,
-        remedy="fewer imports in `_boot/`, and no look at the folders of recipes before a target is imported.",
+        remedy="fewer imports in `_boot/`, and no listing of recipe folders before a target is imported.",
     ),
     Goal(
         text="on with no target, at most 1.35 of not installed, in CPU time",
         table=CPU,
         case=ON,
         limit=1.35,
-        remedy="fewer imports in `_boot/`, and no look at the folders of recipes before a target is imported.",
+        remedy="fewer imports in `_boot/`, and no listing of recipe folders before a target is imported.",
     ),
 ]

@@ -1,13 +1,13 @@
 """Cost of a call of a hooked function outside of windows
 
-A method that returns its argument, and its coroutine function awaited, each case in a process of its own. The whole
-call is measured, the loop around it included. Wrappers of autoprof are those that a recipe puts there in a process
-whose run is on, in a step that is not captured: a `stage.pass` hook, which is called in every forward pass, where no
-stage counts passes and inside of one that does; and a `stage` hook, which is called a few times in a step and leaves a
-span on the timeline, a line in a file.
+A method that returns its argument, and the same as an awaited coroutine function. Each case runs in a separate process.
+The whole call is measured, with the loop around it. autoprof's wrappers are put there by a recipe, in a process with
+autoprof on, in a step without a capture. A `stage.pass` hook is called in every forward pass; it is measured outside
+and inside of a stage that counts passes. A `stage` hook is called a few times per step and writes a span to the
+timeline, a line in a file.
 
-Peers: OpenTelemetry's span with an SDK that has no processor, and with the API alone; ddtrace's wrapper, which replaces
-the function's code, and its span, which a filter drops.
+Peers: OpenTelemetry's span with an SDK without a processor, and with the API alone; ddtrace's wrapper, which replaces
+the function's code, and ddtrace's span, which a filter drops.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bench.results import Findings
 TURNS, QUICK = 10, 1
 
 PASS, WRAPT = "autoprof, stage.pass", "wrapt.FunctionWrapper"
-# By case: the environment that it runs in, and what children/calls.py calls it.
+# Cases: the peer whose environment is used (empty: the project's), and the case's name in children/calls.py.
 CASES = {
     "bare call": ("", "bare"),
     "closure": ("", "closure"),
@@ -42,7 +42,7 @@ _DDTRACE = {"DD_INSTRUMENTATION_TELEMETRY_ENABLED": "false", "DD_REMOTE_CONFIGUR
 
 
 def run(turns: int) -> Findings:
-    """Measure all peers that are there."""
+    """Measure all installed peers."""
     with tempfile.TemporaryDirectory() as folder:
         cases = {case: _measured(*where, Path(folder)) for case, where in there(CASES).items()}
         taken = in_turns(cases, turns, warm=0)
@@ -57,8 +57,8 @@ def run(turns: int) -> Findings:
                 table=what,
                 case=PASS,
                 limit=0.4,
-                remedy="a wrapper that looks at one flag and calls the function at once where no hook has anything to "
-                "do; the closure alone is the least that is possible.",
+                remedy="a wrapper that tests one flag and calls the function directly while its hook has nothing to "
+                "do; the closure alone is the minimum.",
             )
             for what in ("Function", "Coroutine function")
         ],

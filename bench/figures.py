@@ -15,7 +15,7 @@
 * Broad clauses are `except` clauses that name `Exception` or `BaseException`, alone or in a tuple, and bare ones.
 * Class names used twice are names that more than one `class` statement in `autoprof/` defines.
 
-Targets come from the redesign.
+`TARGETS` has the target of each figure.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Cost of a step's begin and end with more actors
 
-A trainer with small Ray actors, in one process with autoprof, and steps in which nothing is done: what they take is
-what autoprof adds at their begin and end. Beside it the framework's own broadcast: `ray.get` of a call that does
-nothing to each actor. In a window whole steps are recorded of all ranks (`AUTOPROF_MODE=continuous`,
-`AUTOPROF_RANKS=all`), where autoprof makes a call to each actor at the end; else it makes none.
+A trainer with small Ray actors, in one process with autoprof. Its steps do nothing, so their time is the time that
+autoprof adds at their begin and end. It is compared with the framework's own broadcast: `ray.get` of an empty call to
+each actor. In a window, whole steps of all ranks are recorded (`AUTOPROF_MODE=continuous`, `AUTOPROF_RANKS=all`), and
+autoprof calls each actor at the end of the step. Outside of windows it calls no actor.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from bench.results import Findings
 
 TURNS, QUICK = 8, 3
 COUNTS, FEW = (1, 8, 64, 256), (1, 8)
-# Of 256 actors on two cores: ten minutes to start them, and one for a turn.
+# With 256 actors on two cores, the start takes ten minutes and each turn one.
 TIMEOUT_S = 2400
 
-# How the line begins with which a child says what it found.
+# Prefix of the line in which a child prints its result.
 FOUND = "found: "
 BROADCAST, OUTSIDE, INSIDE = "ray.get of a call to each", "autoprof, no window", "autoprof, window"
 
@@ -31,10 +31,10 @@ class Grown(msgspec.Struct):
     """The child's answer for one number of actors.
 
     Attributes:
-        values: By case, milliseconds for each turn.
-        counts: By case, what a step did on average: files made, looks at `control/`, entries written to Ray's store and
+        values: Milliseconds for each turn, by case.
+        counts: Average counts of a step, by case: files made, looks at `control/`, entries written to Ray's store and
             read from it.
-        worker_mb: What an actor's process takes, its part of shared memory included.
+        worker_mb: Memory of an actor's process in MB, with its part of shared memory.
     """
 
     values: dict[str, list[float]]
@@ -43,7 +43,7 @@ class Grown(msgspec.Struct):
 
 
 def run(turns: int) -> Findings:
-    """Measure in a process with a cluster of its own, for each number of actors."""
+    """Measure each number of actors in a process with its own cluster."""
     grown = {count: _measure(count, turns) for count in (COUNTS if turns > QUICK else FEW)}
     first, last = min(grown), max(grown)
     tables = [
@@ -53,7 +53,7 @@ def run(turns: int) -> Findings:
     tables += [
         Table(title=f"Growth, {case}", unit="ms", base=_title(first), values=each) for case, each in growth.items()
     ]
-    remedy = "fewer calls at the end of a captured step; nothing else is done for each actor."
+    remedy = "fewer calls at the end of a captured step; autoprof does nothing else for each actor."
     goals = [
         Goal(
             text=f"a step's begin and end with {last} actors, {case}, at most the framework's own call to each",
@@ -86,7 +86,7 @@ def _measure(count: int, turns: int) -> Grown:
         said = processes.run(
             [MAIN, CHILDREN / "growth.py", str(count), str(turns)], variables, timeout_s=TIMEOUT_S
         ).output
-    # Ray may have said something after it.
+    # Ray may print lines after it.
     (line,) = (line for line in said.splitlines() if line.startswith(FOUND))
     return msgspec.json.decode(line.removeprefix(FOUND), type=Grown)
 
@@ -104,5 +104,5 @@ def _notes(grown: dict[int, Grown]) -> list[str]:
     count, last = max(grown.items())
     return [
         *notes,
-        f"an actor's process takes {last.worker_mb:.0f} MB with {_title(count)}, its part of what is shared",
+        f"an actor's process takes {last.worker_mb:.0f} MB with {_title(count)}, with its part of shared memory",
     ]

@@ -1,8 +1,9 @@
 """CPU time that autoprof adds to the import of a target
 
-Whole processes that import one target and end, in the environment of the real targets: CPU time with autoprof on, in
-the process that starts a run and in a child of one, to the same with autoprof off. On, the recipes are read, the hooks
-put in place, and what became of them written down; the process that starts a run also ends it.
+Whole processes that import one target and end, in the environment of the real targets. CPU time with autoprof on, in
+the process that starts a run and in a child process, is compared with CPU time with autoprof off. With autoprof on, the
+recipes are read, the hooks are applied, and their states are written to a file. The process that starts a run also ends
+it.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def run(turns: int) -> Findings:
             "on, in a child": {**on, RUN_ID: "bench", FOUND: sys.prefix},
         }
         for module in MODULES:
-            try:  # for the caches, too
+            try:  # this also fills the caches
                 processes.run([MAIN, "-c", f"import {module}"])
             except processes.Failed:
                 notes.append(f"{module} can't be imported here")

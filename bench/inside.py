@@ -1,10 +1,13 @@
 """Cost of a stage inside of a window
 
-The same stage, of about a second, in one process: without a profiler; with a torch.profiler that somebody has written
-around it, which leaves a trace (`tensorboard_trace_handler`, plain JSON); with the same that leaves none (started
-before, stopped after, nothing exported); and by autoprof: the toy trainer's step and stage are wrapped as a recipe
-says, the step is captured, and what is measured is the wrapped call. Where autoprof writes the trace, the next case
-waits for it.
+The same stage, of about a second, in one process, in four ways:
+
+* without a profiler;
+* with `torch.profiler` added by hand, which writes a trace (`tensorboard_trace_handler`, plain JSON);
+* the same without a trace: started before, stopped after, nothing exported;
+* by autoprof: a recipe hooks the toy trainer's step and stage, the step is captured, and the hooked call is measured.
+
+While autoprof writes the trace, the next case waits.
 """
 
 from __future__ import annotations
@@ -39,11 +42,11 @@ def run(turns: int) -> Findings:
         said = processes.run([MAIN, CHILDREN / "inside.py", str(turns), str(ROUNDS)], variables).output
     taken = msgspec.json.decode(said.splitlines()[-1], type=Taken)
     goal = Goal(
-        text="a captured stage, at most 1.02 of torch.profiler by hand, which leaves a trace too",
+        text="a captured stage, at most 1.02 of torch.profiler by hand, which also writes a trace",
         table=STAGE,
         case=AUTOPROF,
         limit=1.02,
-        remedy="an export that leaves the interpreter's lock alone. torch's (2.13, `kineto_results.save`) holds it "
-        "from begin to end, so the thread in which autoprof writes holds the training thread up, too.",
+        remedy="an export without the interpreter's lock. torch's (2.13, `kineto_results.save`) holds it from begin "
+        "to end, so autoprof's writing thread also delays the training thread.",
     )
     return Findings(tables=[Table(title=STAGE, unit="s", base=BY_HAND, values=taken[STAGE])], goals=[goal])

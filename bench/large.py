@@ -1,12 +1,12 @@
 """Cost of the commands, and of a run's end, with more ranks and steps
 
-Run directories in the shape that verl leaves on hosts of 8 GPUs, made by bench/large_runs.py: five stages of each rank
-in each step, two steps captured of all ranks, the files of one host never collected, and the run killed and resumed
-once. Each command runs in a new process. CPU time is the user and system time of all its processes, memory the peak of
-the largest one. `report again` can use the index that the first report wrote. `end of the run` is the work that the
-process that started the run does at its exit, without imports.
+Run directories as verl writes them on hosts of 8 GPUs, made by bench/large_runs.py: five stages of each rank in each
+step, two captured steps of all ranks, one host whose files were never collected, and a run that was killed and resumed
+once. Each command runs in a new process. CPU time is the user and system time of all its processes; memory is the peak
+of the largest process. `report again` can use the index that the first report wrote. `end of the run` is the work of
+the process that started the run at its exit, without imports.
 
-`make bench BENCH="large --thorough"` has 4,096 ranks as well.
+`make bench BENCH="large --thorough"` also measures 4,096 ranks.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ END = "end of the run"
 NAMES = (LS, LS_RUN, DOCTOR, REPORT, AGAIN, MERGE, END)
 CPU, PEAK = "CPU time", "peak of memory"
 TIMEOUT_S = 3600
-# Bytes on disk, with a margin: of a rank in each step, and of a rank besides (hooks, captures, merged traces).
+# Bytes on disk, with a margin: for each step of a rank, and for its other files (hooks, captures, merged traces).
 _STEP_BYTES, _RANK_BYTES = 2_000, 300_000
 
 
@@ -53,7 +53,7 @@ def run(turns: int) -> Findings:
 
 
 def run_thoroughly(turns: int) -> Findings:
-    """Measure 4,096 ranks too, once."""
+    """Measure also 4,096 ranks, once."""
     findings = run(turns)
     taken, notes = _taken([HUGE], 1)
     for quantity, unit in ((CPU, "s"), (PEAK, "MB")):
@@ -64,7 +64,7 @@ def run_thoroughly(turns: int) -> Findings:
 
 
 def _goals(few: Shape, many: Shape, long: Shape) -> list[Goal]:
-    """Return the goals: steps cost `ls` nothing, and ranks cost each command no more than their part."""
+    """Return the goals: steps cost `ls` nothing, and the cost of ranks is at most proportional."""
     goals = [
         Goal(
             text=f"{name}, {_title(long)}: at most 1.1 of {_title(few)}",
@@ -103,10 +103,10 @@ def _title(shape: Shape) -> str:
 
 
 def _check_disk(place: Path, shapes: Iterable[Shape]) -> None:
-    """Check that there is room for the runs.
+    """Check that the disk has room for the runs.
 
     Raises:
-        Failed: There is not.
+        Failed: The free space is too small.
     """
     needed = sum(shape.ranks * (shape.steps * _STEP_BYTES + _RANK_BYTES) for shape in shapes)
     if (free := shutil.disk_usage(place).free) < needed:
@@ -159,7 +159,7 @@ class _Run:
         """Run a command of autoprof.
 
         Raises:
-            Failed: It found no run, or could not do its work. doctor has status 1 where it found a problem.
+            Failed: The exit status is not 0. Status 1 of doctor is accepted: it found a problem.
         """
         command: list[str | Path] = [
             MAIN,

@@ -1,15 +1,15 @@
-"""Run directories as runs of many ranks leave them.
+"""Run directories as runs of many ranks write them.
 
 python -m bench.large_runs FOLDER --ranks N [--steps N] [--gpus N] [--exits]
 
-The processes are those of a GRPO run of verl: one starts the run, one counts the steps, and each rank is a worker with
-five stages in each step. Two steps are captured, of all ranks. The run is killed in its middle and resumed under the
-same id, a few steps back. The files of the last host were never collected. Workers write no exit line, since Ray kills
-them; with `--exits` they write one, as the ranks of torchrun and srun do. There are no samples: bench/timeline.py
-measures them.
+The processes are as in a GRPO run of verl: one starts the run, one counts the steps, and each rank is a worker with
+five stages in each step. Two steps are captured, of all ranks. The run is killed in the middle and resumed under the
+same id, a few steps back. The files of the last host were never collected. Workers write no exit line, because Ray
+kills them; with `--exits` they write one, like ranks of torchrun and srun. The runs have no samples; bench/timeline.py
+measures those.
 
-Each process is played: autoprof's own objects write its files under its host name, pid and clock. So the files follow
-the format.
+Each process is simulated: autoprof's own objects write its files under its host name, pid and clock. So the files have
+the right format.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def finish(folder: Path, shape: Shape) -> None:
     clock = PlayedClock(attempt.begin_ns(attempt.steps[-1] + 1))
     with played(shape.hosts[0], attempt.pid(0), clock):
         run = Runtime(info(folder, shape, attempt))
-        # Kept by the real process since it has resumed the run.
+        # A real process keeps this from the time when it resumed the run.
         run._earlier = decoder.read(run.rundir.run_json, RunFile).earlier
         run.nodes = [{"id": _node(host), "host": host, "directory": str(folder)} for host in shape.hosts]
         end.end_run(run)
@@ -175,7 +175,7 @@ def _worker(folder: Path, shape: Shape, attempt: Attempt, exits: bool, rank: int
                     return
                 clock.now = end_ns
                 span.end()
-            # A real process looks every ten seconds, which changes nothing but in these steps.
+            # A real process looks every ten seconds, but only these steps change something.
             if step % 50 == 0:
                 run.timeline.tell()
         if exits:

@@ -49,7 +49,7 @@ class Shape(NamedTuple):
 
     @property
     def collected(self) -> int:
-        """Return the number of ranks whose files are there."""
+        """Return the number of ranks with collected files."""
         return self.ranks - (self.gpus if self.missing else 0)
 
     @property

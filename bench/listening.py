@@ -1,10 +1,9 @@
 """Cost for a step to listen to `autoprof trigger`, with no request
 
-A chooser of steps that looks, as a trainer's does when a step begins, in a process of its own, at a run's `control/` on
-this machine's disk: with what other runs before it have left in there, which is not listed, and connected to a Ray
-cluster of one node, where it reads one key besides. Beside it what the framework does for itself: a put into Ray's
-key-value store, as the step is posted by one, and a call of an actor that returns at once, of which a trainer makes
-several a step and worker.
+A trainer looks at the run's `control/` when a step begins. The same code is measured in a separate process, on this
+machine's disk: with an empty folder; with 1,000 old requests, which it does not list; and connected to a Ray cluster of
+one node, in which it also reads one key. It is compared with calls that a trainer on Ray makes anyway: a put into Ray's
+key-value store, which announces the step, and a call of an actor that returns at once, several per step and worker.
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ def run(turns: int) -> Findings:
     table = "Step"
     goals = [
         Goal(
-            text="a step's listening where Ray is up: at most a call of an actor",
+            text="listening in a step, connected to Ray: at most a call of an actor",
             table=table,
             case=RAY,
             base=CALL,
             limit=1.0,
-            remedy="a bell that is rung in an actor's mailbox; a read of the store is a round trip to the head.",
+            remedy="a message to an actor that the trainer reads; a read of the store is a round trip to the head.",
         ),
         Goal(
             text="a folder with 1,000 old requests: no more than an empty one, within noise",
@@ -55,7 +54,7 @@ def run(turns: int) -> Findings:
             base=DISK,
             limit=1.1,
             within_noise=True,
-            remedy="a folder that is not listed where it has not changed.",
+            remedy="no listing of a folder that has not changed.",
         ),
     ]
     return Findings(tables=[Table(title=table, unit="µs", base=STAT, values=values[table])], goals=goals, notes=[])

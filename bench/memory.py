@@ -1,8 +1,8 @@
 """Memory that autoprof adds to a process
 
-What a process has at its end that no other can share (`Anonymous` in `/proc/self/smaps_rollup`), and the most that it
-ever had, files that it maps included (`VmHWM`): first interpreters that do nothing, each peer in an environment of its
-own, then processes that have imported a target.
+Private memory at the end of a process (`Anonymous` in `/proc/self/smaps_rollup`), and its peak of memory, with mapped
+files (`VmHWM`). First interpreters that do nothing, each peer in a separate environment, then processes that have
+imported a target.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ for path in "/proc/self/smaps_rollup", "/proc/self/status":
     with open(path) as file:
         print(file.read())
 """
-_OWN, _PEAK = "Memory of its own", "Peak of memory"
+_OWN, _PEAK = "Private memory", "Peak of memory"
 
 
 def run(turns: int) -> Findings:
-    """Measure the peers and the targets that are there."""
+    """Measure the installed peers and targets."""
     peers = {
         BARE: ("bare", {}),
         "autoprof, off": ("autoprof", {}),

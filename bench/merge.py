@@ -1,11 +1,12 @@
 """Time and memory to merge the traces of several ranks
 
-Four traces of 50 MB, made up in Kineto's layout, of equal content. autoprof's merge runs in one process and in as many
-as there are cores for; beside it SGLang's own `ProfileMerger`, by its source, and the shortest merge that is right
-about nothing: `json.load`, one list, `json.dumps`, gzip at level 1. Each runs in a process of its own. Memory is the
-peak of all processes at work. tests/unit/traces/test_merge.py proves the results; only the flows are counted here.
+Four made-up traces of 50 MB in Kineto's layout, with equal content. autoprof merges them in one process, and in one
+process per core. It is compared with SGLang's own `ProfileMerger`, loaded from its source, and with the shortest
+possible merge, which corrects nothing: `json.load`, one list, `json.dumps`, gzip at level 1. Each case runs in a
+separate process. Memory is the peak of all processes at work. tests/unit/traces/test_merge.py checks the results; here
+only the flows are counted.
 
-Then eight traces of 300 MB, which autoprof alone merges: the others hold all of their events at once.
+Then eight traces of 300 MB, which only autoprof merges: the other ways keep all events in memory at once.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ TIME, PEAK = "Time", "Peak of memory"
 
 
 def run(turns: int) -> Findings:
-    """Measure the mergers that are there."""
+    """Measure the installed mergers."""
     python, notes = interpreter("sglang"), []
     source = str(site_packages(python) / "sglang/srt/utils/profile_merger.py") if python else ""
     ways = {ONE: "one", CORES: "cores", "json.load, json.dumps": "plain"}
@@ -60,7 +61,7 @@ def run(turns: int) -> Findings:
 
 
 def _large(folder: Path, megabytes: int) -> Taken:
-    """Measure autoprof with many large traces, in the proportion in which `megabytes` are less."""
+    """Measure autoprof with many large traces, which are smaller in proportion if `megabytes` is."""
     for path in folder.iterdir():
         path.unlink()
     size = LARGE * megabytes // MEGABYTES
@@ -72,7 +73,7 @@ def _large(folder: Path, megabytes: int) -> Taken:
 
 def _merged(way: str, folder: str, source: str) -> Case:
     def measure() -> dict[str, float]:
-        # The runner is small: a child's peak of memory begins with that of the process that starts it.
+        # A child's peak of memory starts at its parent's memory. The runner is small.
         said = processes.run([MAIN, CHILDREN / "merge.py", way, Path(folder), source]).output
         found: dict[str, float] = json.loads(said.splitlines()[-1])
         return found

@@ -1,7 +1,7 @@
-"""Paired runs: in each turn every case runs once, and a ratio is taken within the turn.
+"""Paired runs: in each turn every case runs once, and ratios are taken within the turn.
 
-What slows the machine down for a while slows all cases of a turn down, and leaves their ratios alone. The cases of a
-turn run in another order each time, so that none of them always follows the same one.
+If the machine is slow for a while, all cases of a turn are slow, and their ratios do not change. The order of the cases
+changes with each turn, so that no case always follows the same one.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import NamedTuple
 
 import msgspec
 
-# One run of a case: what was measured, each under the name of its table.
+# One run of a case. It returns the measured values by the title of their table.
 Case = Callable[[], Mapping[str, float]]
-# By table, by case: a value for each turn.
+# Values for each turn, by table and case.
 Taken = dict[str, dict[str, list[float]]]
 
 
 class Spread(NamedTuple):
-    """The middle of some values, and the range of their middle half; of all where there are fewer than four."""
+    """The median of some values, and the range of their middle half. With fewer than four values, the range of all."""
 
     middle: float
     low: float
@@ -39,7 +39,7 @@ class Table(msgspec.Struct, kw_only=True):
 
     Attributes:
         base: The case that the others are compared with.
-        differences: Whether the difference to the base is told too.
+        differences: True if the table also shows differences from the base.
     """
 
     title: str
@@ -53,29 +53,29 @@ class Table(msgspec.Struct, kw_only=True):
         return Spread.of(self.values[case])
 
     def ratio(self, case: str, base: str = "") -> Spread:
-        """Return a case to another, or to the table's base, within the turns."""
+        """Return the ratio of a case to another one, or to the table's base, within the turns."""
         pairs = zip(self.values[case], self.values[base or self.base], strict=True)
         return Spread.of([value / other for value, other in pairs])
 
     def difference(self, case: str) -> Spread:
-        """Return how much more than the base a case is, within the turns."""
+        """Return the difference of a case from the base, within the turns."""
         pairs = zip(self.values[case], self.values[self.base], strict=True)
         return Spread.of([value - other for value, other in pairs])
 
     def noise(self, case: str) -> float | None:
-        """Return how much a case differs between turns, as a part of it; None of a single turn."""
+        """Return the range of a case's values, relative to their median; None with a single turn."""
         values = self.values[case]
         return (max(values) - min(values)) / statistics.median(values) if len(values) > 1 else None
 
 
 class Goal(msgspec.Struct, kw_only=True):
-    """A case is to be at most `limit` times another.
+    """A goal: a case should be at most `limit` times another one.
 
     Attributes:
-        table: The title of the table in which both are.
-        base: The other case, where it is not the table's base.
-        within_noise: Whether what the base differs from itself by is allowed on top.
-        remedy: What would close it.
+        table: Title of the table that has both.
+        base: The other case; empty for the table's base.
+        within_noise: True if the noise of the base may be added to the limit.
+        remedy: A change that would reach the goal.
     """
 
     text: str
@@ -88,7 +88,7 @@ class Goal(msgspec.Struct, kw_only=True):
 
 
 class Verdict(NamedTuple):
-    """The verdict on a goal. `met` is None if the measurements don't tell."""
+    """Verdict on a goal. `met` is None if it is undecided."""
 
     ratio: Spread
     met: bool | None
@@ -96,7 +96,7 @@ class Verdict(NamedTuple):
 
 
 def judge(goal: Goal, tables: Sequence[Table]) -> Verdict | None:
-    """Judge a goal by the middle of the ratios; None if one of its cases was not measured."""
+    """Judge a goal by the median of the ratios. Return None if one of its cases was not measured."""
     table = next((table for table in tables if table.title == goal.table), None)
     if table is None or not {goal.case, goal.base or table.base} <= table.values.keys():
         return None
@@ -108,7 +108,7 @@ def judge(goal: Goal, tables: Sequence[Table]) -> Verdict | None:
 
 
 def in_turns(cases: Mapping[str, Case], turns: int, *, warm: int = 1) -> Taken:
-    """Run every case once a turn. The first `warm` turns are for caches, and are not kept."""
+    """Run every case once per turn. The first `warm` turns fill caches and are not kept."""
     taken: Taken = {}
     for turn in range(-warm, turns):
         order = list(cases)

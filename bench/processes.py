@@ -1,4 +1,4 @@
-"""Interpreters that a benchmark starts: their environments, and their usage."""
+"""Processes that benchmarks start: their environments, and their usage."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FOREIGN = ("AUTOPROF", "AUTOWRAPT_", "COVERAGE_", "DD_", "OTEL_", "PYTHONPATH",
 
 
 class Usage(NamedTuple):
-    """Time and memory of one process, its children that it waited for included, and its output."""
+    """Time of one process and of the children that it waited for, in seconds, and its output."""
 
     cpu_s: float
     wall_s: float
@@ -31,44 +31,44 @@ class Usage(NamedTuple):
 
 
 class Failed(Exception):
-    """A process did not end with status 0. The message ends with what it said last."""
+    """A process did not end with status 0. The message has the end of its output."""
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """Return the environment without what would set up autoprof or a peer of it, plus `variables`."""
+    """Return the environment without variables of autoprof or a peer, plus `variables`."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
     return kept | variables
 
 
 def interpreter(peer: str) -> Path | None:
-    """Return the interpreter of a peer's environment, or None if `make bench` has not made it."""
+    """Return the interpreter of a peer's environment, or None if it was not made yet (`make bench`)."""
     folder = ROOT / ".venvs" / f"bench-{peer}"
     return folder / "bin" / "python" if (folder / ".ready").exists() else None
 
 
 def python_of(peer: str) -> Path | None:
-    """Return the interpreter of a peer's environment, and the project's own if no peer is named."""
+    """Return the interpreter of a peer's environment, or the project's own if `peer` is empty."""
     return interpreter(peer) if peer else MAIN
 
 
 def there(cases: Mapping[str, tuple[str, T]]) -> dict[str, tuple[Path, T]]:
-    """Return the cases whose interpreters are there, with these in place of the peers."""
+    """Return the cases whose peers are installed, with interpreters in place of the peers."""
     return {case: (python, what) for case, (peer, what) in cases.items() if (python := python_of(peer))}
 
 
 def absent(cases: Mapping[str, tuple[str, object]]) -> list[str]:
-    """Return notes on the others."""
+    """Return notes on the cases whose peers are missing."""
     return [missing(peer) for peer in dict.fromkeys(peer for peer, _ in cases.values()) if python_of(peer) is None]
 
 
 def site_packages(python: Path) -> Path:
-    """Return the packages' folder in an environment."""
+    """Return the folder of an environment's packages."""
     return next(python.parent.parent.glob("lib/python*/site-packages"))
 
 
 def missing(peer: str) -> str:
-    """Return the note on a peer that is not there."""
-    return f"{peer} was not measured: its environment is not there (`make bench` makes it)"
+    """Return the note on a missing peer."""
+    return f"{peer} was not measured: its environment is missing (`make bench` creates it)"
 
 
 def run(
@@ -96,7 +96,7 @@ def run(
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise Failed(f"{command[0]}: not through within {timeout_s:g} s") from None
+        raise Failed(f"{command[0]}: still running after {timeout_s:g} s") from None
     wall_s = time.perf_counter() - started
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode:

@@ -1,7 +1,6 @@
 """Results of the benchmarks: kept in results.json, shown in RESULTS.md.
 
-A benchmark that is run replaces its own section; those of the others stay as they were measured, each with its date and
-the machine it ran on.
+A run of a benchmark replaces its own section. Other sections do not change; each has its date and its machine.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ PAGE = ROOT / "bench" / "RESULTS.md"
 _INTRODUCTION = """\
 # Results
 
-Made by `make bench`, which measures autoprof and its peers side by side. Cases take turns: in each turn every case runs
-once, in another order each time, and ratios are taken within the turn. What is shown is the median over the turns, and
-in brackets where the middle half of them lies (all of them, where there were fewer than four turns).
+`make bench` measures autoprof and similar tools (peers) side by side and writes this page. In each turn every case runs
+once, in a different order each time, and ratios are taken within the turn. The tables show the median over the turns,
+and in brackets the range of their middle half. With fewer than four turns, it is the range of all.
 """
 
 
@@ -30,7 +29,7 @@ class Findings(msgspec.Struct, kw_only=True):
     """Measurements of one benchmark, and its goals.
 
     Attributes:
-        notes: What was left out, and why; what else is to be known.
+        notes: Cases that were left out, with the reason, and other remarks.
     """
 
     tables: list[Table]
@@ -52,12 +51,12 @@ class Section(msgspec.Struct, kw_only=True):
 
 
 def load(path: Path = STORE) -> dict[str, Section]:
-    """Load the sections that are kept, by name."""
+    """Load the saved sections, by name."""
     return msgspec.json.decode(path.read_bytes(), type=dict[str, Section]) if path.exists() else {}
 
 
 def save(sections: Iterable[Section], path: Path = STORE, page: Path = PAGE) -> None:
-    """Keep these sections, and write the page."""
+    """Save these sections, and write the page."""
     by_name = {section.name: section for section in sections}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.format(msgspec.json.encode(by_name), indent=1) + b"\n")
@@ -69,12 +68,12 @@ def render(sections: Sequence[Section]) -> str:
     goals = [row for section in sections for row in _goal_rows(section)]
     parts = [_INTRODUCTION]
     if goals:
-        parts.append("## Goals\n\n" + grid(["benchmark", "goal", "found", ""], goals, texts=2) + "\n")
+        parts.append("## Goals\n\n" + grid(["benchmark", "goal", "measured", ""], goals, texts=2) + "\n")
     return "\n".join([*parts, *(_section(section) for section in sections)])
 
 
 def grid(header: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 1) -> str:
-    """Return a Markdown table that can be read as it is, too. Its first columns, `texts` of them, are no numbers."""
+    """Return a Markdown table with aligned columns. The first `texts` columns are texts, the others numbers."""
     widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
 
     def line(cells: Sequence[str]) -> str:
@@ -101,13 +100,13 @@ def show(table: Table) -> str:
 
 
 def spread(found: Spread) -> str:
-    """Return a ratio: its middle, and the range of its middle half."""
+    """Return a ratio: its median, and the range of its middle half."""
     middle, low, high = (_ratio(value) for value in found)
     return f"{middle} ({low} to {high})" if low != high else middle
 
 
 def number(value: float) -> str:
-    """Return three significant digits, and all of those before the point."""
+    """Return a number with three significant digits, and with all digits before the point."""
     size = abs(value)
     return f"{value:.0f}" if size >= 100 else f"{value:.1f}" if size >= 10 else f"{value:.2f}"
 
@@ -119,7 +118,7 @@ def _ratio(value: float) -> str:
 def _section(section: Section) -> str:
     title, _, about = section.about.partition("\n")
     how = f"{section.date}, {section.machine}; {_count(section.turns, 'turn')}, {section.minutes:.1f} min"
-    quick = " A quick look only: too few turns to rely on." if section.quick else ""
+    quick = " A quick run: too few turns to rely on." if section.quick else ""
     parts = [f"## {section.name}: {title}", about.strip(), f"*{how}.*{quick}"]
     for table in section.findings.tables:
         parts += [f"**{table.title}**", show(table)]
@@ -145,7 +144,7 @@ def _goal_lines(section: Section) -> list[str]:
         said = f"Goal: {goal.text}. **{_word(verdict).capitalize()}**, {spread(verdict.ratio)}."
         if verdict.noise is not None:
             said += f" Noise: turns of the same case differ by {verdict.noise:.1%}."
-        lines.append(said if verdict.met is not False else f"{said} What would close it: {goal.remedy}")
+        lines.append(said if verdict.met is not False else f"{said} To reach it: {goal.remedy}")
     return lines
 
 

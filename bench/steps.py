@@ -1,9 +1,9 @@
 """Time that autoprof adds to a step of verl outside of windows
 
-Real runs on the CPU: verl 0.9's GRPO of `examples/verl_cpu` (trainer, actor, reference, vLLM) with the likeliest token
-always taken, so that all runs do the same work. On means `AUTOPROF=1` with a window that never comes. A run's time is
-the median of what verl itself says of each step (`timing_s/step`), the first one left out. A ratio is taken between the
-two runs of a turn; noise is what the runs without autoprof differ by among themselves.
+Real runs on the CPU: verl 0.9's GRPO of `examples/verl_cpu` (trainer, actor, reference, vLLM). The likeliest token is
+always chosen, so that all runs do the same work. "On" means `AUTOPROF=1` with a window that never opens. The time of a
+run is the median of verl's own step times (`timing_s/step`), without the first step. A ratio is taken between the two
+runs of a turn. Noise is the difference between the runs without autoprof.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def run(turns: int) -> Findings:
         case=ON,
         limit=1.0,
         within_noise=True,
-        remedy="fewer writes: each stage leaves a line on the timeline, and asks which step it is in.",
+        remedy="fewer writes: each stage writes a line to the timeline, and asks for its step.",
     )
     return Findings(
         tables=[Table(title=STEP, unit="s", base=OFF, values=values, differences=True)],
         goals=[goal],
-        notes=[f"each run: {STEPS} steps, of which {STEPS - 1} count"],
+        notes=[f"each run: {STEPS} steps; {STEPS - 1} of them count"],
     )
 
 

@@ -1,9 +1,9 @@
-"""Time for which the end of a capture holds the training thread up
+"""Time for which the training thread waits at the end of a capture
 
 The same work, a trace of 120 MB, is recorded in one process by autoprof, by verl's own profiler (verl.utils.profiler,
-its function and its handler, which compress in the training thread), and by torch.profiler with plain JSON. What is
-measured is the time from the end of the work until the thread goes on. What autoprof writes meanwhile is measured, too:
-how long other work takes while the trace is written and compressed, to the same work without.
+with its function and its handler, which compress in the training thread), and by torch.profiler with plain JSON. The
+first table has the time from the end of the work until the thread continues. The second table has the time of other
+work while autoprof writes and compresses the trace, compared with the same work without it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def run(turns: int) -> Findings:
                 table=STOP,
                 case=AUTOPROF,
                 limit=0.25,
-                remedy="an export that leaves the interpreter's lock alone; torch's (2.13) holds it from begin to end.",
+                remedy="an export without the interpreter's lock; torch's (2.13) holds it from begin to end.",
             )
         ],
         notes=[f"a trace of {megabytes} MB"] if megabytes != MEGABYTES else [],

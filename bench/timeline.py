@@ -1,13 +1,13 @@
 """Cost of the timeline
 
-One span of a sample, from its begin to where it is on its way to the file: as autoprof keeps it, with four ids and two
-counts; by a wrapped coroutine function, from which it reads them; and what else is done for it: a dict that is written
-as a line of JSON, flushed (which a process that is killed leaves) or not, and OpenTelemetry's span, which its batch
-processor exports as JSON to a file. A stage's span is written at once. The watch for steps that hang notes what each
-step and stage took, and a thread looks once in ten seconds.
+One span of a sample, from its begin until it is queued for the file. First as autoprof keeps it, with four ids and two
+counts, and then with the hooked coroutine function from which autoprof reads them. It is compared with a dict written
+as a line of JSON, with or without a flush (only flushed lines survive if the process is killed), and with
+OpenTelemetry's span, which its batch processor exports as JSON to a file. A stage's span is written at once. For steps
+that hang, autoprof notes the duration of each step and stage, and a thread checks every ten seconds.
 
-Then a step of 512 samples, each a task with a turn and a reward in it: without autoprof, and with its hooks on all
-three. What they do takes no time, so all that is measured is loops, tasks, and spans.
+Then a step of 512 samples, each a task with a turn and a reward: without autoprof, and with hooks on all three. The
+functions do nothing, so the time is spent in loops, tasks and spans.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TURNS, QUICK = 10, 1
 SPAN, STEP = "One span", "A step of 512 samples, 1,536 spans"
 BY_HAND, KEPT = "json.dumps, a line, flushed", "autoprof, kept"
 BARE, HOOKED = "no hooks", "autoprof"
-# By case: the environment that it runs in, and what children/timeline.py calls it.
+# Cases: the peer whose environment is used (empty: the project's), and the case's name in children/timeline.py.
 SPANS = {
     BY_HAND: ("", "json-flushed"),
     "json.dumps, a line": ("", "json"),
@@ -39,12 +39,12 @@ SPANS = {
 }
 STEPS = {BARE: ("", "step-bare"), HOOKED: ("", "autoprof-step")}
 _RUN_STEPS = 10_000
-# What verl's driver and workers write in a step besides samples: steps, stages and timers of a GRPO run.
+# Spans of a step without samples, by verl's driver and workers: step, stages and timers of a GRPO run.
 _OTHERS = 24
 
 
 def run(turns: int) -> Findings:
-    """Measure the ways that are there."""
+    """Measure all installed ways."""
     with tempfile.TemporaryDirectory() as folder:
         sizes: dict[str, float] = {}
         spans, steps = (
@@ -65,7 +65,7 @@ def run(turns: int) -> Findings:
                 table=SPAN,
                 case=KEPT,
                 limit=1.0,
-                remedy="a line that is made without objects in between.",
+                remedy="a line that is encoded without temporary objects.",
             )
         ],
         notes=[

@@ -1,7 +1,7 @@
 """Prints the nanoseconds of a call in a function and in a coroutine function: `calls.py CASE`.
 
-Runs in any of the environments, so it imports what its case needs and nothing else. The method that is called returns
-its argument.
+It runs in the environment of any peer, so it imports only the modules of its case. The called method returns its
+argument.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any, Protocol
 
 import toy
 
-# A measurement takes about so many seconds, and is made so often; the smallest is the least disturbed.
+# Seconds of one measurement, and number of measurements. The smallest result has the least disturbance.
 _SECONDS, _TIMES = 0.03, 9
 
 
 def closure(function: Any) -> Any:
-    """Wrap with the least that every decorator has."""
+    """Wrap with the smallest possible decorator."""
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -57,21 +57,21 @@ def function_wrapper_async(function: Any) -> Any:
 
 
 def opentelemetry(function: Any) -> Any:
-    """Wrap with a span of a provider without a processor: it is made and ended, and goes nowhere."""
+    """Wrap with a span of a provider without a processor: it begins and ends, and is not exported."""
     from opentelemetry.sdk.trace import TracerProvider
 
     return TracerProvider().get_tracer("bench").start_as_current_span("forward")(function)
 
 
 def opentelemetry_api(function: Any) -> Any:
-    """Wrap without an SDK: a span is nothing but its context manager."""
+    """Wrap without an SDK: the span is only a context manager."""
     from opentelemetry import trace
 
     return trace.get_tracer("bench").start_as_current_span("forward")(function)
 
 
 def ddtrace_span(function: Any) -> Any:
-    """Wrap with a span that a filter drops before it would be sent."""
+    """Wrap with a span that a filter drops before it is sent."""
     from ddtrace.trace import TraceFilter, tracer
 
     class Drop(TraceFilter):
@@ -83,7 +83,7 @@ def ddtrace_span(function: Any) -> Any:
 
 
 def ddtrace_wrapper(function: Any) -> Any:
-    """Wrap as its integrations wrap functions: the code of the function itself is replaced."""
+    """Wrap like ddtrace's integrations, which replace the code of the function itself."""
     from ddtrace.internal.wrapping import wrap
 
     return wrap(function, lambda wrapped, args, kwargs: wrapped(*args, **kwargs))
@@ -98,7 +98,7 @@ def ddtrace_wrapper_async(function: Any) -> Any:
     return wrap(function, wrapper)
 
 
-# What goes around the function, and around the coroutine function.
+# Decorators of the function and of the coroutine function, by case.
 DECORATORS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "closure": (closure, closure_async),
     "wrapt": (function_wrapper, function_wrapper_async),
@@ -110,7 +110,7 @@ DECORATORS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 
 
 class Called(Protocol):
-    """The called object: by its attribute each time, as a caller does, since that is where a descriptor binds."""
+    """Object whose methods are called. Each call looks the attribute up, because descriptors bind there."""
 
     def forward(self, x: int) -> int: ...
 
@@ -118,7 +118,7 @@ class Called(Protocol):
 
 
 def nanoseconds(called: Called) -> float:
-    """Time one call, the loop around it included."""
+    """Return the nanoseconds of one call, with the loop around it."""
 
     def taken(calls: int) -> float:
         started = time.perf_counter_ns()
@@ -131,7 +131,7 @@ def nanoseconds(called: Called) -> float:
 
 
 async def nanoseconds_async(called: Called) -> float:
-    """Time one call that is awaited."""
+    """Return the nanoseconds of one awaited call, with the loop around it."""
 
     async def taken(calls: int) -> float:
         started = time.perf_counter_ns()
@@ -148,12 +148,12 @@ def _calls(nanoseconds: float) -> int:
 
 
 def both(called: Called) -> dict[str, float]:
-    """Return the nanoseconds of both."""
+    """Return the nanoseconds of the function and of the coroutine function."""
     return {"sync": nanoseconds(called), "async": asyncio.run(nanoseconds_async(called))}
 
 
 def main(case: str) -> dict[str, float]:
-    """Measure one case: `bare`, a decorator, or one of autoprof's hooks as its recipe had it installed."""
+    """Measure one case: `bare`, a decorator, or one of autoprof's hooks, applied by its recipe."""
     if case in DECORATORS:
         plain, coroutine = DECORATORS[case]
         toy.Model.forward = plain(toy.Model.forward)  # type: ignore[method-assign]

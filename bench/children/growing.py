@@ -1,4 +1,4 @@
-"""A trainer that does nothing, with Ray actors that do nothing, as a target."""
+"""Target with a trainer and Ray actors that do nothing; growing.toml is its recipe."""
 
 import ray
 

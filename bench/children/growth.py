@@ -1,4 +1,4 @@
-"""Prints the duration of a step of a trainer with COUNT actors, as JSON (bench/growth.py): `growth.py COUNT TURNS`."""
+"""Prints the milliseconds of a step of a trainer with COUNT actors as JSON: `growth.py COUNT TURNS`."""
 
 import json
 import os
@@ -15,9 +15,9 @@ from autoprof.run import cluster as ray_kv
 from autoprof.run import runtime
 from bench.growth import BROADCAST, FOUND, INSIDE, OUTSIDE
 
-# How often in a turn each is done, of which the middle counts.
+# Repetitions of each case in a turn, of which the median counts.
 REPEATS = 11
-# So many are started at a time.
+# Actors started at the same time.
 AT_A_TIME = 16
 
 count, turns = int(sys.argv[1]), int(sys.argv[2])
@@ -48,7 +48,7 @@ def step(captured):
 def took(work):
     found = []
     for _ in range(REPEATS):
-        broadcast()  # nothing of before is still going on
+        broadcast()  # wait until earlier calls are done
         begun = time.perf_counter()
         work()
         found.append((time.perf_counter() - begun) * 1e3)
@@ -66,7 +66,7 @@ for turn in range(-1, turns):
 
 
 class Counted:
-    """Ray's key-value store, counted."""
+    """Ray's key-value store, with counted calls."""
 
     def __init__(self, kv):
         self._kv = kv

@@ -1,6 +1,6 @@
-"""Prints the duration of a stage in each of the ways, turn by turn: `inside.py TURNS ROUNDS`.
+"""Prints the seconds of a stage in each way, turn by turn: `inside.py TURNS ROUNDS`.
 
-autoprof must be on in this process, with the recipe of the toy trainer, and capture as many steps as there are turns.
+autoprof must be on in this process, with the recipe of the toy trainer, and capture one step per turn.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bench.paired import Case, in_turns
 
 
 def main(turns: int, rounds: int) -> dict[str, Any]:
-    """Time the same stage in each of the ways, in turn."""
+    """Measure the same stage in each way, in turns."""
     trainer = toy.Trainer()
 
     def stage(count: int) -> None:
@@ -66,19 +66,19 @@ def main(turns: int, rounds: int) -> dict[str, Any]:
 
     def fresh(way: Callable[[int], dict[str, float]], count: int) -> Case:
         def measure() -> dict[str, float]:
-            # A recording is in a reference cycle. Left there it would cost the next one its memory.
+            # A recording is in a reference cycle. Free it, so that it takes no memory during the next one.
             gc.collect()
             return way(count)
 
         return measure
 
     ways = {BARE: bare, BY_HAND: with_trace, NOTHING_LEFT: by_hand, AUTOPROF: autoprof}
-    in_turns({name: fresh(way, 100) for name, way in ways.items()}, 1, warm=0)  # the first sets Kineto up
+    in_turns({name: fresh(way, 100) for name, way in ways.items()}, 1, warm=0)  # the first call sets Kineto up
     return in_turns({name: fresh(way, rounds) for name, way in ways.items()}, turns, warm=0)
 
 
 def timed(do: Callable[[], None]) -> float:
-    """Return the seconds that it takes."""
+    """Return the seconds that a call takes."""
     started = time.perf_counter()
     do()
     return time.perf_counter() - started

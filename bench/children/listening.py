@@ -1,4 +1,4 @@
-"""Prints the microseconds of a step's listening, or of something beside it: `listening.py CASE FOLDER`."""
+"""Prints the microseconds of listening in a step, or of a peer: `listening.py CASE FOLDER`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-# A measurement takes about so many seconds, and is made so often; the smallest is the least disturbed.
+# Seconds of one measurement, and number of measurements. The smallest result has the least disturbance.
 _SECONDS, _TIMES = 0.2, 7
 _OLD = 1000
 
 
 def microseconds(work: Callable[[], object]) -> float:
-    """Time one call, the loop around it included."""
+    """Return the microseconds of one call, with the loop around it."""
 
     def taken(calls: int) -> float:
         started = time.perf_counter_ns()
@@ -29,7 +29,7 @@ def microseconds(work: Callable[[], object]) -> float:
 
 
 def listener(directory: Path) -> Callable[[], None]:
-    """Return a trainer's work when a step begins, once the folder has been as it is for a while."""
+    """Return a trainer's work when a step begins, after the folder has not changed for a while."""
     from autoprof.rundir.layout import RunDir
     from autoprof.windows.chooser import Chooser
 

@@ -1,6 +1,7 @@
 """Makes traces, or merges them in one way: `merge.py make FOLDER RANKS MEGABYTES`, `merge.py WAY FOLDER [SOURCE]`.
 
-The second prints seconds, the peak of memory of all processes at work in MB, and how many flows the result has.
+The second form prints seconds, the peak of memory of all processes at work in MB, and the number of flows and bytes of
+the result.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _FLOW = """  {
 
 
 def make(folder: Path, ranks: int, size: int) -> None:
-    """Write a trace of `size` bytes for each rank, named as SGLang's."""
+    """Write a trace of `size` bytes for each rank, with SGLang's file names."""
     for rank in range(ranks):
         draw = random.Random(7)
         pid = 4000 + rank

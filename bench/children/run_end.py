@@ -1,6 +1,6 @@
-"""Prints the usage of a run's end, in the process that started it, as JSON: `run_end.py FOLDER RANKS STEPS GPUS`.
+"""Ends a run in the process that started it and prints the usage as JSON: `run_end.py FOLDER RANKS STEPS GPUS`.
 
-CPU seconds of the end without imports, and the peak of this process's memory in MB.
+The usage is the CPU seconds of the end without imports, and the peak of this process's memory in MB.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An agent loop that does nothing, with a recipe of its own (samples.toml)."""
+"""Agent loop that does nothing; samples.toml is its recipe."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Any
 
 
 class Output:
-    """The result of a turn."""
+    """Result of a turn."""
 
     def __init__(self, token_ids: list[int]) -> None:
         self.token_ids = token_ids
 
 
 class Worker:
-    """An agent loop whose sample has a turn and a reward."""
+    """Agent loop whose sample has a turn and a reward."""
 
     async def sample(self, trajectory: dict[str, Any], *, agent_name: str, **kwargs: Any) -> None:
         output = await self.generate("0123456789abcdef0123456789abcdef", prompt_ids=PROMPT)

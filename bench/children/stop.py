@@ -1,4 +1,4 @@
-"""Prints the duration of the end of a capture, by table and case, turn by turn: `stop.py TURNS MEGABYTES FOLDER`.
+"""Prints the seconds of the end of a capture, by table and case, turn by turn: `stop.py TURNS MEGABYTES FOLDER`.
 
 autoprof must be on in this process.
 """
@@ -27,7 +27,7 @@ _OTHER_WORK = 4000
 
 
 def main(turns: int, megabytes: int, folder: Path) -> dict[str, Any]:
-    """Record the same work in each of the ways, and stop."""
+    """Record the same work in each way, and measure the stop."""
     run = runtime.start()
     assert run is not None
 
@@ -38,7 +38,7 @@ def main(turns: int, megabytes: int, folder: Path) -> dict[str, Any]:
 
     def verl() -> Callable[[], None]:
         profile = get_torch_profiler(["cpu"], str(folder / "verl"), role="actor")
-        # Without a GPU torch would say for every capture that there is none.
+        # Without a GPU, torch would print a warning for every capture.
         profile.activities.discard(torch.profiler.ProfilerActivity.CUDA)
         profile.start()
         return profile.stop
@@ -64,7 +64,7 @@ def main(turns: int, megabytes: int, folder: Path) -> dict[str, Any]:
         return measure
 
     ways = {VERL: verl, PLAIN: plain, AUTOPROF: autoprof}
-    in_turns({name: stopped(begin, 100) for name, begin in ways.items()}, 1, warm=0)  # the first sets Kineto up
+    in_turns({name: stopped(begin, 100) for name, begin in ways.items()}, 1, warm=0)  # the first call sets Kineto up
     rounds = megabytes * 1_000_000 // BYTES_A_ROUND
     cases = {name: stopped(begin, rounds) for name, begin in ways.items()}
     cases[UNDISTURBED] = lambda: {MEANWHILE: timed(lambda: work(torch, _OTHER_WORK))}
@@ -72,7 +72,7 @@ def main(turns: int, megabytes: int, folder: Path) -> dict[str, Any]:
 
 
 def timed(do: Callable[[], None]) -> float:
-    """Return the seconds that it takes."""
+    """Return the seconds that a call takes."""
     started = time.perf_counter()
     do()
     return time.perf_counter() - started

@@ -1,7 +1,7 @@
 """Makes a trace, or sums it up in one way: `sums.py make FOLDER MEGABYTES`, `sums.py WAY FOLDER`.
 
-The first writes the true sums beside the trace. The second prints seconds, the peak of memory in MB, and how far off
-the worst sum is, as a part of it: of operators that take less than a microsecond a call, and of all others.
+The first form also writes the true sums. The second form prints seconds, the peak of memory in MB, and the largest
+relative error of the sums: of operators below a microsecond per call, and of all others.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-# The operator, how long it takes at most in us, and what it calls.
+# An operator, its maximum duration in us, and the operators that it calls.
 _TREE = ("nn.Module: Linear_0", 12.0, [("aten::linear", 9.0, [("aten::t", 0.9, []), ("aten::addmm", 6.0, [])])])
 _EVENT = (
     '  {\n    "ph": "X", "cat": "cpu_op", "name": "%s", "pid": 4000, "tid": 4000,\n    "ts": %.3f, "dur": %.3f,\n'
@@ -26,12 +26,12 @@ _TRACE, _TRUE = "rank0.json.gz", "true.json"
 _HEAD = b'{\n  "schemaVersion": 1,\n  "distributedInfo": {"backend": "gloo", "rank": 0, "world_size": 1},\n'
 _BASE = b'  "baseTimeNanoseconds": 1790857026000000000,\n  "traceEvents": [\n'
 
-# Calls, and their time in us, by operator.
+# Number of calls, and their time in us, by operator.
 Sums = dict[str, tuple[int, float]]
 
 
 def make(folder: Path, size: int) -> None:
-    """Write a trace of `size` bytes, and what it sums up to."""
+    """Write a trace of `size` bytes, and its true sums."""
     draw = random.Random(7)
     counts: dict[str, int] = {}
     totals: dict[str, int] = {}
@@ -95,7 +95,7 @@ def plain(path: Path) -> Sums:
 
 
 def main(way: str, folder: Path) -> dict[str, float]:
-    """Sum up in one way."""
+    """Sum up the trace in one way and compare with the true sums."""
     true: Sums = json.loads((folder / _TRUE).read_text())
     started = time.perf_counter()
     found = {"autoprof": autoprof, "hta": hta, "plain": plain}[way](folder / _TRACE)

@@ -1,6 +1,6 @@
 """Prints the time of a span or of a step of samples, and their bytes on disk: `timeline.py CASE`.
 
-Runs in any of the environments, so it imports what its case needs and nothing else.
+It runs in the environment of any peer, so it imports only the modules of its case.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import samples
 
-# Of so many rounds the middle one counts.
+# Number of rounds, of which the median counts; of spans in a round; of samples in a step.
 _ROUNDS, _SPANS, _SAMPLES = 21, 2000, 512
 _IDS = {"sample": 12345, "rollout": 7, "agent": "tool_agent", "request": "0123456789abcdef0123456789abcdef"}
 _COUNTS = {"prompt_tokens": 1024, "response_tokens": 4096}
@@ -25,7 +25,7 @@ Size = Callable[[], float]
 
 
 def by_hand(flush: bool) -> tuple[Callable[[], None], Size]:
-    """Write a line of JSON a span, in a file that stays open."""
+    """Write one line of JSON per span to an open file."""
     file = tempfile.NamedTemporaryFile("w")  # noqa: SIM115
     count = 0
 
@@ -42,7 +42,7 @@ def by_hand(flush: bool) -> tuple[Callable[[], None], Size]:
 
 
 def opentelemetry() -> tuple[Callable[[], None], Size]:
-    """Record as its documentation has it for production: a thread exports spans together."""
+    """Record as OpenTelemetry's documentation advises for production: a thread exports spans in batches."""
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter
 
@@ -67,7 +67,7 @@ def opentelemetry() -> tuple[Callable[[], None], Size]:
 
 
 def autoprof(kind: str) -> tuple[Callable[[], None], Size]:
-    """Record a span of autoprof's; a sample that goes on all the time keeps those of turns from being written each."""
+    """Record a span of autoprof. While a sample is open, spans of turns are not written one by one."""
     from autoprof.run import runtime
     from autoprof.run.timeline import Span
 
@@ -94,7 +94,7 @@ def autoprof(kind: str) -> tuple[Callable[[], None], Size]:
 
 
 def hangs(kind: str) -> tuple[Callable[[], None], Size]:
-    """Note what a stage took, as each one does at its end; or look whether the open step hangs, once in ten seconds."""
+    """Note the duration of a stage, as at each stage's end; or check for a hang, as every ten seconds."""
     from autoprof.run import runtime
     from autoprof.run.timeline import Span
     from autoprof.run.watcher import HangWatch
@@ -113,7 +113,7 @@ def hangs(kind: str) -> tuple[Callable[[], None], Size]:
 
 
 def written() -> int:
-    """Return the bytes of this process's timeline."""
+    """Flush this process's timeline and return its bytes."""
     from autoprof.run import runtime
 
     run = runtime.current()
@@ -123,7 +123,7 @@ def written() -> int:
 
 
 def microseconds(span: Callable[[], None]) -> float:
-    """Time one span, the loop around it included."""
+    """Return the microseconds of one span, with the loop around it."""
 
     def taken() -> float:
         started = time.perf_counter_ns()
@@ -136,7 +136,7 @@ def microseconds(span: Callable[[], None]) -> float:
 
 
 async def call() -> float:
-    """Time a turn as a whole call, in microseconds."""
+    """Return the microseconds of a turn, as a whole call."""
     worker = samples.Worker()
     assert hasattr(worker.generate, "__wrapped__"), "autoprof did not apply the recipe"
     keep, _ = autoprof("turn")
@@ -152,7 +152,7 @@ async def call() -> float:
 
 
 async def step() -> float:
-    """Time a step of samples, in milliseconds."""
+    """Return the milliseconds of a step of samples."""
     worker = samples.Worker()
 
     async def taken(number: int) -> float:

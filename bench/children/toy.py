@@ -1,4 +1,4 @@
-"""A trainer and a model that do nothing, with a recipe of their own (toy.toml)."""
+"""Trainer and model that do nothing; toy.toml is their recipe."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class Model:
-    """A model whose forward pass is the hot function."""
+    """Model whose forward pass is the hot function."""
 
     def forward(self, x: int) -> int:
         return x
@@ -19,7 +19,7 @@ class Model:
 
 
 class Stage:
-    """A worker whose two calls are stages."""
+    """Worker whose two methods are stages."""
 
     def forward(self, x: int) -> int:
         return x
@@ -29,7 +29,7 @@ class Stage:
 
 
 class Trainer:
-    """A trainer whose step and stages do what they are told."""
+    """Trainer whose step and stages call a given function."""
 
     global_step = 0
 

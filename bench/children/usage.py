@@ -1,7 +1,7 @@
-"""Prints the usage of a command as JSON: `usage.py COMMAND...`.
+"""Runs a command and prints its usage as JSON: `usage.py COMMAND...`.
 
-CPU seconds of all its processes, the peak of memory of the largest one in MB, bytes of output, exit status. This
-process is small: the peak of a child starts at the memory of its parent.
+The usage is the CPU seconds of all its processes, the peak of memory of the largest one in MB, the bytes of output and
+the exit status. A child's peak starts at the memory of its parent, so this process is small.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 
 
 def main(command: list[str]) -> dict[str, object]:
-    """Run the command."""
+    """Run the command and return its usage."""
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return {

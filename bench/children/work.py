@@ -1,15 +1,15 @@
-"""Work that is recorded: small matrix products, forward and backward."""
+"""Recorded work: small matrix products, forward and backward."""
 
 from __future__ import annotations
 
 from typing import Any
 
-# A trace of it has so many bytes for each of its rounds (torch 2.13).
+# Bytes in a trace for each round of work (torch 2.13).
 BYTES_A_ROUND = 7050
 
 
 def work(torch: Any, rounds: int) -> None:
-    """Do so many rounds of it."""
+    """Run `rounds` rounds of work."""
     x = torch.randn(32, 32, requires_grad=True)
     for begin in range(0, rounds, 500):
         y = x

@@ -13,23 +13,23 @@ from bench.gpu import wheels, workbench
 from bench.gpu.rows import ROWS
 from bench.gpu.runner import PAGE, Runner
 
-# What autoprof itself needs: without these nothing can be run.
+# autoprof's own dependencies.
 NEEDED = ("wrapt", "msgspec", "packaging", "rich", *(["tomli"] if sys.version_info < (3, 11) else []))
 
 
 def tell(line: str) -> None:
-    """Print a line at once."""
+    """Print a line and flush."""
     print(line, flush=True)
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    """Run all rows, or those that are named. The exit status is 1 where something failed."""
+    """Run all rows, or the named ones. Return 1 if something failed, else 0."""
     names = [row.name for row in ROWS]
     parser = argparse.ArgumentParser(prog="python -m bench.gpu", description="Show what autoprof does on this GPU.")
-    parser.add_argument("rows", nargs="*", metavar="ROW", help=f"which: {', '.join(names)}; without any, all")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: what can be done without a GPU")
-    parser.add_argument("--wheels", type=Path, help="a folder of wheels, for what is not installed (make gpu-wheels)")
-    parser.add_argument("--out", type=Path, default=Path("gpu_results"), help="the folder of the results")
+    parser.add_argument("rows", nargs="*", metavar="ROW", help=f"rows to run: {', '.join(names)} (default: all)")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: run the parts that need no GPU")
+    parser.add_argument("--wheels", type=Path, help="folder of wheels for missing packages (make gpu-wheels)")
+    parser.add_argument("--out", type=Path, default=Path("gpu_results"), help="folder of the results")
     parsed = parser.parse_args(given)
     if unknown := set(parsed.rows) - set(names):
         parser.error(f"there is no row {', '.join(sorted(unknown))}; there are {', '.join(names)}")
@@ -39,10 +39,10 @@ def main(given: Sequence[str] | None = None) -> int:
         parsed.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         parser.error(f"--out: {parsed.out} can't be made: {error.strerror}; give OUT=, a folder that can be written")
-    # The machine's row describes the machine, which later ones need.
+    # Later rows need the machine's description, which the row `machine` makes.
     chosen = [row for row in ROWS if not parsed.rows or row.name in (*parsed.rows, "machine")]
     with tempfile.TemporaryDirectory(prefix="autoprof-wheels-") as folder:
-        # dill, which datasets uses, pickles modules by value where their folder has another name.
+        # dill, used by datasets, pickles modules by value if their folder has another name.
         packages = [Path(folder) / "site-packages"]
         unpacked = wheels.unpack(parsed.wheels, packages[0]) if parsed.wheels else []
         if unpacked:

@@ -1,4 +1,4 @@
-"""Captures of a run and the events in their traces, read without autoprof: rows compare what it says with this."""
+"""Captures of a run and the events in their traces, read without autoprof's code, to check its figures."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 # The name of a memory capture ends with `.memory`.
 META, TRACE, SNAPSHOT = ".meta.json", ".pt.trace.json.gz", ".pickle"
 KERNELS, COPIES = ("kernel",), ("gpu_memcpy", "gpu_memset")
-# Kineto calls HIP's runtime so too.
+# Kineto uses this name for HIP's runtime too.
 RUNTIME = ("cuda_runtime", "cuda_driver")
 _BACKWARD = "autograd::engine::evaluate_function"
 
 
 class Event(NamedTuple):
-    """An event with a duration. Times are in µs."""
+    """Event with a duration. Times are in µs."""
 
     category: str
     name: str
@@ -31,7 +31,7 @@ class Event(NamedTuple):
 
 
 class Trace:
-    """A Chrome trace, read whole."""
+    """Complete content of a Chrome trace."""
 
     def __init__(self, path: Path) -> None:
         opened = gzip.open if path.suffix == ".gz" else open
@@ -78,7 +78,7 @@ class Trace:
 
     @cached_property
     def _backward(self) -> dict[Any, list[tuple[float, float]]]:
-        """Return when each thread was in autograd's backward pass."""
+        """Return the times of autograd's backward pass, by thread."""
         inside: dict[Any, list[tuple[float, float]]] = defaultdict(list)
         for event in self.of(["cpu_op"]):
             if event.name.startswith(_BACKWARD):
@@ -86,13 +86,13 @@ class Trace:
         return {thread: sorted(intervals) for thread, intervals in inside.items()}
 
     def in_backward(self, event: Event) -> bool:
-        """Return whether an event of the host lies in autograd's backward pass."""
+        """Return True if a host event is inside autograd's backward pass."""
         intervals = self._backward.get(event.thread, [])
         at = bisect_right(intervals, (event.start, float("inf"))) - 1
         return at >= 0 and event.start <= intervals[at][1]
 
     def backward_and_forward(self) -> tuple[int, int]:
-        """Return how many kernels autograd's backward pass launched, and how many anything else did.
+        """Return the number of kernels launched by autograd's backward pass, and by all other code.
 
         A kernel has the correlation id of the call that launched it.
         """
@@ -102,7 +102,7 @@ class Trace:
         return backward, len(launched) - backward
 
     def recomputed(self) -> int:
-        """Return how many layers were computed again: the backward pass calls `aten::linear` for nothing else."""
+        """Return the number of recomputed layers: in the backward pass, only recomputation calls `aten::linear`."""
         return sum(self.in_backward(event) for event in self.of(["cpu_op"]) if event.name == "aten::linear")
 
     def shaped(self) -> int:
@@ -110,13 +110,13 @@ class Trace:
         return sum("Input Dims" in event.get("args", {}) for event in self.raw)
 
     def allocations(self) -> set[int]:
-        """Return the types of devices of which allocations are recorded: 0 is the host."""
+        """Return the device types with recorded allocations: 0 is the host."""
         found = (event for event in self.raw if event.get("name") == "[memory]")
         return {event.get("args", {}).get("Device Type", -1) for event in found}
 
 
 class Capture:
-    """One capture: its meta file and its trace."""
+    """Capture with its meta file and its trace."""
 
     def __init__(self, meta: Path) -> None:
         self._base = str(meta).removesuffix(META)
@@ -126,7 +126,7 @@ class Capture:
 
     @property
     def stage(self) -> str:
-        """Return role and stage, as in `actor.update_actor`."""
+        """Return role and stage, such as `actor.update_actor`."""
         return self.name.partition(".rank")[0]
 
     @property

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bench.gpu.workbench import Workbench
 
-# Causes that a program plants, one a stage.
+# Causes that a program plants, one per stage.
 CAUSES = ("compute", "memory", "copy", "launch", "idle")
 PASS, FAIL, SKIPPED = "pass", "fail", "skipped"
 
@@ -24,11 +24,11 @@ class Fact:
 
 
 class Failed(Exception):
-    """A row can't go on. The message says what went wrong."""
+    """A row failed. The message has the error."""
 
 
 class Skipped(Exception):
-    """A row can't be run here. The message says why."""
+    """A row can't run here. The message has the reason."""
 
 
 Work = Callable[["Workbench"], Iterator[Fact]]
@@ -36,15 +36,15 @@ Work = Callable[["Workbench"], Iterator[Fact]]
 
 @dataclass(frozen=True)
 class Row:
-    """A row: its work, and what it needs.
+    """Row of the table: its work and its requirements.
 
     Attributes:
-        limit_s: The time that it may take.
+        limit_s: Maximum duration in seconds.
         modules: Modules that it imports.
         programs: Programs that it starts.
-        gpu: Whether it is for a GPU alone.
-        devices: The number of GPUs that it takes.
-        rocm: Why it can't be run on ROCm, or an empty text.
+        gpu: True if it needs a GPU.
+        devices: Number of GPUs that it needs.
+        rocm: Reason why it can't run on ROCm, or an empty text.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Row:
 
 @dataclass
 class Outcome:
-    """The result of a row."""
+    """Result of a row."""
 
     name: str
     about: str
@@ -71,19 +71,19 @@ class Outcome:
     facts: list[Fact] = field(default_factory=list)
 
     def settle(self) -> None:
-        """Take the state from the facts: one that fails is enough."""
+        """Set the state by the facts: the row fails if one of them fails."""
         states = {fact.state for fact in self.facts}
         self.state = next((state for state in (FAIL, PASS) if state in states), SKIPPED)
         if self.state == SKIPPED and not self.reason:
             self.reason = "; ".join(dict.fromkeys(fact.figure for fact in self.facts))
 
 
-# All rows, in the order in which they are run.
+# All rows, in the order in which they run.
 ROWS: list[Row] = []
 
 
 def row(limit_s: float, **needs: Any) -> Callable[[Work], Work]:
-    """Register a row under the name of its function. Its docstring says what it is about."""
+    """Register a row under the name of its function. Its docstring is its title in the table."""
 
     def register(work: Work) -> Work:
         about = (work.__doc__ or "").strip().partition("\n")[0].removesuffix(".")

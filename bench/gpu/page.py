@@ -28,10 +28,10 @@ def render(results: Mapping[str, Any]) -> str:
 
 
 def _machine(results: Mapping[str, Any]) -> str:
-    """Describe the machine in words that tell nobody which one it is."""
+    """Describe the machine without a name that identifies it."""
     found = results["machine"]
     if not found:
-        return f"{results['started']}; the machine's own row has not run."
+        return f"{results['started']}; the row `machine` has not run."
     words = [results["started"], found["device"]]
     if found["devices"]:
         words += [f"{found['devices']} x {found['memory_gb']} GB", f"driver {found['driver'] or 'unknown'}"]
@@ -42,11 +42,11 @@ def _machine(results: Mapping[str, Any]) -> str:
 
 def _ended(results: Mapping[str, Any]) -> str:
     took = f" {results['seconds']:.0f} s."
-    return took if results["finished"] else f"{took} The run was cut off, or is going on: rows are missing."
+    return took if results["finished"] else f"{took} The run was cut off, or is still running: rows are missing."
 
 
 def _note(row: Mapping[str, Any]) -> str:
-    """Return why a row was skipped or failed, with its logs, or what it is about."""
+    """Return the reason why a row was skipped or failed, with its logs, or else its title."""
     failed = [fact["text"] for fact in row["facts"] if fact["state"] == FAIL]
     if row["state"] == FAIL:
         return f"{'; '.join([*failed, *filter(None, [row['reason']])])} ({', '.join(row['logs'])})"

@@ -1,7 +1,7 @@
 """Sums of real traces of GPUs, made in two ways: `python -m bench.gpu.public FOLDER > bench/GPU_TRACES.md`.
 
-The folder has traces that others have published. Their figures are kept, not the files. The second way reads the whole
-trace and adds intervals up one by one, where `autoprof/traces/` streams.
+The folder has published traces. Only their figures are kept, not the files. The second way reads the whole trace and
+adds intervals one by one, while `autoprof/traces/` streams.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Sums(NamedTuple):
 
 
 def length(events: Iterable[Event]) -> float:
-    """Return for how long at least one of these events went on."""
+    """Return the time in µs in which at least one of these events ran."""
     total, reached = 0.0, float("-inf")
     for start, end in sorted((event.start, event.start + event.duration) for event in events):
         total += max(0.0, end - max(start, reached))
@@ -63,7 +63,7 @@ def by_device(trace: Trace) -> dict[Any, Sums]:
 
 
 def same(sums: TraceSums, trace: Trace) -> bool:
-    """Return whether autoprof's sums are those that are made here."""
+    """Return True if autoprof's sums equal the sums made here."""
     theirs = by_device(trace)
     ours = {
         device.device: Sums(device.events, device.busy_us, device.compute_us, device.communication_us, device.copy_us)
@@ -85,7 +85,7 @@ def same(sums: TraceSums, trace: Trace) -> bool:
 
 
 def lines(path: Path) -> list[str]:
-    """Return the rows of one trace, a device each."""
+    """Return the rows of one trace, one per device."""
     sums, trace = summarize(path), Trace(path)
     names = {each.get("id"): each.get("name", "") for each in trace.whole.get("deviceProperties", [])}
     result = "same" if same(sums, trace) else "DIFFERENT"
@@ -100,7 +100,7 @@ def lines(path: Path) -> list[str]:
 
 
 def main(folder: Path) -> None:
-    """Print the page of a folder's traces."""
+    """Print the page for the traces of a folder."""
     rows = [line for path in sorted(folder.iterdir()) if path.stat().st_size for line in lines(path)]
     sys.stdout.write(_HEAD + "\n".join(rows) + "\n")
 

@@ -17,17 +17,17 @@ from bench.gpu import page
 from bench.gpu.facts import FAIL, PASS, SKIPPED, Failed, Outcome, Row, Skipped
 from bench.gpu.workbench import Workbench
 
-# The time for everything: rows that it leaves no time for are skipped.
+# Maximum duration of all rows; rows for which no time is left are skipped.
 TOTAL_S = 470.0
-# A row that has less than this left is not begun.
+# A row does not start with less time left.
 LEAST_S = 15.0
-# The CPU shows no time, and may be busy with other work.
+# Factor for time limits on the CPU, which may be busy with other work. Times are not judged there.
 CPU_PATIENCE = 10
 RESULTS, PAGE = "gpu.json", "GPU.md"
 
 
 class Runner:
-    """The rows of one machine, and their results so far.
+    """Rows of one machine, and their results so far.
 
     Attributes:
         out: The folder of the results.
@@ -39,7 +39,7 @@ class Runner:
     ) -> None:
         """Args:
         packages: Folders of unpacked wheels.
-        named: Whether the rows were named, which then run on the CPU too where they are for a GPU.
+        named: True if the command line names the rows. Then rows for a GPU also run on the CPU.
         tell: Prints a line.
         """
         self.device, self.out = device, out
@@ -51,7 +51,7 @@ class Runner:
         self._finished = False
 
     def run(self, rows: Sequence[Row]) -> int:
-        """Run rows, one after the other; return the exit status: 1 where something failed, 130 where it was cut off."""
+        """Run rows one after the other. Return the exit status: 1 if something failed, 130 after an interruption."""
         self.out.mkdir(parents=True, exist_ok=True)
         try:
             with _ended_by_a_signal(), tempfile.TemporaryDirectory(prefix="autoprof-gpu-") as work:
@@ -97,7 +97,7 @@ class Runner:
             self._tell(f"  {outcome.state:<7}  {outcome.reason}")
 
     def _reason(self, row: Row, bench: Workbench, left_s: float) -> str:
-        """Return why a row is not run here, or an empty text."""
+        """Return the reason why a row is not run here, or an empty text."""
         if bench.gpu and not self.machine and self.outcomes[0].state == FAIL:
             return f"{self.outcomes[0].name} failed: torch can't use a GPU here"
         if row.gpu and not bench.gpu and not self._named:
@@ -131,7 +131,7 @@ class Runner:
 
 @contextmanager
 def _ended_by_a_signal() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the run as Ctrl-C does: programs are ended, and the results stay."""
+    """Let SIGTERM and SIGHUP end the run like Ctrl-C: programs are ended, and the results are kept."""
 
     def end(number: int, _: object) -> None:
         raise KeyboardInterrupt(signal.Signals(number).name)

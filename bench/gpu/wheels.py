@@ -1,7 +1,7 @@
 """Wheels for a machine without network: `python -m bench.gpu.wheels --python-version 3.12 FOLDER` gets them.
 
-`make gpu WHEELS=FOLDER` unpacks those that the machine lacks into a temporary folder, which only its own programs have
-on their path.
+`make gpu WHEELS=FOLDER` unpacks missing packages into a temporary folder, which only its own programs have on their
+path.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pathlib import Path
 
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 MOST_BYTES = 60_000_000
-# The systems that torch's own wheels are for.
+# Platforms of torch's own wheels.
 _PLATFORMS = ("manylinux_2_28", "manylinux_2_24", "manylinux_2_17", "manylinux2014")
-# Parts of wheels that nothing here imports. They are half of the bytes.
+# Parts of wheels that no program here imports: half of the bytes.
 _UNUSED = re.compile(
     r"/tests/|^pyarrow/(include/|src/|libarrow(_python)?_flight\.so|_flight|libarrow_s3\.so|_s3fs|.*\.p(yx|xd|xi)$)"
     r"|^plotly/(labextension/|package_data/(datasets/|widgetbundle))|\.data/data/"
@@ -28,10 +28,10 @@ _SCHEME = re.compile(r"^[^/]+\.data/(?:purelib|platlib)/")
 
 
 def download(folder: Path, python: str, machine: str = "x86_64") -> None:
-    """Have pip download the wheels for a release of Python, and leave out what is not used.
+    """Download the wheels for a release of Python by pip, and remove unused parts.
 
     Raises:
-        SystemExit: pip failed, or they are too large together.
+        SystemExit: pip failed, or the wheels together are too large.
     """
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps"]
@@ -51,7 +51,7 @@ def download(folder: Path, python: str, machine: str = "x86_64") -> None:
 
 
 def slim(wheel: Path) -> None:
-    """Write a wheel anew without the parts that are not used. Only `unpack` takes it then."""
+    """Rewrite a wheel without unused parts. Only `unpack` accepts it afterwards."""
     part = wheel.with_name(f"{wheel.name}.part")
     with zipfile.ZipFile(wheel) as source:
         kept = [entry for entry in source.infolist() if not _UNUSED.search(entry.filename)]
@@ -88,7 +88,7 @@ def _installed(name: str) -> bool:
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    """Download what the command line asks for."""
+    """Download the wheels for the release of Python on the command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.gpu.wheels", description="Get the wheels for make gpu.")
     parser.add_argument("--python-version", default="3.12", help="release of Python on the machine with the GPU")
     parser.add_argument("--machine", default="x86_64", help="its processor: x86_64 or aarch64")

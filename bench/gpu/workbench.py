@@ -1,4 +1,4 @@
-"""Workbench of a row: starts programs with autoprof of this tree, within the row's time, and keeps what they print."""
+"""Workbench of a row: starts programs with this tree's autoprof, within the row's time, and keeps their output."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from bench.gpu.facts import FAIL, PASS, SKIPPED, Fact, Failed
 
 ROOT = Path(__file__).resolve().parents[2]
 _FOREIGN = ("AUTOPROF", "PYTHONPATH", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_", "TORCHELASTIC_")
-# A program says its result in a line of its own.
+# Prefix of the line with a program's result.
 SAID = "RESULT "
 
 
 @dataclass(frozen=True)
 class Ran:
-    """A program that has ended."""
+    """Program that has ended."""
 
     folder: Path
     output: str
 
     @property
     def said(self) -> dict[str, Any]:
-        """Return the result that it printed.
+        """Return the printed result.
 
         Raises:
-            Failed: It printed none.
+            Failed: The program printed no result.
         """
         lines = [line for line in self.output.splitlines() if line.startswith(SAID)]
         if not lines:
@@ -46,10 +46,10 @@ class Ran:
 
     @property
     def run(self) -> Path:
-        """Return the run directory that it left.
+        """Return the run directory of the program.
 
         Raises:
-            Failed: There is none, or there are several.
+            Failed: It made no run directory, or several.
         """
         found = sorted(self.folder.glob("autoprof_runs/[0-9]*"))
         if len(found) != 1:
@@ -57,10 +57,10 @@ class Ran:
         return found[0]
 
     def captures(self, role: str = "") -> list[Capture]:
-        """Return the captures of its run, in order; those whose names begin with `role` if it is given.
+        """Return the captures of the run, in order. With `role`, only captures whose names begin with it.
 
         Raises:
-            Failed: There are none.
+            Failed: The run has no such capture.
         """
         found = [capture for capture in captures(self.run) if capture.name.startswith(role)]
         if not found:
@@ -69,16 +69,16 @@ class Ran:
 
 
 def absent(modules: Sequence[str], packages: Sequence[Path]) -> list[str]:
-    """Return those of these modules that neither this interpreter nor folders of packages have."""
+    """Return the modules that neither this interpreter nor the folders of packages have."""
     places = [*map(str, packages), *sys.path]
     return [name for name in modules if PathFinder.find_spec(name, places) is None]
 
 
 class Workbench:
-    """The programs of one row.
+    """Programs of one row.
 
     Attributes:
-        device: `cuda`, also of ROCm, or `cpu`.
+        device: `cuda` (also for ROCm) or `cpu`.
         machine: The description of the machine, when its row has run.
         out: The folder of the results, with `logs/`.
         logs: The logs of this row.
@@ -96,7 +96,7 @@ class Workbench:
         return self.device != "cpu"
 
     def lacks(self, *modules: str) -> list[str]:
-        """Return those of these modules that neither the machine nor the unpacked wheels have."""
+        """Return the modules that neither the machine nor the unpacked wheels have."""
         return absent(modules, self._packages)
 
     def environment(self) -> dict[str, str]:
@@ -110,7 +110,7 @@ class Workbench:
         return kept
 
     def folder(self, label: str) -> Path:
-        """Return a folder of the row, which is made."""
+        """Create and return a folder of the row."""
         folder = self._work / label
         folder.mkdir(parents=True, exist_ok=True)
         return folder
@@ -128,9 +128,9 @@ class Workbench:
         """Run one of `programs/`, with `--device` and these arguments, and autoprof's settings in lower case.
 
         Args:
-            on: Whether autoprof is on.
+            on: True if autoprof is on.
             front: A command in front of Python, such as nsys.
-            label: What tells this run from others of the row.
+            label: Name of this run within the row.
             environment: Further variables.
         """
         variables = {f"AUTOPROF_{key.upper()}": value for key, value in settings.items()}
@@ -139,10 +139,10 @@ class Workbench:
         return self.run(command, label=label or name, environment=variables | dict(environment or {}))
 
     def autoprof(self, *arguments: str, folder: Path) -> dict[str, Any]:
-        """Run a command of autoprof's with `--json` and return its document."""
+        """Run a command of autoprof with `--json` and return its document."""
         command = [sys.executable, "-m", "autoprof", *arguments, "--json"]
         output = self.run(command, label=arguments[0], folder=folder).output
-        # Messages on standard error may come before it.
+        # Messages on standard error may come first.
         found: dict[str, Any] = json.JSONDecoder().raw_decode(output, output.index("{\n"))[0]
         return found
 
@@ -154,10 +154,10 @@ class Workbench:
         folder: Path | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> Ran:
-        """Run a command to its end in a folder of its own, or in `folder`.
+        """Run a command to its end in a separate folder, or in `folder`.
 
         Raises:
-            Failed: Its exit status is not 0, or the row's time is over. What it printed is in the log.
+            Failed: Its exit status is not 0, or the row's time is over. The log has its output.
         """
         folder = folder or self.folder(label)
         log = self.out / "logs" / f"{self.name}.{label}.log"
@@ -183,13 +183,13 @@ class Workbench:
         return Ran(folder, output)
 
     def _wait(self, child: subprocess.Popen[bytes]) -> int | None:
-        """Wait for a program and end what it leaves behind; None where the time was over."""
+        """Wait for a program and end its remaining processes. Return None if the time is over."""
         try:
             return child.wait(max(1.0, self._deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             return None
         finally:
-            # Ranks, engines and servers that it started are of its session.
+            # Its ranks, engines and servers are in its session.
             for number in (signal.SIGTERM, signal.SIGKILL):
                 if child.poll() is not None:
                     break
@@ -200,15 +200,15 @@ class Workbench:
                     continue
 
     def fact(self, text: str, held: object, figure: object = "") -> Fact:
-        """Return a fact, with the figure that it rests on."""
+        """Return a fact with its figure."""
         return Fact(text, PASS if held else FAIL, str(figure))
 
     def on_gpu(self, text: str, held: object, figure: object = "") -> Fact:
-        """Return a fact that only a GPU can show; skipped on the CPU."""
+        """Return a fact that needs a GPU; it is skipped on the CPU."""
         return self.fact(text, held, figure) if self.gpu else Fact(text, SKIPPED, "the CPU has no kernels")
 
     def shown(self, text: str, figure: object, held: object = True) -> Fact:
-        """Return a figure of time, which is judged on a GPU alone."""
+        """Return a fact on a time, which is judged only on a GPU."""
         return self.fact(text, held or not self.gpu, figure)
 
     def keep(self, path: Path, name: str) -> None:

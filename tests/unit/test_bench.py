@@ -116,10 +116,10 @@ def test_the_page_says_what_was_found_and_which_goals_are_missed(section: Callab
     assert "| ours   | 2.00 | 1.100 (1.000 to 1.200) |     0.10 |" in page
     assert "| boot      | at most 1.05 | 1.100 (1.000 to 1.200) | missed |" in page
     assert "* Goal: at most 1.2. **Met**, 1.100 (1.000 to 1.200).\n" in page
-    assert "**Missed**, 1.100 (1.000 to 1.200). What would close it: less of it.\n* nothing else" in page
+    assert "**Missed**, 1.100 (1.000 to 1.200). To reach it: less of it.\n* nothing else" in page
     assert "2026-11-22, 2 cores; 3 turns, 1.0 min" in page
-    assert "quick look" not in page
-    assert "quick look" in results.render([section(quick=True)])
+    assert "A quick run" not in page
+    assert "A quick run" in results.render([section(quick=True)])
 
 
 def test_sections_that_are_not_measured_again_stay(section: Callable[..., Section], tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_a_benchmark_goes_on_without_its_peers(
     assert any("opentelemetry was not measured" in note for note in kept.findings.notes)
     said = capsys.readouterr().out
     assert "| wrapt.FunctionWrapper" in said
-    assert "quick look" in said
+    assert "A quick run" in said
 
 
 def test_a_benchmark_that_fails_leaves_its_section_alone(

@@ -1,1 +1,1 @@
-"""Programs that rows start, each in a process of its own, as a user would write them."""
+"""Programs that rows start, each in a separate process, written as a user would."""

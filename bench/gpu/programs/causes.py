@@ -1,4 +1,4 @@
-"""A step whose stages have a planted cause each: `compute`, `memory`, `copy`, `launch`, `idle`."""
+"""Step with a planted cause in each stage: `compute`, `memory`, `copy`, `launch`, `idle`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def planted(device: str) -> dict[str, Callable[[], object]]:
         synchronize(device)
 
     def launch() -> None:
-        # The host needs a hundred times as long as the device for each.
+        # For each launch, the host takes a hundred times as long as the device.
         for _ in range(10):
             small.add_(1.0)
             sum(range(5000))
@@ -58,7 +58,7 @@ def main() -> None:
                 while time.monotonic() - began < parsed.seconds:
                     work[cause]()
                 if cause == "idle":
-                    work["launch"]()  # a device that did nothing at all is in no trace
+                    work["launch"]()  # a device without any work is not in the trace
                 synchronize(parsed.device)
                 took[cause] = time.monotonic() - began
     say(took=took)

@@ -14,7 +14,7 @@ from bench.gpu.workbench import SAID
 
 
 def arguments(**more: Any) -> argparse.Namespace:
-    """Read the command line: `--device`, and an option of each of these names, with its default."""
+    """Read the command line: `--device`, and one option for each name, with its default."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cpu")
     for name, default in more.items():
@@ -23,7 +23,7 @@ def arguments(**more: Any) -> argparse.Namespace:
 
 
 def say(**result: Any) -> None:
-    """Print the result, and whether anything of autoprof is imported."""
+    """Print the result, and whether autoprof is imported."""
     result["autoprof"] = any(name.startswith("autoprof.") for name in sys.modules)
     print(SAID + json.dumps(result), flush=True)
 
@@ -35,7 +35,7 @@ def synchronize(device: str) -> None:
 
 
 def training(device: str, width: int = 512) -> Callable[[], float]:
-    """Return one step of training a small model: data copied to the device, forward, backward, optimizer."""
+    """Return a function that trains a small model for one step, with a copy of the data to the device."""
     torch.manual_seed(0)
     width = width if device != "cpu" else 32
     layers = [layer for _ in range(3) for layer in (torch.nn.Linear(width, width), torch.nn.GELU())]

@@ -1,5 +1,5 @@
-"""FSDP2 in one process: `--offload 1` keeps the parameters on the host, else each step moves the model there and back,
-as verl does between stages."""
+"""FSDP2 in one process. `--offload 1` keeps the parameters on the host; otherwise each step moves the model to the host
+and back, as verl does between stages."""
 
 from __future__ import annotations
 

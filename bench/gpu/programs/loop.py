@@ -1,6 +1,6 @@
-"""A training loop of one's own, with `autoprof.step` and `autoprof.stage`, in one process or under torchrun.
+"""Training loop with `autoprof.step` and `autoprof.stage`, in one process or under torchrun.
 
-`--graph 1` replays a CUDA graph in a stage of its own. `--holder 1` subscribes to CUPTI before anything else does.
+`--graph 1` replays a CUDA graph in a separate stage. `--holder 1` subscribes to CUPTI before any profiler.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def graphed(device: str) -> tuple[Any, torch.Tensor]:
 
 
 def hold_cupti() -> str:
-    """Subscribe to CUPTI, as another profiler would; return how it went."""
-    # torch has loaded one of these: the same library is found by its name.
+    """Subscribe to CUPTI, as another profiler would; return the result."""
+    # torch has loaded one of these libraries, so its name is enough to find it.
     for name in ("libcupti.so.13", "libcupti.so.12", "libcupti.so.11.8", "libcupti.so"):
         try:
             cupti = ctypes.CDLL(name)

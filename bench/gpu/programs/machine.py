@@ -1,4 +1,4 @@
-"""Description of the machine, and whether torch.profiler by itself sees kernels here."""
+"""Description of the machine, and a test whether torch.profiler alone records kernels."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def versions() -> dict[str, str]:
-    """Return the releases of what is installed."""
+    """Return the releases of the installed packages."""
     found = {}
     for name in PACKAGES:
         try:
@@ -61,7 +61,7 @@ def device_of(name: str) -> dict[str, Any]:
 
 
 def recorded(device: str) -> dict[str, int]:
-    """Record two steps with torch.profiler by hand, and count what is in the trace."""
+    """Record two steps with torch.profiler by hand, and count the events in the trace."""
     step = training(device)
     step()
     with torch.profiler.profile() as profile:

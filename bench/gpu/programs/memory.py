@@ -9,13 +9,13 @@ import torch
 import autoprof
 from bench.gpu.programs.common import arguments, say, training
 
-# The step that runs out of memory, and the one that takes a share of it.
+# Step that runs out of memory, and step that takes a share of it.
 FAILS, FILLS = 3, 5
 OutOfMemoryError: type[BaseException] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
 
 
 def run_out(device: str, total: int) -> None:
-    """Ask for twice the memory of the device."""
+    """Allocate twice the memory of the device."""
     if device == "cpu":
         raise OutOfMemoryError("planted: a machine without a GPU has no allocator that raises it")
     torch.empty(2 * total, dtype=torch.uint8, device=device)

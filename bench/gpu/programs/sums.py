@@ -1,4 +1,4 @@
-"""The same work recorded by autoprof and by torch.profiler, and the latter's trace summed up by both.
+"""The same work, recorded by autoprof and by torch.profiler; both sum up the trace of the latter.
 
 autoprof's sums of the trace are compared with torch's own `key_averages` of the same recording, and the kernels in
 autoprof's trace with those in torch's.
@@ -17,21 +17,21 @@ from bench.gpu.programs.common import arguments, say, synchronize, training
 
 
 def averages(profile: Any, on_device: bool) -> dict[str, tuple[int, float]]:
-    """Return calls and own µs by name, as torch sums them: of the devices, or of the host's operators."""
+    """Return calls and own µs by name from torch's sums, of devices or of the host's operators."""
     found = {}
     for event in profile.key_averages():
         if (event.device_type == torch.autograd.DeviceType.CPU) is on_device or getattr(
             event, "is_user_annotation", False
         ):
             continue
-        # Before torch 2.4 it had CUDA's name.
+        # Before torch 2.4, the attribute had CUDA in its name.
         took = getattr(event, "self_device_time_total", None) if on_device else event.self_cpu_time_total
         found[event.key] = (event.count, float(event.self_cuda_time_total if took is None else took))
     return found
 
 
 def summed(path: Path, on_device: bool) -> dict[str, tuple[int, float]]:
-    """Return the same as autoprof sums it."""
+    """Return the same from autoprof's sums."""
     from autoprof.traces.summary import summarize
 
     sums = summarize(path)

@@ -20,7 +20,7 @@ def tokenizer() -> Any:
 
 
 def model(tokens: Any, device: str) -> Any:
-    """Return a Qwen2 of two layers on the CPU, of four on a GPU. The caller moves it."""
+    """Return a Qwen2 with two layers on the CPU, with four on a GPU. The caller moves it to the device."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -66,6 +66,6 @@ _TIMED = ("time", "per_second", "runtime")
 
 
 def history(trainer: Any) -> list[dict[str, Any]]:
-    """Return what a trainer logged, but for times."""
+    """Return a trainer's log without values that depend on time."""
     lines = trainer.state.log_history
     return [{key: value for key, value in line.items() if not any(word in key for word in _TIMED)} for line in lines]

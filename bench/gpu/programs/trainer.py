@@ -12,11 +12,11 @@ from bench.gpu.programs.common import arguments, say
 
 
 def options(variant: str, device: str) -> dict[str, Any]:
-    """Return the arguments that make a variant."""
+    """Return the arguments of a variant."""
     if variant == "mixed":
         return {"bf16": True, "gradient_checkpointing": True}
     if variant == "compiled":
-        # Without a GPU the compiler's last part would compile C++, for a minute.
+        # Without a GPU, the compiler's backend would compile C++ for a minute.
         return {"torch_compile": True, "torch_compile_backend": "inductor" if device != "cpu" else "aot_eager"}
     return {}
 

@@ -1,4 +1,4 @@
-"""Rows, what matters most first: a run that is cut off has what it has.
+"""Rows, the most important first, in case the run is cut off.
 
 Each module registers its rows when it is imported here.
 """

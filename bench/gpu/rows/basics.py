@@ -1,4 +1,4 @@
-"""The machine, and the first run that matters: transformers' Trainer with and without autoprof."""
+"""The machine, and the first important run: transformers' Trainer with and without autoprof."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from bench.gpu.captures import spans
 from bench.gpu.facts import Fact, Failed, row
 from bench.gpu.workbench import Ran, Workbench
 
-# The steps that are captured.
+# Captured steps.
 STEPS = "2,4"
 
 
@@ -21,14 +21,14 @@ def states(ran: Ran) -> dict[str, int]:
 
 
 def complete(bench: Workbench, ran: Ran, steps: set[int]) -> Iterator[Fact]:
-    """Yield whether these steps alone were captured, all of it complete."""
+    """Yield facts: only these steps were captured, and all captures are complete."""
     yield chosen(bench, ran, steps)
     by_state = states(ran)
     yield bench.fact("every capture is complete", set(by_state) == {"complete"}, counted(by_state))
 
 
 def chosen(bench: Workbench, ran: Ran, steps: set[int]) -> Fact:
-    """Return whether these steps alone were captured."""
+    """Return the fact that only these steps were captured."""
     found = {capture.step for capture in ran.captures()}
     named = ", ".join(map(str, sorted(found)))
     return bench.fact("the chosen steps are captured, and no others", found == steps, f"steps {named}")
@@ -40,7 +40,7 @@ def counted(by_state: dict[str, int]) -> str:
 
 
 def kernels(bench: Workbench, ran: Ran, role: str = "") -> Iterator[Fact]:
-    """Yield whether kernels are in the captures of a role, and whether the meta files say so."""
+    """Yield facts: the captures of a role have kernels, and the meta files agree."""
     captures = [capture for capture in ran.captures(role) if capture.path.exists()]
     counts = [len(capture.trace.kernels) for capture in captures]
     where = f" of {role}" if role else ""
@@ -54,7 +54,7 @@ def kernels(bench: Workbench, ran: Ran, role: str = "") -> Iterator[Fact]:
 
 @row(90)
 def machine(bench: Workbench) -> Iterator[Fact]:
-    """The device, and torch.profiler by hand: without kernels there, none can be in autoprof's traces."""
+    """The device, and torch.profiler by hand: if it records no kernels, autoprof's traces have none either."""
     found = bench.program("machine", on=False).said
     bench.machine.update(found)
     yield bench.fact("nothing of autoprof is imported when it is off", not found["autoprof"])
@@ -88,7 +88,7 @@ def _nothing(off: Ran) -> bool:
 
 
 def _device(bench: Workbench, ran: Ran) -> Iterator[Fact]:
-    """Yield what the updates hold of the device."""
+    """Yield facts on device events in the updates."""
     updates = [capture.trace for capture in ran.captures("trainer.training_step")]
     if not updates:
         raise Failed("there is no trace of training_step")

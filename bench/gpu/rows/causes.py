@@ -1,4 +1,4 @@
-"""Planted causes, and what the report finds of each."""
+"""Planted causes, and the findings of the report for each."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 from bench.gpu.facts import CAUSES, Fact, row
 from bench.gpu.workbench import Workbench
 
-# Findings that would be wrong of a step in which the device works all the time.
+# Findings that would be wrong for a step in which the device works all the time.
 _IDLE = {"cpu_bound", "device_idle"}
 
 
 @row(90)
 def causes(bench: Workbench) -> Iterator[Fact]:
-    """Stages that compute, use memory, copy, launch or idle, and what the report finds"""
+    """Stages that compute, use memory, copy, launch or idle, and the report's findings"""
     ran = bench.program("causes", "--seconds", "1.6" if bench.gpu else "0.05", steps="1")
     report = bench.autoprof("report", str(ran.run), folder=ran.folder)
     captures = {capture["stage"]: capture for step in report["details"] for capture in step["captures"]}
@@ -35,7 +35,7 @@ _RULE = {
 
 
 def _verdict(cause: str, capture: dict[str, Any], kinds: set[str]) -> tuple[bool, str]:
-    """Return whether the figures and findings fit the cause, and the figures."""
+    """Return True if the figures and findings fit the cause, and the figures."""
     if not capture.get("devices"):
         return False, "no device was recorded"
     device = capture["devices"][0]

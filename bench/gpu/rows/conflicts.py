@@ -1,4 +1,4 @@
-"""Other users of what profilers use: CUPTI, Nsight Systems, DCGM."""
+"""Other tools that use the profilers' interfaces: CUPTI, Nsight Systems, DCGM."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bench.gpu.rows.basics import STEPS, complete, kernels
 from bench.gpu.workbench import Workbench
 
 _NO_CUPTI = "ROCm has no CUPTI: torch records with roctracer or rocprofiler"
-# Begins sampling beside the command that follows, and ends it.
+# Samples while the following command runs.
 _BESIDE_DCGM = 'dcgmi dmon -e 1002,1004 -d 200 >dcgm.log 2>&1 & D=$!; "$@"; S=$?; kill $D; exit $S'
 
 
@@ -24,7 +24,7 @@ def injection(bench: Workbench) -> Iterator[Fact]:
 
 @row(60, gpu=True, rocm=_NO_CUPTI)
 def cupti(bench: Workbench) -> Iterator[Fact]:
-    """Other code has subscribed to CUPTI before: the run goes on, and the meta files say what is missing"""
+    """Other code subscribed to CUPTI first: the run continues, and the meta files report the missing events"""
     ran = bench.program("loop", "--holder", "1", steps=STEPS)
     if ran.said["held"].startswith("there is no"):
         raise Skipped(ran.said["held"])
@@ -54,7 +54,7 @@ def nsys(bench: Workbench) -> Iterator[Fact]:
 
 @row(60, programs=("dcgmi",), gpu=True, rocm="ROCm has no DCGM")
 def dcgm(bench: Workbench) -> Iterator[Fact]:
-    """DCGM samples profiling counters meanwhile"""
+    """DCGM samples profiling counters at the same time"""
     ran = bench.program("loop", front=["sh", "-c", _BESIDE_DCGM, "sh"], steps=STEPS)
     log = (ran.folder / "dcgm.log").read_text(errors="replace").splitlines()
     yield bench.fact("DCGM sampled", len(log) > 2, log[-1].strip() if log else "it printed nothing")

@@ -11,24 +11,24 @@ from bench.gpu.facts import Fact, row
 from bench.gpu.rows.basics import STEPS, complete, kernels
 from bench.gpu.workbench import Workbench
 
-# Of torch's device types: CUDA's, and that of HIP where torch does not call it CUDA.
+# torch's device type of CUDA, and of HIP if torch does not call it CUDA.
 _GPU_TYPES = {1, 6}
 
 
 @row(60)
 def sums(bench: Workbench) -> Iterator[Fact]:
-    """autoprof's sums of a trace beside torch's own key_averages, and the same work recorded by both"""
+    """autoprof's sums of a trace compared with torch's own key_averages, and the same work recorded by both"""
     ran = bench.program("sums", steps="1")
     said = ran.said
     ours, theirs = said["calls"]
     yield bench.fact(
         "torch names everything that autoprof sums up", said["names"] and not said["missing"], said["names"]
     )
-    # torch counts an operator that only calls itself once.
+    # If an operator only calls itself, torch counts one call.
     equal = not said["unequal"] if bench.gpu else ours >= theirs
     yield bench.fact("calls are equal by name", equal, f"{ours} and {theirs}")
     mine, torchs = said["own_us"]
-    # Of the host both take own times from rounded starts.
+    # For the host, both compute own times from rounded starts.
     close = abs(mine - torchs) <= (0.001 if bench.gpu else 0.02) * torchs
     yield bench.fact("own times are equal", close, f"{mine:.0f} and {torchs:.0f} µs")
     (capture,) = ran.captures()

@@ -1,4 +1,4 @@
-"""The promises on cost, beside torch.profiler by hand."""
+"""The promises on cost, compared with torch.profiler by hand."""
 
 from __future__ import annotations
 

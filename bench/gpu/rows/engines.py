@@ -1,4 +1,4 @@
-"""Engines and verl, where they are installed."""
+"""Engines and verl, if they are installed."""
 
 from __future__ import annotations
 

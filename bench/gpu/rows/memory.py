@@ -14,7 +14,7 @@ from bench.gpu.workbench import Ran, Workbench
 @row(90)
 def memory(bench: Workbench) -> Iterator[Fact]:
     """The memory history, a planted out-of-memory error and a device that is more than half full"""
-    # The host's share stands in for the device's; it is never below a hundredth.
+    # On the CPU, the condition uses the host's memory, of which at least a hundredth is always in use.
     share = "0.5" if bench.gpu else "0.001"
     tool = "torch,memory" if bench.gpu else "torch"
     ran = bench.program("memory", steps="2", when=f"oom, memory>{share}", tool=tool, memory="oom=true")

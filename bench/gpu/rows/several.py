@@ -77,7 +77,7 @@ def _sharded(bench: Workbench, label: str, *arguments: str) -> Iterator[Fact]:
         yield Fact("a sharded model is captured", SKIPPED, on.said["absent"])
         return
     yield chosen(bench, on, {2, 4})
-    # torch refuses some moves of parameters during a recording: those end the capture.
+    # torch refuses some moves of parameters during a recording; these end the capture.
     ends = {capture.meta["reason"] for capture in on.captures() if capture.meta["state"] == "truncated"}
     whole = set(states(on)) <= {"complete", "truncated"} and all("swaps a parameter" in reason for reason in ends)
     said = counted(states(on))

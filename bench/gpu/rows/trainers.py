@@ -1,4 +1,4 @@
-"""Trainers in the ways in which they are used."""
+"""Trainers in their usual modes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GRPO = {"rollout.generate", "reward.compute_reward", "actor.update_actor", "acto
 
 @row(100, modules=("transformers", "accelerate", "trl", "datasets"))
 def grpo(bench: Workbench) -> Iterator[Fact]:
-    """TRL's GRPO: rollout, rewards and update have traces of their own"""
+    """TRL's GRPO: rollout, rewards and update have separate traces"""
     ran = bench.program("grpo", steps=STEPS)
     yield from complete(bench, ran, {2, 4})
     stages = {capture.stage for capture in ran.captures()}
