@@ -1,62 +1,73 @@
-# make demo: a real GRPO run of verl on this machine, profiled. make test: the tests; the runs of verl are in tests/real/run_table.py. make faults: those that let things go wrong, and a table of what was
-# lost. make matrix: whether figures are the same with and without autoprof, whatever is recorded, in real runs of verl
-# and TRL. make test-engines: the same engine in several releases, each in an environment of its own; ENGINES=all for all
-# of them. make test-releases: real runs of older releases of verl, each its own wheel in front of the same environment;
-# RELEASES=all for all of them. make test-pythons: the unit tests under other Pythons. make test-trainers: real runs of further trainers; TRAINERS=all. make differential: programs and other people's tests without autoprof and with it.
-# With --thorough there are tests for which CI has no time: make faults, matrix and differential give it, each for its
-# own, and `make test PYTEST=--thorough` makes all of them. PYTEST='-n 0' has one process for all tests. Tests of pages
-# take the machine's Chromium, and root gets Debian's where there is none (tests/support/chromium.sh;
-# CHROMIUM=none: they are skipped). make contracts: the stored signatures of the targets' releases, from PyPI; CONTRACTS=--new looks for newer
-# releases, CONTRACTS=vllm==0.33.0 refreshes one, CONTRACTS="slime --clone FOLDER" reads commits. make formats: the generated parts of docs/reference, from the code.
-# make bench: the benchmarks, and bench/RESULTS.md; BENCH="boot calls" for some of them, BENCH=--quick for a look. All make what they need.
-# BENCH="large --thorough" has a run of 4,096 ranks. make figures: counts of the code, such as calls of a stage, beside their targets.
-# make gpu: shows what autoprof does on this machine's GPU, or with DEVICE=cpu what of it needs none; WHEELS=folder has what
-# torch and transformers do not bring, and make gpu-wheels PYTHON_VERSION=3.12 makes that folder where there is a network.
-# make docs: the site of docs/ in site/; every link and anchor leads somewhere. make docs-outputs: runs the commands on the pages,
-# and writes the outputs beneath them anew where they differ. make docs-images: the pictures in docs/images.
+# Each target builds the environments that it needs.
+#
+#   make demo           a real GRPO run of verl on this machine, with autoprof
+#   make check          format, lint, types and imports
+#   make test           the tests; tests/real/run_table.py lists the runs of verl
+#   make test-engines   several releases of an engine, each in a separate environment; ENGINES=all for all
+#   make test-releases  real runs of older releases of verl: its wheel in front of $(VENV)'s packages; RELEASES=all
+#   make test-trainers  real runs of further trainers; TRAINERS=all
+#   make test-pythons   the unit tests under other Pythons
+#   make faults         tests with injected faults, and a table of the losses
+#   make differential   programs and other projects' tests, with and without autoprof
+#   make matrix         real runs of verl and TRL: figures must be the same with and without autoprof
+#   make contracts      stores the signatures of the targets' releases, from PyPI. CONTRACTS=--new looks for newer
+#                       releases, CONTRACTS=vllm==0.33.0 refreshes one, CONTRACTS="slime --clone FOLDER" reads commits
+#   make formats        writes the generated parts of docs/reference, from the code
+#   make bench          the benchmarks, and bench/RESULTS.md. BENCH="boot calls" runs some, BENCH=--quick is short,
+#                       BENCH="large --thorough" includes a run of 4,096 ranks
+#   make figures        counts of the code, such as calls of a stage, with their targets
+#   make gpu            tests autoprof on this machine's GPU; DEVICE=cpu runs the parts that need none. WHEELS=folder
+#                       has packages that the machine lacks
+#   make gpu-wheels     makes that folder on a machine with a network: PYTHON_VERSION=3.12
+#   make docs           the site of docs/ in site/; checks every link and anchor
+#   make docs-outputs   runs the commands on the pages, and updates their outputs
+#   make docs-images    the pictures in docs/images
+#
+# Tests marked as thorough take too long for CI. make faults, matrix and differential include theirs, and
+# `make test PYTEST=--thorough` runs all. PYTEST='-n 0' runs all tests in one process. Tests of pages use the machine's
+# Chromium; without one, root installs Debian's (tests/support/chromium.sh). CHROMIUM=none skips them.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 
-# verl imports thousands of modules in a dozen processes: without their bytecode a run takes twice as long.
+# verl imports thousands of modules in a dozen processes. Without their bytecode, a run takes twice as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Other releases of the engines, by the names of their requirement files; these, or ENGINES=all.
+# Default releases of the engines, by the names of their requirement files; all with ENGINES=all.
 ENGINES ?= sglang-0.5.23 trl-1.16.0 vllm-0.32.0
 CHOSEN := $(ENGINES)
 ifeq ($(ENGINES),all)
 CHOSEN := $(patsubst tests/engines/requirements/%.txt,%,$(wildcard tests/engines/requirements/*.txt))
 endif
 
-# Older releases of verl, likewise; these, or RELEASES=all.
+# Older releases of verl, in the same way; all with RELEASES=all.
 RELEASES ?= verl-0.5.0
 VERLS := $(RELEASES)
 ifeq ($(RELEASES),all)
 VERLS := $(patsubst tests/releases/requirements/%.txt,%,$(wildcard tests/releases/requirements/*.txt))
 endif
 
-# Further trainers, likewise: each the packages that it needs beside those of $(VENV), put in front of them; these, or
-# TRAINERS=all.
+# Further trainers, in the same way; all with TRAINERS=all. Each has extra packages, in front of those of $(VENV).
 TRAINERS ?= deepspeed-0.19.8 lightning-2.6.6 openrlhf-0.11.2
 TRAINED := $(TRAINERS)
 ifeq ($(TRAINERS),all)
 TRAINED := $(patsubst tests/trainers/requirements/%.txt,%,$(wildcard tests/trainers/requirements/*.txt))
 endif
 
-# Other releases of wrapt, likewise, which the tests put in front: that of $(VENV) is the newest.
+# Other releases of wrapt, which tests put in front; $(VENV) has the newest.
 WRAPTS := $(patsubst tests/wrapt/%.txt,%,$(wildcard tests/wrapt/*.txt))
 
 # The Pythons of `make test-pythons`; $(VENV) has 3.11.
 PYTHONS ?= 3.10 3.12 3.13
 
-# Whose tests `make differential` runs, which only source distributions have.
+# Projects whose tests `make differential` runs. Only their source distributions have tests.
 SUITES := wrapt==2.5.2 accelerate==1.15.0
 
-# What autoprof is measured against: each in an environment of its own, since its .pth runs in every interpreter there.
+# Peers of the benchmarks, each in a separate environment, because its .pth runs in every interpreter there.
 PEERS := $(patsubst bench/requirements/%.txt,%,$(wildcard bench/requirements/*.txt))
 INSTALLED := pyproject.toml $(wildcard sitecustomize/* recipes/*) $(shell find autoprof -name '*.py')
 
-# Where `make gpu` runs: the interpreter with torch, which may be none of ours. PYTHON=... names it.
+# Interpreter of `make gpu`: it has torch, and need not be $(VENV)'s. PYTHON=... names it.
 DEVICE ?= cuda
 OUT ?= gpu_results
 PYTHON_VERSION ?= 3.12
@@ -66,7 +77,7 @@ GPU_PYTHON = $(if $(filter file,$(origin PYTHON)),$(or $(shell for each in pytho
 
 .PHONY: demo environments chromium test test-pythons differential faults matrix test-engines test-releases test-trainers contracts formats docs docs-outputs docs-images bench figures gpu gpu-wheels check clean
 
-# What the tests need, with -j beside each other.
+# Environments of the tests; -j makes them in parallel.
 environments: chromium $(VENV)/.ready-for-tests $(WRAPTS:%=.venvs/%/.ready) $(CHOSEN:%=.venvs/%/.ready) $(VERLS:%=.venvs/%/.ready) $(TRAINED:%=.venvs/%/.ready)
 
 demo: $(VENV)/.ready
@@ -78,15 +89,15 @@ chromium:
 test: chromium $(VENV)/.ready-for-tests $(WRAPTS:%=.venvs/%/.ready)
 	$(VENV)/bin/python -m pytest -n 3 --ignore tests/engines --ignore tests/releases --ignore tests/trainers $(PYTEST)
 
-# The unit tests under other Pythons than that of $(VENV): those of PYTHONS that are found here.
+# Unit tests under the Pythons of PYTHONS that are installed here.
 test-pythons: chromium $(VENV)/.ready-for-tests
 	@tests/support/pythons.sh $(PYTHONS)
 
-# Programs and other people's test suites, without autoprof and with it; those that are quick are in `make test`, too.
+# Programs and other projects' test suites, with and without autoprof; `make test` includes the quick ones.
 differential: $(VENV)/.ready-for-tests .venvs/differential/.ready
 	DIFFERENTIAL=.venvs/differential $(VENV)/bin/python -m pytest -n 2 tests/differential --thorough $(PYTEST)
 
-# Those that are quick are in `make test`, too.
+# Injected faults; `make test` includes the quick ones.
 faults: $(VENV)/.ready-for-tests .venvs/trl-1.16.0/.ready
 	$(VENV)/bin/python -m pytest --ignore tests/engines --ignore tests/releases --ignore tests/trainers --thorough --faults -m fault $(PYTEST)
 	ENGINES=trl-1.16.0 $(VENV)/bin/python -m pytest tests/engines/test_trl.py --thorough --faults -m fault $(PYTEST)
@@ -100,7 +111,7 @@ test-releases: $(VENV)/.ready-for-tests $(VERLS:%=.venvs/%/.ready)
 test-trainers: $(VENV)/.ready-for-tests $(TRAINED:%=.venvs/%/.ready)
 	TRAINERS="$(TRAINED)" $(VENV)/bin/python -m pytest -n 2 tests/trainers $(PYTEST)
 
-# Whatever is recorded changes no figure: of verl (some 16 runs), and of TRL in the environments of ENGINES.
+# Figures are the same for everything that can be recorded: of verl (about 16 runs), and of TRL in ENGINES.
 matrix: $(VENV)/.ready-for-tests $(CHOSEN:%=.venvs/%/.ready)
 	ENGINES="$(CHOSEN)" $(VENV)/bin/python -m pytest -rP --thorough tests/real/test_verl_matrix.py tests/engines/test_trl_matrix.py $(PYTEST)
 
@@ -154,7 +165,7 @@ $(VENV)/.ready-for-tests: $(VENV)/.ready tests/requirements.txt
 	$(PIP) install --quiet --no-deps --upgrade --target .venvs/wrapt-$* -r $<
 	@touch $@
 
-# In front of the packages of $(VENV), of the programs that use them only.
+# Packages in front of those of $(VENV), for programs that need them.
 .venvs/differential/.ready: tests/differential/requirements.txt | $(VENV)/.ready-for-tests
 	$(PIP) install --quiet --no-deps --upgrade --target .venvs/differential -r $<
 	$(PIP) download --quiet --no-deps --no-build-isolation --no-binary :all: --dest .venvs/differential/sources $(SUITES)
@@ -185,7 +196,7 @@ $(VENV)/.ready-for-tests: $(VENV)/.ready tests/requirements.txt
 	.venvs/docs/bin/python -m pip --disable-pip-version-check install --quiet -r $<
 	@touch $@
 
-# Python alone: the wheel is put in front of the packages of $(VENV).
+# Pure Python: the wheel is put in front of the packages of $(VENV).
 .venvs/verl-%/.ready: tests/releases/requirements/verl-%.txt | $(VENV)/.ready-for-tests
 	$(PIP) install --quiet --no-deps --upgrade --target .venvs/verl-$* -r $<
 	@touch $@

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Run verl's GRPO for 4 steps with autoprof in front, then show what it left. See examples/verl_cpu for the run.
+# Run verl's GRPO for 4 steps with autoprof on, then show the files that autoprof wrote. See examples/verl_cpu.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -16,17 +16,17 @@ AUTOPROF=1 AUTOPROF_STEPS=${AUTOPROF_STEPS:-2,4} timeout --kill-after=10 600 exa
 run=$!
 trap 'kill "$run" 2>/dev/null || true' INT TERM
 
-# What the log shows, in this order, and how to say it. Nearly all of the time is imports in a dozen processes.
+# Texts to wait for in the log, in this order, with the line to print. Imports in many processes take most of the time.
 marks=(
   "TaskRunner|the trainer process is up"
   "WorkerDict|the actor's process is up"
   "vLLMHttpServer|the vLLM server is up"
   "EngineCore|vLLM's engine is up"
   "AgentLoopWorker|the agent loop is up"
-  "step:1 - |step 1 is through"
-  "step:2 - |step 2 is through (captured)"
-  "step:3 - |step 3 is through"
-  "step:4 - |step 4 is through (captured)"
+  "step:1 - |step 1 is done"
+  "step:2 - |step 2 is done (captured)"
+  "step:3 - |step 3 is done"
+  "step:4 - |step 4 is done (captured)"
 )
 say "starting"
 next=0
@@ -42,7 +42,7 @@ if ! wait "$run"; then
   say "the run failed; its output is in $log"
   exit 1
 fi
-say "the run is through"
+say "the run is done"
 
 latest=$(cd "$runs/latest" && pwd -P)
 echo
@@ -60,5 +60,5 @@ echo
 echo "== autoprof report latest =="
 .venv/bin/autoprof report latest --dir "$runs"
 echo
-echo "The report opens in any browser. The step's trace: autoprof open latest --dir $runs, or drop the merged file on"
-echo "https://ui.perfetto.dev, or any of those it was made of."
+echo "Open the report in any browser. To see the step's trace, run autoprof open latest --dir $runs, or open the merged"
+echo "file, or one of the single traces, on https://ui.perfetto.dev."

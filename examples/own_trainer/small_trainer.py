@@ -9,7 +9,7 @@ VOCABULARY, LENGTH, BATCH = 32, 12, 64
 
 
 class Policy(nn.Module):
-    """A model of the next token's logits, from the tokens so far."""
+    """Model of the next token's logits, given the tokens so far."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class Policy(nn.Module):
 
 
 class Trainer:
-    """A trainer of a policy; `global_step` is the number of the current step, from 1."""
+    """Trainer of a policy; `global_step` is the number of the current step, from 1."""
 
     def __init__(self, seed: int = 0) -> None:
         torch.manual_seed(seed)
@@ -32,7 +32,7 @@ class Trainer:
         self.global_step = 0
 
     def fit(self, steps: int) -> None:
-        """Train for so many steps."""
+        """Train for `steps` steps."""
         for self.global_step in range(1, steps + 1):
             print(f"step {self.global_step}: mean reward {self.train_step():.3f}", flush=True)
 

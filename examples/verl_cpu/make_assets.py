@@ -1,11 +1,11 @@
-"""Assets of a run besides code: a tiny Qwen2 model with its tokenizer, and data.
+"""Maker of a run's assets: a tiny Qwen2 model with its tokenizer, and data.
 
     python make_assets.py OUTDIR
 
 Everything is made here from fixed seeds; nothing is downloaded. The files go to ``OUTDIR/data``:
 ``model/``, ``train.parquet``, ``test.parquet`` and ``conversations.parquet``. The folder is built
-under another name and renamed when it is complete, and it holds a stamp of this script, so that a
-second call returns at once and an interrupted one leaves nothing half made behind.
+under another name and renamed when it is complete, so an interrupted call leaves no incomplete folder.
+It contains a stamp of this script, so a second call returns at once.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def make_data(path: Path, split: str, rows: int, rng: random.Random) -> None:
 
 
 def make_conversations(path: Path, rows: int, rng: random.Random) -> None:
-    """Write what verl's SFT trainers read: a column of whole conversations."""
+    """Write the file that verl's SFT trainers read: a column of whole conversations."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -139,7 +139,7 @@ def script_digest() -> str:
 
 
 def is_complete(data: Path) -> bool:
-    """Return whether ``data`` was made by this very version of the script."""
+    """Return True if ``data`` was made by this version of the script."""
     try:
         return (data / STAMP).read_text() == script_digest()
     except OSError:
@@ -147,7 +147,7 @@ def is_complete(data: Path) -> bool:
 
 
 def make_assets(outdir: Path) -> bool:
-    """Make ``outdir/data`` unless it is there already; tell whether anything was made."""
+    """Make ``outdir/data`` unless it exists already. Return True if it was made."""
     data = outdir / "data"
     if is_complete(data):
         return False

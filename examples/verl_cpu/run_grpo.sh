@@ -3,13 +3,13 @@
 #
 #   run_grpo.sh [hydra overrides...]
 #
-# Overrides given on the command line come last and win: `trainer.use_v1=False` selects verl's legacy
-# trainer. Keys that are set here can be overridden plainly (`a.b=1`) or with `++a.b=1`, not with `+`.
+# Overrides on the command line come last and win: `trainer.use_v1=False` selects verl's legacy trainer.
+# For keys that are set here, use `a.b=1` or `++a.b=1`, not `+a.b=1`.
 #
 #   PYTHON=...        the interpreter (default: .venv/bin/python of this checkout)
-#   ASSETS=...        model, data, checkpoints and hydra's files (default: .assets beside this script)
-#   DETERMINISTIC=1   make two runs report the same metrics, times and memory aside
-#   TRAINER=...       which of verl's trainers: main_ppo (default: V1, synchronous), colocate_async, separate_async,
+#   ASSETS=...        model, data, checkpoints and hydra's files (default: .assets in this folder)
+#   DETERMINISTIC=1   make two runs report the same metrics, except times and memory
+#   TRAINER=...       the trainer: main_ppo (default: V1, synchronous), colocate_async, separate_async,
 #                     one_step_off, fully_async
 #
 # The run keeps the caller's working directory and environment. README.md explains the workarounds.
@@ -23,24 +23,24 @@ assets=${ASSETS:-$here/.assets}
 AUTOPROF=0 "$python" "$here/make_assets.py" "$assets"
 
 # --- environment -------------------------------------------------------------------------------
-# The workarounds in cpu/: verl's platform plugin, vLLM's plugin and the metadata that announces it.
+# The workarounds in cpu/: verl's platform plugin, vLLM's plugin and the metadata that declares it.
 export PYTHONPATH=$here/cpu${PYTHONPATH:+:$PYTHONPATH}
 export VERL_PLATFORM=cpu VERL_USE_EXTERNAL_MODULES=verl_cpu_platform
-# A critic needs one more workaround; importing it costs every process time, so only then.
+# A critic needs one more workaround. It is imported only then, because the import takes time in every process.
 [[ " $* " == *" algorithm.adv_estimator=gae "* ]] && VERL_USE_EXTERNAL_MODULES+=,verl_cpu_critic
 # verl registers its FSDP engine for cuda and npu only; the engine itself runs on any device.
 export VERL_ENGINE_DEVICE=cuda
-# Many processes share few cores: one thread each, and no pinning of vLLM's worker to a core.
+# Many processes share few cores: use one thread each, and do not pin vLLM's worker to a core.
 export OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind
-# vLLM compiles one helper with the C++ compiler even in eager mode; not worth it for a few calls.
+# vLLM compiles one helper with the C++ compiler even in eager mode. That takes too long for a few calls.
 export TORCH_COMPILE_DISABLE=1
-# Nothing is downloaded, nothing is reported home, no token is left in the home directory.
+# No downloads, no usage reports, and no token in the home directory.
 export HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 RAY_USAGE_STATS_ENABLED=0 RAY_AUTH_MODE=disabled
-# Whole output: every line of every process, and hydra's real stack traces.
+# Complete output: every line of every process, and hydra's full stack traces.
 export RAY_DEDUP_LOGS=0 HYDRA_FULL_ERROR=1
 
 overrides=(
-  # --- algorithm: GRPO with a KL term, which is what makes verl compute reference log probs ---
+  # --- algorithm: GRPO with a KL term, so that verl computes reference log probs ---
   algorithm.adv_estimator=grpo
   actor_rollout_ref.actor.use_kl_loss=True
 
@@ -96,17 +96,17 @@ overrides=(
   # The shared-memory buffer that carries new weights; the model has 0.25 MB.
   actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=16
 
-  # --- processes: one of each kind, since starting them is most of a run's time ---
+  # --- processes: one of each kind, because their start takes most of the time ---
   actor_rollout_ref.rollout.agent.num_workers=1
   reward.num_workers=1
   transfer_queue.backend.SimpleStorage.num_data_storage_units=1
   "reward.custom_reward_function.path='$here/reward.py'"
 
-  # --- V1's buffer of finished answers: polls faster than the built-in one, keeps the data's order ---
+  # --- V1's buffer of finished answers: polls faster than the built-in one, and keeps the data's order ---
   trainer.v1.sampler.custom_sampler.path=pkg://ordered_replay_buffer
   trainer.v1.sampler.custom_sampler.name=OrderedReplayBuffer
 
-  # --- trainer: 4 steps, console only, no validation, no checkpoints unless asked for ---
+  # --- trainer: 4 steps, console only, no validation and no checkpoints by default ---
   trainer.device=cpu
   trainer.nnodes=1
   trainer.n_gpus_per_node=1
@@ -122,7 +122,7 @@ overrides=(
   "trainer.default_local_dir='$assets/checkpoints'"
   "hydra.run.dir='$assets/hydra'"
 
-  # --- ray: a cluster of its own whose resources exist on paper only, no dashboard ---
+  # --- ray: a separate cluster with nominal resources, no dashboard ---
   ++ray_kwargs.ray_init.address=local
   ray_kwargs.ray_init.num_cpus=16
   ++ray_kwargs.ray_init.num_gpus=1
@@ -130,7 +130,7 @@ overrides=(
   ++ray_kwargs.ray_init.object_store_memory=300000000
 )
 
-# --- the trainers whose engines have devices of their own: a second one on paper, and weights over a socket ---
+# --- trainers whose engines have separate devices: a second nominal GPU, and weights over a socket ---
 separate=(
   ++ray_kwargs.ray_init.num_gpus=2
   ray_kwargs.ray_init.num_cpus=48
@@ -148,8 +148,8 @@ case ${TRAINER:-main_ppo} in
   main_ppo) ;;
   colocate_async) overrides+=(trainer.v1.trainer_mode=colocate_async) ;;
   separate_async)
-    # Two updates between two transfers of weights. An engine is on the trainer's own device as well: without one
-    # (hybrid_engine=False) verl 0.9.1 raises when it wants to log that there is none.
+    # Two updates between two transfers of weights. The trainer's own device also has an engine: without it
+    # (hybrid_engine=False), verl 0.9.1 raises when it logs that it has none.
     overrides+=(
       "${separate[@]}"
       trainer.v1.trainer_mode=separate_async
@@ -163,7 +163,7 @@ case ${TRAINER:-main_ppo} in
     module=verl.experimental.one_step_off_policy.main_ppo
     overrides+=(
       "${separate[@]}"
-      # verl names its folder relative to a checkout.
+      # verl's own search path is relative to a checkout.
       'hydra.searchpath=[pkg://verl.trainer.config]'
       actor_rollout_ref.hybrid_engine=False
       rollout.nnodes=1
@@ -186,7 +186,7 @@ case ${TRAINER:-main_ppo} in
     )
     ;;
   *)
-    echo "TRAINER=$TRAINER: there is main_ppo, colocate_async, separate_async, one_step_off, fully_async" >&2
+    echo "TRAINER=$TRAINER is not a trainer; use main_ppo, colocate_async, separate_async, one_step_off or fully_async" >&2
     exit 2
     ;;
 esac
@@ -195,11 +195,11 @@ if [[ ${DETERMINISTIC:-0} == 1 ]]; then
   overrides+=(
     # Always the likeliest token. Not temperature=0: verl divides the logits by it.
     actor_rollout_ref.rollout.top_k=1
-    # Full precision, for in bfloat16 two tokens are often equally likely.
+    # Full precision, because in bfloat16 two tokens are often equally likely.
     actor_rollout_ref.rollout.dtype=float32
     # Log probs of the model itself; after top_k they would all be 0.
     actor_rollout_ref.rollout.logprobs_mode=raw_logprobs
-    # One sequence at a time, computed from scratch: rounding depends on the company in a batch.
+    # One sequence at a time, computed from scratch: rounding depends on the other sequences in a batch.
     actor_rollout_ref.rollout.max_num_seqs=1
     actor_rollout_ref.rollout.enable_prefix_caching=False
     # Equal answers to a prompt would have no advantage; a single one has its reward.

@@ -4,9 +4,9 @@
 #   run_sft.sh [hydra overrides...]
 #
 #   PYTHON=...        the interpreter (default: .venv/bin/python of this checkout)
-#   ASSETS=...        model, data, checkpoints and hydra's files (default: .assets beside this script)
-#   TRAINER=...       sft_trainer (default), in one process of torchrun's, or sft_trainer_ray, in a worker of Ray's
-#   RANKS=...         how many processes torchrun starts (default: 1)
+#   ASSETS=...        model, data, checkpoints and hydra's files (default: .assets in this folder)
+#   TRAINER=...       sft_trainer (default), under torchrun, or sft_trainer_ray, in a Ray worker
+#   RANKS=...         number of processes that torchrun starts (default: 1)
 #
 # The run keeps the caller's working directory and environment. README.md explains the workarounds.
 set -euo pipefail
@@ -56,7 +56,7 @@ trainer=${TRAINER:-sft_trainer}
 start=("$python" -m torch.distributed.run --standalone --nnodes=1 "--nproc_per_node=${RANKS:-1}")
 if [[ $trainer == sft_trainer_ray ]]; then
   start=("$python")
-  # Its ray.init() has no arguments from the configuration; this is Ray's own way to say what a machine has.
+  # Its ray.init() takes no arguments from the configuration, so Ray's own variable sets the machine's resources.
   export RAY_OVERRIDE_RESOURCES='{"CPU": 16, "GPU": 1}'
 fi
 exec "${start[@]}" -m "verl.trainer.$trainer" "${overrides[@]}" "$@"

@@ -1,11 +1,12 @@
-"""A replay buffer for verl's V1 trainer (0.9.1) that asks often and answers in a fixed order.
+"""Replay buffer for verl's V1 trainer (0.9.1) that polls often and returns answers in a fixed order.
 
 Plugged in through verl's own option ``trainer.v1.sampler.custom_sampler``. It differs from the
 built-in ``ReplayBuffer`` (``verl/trainer/ppo/v1/replay_buffer.py``) in two ways:
 
-* The built-in one looks for finished answers every 2 s, which on this toy model is most of a step.
-* The built-in one returns answers in the order in which they happened to finish, and sums over a
-  batch differ in their last digits with the order. Here the order is that of the data.
+* The built-in buffer looks for finished answers every 2 s, most of a step of this toy model. This one
+  looks every 0.05 s.
+* The built-in buffer returns answers in the order in which they finish, and sums over a batch differ in
+  their last digits with the order. This one returns them in the order of the data.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ POLL_SECONDS = 0.05
 
 
 class OrderedReplayBuffer(ReplayBuffer):
-    """See the module's docstring."""
+    """Replay buffer with a short poll interval and a fixed order of answers."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs, poll_interval=POLL_SECONDS)
@@ -38,7 +39,7 @@ class OrderedReplayBuffer(ReplayBuffer):
     def _materialize_batch(
         self, partition_id: str, selected_prompt_uids: list[str], partition_snapshot: dict[str, dict]
     ) -> KVBatchMeta:
-        """Hand the answers over sorted by prompt, then session, then position within the session."""
+        """Return the answers sorted by prompt, then session, then position within the session."""
         rank = {uid: position for position, uid in enumerate(selected_prompt_uids)}
 
         def position_of(key: str) -> tuple[int, int, int]:

@@ -1,7 +1,7 @@
 """Critic without flash-attn for verl 0.9.1; one more module for VERL_USE_EXTERNAL_MODULES.
 
-``load_valuehead_model`` (``verl/utils/model.py``) asks for flash attention by name, whatever the
-configuration says, and reports the failure as a missing value head. The FSDP engine looks the
+``load_valuehead_model`` (``verl/utils/model.py``) asks for flash attention by name and
+ignores the configuration; it reports the failure as a missing value head. The FSDP engine looks the
 function up when it builds the model, so replacing it at import is early enough.
 """
 

@@ -1,8 +1,8 @@
 """torch's CPU as verl's accelerator: the device module that verl asks, and four small corrections to torch.
 
-Importing this module applies the corrections; they are described at their functions. It refers to
-nothing of verl, so it serves releases with a registry of platforms (``verl_cpu_platform.py``) and
-without.
+Importing this module applies the corrections; they are described at their functions. It does
+not import verl, so it works for releases with a registry of platforms (``verl_cpu_platform.py``) and
+without one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DEVICE = "cpu"
 
 
 class CpuDeviceId(str):
-    """The "index" of the CPU, fit for the two ways verl uses a device index.
+    """The "index" of the CPU, for the two ways in which verl uses a device index.
 
     As an argument to torch (``device_id=get_device_id()``) it must be ``"cpu"``, for torch reads a
     plain 0 as ``cuda:0``. In names (``f"{get_device_name()}:{get_device_id()}"``) and arithmetic it
@@ -43,7 +43,7 @@ class CpuDeviceId(str):
 
 
 class CpuDeviceModule(types.ModuleType):
-    """``torch.cpu``, plus those functions of ``torch.cuda`` that verl calls on its device module."""
+    """``torch.cpu``, plus the functions of ``torch.cuda`` that verl calls on its device module."""
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of torch.cpu (streams, events, synchronize, ...), unless it is defined here."""
@@ -55,7 +55,7 @@ class CpuDeviceModule(types.ModuleType):
     def get_device_name(self, device: object = None) -> str:
         return DEVICE
 
-    # Memory: there is no allocator to ask, so the counters stay at zero.
+    # Memory: the CPU has no allocator to ask, so the counters stay at zero.
 
     def memory_allocated(self, device: object = None) -> int:
         return 0

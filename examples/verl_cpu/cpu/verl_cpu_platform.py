@@ -1,4 +1,4 @@
-"""A CPU platform for verl 0.9.x.
+"""CPU platform for verl 0.9.x.
 
 verl picks its accelerator from a registry (``verl/plugin/platform``, new in 0.9.0) that knows CUDA,
 ROCm and NPU but no CPU, and without a match falls back to CUDA calls. Importing this module
@@ -24,7 +24,7 @@ from verl_cpu_device import DEVICE, CpuDeviceId, device_module
 
 @PlatformRegistry.register(platform=DEVICE)
 class PlatformCPU(PlatformBase):
-    """One CPU per process, which ray is told to count as a GPU."""
+    """Platform with one CPU per process, which Ray counts as a GPU."""
 
     @property
     def device_name(self) -> str:

@@ -1,12 +1,12 @@
-"""Transfer of new weights to rollout engines with devices of their own, on a machine without accelerators.
+"""Transfer of new weights to rollout engines with separate devices, on a machine without accelerators.
 
-verl 0.9.1 does this through a checkpoint engine (``verl/checkpoint_engine``), and those that it has need NCCL, RDMA or
-the like. Its registry takes others, from a module that the configuration names::
+verl 0.9.1 does this through a checkpoint engine (``verl/checkpoint_engine``). Its own engines need NCCL, RDMA or
+similar. Its registry accepts other engines, from a module that the configuration names::
 
     actor_rollout_ref.rollout.checkpoint_engine.backend=socket
     actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module=verl_cpu_weights
 
-The first rank of the actor listens on loopback; each rollout worker connects and is sent all tensors, one by one.
+The first rank of the actor listens on loopback. Each rollout worker connects and receives all tensors, one by one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class SocketCheckpointEngine(CheckpointEngine):
         self.listener: Listener | None = None
 
     def prepare(self) -> tuple[Any, bytes] | None:
-        """Return the address and the key of the sender; None from all others."""
+        """Return the address and the key of the sender; None in all other processes."""
         if not self.is_master:
             return None
         key = os.urandom(16)
@@ -71,7 +71,7 @@ class SocketCheckpointEngine(CheckpointEngine):
         return {}
 
     async def receive_weights(self, global_steps: int | None = None) -> AsyncGenerator[tuple[str, torch.Tensor], None]:
-        """Yield the tensors as they come."""
+        """Yield the tensors as they arrive."""
         assert self.place is not None
         address, key = self.place
         with Client(address, authkey=key) as connection:

@@ -5,11 +5,11 @@ original parameter by an empty one without a ``weight_loader``
 (``vllm/model_executor/layers/utils.py``, ``dispatch_cpu_unquantized_gemm``, called from
 ``vllm/model_executor/layers/linear.py``). verl loads new weights into the running engine at every
 training step, which then fails with ``'Parameter' object has no attribute 'weight_loader'``; the
-trainer, waiting for the worker's answer, hangs for ever. This plugin computes with the plain
+trainer, waiting for the worker's answer, hangs forever. This plugin computes with the plain
 weight instead.
 
-It is announced by the entry point in ``vllm-0.27.1+cpu.dist-info`` beside this file, which vLLM
-reads in the server, engine core and worker processes alike.
+The entry point in ``vllm-0.27.1+cpu.dist-info``, in the same folder, declares it. vLLM reads that entry
+point in the server, engine core and worker processes.
 """
 
 import torch
