@@ -15,7 +15,7 @@ import msgspec
 
 from autoprof.base import files, identity, interrupts, process
 from autoprof.base.originals import os
-from autoprof.rundir.records import MOST_BYTES, ProcessStacks
+from autoprof.rundir.records import MAX_STACKS_BYTES, ProcessStacks
 
 EngineState: TypeAlias = "dict[str, int | float | str]"
 # Reads a scheduler's state; what it can't find it adds to the list, with the reason.
@@ -148,7 +148,7 @@ def _groups(distributed: Any) -> dict[str, dict[str, str]]:
 def _bounded(record: dict[str, Any]) -> bytes:
     """Return the record as torch writes it, with as many of the last entries as there is room for."""
     content = pickle.dumps(record, protocol=2)
-    while len(content) > MOST_BYTES:
+    while len(content) > MAX_STACKS_BYTES:
         entries = record["entries"]
         record = record | {"entries": entries[(len(entries) + 1) // 2 :]}
         content = pickle.dumps(record, protocol=2)

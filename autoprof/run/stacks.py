@@ -27,14 +27,14 @@ from autoprof.run import process_state
 from autoprof.run.hook_log import process_title
 from autoprof.run.timeline import Span, Timeline
 from autoprof.rundir.layout import RunDir
-from autoprof.rundir.records import MOST_BYTES, Frame, OpenSpan, ProcessStacks, Task, Thread
+from autoprof.rundir.records import MAX_STACKS_BYTES, Frame, OpenSpan, ProcessStacks, Task, Thread
 
 _Stack = TypeVar("_Stack", Thread, Task)
 _Step = Callable[[ProcessStacks], ProcessStacks]
 _encoder = msgspec.json.Encoder()
 
 
-def encoded(told: ProcessStacks, most: int = MOST_BYTES - 1) -> bytes:
+def encoded(told: ProcessStacks, most: int = MAX_STACKS_BYTES - 1) -> bytes:
     """Return a process's file, with no more than so many bytes. `left_out` says what it lacks."""
     content = _encoder.encode(told)
     for step in _STEPS:

@@ -27,7 +27,7 @@ from autoprof.run import stacks
 from autoprof.run.timeline import Span, Timeline
 from autoprof.rundir import file_names, layout
 from autoprof.rundir.layout import CRASHES, RunDir
-from autoprof.rundir.records import HANGS, MOST_BYTES, STACKS, WHY, Why
+from autoprof.rundir.records import HANGS, MAX_STACKS_BYTES, STACKS, WHY, Why
 
 # Without a condition of the user's both must be passed, and the time alone while there is no median.
 TIME_S, FACTOR = 1800.0, 5.0
@@ -180,7 +180,7 @@ class HangWatch:
             self._said.add(name)
             run = self._run.rundir.path
             try:
-                content = files.read(run / HANGS / name / WHY, MOST_BYTES)
+                content = files.read(run / HANGS / name / WHY, MAX_STACKS_BYTES)
                 reason = msgspec.json.decode(content, type=Why).reason
             except (OSError, ValueError) as error:  # it is somebody else's
                 interrupts.pass_on(error)

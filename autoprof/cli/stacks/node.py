@@ -15,7 +15,7 @@ from msgspec import Struct
 from autoprof.base.identity import host_name
 from autoprof.cli.trigger import view
 from autoprof.run import cluster
-from autoprof.rundir.records import MOST_BYTES, STACKS, WHY, OpenSpan
+from autoprof.rundir.records import MAX_STACKS_BYTES, STACKS, WHY, OpenSpan
 
 
 class Absent(Struct, frozen=True, kw_only=True):
@@ -135,7 +135,7 @@ def asker() -> Callable[..., dict[str, Any]]:
     It is made here, and of the standard library alone, so that it is shipped by value to nodes that have no autoprof,
     or another one.
     """
-    kind, why_file, most_bytes, most_together = STACKS, WHY, MOST_BYTES, _MOST_TOGETHER
+    kind, why_file, most_bytes, most_together = STACKS, WHY, MAX_STACKS_BYTES, _MOST_TOGETHER
     spies, spied, missing, most_children = _SPIES, py_spy_looker(), PY_SPY_MISSING, _MOST_CHILDREN
 
     def autoprof_stacks(

@@ -15,7 +15,18 @@ from autoprof.report.hangs import places
 from autoprof.report.model import OpenSpanRow
 from autoprof.rundir import decoder, open_spans
 from autoprof.rundir.open_spans import ProcessState
-from autoprof.rundir.records import HANGS, MOST_BYTES, WHY, Count, Frame, OpenSpan, ProcessStacks, Task, Thread, Why
+from autoprof.rundir.records import (
+    HANGS,
+    MAX_STACKS_BYTES,
+    WHY,
+    Count,
+    Frame,
+    OpenSpan,
+    ProcessStacks,
+    Task,
+    Thread,
+    Why,
+)
 from autoprof.rundir.runs import Run
 
 # So many are told, and so many of them are of samples, turns and tools.
@@ -257,7 +268,7 @@ def _hang(folder: Path) -> Hang:
 
 def _process(path: Path, left_out: list[str]) -> Process | None:
     try:
-        stood = msgspec.json.decode(files.read(path, MOST_BYTES), type=ProcessStacks)
+        stood = msgspec.json.decode(files.read(path, MAX_STACKS_BYTES), type=ProcessStacks)
     except (OSError, msgspec.MsgspecError, ValueError, RecursionError) as error:
         interrupts.pass_on(error)
         stood = decoder.read(path, ProcessStacks, left_out)

@@ -21,7 +21,7 @@ from autoprof.base import identity
 from autoprof.run import stacks, watcher
 from autoprof.run.runtime import Runtime
 from autoprof.run.timeline import Span
-from autoprof.rundir.records import MOST_BYTES, Frame, ProcessStacks, Task, Thread
+from autoprof.rundir.records import MAX_STACKS_BYTES, Frame, ProcessStacks, Task, Thread
 
 HERE = __file__
 LONG_S = 120
@@ -418,13 +418,13 @@ def test_200_threads_and_5000_tasks_fit_into_a_file(run: Runtime, tmp_path: Path
     assert len([each for each in told.threads if each.name.startswith("waits-")]) == 200
     assert len(told.tasks) == 5_001
     (path,) = (run.rundir.path / "stacks" / "now").iterdir()
-    assert path.stat().st_size <= MOST_BYTES
+    assert path.stat().st_size <= MAX_STACKS_BYTES
     written = msgspec.json.decode(path.read_bytes(), type=ProcessStacks)
     assert "4997 tasks with the stack of another one" in written.left_out
     assert any(task.waits_on == "Future" for task in written.tasks)
 
 
-@pytest.mark.parametrize("most", [MOST_BYTES, 100_000, 20_000])
+@pytest.mark.parametrize("most", [MAX_STACKS_BYTES, 100_000, 20_000])
 def test_whatever_there_is_fits(most: int) -> None:
     def frames(count: int, n: int) -> list[Frame]:
         return [Frame(f"function_{n}_{place}", "/a/rather/long/path/" * 5, place) for place in range(count)]

@@ -19,7 +19,7 @@ from autoprof.behaviours.sglang import scheduler as sglang
 from autoprof.behaviours.vllm import worker as vllm
 from autoprof.hooks.behaviour import CALL, Outcome
 from autoprof.run import process_state
-from autoprof.rundir.records import MOST_BYTES, ProcessStacks
+from autoprof.rundir.records import MAX_STACKS_BYTES, ProcessStacks
 
 TAKEN = ProcessStacks(host="h", pid=1, unix_ns=1, left_out=["native stacks"])
 
@@ -117,7 +117,7 @@ def record(*entries: dict[str, Any], **groups: Any) -> dict[str, Any]:
 def written(folder: Path) -> dict[str, Any]:
     (path,) = folder.iterdir()
     assert path.name == f"{identity.HOST}-{os.getpid()}-rank_3"
-    assert path.stat().st_size <= MOST_BYTES
+    assert path.stat().st_size <= MAX_STACKS_BYTES
     read: dict[str, Any] = pickle.loads(path.read_bytes())
     return read
 
