@@ -214,7 +214,7 @@ class TimelineFile:
         self.run = run
         self.path = ""
         self.size = 0
-        self.memory = memory_state.Watch()
+        self.memory = memory_state.MemoryWatch()
         self._first = b""
 
     def append(self, lines: list[AnyLine]) -> None:

@@ -1,7 +1,7 @@
-"""Tolerant decoder of the run directory's records: keeps what is readable in a file and names what is not.
+"""Tolerant decoder of the run directory's records: it keeps the readable fields of a file and reports the others.
 
-A file may be damaged, of another autoprof, or of somebody else. So every field is decoded by itself: one of the wrong
-type is left out, and the others stay. Fields that no struct has are kept as they are.
+A file may be damaged, or written by another release or another program. So each field is decoded separately: a field of
+the wrong type is left out, and the others are kept. Fields that the struct does not define are kept unchanged.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from autoprof.base.originals import json, os
 from autoprof.base.redact import writable
 from autoprof.rundir.records import Line
 
-# No file that autoprof writes for itself is larger, or has more objects in one another.
-_MOST_BYTES = 64 << 20
-_DEEPEST = 16
-# So much is named of one file.
-_MOST_NAMED = 5
-# What stands in a field that is not there: the first of these that it can hold.
+# Maximum size and nesting depth of a file. Every file that autoprof writes is smaller and flatter.
+_MAX_BYTES = 64 << 20
+_MAX_DEPTH = 16
+# Maximum number of problems that are reported per file.
+_MAX_PROBLEMS = 5
+# Values for missing fields. A field gets the first of these that its type accepts.
 _BLANKS: tuple[Any, ...] = (None, "", 0, [], {})
 
 T = TypeVar("T", bound=Struct)
 
 
 def read(path: Path, kind: type[T], left_out: list[str] | None = None) -> T:
-    """Read a file; what is missing in it, or not readable, is blank. Raises nothing.
+    """Read a file as a struct; missing and unreadable fields are blank. Never raises.
 
     Args:
         path: The file.
-        kind: Its struct.
-        left_out: Is told what is left out, and why.
+        kind: The struct.
+        left_out: List that gets a line if something was left out, with the reasons.
     """
     return record(fields(path, kind, left_out), kind)
 
 
 def record(content: Mapping[str, Any], kind: type[T]) -> T:
-    """Return fields as a struct; those that are missing, or of another type, are blank."""
+    """Return fields as a struct; missing fields and fields of the wrong type are blank."""
     try:
         return msgspec.convert(content, kind)
     except msgspec.ValidationError as error:
@@ -55,54 +55,54 @@ def record(content: Mapping[str, Any], kind: type[T]) -> T:
 
 
 def fields(path: str | Path, kind: type[Struct], left_out: list[str] | None = None) -> dict[str, Any]:
-    """Read the fields of a file, with those that its struct does not have; none where there is no file. Raises nothing.
+    """Read the fields of a file, including fields that its struct does not define. Never raises.
 
     Args:
-        path: The file.
-        kind: Its struct.
-        left_out: Is told what is left out, and why.
+        path: The file. If it does not exist, the result is empty.
+        kind: The struct.
+        left_out: List that gets a line if something was left out, with the reasons.
     """
-    named: list[str] = []
+    problems: list[str] = []
     content: Any = {}
     try:
-        read = _read(path)
-        if (sound := _sound(read, kind)) is not None:
-            return sound
-        content = _writable(json.loads(read), _DEEPEST)
+        data = _read(path)
+        if (undamaged := _undamaged(data, kind)) is not None:
+            return undamaged
+        content = _writable(json.loads(data), _MAX_DEPTH)
         if not isinstance(content, dict):
-            named.append("it is no object")
+            problems.append("it is not a JSON object")
     except FileNotFoundError as error:
         interrupts.pass_on(error)
         pass
     except OSError as error:
         interrupts.pass_on(error)
-        named.append(f"it can't be read: {error.strerror or error}")
-    except (ValueError, RecursionError, RuntimeError) as error:  # RuntimeError: links that lead to one another
+        problems.append(f"it can't be read: {error.strerror or error}")
+    except (ValueError, RecursionError, RuntimeError) as error:  # RuntimeError: a loop of symbolic links
         interrupts.pass_on(error)
-        named.append(f"it can't be read: {str(error)[:100]}")
-    kept: dict[str, Any] = _kept(content, kind, "", named) if isinstance(content, dict) else {}
-    if left_out is not None and named:
-        more = [f"and {len(named) - _MOST_NAMED} more"] if len(named) > _MOST_NAMED else []
-        left_out.append(writable(f"{os.path.basename(path)}: {'; '.join([*named[:_MOST_NAMED], *more])}"))
+        problems.append(f"it can't be read: {str(error)[:100]}")
+    kept: dict[str, Any] = _kept(content, kind, "", problems) if isinstance(content, dict) else {}
+    if left_out is not None and problems:
+        more = [f"and {len(problems) - _MAX_PROBLEMS} more"] if len(problems) > _MAX_PROBLEMS else []
+        left_out.append(writable(f"{os.path.basename(path)}: {'; '.join([*problems[:_MAX_PROBLEMS], *more])}"))
     return kept
 
 
 def _read(path: str | Path) -> bytes:
     try:
-        return files.read(path, _MOST_BYTES)
+        return files.read(path, _MAX_BYTES)
     except OSError as error:
         interrupts.pass_on(error)
-        if error.errno != errno.ELOOP:  # it is no link
+        if error.errno != errno.ELOOP:  # the path is not a symbolic link
             raise
-    return files.read(os.path.realpath(path, strict=True), _MOST_BYTES)
+    return files.read(os.path.realpath(path, strict=True), _MAX_BYTES)
 
 
-def _sound(content: bytes, kind: type[Struct]) -> dict[str, Any] | None:
-    """Return the fields of a file in which nothing is damaged, or None where somebody has to look more closely.
+def _undamaged(content: bytes, kind: type[Struct]) -> dict[str, Any] | None:
+    """Return the fields of a file if all of them are valid, or None if each field has to be checked.
 
-    A run may have thousands of files, and nearly all of them are as autoprof wrote them.
+    This is the fast path: a run may have thousands of files, nearly all of them undamaged.
     """
-    if content.count(b"{") + content.count(b"[") > _DEEPEST:
+    if content.count(b"{") + content.count(b"[") > _MAX_DEPTH:
         return None
     try:
         fields: dict[str, Any] = msgspec.json.decode(content, type=dict[str, Any])
@@ -117,12 +117,12 @@ _decode_line = msgspec.json.Decoder(Line).decode
 
 
 def line(content: bytes) -> Line:
-    """Decode a line of a timeline. A process's line has its kind alone.
+    """Decode a span of a timeline. For a process line, only `kind` is set.
 
     Raises:
-        msgspec.DecodeError: It is none.
-        UnicodeDecodeError: It is no UTF-8.
-        RecursionError: It has lists in lists without end.
+        msgspec.DecodeError: The line is not a valid line.
+        UnicodeDecodeError: The line is not UTF-8.
+        RecursionError: The line is nested too deeply.
     """
     try:
         return _decode_line(content)
@@ -145,42 +145,55 @@ def _blank(kind: Any) -> Any:
         except msgspec.ValidationError:
             continue
         return blank
-    raise TypeError(f"{kind} has no blank")
+    raise TypeError(f"no blank value fits the type {kind}")
 
 
-def _kept(value: Any, kind: Any, where: str, named: list[str]) -> Any:
-    """Return the value as far as it is of this kind; `msgspec.UNSET` where nothing of it is."""
+def _kept(value: Any, kind: Any, where: str, problems: list[str]) -> Any:
+    """Return the valid parts of a value of the type `kind`, or `msgspec.UNSET` if it has none.
+
+    Args:
+        value: The value from JSON.
+        kind: Its type.
+        where: The path of the value in the file, for `problems`.
+        problems: List that gets a line for each invalid part.
+    """
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if isinstance(value, dict) and origin is types.UnionType:  # one that may be missing
-        kind = next((each for each in arguments if isinstance(each, type) and issubclass(each, Struct)), kind)
+    if isinstance(value, dict) and origin is types.UnionType:  # an optional struct
+        kind = next((member for member in arguments if isinstance(member, type) and issubclass(member, Struct)), kind)
     inner: Any = None
     if isinstance(value, dict) and isinstance(kind, type) and issubclass(kind, Struct):
-        known = _hints(kind, include_extras=True)
-        inner = {name: (each, known.get(name, Any)) for name, each in value.items()}
+        field_types = _hints(kind, include_extras=True)
+        inner = {name: (field, field_types.get(name, Any)) for name, field in value.items()}
     elif isinstance(value, dict) and origin is dict:
-        inner = {name: (each, arguments[1]) for name, each in value.items()}
+        inner = {name: (entry, arguments[1]) for name, entry in value.items()}
     if inner is not None:
-        found = {name: _kept(each, of, f"{where}.{name}".strip("."), named) for name, (each, of) in inner.items()}
-        return {name: each for name, each in found.items() if each is not msgspec.UNSET}
+        kept = {
+            name: _kept(field, field_type, f"{where}.{name}".strip("."), problems)
+            for name, (field, field_type) in inner.items()
+        }
+        return {name: field for name, field in kept.items() if field is not msgspec.UNSET}
     if isinstance(value, list) and origin is list:
-        entries = [_kept(each, arguments[0], f"{where}[{place}]", named) for place, each in enumerate(value)]
-        return [each for each in entries if each is not msgspec.UNSET]
+        entries = [_kept(entry, arguments[0], f"{where}[{index}]", problems) for index, entry in enumerate(value)]
+        return [entry for entry in entries if entry is not msgspec.UNSET]
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        named.append(f"{where[:80]} is left out ({str(error)[:80]})")
+        problems.append(f"{where[:80]} is left out ({str(error)[:80]})")
         return msgspec.UNSET
 
 
-def _writable(content: Any, deepest: int) -> Any:
-    """Return what JSON and terminals take: texts without lone surrogates, numbers that are some, and no depth without
-    end."""
+def _writable(content: Any, depth: int) -> Any:
+    """Return the content in a form that JSON and terminals accept: without lone surrogates, NaN and infinity.
+
+    Raises:
+        ValueError: The content has more than `depth` nested lists or objects.
+    """
     if isinstance(content, str):
         return writable(content)
     if isinstance(content, float) and not math.isfinite(content):
         return str(content)
-    if isinstance(content, (dict, list)) and not deepest:
-        raise ValueError(f"it has more than {_DEEPEST} lists or objects in one another")
+    if isinstance(content, (dict, list)) and not depth:
+        raise ValueError(f"it has more than {_MAX_DEPTH} nested lists or objects")
     if isinstance(content, dict):
-        return {writable(name): _writable(value, deepest - 1) for name, value in content.items()}
-    return [_writable(value, deepest - 1) for value in content] if isinstance(content, list) else content
+        return {writable(name): _writable(value, depth - 1) for name, value in content.items()}
+    return [_writable(value, depth - 1) for value in content] if isinstance(content, list) else content

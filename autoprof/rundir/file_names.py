@@ -9,14 +9,14 @@ from pathlib import Path
 from autoprof.base import identity
 from autoprof.base.originals import os
 
-# How a folder of torch_npu's ends (profiler/_profiler_path_creator.py).
+# End of the name of a torch_npu folder (torch_npu's profiler/_profiler_path_creator.py).
 FOLDER = re.compile(r"_\d+_\d+_ascend_pt$")
-# What torch_npu's analysis makes in it, the first thing and the one that Perfetto opens.
+# Output of torch_npu's analysis: the folder, and the file in it that Perfetto opens.
 NPU_ANALYSED = "ASCEND_PROFILER_OUTPUT"
 NPU_TIMELINE = "trace_view.json"
 NOT_ANALYSED = "torch_npu has not analysed it"
 
-# The files and lines of `records`.
+# The formats of these files are in `records.py`.
 RUN = "run.json"
 # One byte: the exit status of the process that started the run.
 EXIT = "exit_status"
@@ -25,36 +25,36 @@ LINES = ".jsonl"
 PART = ".part"
 TRACE = ".pt.trace.json.gz"
 META = ".meta.json"
-# What takes a capture's name from its start until it has a meta file.
+# Reserves a capture's name from its start until its meta file exists.
 TAKEN = META + PART
-# What is there while a finished file has its final name already, and no meta file yet.
+# Marks a finished file that has its final name, but no meta file yet.
 NAMED = f".named{PART}"
-# torch_npu's folder: <name>_<pid>_<time>_ascend_pt, which tools that read it go by.
+# torch_npu names its folder <name>_<pid>_<time>_ascend_pt. Tools that read it rely on this name.
 NPU_FOLDER = "_ascend_pt"
-# What torch.cuda.memory writes, which its viewer takes (pytorch.org/memory_viz), and what nsys writes.
+# Written by torch.cuda.memory, for its viewer at pytorch.org/memory_viz.
 SNAPSHOT = ".pickle"
 NSYS_REPORT = ".nsys-rep"
-# How what a tool writes ends, before .part.
+# Endings of the tools' own files, before .part.
 RAW_ENDINGS = (TRACE.removesuffix(".gz"), NPU_FOLDER, SNAPSHOT, NSYS_REPORT)
-# What traces merged from others are called: this alone is the whole step, `merged.<of what>` a part of it.
+# Name of a merged trace: `merged` is the whole step, `merged.<part>` a part of it.
 MERGED = "merged"
 TAR = ".tar"
-# How folders begin in which a merge is going on.
+# Prefix of the temporary folder of a merge.
 MERGING = ".merge-"
-# The folder in which `autoprof collect` keeps what is not complete.
+# Folder for the incomplete files of `autoprof collect`.
 COLLECTING = ".collect"
-# What it came to.
+# Result of `autoprof collect`.
 COLLECTED = "collected.json"
 STEP = "global_step_"
-# What the first reading of a large timeline comes to.
+# Index of a large timeline, written when it is first read.
 TIMELINE_INDEX = "timeline/index.msgpack"
 REPORT = "report.html"
 
 
 def tidy(name: str) -> str:
-    """Return a name as it stands in file names: dots, slashes and what shells stumble over become `-`.
+    """Return a name for use in file names: dots, slashes and special characters of shells become `-`.
 
-    Of one that is too long a number stands for the rest: what a file system takes as a name ends at 255 bytes.
+    The end of a name that is too long is replaced by a checksum, because file systems limit names to 255 bytes.
     """
     short = re.sub(r"[^A-Za-z0-9_=+-]+", "-", name).strip("-") or "unnamed"
     if len(short) <= identity.LONGEST_NAME:
@@ -63,7 +63,7 @@ def tidy(name: str) -> str:
 
 
 def is_merged(name: str) -> bool:
-    """Return whether files of this name, without endings, hold what other captures of the step hold already."""
+    """Return True if a capture of this name, without endings, was merged from other captures of the step."""
     words = name.split(".")
     if words[0] == MERGED:
         return len(words) <= 2
@@ -71,19 +71,19 @@ def is_merged(name: str) -> bool:
 
 
 def same_place(path: Path, other: Path) -> bool:
-    """Return whether two paths name one file, of which there may be none yet; a link at its place is the file."""
-    return _placed(path) == _placed(other)
+    """Return True if two paths name the same file, which need not exist. A symbolic link counts as a file itself."""
+    return _resolved(path) == _resolved(other)
 
 
 def is_whole_run(path: Path) -> bool:
-    """Return whether this is where the report of a whole run is kept, which no other report may take."""
-    path = _placed(path)
+    """Return True if the path is reserved for the report of a whole run."""
+    path = _resolved(path)
     return path.name == REPORT and os.path.lexists(path.parent / RUN)
 
 
 def is_whole_step(path: Path) -> bool:
-    """Return whether this is where the merged trace of a whole step of a run is kept, which no part of it may take."""
-    path = _placed(path)
+    """Return True if the path is reserved for the merged trace of a whole step."""
+    path = _resolved(path)
     run = path.parent.parent
     if not os.path.lexists(run / RUN) or not path.name.endswith((TRACE, TAR)):
         return False
@@ -93,5 +93,5 @@ def is_whole_step(path: Path) -> bool:
     return name == MERGED and path.parent.name.startswith(STEP)
 
 
-def _placed(path: Path) -> Path:
+def _resolved(path: Path) -> Path:
     return Path(os.path.realpath(path.parent), path.name)

@@ -1,4 +1,4 @@
-"""Layout of a run directory: its folders, and files that are complete once they have their names."""
+"""Layout of a run directory: its folders, and files that are renamed into place once complete."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from autoprof.base.originals import json, os
 from autoprof.rundir import file_names
 from autoprof.rundir.file_names import JSON, LINES
 
-# The folder of the stacks of processes that crashed.
+# Folder for the stacks of crashed processes.
 CRASHES = "crashes"
-# How the ids begin that autoprof gives to runs.
-_ID = re.compile(r"[0-9]{8}-[0-9]{6}-|slurm-|mpi-|ranks-")
-# The default of AUTOPROF_DIR: no program has files of its own there.
-_RUNS = "autoprof_runs"
+# Start of run ids that autoprof generates.
+_GENERATED_ID = re.compile(r"[0-9]{8}-[0-9]{6}-|slurm-|mpi-|ranks-")
+# Name of the default AUTOPROF_DIR. Other programs do not write to such a folder.
+_DEFAULT_RUNS = "autoprof_runs"
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write a record, or JSON, as a file that is there only when it is complete, in a folder that is made.
+    """Write a record, or other JSON content, to a file that appears only when it is complete. Make its folder.
 
     Raises:
-        OSError: It can't be written.
+        OSError: The file can't be written.
     """
     files.folder(path.parent)
     files.write(path, json.dumps(content, indent=1, default=_plain).encode() + b"\n")
@@ -39,17 +39,17 @@ def _plain(value: Any) -> Any:
 
 def step_folders(run: str | Path) -> list[tuple[int, str]]:
     """Return the numbers and names of the step folders in a run directory, in order."""
-    found = []
+    folders = []
     try:
         with os.scandir(run) as entries:
             for entry in entries:
                 number = entry.name.removeprefix(file_names.STEP)
-                # Others find the folder by the number.
+                # Readers compute the folder's name from the number, so other spellings are skipped.
                 if number.isdecimal() and entry.name == _step(int(number)) and entry.is_dir():
-                    found.append((int(number), entry.name))
+                    folders.append((int(number), entry.name))
     except OSError as error:
         interrupts.pass_on(error)
-    return sorted(found)
+    return sorted(folders)
 
 
 def _step(number: int) -> str:
@@ -57,7 +57,7 @@ def _step(number: int) -> str:
 
 
 class RunDir:
-    """The directory of all of a run's output. Making the object makes no folder."""
+    """The directory of all output of a run. Creating this object does not create the directory."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -80,7 +80,7 @@ class RunDir:
 
     @property
     def oom(self) -> Path:
-        """Return the folder that keeps what CUDA's allocator held when it ran out of memory."""
+        """Return the folder for snapshots of CUDA's allocator, taken when it ran out of memory."""
         return self.path / "oom"
 
     def process_file(self, folder: str, ending: str = LINES) -> Path:
@@ -99,18 +99,18 @@ class RunDir:
         """Make the run directory and a folder in it, if they do not exist.
 
         Raises:
-            OSError: They can't be made; a link is in the place of one.
+            OSError: One of them can't be made, or is a symbolic link.
         """
         runs = self.path.parent
-        own = runs.name == _RUNS or not files.is_folder(runs)
+        own = runs.name == _DEFAULT_RUNS or not files.is_folder(runs)
         files.folder(self.path, own=2)
         files.folder(folder)
         if own:
-            _ignore(runs)
+            _hide_from_git(runs)
         return folder
 
     def unwritable(self, error: BaseException) -> str:
-        """Return the message for a run directory that can't be written: the same from whoever tries first."""
+        """Return the warning for a run directory that can't be written. All callers use it, so it is logged once."""
         return f"can't write to {self.path}: {text(error)}; autoprof records nothing there"
 
     def step(self, number: int) -> Path:
@@ -118,23 +118,23 @@ class RunDir:
         return self.path / _step(number)
 
     def steps(self) -> list[tuple[int, Path]]:
-        """Return the step folders that are there, in order."""
+        """Return the numbers and paths of the existing step folders, in order."""
         return [(number, self.path / name) for number, name in step_folders(self.path)]
 
     def parts(self) -> Iterator[Path]:
-        """Yield what is still being written, or was when its process died.
+        """Yield files that are being written, or were when their process died.
 
-        Merges that go on are left out, and names of captures that are taken, of which there may be nothing yet.
+        Omit running merges, and files that only reserve the name of a capture.
         """
-        # Not rglob, which raises where a folder gets its final name meanwhile.
-        for place, folders, present in files.walk(self.path):
+        # `rglob` would raise if a folder is renamed meanwhile.
+        for parent, folders, present in files.walk(self.path):
             names = [
                 name
                 for name in (*folders, *present)
                 if name.endswith(file_names.PART) and not name.startswith(file_names.MERGING)
             ]
             names = [name for name in names if not name.endswith(file_names.TAKEN)]
-            yield from (Path(place, name) for name in names)
+            yield from (Path(parent, name) for name in names)
             folders[:] = [
                 name
                 for name in folders
@@ -142,16 +142,16 @@ class RunDir:
             ]
 
     def point_latest(self) -> None:
-        """Point the link `latest`, beside the run, to this run. Anything else of that name stays."""
+        """Point the link `latest` in the parent folder to this run. Any other file of that name is kept."""
         link = self.path.with_name("latest")
         try:
             os.symlink(self.path.name, link)
         except FileExistsError as error:
             interrupts.pass_on(error)
-            if _leads_to_run(link):
+            if _points_to_run(link):
                 _replace_link(link, self.path.name)
             else:
-                log.warning_once(f"{link} is not a link to a run, so autoprof leaves it as it is")
+                log.warning_once(f"{link} is not a link to a run, so autoprof does not change it")
         except OSError as error:  # a file system without links
             interrupts.pass_on(error)
 
@@ -166,8 +166,8 @@ def _replace_link(link: Path, target: str) -> None:
         files.remove(str(part))
 
 
-def _leads_to_run(link: Path) -> bool:
-    """Return whether a path is a link to a run beside it, which may have been removed."""
+def _points_to_run(link: Path) -> bool:
+    """Return True if a path is a link to a run in the same folder. The run may have been removed."""
     try:
         target = os.readlink(link)
     except OSError as error:  # it is not a link
@@ -177,14 +177,14 @@ def _leads_to_run(link: Path) -> bool:
         return False
     run = link.with_name(target)
     return files.exists(run / file_names.RUN, follow=False) or (
-        not files.exists(run, follow=False) and _ID.match(target) is not None
+        not files.exists(run, follow=False) and _GENERATED_ID.match(target) is not None
     )
 
 
-def _ignore(folder: Path) -> None:
-    """Keep git, and Ray's `working_dir`, away from a folder, unless it has a `.gitignore`.
+def _hide_from_git(folder: Path) -> None:
+    """Hide a folder from git and from Ray's upload of `working_dir`, unless it already has a `.gitignore`.
 
-    Ray uploads a working directory without what `.gitignore` files in it name, and refuses more than 512 MiB (Ray 2.60,
+    Ray uploads the files that no `.gitignore` excludes, and refuses more than 512 MiB (Ray 2.60,
     ray/_private/runtime_env/packaging.py).
     """
     path = folder / ".gitignore"
@@ -193,10 +193,10 @@ def _ignore(folder: Path) -> None:
             files.write(path, b"*\n")
 
 
-# While this is there, autoprof does nothing in the run.
+# File in `control/` that switches autoprof off in the run.
 OFF = "off"
 
 
 def switched_off(run: RunDir) -> bool:
-    """Return whether autoprof is switched off in the run."""
+    """Return True if autoprof is switched off in the run."""
     return files.exists(run.control / OFF, follow=False)

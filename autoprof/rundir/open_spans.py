@@ -1,4 +1,4 @@
-"""Reader of the open spans of a run: each process's spans that have begun and not ended."""
+"""Reader of the processes of a run: the state of each process, and its spans that have begun and not ended."""
 
 from __future__ import annotations
 
@@ -26,29 +26,30 @@ from autoprof.rundir.records import (
 )
 
 RUNNING, GONE, EXITED, ELSEWHERE = "running", "gone", "exited", "elsewhere"
-# Stands for a missing line of a process.
+# Used if a timeline has no process line.
 _UNKNOWN = ProcessLine(host="", pid=0, clock=Moment(), version="")
 
 
 class ProcessState(Struct, frozen=True, kw_only=True):
-    """One process of the run: what is open in it, and whether it is there.
+    """One process of the run: its state and its open spans. All times are in nanoseconds since the epoch.
 
     Attributes:
-        state: `running`; `exited` as a program exits; `gone` without that, as where it was killed; `elsewhere` where
-            that can't be seen from this host or container.
-        error: The exception with which it exited.
-        begun_ns: The moment of its first line, in nanoseconds since the epoch.
+        state: `running`; `exited`: it wrote an exit line; `gone`: it no longer exists and wrote no exit line, for
+            example because it was killed; `elsewhere`: it belongs to another host or container, so its state is
+            unknown.
+        error: The type of the exception that ended it, or an empty text.
+        begun_ns: The time of its first line.
         last_ns: Its last sign of life: the end of its timeline, or its crash.
-        moved_ns: The last moment at which a span began or ended, or the process began.
-        exception: That exception with its stack.
-        raised: The last exception that has left a step or a stage, and that nobody above seems to have caught.
-        ended: The last stage that has ended.
-        stepped: The last step that has ended.
-        lost: The exceptions that have left samples and rewards.
-        within: The innermost stage, timer or sample's span that this one has left.
-        boot: The machine since its boot.
-        stderr: The file that its stderr is, where that is its own.
-        memory: The memory at its begin, and as last told.
+        moved_ns: The last time at which a span began or ended, or the process began.
+        exception: The exception that ended it, with its stack.
+        raised: The last exception that left a step or a stage, if no outer span shows that it was caught.
+        ended: The last ended stage.
+        stepped: The last ended step.
+        lost: The exceptions that left samples and rewards.
+        within: The innermost stage, timer or span of a sample that the exception `raised` left.
+        boot: The boot id of its machine.
+        stderr: The file of its stderr, if no other process writes to it.
+        memory: The memory at its start, and in its last line with memory.
         file: Its timeline file.
     """
 
@@ -76,55 +77,55 @@ class ProcessState(Struct, frozen=True, kw_only=True):
 def read(
     run: str | Path, running: bool = True, most: int | None = None, named: Collection[int] = ()
 ) -> list[ProcessState]:
-    """Return the processes of a run that have a timeline. Files that can't be read are left out.
+    """Return the processes of a run that have a timeline. Skip unreadable files.
 
     Args:
-        run: The run's directory.
-        running: Whether processes are told that are running or have exited without an exception, but for this one.
-        most: How many processes are read at most, those that wrote last; None for all.
-        named: The numbers of processes that are told in any case.
+        run: The run directory.
+        running: False to skip processes that are running or have exited without an exception, except this process.
+        most: The maximum number of processes, the latest writers; None for all.
+        named: The pids of processes that are never skipped.
     """
     paths = RunDir(Path(run)).lines("timeline")
     if most is not None and len(paths) > most:
-        paths = sorted(sorted(paths, key=_written, reverse=True)[:most])
-    found = []
+        paths = sorted(sorted(paths, key=_mtime, reverse=True)[:most])
+    processes = []
     for path in paths:
         try:
-            if running or _is_dead(path, named):
-                found.append(_process(path))
+            if running or _may_be_dead(path, named):
+                processes.append(_process(path))
         except OSError as error:
             interrupts.pass_on(error)
-    return found
+    return processes
 
 
-def _is_dead(path: Path, named: Collection[int]) -> bool:
-    """Return whether a process may have died, or is this one, by the ends of its file; or is one of those named."""
+def _may_be_dead(path: Path, named: Collection[int]) -> bool:
+    """Return True if a process may have died, is this process, or is named. Read only the ends of its timeline."""
     host, _, digits = path.stem.rpartition("-")
     if host != identity.HOST or (digits.isdecimal() and int(digits) in (os.getpid(), *named)):
         return True
-    known = tails.first_and_last(path)
-    if known is None:
+    end_lines = tails.first_and_last(path)
+    if end_lines is None:
         return True
-    begun, ended = known
-    if isinstance(ended, ExitLine):
-        return bool(ended.error)
-    first = begun if isinstance(begun, ProcessLine) else _UNKNOWN
+    first_line, last_line = end_lines
+    if isinstance(last_line, ExitLine):
+        return bool(last_line.error)
+    first = first_line if isinstance(first_line, ProcessLine) else _UNKNOWN
     return not digits.isdecimal() or _state(host, int(digits), first, exited=False) == GONE
 
 
 def ends(
     states: Iterable[ProcessState], going_on: bool, now_ns: int, shifts_ns: Mapping[str, int] | None = None
 ) -> list[int]:
-    """Return for each process the moment up to which its spans are known to be open, by the clock of its host.
+    """Return the time until which the spans of each process are known to be open, by the clock of its host.
 
-    This is now for a running process, and for a process of another host while the run is running. For all others it is
-    their own last sign of life: later lines of other processes say nothing about them.
+    For a running process, and for a process of another host while the run is running, this is the current time. For all
+    others it is their own last sign of life, because later lines of other processes say nothing about them.
 
     Args:
         states: The processes.
         going_on: True if the run is running.
-        now_ns: Now, in nanoseconds since the epoch.
-        shifts_ns: Nanoseconds that bring the times of each host onto one clock.
+        now_ns: The current time, in nanoseconds since the epoch.
+        shifts_ns: Nanoseconds to add to the times of each host, to bring them onto one clock.
     """
     shifts = shifts_ns or {}
     return [
@@ -134,22 +135,22 @@ def ends(
 
 
 def open_until_now(state: str, going_on: bool) -> bool:
-    """Return True if a process in this state of a run has its spans open now."""
+    """Return True if the spans of a process in this state are open now. `going_on`: the run is running."""
     return state == RUNNING or (state == ELSEWHERE and going_on)
 
 
 def without_past(
     states: Iterable[ProcessState], started_ns: int, shifts_ns: Mapping[str, int] | None = None
 ) -> list[ProcessState]:
-    """Return the processes, without the open spans that the run has left behind.
+    """Return the processes without obsolete open spans.
 
-    A resumed run has left behind the open spans of its earlier attempts. Every run has left behind the open spans of a
-    dead process once another step has begun.
+    The open spans of earlier attempts are obsolete in a resumed run. The open spans of a dead process are obsolete once
+    another step has begun.
 
     Args:
         states: The processes.
         started_ns: The start of the run, or of its last attempt if it was resumed.
-        shifts_ns: Nanoseconds that bring the times of each host onto one clock.
+        shifts_ns: Nanoseconds to add to the times of each host, to bring them onto one clock.
     """
     states, shifts = list(states), shifts_ns or {}
     last_step_ns = max((_stepped_ns(state) + shifts.get(state.host, 0) for state in states), default=0)
@@ -163,12 +164,12 @@ def without_past(
 
 
 def _stepped_ns(state: ProcessState) -> int:
-    """Return the start of the last step that a process has begun, 0 if it has begun none."""
+    """Return the start of the last step that a process has begun; 0 without a step."""
     open_steps = [span.start_ns for span in state.spans if span.kind == "step"]
     return max([*open_steps, state.stepped.start_ns if state.stepped is not None else 0])
 
 
-def _written(path: Path) -> float:
+def _mtime(path: Path) -> float:
     try:
         return path.stat().st_mtime
     except OSError as error:
@@ -176,22 +177,22 @@ def _written(path: Path) -> float:
         return 0.0
 
 
-class _Open:
-    """The spans of a process that have begun and not ended, as its lines come."""
+class _OpenSpans:
+    """The open spans of a process, updated line by line."""
 
     def __init__(self) -> None:
         self._spans: dict[tuple[str, str, int], BegunLine] = {}
-        # The last span of a name, role, rank and ids: one before it was interrupted where it should have ended.
+        # The last span of each kind, name, role, rank and ids. An earlier one that is still open never wrote its end.
         self._last: dict[tuple[object, ...], tuple[str, str, int]] = {}
 
     def begin(self, line: BegunLine) -> None:
         span = (line.span, line.name, line.start_ns)
-        # Of steps one is going on.
-        who = ("step",) if line.span == "step" else (line.span, line.name, line.role, line.rank, str(line.ids))
-        before = self._last.get(who)
+        # Only one step is open at a time.
+        key = ("step",) if line.span == "step" else (line.span, line.name, line.role, line.rank, str(line.ids))
+        before = self._last.get(key)
         if before is not None and before != span:
             self._spans.pop(before, None)
-        self._last[who] = span
+        self._last[key] = span
         self._spans[span] = line
 
     def end(self, kind: str, name: str, start_ns: int) -> None:
@@ -202,7 +203,7 @@ class _Open:
 
 
 class _Failure:
-    """The exception that has left a step or a stage and that nobody caught, as the lines come."""
+    """The uncaught exception that left a step or a stage, updated line by line."""
 
     def __init__(self) -> None:
         self.raised: RaisedLine | None = None
@@ -210,7 +211,7 @@ class _Failure:
         self._innermost = 0
 
     def ended(self, line: Line) -> None:
-        """Take a span that has ended: one without an error, around the exception, tells that it was caught."""
+        """Process an ended span. A span around the exception that ended without an error shows that it was caught."""
         if line.error is None:
             around = line.kind in ("step", "stage") and self.raised is not None and line.start_ns < self.raised.unix_ns
             if around or line.kind == "step":
@@ -222,7 +223,7 @@ class _Failure:
 def _process(path: Path) -> ProcessState:
     host, _, digits = path.stem.rpartition("-")
     pid = int(digits) if digits.isdecimal() else 0
-    first, last, ended, open_ones, failure = _UNKNOWN, 0, None, _Open(), _Failure()
+    first, last, ended, open_now, failure = _UNKNOWN, 0, None, _OpenSpans(), _Failure()
     memory = MemoryState()
     stage: Line | None = None
     step: Line | None = None
@@ -230,12 +231,12 @@ def _process(path: Path) -> ProcessState:
     lost: list[RaisedLine] = []
     for line in tails.lines(path):
         if isinstance(line, ProcessLine):
-            # A later process with the same number.
-            first, last, ended, open_ones, failure = line, line.clock.unix_ns, None, _Open(), _Failure()
+            # A later process with the same pid begins here.
+            first, last, ended, open_now, failure = line, line.clock.unix_ns, None, _OpenSpans(), _Failure()
             memory, stage, step, lost = line.memory, None, None, []
             moved = last
         elif isinstance(line, BegunLine):
-            open_ones.begin(line)
+            open_now.begin(line)
             last, moved = max(last, line.start_ns), max(moved, line.start_ns)
         elif isinstance(line, ExitLine):
             ended, last = line, max(last, line.unix_ns)
@@ -248,9 +249,9 @@ def _process(path: Path) -> ProcessState:
         elif isinstance(line, MemoryLine):
             memory, last = line.memory, max(last, line.unix_ns)
         elif isinstance(line, DroppedLine):
-            open_ones.end(line.span, line.name, line.start_ns)
+            open_now.end(line.span, line.name, line.start_ns)
         else:
-            open_ones.end(line.kind, line.name, line.start_ns)
+            open_now.end(line.kind, line.name, line.start_ns)
             failure.ended(line)
             stage = line if line.kind == "stage" else stage
             step = line if line.kind == "step" else step
@@ -264,7 +265,7 @@ def _process(path: Path) -> ProcessState:
         error=ended.error if ended is not None else "",
         begun_ns=first.clock.unix_ns,
         last_ns=max(last, _crashed_ns(path)) if state == GONE else last,
-        spans=[] if state == EXITED else open_ones.spans(),
+        spans=[] if state == EXITED else open_now.spans(),
         file=path,
         exception=ended.exception if ended is not None else None,
         raised=failure.raised,
@@ -280,17 +281,17 @@ def _process(path: Path) -> ProcessState:
 
 
 def _crashed_ns(timeline: Path) -> int:
-    """Return when the process of a timeline crashed, in nanoseconds since the epoch; 0 if it left no stack."""
+    """Return the time of a process's crash, in nanoseconds since the epoch; 0 without a crash dump."""
     try:
-        found = os.stat(timeline.parent.parent / CRASHES / f"{timeline.stem}.txt")
-        return found.st_mtime_ns if found.st_size else 0
+        status = os.stat(timeline.parent.parent / CRASHES / f"{timeline.stem}.txt")
+        return status.st_mtime_ns if status.st_size else 0
     except OSError as error:
         interrupts.pass_on(error)
         return 0
 
 
 def _state(host: str, pid: int, first: ProcessLine, exited: bool) -> str:
-    """Return the state of a process. The pid of a process in another container is another process here."""
+    """Return the state of a process. In another container, its pid may belong to a different process."""
     if exited:
         return EXITED
     if host != identity.HOST or first.namespace not in (0, identity.pid_namespace()):

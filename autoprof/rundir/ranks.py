@@ -1,8 +1,8 @@
-"""Ranks of a run that a launcher has started, each of which leaves a file when it joins and another when it ends.
+"""Ranks of a run that a launcher started: each rank writes one file when it joins and another when it ends.
 
-The files stand for a process that starts the run and outlives it. The first rank that joins describes the run, the last
-one that ends completes it. Each disk has files of its own, so nodes that share none each have a complete part of the
-run. A program that finds the file of its rank taken is a later one of the same launch, and makes the next run.
+No single process starts such a run and outlives it. So the first rank that joins writes `run.json`, and the last rank
+that ends completes it. Each disk has its own files: nodes without a shared disk each have a complete part of the run.
+If the file of a rank already exists, a later program of the same launch has started, and it makes the next run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FOLDER = "ranks"
 ENDED = ".ended"
 _FIRST = "first"
 _LAST = "last"
-# All ranks of a launch join within this time where nothing but an address says that they are of one.
+# Maximum time between the first and the last rank of a launch, if only an address identifies the launch.
 _JOIN_S = 3600.0
 
 
@@ -32,9 +32,8 @@ class Seat:
     """The place of a program among the ranks of a run.
 
     Attributes:
-        run_id: The run.
-        first: The rank that has joined first.
-        leads: Whether it is this one.
+        run_id: The id of the run.
+        first: The file of the rank that joined first.
     """
 
     def __init__(self, folder: Path, rank: int, run_id: str, own: RankFile) -> None:
@@ -43,33 +42,33 @@ class Seat:
         self._folder = folder
         self._rank = str(rank)
         self._own = own
-        # Whether this process is the first of its program to join.
+        # True if this process is the first of its program to join.
         self._holds = False
 
     @property
     def leads(self) -> bool:
-        """Return whether this process describes the run."""
+        """Return True if this process joined first, so that it writes `run.json`."""
         return self.first == self._own
 
     def take(self) -> bool:
-        """Take the place and find out who was first; return False where another program has it.
+        """Take the place and read which rank was first. Return False if another program has the place.
 
         Raises:
-            OSError: The files can't be made.
+            OSError: The files can't be written.
         """
         self._holds = _publish(self._folder / self._rank, self._own)
         if not self._holds:
-            there = decoder.read(self._folder / self._rank, RankFile)
-            if there.program != self._own.program:
+            holder = decoder.read(self._folder / self._rank, RankFile)
+            if holder.program != self._own.program:
                 return False
-        # Where all others have ended before this one joins, the run ends again with it.
+        # If all other ranks have already ended, the run ends again with this rank.
         (self._folder / _LAST).unlink(missing_ok=True)
         if not _publish(self._folder / _FIRST, self._own):
             self.first = decoder.read(self._folder / _FIRST, RankFile)
         return True
 
     def leave(self, error: str) -> bool:
-        """Note that this rank ends, and return whether it is the last one of those that have joined.
+        """Record that this rank ends. Return True if it is the last of the ranks that have joined.
 
         Args:
             error: The type of the exception that ended it, if one did.
@@ -80,36 +79,36 @@ class Seat:
         if not self._holds:
             return False
         files.write(self._folder / f"{self._rank}{ENDED}", error.encode(errors="replace"))
-        return not any(_going_on(self._folder)) and files.claim(self._folder / _LAST)
+        return not any(_running(self._folder)) and files.claim(self._folder / _LAST)
 
     def errors(self) -> str:
-        """Return the type of the first exception that has ended a rank, or an empty text."""
+        """Return the type of the exception of the first failed rank by file name, or an empty text."""
         for path in sorted(self._folder.glob(f"*{ENDED}")):
             with interrupts.suppress(OSError):
-                if said := files.read(path, 1000).decode(errors="replace"):
-                    return said
+                if error := files.read(path, 1000).decode(errors="replace"):
+                    return error
         return ""
 
     def clear(self) -> None:
-        """Remove the folder of a run in which no rank had anything to leave."""
+        """Remove the rank files, and the run directory if it has no other files."""
         for path in (*self._folder.glob("*"), self._folder, self._folder.parent, self._folder.parent.parent):
             with interrupts.suppress(OSError):
                 path.rmdir() if files.is_folder(path) else path.unlink()
 
 
 def join(runs: Path, run_id: str, launch: str, program: str, rank: int, *, again: bool) -> Seat:
-    """Take the place of this rank in its run, which is made if it is not there yet.
+    """Take the place of this rank in its run. Make the run if it does not exist.
 
     Args:
         runs: The folder of the runs.
-        run_id: The run, where the user has named it; else the launch does.
-        launch: The name that all ranks of the launch have for it.
-        program: A number that no other program has.
+        run_id: The id of the run if the user chose one; otherwise empty, and the id is the name of the launch.
+        launch: The name of the launch, the same for all of its ranks.
+        program: The random id of this program.
         rank: The rank.
-        again: Whether another launch may have the same name, later.
+        again: True if a later launch may have the same name.
 
     Raises:
-        OSError: The files can't be made.
+        OSError: The files can't be written.
     """
     pid = os.getpid()
     own = RankFile(
@@ -119,7 +118,7 @@ def join(runs: Path, run_id: str, launch: str, program: str, rank: int, *, again
         name = launch if number == 1 else f"{launch}-{number}"
         run = RunDir(runs / (run_id or name))
         folder = run.make(run.path / FOLDER / name)
-        if again and _over(folder):
+        if again and _is_over(folder):
             continue
         seat = Seat(folder, rank, run_id or name, own)
         if seat.take():
@@ -127,30 +126,30 @@ def join(runs: Path, run_id: str, launch: str, program: str, rank: int, *, again
     raise AssertionError
 
 
-def going_on(run: Path) -> bool:
-    """Return whether a rank of the run is a process of this host that has not ended."""
+def is_running(run: Path) -> bool:
+    """Return True if a rank of the run is running on this host."""
     folders = [path for path in (run / FOLDER).glob("*") if files.is_folder(path)]
-    return any(rank.host == identity.HOST for folder in folders for rank in _going_on(folder))
+    return any(rank.host == identity.HOST for folder in folders for rank in _running(folder))
 
 
-def _going_on(folder: Path) -> Iterator[RankFile]:
-    """Yield the ranks that have not ended, and those of other hosts, of which nothing more is known."""
+def _running(folder: Path) -> Iterator[RankFile]:
+    """Yield the ranks without an `.ended` file, except dead processes of this host."""
     names = set(os.listdir(folder))
     for name in names:
         if name.isdecimal() and f"{name}{ENDED}" not in names:
-            there = decoder.read(folder / name, RankFile)
-            if there.host != identity.HOST or identity.start_ticks(there.pid) == there.ticks:
-                yield there
+            rank = decoder.read(folder / name, RankFile)
+            if rank.host != identity.HOST or identity.start_ticks(rank.pid) == rank.ticks:
+                yield rank
 
 
-def _over(folder: Path) -> bool:
-    """Return whether the launch in a folder can't be one that begins now."""
+def _is_over(folder: Path) -> bool:
+    """Return True if a folder belongs to an earlier launch: it is over an hour old, or one of its ranks failed."""
     try:
         first = (folder / _FIRST).stat().st_mtime
     except OSError as error:
         interrupts.pass_on(error)
         return False
-    # By the clock of the disk: hosts' clocks may differ.
+    # Compare times of the disk, because the clocks of hosts may differ.
     mark = folder / f"now.{os.urandom(4).hex()}{PART}"
     files.write(mark, b"")
     try:
@@ -161,7 +160,7 @@ def _over(folder: Path) -> bool:
 
 
 def _publish(path: Path, content: RankFile) -> bool:
-    """Write a file that appears with its content, if there is none; return False where there is one."""
+    """Write a file in one step, so that it appears with its content. Return False if the file exists."""
     part = path.with_name(f"{path.name}.{os.urandom(4).hex()}{PART}")
     files.write(part, msgspec.json.encode(content))
     try:

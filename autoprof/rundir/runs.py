@@ -1,4 +1,4 @@
-"""Runs on disk: how to find one, its state, and the captures in its folders."""
+"""Runs on disk: search by name, state, steps and captures."""
 
 from __future__ import annotations
 
@@ -29,39 +29,40 @@ from autoprof.rundir.file_names import (
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import CaptureMeta, MergedMeta, RunFile
 
-_MAX_NAMED_RUNS = 5
+_MAX_NAMED_RUNS, _MAX_NAMED_STEPS = 5, 5
 _TRACES = (".json", ".json.gz")
 
 
 def describe_no_run(path: Path) -> str:
-    """Say that a file or a folder is no run, what it is, and what to give instead."""
+    """Return a message that a path is not a run, with its contents and the path to give instead."""
     for parent in path.absolute().parents:
         if (parent / RUN).is_file():
             step = f" --step {int(number)}" if (number := path.name.removeprefix(STEP)).isdecimal() else ""
-            return f"{path} is no run, it is part of one; give {parent}{step}"
+            return f"{path} is not a run but a part of one; give {parent}{step}"
     if not path.is_dir():
-        return f"{path} is no run, it is a file; a run is a folder with a {RUN}"
-    return f"{path} is no run: it has no {RUN}; {folder_contents(path)}"
+        return f"{path} is not a run but a file; a run is a folder with a {RUN}"
+    return f"{path} is not a run: it has no {RUN}; {folder_contents(path)}"
 
 
 def folder_contents(path: Path) -> str:
-    """Say what a folder holds: runs, or else files by their kinds."""
+    """Describe the contents of a folder for a message: its runs, or else the number of files of each kind."""
     try:
-        names = sorted(each for each in path.iterdir() if each.name != ".gitignore")
-        for folder in (path, *(each for each in names if each.is_dir() and not each.is_symlink())):
-            if found := [each.parent.name for each in sorted(folder.glob(f"*/{RUN}")) if not each.parent.is_symlink()]:
-                more = "..., " if len(found) > _MAX_NAMED_RUNS else ""
-                named = f"{more}{', '.join(found[-_MAX_NAMED_RUNS:])}"
-                where = "it holds" if folder == path else f"{folder.name} in it holds"
-                return f"{where} {units.count(len(found), 'run')}: {named}; use --dir {folder}"
+        entries = sorted(entry for entry in path.iterdir() if entry.name != ".gitignore")
+        for folder in (path, *(entry for entry in entries if entry.is_dir() and not entry.is_symlink())):
+            files_of_runs = (file for file in sorted(folder.glob(f"*/{RUN}")) if not file.parent.is_symlink())
+            if names := [file.parent.name for file in files_of_runs]:
+                more = "..., " if len(names) > _MAX_NAMED_RUNS else ""
+                listed = f"{more}{', '.join(names[-_MAX_NAMED_RUNS:])}"
+                where = "it holds" if folder == path else f"its folder {folder.name} holds"
+                return f"{where} {units.count(len(names), 'run')}: {listed}; use --dir {folder}"
     except OSError as error:
         return f"it can't be read: {error.strerror}"
-    kinds = Counter("folder" if each.is_dir() else _kind(each) for each in names)
+    kinds = Counter("folder" if entry.is_dir() else _kind(entry) for entry in entries)
     if not kinds:
         return "it is empty"
-    held = f"it has {', '.join(units.count(number, kind) for kind, number in kinds.most_common(_MAX_NAMED_RUNS))}"
-    traces = any(each.name.endswith(_TRACES) for each in names if each.is_file())
-    return f"{held}; autoprof merge {path} takes traces without a run" if traces else held
+    counts = f"it has {', '.join(units.count(number, kind) for kind, number in kinds.most_common(_MAX_NAMED_RUNS))}"
+    traces = any(entry.name.endswith(_TRACES) for entry in entries if entry.is_file())
+    return f"{counts}; autoprof merge {path} takes traces without a run" if traces else counts
 
 
 def _kind(path: Path) -> str:
@@ -69,18 +70,19 @@ def _kind(path: Path) -> str:
     return f"{ending[1:].upper()} file" if ending else "file"
 
 
-# Of a capture or a run whose process is gone without a word.
+# State of a capture or a run whose process vanished.
 UNFINISHED = "unfinished"
-_WHOLE = (TRACE, SNAPSHOT, NSYS_REPORT)
-_HALVES = tuple(f"{ending}{PART}" for ending in (TRACE, *RAW_ENDINGS, META))
+# Endings of a capture's complete files, and of its unfinished files.
+_COMPLETE_ENDINGS = (TRACE, SNAPSHOT, NSYS_REPORT)
+_PART_ENDINGS = tuple(f"{ending}{PART}" for ending in (TRACE, *RAW_ENDINGS, META))
 
 
 class CaptureFile:
-    """One capture in a step's folder. What is told of it is read when it is first asked for: a run has thousands.
+    """One capture in a step's folder. Its files are read on first use, because a run may have thousands of captures.
 
     Attributes:
-        name: The names of its files, without their endings.
-        left_out: What could not be read of its files.
+        name: The common name of its files, without endings.
+        left_out: The problems found while reading its files.
     """
 
     def __init__(self, folder: str, name: str, trace: str = "") -> None:
@@ -91,16 +93,16 @@ class CaptureFile:
 
     @cached_property
     def bytes(self) -> int:
-        """Return the size of its trace, 0 where there is none."""
+        """Return the size of its trace; 0 without a trace."""
         try:
             return files.size(f"{self._folder}/{self._trace}") if self._trace else 0
-        except OSError as error:  # it has a new name by now, or none
+        except OSError as error:  # the file was renamed or removed
             self.left_out.append(f"{self._trace}: it can't be read: {error.strerror}")
             return 0
 
     @cached_property
     def fields(self) -> dict[str, Any]:
-        """Return the fields of the meta file, none where there is no such file."""
+        """Return the fields of the meta file; empty if it does not exist."""
         kind = MergedMeta if is_merged(self.name) else CaptureMeta
         return decoder.fields(f"{self._folder}/{self.name}{META}", kind, self.left_out)
 
@@ -116,7 +118,7 @@ class CaptureFile:
 
     @property
     def untraced(self) -> bool:
-        """Return True if nothing was to be recorded, so that there is no trace; `meta.reason` says why."""
+        """Return True if this process was not meant to record a trace, for the reason in `meta.reason`."""
         return self.state == "complete" and self.meta.tool == "none"
 
     @cached_property
@@ -125,7 +127,7 @@ class CaptureFile:
         return decoder.record(self.fields, MergedMeta)
 
     def described(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
+        """Return the capture as JSON content."""
         return {"name": self.name, "bytes": self.bytes, "state": self.state, "meta": self.fields}
 
 
@@ -133,24 +135,24 @@ class Step:
     """One step's folder.
 
     Attributes:
-        captures: Its captures, by name.
-        merged: Files that hold what captures hold already.
-        left_out: Why the folder could not be read, if so.
+        captures: Its captures, sorted by name.
+        merged: The merged traces.
+        left_out: The reason, if the folder could not be read.
     """
 
     def __init__(self, number: int, folder: str) -> None:
         self.number = number
         self.left_out: list[str] = []
         try:
-            found = _captures(folder)
-        except FileNotFoundError:  # the timeline alone may tell of a step
-            found = []
+            captures = _captures(folder)
+        except FileNotFoundError:  # a step that was not captured has no folder
+            captures = []
         except OSError as error:
             self.left_out.append(f"{os.path.basename(folder)}: it can't be read: {error.strerror}")
-            found = []
+            captures = []
         self.captures: list[CaptureFile] = []
         self.merged: list[CaptureFile] = []
-        for capture in found:
+        for capture in captures:
             (self.merged if is_merged(capture.name) else self.captures).append(capture)
 
 
@@ -160,29 +162,31 @@ def _captures(folder: str) -> list[CaptureFile]:
         if entry.endswith(NPU_FOLDER) and (npu := file_names.FOLDER.search(entry)):
             names[entry.removesuffix(npu.group())] = entry
             continue
-        for ending in _HALVES if entry.endswith(PART) else (META, *_WHOLE):
+        for ending in _PART_ENDINGS if entry.endswith(PART) else (META, *_COMPLETE_ENDINGS):
             if entry.endswith(ending):
                 name = entry.removesuffix(ending)
-                names[name] = entry if ending in _WHOLE else names.get(name, "")
+                names[name] = entry if ending in _COMPLETE_ENDINGS else names.get(name, "")
                 break
     return [CaptureFile(folder, name, trace) for name, trace in sorted(names.items())]
 
 
 ENDED = "ended"
 FAILED = "failed"
-NONE_LEFT = "a run leaves a folder once it imports a trainer or engine with a recipe: autoprof doctor shows them"
-# The link to the run that began last.
+NONE_LEFT = (
+    "a run makes its folder once it imports a trainer or engine with a recipe; autoprof doctor lists the recipes"
+)
+# Name of the link to the newest run.
 LATEST = "latest"
-_MOST_NAMED = 5
-_TIMED = re.compile(r"[0-9]{8}-[0-9]{6}-")
+# Start of an id that contains the time of the run's start.
+_TIMED_ID = re.compile(r"[0-9]{8}-[0-9]{6}-")
 
 
 class NotFound(LookupError):
-    """There is no such run, or nothing of what was asked for in it. The message says what there is."""
+    """The run, step or capture does not exist, or the name is ambiguous. The message lists what exists."""
 
 
 class Run:
-    """A run on disk, read as far as it is asked for."""
+    """A run on disk. Its files are read on first use."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = str(path)
@@ -206,7 +210,7 @@ class Run:
 
     @property
     def left_out(self) -> list[str]:
-        """Return what could not be read of all its files."""
+        """Return the problems found while reading all of its files."""
         return list(self.described()["left_out"])
 
     @property
@@ -219,39 +223,43 @@ class Run:
 
     @property
     def state(self) -> str:
-        """Return `running`, `ended`, `failed`, or `unfinished` where the process that started it is gone without a
-        word."""
-        said = state(self.info, Path(self.path))
-        return f"{said} (off)" if said == "running" and layout.switched_off(RunDir(Path(self.path))) else said
+        """Return `running`, `ended`, `failed`, or `unfinished` if the process that started the run vanished.
+
+        For a running run that is switched off, return `running (off)`.
+        """
+        current = state(self.info, Path(self.path))
+        return f"{current} (off)" if current == "running" and layout.switched_off(RunDir(Path(self.path))) else current
 
     @property
     def outcome(self) -> str:
-        """Return the state, and of a run that failed the exception and the exit status, as far as they are known."""
-        said = self.state
-        if said != FAILED:
-            return said
+        """Return the state. For a failed run, add the exception and the exit status, if known."""
+        current = self.state
+        if current != FAILED:
+            return current
         status = exit_status(Path(self.path))
-        why = ", ".join(filter(None, [self.info.error, f"exit status {status}" if status else ""]))
-        return f"{said} ({why})"
+        reason = ", ".join(filter(None, [self.info.error, f"exit status {status}" if status else ""]))
+        return f"{current} ({reason})"
 
     def described(self) -> dict[str, Any]:
-        """Return it as JSON has it, which takes all of its files."""
+        """Return the run as JSON content. This reads all of its files."""
         info, left_out = self.fields, [*self._left_out]
         steps = []
-        for each in self.steps:
-            found = {"captures": each.captures, "merged": each.merged}
-            lists = {name: [capture.described() for capture in captures] for name, captures in found.items()}
-            steps.append({"number": each.number, **lists})
-            left_out += each.left_out
-            left_out += [line for captures in found.values() for capture in captures for line in capture.left_out]
+        for step in self.steps:
+            groups = {"captures": step.captures, "merged": step.merged}
+            lists = {name: [capture.described() for capture in captures] for name, captures in groups.items()}
+            steps.append({"number": step.number, **lists})
+            left_out += step.left_out
+            left_out += [line for captures in groups.values() for capture in captures for line in capture.left_out]
         return {"id": self.id, "path": self.path, "info": info, "steps": steps, "left_out": left_out}
 
 
 def state(info: RunFile, path: Path) -> str:
-    """Return the state of a run in the folder `path`, as in `Run.state`. Of another host's processes nothing is
-    known."""
+    """Return the state of the run in the folder `path`, as in `Run.state`.
+
+    A run that another host started counts as running, because its processes are not visible here.
+    """
     if info.state == "running":
-        gone = info.host == identity.HOST and not _alive(info.pid, info.ticks) and not ranks.going_on(path)
+        gone = info.host == identity.HOST and not _is_alive(info.pid, info.ticks) and not ranks.is_running(path)
         return UNFINISHED if gone else info.state
     status = exit_status(path) if info.state in (ENDED, FAILED) else None
     if status is not None:
@@ -260,27 +268,29 @@ def state(info: RunFile, path: Path) -> str:
 
 
 def exit_status(path: Path) -> int | None:
-    """Return the exit status of the process that started the run in the folder `path`, or None where it is not
-    known."""
+    """Return the exit status of the process that started the run in the folder `path`, or None if unknown."""
     with interrupts.suppress(OSError):
         if content := files.read(path / EXIT, 1):
             return content[0]
     return None
 
 
-def _alive(pid: int, ticks: int) -> bool:
-    """Return whether a process of this host runs. Pids come again: `ticks` is when it began, where that is known."""
+def _is_alive(pid: int, ticks: int) -> bool:
+    """Return True if a process of this host is running. Pids are reused, so its start time `ticks` must match too.
+
+    The start time is ignored if it is 0 (unknown).
+    """
     began = identity.start_ticks(pid)
     return began is not None and (not ticks or ticks == began)
 
 
 def own(uid: int | None) -> bool:
-    """Return whether a run is this user's; True if its user is not known."""
+    """Return True if a run belongs to this user, or if its user is unknown."""
     return uid is None or uid == os.geteuid()
 
 
 def with_users(users: Mapping[str, int | None]) -> str:
-    """Return ids of runs for a message, with the user of each run that is another user's."""
+    """Return the ids of runs for a message. Add the user's name to runs of other users."""
     named = [
         run if uid is None or own(uid) else f"{run} of user {identity.user_name(uid)}" for run, uid in users.items()
     ]
@@ -291,77 +301,77 @@ def runs(parent: Path) -> list[Run]:
     """Return the runs in `AUTOPROF_DIR`, oldest first.
 
     Raises:
-        NotFound: There is no such folder.
+        NotFound: The folder does not exist.
     """
     if not parent.is_dir():
-        where = "give the folder of the runs with --dir or AUTOPROF_DIR"
-        raise NotFound(f"there is no folder {str(parent)!r}; {where}; {NONE_LEFT}")
+        advice = "give the folder of the runs with --dir or AUTOPROF_DIR"
+        raise NotFound(f"there is no folder {str(parent)!r}; {advice}; {NONE_LEFT}")
     with os.scandir(parent) as entries:
         names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-    found = [Run(f"{parent}/{name}") for name in names if os.path.lexists(f"{parent}/{name}/{RUN}")]
-    return sorted(found, key=_began)
+    existing = [Run(f"{parent}/{name}") for name in names if os.path.lexists(f"{parent}/{name}/{RUN}")]
+    return sorted(existing, key=_sort_key)
 
 
-def _began(run: Run) -> tuple[str, str]:
-    """Return the local time at which a run began, with which most ids begin; launchers and users give others."""
-    if _TIMED.match(run.id):
+def _sort_key(run: Run) -> tuple[str, str]:
+    """Return the local start time of a run, then its id. Most ids begin with that time; other ids need `run.json`."""
+    if _TIMED_ID.match(run.id):
         return run.id, ""
     return time.strftime("%Y%m%d-%H%M%S", time.localtime(run.info.started)), run.id
 
 
 def find(parent: Path, name: str) -> Run:
-    """Return the run called `name`: a path, an id, the beginning of one, or `latest`.
+    """Return the run with the name `name`: a path, an id, the first characters of an id, or `latest`.
 
     Raises:
-        NotFound: There is none, or several.
+        NotFound: No run matches, or several do.
     """
     for path in (Path(name), parent / name):
         if (path / RUN).is_file():
             return read(path.resolve())
-    there = [] if os.path.lexists(name) and not parent.is_dir() else runs(parent)
-    matching = [run for run in there if run.id.startswith(name)]
-    # Where the link is not there: some file systems have none.
-    if name == LATEST and there:
-        return max(there, key=lambda run: (run.info.started, run.id))
+    existing = [] if os.path.lexists(name) and not parent.is_dir() else runs(parent)
+    matching = [run for run in existing if run.id.startswith(name)]
+    # The link `latest` is missing on file systems without links.
+    if name == LATEST and existing:
+        return max(existing, key=lambda run: (run.info.started, run.id))
     if len(matching) == 1:
         return matching[0]
     if not matching and os.path.lexists(name):
         raise NotFound(describe_no_run(Path(name)))
-    found = ", ".join(run.id for run in (matching or there)[-_MOST_NAMED:]) or "none"
-    more = "..., " if len(matching or there) > _MOST_NAMED else ""
+    listed = ", ".join(run.id for run in (matching or existing)[-_MAX_NAMED_RUNS:]) or "none"
+    more = "..., " if len(matching or existing) > _MAX_NAMED_RUNS else ""
     if matching:
-        raise NotFound(f"several runs match {name!r} in {parent}: {more}{found}; give more of the id")
-    hint = did_you_mean(name, [run.id for run in there])
-    raise NotFound(f"no run matches {name!r} in {parent}{hint}; there are {more}{found}")
+        raise NotFound(f"several runs match {name!r} in {parent}: {more}{listed}; give more of the id")
+    hint = did_you_mean(name, [run.id for run in existing])
+    raise NotFound(f"no run matches {name!r} in {parent}{hint}; there are {more}{listed}")
 
 
 def read(path: Path) -> Run:
-    """Return the run in a directory; what can't be read in it is left out."""
+    """Return the run in a directory. Unreadable parts are left out."""
     return Run(path)
 
 
 def step(run: Run, number: int | None) -> Step:
-    """Return a captured step of a run; without a number the only one.
+    """Return a captured step of a run. Without a number, return the only one.
 
     Raises:
-        NotFound: It is not there, or there are several.
+        NotFound: The step does not exist; or there is no number, and the run has several steps.
     """
-    numbers = [each.number for each in run.steps]
+    numbers = [captured.number for captured in run.steps]
     if number is None and len(run.steps) == 1:
         return run.steps[0]
-    for each in run.steps:
-        if each.number == number:
-            return each
+    for captured in run.steps:
+        if captured.number == number:
+            return captured
     if number is None and run.steps:
         raise NotFound(f"{run.id} has several steps; choose with --step: {units.ranges(numbers)}")
-    what = "captured step" if number is None else f"step {number}"
-    raise NotFound(f"{run.id} has no {what}; {no_step(number, numbers)}")
+    wanted = "captured step" if number is None else f"step {number}"
+    raise NotFound(f"{run.id} has no {wanted}; {no_step(number, numbers)}")
 
 
 def no_step(number: int | None, numbers: Sequence[int]) -> str:
-    """Say which steps there are, and which of them is near the one that was asked for."""
+    """Return the existing steps for a message, and the step nearest to `number`."""
     if not numbers:
         return "there are none"
-    there = ", ".join(map(str, numbers)) if len(numbers) <= _MOST_NAMED else units.ranges(numbers)
-    near = min(numbers, key=lambda each: abs(each - (number or 0)))
-    return f"there are {there}" + ("" if number is None or len(numbers) == 1 else f"; the nearest is {near}")
+    listed = ", ".join(map(str, numbers)) if len(numbers) <= _MAX_NAMED_STEPS else units.ranges(numbers)
+    nearest = min(numbers, key=lambda existing: abs(existing - (number or 0)))
+    return f"there are {listed}" + ("" if number is None or len(numbers) == 1 else f"; the nearest is {nearest}")

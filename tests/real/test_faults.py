@@ -198,6 +198,6 @@ def test_a_worker_that_is_killed_leaves_what_was_complete(thorough: None, tmp_pa
     command = [sys.executable, "-m", "autoprof", "doctor", str(run.directory)]
     examined = subprocess.run(command, capture_output=True, text=True, env=clean_environment(), check=False)
     assert "Traceback" not in examined.stderr
-    assert "actor rank 0 is gone in update_actor of step 2 without a word" in examined.stdout
+    assert "actor rank 0 vanished in update_actor of step 2" in examined.stdout
     assert "actor.update_actor" in examined.stdout
     assert "unfinished" in listed(run)

@@ -31,10 +31,14 @@ def line(text: str) -> str:
         (
             "killed",
             1,
-            f"actor rank 0 is gone {IN_UPDATE} without a word: it was killed by a signal, or left by os._exit",
+            f"actor rank 0 vanished {IN_UPDATE} (killed by a signal, or ended by os._exit)",
         ),
         ("crashed", 1, f"actor rank 0 crashed (SIGSEGV) {IN_UPDATE}: {line('string_at')} <lambda>"),
-        ("raised", 1, f"actor rank 0 ended by ValueError: no score in {line('ValueError')} fetch_score, {IN_UPDATE}"),
+        (
+            "raised",
+            1,
+            f"actor rank 0 failed with ValueError: no score in {line('ValueError')} fetch_score, {IN_UPDATE}",
+        ),
         ("healthy", 0, ""),
     ],
 )
@@ -69,6 +73,6 @@ def test_the_actor_is_named_that_ray_killed_for_memory(thorough: None, tmp_path:
     assert ended.status == 1, ended.output[-3000:]
     found = deaths.of_run(runs.find(tmp_path / "autoprof_runs", "latest"))
     assert re.fullmatch(
-        rf"actor rank 0 was killed by Ray for memory \([0-9.]+ GB of [0-9.]+ GB\) {IN_UPDATE}",
+        rf"actor rank 0 was killed by Ray \(out of memory: [0-9.]+ GB of [0-9.]+ GB used\) {IN_UPDATE}",
         deaths.sentence(found[0]),
     )

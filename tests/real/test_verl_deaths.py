@@ -81,6 +81,7 @@ def test_a_worker_that_the_kernel_killed_is_named(thorough: None, tmp_path: Path
     run = died(tmp_path, "memory@2", MEMORY_GROUP=str(group))
     ended_as_without_autoprof(run, v1_off)
     killed = (
-        r"actor rank 0 was killed by the kernel for memory \(1[12]\.\d+ GB of 12\.\d+ GB\) in update_actor of step 2"
+        r"actor rank 0 was killed by the kernel \(out of memory: 1[12]\.\d+ GB of 12\.\d+ GB used\) "
+        "in update_actor of step 2"
     )
     assert re.search(killed, said(run))

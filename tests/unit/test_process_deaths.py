@@ -85,9 +85,7 @@ def first(folder: Path) -> str:
     return deaths.sentence(found[0]) if found else ""
 
 
-WITHOUT_A_WORD = (
-    "actor rank 0 is gone in update_actor of step 2 without a word: it was killed by a signal, or left by os._exit"
-)
+WITHOUT_A_WORD = "actor rank 0 vanished in update_actor of step 2 (killed by a signal, or ended by os._exit)"
 
 
 @pytest.mark.parametrize(
@@ -111,7 +109,10 @@ WITHOUT_A_WORD = (
             "raise ValueError(f'no score for {token}')",
             1,
             "failed",
-            "actor rank 0 ended by ValueError: no score for *** in train.py:4 fetch_score, in update_actor of step 2",
+            (
+                "actor rank 0 failed with ValueError: no score for *** in train.py:4 fetch_score, "
+                "in update_actor of step 2"
+            ),
         ),
         (
             "sys.exit(3)",
@@ -169,8 +170,8 @@ for trainer.global_step in range(first, last + 1):
     trainer.step(die)
 """
 KILL, FAIL = "os.kill(os.getpid(), signal.SIGKILL)", "raise ValueError('no score')"
-GONE = "actor rank 0 is gone in update_actor of step {} without a word: it was killed by a signal, or left by os._exit"
-FAILED = "actor rank 0 ended by {} in train.py:8 die, in update_actor of step {}"
+GONE = "actor rank 0 vanished in update_actor of step {} (killed by a signal, or ended by os._exit)"
+FAILED = "actor rank 0 failed with {} in train.py:8 die, in update_actor of step {}"
 EARLIER = "in an earlier attempt, "
 
 
@@ -227,7 +228,7 @@ def test_a_resumed_run_tells_its_last_attempt_from_earlier_ones(
 
 
 PYTHON = "sys.executable, sys.executable"
-NO_WORD = "the process that started the run is gone without a word: it was killed by a signal, or left by os._exit or "
+VANISHED = "the process that started the run vanished (killed by a signal, or ended by os._exit or os.exec)"
 
 
 @pytest.mark.parametrize(
@@ -236,7 +237,7 @@ NO_WORD = "the process that started the run is gone without a word: it was kille
         (f"{PYTHON}, '-c', 'pass'", 0, "ended", ""),
         (f"{PYTHON}, '-c', 'from small import *; Trainer().fit()'", 0, "ended", ""),
         (f"{PYTHON}, '-c', 'exit(3)'", 3, "failed", "the process that started the run exited with status 3"),
-        ("'/bin/sh', 'sh', '-c', 'exit 0'", 0, "unfinished", f"{NO_WORD}os.exec"),
+        ("'/bin/sh', 'sh', '-c', 'exit 0'", 0, "unfinished", VANISHED),
     ],
 )
 def test_a_run_whose_process_becomes_another_program_ends_with_that_one(
@@ -286,7 +287,7 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "
         ("os.kill(os.getpid(), signal.SIGKILL)", "actor rank 1 was killed by SIGKILL in update_actor of step 2", False),
         (
             "raise KeyError('uid')",
-            "actor rank 1 ended by KeyError: 'uid' in train.py:7 meet, in update_actor of step 2",
+            "actor rank 1 failed with KeyError: 'uid' in train.py:7 meet, in update_actor of step 2",
             True,
         ),
         (
@@ -297,7 +298,10 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "
         # torch's class has the name of one of Ray's.
         (
             "import torch; raise torch.OutOfMemoryError('CUDA out of memory')",
-            "actor rank 1 ended by OutOfMemoryError: CUDA out of memory in train.py:7 meet, in update_actor of step 2",
+            (
+                "actor rank 1 failed with OutOfMemoryError: CUDA out of memory in train.py:7 meet, "
+                "in update_actor of step 2"
+            ),
             False,
         ),
         ("pass", "", True),

@@ -60,9 +60,7 @@ def test_the_next_run_says_that_it_was_killed_and_the_one_after_it_nothing(go: G
     run = the_run(tmp_path)
     (said,) = warnings(go("Trainer().fit(steps=1)"))
     assert said.startswith(f"autoprof: the previous run, {run.id}: its process ")
-    assert said.endswith(
-        f" is gone: it was killed, crashed, or left by os._exit or os.exec; see autoprof doctor {run.id}"
-    )
+    assert said.endswith(f" was killed, crashed, or ended by os._exit or os.exec; see autoprof doctor {run.id}")
     assert warnings(go("Trainer().fit(steps=1)")) == []
 
 

@@ -425,7 +425,7 @@ def test_a_run_that_was_killed_in_its_first_step_saw_a_step(tmp_path: Path, caps
     moved(run, 9_000_001)
     status, report = doctor(run, capsys)
     assert (status, [line for line in report["problems"] if "step was seen" in line or "stuck" in line]) == (1, [])
-    assert report["problems"][0].startswith("the trainer is gone in step 1 without a word")
+    assert report["problems"][0].startswith("the trainer vanished in step 1 (killed by a signal")
     assert report["facts"]["steps executed"] == "none; step 1 was open for an unknown time"
 
 

@@ -101,18 +101,16 @@ def test_a_process_with_nothing_open_that_is_gone_is_none(made: Made) -> None:
 def test_in_a_run_that_goes_on_a_worker_that_is_gone_in_a_stage_is_told(made: Made) -> None:
     made.process(ACTOR, begun("update_actor", 5))
     run = made.info("running", pid=os.getpid(), ticks=0)
-    said = "actor rank 1 is gone in update_actor of step 143 without a word: it was killed by a signal, or left by "
-    assert text(deaths.of_run(run)) == f"{said}os._exit"
+    sentence = "actor rank 1 vanished in update_actor of step 143 (killed by a signal, or ended by os._exit)"
+    assert text(deaths.of_run(run)) == sentence
 
 
 def test_between_two_stages_the_one_before_is_told(made: Made) -> None:
     made.process(ACTOR, begun("log_prob", 5), span("log_prob", 5, 9) | {"role": "actor", "rank": 1})
     named = {"type": "ActorDiedError", "message": "The actor died unexpectedly", "named": [{"pid": ACTOR}]}
     found = deaths.of_run(made.info("failed", 1, exception=named, ended=1795200001.0))
-    said = (
-        "actor rank 1 is gone after log_prob of step 143 without a word: it was killed by a signal, or left by os._exit"
-    )
-    assert text(found) == said
+    sentence = "actor rank 1 vanished after log_prob of step 143 (killed by a signal, or ended by os._exit)"
+    assert text(found) == sentence
 
 
 def test_a_handler_that_tells_no_python_is_known_by_its_words(made: Made, tmp_path: Path) -> None:
@@ -156,10 +154,8 @@ def test_a_process_that_the_kernel_killed_for_memory(
     (first, *_) = found = deaths.of_run(
         made.info(state, status, died=died, pid=os.getpid() if not died else DRIVER, ticks=0)
     )
-    assert (
-        text(found)
-        == "actor rank 1 was killed by the kernel for memory (61.80 GB of 62.00 GB) in update_actor of step 143"
-    )
+    killed = "actor rank 1 was killed by the kernel (out of memory: 61.80 GB of 62.00 GB used)"
+    assert text(found) == f"{killed} in update_actor of step 143"
     assert deaths.sentence(first, hosts=2).startswith(f"actor rank 1 on {HOST} was killed")
 
 
@@ -189,7 +185,7 @@ def test_a_driver_that_was_killed_comes_before_its_workers(made: Made) -> None:
     made.process(ACTOR, begun("update_actor", 3))
     found = deaths.of_run(made.info("running"))
     assert [death.pid for death in found] == [DRIVER, TRAINER, ACTOR]
-    assert text(found).startswith("the process that started the run is gone in update_actor of step 143 without a word")
+    assert text(found).startswith("the process that started the run vanished in update_actor of step 143 (killed")
 
 
 def test_a_worker_that_crashed_comes_before_the_driver(made: Made) -> None:
@@ -254,7 +250,7 @@ def test_an_exception_that_the_driver_swallowed_is_told_from_the_trainers_proces
         span("step", 1, 6, "step", "ValueError"),
     )
     found = deaths.of_run(made.info("ended", 1))
-    assert text(found) == "the trainer ended by ValueError: no in reward.py:44 fetch_score, in reward of step 3"
+    assert text(found) == "the trainer failed with ValueError: no in reward.py:44 fetch_score, in reward of step 3"
 
 
 def test_an_exception_that_somebody_caught_is_none(made: Made) -> None:
@@ -318,7 +314,7 @@ def test_a_worker_that_ray_killed_for_memory_comes_before_the_exception_that_say
     made.process(ACTOR, begun("generate", 3), host="node2")
     made.process(TRAINER, raised("OutOfMemoryError", 5, "generate", named=[named]))
     found = deaths.of_run(made.info("failed", 1, error="RayTaskError(OutOfMemoryError)", hosts=[HOST, "node2"]))
-    said = "actor rank 1 on node2 was killed by Ray for memory (27.00 GB of 28.00 GB) in generate of step 143"
+    said = "actor rank 1 on node2 was killed by Ray (out of memory: 27.00 GB of 28.00 GB used) in generate of step 143"
     assert deaths.sentence(found[0], hosts=2) == said
     assert found[1].pid == TRAINER
 

@@ -85,7 +85,7 @@ def test_a_line_follows_when_somebody_was_killed(tmp_path: Path, monkeypatch) ->
     proc, cgroups = kernel(tmp_path, "0::/job\n", {"job/memory.max": f"{GB}\n", "job/memory.events": "oom_kill 0\n"})
     state = memory_state.state
     monkeypatch.setattr(memory_state, "state", lambda: state(proc, cgroups))
-    watch = memory_state.Watch()
+    watch = memory_state.MemoryWatch()
     watch.first()
     assert watch.look() is None
     assert watch.look(again=True) is not None

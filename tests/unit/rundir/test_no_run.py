@@ -28,15 +28,18 @@ def parent(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("runs", "{0}/runs is no run: it has no run.json; it holds 3 runs: 20261120-101010-aaaaa0, "),
+        ("runs", "{0}/runs is not a run: it has no run.json; it holds 3 runs: 20261120-101010-aaaaa0, "),
         ("runs", "; use --dir {0}/runs"),
-        ("", "; runs in it holds 3 runs: 20261120-101010-aaaaa0, "),
+        ("", "; its folder runs holds 3 runs: 20261120-101010-aaaaa0, "),
         ("pictures", "it has no run.json; it has 2 PNG files, 1 file"),
-        ("pictures/a.png", "it is a file; a run is a folder with a run.json"),
+        ("pictures/a.png", "is not a run but a file; a run is a folder with a run.json"),
         ("traces", "it has 1 JSON.GZ file; autoprof merge {0}/traces takes traces without a run"),
         ("empty", "it has no run.json; it is empty"),
         ("runs/20261120-101010-aaaaa0/global_step_000002", "give {0}/runs/20261120-101010-aaaaa0 --step 2"),
-        ("runs/20261120-101010-aaaaa0/run.json", "it is part of one; give {0}/runs/20261120-101010-aaaaa0"),
+        (
+            "runs/20261120-101010-aaaaa0/run.json",
+            "is not a run but a part of one; give {0}/runs/20261120-101010-aaaaa0",
+        ),
     ],
 )
 def test_what_is_no_run_is_described(parent: Path, tmp_path: Path, name: str, said: str) -> None:
