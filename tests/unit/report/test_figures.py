@@ -127,7 +127,7 @@ def test_a_file_that_was_cut_anywhere_is_read_up_to_there(tmp_path: Path, length
 
 def test_a_line_without_end_takes_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autoprof.rundir.jsonl._CHUNK_BYTES", 64)
-    monkeypatch.setattr("autoprof.rundir.jsonl._LINE_BYTES", 500)
+    monkeypatch.setattr("autoprof.rundir.jsonl._MAX_LINE_BYTES", 500)
     run = timeline(tmp_path / "run", n1=[step(10), step(20, 2, 10)])
     path = run / "timeline" / "n1-10.jsonl"
     first, second = path.read_bytes().splitlines(keepends=True)
