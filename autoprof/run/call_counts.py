@@ -1,6 +1,6 @@
-"""Counts of the calls of each hook by step, which `autoprof recipes --try` asks for: `calls/<host>-<pid>.txt`.
+"""Counts of the calls of each hook by step, for `autoprof recipes --try`: `calls/<host>-<pid>.txt`.
 
-Each count stands in the file as soon as it has changed: a process that is killed loses none. Other runs count none.
+Each change of a count is written immediately, so that a killed process loses none. Other runs do not count calls.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from autoprof.base.originals import json, os, threading
 from autoprof.run import runtime, step_announcement
 from autoprof.rundir.layout import RunDir
 
-# Set by the command, for the processes that it starts.
+# `autoprof recipes --try` sets this variable for the processes that it starts.
 VARIABLE = "AUTOPROF_TRY"
 FOLDER = "calls"
 _DIGITS = 15
 
 
-class _State(process.State):
-    """The file of this process, and where each count stands in it."""
+class _CallCountState(process.State):
+    """The counts of this process by hook, step and `fired`, each with its position in the file."""
 
     def begin(self) -> None:
         self.on = bool(os.environ.get(VARIABLE))
@@ -31,28 +31,28 @@ class _State(process.State):
         self.forget()
 
     def forget(self) -> None:
-        """Begin a file of one's own with the next count."""
-        # A signal handler may call a hooked function while a count is written.
+        """Forget the file and the counts. The next count begins a new file."""
+        # Reentrant: a signal handler may call a hooked function while a count is written.
         self.lock = threading.RLock()
         self.file = -1
         self.end = 0
         self.counts: dict[tuple[str, int | None, bool], list[int]] = {}
 
 
-state = _State()
+state = _CallCountState()
 
 
 def add(key: str, fired: bool) -> None:
-    """Count a call of the hook `key` in the step that this process knows. `fired`: the hook is for this call."""
+    """Count a call of the hook `key` in the current step. `fired` is true if the hook applies to this call."""
     run = runtime.current()
     if run is None:
         return
     try:
         with state.lock:
-            which = key, step_announcement.known(), fired
-            entry = state.counts.get(which)
+            count_key = key, step_announcement.known(), fired
+            entry = state.counts.get(count_key)
             if entry is None:
-                entry = state.counts[which] = _new(run.rundir, which)
+                entry = state.counts[count_key] = _new(run.rundir, count_key)
             entry[1] += 1
             os.pwrite(state.file, b"%0*d" % (_DIGITS, entry[1]), entry[0])
     except OSError as error:
@@ -60,7 +60,7 @@ def add(key: str, fired: bool) -> None:
         state.on = False
 
 
-def _new(directory: RunDir, which: tuple[str, int | None, bool]) -> list[int]:
+def _new(directory: RunDir, count_key: tuple[str, int | None, bool]) -> list[int]:
     if state.file < 0:
         folder = directory.make(directory.path / FOLDER)
         for number in itertools.count():
@@ -70,8 +70,8 @@ def _new(directory: RunDir, which: tuple[str, int | None, bool]) -> list[int]:
                 break
             except FileExistsError as error:
                 interrupts.pass_on(error)
-    line = json.dumps(which).encode() + b" "
-    place = state.end + len(line)
+    line = json.dumps(count_key).encode() + b" "
+    offset = state.end + len(line)
     os.pwrite(state.file, line + b"0" * _DIGITS + b"\n", state.end)
-    state.end = place + _DIGITS + 1
-    return [place, 0]
+    state.end = offset + _DIGITS + 1
+    return [offset, 0]

@@ -1,7 +1,7 @@
 """Clock offsets of a Ray cluster's nodes from the trainer's host: `clocks/<host>-<pid>.jsonl`.
 
-Measured in a thread of its own when a captured step begins, by small calls to each node. A call that takes 1 ms gives
-the other clock to within half of that.
+When a captured step begins, a thread measures them by short calls to each node. A call that takes 1 ms gives the other
+clock with an error of at most 0.5 ms.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from autoprof.run.hook_log import HookLog
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import Offset
 
-# A measurement is good for this long: clocks that drift by 1 ms a minute are out of order.
-_GOOD_FOR_S = 60.0
-# How long a node has for its first answer: Ray may have to start a worker there.
-_PATIENCE_S = 30.0
-# How long all of a node's further answers may take.
-_BRIEFLY_S = 10.0
+# Age at which a measurement is repeated. Working clocks drift by less than 1 ms per minute.
+_REPEAT_AFTER_S = 60.0
+# Timeout for the first answer of a node: Ray may have to start a worker there.
+_FIRST_ANSWER_S = 30.0
+# Timeout for all further answers of a node together.
+_FURTHER_ANSWERS_S = 10.0
 _PINGS = 9
-# A clock that is not known so well is measured again, so many times: the node was busy with something else.
-_ROUGH_NS = 2_000_000
+# A clock with a larger error is measured again, at most _ROUNDS times, because the node was busy.
+_MAX_ERROR_NS = 2_000_000
 _ROUNDS = 5
 _PAUSE_S = 0.5
-_LOOK_S = 0.2
-# How long the end of Ray waits for the thread, which must not be in a call of Ray's then.
+_POLL_S = 0.2
+# Maximum wait for the thread before Ray shuts down: the thread must not be inside a call of Ray then.
 _END_S = 2.0
 
 
-class _State(process.State):
-    """The thread that measures, and the times (`time.monotonic`) at which each node was asked last."""
+class _ClockState(process.State):
+    """The measuring thread, and the time (`time.monotonic`) of the last measurement of each node."""
 
     def begin(self) -> None:
         self.thread: threading.Thread | None = None
@@ -43,24 +43,24 @@ class _State(process.State):
         self.stop = threading.Event()
 
 
-_state = _State()
+_state = _ClockState()
 
 
 def measure(run: RunDir, hooks: HookLog) -> None:
-    """Measure, where Ray is up, the nodes that were not measured lately, in a thread, unless one does so already."""
+    """Start a thread that measures the nodes without a recent measurement, unless it is running or Ray is not up."""
     if not cluster.is_up() or (_state.thread is not None and _state.thread.is_alive()):
         return
     import ray
 
     _state.stop.clear()
     thread = threading.Thread(target=_measure, args=(run, hooks, ray), name="autoprof-clocks", daemon=True)
-    with interrupts.suppress(RuntimeError):  # there may be no more threads
+    with interrupts.suppress(RuntimeError):  # the limit of threads is reached
         threads.start(thread.start)
         _state.thread = thread
 
 
 def stop() -> None:
-    """End the measurement: Ray is about to end."""
+    """End the measurement, because Ray is about to shut down."""
     _state.stop.set()
     if _state.thread is not None and _state.thread is not threading.current_thread():
         _state.thread.join(_END_S)
@@ -71,94 +71,96 @@ def _measure(run: RunDir, hooks: HookLog, ray: Any) -> None:
         here = ray.get_runtime_context().get_node_id()
         others = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != here]
         now = time.monotonic()
-        others = [node for node in others if now - _state.asked_at.get(node, float("-inf")) >= _GOOD_FOR_S]
+        others = [node for node in others if now - _state.asked_at.get(node, float("-inf")) >= _REPEAT_AFTER_S]
         _state.asked_at.update(dict.fromkeys(others, now))
-        found = offsets(ray, others) if others else []
-        if found:
-            write(run, found)
+        measured = offsets(ray, others) if others else []
+        if measured:
+            write(run, measured)
     except Exception as error:
         interrupts.pass_on(error)
         if not _state.stop.is_set():
             hooks.error("clocks", f"{type(error).__name__}: {error}")
 
 
-def write(run: RunDir, found: Sequence[Offset]) -> None:
-    """Add a line for each host.
+def write(run: RunDir, measured: Sequence[Offset]) -> None:
+    """Append a line for each host to the clocks file of this process.
 
     Raises:
-        OSError: They can't be written.
+        OSError: The file can't be written.
     """
     path = run.process_file("clocks", ".jsonl")
     run.make(path.parent)
-    files.append(path, msgspec.json.Encoder().encode_lines(found))
+    files.append(path, msgspec.json.Encoder().encode_lines(measured))
 
 
 def offsets(ray: Any, nodes: Sequence[str], host: Callable[[str, str], str] = lambda node, name: name) -> list[Offset]:
-    """Measure the clocks of these nodes. Those that don't answer in time, and those of this host, are left out.
+    """Measure the clocks of nodes. Omit nodes that do not answer in time, and nodes on this host.
 
     Args:
         ray: The module, connected to a cluster.
-        nodes: Ray's ids of nodes.
-        host: Gives the name of a node with this id and host name.
+        nodes: Ray's ids of the nodes.
+        host: Function from a node's id and host name to the name in the result.
     """
-    ask = ray.remote(_asked())
+    ask = ray.remote(_remote_clock())
     on_node = {node: cluster.on_node(ask, node, "autoprof_clock") for node in nodes}
     waiting = {call.remote(): node for node, call in on_node.items()}
-    found: dict[str, Offset] = {}
-    deadline = time.monotonic() + _PATIENCE_S
+    best: dict[str, Offset] = {}
+    deadline = time.monotonic() + _FIRST_ANSWER_S
     while waiting and time.monotonic() < deadline and not _state.stop.is_set():
-        answered, _ = ray.wait(list(waiting), num_returns=1, timeout=_LOOK_S)
+        answered, _ = ray.wait(list(waiting), num_returns=1, timeout=_POLL_S)
         for reference in answered:
             node = waiting.pop(reference)
-            _better(found, node, ray, on_node[node], host)
+            _improve(best, node, ray, on_node[node], host)
     for reference in waiting:
         ray.cancel(reference)
     for _ in range(_ROUNDS):
-        rough = [node for node, known in found.items() if known.error_ns > _ROUGH_NS and known.host != identity.HOST]
+        rough = [
+            node for node, offset in best.items() if offset.error_ns > _MAX_ERROR_NS and offset.host != identity.HOST
+        ]
         if not rough or _state.stop.wait(_PAUSE_S) or time.monotonic() > deadline:
             break
         for node in rough:
-            _better(found, node, ray, on_node[node], host)
-    return [measured for measured in found.values() if measured.host != identity.HOST]
+            _improve(best, node, ray, on_node[node], host)
+    return [offset for offset in best.values() if offset.host != identity.HOST]
 
 
-def _better(found: dict[str, Offset], node: str, ray: Any, call: Any, host: Callable[[str, str], str]) -> None:
-    """Measure a node, and keep what is known better than before."""
+def _improve(best: dict[str, Offset], node: str, ray: Any, call: Any, host: Callable[[str, str], str]) -> None:
+    """Measure a node, and keep the result in `best` if its error is smaller than before."""
     try:
-        measured = _node(ray, call, node, host)
-    except Exception as error:  # the node has gone
+        measured = _measure_node(ray, call, node, host)
+    except Exception as error:  # the node has died
         interrupts.pass_on(error)
         return
-    if measured is not None and (node not in found or measured.error_ns < found[node].error_ns):
-        found[node] = measured
+    if measured is not None and (node not in best or measured.error_ns < best[node].error_ns):
+        best[node] = measured
 
 
-def _node(ray: Any, call: Any, node: str, host: Callable[[str, str], str]) -> Offset | None:
-    """Measure the clock of one node, by the fastest of several calls."""
+def _measure_node(ray: Any, call: Any, node: str, host: Callable[[str, str], str]) -> Offset | None:
+    """Measure the clock of one node by the fastest of several calls."""
     best: Offset | None = None
-    deadline = time.monotonic() + _BRIEFLY_S
+    deadline = time.monotonic() + _FURTHER_ANSWERS_S
     for _ in range(_PINGS):
         sent, begun = time.time_ns(), time.monotonic_ns()
         reference = call.remote()
-        # In short waits: the end of Ray must not find the thread in one.
-        while not ray.wait([reference], timeout=_LOOK_S)[0]:
+        # Wait with short timeouts: Ray must not shut down while this thread waits in it.
+        while not ray.wait([reference], timeout=_POLL_S)[0]:
             if _state.stop.is_set() or time.monotonic() > deadline:
                 return best
-        name, theirs = ray.get(reference)
+        name, remote_ns = ray.get(reference)
         half = (time.monotonic_ns() - begun) // 2
         if best is None or half < best.error_ns:
             middle = sent + half
-            called = host(node, identity.host_name(name))
-            best = Offset(host=called, offset_ns=theirs - middle, error_ns=half, unix_ns=middle)
+            result_host = host(node, identity.host_name(name))
+            best = Offset(host=result_host, offset_ns=remote_ns - middle, error_ns=half, unix_ns=middle)
         if _state.stop.is_set() or time.monotonic() > deadline:
             break
     return best
 
 
-def _asked() -> Callable[[], tuple[str, int]]:
+def _remote_clock() -> Callable[[], tuple[str, int]]:
     """Return the function that answers on the other node.
 
-    It is made here, so that it is shipped by value to nodes that have no autoprof.
+    It is a nested function, so that Ray ships it by value to nodes without autoprof.
     """
 
     def autoprof_clock() -> tuple[str, int]:

@@ -1,6 +1,6 @@
 """Ray cluster of a run: its key-value store, its nodes, small tasks on chosen nodes, and connections of commands.
 
-All keys share one namespace. A call of the store is a round trip to the head node, a few hundred microseconds.
+All keys share one namespace. A call of the store needs a round trip to the head node: a few hundred microseconds.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _NAMESPACE = b"autoprof"
 
 
 def is_up() -> bool:
-    """Return whether this process is connected to Ray, without importing it."""
+    """Return True if this process is connected to Ray. Does not import Ray."""
     ray = sys.modules.get("ray")
     return ray is not None and bool(getattr(ray, "is_initialized", bool)())
 
 
 def own_address() -> str:
-    """Return HOST:PORT of the cluster that this process is connected to; an empty text if it is a client of Ray's.
+    """Return HOST:PORT of the cluster that this process is connected to, or an empty text in a Ray client.
 
     A client (`ray://`) does not know the address of the cluster's head.
     """
@@ -40,7 +40,7 @@ def own_address() -> str:
 
 
 def put(key: str, value: bytes, overwrite: bool = True) -> bool:
-    """Keep `value`, without `overwrite` only where nothing is kept yet; return whether there is a store."""
+    """Store `value` under `key`. Without `overwrite`, keep an existing value. Return False if Ray is not up."""
     if not is_up():
         return False
     _kv()._internal_kv_put(key.encode(), value, overwrite=overwrite, namespace=_NAMESPACE)
@@ -48,26 +48,26 @@ def put(key: str, value: bytes, overwrite: bool = True) -> bool:
 
 
 def claim(key: str) -> bool:
-    """Keep an empty value under `key`; return False where another process has. Of several that try one succeeds.
+    """Store an empty value under `key`. Return True in the first process that does so, and False in all others.
 
-    Where there is no store, all succeed.
+    If Ray is not up, return True.
     """
     return not is_up() or not _kv()._internal_kv_put(key.encode(), b"", overwrite=False, namespace=_NAMESPACE)
 
 
 def get(key: str) -> bytes | None:
     """Return the value under `key`, or None."""
-    found: bytes | None = _kv()._internal_kv_get(key.encode(), namespace=_NAMESPACE) if is_up() else None
-    return found
+    value: bytes | None = _kv()._internal_kv_get(key.encode(), namespace=_NAMESPACE) if is_up() else None
+    return value
 
 
 def delete(key: str) -> bool:
-    """Delete `key`; return whether it had a value, which is so for one of several that try at a time."""
+    """Delete `key`. Return True if it had a value; if several processes delete it at once, in one of them only."""
     return is_up() and bool(_kv()._internal_kv_del(key.encode(), namespace=_NAMESPACE))
 
 
 def keys(prefix: str) -> Sequence[str]:
-    """Return the keys that begin with `prefix`, in order."""
+    """Return the keys that begin with `prefix`, sorted."""
     if not is_up():
         return ()
     return sorted(key.decode() for key in _kv()._internal_kv_list(prefix.encode(), namespace=_NAMESPACE))
@@ -75,12 +75,12 @@ def keys(prefix: str) -> Sequence[str]:
 
 def entries(prefix: str) -> dict[str, bytes]:
     """Return the values of all keys that begin with `prefix`, in two round trips (with Ray 2.60)."""
-    found = keys(prefix)
-    client = getattr(_kv(), "global_gcs_client", None) if found else None
+    matching = keys(prefix)
+    client = getattr(_kv(), "global_gcs_client", None) if matching else None
     if client is None or not hasattr(client, "internal_kv_multi_get"):
-        return {key: value for key in found if (value := get(key)) is not None}
-    many = client.internal_kv_multi_get([key.encode() for key in found], _NAMESPACE)
-    return {key.decode(): value for key, value in many.items()}
+        return {key: value for key in matching if (value := get(key)) is not None}
+    values = client.internal_kv_multi_get([key.encode() for key in matching], _NAMESPACE)
+    return {key.decode(): value for key, value in values.items()}
 
 
 def _kv() -> Any:
@@ -89,19 +89,19 @@ def _kv() -> Any:
     return internal_kv
 
 
-_BEGINS = "node/"
+_NODE_PREFIX = "node/"
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
     """A node that the run works on.
 
     Attributes:
-        id: Ray's id of it.
-        host: Its name as files have it.
+        id: Ray's id of the node.
+        host: Its host name, as in file names.
         directory: The folder of its part of the run.
-        disk: The identity of that folder, the same for all that share the disk (`disk_of`).
-        driver: Whether the process that started the run is on it.
-        uid: The user that started the run; None in entries of older releases.
+        disk: The identity of that folder (`disk_of`), equal on all nodes that share the disk.
+        driver: True if the process that started the run is on this node.
+        uid: The user id of the user who started the run; None in entries of older releases.
     """
 
     id: str
@@ -113,10 +113,10 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def register_node(run_id: str, directory: str, driver: bool, uid: int | None = None) -> tuple[str, str]:
-    """Register this process's node with the run, where Ray is up. Raises nothing.
+    """Register this process's node with the run, if Ray is up. Never raises.
 
     Returns:
-        Ray's id of the node and the address of its cluster, or empty texts where Ray is not up.
+        Ray's id of the node and the address of its cluster, or empty texts if Ray is not up.
     """
     here = address = ""
     try:
@@ -127,77 +127,77 @@ def register_node(run_id: str, directory: str, driver: bool, uid: int | None = N
         here = str(ray.get_runtime_context().get_node_id())
         disk = disk_of(directory)
         node = Node(id=here, host=identity.HOST, directory=directory, disk=disk, driver=driver, uid=uid)
-        put(f"{_BEGINS}{run_id}/{here}", msgspec.json.encode(node), overwrite=driver)
+        put(f"{_NODE_PREFIX}{run_id}/{here}", msgspec.json.encode(node), overwrite=driver)
         address = own_address()
-    except Exception as error:  # the run goes on, and the node is found as long as it lives
+    except Exception as error:  # the run continues, and `collect` also asks nodes that are not registered
         interrupts.pass_on(error)
         log.debug(f"this node could not be registered: {type(error).__name__}: {error}")
     return here, address
 
 
 def nodes_of_run(run_id: str) -> Sequence[Node]:
-    """Return the nodes that have registered; entries that can't be read are left out."""
+    """Return the registered nodes of a run. Skip unreadable entries."""
     return [node for _, node in _entries(f"{run_id}/")]
 
 
 def users_of_run() -> dict[str, int | None]:
-    """Return the user of each run that nodes have registered for, by the run's id, oldest run first."""
+    """Return the user id of each run with a registered node, by run id, sorted by id."""
     return {run_id: node.uid for run_id, node in sorted(_entries(""), key=lambda entry: entry[0])}
 
 
 def _entries(prefix: str) -> list[tuple[str, Node]]:
-    """Return the run's id and the node of each entry; entries that can't be read are left out."""
-    found = []
-    for key, value in entries(f"{_BEGINS}{prefix}").items():
+    """Return the run id and the node of each entry. Skip unreadable entries."""
+    nodes = []
+    for key, value in entries(f"{_NODE_PREFIX}{prefix}").items():
         with contextlib.suppress(msgspec.MsgspecError):
-            run_id = key.removeprefix(_BEGINS).partition("/")[0]
-            found.append((run_id, msgspec.json.decode(value, type=Node)))
-    return found
+            run_id = key.removeprefix(_NODE_PREFIX).partition("/")[0]
+            nodes.append((run_id, msgspec.json.decode(value, type=Node)))
+    return nodes
 
 
 def disk_of(directory: str) -> str:
-    """Return the identity of a folder on its machine, or an empty text where there is none.
+    """Return the identity of a folder on its machine, or an empty text if the folder does not exist.
 
-    A node that is started anew on the same machine has another id and the same folder. `collect.remote` has this too,
-    since it goes to nodes without autoprof.
+    A restarted node on the same machine gets a new id, but has the same folder. `collect/node.py` has a copy of this
+    function, because its code runs on nodes without autoprof.
     """
     try:
-        found = os.stat(directory)
+        status = os.stat(directory)
     except OSError as error:
         interrupts.pass_on(error)
         return ""
-    return f"{identity.machine()}:{found.st_dev}:{found.st_ino}"
+    return f"{identity.machine()}:{status.st_dev}:{status.st_ino}"
 
 
-def is_public(nodes: Sequence[Node]) -> list[dict[str, Any]]:
-    """Return nodes as `run.json` has them."""
+def nodes_for_run_json(nodes: Sequence[Node]) -> list[dict[str, Any]]:
+    """Return nodes in the form of `run.json`."""
     return [{"id": node.id, "host": node.host, "directory": node.directory} for node in nodes]
 
 
 def on_node(task: Any, node: str, name: str) -> Any:
-    """Return a remote function that runs on the node with this id, or nowhere, and that Ray shows as `name`."""
+    """Return a remote function that runs only on the node with the id `node`. Ray shows it as `name`."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     strategy = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
     return task.options(num_cpus=0, max_retries=0, name=name, scheduling_strategy=strategy)
 
 
-# How long a node has for an answer: Ray may have to start a worker there.
+# Timeout for the answer of a node: Ray may have to start a worker there.
 _PATIENCE_S = 60.0
-# How long its head has to be there at all.
+# Timeout for a connection to the head of the cluster.
 _HEAD_S = 5.0
 
 
 class Unreachable(Exception):
-    """The cluster can't be reached. The message says what was tried and what is wrong."""
+    """The cluster can't be reached. The message gives the address and the problem."""
 
 
 class Gone(Exception):
-    """The run can't be looked at any more. The message says why."""
+    """The run can no longer be observed. The message gives the reason."""
 
 
 class Lost(Gone):
-    """The cluster itself is not there any more. A call of Ray's then waits for a minute, and ends the process."""
+    """The cluster no longer exists. A call of Ray then waits for a minute and ends the process."""
 
 
 @contextlib.contextmanager
@@ -205,27 +205,27 @@ def connected(address: str) -> Iterator[Any]:
     """Yield the module `ray`, connected to the cluster at `address`, as `ray.init` takes it, until the block ends.
 
     Raises:
-        Unreachable: It is not there, or is of another release; or the address names no cluster.
+        Unreachable: The cluster does not answer or has another release, Ray is not installed, or the address is wrong.
     """
     if "local" in (address, os.environ.get("RAY_ADDRESS") if address == "auto" else ""):
-        raise Unreachable("'local' starts a Ray cluster and names none; give HOST:PORT of one that is running")
+        raise Unreachable("'local' would start a new Ray cluster; give HOST:PORT of a running one")
     try:
         import ray
     except ImportError:
-        raise Unreachable("there is no Ray here; take the environment of the run's driver") from None
+        raise Unreachable("Ray is not installed here; use the Python environment of the run's driver") from None
     try:
-        # Where nothing listens `ray.init` tries for a quarter of an hour (Ray 2.60, ray/_private/node.py).
+        # If nothing listens there, `ray.init` tries for 15 minutes (Ray 2.60, ray/_private/node.py).
         if "://" not in address:
             _reach(address)
     except (OSError, OverflowError, UnicodeError) as error:
-        said = getattr(error, "strerror", None) or error
-        raise Unreachable(hidden(f"no Ray cluster at {address!r}: nothing answers there ({said})")) from None
+        reason_text = getattr(error, "strerror", None) or error
+        raise Unreachable(hidden(f"no Ray cluster at {address!r}: nothing answers there ({reason_text})")) from None
     try:
-        # Workers of a cluster that a run started would think that they belong to it.
+        # Without this, workers in the cluster of a run would join that run.
         off = {"env_vars": {"AUTOPROF": "0"}}
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, runtime_env=off)
     except Exception as error:
-        raise Unreachable(hidden(f"can't connect to the Ray cluster at {address!r}: {_why(error)}")) from None
+        raise Unreachable(hidden(f"can't connect to the Ray cluster at {address!r}: {_describe(error)}")) from None
     try:
         yield ray
     except Lost:
@@ -236,27 +236,27 @@ def connected(address: str) -> Iterator[Any]:
     ray.shutdown()
 
 
-def _why(error: Exception) -> str:
-    """Return what failed, and what to do if it may be the token.
+def _describe(error: Exception) -> str:
+    """Describe a failed connection. Add advice if a missing token may be the reason.
 
-    A missing token is a ConnectionError like others. Only lines of Ray's C++ code on stderr name it (Ray 2.60,
+    Ray reports a missing token as a plain ConnectionError. Only its C++ code names it, on stderr (Ray 2.60,
     gcs_client.cc: "InvalidAuthToken").
     """
-    said = hidden(" ".join(reason(error).split()), 300)
+    message = hidden(" ".join(reason(error).split()), 300)
     kind = type_name(error)
-    what = said if said == kind else f"{kind}: {said}"
+    text = message if message == kind else f"{kind}: {message}"
     if not issubclass(type(error), ConnectionError):
-        return what
-    return f"{what}; if the cluster has token authentication, set RAY_AUTH_MODE=token and its RAY_AUTH_TOKEN here"
+        return text
+    return f"{text}; if the cluster has token authentication, set RAY_AUTH_MODE=token and its RAY_AUTH_TOKEN here"
 
 
 def _reach(address: str) -> None:
-    """Connect to HOST:PORT, if the address is of that form.
+    """Connect to HOST:PORT, if the address has that form.
 
     Raises:
         OSError: Nothing listens there.
-        OverflowError: There is no such port.
-        UnicodeError: The host's name is none.
+        OverflowError: The port number is too large.
+        UnicodeError: The host name is not valid.
     """
     host, _, port = address.rpartition(":")
     if host and port.isdecimal():

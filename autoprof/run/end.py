@@ -1,4 +1,4 @@
-"""End of a run, or of its last window: complete files, `run.json`, merged traces, a copy, the user's command."""
+"""Work at the end of a run or of its last window: wait for files, `run.json`, merge, copy, the user's command."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from autoprof.rundir.file_names import PART, SNAPSHOT, TRACE
 
 _MARK = ".on_finish"
 _AFTER = "autoprof.cli.after_run"
-# How long the process may take to stop being a child, which is some 100 ms.
+# Timeout for the process that works after the run to detach itself from this one. It usually takes 100 ms.
 _HAND_OVER_S = 10.0
 _PAUSE_S = 0.1
-# A file that has not grown for this long is not being written any more.
+# A file that has not grown for this time is no longer being written.
 _STALE_S = 10.0
-# The same for a recording whose process is gone. A finisher takes less than 0.1 s to start.
+# The same for a recording of a dead process. The process that finishes it needs less than 0.1 s to start.
 _ORPHAN_S = 2.0
 _GZ = ".gz"
 _RECORDINGS = (TRACE.removesuffix(_GZ), SNAPSHOT)
 _MADE_BY = re.compile(rf"\.{re.escape(identity.HOST)}\.pid(\d{{1,7}})\.")
 
 
-class _State(process.State):
+class _EndState(process.State):
     """The state of the end in this process.
 
     Attributes:
-        first: True if this process runs `AUTOPROF_ON_FINISH`; None until it has asked other nodes.
-        began: Seconds since the epoch when this program began; another one may have had the same process, by `os.exec`.
+        first: True if this process runs `AUTOPROF_ON_FINISH`; None until it has asked the other nodes.
+        began: Start of this program, in seconds since the epoch. `os.exec` may have replaced an earlier program.
     """
 
     def begin(self) -> None:
@@ -45,11 +45,11 @@ class _State(process.State):
         self.began = time.time()
 
 
-_state = _State()
+_state = _EndState()
 
 
 def end_run(run: Runtime) -> None:
-    """End the run in the process that started it, or in the last of its ranks, at its exit. Never raises."""
+    """End the run at the exit of the process that started it, or of its last rank. Never raises."""
     try:
         if not _ends(run) or not files.exists(run.rundir.run_json):
             return
@@ -65,7 +65,7 @@ def end_run(run: Runtime) -> None:
 
 
 def _ends(run: Runtime) -> bool:
-    """Return whether the run ends with this process."""
+    """Return True if the run ends with this process."""
     if (own := seat.own_seat()) is None:
         return run.started_here
     run.timeline.flush()
@@ -76,10 +76,10 @@ def _ends(run: Runtime) -> bool:
 
 
 def window_passed(run: Runtime) -> None:
-    """Merge and run the user's command in the trainer, after the last step that could be captured.
+    """Merge traces and run the user's command in the trainer, after the last step that could be captured.
 
-    They wait for the run's end where each of several ranks runs the trainer, since another may not be through with the
-    step, and where the parts of several nodes are collected first.
+    If each of several ranks runs the trainer, both wait for the end of the run, because another rank may still be in
+    the step. They also wait if the parts of several nodes are to be collected first.
     """
     if run.settings.collect:
         return
@@ -87,26 +87,26 @@ def window_passed(run: Runtime) -> None:
     if one_of_several or not (run.settings.on_finish or _merging(run)):
         return
 
-    def wait_and_go_on() -> None:
+    def wait_and_merge() -> None:
         wait_for_files(run)
         _after(run)
 
-    threads.start(threading.Thread(target=wait_and_go_on, name="autoprof-after", daemon=True).start)
+    threads.start(threading.Thread(target=wait_and_merge, name="autoprof-after", daemon=True).start)
 
 
 def let_workers_write(run: Runtime) -> None:
-    """Wait, where Ray is up, for files that its workers are writing on a disk of this host.
+    """If Ray is up, wait for files that its workers are writing on a disk of this host.
 
-    Ray kills workers without warning, with the actors' last handle or with the driver.
+    Ray kills workers without warning when the last handle of their actor is deleted, or when the driver ends.
     """
     if cluster.is_up():
         wait_for_files(run, folders=False)
 
 
 def wait_for_files(run: Runtime, folders: bool = True) -> None:
-    """Wait, within `AUTOPROF_STOP_TIMEOUT_S`, for the files that other processes are still writing.
+    """Wait at most `AUTOPROF_STOP_TIMEOUT_S` for files that other processes are writing.
 
-    Folders are torch_npu's: processes that outlive the run finish them.
+    Without `folders`, do not wait for torch_npu's folders: processes that outlive the run finish them.
     """
     deadline = time.monotonic() + run.settings.stop_timeout_s
     while time.monotonic() < deadline:
@@ -115,7 +115,7 @@ def wait_for_files(run: Runtime, folders: bool = True) -> None:
             try:
                 if not folders and files.is_folder(part):
                     continue
-                # A file of tomorrow was written before the clock was set back.
+                # A time in the future means that the clock was set back after the file was written.
                 age = abs(time.time() - _changed(part))
                 fresh |= age < _STALE_S and not (age > _ORPHAN_S and _is_orphan(part))
             except FileNotFoundError as error:
@@ -127,19 +127,21 @@ def wait_for_files(run: Runtime, folders: bool = True) -> None:
 
 
 def _is_orphan(part: Path) -> bool:
-    """Return True if a part is of a recording whose process is gone, and that no finisher works on."""
+    """Return True if a part belongs to a recording of a dead process, and no process is finishing it."""
     name = part.name.removesuffix(PART).removesuffix(_GZ)
-    found = _MADE_BY.search(name)
-    if found is None or not name.endswith(_RECORDINGS):
+    match = _MADE_BY.search(name)
+    if match is None or not name.endswith(_RECORDINGS):
         return False
-    pid = int(found[1])
-    gone = _changed(part) < _state.began if pid == os.getpid() else identity.start_ticks(pid) is None
-    return gone and not _is_locked(part.with_name(f"{name}{PART}"))
+    pid = int(match[1])
+    dead = _changed(part) < _state.began if pid == os.getpid() else identity.start_ticks(pid) is None
+    return dead and not _is_locked(part.with_name(f"{name}{PART}"))
 
 
 def _is_locked(path: Path) -> bool:
-    """Return True if a process holds a lock of a file, or if that can't be seen. Taking the lock would show it, too,
-    but keep a finisher from it."""
+    """Return True if a process holds a lock on a file, or if that is unknown.
+
+    The function does not try to take the lock, because that would block the process that finishes the file.
+    """
     try:
         inode = os.stat(path).st_ino
     except FileNotFoundError as error:
@@ -153,9 +155,9 @@ def _is_locked(path: Path) -> bool:
 
 
 def _changed(part: Path) -> float:
-    """Return when a file was written to; Kineto writes beside it and renames (torch 2.13)."""
-    beside = part.with_name(f"{part.name}.tmp")
-    return max(os.stat(path).st_mtime for path in (part, beside) if path is part or files.exists(path))
+    """Return the last write to a file, in seconds since the epoch. Kineto writes to `<name>.tmp` first (torch 2.13)."""
+    temporary = part.with_name(f"{part.name}.tmp")
+    return max(os.stat(path).st_mtime for path in (part, temporary) if path is part or files.exists(path))
 
 
 def _merging(run: Runtime) -> bool:
@@ -163,25 +165,26 @@ def _merging(run: Runtime) -> bool:
 
 
 def _after(run: Runtime) -> None:
-    """Merge traces, then run `AUTOPROF_ON_FINISH`, the latter once in a run whichever process comes first.
+    """Merge and copy traces, then run `AUTOPROF_ON_FINISH`, all in a separate process.
 
-    Merging is done again where a step was captured since.
+    The command runs once per run, in the process that gets here first. A later call merges the steps captured since.
     """
     command = _command(run) if run.rundir.steps() else ""
     directory = str(run.rundir.path)
-    to = run.settings.collect if is_url(run.settings.collect) else ""
-    if not _merging(run) and not to:
+    url_of_copy = run.settings.collect if is_url(run.settings.collect) else ""
+    if not _merging(run) and not url_of_copy:
         if command:
             run_command(command, directory)
         return
-    # A reader of this process's output need not wait for a merge to end; the command's output is the user's own.
-    output = None if command or to else subprocess.DEVNULL
-    job = {"run": directory, "command": command, "merge": _merging(run), "to": to, "cwd": _cwd() or directory}
+    # A merge must not keep the output of this process open: its readers would wait for the merge. The user's command
+    # keeps the output.
+    output = None if command or url_of_copy else subprocess.DEVNULL
+    job = {"run": directory, "command": command, "merge": _merging(run), "to": url_of_copy, "cwd": _cwd() or directory}
     try:
         python = interpreter.find()
-        # Another interpreter than this process's may not find its packages.
-        others = sys.path if python != sys.executable else []
-        path = os.pathsep.join(filter(None, map(str, others)))
+        # A different interpreter may not find the packages of this process.
+        extra_paths = sys.path if python != sys.executable else []
+        path = os.pathsep.join(filter(None, map(str, extra_paths)))
         with interpreter.job_file(job) as file, files.low_numbers_taken():
             after = subprocess.Popen(
                 [python, "-m", _AFTER, path],
@@ -199,23 +202,24 @@ def _after(run: Runtime) -> None:
             run_command(command, directory)
         return
     try:
-        if status := after.wait(run.settings.stop_timeout_s if to else _HAND_OVER_S):
+        if status := after.wait(run.settings.stop_timeout_s if url_of_copy else _HAND_OVER_S):
             log.warning(
                 f"the process that merges and copies traces ended with status {status}; "
-                "autoprof merge and autoprof collect do its work by hand"
+                "run autoprof merge and autoprof collect instead"
             )
-            # With a copy it runs the command whatever fails; else it ends by itself before it has begun.
-            if command and not to:
+            # With a copy, the process runs the command even if the copy fails. Without one, it has failed at its start.
+            if command and not url_of_copy:
                 run_command(command, directory)
-    except subprocess.TimeoutExpired:  # it goes on by itself
-        if to:
+    except subprocess.TimeoutExpired:  # the process continues in the background
+        if url_of_copy:
             log.warning(
-                f"the copy to {url(to)} goes on in the background; if it stops, autoprof collect --to resumes it"
+                f"the copy to {url(url_of_copy)} continues in the background; "
+                "if it stops, autoprof collect --to resumes it"
             )
 
 
 def _cwd() -> str:
-    """Return the working directory, or an empty text where somebody has removed it."""
+    """Return the working directory, or an empty text if it was removed."""
     try:
         return os.getcwd()
     except OSError as error:
@@ -224,9 +228,9 @@ def _cwd() -> str:
 
 
 def first_to_finish(run: Runtime) -> bool:
-    """Return whether this process, of those on all nodes, runs `AUTOPROF_ON_FINISH`.
+    """Return True if this process runs `AUTOPROF_ON_FINISH`. One process of all nodes does.
 
-    The answer is found while Ray is up, and remembered.
+    The processes agree while Ray is up, and keep the answer.
     """
     if _state.first is None and cluster.is_up():
         _state.first = cluster.claim(f"finish/{run.info.id}")
@@ -246,7 +250,7 @@ def _command(run: Runtime) -> str:
 
 
 def run_command(command: str, run: str) -> None:
-    """Start `AUTOPROF_ON_FINISH`, without waiting for it."""
+    """Start `AUTOPROF_ON_FINISH` without waiting for it."""
     environment: dict[str, Any] = os.environ | {"AUTOPROF": "0", "AUTOPROF_RUN_DIR": run}
     start = partial(subprocess.Popen, shell=True, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
     threads.start_process(partial(start, command))

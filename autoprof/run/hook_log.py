@@ -19,11 +19,11 @@ from autoprof.rundir.file_names import JSON
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import ErrorEntry, HookEntry, HooksFile
 
-_LONGEST_TITLE = 200
+_MAX_TITLE_CHARS = 200
 
 
-class Watched(Protocol):
-    """A hook, as its log sees it."""
+class LoggedHook(Protocol):
+    """The attributes of a hook that its log needs."""
 
     @property
     def key(self) -> str:
@@ -31,25 +31,25 @@ class Watched(Protocol):
 
     @property
     def passive(self) -> bool:
-        """Return whether it makes no process part of a run by itself."""
+        """Return True if applying this hook alone does not make a process part of a run."""
 
     def described(self) -> dict[str, Any]:
         """Return the module, the attribute and the behaviour."""
 
 
 class HookLog:
-    """Outcomes of hooks, written as soon as a hook of a target that is not passive was applied or failed.
+    """Outcomes of hooks, written to a file once a hook that is not passive was applied or has failed.
 
     Attributes:
-        node: Ray's id of the node that this process is on; empty where it is not known.
-        ray: Address of that node's cluster, HOST:PORT; empty where it is not known.
-        versions: The versions of the targets that this process imported, by their names.
+        node: Ray's id of the node of this process; empty if unknown.
+        ray: Address of that node's cluster, HOST:PORT; empty if unknown.
+        versions: The versions of the targets that this process imported, by package.
     """
 
     def __init__(self, directory: RunDir, join: Callable[[], None], at_work: Callable[[], None]) -> None:
         self._directory = directory
         self._join = join
-        # Called when a hook is called for the first time.
+        # Callback at the first call of each hook.
         self._at_work = at_work
         self.node = ""
         self.ray = ""
@@ -59,86 +59,85 @@ class HookLog:
         self._errors: dict[str, ErrorEntry] = {}
         self._active_target = False
         self._worth_writing = False
-        # The process whose file it is, and the file.
+        # The pid of the process that wrote the file, and the file.
         self._file: tuple[int, Path] | None = None
 
-    def add(self, hook: Watched) -> None:
-        """Note a hook that waits for its module."""
+    def add(self, hook: LoggedHook) -> None:
+        """Record a hook that waits for its module to be imported."""
         with self._lock:
             self._active_target |= not hook.passive
             waiting = HookEntry(**hook.described(), state="skipped", reason=processes.WAITING)
             self._hooks.setdefault(hook.key, waiting)
 
-    def applied(self, hook: Watched, reason: str = "") -> None:
+    def applied(self, hook: LoggedHook, reason: str = "") -> None:
         self._set(hook, "applied", reason)
 
-    def skipped(self, hook: Watched, reason: str) -> None:
+    def skipped(self, hook: LoggedHook, reason: str) -> None:
         self._set(hook, "skipped", reason)
 
-    def failed(self, hook: Watched, reason: str) -> None:
+    def failed(self, hook: LoggedHook, reason: str) -> None:
         self._set(hook, "failed", reason)
 
     def called(self, key: str) -> None:
-        """Note that a hook fired; write down the first time."""
+        """Record that a hook fired. Write the file at its first call."""
         entry = self._hooks.get(key)
         if entry is not None and entry.called is None:
             entry.called = time.time()
-            # The driver of a run often does no more than import the target and call ray.init.
+            # The driver of a run often only imports the target and calls `ray.init`: no hook of the target is applied.
             self._worth_writing |= self._active_target
             self.write()
             if self._worth_writing:
                 self._at_work()
 
     def is_applied(self, key: str) -> bool:
-        """Return whether a hook is applied in this process."""
+        """Return True if a hook is applied in this process."""
         entry = self._hooks.get(key)
         return entry is not None and entry.state == "applied"
 
     def was_called(self, key: str) -> bool:
-        """Return whether a hook fired in this process."""
+        """Return True if a hook has fired in this process."""
         entry = self._hooks.get(key)
         return entry is not None and entry.called is not None
 
     def begin_anew(self) -> None:
-        """Begin anew in a forked child: the hooks are applied there, too, and none has been called."""
+        """Reset the log in a forked child: its hooks are still applied, but none has been called."""
         self._lock = threading.RLock()
         self._errors = {}
         for entry in self._hooks.values():
             entry.called = None
 
     def leave(self) -> None:
-        """Write down the hooks of a target that was imported, though none was applied. The run's directory may be
-        without `run.json` then.
+        """Write the hooks of an imported target although none was applied. The run may have no `run.json` then.
 
         Raises:
-            OSError: They can't be written.
+            OSError: The file can't be written.
         """
         if self._active_target and not self._worth_writing:
             layout.write_json(self._own_file(), self.content())
 
     def error(self, where: str, text: str) -> None:
-        """Count an error of autoprof's own."""
+        """Count an error of autoprof itself."""
         with self._lock:
             entry = self._errors.setdefault(where, ErrorEntry())
             entry.count += 1
             entry.last = hidden(text)
-            often = entry.count
-        # A hook that fails in each of a million calls must not write a file in each.
-        if often.bit_count() == 1:
+            count = entry.count
+        # Write at counts 1, 2, 4, 8, ...: a hook may fail in each of a million calls.
+        if count.bit_count() == 1:
             self.write()
 
     def switched_off(self, key: str, reason: str) -> None:
-        """Note that a hook is disabled from now on."""
+        """Record that a hook is disabled from now on."""
         with self._lock:
             if entry := self._hooks.get(key):
                 entry.state, entry.reason = "failed", reason
         self.write()
 
     def summary(self) -> dict[str, Any]:
-        """Return what `run.json` says of all processes: hosts, versions, recipes used."""
+        """Return the hosts, versions and used recipes of all processes, as fields of `run.json`."""
         return processes.summary(self._directory, self.versions)
 
-    def _set(self, hook: Watched, state: str, reason: str) -> None:
+    def _set(self, hook: LoggedHook, state: str, reason: str) -> None:
         self.add(hook)
         with self._lock:
             entry = self._hooks[hook.key]
@@ -161,26 +160,26 @@ class HookLog:
                 hooks=self._hooks,
                 errors=self._errors,
             )
-            said: dict[str, Any] = msgspec.to_builtins(content)
-            return said
+            fields: dict[str, Any] = msgspec.to_builtins(content)
+            return fields
 
     def write(self) -> None:
-        """Write this process's file, if one of its hooks makes the process part of the run. Raises nothing."""
+        """Write this process's file, if one of its hooks makes the process part of the run. Never raises."""
         if not self._worth_writing:
             return
         try:
-            # Without the lock: it may import modules of Ray's, for which a thread that comes here may have to wait.
+            # Join without the lock: it may import modules of Ray, and a thread in such an import may need the lock.
             self._join()
             with self._lock:
                 layout.write_json(self._own_file(), self.content())
-        # Nobody else stops it: this runs where an error of ours is reported, too.
+        # Catch everything: this also runs while an error of autoprof is being reported.
         except Exception as error:
             interrupts.pass_on(error)
             self._worth_writing = False
             log.warning_once(self._directory.unwritable(error))
 
     def _own_file(self) -> Path:
-        """Return the file of this process: a new one, where an earlier process of the run had the same pid."""
+        """Return the file of this process. If an earlier process of the run had the same pid, use a new name."""
         if self._file is None or self._file[0] != os.getpid():
             self._directory.make(self._directory.hooks)
             path = self._directory.process_file("hooks", JSON)
@@ -192,7 +191,7 @@ class HookLog:
 
 
 def process_title() -> str:
-    """Return what `ps` shows for this process: Ray sets it to the actor's class. Spawned children have their name."""
+    """Return this process's title in `ps`, which Ray sets to the actor's class; for spawned children their name."""
     try:
         with io.open("/proc/self/cmdline", "rb", opener=files.descriptor) as file:
             words = file.read(4096).decode(errors="replace").split("\0")
@@ -205,6 +204,6 @@ def process_title() -> str:
         return hidden(multiprocessing.current_process().name)
     words = [word for word in words if word][:4]
     shown = redacted(words)
-    if len(words) == 1:  # a title, which no shell takes
+    if len(words) == 1:  # a title, so undo the shell quoting
         shown = shlex.split(shown)[0]
-    return shown if len(shown) <= _LONGEST_TITLE else f"{shown[:_LONGEST_TITLE]}..."
+    return shown if len(shown) <= _MAX_TITLE_CHARS else f"{shown[:_MAX_TITLE_CHARS]}..."

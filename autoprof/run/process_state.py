@@ -18,12 +18,12 @@ from autoprof.base.originals import os
 from autoprof.rundir.records import MAX_STACKS_BYTES, ProcessStacks
 
 EngineState: TypeAlias = "dict[str, int | float | str]"
-# Reads a scheduler's state; what it can't find it adds to the list, with the reason.
+# Function that reads a scheduler's state. It adds missing items to the list, with the reason.
 ReadScheduler: TypeAlias = "Callable[[Any, list[str]], EngineState]"
 
 
 class _SchedulerState(process.State):
-    """The scheduler of this process, and how to read it."""
+    """The scheduler of this process, and the function that reads its state."""
 
     def begin(self) -> None:
         self.scheduler: weakref.ref[Any] | None = None
@@ -37,53 +37,53 @@ _scheduler_state = _SchedulerState()
 
 
 def register_scheduler(scheduler: object, read: ReadScheduler) -> None:
-    """Note the scheduler of this process; of several the last is told."""
+    """Remember the scheduler of this process. A later one replaces it."""
     try:
         _scheduler_state.scheduler, _scheduler_state.read = weakref.ref(scheduler), read
-    except TypeError as error:  # of a class that takes no such references
+    except TypeError as error:  # its class does not support weak references
         interrupts.pass_on(error)
 
 
 def engine_state(left_out: list[str]) -> EngineState:
-    """Return the state of the engine; empty where this process has none. What is missing is added to `left_out`."""
+    """Return the state of the engine; empty without an engine. Add missing items to `left_out`."""
     scheduler = _scheduler_state.scheduler() if _scheduler_state.scheduler is not None else None
     if scheduler is None or _scheduler_state.read is None:
         return {}
     try:
         return _scheduler_state.read(scheduler, left_out)
-    except Exception as error:  # it changes while it is read, or is of another release
+    except Exception as error:  # it changed while it was read, or belongs to another release
         interrupts.pass_on(error)
         left_out.append(f"engine: {type(error).__name__}: {error}"[:200])
         return {}
 
 
-def read_part(found: EngineState, left_out: list[str], name: str, read: Callable[[], int | float | str]) -> None:
-    """Read one part of the state; another release may not have it, and it changes meanwhile."""
+def read_part(state: EngineState, left_out: list[str], name: str, read: Callable[[], int | float | str]) -> None:
+    """Read one item of an engine's state. On failure add it to `left_out`: releases differ, and the state changes."""
     try:
-        found[name] = read()
+        state[name] = read()
     except Exception as error:
         interrupts.pass_on(error)
         left_out.append(f"engine.{name}: {type(error).__name__}: {error}"[:200])
 
 
-# Variables with the size of torch's buffer: the first is of 2.8 and later.
+# Variables for the size of torch's flight record. torch 2.8 and later read the first one.
 SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
-# The size that torch has by default from 2.11 on. Up to 2.10 it is 0, and nothing is recorded.
+# Default size from torch 2.11 on. Up to 2.10 the default is 0, so nothing is recorded.
 _ENTRIES = "2000"
 _ON_BY_DEFAULT = (2, 11)
 
 
 def enable_flight_record(environ: MutableMapping[str, str]) -> None:
-    """Have this process's torch record its collectives, where it does not by default and the user has said nothing.
+    """Let torch record its collectives in this process, if its release does not by default and the user set no size.
 
     Args:
-        environ: The environment, which torch reads with the first group of processes.
+        environ: The environment. torch reads it when it makes the first process group.
     """
     if any(name in environ for name in SIZES):
         return
     try:
         version = str(getattr(sys.modules.get("torch"), "__version__", "")) or metadata.version("torch")
-    except Exception as error:  # there is none, or its metadata is damaged
+    except Exception as error:  # torch is not installed, or its metadata is damaged
         interrupts.pass_on(error)
         return
     match = re.match(r"(\d+)\.(\d+)", version)
@@ -92,13 +92,13 @@ def enable_flight_record(environ: MutableMapping[str, str]) -> None:
 
 
 def write_flight_record(folder: str) -> str:
-    """Write the record into a folder; return the name of its file, or an empty text where torch has recorded nothing.
+    """Write torch's flight record into a folder. Return the file's name, or an empty text if nothing was recorded.
 
-    Nothing is imported. Torch's lock is held by others for the entry of a collective alone, never during one, and the
-    stacks of the collectives are left out: torch takes seconds for them, with the interpreter standing still.
+    This imports nothing and does not block: other threads hold torch's lock only to add an entry, never during a
+    collective. The stacks of the collectives are omitted, because torch needs seconds for them and holds the GIL.
 
     Raises:
-        OSError: It can't be written.
+        OSError: The file can't be written.
     """
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
@@ -106,7 +106,7 @@ def write_flight_record(folder: str) -> str:
     records = [record for record in map(_dumped, _dumps()) if record["entries"]]
     if not records:
         return ""
-    # A build with NCCL has a recorder for it, and another for all other backends.
+    # A build with NCCL has one recorder for NCCL, and another one for all other backends.
     record = records[0]
     for other in records[1:]:
         record["entries"] = sorted([*record["entries"], *other["entries"]], key=lambda entry: entry["time_created_ns"])
@@ -114,17 +114,17 @@ def write_flight_record(folder: str) -> str:
     record["pg_config"] = _groups(distributed) | {
         name: group for name, group in record.get("pg_config", {}).items() if name
     }
-    # The analyser takes what stands after the prefix for the rank.
+    # torch's analyser reads the rank from the file name: it follows the prefix.
     name = f"{identity.HOST}-{os.getpid()}-rank_{distributed.get_rank()}"
     files.write(Path(folder, name), _bounded(record))
     return name
 
 
 def _dumps() -> list[Callable[..., bytes]]:
-    """Return torch's functions: `_dump_nccl_trace` in builds with NCCL, `_dump_fr_trace` from 2.8 on."""
+    """Return torch's dump functions: `_dump_nccl_trace` in builds with NCCL, `_dump_fr_trace` from 2.8 on."""
     module = sys.modules.get("torch._C._distributed_c10d")
-    found = (getattr(module, name, None) for name in ("_dump_nccl_trace", "_dump_fr_trace"))
-    return [function for function in found if function is not None]
+    functions = (getattr(module, name, None) for name in ("_dump_nccl_trace", "_dump_fr_trace"))
+    return [function for function in functions if function is not None]
 
 
 def _dumped(dump: Callable[..., bytes]) -> dict[str, Any]:
@@ -133,20 +133,20 @@ def _dumped(dump: Callable[..., bytes]) -> dict[str, Any]:
 
 
 def _groups(distributed: Any) -> dict[str, dict[str, str]]:
-    """Return the groups of processes as the analyser takes them: torch 2.13 does not name those of gloo."""
-    found = {}
+    """Return the process groups in the form that torch's analyser reads. torch 2.13 omits the gloo groups."""
+    groups = {}
     world = distributed.distributed_c10d._world
     for group, ranks in list(world.pg_group_ranks.items()):
-        # A number stands for the groups that this process is not in.
+        # Groups without this process are missing from `pg_names`.
         if group not in world.pg_names:
             continue
         name = str(world.pg_names[group])
-        found[name] = {"name": name, "desc": str(getattr(group, "group_desc", "")), "ranks": str(sorted(ranks))}
-    return found
+        groups[name] = {"name": name, "desc": str(getattr(group, "group_desc", "")), "ranks": str(sorted(ranks))}
+    return groups
 
 
 def _bounded(record: dict[str, Any]) -> bytes:
-    """Return the record as torch writes it, with as many of the last entries as there is room for."""
+    """Return the record as torch writes it, with only the latest entries if it would be too large."""
     content = pickle.dumps(record, protocol=2)
     while len(content) > MAX_STACKS_BYTES:
         entries = record["entries"]
@@ -155,11 +155,11 @@ def _bounded(record: dict[str, Any]) -> bytes:
     return content
 
 
-_Found = TypeVar("_Found")
+_Part = TypeVar("_Part")
 
 
 def with_process_state(taken: ProcessStacks, folder: str) -> ProcessStacks:
-    """Return a snapshot with these parts added; write the flight record into the folder. Raises nothing."""
+    """Return the snapshot with memory, engine and flight record, which is written into the folder. Never raises."""
     left_out = list(taken.left_out)
     engine: EngineState = {}
     nothing: dict[str, int] = {}
@@ -172,7 +172,7 @@ def with_process_state(taken: ProcessStacks, folder: str) -> ProcessStacks:
     )
 
 
-def _tried(name: str, work: Callable[[], _Found], without: _Found, left_out: list[str]) -> _Found:
+def _tried(name: str, work: Callable[[], _Part], without: _Part, left_out: list[str]) -> _Part:
     try:
         return work()
     except Exception as error:
@@ -183,13 +183,13 @@ def _tried(name: str, work: Callable[[], _Found], without: _Found, left_out: lis
 
 _PROC = Path("/proc")
 _CGROUP = Path("/sys/fs/cgroup")
-# A limit above this is none.
+# Larger limits mean "no limit".
 _NO_LIMIT = 1 << 60
 
 
 def read_memory(proc: Path = _PROC, cgroup: Path = _CGROUP) -> dict[str, int]:
-    """Return what is known: the names are those of `ProcessStacks.memory`."""
-    found: dict[str, int] = {}
+    """Return the known sizes in bytes, by the names of `ProcessStacks.memory`."""
+    sizes: dict[str, int] = {}
     for path, names in (
         (proc / "self" / "status", {"VmRSS:": "resident", "VmHWM:": "peak_resident"}),
         (proc / "meminfo", {"MemTotal:": "host_total", "MemAvailable:": "host_used"}),
@@ -199,18 +199,18 @@ def read_memory(proc: Path = _PROC, cgroup: Path = _CGROUP) -> dict[str, int]:
         except OSError as error:
             interrupts.pass_on(error)
             continue
-        found |= {name: lines[key] * 1024 for key, name in names.items() if key in lines}
-    if "host_total" in found and "host_used" in found:
-        found["host_used"] = found["host_total"] - found["host_used"]
+        sizes |= {name: lines[key] * 1024 for key, name in names.items() if key in lines}
+    if "host_total" in sizes and "host_used" in sizes:
+        sizes["host_used"] = sizes["host_total"] - sizes["host_used"]
     else:
-        found.pop("host_used", None)
-    return found | _of_cgroup(proc, cgroup) | _of_device()
+        sizes.pop("host_used", None)
+    return sizes | _cgroup_memory(proc, cgroup) | _device_memory()
 
 
-def _of_cgroup(proc: Path, root: Path) -> dict[str, int]:
-    """Return the limit of this process's cgroup, or of the nearest one above it that has one, and what is used there.
+def _cgroup_memory(proc: Path, root: Path) -> dict[str, int]:
+    """Return the limit and use of this process's cgroup, or of its nearest parent with a limit.
 
-    Pages of files that can be dropped do not count.
+    Inactive file pages do not count as used, because the kernel can drop them.
     """
     try:
         groups = [line.split(":", 2) for line in files.text(proc / "self" / "cgroup").splitlines()]
@@ -219,20 +219,20 @@ def _of_cgroup(proc: Path, root: Path) -> dict[str, int]:
         return {}
     for _, controllers, own in (group for group in groups if len(group) == 3):
         if controllers == "":
-            place, limit_name, used_name, inactive = root, "memory.max", "memory.current", "inactive_file"
+            base, limit_name, used_name, inactive = root, "memory.max", "memory.current", "inactive_file"
         elif "memory" in controllers.split(","):
-            place, inactive = root / "memory", "total_inactive_file"
+            base, inactive = root / "memory", "total_inactive_file"
             limit_name, used_name = "memory.limit_in_bytes", "memory.usage_in_bytes"
         else:
             continue
-        # In a container the path is often that of the host, which is not there: its root is the container's own.
+        # In a container, the path is often the host's and does not exist: the root is then the container's group.
         names = [name for name in own.split("/") if name not in ("", "..")]
         for depth in range(len(names), -1, -1):
-            folder = place.joinpath(*names[:depth])
+            folder = base.joinpath(*names[:depth])
             try:
                 limit = int(files.text(folder / limit_name))
                 used = int(files.text(folder / used_name)) - _lines(folder / "memory.stat").get(inactive, 0)
-            except (OSError, ValueError) as error:  # there is no limit here
+            except (OSError, ValueError) as error:  # this group has no limit
                 interrupts.pass_on(error)
                 continue
             if 0 < limit < _NO_LIMIT:
@@ -240,10 +240,10 @@ def _of_cgroup(proc: Path, root: Path) -> dict[str, int]:
     return {}
 
 
-def _of_device() -> dict[str, int]:
-    """Return what torch's allocator holds of the devices that this process uses; nothing where it uses none.
+def _device_memory() -> dict[str, int]:
+    """Return the memory that torch has reserved on the devices of this process; empty if it uses none.
 
-    It asks torch alone: a call of the driver may wait for a kernel that hangs.
+    Only torch's own counters are read: a call of the driver may wait for a hanging kernel.
     """
     torch = sys.modules.get("torch")
     for name in ("cuda", "npu"):
@@ -262,5 +262,5 @@ def _of_device() -> dict[str, int]:
 
 
 def _lines(path: Path) -> dict[str, int]:
-    words = (line.split() for line in files.text(path).splitlines())
-    return {each[0]: int(each[1]) for each in words if len(each) > 1 and each[1].isdecimal()}
+    lines = (line.split() for line in files.text(path).splitlines())
+    return {words[0]: int(words[1]) for words in lines if len(words) > 1 and words[1].isdecimal()}

@@ -1,4 +1,4 @@
-"""Record of an exception: its type, its text and the places where it was raised.
+"""Record of an exception: its type, its text and its stack.
 
 The process that started a run also records the exception that ended it, and its exit status.
 """
@@ -16,18 +16,20 @@ from autoprof.base.originals import os
 from autoprof.base.redact import hidden, writable
 from autoprof.rundir.records import Frame, Named, Raised
 
-# Maximum number of innermost functions of a stack, and of characters of a text that are kept and read.
-_DEEPEST = 30
-_MOST_MESSAGE = 1000
-_MOST_ORIGIN = 200
-_MOST_READ = 1 << 15
-_MOST_NAMED = 8
+# Number of innermost functions that are kept of a stack.
+_MAX_FRAMES = 30
+# Number of characters that are kept of an exception's text, kept of the text of its cause, and read of either.
+_MAX_MESSAGE_CHARS = 1000
+_MAX_CAUSE_CHARS = 200
+_MAX_TEXT_CHARS = 1 << 15
+# Number of dead processes that are kept of an exception, and of nested Ray exceptions that are followed.
+_MAX_NAMED = 8
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 _FRAME = re.compile(r'^ *File "([^"\n]{1,400})", line (\d{1,9}), in ([^\n]{1,200})$', re.MULTILINE)
-# Of Ray 2.9 to 2.60 (`ray/exceptions.py`, and the raylet's and the GCS's texts of why a worker is gone).
+# Forms of Ray 2.9 to 2.60 (`ray/exceptions.py`, and the messages of the raylet and the GCS about dead workers).
 _PID = re.compile(r"\bpid[:=] ?(\d{1,9})")
-# Other libraries have classes of these names: torch has an `OutOfMemoryError`.
+# The module is checked, because other libraries have classes with these names: torch has an `OutOfMemoryError`.
 _RAY_MODULE = "ray.exceptions"
 _RAY_DEATHS = {"RayActorError": "", "WorkerCrashedError": "", "OutOfMemoryError": "memory", "NodeDiedError": "node"}
 _BROUGHT = "RayTaskError"
@@ -44,17 +46,17 @@ _CONTAINED = re.compile(
 )
 _CUT = re.compile(r"\.\.\. \((\d+) more characters\)$")
 _UNITS = {"b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-# The first line after the indented lines of a stack: the exception.
+# Start of the first line after a stack, which is not indented: it names the exception.
 _RAISED = re.compile(r"^[^\s|]", re.MULTILINE)
-# torchrun draws lines, and so do tracebacks of groups.
+# Characters of the lines that torchrun and tracebacks of exception groups draw.
 _DRAWN = " =-|+"
 
 
 def of(error: BaseException) -> Raised:
-    """Return the record of an exception. Raises only what a signal handler raises."""
+    """Return the record of an exception. Raises nothing itself; an exception from a signal handler passes through."""
     try:
         return _of(error, _text(error))
-    except Exception as problem:  # a library may keep anything in its attributes
+    except Exception as problem:  # a library may set any object as an attribute
         interrupts.pass_on(problem)
         return Raised(type=exceptions.type_name(error))
 
@@ -62,14 +64,14 @@ def of(error: BaseException) -> Raised:
 def _text(error: BaseException) -> tuple[str, int]:
     """Return an exception's text, cut at a limit, and the number of characters after it."""
     text = exception_text.text(error)
-    return writable(text[:_MOST_READ]), max(0, len(text) - _MOST_READ)
+    return writable(text[:_MAX_TEXT_CHARS]), max(0, len(text) - _MAX_TEXT_CHARS)
 
 
 def _origin(error: BaseException, text: str) -> str:
     """Describe the exception that caused `error`, or was being handled when it was raised.
 
-    Of a group, this is the first exception. Of an exception of another process (multiprocessing, torch's DataLoader),
-    `text` has its traceback.
+    For a group, describe its first exception. For an exception from another process (multiprocessing, torch's
+    DataLoader), describe the one whose traceback is in `text`.
     """
     group = exceptions.group_of(error)
     if group and issubclass(type(group[0]), BaseException):
@@ -86,41 +88,41 @@ def _origin(error: BaseException, text: str) -> str:
 
 
 def _words(error: BaseException, text: str) -> str:
-    first = hidden(text.strip().partition("\n")[0], _MOST_ORIGIN)
+    first = hidden(text.strip().partition("\n")[0], _MAX_CAUSE_CHARS)
     place = _at(_frames(exceptions.traceback_of(error)))
     return f"{exceptions.type_name(error)}{f': {first}' if first else ''}{place}"
 
 
 def _from_traceback(text: str) -> str:
-    """Return in words the exception whose traceback a text holds, or an empty text."""
+    """Describe the exception whose traceback is in a text. Return an empty text without a traceback."""
     stack, end = _last_traceback(text)
     frames = _frames_in(stack)
     lines = [line for line in end.splitlines() if line.strip(' "')]
-    return f"{hidden(lines[0], _MOST_ORIGIN)}{_at(frames)}" if frames and lines else ""
+    return f"{hidden(lines[0], _MAX_CAUSE_CHARS)}{_at(frames)}" if frames and lines else ""
 
 
 def _last_traceback(text: str) -> tuple[str, str]:
-    """Return the stack of the last traceback in a text, and the text after it. Both are empty without a traceback.
+    """Return the stack of the last traceback in a text, and the text after it; both empty without a traceback.
 
-    A line such as `File "...", line 3` alone is not a traceback: the texts of torch.compile have such lines.
+    A single line such as `File "...", line 3` is not a traceback: messages of torch.compile contain such lines.
     """
     header = None
-    for header in _HEADER.finditer(text[:_MOST_READ]):  # noqa: B007
+    for header in _HEADER.finditer(text[:_MAX_TEXT_CHARS]):  # noqa: B007
         pass
     if header is None:
         return "", ""
-    # Ray's header has the repr of an actor, which may have several lines.
+    # Ray's header contains the repr of an actor, which may span several lines.
     frame = _FRAME.search(text, header.end())
     raised = _RAISED.search(text, frame.end() if frame else header.end())
-    # Each line of a group's traceback has a margin. Its last line with words is the exception.
+    # Each line of a group's traceback has a margin. Its last line with text is the exception.
     end = raised.start() if raised else text.rstrip(_DRAWN + "\n").rfind("\n") + 1
     return text[header.end() : end], text[end:].lstrip(" |")
 
 
 def _frames_in(stack: str) -> list[Frame]:
-    """Return the functions of a traceback's text, without autoprof's."""
-    found = [Frame(function.strip(), file, int(line)) for file, line, function in _FRAME.findall(stack)]
-    return [frame for frame in found if not frame.file.startswith(_OWN)]
+    """Return the functions in the text of a traceback, without autoprof's."""
+    frames = [Frame(function.strip(), file, int(line)) for file, line, function in _FRAME.findall(stack)]
+    return [frame for frame in frames if not frame.file.startswith(_OWN)]
 
 
 def _at(frames: list[Frame]) -> str:
@@ -132,18 +134,18 @@ def _of(error: BaseException, read: tuple[str, int]) -> Raised:
     cause = exceptions.attribute(error, "cause")
     frames, message, pid = _frames(exceptions.traceback_of(error)), _message(text, more), 0
     if kind.startswith(_BROUGHT) and issubclass(type(cause), BaseException):
-        # It was raised in a task or an actor, and is recorded as it was raised there.
+        # A task or an actor raised it: record it as it was raised there.
         remote = exceptions.attribute(error, "traceback_str")
-        there, pid = _remote(remote if isinstance(remote, str) else text)
-        frames, pid = there or frames, pid or exceptions.attribute(error, "pid")
-        of_cause = _text(cause)
-        inner = _of(cause, of_cause)
+        remote_frames, pid = _remote(remote if isinstance(remote, str) else text)
+        frames, pid = remote_frames or frames, pid or exceptions.attribute(error, "pid")
+        cause_text = _text(cause)
+        inner = _of(cause, cause_text)
         kind, message = inner.type, inner.message
-        text = f"{text}\n{of_cause[0]}"
+        text = f"{text}\n{cause_text[0]}"
     return Raised(
         type=kind[:100],
         message=_without_type(message, kind),
-        frames=frames[-_DEEPEST:],
+        frames=frames[-_MAX_FRAMES:],
         cause="" if kind.startswith(_BROUGHT) or pid else _origin(error, text),
         pid=pid if isinstance(pid, int) else 0,
         named=_named(error, text),
@@ -151,39 +153,39 @@ def _of(error: BaseException, read: tuple[str, int]) -> Raised:
 
 
 def _frames(traceback: TracebackType | None) -> list[Frame]:
-    found = []
+    frames = []
     while traceback is not None:
         code = traceback.tb_frame.f_code
         if not code.co_filename.startswith(_OWN):
             name = writable(getattr(code, "co_qualname", code.co_name))
-            found.append(Frame(name, writable(code.co_filename), traceback.tb_lineno or 0))
+            frames.append(Frame(name, writable(code.co_filename), traceback.tb_lineno or 0))
         traceback = traceback.tb_next
-        # A recursion has thousands.
-        del found[: -2 * _DEEPEST]
-    return found
+        # A recursion may have thousands of frames.
+        del frames[: -2 * _MAX_FRAMES]
+    return frames
 
 
 def _remote(text: str) -> tuple[list[Frame], int]:
-    """Return the stack and the process of Ray's traceback. If tasks called tasks, these are of the last one."""
-    text = text[:_MOST_READ]
+    """Return the stack and the pid in Ray's traceback. If tasks called tasks, the innermost task counts."""
+    text = text[:_MAX_TEXT_CHARS]
     stack, _ = _last_traceback(text)
     pids = [int(header[1]) for header in _HEADER.finditer(text) if header[1]]
     return _frames_in(stack), pids[-1] if pids else 0
 
 
 def _message(text: str, more: int = 0) -> str:
-    """Return an exception's text without secrets. After a traceback in it, only the last exception is kept."""
+    """Return an exception's text without secrets. If it contains a traceback, keep only the text after the last one."""
     _, end = _last_traceback(text)
     lines = [line for line in (end or text).splitlines() if line.strip(_DRAWN)]
-    shown = hidden("\n".join(lines), _MOST_MESSAGE)
+    shown = hidden("\n".join(lines), _MAX_MESSAGE_CHARS)
     if more:
-        known = _CUT.search(shown)
-        shown = f"{_CUT.sub('', shown)}... ({more + (int(known[1]) if known else 0)} more characters)"
+        cut = _CUT.search(shown)
+        shown = f"{_CUT.sub('', shown)}... ({more + (int(cut[1]) if cut else 0)} more characters)"
     return shown
 
 
 def _without_type(message: str, kind: str) -> str:
-    """Return a message without the exception's type, which a traceback puts in front of it, often with its module."""
+    """Return a message without the exception's type and module, which a traceback puts in front of it."""
     named, _, rest = message.partition(": ")
     return rest if named.rpartition(".")[2] == kind and " " not in named else message
 
@@ -199,18 +201,21 @@ def _named(error: BaseException, text: str) -> list[Named]:
     shares = _RAY_USED.search(text)
     used, limit = (_bytes(shares[1], shares[2]), _bytes(shares[3], shares[4])) if shares else (0, 0)
     cause = "memory" if _RAY_MEMORY.search(text) else "node" if _NODE.search(text) else _RAY_DEATHS.get(death, "")
-    # The last one: what is in front of it names the process that was told.
+    # Search from the first such message on: a pid before it belongs to the process that received the exception.
     pids = _PID.findall(text[start.start() :] if (start := _CONTAINED.search(text)) else text)
     pid = int(pids[0]) if pids else 0
     return [Named(pid=pid, cause=cause, used_bytes=used, limit_bytes=limit)] if pid or cause else []
 
 
 def _ray_death(error: Any) -> str:
-    """Return which of Ray's exceptions about a dead process this is, is derived from, or brings from a task."""
-    for _ in range(_MOST_NAMED):
+    """Return the name of Ray's exception about a dead process, or an empty text for another exception.
+
+    The exception may be derived from that class, or a task may have raised it.
+    """
+    for _ in range(_MAX_NAMED):
         kinds = exceptions.mro_of(type(error))
         names = [
-            exceptions.name_of(each) for each in kinds if exceptions.members_of(each).get("__module__") == _RAY_MODULE
+            exceptions.name_of(kind) for kind in kinds if exceptions.members_of(kind).get("__module__") == _RAY_MODULE
         ]
         if death := next((name for name in names if name in _RAY_DEATHS), ""):
             return death
@@ -219,8 +224,8 @@ def _ray_death(error: Any) -> str:
 
 
 def _of_torchrun(failures: dict[object, object]) -> list[Named]:
-    """Return the ranks that torchrun's ChildFailedError names, the first one first."""
-    found = []
+    """Return the ranks that torchrun's ChildFailedError names, in the order of their failures."""
+    ranks = []
     for rank, failure in failures.items():
         status, pid = getattr(failure, "exitcode", None), getattr(failure, "pid", 0)
         when = getattr(failure, "timestamp", 0)
@@ -228,8 +233,8 @@ def _of_torchrun(failures: dict[object, object]) -> list[Named]:
             continue
         name = _signal_name(-status) if status < 0 else ""
         named = Named(pid=pid, rank=rank if isinstance(rank, int) else None, signal=name, status=max(status, 0) or None)
-        found.append((when if isinstance(when, int) else 0, named))
-    return [named for _, named in sorted(found, key=lambda each: each[0])[:_MOST_NAMED]]
+        ranks.append((when if isinstance(when, int) else 0, named))
+    return [named for _, named in sorted(ranks, key=lambda entry: entry[0])[:_MAX_NAMED]]
 
 
 def _signal_name(number: int) -> str:
@@ -251,16 +256,17 @@ def _bytes(number: str, unit: str) -> int:
 
 
 def last_exception() -> BaseException | None:
-    """Return the exception that nobody caught, or None.
+    """Return the uncaught exception that ends this process, or None.
 
-    The interpreter keeps it, except for `SystemExit`. A debugger or a notebook keeps others there, too.
+    The interpreter keeps it in `sys.last_value`, except `SystemExit`. Debuggers and notebooks keep other exceptions
+    there, so an interactive interpreter returns None.
     """
     ended_by = getattr(sys, "last_value", None)
     return None if hasattr(sys, "ps1") or not issubclass(type(ended_by), BaseException) else ended_by
 
 
 def exception_type() -> str:
-    """Return the type of the exception that nobody caught, or an empty text."""
+    """Return the type of the uncaught exception, `SIGINT` for KeyboardInterrupt, or an empty text without one."""
     ended_by = last_exception()
     if ended_by is None:
         return ""
@@ -268,17 +274,17 @@ def exception_type() -> str:
 
 
 def uncaught() -> Raised | None:
-    """Return what is told of the exception that nobody caught; nothing of Ctrl-C."""
+    """Return the record of the uncaught exception, or None if there is no exception or it is KeyboardInterrupt."""
     ended_by = last_exception()
     return None if ended_by is None or issubclass(type(ended_by), KeyboardInterrupt) else of(ended_by)
 
 
 def keep_status(path: Path) -> None:
-    """Have the process leave its exit status in a file of one byte, when it exits. Raises nothing.
+    """Register a C exit handler that writes the exit status, one byte, to a file. Never raises.
 
-    No Python runs any more when the status is known, after `sys.exit(1)` as after an exception. But glibc's `exit`
-    calls functions with the status and an argument, and `fputc` is one: it writes its first argument, as a byte, to its
-    second. A C library without `on_exit`, a signal and `os._exit` leave no status.
+    When the status is known, no Python code runs any more. But glibc's `exit` calls the functions registered with
+    `on_exit` with the status and one argument. The function here is `fputc`, which writes its first argument, as a
+    byte, to the stream in its second. No status is written after a signal or `os._exit`, or without `on_exit`.
     """
     try:
         import ctypes
@@ -292,7 +298,7 @@ def keep_status(path: Path) -> None:
         if not stream:
             os.close(descriptor)
             return
-        # Without a buffer, since what exits later may crash.
+        # Without a buffer, because a later exit handler may crash.
         libc.setbuf(stream, None)
         register(write, stream)
     except Exception as error:  # ctypes may be missing, or restricted

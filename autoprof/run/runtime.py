@@ -1,4 +1,4 @@
-"""One process's view of its run: settings, run directory, hooks, timeline and caught errors.
+"""View of one process on its run: settings, run directory, hooks, timeline and errors of autoprof.
 
 The process that starts a run passes the facts of the run to all others in the environment (`RunInfo`).
 """
@@ -33,7 +33,7 @@ from autoprof.rundir.records import Attempt, RunFile, RunNode, RunSettings
 
 @structs.complete
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts that the process that started the run knows."""
+    """Facts of the run from the process that started it. All processes of the run have them."""
 
     id: str
     directory: str
@@ -44,35 +44,37 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     started: float
     python: str
     settings: Settings
-    # When the process began (`identity.began`): pids come again.
+    # Start time of that process (`identity.start_ticks`), because pids are reused.
     ticks: int = 0
-    # The user of the process. Ray's workers may run as the cluster's user.
+    # User id of that process. Ray's workers may run as another user: the user of the cluster.
     uid: int | None = None
 
 
-# Characters of a command line in the environment, and of all that a process hands on there.
-_MOST_COMMAND = 1000
-_MOST_HANDED = 64_000
+# Number of characters of the command line, and of all facts together, that fit in the environment.
+_MAX_COMMAND_CHARS = 1000
+_MAX_INFO_CHARS = 64_000
 
 
 def shortened(command: str) -> str:
-    """Shorten a command line to what fits in the environment.
+    """Shorten a command line so that it fits in the environment.
 
-    Linux allows 128 kB a variable, and often 2 MB in all with the arguments (MAX_ARG_STRLEN and ARG_MAX).
+    Linux allows 128 kB per variable, and often 2 MB for all variables and arguments (MAX_ARG_STRLEN and ARG_MAX).
     """
-    cut = len(command) - _MOST_COMMAND
-    return command if cut <= 0 else f"{command[:_MOST_COMMAND]}... ({cut} characters more)"
+    cut = len(command) - _MAX_COMMAND_CHARS
+    return command if cut <= 0 else f"{command[:_MAX_COMMAND_CHARS]}... ({cut} characters more)"
 
 
 def read_info(given: Mapping[str, object] | None = None, late: bool = False) -> RunInfo:
-    """Read what was handed on, or the settings in the process that starts the run, which hands them on here.
+    """Return the facts of the run: from the environment, or, in the process that starts the run, from the settings.
+
+    The process that starts the run also writes the facts to the environment for its children.
 
     Args:
-        given: Settings that the program gives, over those of the environment.
-        late: The run is at its end: a rank that has not joined it leaves nothing.
+        given: Settings from the program. They replace settings from the environment.
+        late: True at the end of the run. A rank that has not joined the run by then does not join it.
 
     Raises:
-        SettingsError: The settings are wrong, or too long to be handed on.
+        SettingsError: The settings are wrong, or too long for the environment.
     """
     handed = os.environ.get(_boot.RUN_INFO)
     if handed:
@@ -101,48 +103,48 @@ def read_info(given: Mapping[str, object] | None = None, late: bool = False) -> 
     info = info if late else with_seat(info, seat.join_launch(read))
     hand_on(info)
     if read.recipes:
-        # Makes the settings file's recipes known to the children too, in whatever directory they work.
+        # Children may have another working directory, so they get the settings file's recipes from the environment.
         os.environ[_boot.RECIPES] = os.pathsep.join(read.recipes)
         _boot.add_recipes()
     return info
 
 
 def with_seat(info: RunInfo, taken: Seat | None) -> RunInfo:
-    """Return the facts of the run in which this rank has its place: the rank that joined first has started it."""
+    """Return the facts of the run that this rank has joined. The rank that joined first counts as its starter."""
     if taken is None:
         return info
     first = taken.first
-    whose = {"host": first.host, "pid": first.pid, "ticks": first.ticks, "started": first.started}
-    return msgspec.structs.replace(named_run(info, taken.run_id), **whose)
+    starter = {"host": first.host, "pid": first.pid, "ticks": first.ticks, "started": first.started}
+    return msgspec.structs.replace(named_run(info, taken.run_id), **starter)
 
 
 def named_run(info: RunInfo, run_id: str) -> RunInfo:
-    """Return the facts of a run that has this name."""
+    """Return the facts with another run id and its directory."""
     return msgspec.structs.replace(info, id=run_id, directory=os.path.join(info.settings.dir, run_id))
 
 
 def hand_on(info: RunInfo) -> None:
-    """Hand the facts of the run to the processes that this one starts.
+    """Write the facts of the run to the environment, for the processes that this one starts.
 
     Raises:
-        SettingsError: They are too long.
+        SettingsError: The facts are too long, or are not UTF-8.
     """
     read = info.settings
-    # The URL of the run's copy stays in this process: it may hold a password.
-    told = msgspec.structs.replace(read, collect="1" if read.collect else "")
-    handed_on = msgspec.structs.replace(info, settings=told, command=shortened(info.command))
+    # The URL of the run's copy stays in this process, because it may contain a password.
+    public = msgspec.structs.replace(read, collect="1" if read.collect else "")
+    handed_on = msgspec.structs.replace(info, settings=public, command=shortened(info.command))
     try:
         text = msgspec.json.encode(handed_on).decode()
     except UnicodeEncodeError as error:
         interrupts.pass_on(error)
         raise SettingsError(
-            f"{error.object[error.start - 20 if error.start > 20 else 0 : error.end + 20]!r} in the settings, or the "
-            "working directory, is no UTF-8: autoprof takes names in UTF-8 alone"
+            f"{error.object[error.start - 20 if error.start > 20 else 0 : error.end + 20]!r} in the settings or the "
+            "working directory is not UTF-8; autoprof needs names in UTF-8"
         ) from None
-    if len(text) > _MOST_HANDED:
+    if len(text) > _MAX_INFO_CHARS:
         raise SettingsError(
-            f"the settings are {len(text)} characters long, and no more than {_MOST_HANDED} can be handed to the "
-            "processes of a run: shorten the longest of them"
+            f"the settings are {len(text)} characters long; at most {_MAX_INFO_CHARS} can be handed to the processes "
+            "of a run; shorten the longest of them"
         )
     os.environ[_boot.RUN_ID], os.environ[_boot.RUN_INFO] = info.id, text
 
@@ -159,42 +161,42 @@ class Runtime:
         self.timeline = Timeline(self.rundir)
         self._joined = False
         self._registered = False
-        # The nodes that the run worked on, as far as they are known when it ends.
+        # The nodes of the run that are known at its end.
         self.nodes: list[dict[str, Any]] = []
         # The attempts at this run before it was resumed.
         self._earlier: list[Attempt] = []
-        # Whether autoprof.stop() ends it: the end of the process says nothing of it then.
+        # True if autoprof.stop() ends the run. The end of the process then does not change its state.
         self.stopped = False
 
     @property
     def started_here(self) -> bool:
-        """Return whether this process started the run."""
+        """Return True if this process started the run."""
         return self.info.host == identity.HOST and self.info.pid == os.getpid()
 
     @property
     def decides(self) -> bool:
-        """Return whether this process takes what is asked for, of those that each run the trainer."""
+        """Return True if this process answers requests. If several ranks run the trainer, only one answers."""
         return identity.own_rank() == 0 or (self.started_here and seat.own_seat() is None)
 
     @property
     def speaks(self) -> bool:
-        """Return whether this process speaks for the whole run: that which started it, or of ranks the first."""
+        """Return True if this process logs messages for the whole run: it started the run, or is its first rank."""
         if self.started_here:
             return True
         of_launcher = self.info.host == identity.HOST and self.info.pid == os.getppid() and "RANK" in os.environ
         return (of_launcher or seat.own_seat() is not None) and identity.own_rank() == 0
 
     def _join(self) -> None:
-        """Make the run directory with the first hook that is applied: a process may import a target and not use it."""
+        """Make the run directory when the first hook is applied. A process may import a target without using it."""
         self._make()
         self.register()
 
     def register(self) -> None:
-        """Register this process's node with the run, once, where Ray is up."""
+        """Register this process's node with the run, once, if Ray is up."""
         if not self._registered:
             info = self.info
-            found = cluster.register_node(info.id, info.directory, self.started_here, info.uid)
-            self.hooks.node, self.hooks.ray = found
+            node_and_address = cluster.register_node(info.id, info.directory, self.started_here, info.uid)
+            self.hooks.node, self.hooks.ray = node_and_address
             self._registered = bool(self.hooks.node)
 
     def _make(self) -> None:
@@ -205,30 +207,30 @@ class Runtime:
             if self.started_here:
                 self._resume()
             return
-        said = previous_run.cut_off(self.rundir.path.with_name("latest"))
+        warning = previous_run.cut_off(self.rundir.path.with_name("latest"))
         self.rundir.make(self.rundir.path)
         layout.write_json(self.rundir.run_json, self.describe())
         self.rundir.point_latest()
         self._joined = True
-        if said:
-            log.warning(said)
+        if warning:
+            log.warning(warning)
 
     def _resume(self) -> None:
-        """Note in `run.json` that the run goes on where an earlier attempt is over: a resumed run has the same id."""
+        """Write in `run.json` that this process resumes the run, if an earlier attempt with the same id is over."""
         info = decoder.read(self.rundir.run_json, RunFile)
         own = (self.info.host, self.info.pid, self.info.ticks)
         if (info.host, info.pid, info.ticks) == own or runs.state(info, self.rundir.path) == "running":
             return
-        said = previous_run.cut_off(self.rundir.path)
+        warning = previous_run.cut_off(self.rundir.path)
         self._earlier = previous_run.attempts(info, self.rundir.path)
         files.remove(str(self.rundir.exit_status))
         layout.write_json(self.rundir.run_json, self.describe())
         self.rundir.point_latest()
-        if said:
-            log.warning(said)
+        if warning:
+            log.warning(warning)
 
     def describe(self) -> dict[str, Any]:
-        """Return the content of `run.json` as far as this process knows it."""
+        """Return the content of `run.json` that this process knows."""
         known = RunFile(
             id=self.info.id,
             command=self.info.command,
@@ -247,15 +249,15 @@ class Runtime:
             earlier=self._earlier,
             nodes=[RunNode(**node) for node in self.nodes],
         )
-        said: dict[str, Any] = msgspec.to_builtins(known)
-        return said | {"settings": hidden_in(self.settings.public())}
+        fields: dict[str, Any] = msgspec.to_builtins(known)
+        return fields | {"settings": hidden_in(self.settings.public())}
 
     def complete(self, no_hooks: str = "") -> None:
-        """Summarise in `run.json` what the processes of the run left in `hooks/`, or why none of them had a hook."""
-        # Another rank, or another program of this process, may have noted them.
+        """Complete `run.json` at the end of the run, with a summary of `hooks/`, or why no hook was applied."""
+        # Another rank, or an earlier program of this process, may have written the attempts.
         self._earlier = self._earlier or decoder.read(self.rundir.run_json, RunFile).earlier
-        others = seat.own_seat()
-        error = "" if self.stopped else raised.exception_type() or (others.errors() if others is not None else "")
+        own_seat = seat.own_seat()
+        error = "" if self.stopped else raised.exception_type() or (own_seat.errors() if own_seat is not None else "")
         known = {"ended": time.time(), "state": runs.FAILED if error else runs.ENDED}
         known |= {"error": error} if error else {}
         known |= self._deaths() if not self.stopped else {}
@@ -264,23 +266,23 @@ class Runtime:
         layout.write_json(self.rundir.run_json, described | known)
 
     def _deaths(self) -> dict[str, Any]:
-        """Return what `run.json` says of the exception that ends this process, and of processes that are dead now."""
+        """Return the fields of `run.json` for the exception that ends this process, and for the dead processes."""
         self.timeline.flush()
         exception = raised.uncaught()
         try:
             info = decoder.read(self.rundir.run_json, RunFile)
             died = deaths.find(self.rundir.path, info, over=False, own=exception)
-        except Exception as error:  # files that somebody else is writing, or has removed
+        except Exception as error:  # another process is writing the files, or has removed them
             interrupts.pass_on(error)
             died = []
         known = {"exception": exception, "died": died}
         return {name: msgspec.to_builtins(value) for name, value in known.items() if value}
 
     def leave_without_hooks(self, why: str) -> None:
-        """Leave a directory that says why no hook was applied in any process of the run.
+        """Write a run directory that gives the reason why no hook was applied in any process of the run.
 
         Raises:
-            OSError: It can't be written.
+            OSError: The directory can't be written.
         """
         self._make()
         self.hooks.leave()
@@ -288,7 +290,7 @@ class Runtime:
         raised.keep_status(self.rundir.exit_status)
 
 
-class _State(process.State):
+class _RuntimeState(process.State):
     """The run that this process is part of, and whether autoprof is off in it."""
 
     def begin(self) -> None:
@@ -297,30 +299,30 @@ class _State(process.State):
         self.off = False
 
     def in_child(self) -> None:
-        # The child has a file of its own in `hooks/`, and none of the locks that its parent's threads held.
+        # The child needs its own file in `hooks/`, and new locks: threads of its parent may have held the old ones.
         self.lock = threading.RLock()
         if self.run is not None:
             self.run.hooks.begin_anew()
 
 
-_state = _State()
+_state = _RuntimeState()
 
 
 def current() -> Runtime | None:
-    """Return the run that this process is part of, or None where autoprof is off or has not been needed yet."""
+    """Return the run that this process is part of, or None if autoprof is off or has not started."""
     return _state.run
 
 
 def start(given: Mapping[str, object] | None = None, late: bool = False) -> Runtime | None:
-    """Join the run: take the settings of the process that started it, or read them here and hand them on.
+    """Join the run: take the settings of the process that started it, or read them and hand them on.
 
     Args:
-        given: Settings that the program gives.
-        late: The run is at its end, and another process may have said already what is wrong with its settings.
+        given: Settings from the program.
+        late: True at the end of the run. Another process may have warned about its settings already.
 
     Raises:
-        SettingsError: One of those that the program gives is wrong. Without them autoprof is off then, which one line
-            says.
+        SettingsError: A setting from the program is wrong. If a setting from the environment is wrong, autoprof
+            switches itself off and logs one line instead.
     """
     with _state.lock:
         if _state.off or _state.run is not None:
@@ -346,10 +348,10 @@ def start(given: Mapping[str, object] | None = None, late: bool = False) -> Runt
 
 
 def move(run_id: str, launch: str, rank: int) -> None:
-    """Make this process, which has left nothing yet, one of the ranks of another run.
+    """Make this process a rank of another run. It must not have written any file yet.
 
     Raises:
-        SettingsError: The facts of the run are too long to be handed on.
+        SettingsError: The facts of the run are too long for the environment.
     """
     with _state.lock:
         run = _state.run
@@ -363,7 +365,7 @@ def move(run_id: str, launch: str, rank: int) -> None:
 
 
 def report(where: str, error: BaseException) -> None:
-    """Count an error of autoprof's own and log it once. The error goes no further."""
+    """Count an error of autoprof itself, and log it once. The program does not see the error."""
     text, run = described(error), _state.run
     if run is not None and issubclass(type(error), OSError) and not files.is_folder(run.rundir.path):
         log.warning_once(run.rundir.unwritable(error))

@@ -1,4 +1,4 @@
-"""This process's place among the ranks that a launcher has started."""
+"""Place of this process among the ranks that a launcher started."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from autoprof.rundir import ranks
 from autoprof.rundir.ranks import Seat
 
 
-class _State(process.State):
-    """The place; None in processes that no launcher has started, or that belong to a rank."""
+class _SeatState(process.State):
+    """The place; None in processes that no launcher started, and in children of a rank."""
 
     def begin(self) -> None:
         self.own: Seat | None = None
@@ -23,31 +23,31 @@ class _State(process.State):
         self.own = None
 
 
-_state = _State()
+_state = _SeatState()
 
 
 def own_seat() -> Seat | None:
-    """Return the place of this process, if it has one."""
+    """Return the place of this process, or None."""
     return _state.own
 
 
 def join_launch(settings: Settings) -> Seat | None:
-    """Take the place of this process in the run of its launch, which the boot has found; None where there is none."""
+    """Take the place of this process in the run of its launch, which the boot has detected. None without a launch."""
     name, _, program = os.environ.get(command.LAUNCH, "").partition(":")
     rank = os.environ.get(command.LAUNCH_RANK, "").partition("/")[0]
     if not program or not rank.isdecimal():
         return None
-    named = os.environ.get(command.LAUNCH_RUN_ID, "")
-    return take_seat(settings, "" if named == name else named, name, program, int(rank))
+    run_id = os.environ.get(command.LAUNCH_RUN_ID, "")
+    return take_seat(settings, "" if run_id == name else run_id, name, program, int(rank))
 
 
 def take_seat(settings: Settings, run_id: str, name: str, program: str, rank: int) -> Seat | None:
-    """Take a place, as in `ranks.join`; None where the folder of the runs can't be written."""
+    """Take a place with `ranks.join`. Return None if the folder of the runs can't be written."""
     again = name.startswith(command.LAUNCH_AGAIN)
     files.open_to_group(settings.access == GROUP)
     try:
         _state.own = ranks.join(Path(settings.dir), run_id, name, program, rank, again=again)
-    except OSError as error:  # said by the first hook that is applied
+    except OSError as error:  # the first applied hook reports it
         interrupts.pass_on(error)
         _state.own = None
     return _state.own

@@ -1,7 +1,7 @@
 """Announcement of the current step to the processes of a run: written by the trainer, read when a stage begins.
 
-Ray's key-value store carries it where Ray is up, since a trainer's put ends before it calls a worker. Calls of workers
-that are plain processes carry it themselves (`parcel`). Else it stays in this process. Nothing polls.
+If Ray is up, its key-value store holds the announcement: the trainer's put ends before the trainer calls a worker. For
+workers that are plain processes, each call carries it (`parcel`). Otherwise it stays in this process. No process polls.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from autoprof.run import cluster
 
 
 class StepAnnouncement(msgspec.Struct, frozen=True, kw_only=True):
-    """The step that the trainer is in.
+    """The current step of the trainer.
 
     Attributes:
-        captured: Whether the window is open in it.
-        overrides: The settings of that window's own (`Settings.overridden`).
-        off: Whether autoprof does nothing at all in it.
+        step: The global step.
+        captured: True if a window is open in it.
+        overrides: The settings of that window (`Settings.overridden`).
+        off: True if autoprof does nothing in this step.
     """
 
     step: int
@@ -35,31 +36,31 @@ class Parcel(msgspec.Struct, frozen=True, kw_only=True):
     """An announcement that travels with a call of a worker.
 
     Attributes:
-        number: Counts the announcements of the trainer: calls may overtake each other.
-        announcement: None where no step is going on.
+        number: The count of announcements so far. It shows which one is newer if calls overtake each other.
+        announcement: The announcement; None between two steps.
     """
 
     number: int
     announcement: StepAnnouncement | None
 
 
-class _State(process.State):
-    """The announcement of this process's own trainer, whether it has one, and the newest that came with a call."""
+class _AnnouncementState(process.State):
+    """The announcements that this process knows: from a trainer here, from Ray's store, and from a call."""
 
     def begin(self) -> None:
         self.own: StepAnnouncement | None = None
-        # What was read last.
+        # The announcement last read from Ray's store.
         self.seen: StepAnnouncement | None = None
         self.trainer_here = False
         self.posted = 0
         self.received = Parcel(number=-1, announcement=None)
 
 
-_state = _State()
+_state = _AnnouncementState()
 
 
 def post(run_id: str, announcement: StepAnnouncement | None) -> None:
-    """Announce the step that the trainer is in, or with None that no step is going on."""
+    """Announce the current step of the trainer, or None at the end of a step."""
     _state.own = announcement
     _state.posted += 1
     if cluster.is_up():
@@ -67,7 +68,7 @@ def post(run_id: str, announcement: StepAnnouncement | None) -> None:
 
 
 def read(run_id: str) -> StepAnnouncement | None:
-    """Return the announcement of the step that the trainer of this run is in, if any."""
+    """Return the current announcement of the run's trainer, or None. May ask Ray's store."""
     if (known := here()) is not None:
         return known
     posted = cluster.get(_key(run_id))
@@ -76,31 +77,31 @@ def read(run_id: str) -> StepAnnouncement | None:
 
 
 def trainer_here() -> None:
-    """Note that there is a trainer in this process, before its first step."""
+    """Record that the trainer runs in this process. Called before its first step."""
     _state.trainer_here = True
 
 
 def own() -> tuple[bool, StepAnnouncement | None]:
-    """Return whether the trainer is in this process, and the step that it is in, if any."""
+    """Return True if the trainer runs in this process, and its current announcement."""
     return _state.trainer_here or _state.own is not None, _state.own
 
 
 def here() -> StepAnnouncement | None:
-    """Return the step that the trainer is in, as far as this process knows it without asking Ray."""
+    """Return the current announcement if this process knows it without asking Ray."""
     return _state.own if _state.own is not None else _state.received.announcement
 
 
 def parcel() -> dict[str, Any]:
-    """Return the announcement of this process's trainer as a call may carry it to a worker: plain dicts and values."""
-    made: dict[str, Any] = msgspec.to_builtins(Parcel(number=_state.posted, announcement=_state.own))
-    return made
+    """Return the announcement of this process's trainer as plain dicts and values, for a call of a worker."""
+    fields: dict[str, Any] = msgspec.to_builtins(Parcel(number=_state.posted, announcement=_state.own))
+    return fields
 
 
 def receive(sent: Any) -> bool:
-    """Take what came with a call; return whether it is news: another step has begun, or the step has ended.
+    """Store an announcement that came with a call. Return True if it is newer than the last one.
 
     Raises:
-        ValueError: It is no output of `parcel`.
+        ValueError: `sent` is not a result of `parcel`.
     """
     received = msgspec.convert(sent, Parcel)
     if received.number <= _state.received.number:
@@ -110,9 +111,9 @@ def receive(sent: Any) -> bool:
 
 
 def known() -> int | None:
-    """Return the step that this process knows of without asking: its own, one that was sent, or the one read last."""
-    found = here() or _state.seen
-    return found.step if found is not None else None
+    """Return the step known without asking Ray: of this trainer, from a call, or last read from Ray's store."""
+    announcement = here() or _state.seen
+    return announcement.step if announcement is not None else None
 
 
 def _key(run_id: str) -> str:

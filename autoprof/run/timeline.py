@@ -1,4 +1,4 @@
-"""Writer of a process's timeline, `timeline/<host>-<pid>.jsonl`: one line for each span.
+"""Writer of a process's timeline, `timeline/<host>-<pid>.jsonl`: one line per span.
 
 Steps, stages and windows are written when they begin and when they end. The spans of samples, which may be thousands in
 a step, are buffered for at most a second or until a span of another kind is written. A line is written whole or not at
@@ -38,18 +38,18 @@ from autoprof.rundir.records import (
     RaisedLine,
 )
 
-# Kinds of which a step has a few, which are written at once; all others are kept and written together.
+# Kinds of spans that are rare and are written immediately. All others are buffered.
 AT_ONCE = ("step", "stage", "window")
-# Kinds of spans that have a kind of stage, which a well-known name tells where nothing else does.
+# Kinds of spans that have a stage kind. Without an explicit one, it follows from a well-known name.
 _STAGES = ("stage", "timer")
 
 
-class Keeper(Protocol):
-    """Writer of spans: the timeline of this process, which documents these members."""
+class SpanWriter(Protocol):
+    """The members of a timeline that spans use; `Timeline` documents them."""
 
     life: object
-    going: set[Span]
-    told: set[Span]
+    running: set[Span]
+    announced: set[Span]
 
     def begun(self, span: Span) -> None: ...
 
@@ -63,14 +63,20 @@ class Keeper(Protocol):
 
 
 class Span:
-    """A span that began now. `end` writes it down.
+    """A span that begins when the object is created. `end` writes it.
 
     Args:
-        ids: The sample or the request that it is of.
-        stage_kind: The kind of the stage; None for that which its name tells.
+        timeline: The timeline to write to.
+        kind: The kind of the span.
+        name: Its name.
+        step: The global step, or None if unknown.
+        role: The role.
+        rank: The rank, or None.
+        ids: The ids of its sample or request.
+        stage_kind: The kind of the stage; None to derive it from the name.
 
     Attributes:
-        thread: The thread in which it began, of those that are written at once.
+        thread: The thread in which the span began. Only spans of the kinds in `AT_ONCE` have it.
     """
 
     __slots__ = (
@@ -90,7 +96,7 @@ class Span:
 
     def __init__(
         self,
-        timeline: Keeper,
+        timeline: SpanWriter,
         kind: str,
         name: str,
         *,
@@ -113,7 +119,7 @@ class Span:
 
     @property
     def line(self) -> BegunLine:
-        """Return the line that says that it has begun."""
+        """Return the `begun` line of the span."""
         return BegunLine(
             self._kind,
             self._name,
@@ -132,7 +138,7 @@ class Span:
 
     @property
     def begun_ns(self) -> int:
-        """Return when it began, of `time.monotonic_ns`."""
+        """Return the start by `time.monotonic_ns`."""
         return self._begun
 
     def _known_kind(self) -> str:
@@ -146,13 +152,13 @@ class Span:
         step: int | None = None,
         at_ns: int | None = None,
     ) -> None:
-        """Note the span; a forked child leaves that to its parent. Never raises.
+        """Write the span. In a forked child do nothing, because the parent writes it. Never raises.
 
         Args:
-            error: The exception that was raised inside of it.
-            counts: Counts of it, such as tokens.
-            step: The step, where it was not known at the begin.
-            at_ns: When it ended, of `time.monotonic_ns`, where that was not now.
+            error: The exception that ended the span.
+            counts: Counts of the span, such as tokens.
+            step: The step, if it was unknown at the start.
+            at_ns: The end by `time.monotonic_ns`; None for now.
         """
         now = time.monotonic_ns() if at_ns is None else at_ns
         timeline = self._timeline
@@ -161,7 +167,7 @@ class Span:
         stage_kind = self._stage_kind
         if stage_kind is None:
             stage_kind = kinds.of(self._name) if self._kind in _STAGES else ""
-        timeline.told.discard(self)
+        timeline.announced.discard(self)
         line = Line(
             self._kind,
             self._name,
@@ -169,7 +175,7 @@ class Span:
             self._role,
             self._rank,
             self._start,
-            # The wall clock may be set meanwhile.
+            # The end comes from the monotonic clock, because the wall clock may be set meanwhile.
             self._start + now - self._begun,
             None if error is None else type_name(error),
             self._ids,
@@ -183,17 +189,17 @@ class Span:
                 timeline.raised(line, error)
             timeline.add(line, now, at_once=True)
         else:
-            timeline.going.discard(self)
+            timeline.running.discard(self)
             if error is not None:
                 timeline.raised(line, error)
             timeline.add(line, now)
 
     def drop(self) -> None:
-        """Leave the span out."""
+        """Omit the span from the timeline."""
         timeline = self._timeline
-        timeline.going.discard(self)
-        if self in timeline.told:
-            timeline.told.discard(self)
+        timeline.running.discard(self)
+        if self in timeline.announced:
+            timeline.announced.discard(self)
             timeline.write(DroppedLine(self._kind, self._name, self._start))
 
 
@@ -201,13 +207,13 @@ AnyLine: TypeAlias = Line | BegunLine | DroppedLine | ExitLine | RaisedLine | Me
 
 
 class TimelineFile:
-    """The file, which is made with the first lines.
+    """The timeline file. It is made when the first lines are written.
 
     Attributes:
-        run: The run that it is of.
-        path: Where it is; empty before it is made.
-        size: The bytes that were written since the caller has set this to 0.
-        memory: This process's memory, since the file was made.
+        run: The run directory.
+        path: The path of the file; empty before it is made.
+        size: The bytes written since the caller last set this to 0.
+        memory: The memory of this process, compared with the last line.
     """
 
     def __init__(self, run: RunDir) -> None:
@@ -218,10 +224,10 @@ class TimelineFile:
         self._first = b""
 
     def append(self, lines: list[AnyLine]) -> None:
-        """Write lines.
+        """Append lines to the file.
 
         Raises:
-            OSError: The disk does not take them.
+            OSError: The lines can't be written.
         """
         content = _encoded(lines)
         self.size += len(content)
@@ -229,13 +235,13 @@ class TimelineFile:
             path = self.run.process_file("timeline")
             self.run.make(path.parent)
             self._first = _process_line(self.memory.first())
-            # An earlier process of the run may have had the same pid: this one's lines begin anew.
+            # An earlier process with the same pid may have written to the file: add a new process line.
             files.append(path, self._first + content)
             self.path = str(path)
             return
         try:
             files.append(self.path, content, self._first)
-        except FileNotFoundError as error:  # somebody has removed the folder
+        except FileNotFoundError as error:  # the folder was removed
             interrupts.pass_on(error)
             self.run.make(Path(self.path).parent)
             files.append(self.path, content, self._first)
@@ -247,20 +253,20 @@ _encoder = msgspec.json.Encoder()
 def _encoded(lines: list[AnyLine]) -> bytes:
     try:
         return _encoder.encode_lines(lines)
-    except Exception as error:  # text with lone surrogates, as in file names that are no UTF-8
+    except Exception as error:  # text with lone surrogates, such as file names that are not UTF-8
         interrupts.pass_on(error)
-        return _encoder.encode_lines([_mended(msgspec.to_builtins(line)) for line in lines])
+        return _encoder.encode_lines([_without_surrogates(msgspec.to_builtins(line)) for line in lines])
 
 
-def _mended(value: Any) -> Any:
+def _without_surrogates(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
     if isinstance(value, dict):
-        return {_mended(name): _mended(inner) for name, inner in value.items()}
-    return [_mended(inner) for inner in value] if isinstance(value, list) else value
+        return {_without_surrogates(name): _without_surrogates(inner) for name, inner in value.items()}
+    return [_without_surrogates(inner) for inner in value] if isinstance(value, list) else value
 
 
-def _process_line(at_first: MemoryState) -> bytes:
+def _process_line(memory: MemoryState) -> bytes:
     clock = Moment(time.time_ns(), time.monotonic_ns())
     pid = os.getpid()
     ticks = identity.start_ticks(pid) or 0
@@ -273,100 +279,99 @@ def _process_line(at_first: MemoryState) -> bytes:
         namespace=identity.pid_namespace(),
         boot=identity.machine(),
         stderr=identity.own_stderr(),
-        memory=at_first,
+        memory=memory,
     )
     return msgspec.json.encode(line) + b"\n"
 
 
-# Exceptions that say nothing of a fault.
+# Exceptions that are not faults.
 _NO_FAULT = (StopIteration, StopAsyncIteration, GeneratorExit, KeyboardInterrupt, asyncio.CancelledError)
-# So many of stages have a line.
-_MAX_EXCEPTIONS = 50
-# Kinds of spans that are lost with an exception; a tool's or a turn's may be caught. So many of a name and type have a
-# line, and so many in all, before what is open is written again.
+# Number of lines for exceptions of stages per process.
+_MAX_STAGE_LINES = 50
+# Kinds of spans whose exceptions lose a sample. The exceptions of tools and turns may be caught.
 _LOST = ("sample", "reward")
-_MOST_ALIKE, _MOST_LOST = 2, 20
+# Number of lines for exceptions of samples between two repetitions of the open spans: with one name and type, and all.
+_MAX_ALIKE_LINES, _MAX_SAMPLE_LINES = 2, 20
 
 
 class Exceptions:
-    """The exceptions of one process. Several threads may tell of theirs."""
+    """Selection of the exceptions of one process that get a line. Several threads may use it."""
 
     def __init__(self) -> None:
-        # The last one that has a line, and when the span began that it left; of stages, and of samples.
+        # The id of the last exception with a line and the start of the span that it left: for stages, and for samples.
         self._stage: tuple[int, int] = 0, 0
         self._lost: tuple[int, int] = 0, 0
         self._stages = self._samples = 0
         self._alike: Counter[tuple[str, str, str]] = Counter()
 
     def line(self, line: Line, error: BaseException) -> RaisedLine | None:
-        """Return the line of an exception that leaves a span, None where there is to be none."""
+        """Return the line for an exception that leaves a span, or None if it gets none."""
         if issubclass(type(error), _NO_FAULT):
             return None
-        if not (self._of_sample if line.kind in _LOST else self._of_stage)(line, error):
+        if not (self._takes_sample if line.kind in _LOST else self._takes_stage)(line, error):
             return None
-        said = raised.of(error)
-        return RaisedLine(time.time_ns(), line.kind, line.name, line.step, line.role, line.rank, said)
+        return RaisedLine(time.time_ns(), line.kind, line.name, line.step, line.role, line.rank, raised.of(error))
 
     def again(self) -> None:
-        """Tell of samples anew: readers look at a file's end."""
+        """Reset the limits of samples, because readers look only at the end of a file."""
         self._alike.clear()
         self._samples = 0
 
-    def _of_stage(self, line: Line, error: BaseException) -> bool:
+    def _takes_stage(self, line: Line, error: BaseException) -> bool:
         if line.kind not in ("step", "stage", "window"):
             return False
-        # The spans around it began before.
+        # The same exception in a span that began earlier: it is leaving the outer spans.
         known = self._stage[0] == id(error) and line.start_ns <= self._stage[1]
         self._stage = id(error), line.start_ns
         self._stages += line.kind != "step"
-        return not known and (line.kind == "step" or self._stages <= _MAX_EXCEPTIONS)
+        return not known and (line.kind == "step" or self._stages <= _MAX_STAGE_LINES)
 
-    def _of_sample(self, line: Line, error: BaseException) -> bool:
+    def _takes_sample(self, line: Line, error: BaseException) -> bool:
         known = self._lost[0] == id(error) and line.start_ns <= self._lost[1]
         self._lost = id(error), line.start_ns
-        what = line.kind, line.name, type_name(error)
-        if known or self._alike[what] >= _MOST_ALIKE or self._samples >= _MOST_LOST:
+        key = line.kind, line.name, type_name(error)
+        if known or self._alike[key] >= _MAX_ALIKE_LINES or self._samples >= _MAX_SAMPLE_LINES:
             return False
-        self._alike[what] += 1
+        self._alike[key] += 1
         self._samples += 1
         return True
 
 
-# Kept lines are written when there are this many, or when the first is this old.
-_MANY = 256
-_OLD_NS = 1_000_000_000
-# Where the disk does not take them, this many are kept at most.
-_MOST = 16 * _MANY
-# With nothing going on they are written, too, unless that would take more than this part of the time.
-_PART = 20
-# Of so many steps, and stages of each name, the durations are kept, for so many names.
-_KEPT, _NAMES = 100, 256
-# Spans of samples that are older than this are written while they go on, so many of them.
+# The buffer is written when it has this number of lines, or when its first line is this old.
+_FLUSH_LINES = 256
+_FLUSH_AFTER_NS = 1_000_000_000
+# Maximum number of buffered lines, if the disk is too slow.
+_MAX_LINES = 16 * _FLUSH_LINES
+# In an idle process the buffer is written immediately, unless writing would take more than 1/20 of the time.
+_MIN_IDLE_RATIO = 20
+# Number of durations that are kept per name, and number of names.
+_MAX_DURATIONS, _MAX_NAMES = 100, 256
+# The start of a sample's span is written once the span is this old, for at most _MAX_OPEN spans.
 _LONG_NS = 10_000_000_000
-_MOST_OPEN = 256
-# So long a process in which something is open writes nothing.
-_SILENT_NS = 30_000_000_000
-# What is open is written again after so many bytes: readers look for it at a file's end.
-AGAIN_BYTES = 1 << 20
+_MAX_OPEN = 256
+# A process with an open span writes at least one line in this time, as a sign of life.
+_MAX_SILENCE_NS = 30_000_000_000
+# The starts of open spans are written again after this number of bytes, because readers read the end of a file.
+REPEAT_AFTER_BYTES = 1 << 20
 
 
 class Listener(Protocol):
-    """A reader of the spans of its own process."""
+    """Receiver of the ended spans of this process."""
 
     def hear(self, line: Line) -> None:
-        """Take a span that has ended. Raises nothing."""
+        """Process an ended span. Never raises."""
 
 
 class Timeline:
-    """One process's spans. Any thread may add to it; the thread that finds lines due writes them.
+    """The spans of one process. Any thread may add lines; the thread that finds the buffer due writes it.
 
     Attributes:
-        life: Another object in a forked child.
-        going: Spans that are going on and will be kept, where the caller puts them: who is interrupted drops them.
-        told: Spans that are going on and that a line says of that they have begun.
-        took: What steps and stages took that have ended, in nanoseconds, by kind and name.
-        waking: Called with the next span that begins or ends.
-        listener: Gets each line, where something in this process reads them. A forked child has none.
+        life: An object that identifies the process: a forked child has another one.
+        running: Open spans of samples. The caller adds them; `Span.end` and `Span.drop` remove them.
+        announced: Open spans with a `begun` line.
+        durations_ns: Durations of ended steps, stages and windows in nanoseconds, by kind and name.
+        wake: Callback for the next span that begins or ends, or None.
+        listener: Receiver of each ended span, or None. A forked child has none.
     """
 
     def __init__(self, run: RunDir) -> None:
@@ -376,80 +381,80 @@ class Timeline:
         _state.end_first()
 
     def begin(self) -> None:
-        """Begin a file, in a new process or a forked child, which has none of its parent's lines and locks."""
+        """Begin a file in a new process or a forked child. A child does not take over its parent's lines and locks."""
         self.life = object()
-        self.going: set[Span] = set()
-        self.told: set[Span] = set()
-        self.took: dict[tuple[str, str], deque[int]] = {}
+        self.running: set[Span] = set()
+        self.announced: set[Span] = set()
+        self.durations_ns: dict[tuple[str, str], deque[int]] = {}
         self.listener: Listener | None = None
-        self.waking: Callable[[], None] | None = None
+        self.wake: Callable[[], None] | None = None
         self._lines: deque[AnyLine] = deque()
         self._writing = threading.Lock()
         self._oldest = 0
         self._written = 0
-        self._took = 0
-        # When an event loop is to write what is kept, if it still runs then.
-        self._looked_at = 0
+        self._write_ns = 0
+        # The time at which an event loop will write the buffer, if the loop is still running then.
+        self._flush_at = 0
         self._file = TimelineFile(self._run)
         self._exceptions = Exceptions()
 
     def begun(self, span: Span) -> None:
-        """Write that a span has begun."""
-        self.told.add(span)
+        """Write the start of a span."""
+        self.announced.add(span)
         self.write(span.line)
-        # Another thread may be faster.
-        if (wake := self.waking) is not None:
+        # Read it once, because another thread may reset it.
+        if (wake := self.wake) is not None:
             wake()
 
     def raised(self, line: Line, error: BaseException) -> None:
-        """Write with a span which exception has left it, and where that was raised."""
-        said = self._exceptions.line(line, error)
-        if said is not None and len(self._lines) < _MOST:
-            self._lines.append(said)
+        """Add the line of the exception that leaves a span, if it gets one."""
+        raised_line = self._exceptions.line(line, error)
+        if raised_line is not None and len(self._lines) < _MAX_LINES:
+            self._lines.append(raised_line)
 
     def write(self, line: BegunLine | DroppedLine) -> None:
-        """Write a line of what is open, unless the disk is slow."""
-        if len(self._lines) < _MOST:
+        """Write the start or the dropping of a span, unless the disk is too slow."""
+        if len(self._lines) < _MAX_LINES:
             self._lines.append(line)
             self.flush()
 
     def note(self, kind: str, name: str, took_ns: int) -> None:
-        """Note what a step or a stage took."""
-        before = self.took.get((kind, name))
-        if before is not None:
-            before.append(took_ns)
-        elif len(self.took) < _NAMES:
-            self.took[kind, name] = deque((took_ns,), maxlen=_KEPT)
+        """Store the duration of a step, stage or window."""
+        durations = self.durations_ns.get((kind, name))
+        if durations is not None:
+            durations.append(took_ns)
+        elif len(self.durations_ns) < _MAX_NAMES:
+            self.durations_ns[kind, name] = deque((took_ns,), maxlen=_MAX_DURATIONS)
 
     def open(self) -> list[Span]:
-        """Return the spans that are going on, those that began first in front."""
-        # One step of the interpreter each: other threads add to the sets.
-        return sorted({*list(self.told), *list(self.going)}, key=lambda span: span.begun_ns)
+        """Return the open spans, the oldest first."""
+        # `list` copies a set without interruption, while other threads add to it.
+        return sorted({*list(self.announced), *list(self.running)}, key=lambda span: span.begun_ns)
 
-    def tell(self) -> None:
-        """Write which spans of samples have been going on for long, and again what is open, where that is far back.
+    def write_open(self) -> None:
+        """Write the starts of spans of samples that have been open for long. After 1 MiB, write all starts again.
 
-        While something is open and nothing else is written, a line of the memory is a sign of life.
+        If a span is open and nothing else is written, write a memory line as a sign of life.
         """
         now = time.monotonic_ns()
-        again = self._file.size > AGAIN_BYTES
-        silent = bool(self.told) and now - self._written > _SILENT_NS
+        again = self._file.size > REPEAT_AFTER_BYTES
+        silent = bool(self.announced) and now - self._written > _MAX_SILENCE_NS
         if self._file.path and (line := self._file.memory.look(again or silent)) is not None:
             self._lines.append(line)
         lines: list[AnyLine]
         if again:
             self._file.size = 0
             self._exceptions.again()
-            lines = [span.line for span in self.open() if span in self.told]
+            lines = [span.line for span in self.open() if span in self.announced]
         else:
-            room = _MOST_OPEN - len(self.told)
-            long = [span for span in self.open() if span not in self.told and now - span.begun_ns > _LONG_NS]
+            room = _MAX_OPEN - len(self.announced)
+            long = [span for span in self.open() if span not in self.announced and now - span.begun_ns > _LONG_NS]
             lines = []
             for span in long[: max(room, 0)]:
-                self.told.add(span)
+                self.announced.add(span)
                 lines.append(span.line)
         self._lines.extend(lines)
-        # One that has ended meanwhile may stand before: its line closes it all the same.
+        # If a span has ended meanwhile, its end may come before this start. Readers close it all the same.
         self.flush()
 
     def leave(self) -> None:
@@ -462,36 +467,36 @@ class Timeline:
             self.flush()
 
     def add(self, line: Line, now: int, *, at_once: bool = False) -> None:
-        """Keep a line that ends now (`time.monotonic_ns`), and write what is due."""
+        """Buffer a span that ended at `now` (`time.monotonic_ns`). Write the buffer if it is due."""
         if self.listener is not None:
             self.listener.hear(line)
-        # Another thread may be faster.
-        if (wake := self.waking) is not None:
+        # Read it once, because another thread may reset it.
+        if (wake := self.wake) is not None:
             wake()
         lines = self._lines
         if not lines:
             self._oldest = now
-        elif len(lines) >= _MOST:
+        elif len(lines) >= _MAX_LINES:
             self.flush()
-            if len(lines) >= _MOST:
+            if len(lines) >= _MAX_LINES:
                 log.warning_once("the disk is too slow for the timeline; spans are left out")
                 return
         lines.append(line)
-        idle = not self.going and now - self._written >= _PART * self._took
-        if at_once or idle or len(lines) >= _MANY or now - self._oldest > _OLD_NS:
+        idle = not self.running and now - self._written >= _MIN_IDLE_RATIO * self._write_ns
+        if at_once or idle or len(lines) >= _FLUSH_LINES or now - self._oldest > _FLUSH_AFTER_NS:
             self.flush()
-        elif now > self._looked_at and (loop := asyncio._get_running_loop()) is not None:
-            # While all others wait for one sample, no line follows these for long.
-            self._looked_at = now + 2 * _OLD_NS
-            loop.call_later(_OLD_NS / 1e9, self._look)
+        elif now > self._flush_at and (loop := asyncio._get_running_loop()) is not None:
+            # The next line may come much later: all other samples may be waiting for one.
+            self._flush_at = now + 2 * _FLUSH_AFTER_NS
+            loop.call_later(_FLUSH_AFTER_NS / 1e9, self._flush_later)
 
-    def _look(self) -> None:
-        self._looked_at = 0
+    def _flush_later(self) -> None:
+        self._flush_at = 0
         self.flush()
 
     def flush(self) -> None:
-        """Write what is kept, unless another thread does so: that one takes these lines along."""
-        # No signal can come between `with` and the lock, as it can after `acquire`.
+        """Write the buffer, unless another thread is writing: that thread also writes these lines."""
+        # `with` takes the lock without a gap in which a signal could leave it locked, unlike `acquire`.
         while self._lines and not self._writing.locked():
             with self._writing:
                 begun = time.monotonic_ns()
@@ -500,14 +505,16 @@ class Timeline:
                     self._file.append(lines)
                 except OSError as problem:
                     interrupts.pass_on(problem)
-                    there = files.is_folder(self._run.path)
-                    log.warning_once(f"can't write the timeline: {problem}" if there else self._run.unwritable(problem))
+                    exists = files.is_folder(self._run.path)
+                    log.warning_once(
+                        f"can't write the timeline: {problem}" if exists else self._run.unwritable(problem)
+                    )
                 finally:
                     self._written = time.monotonic_ns()
-                    self._took = self._written - begun
+                    self._write_ns = self._written - begun
 
 
-class _State(process.State):
+class _TimelineState(process.State):
     """The timelines of this process, flushed at its end."""
 
     ends = process.TIMELINE
@@ -524,4 +531,4 @@ class _State(process.State):
             timeline.leave()
 
 
-_state = _State()
+_state = _TimelineState()

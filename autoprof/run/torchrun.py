@@ -1,8 +1,8 @@
-"""One run for all nodes of torchrun: the agents, one on each node, agree on it in torch's own store.
+"""Agreement of torchrun's agents, one on each node, on one run: the first agent's. They agree in torch's own store.
 
-Each agent names a run when it starts. An address and a port are the same in the next job, and an id is seldom given, so
-nothing says which agents belong together until they have met. Then the first one leaves its run's name in the store in
-which it leaves the ranks, before any of them starts.
+When an agent starts, it cannot know which other agents belong to the same job: the next job may have the same address
+and port, and users seldom give an id. So each agent first names its own run. Once the agents have met, and before any
+rank starts, the first agent writes the name of its run to the store with which torch assigns the ranks.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from autoprof.config.parsers import LONGEST_NAME
 from autoprof.run import runtime, seat
 from autoprof.run.runtime import Runtime
 
-# Of torch from 1.9 to 2.13.
+# The module in torch 1.9 to 2.13.
 _MODULE = "torch.distributed.elastic.agent.server.local_elastic_agent"
 _KEY = "autoprof/run"
-# How long an agent waits for the first one, which may be without autoprof.
+# Timeout for the name of the first agent's run: that node may not have autoprof.
 _FIRST_S = 10.0
 _PAUSE_S = 0.02
 
 
-class _State(process.State):
+class _TorchrunState(process.State):
     """The agreement of the agents.
 
     Attributes:
-        agreed: The run and the launch; empty before.
-        started: Whether this agent has started ranks.
+        agreed: The run id and the launch, separated by a newline; empty before the agreement.
+        started: True if this agent has started ranks.
     """
 
     def begin(self) -> None:
@@ -39,11 +39,11 @@ class _State(process.State):
         self.started = False
 
 
-_state = _State()
+_state = _TorchrunState()
 
 
 def watch() -> None:
-    """Have the agent of this process agree with those of other nodes before it starts ranks."""
+    """Make the agent of this process agree with the agents of other nodes before it starts ranks."""
     _boot.when_imported(_MODULE, _wrap)
 
 
@@ -62,42 +62,42 @@ def _wrap(module: Any) -> None:
 
 
 def _agree(group: Any) -> None:
-    """Take the run of the first agent. An agent that has started ranks stays in its run, whoever comes or goes."""
+    """Move this agent to the run of the first agent. After an agent has started ranks, it never changes its run."""
     try:
         run = runtime.current()
-        # What `srun` or `mpirun` has started is in one run already.
+        # Processes that `srun` or `mpirun` started are already in one run.
         if run is not None and (_state.agreed or seat.own_seat() is None) and (group.group_world_size or 1) > 1:
             _take_part(group, run)
     except Exception as error:
         interrupts.pass_on(error)
-        log.warning(f"this node's ranks are a run of their own: {type(error).__name__}: {error}")
+        log.warning(f"the ranks of this node form a separate run: {type(error).__name__}: {error}")
     _state.started = True
 
 
 def _take_part(group: Any, run: Runtime) -> None:
     if group.group_rank == 0:
-        said = _state.agreed or f"{run.info.id}\n{os.urandom(8).hex()}"
-        # In each round: a node that joins late has a store of that round.
-        group.store.set(_KEY, said)
+        agreement = _state.agreed or f"{run.info.id}\n{os.urandom(8).hex()}"
+        # Write it in each round, because each round of torchrun has a new store.
+        group.store.set(_KEY, agreement)
     else:
-        said = "" if _state.started else _asked(group.store)
-    if not said or _state.agreed:
+        agreement = "" if _state.started else _read_agreement(group.store)
+    if not agreement or _state.agreed:
         return
-    _state.agreed = said
-    run_id, _, name = said.partition("\n")
+    _state.agreed = agreement
+    run_id, _, name = agreement.partition("\n")
     if run_id != os.path.basename(run_id) or not 0 < len(os.fsencode(run_id)) <= LONGEST_NAME or not name.isalnum():
-        raise ValueError(f"the first node's run is called {said[:60]!r}")
+        raise ValueError(f"the name of the first node's run is not valid: {agreement[:60]!r}")
     os.environ[command.LAUNCH_RANK] = f"{group.group_rank}/{group.group_world_size}"
     runtime.move(run_id, f"torchrun-{name}", group.group_rank)
 
 
-def _asked(store: Any) -> str:
+def _read_agreement(store: Any) -> str:
     deadline = time.monotonic() + _FIRST_S
-    # Not by a wait of the store's, which may end the store's connection with the time.
+    # Poll instead of `store.wait`: a timeout there may close the store's connection.
     while not store.check([_KEY]):
         if time.monotonic() > deadline:
             log.warning(
-                "the first node of torchrun has named no run, so this node's ranks are a run of their own; "
+                "the first node of torchrun did not name a run, so the ranks of this node form a separate run; "
                 "set AUTOPROF=1 on all nodes"
             )
             return ""

@@ -1,8 +1,8 @@
-"""Thread that checks every ten seconds for open spans that take too long and for requests for stacks.
+"""Thread that checks every ten seconds for open spans that take too long, and for requests for stacks.
 
-`threading` does not know the thread, so that no program finds it. It ends before a fork; the child starts its own with
-the first call of a hook, and from Python 3.13 the parent continues with its next span. The watcher also checks the file
-to which `faulthandler` writes the stacks of a crash.
+`threading` does not know the thread, so programs do not find it. It ends before a fork. The child starts its own
+watcher with the first call of a hook. In the parent, the watcher starts again after the fork; from Python 3.13 on, with
+the next span. The watcher also checks the file to which `faulthandler` writes the stacks of a crash.
 """
 
 from __future__ import annotations
@@ -29,22 +29,23 @@ from autoprof.rundir import file_names, layout
 from autoprof.rundir.layout import CRASHES, RunDir
 from autoprof.rundir.records import HANGS, MAX_STACKS_BYTES, STACKS, WHY, Why
 
-# Without a condition of the user's both must be passed, and the time alone while there is no median.
+# Default limit of a span, in seconds and as a multiple of the median. A hang exceeds both, or the time alone while
+# there is no median.
 TIME_S, FACTOR = 1800.0, 5.0
-# So many ended steps, or stages of a name, make a median.
-FEWEST = 3
-# So often all processes write where they stand, unless a condition says more or less.
+# Number of ended steps, or of ended stages with one name, that a median needs.
+MIN_FOR_MEDIAN = 3
+# Default number of times that all processes write their stacks.
 AT_MOST = 3
-# The folder of what belongs to no step, and how much longer that takes than a step may: processes that know no step
-# leave it to the trainer, which looks every ten seconds.
+# Folder of hangs outside of steps. Their limit is longer: the trainer, which checks every ten seconds, must be able to
+# report the step first.
 NO_STEP = "no_step"
-_LATER_S = 25.0
-# Stages that take long where nothing is wrong, outside of any step: of those that are no step's, they are left out.
-_LONG = ("validate", "checkpoint")
+_NO_STEP_DELAY_S = 25.0
+# Kinds of stages that may take long outside of a step without a hang.
+_LONG_KINDS = ("validate", "checkpoint")
 
 
 class Hangable(Protocol):
-    """The run of this process, as the watch for hangs sees it."""
+    """The attributes of a run that the watch for hangs needs."""
 
     @property
     def settings(self) -> Settings:
@@ -60,7 +61,7 @@ class Hangable(Protocol):
 
     @property
     def speaks(self) -> bool:
-        """Return whether this process says what concerns the whole run."""
+        """Return True if this process logs messages for the whole run."""
 
 
 class Limit(NamedTuple):
@@ -71,22 +72,30 @@ class Limit(NamedTuple):
     factor: float = 0.0
 
     def passed(self, took: float, usual: float | None, endless: bool = False) -> bool:
-        """Return whether it is passed; `endless` is what may go on for ever where nothing is wrong."""
+        """Return True if a duration exceeds the limit.
+
+        Args:
+            took: The duration in seconds.
+            usual: The median in seconds; None while it is unknown.
+            endless: True if the span may legitimately never end.
+        """
         if usual is None:
             return bool(self.seconds) and took > self.seconds and not (endless and self.factor)
         return took > self.seconds and took > self.factor * usual
 
 
 def hang_limits(conditions: Iterable[Condition]) -> tuple[list[Limit], int]:
-    """Return the limits, of which one is to be passed, and how often all processes write where they stand."""
+    """Return the limits, and how often all processes write their stacks. A span hangs if it exceeds one limit."""
     given = [condition for condition in conditions if condition.what == HANG]
     if any(condition.off for condition in given):
         return [], 0
     if not given:
         text = f"{in_words(TIME_S)} and {FACTOR:g} times the median"
         return [Limit(text, TIME_S, FACTOR)], AT_MOST
-    found = [Limit(str(each), each.seconds, 0.0 if each.unit else each.above) for each in given]
-    return found, max(condition.at_most for condition in given)
+    limits = [
+        Limit(str(condition), condition.seconds, 0.0 if condition.unit else condition.above) for condition in given
+    ]
+    return limits, max(condition.at_most for condition in given)
 
 
 class HangWatch:
@@ -95,12 +104,12 @@ class HangWatch:
     def __init__(self, run: Hangable) -> None:
         self._run = run
         self._limits, self._at_most = hang_limits(run.settings.when)
-        # What was judged as hanging, by the name of its folder: once each.
+        # Names of the folders of known hangs. Each hang is handled once.
         self._seen = set(self._folders())
-        self._said = set(self._seen)
+        self._reported = set(self._seen)
 
     def look(self) -> None:
-        """Ask all processes where they stand if something takes too long here; say where one has done so.
+        """Request the stacks of all processes if a span takes too long here. Log new requests of any process.
 
         Raises:
             OSError: The folder can't be made.
@@ -112,7 +121,7 @@ class HangWatch:
                 self._judge(span)
         finally:
             if self._run.speaks:
-                self._say()
+                self._report()
 
     def _judge(self, span: Span) -> None:
         line = span.line
@@ -120,20 +129,20 @@ class HangWatch:
         if name in self._seen:
             return
         took = (time.monotonic_ns() - span.begun_ns) / 1e9
-        late = took if line.step is not None else took - _LATER_S
-        usual = usual_s(self._run.timeline.took, line.span, line.name)
-        # A batch of a server that is never idle.
+        judged_s = took if line.step is not None else took - _NO_STEP_DELAY_S
+        usual = usual_s(self._run.timeline.durations_ns, line.span, line.name)
+        # A batch of a rollout server ends only when the server is idle.
         endless = line.span == "step" and line.role == "rollout"
-        limit = next((limit for limit in self._limits if limit.passed(late, usual, endless)), None)
+        limit = next((limit for limit in self._limits if limit.passed(judged_s, usual, endless)), None)
         if limit is None or (line.step is None and self._asked_since(time.time_ns() - round(took * 1e9))):
             return
         self._seen.add(name)
-        there = self._folders()
-        if name in there or len(there) >= self._at_most or layout.switched_off(self._run.rundir):
+        existing = self._folders()
+        if name in existing or len(existing) >= self._at_most or layout.switched_off(self._run.rundir):
             return
-        whose = line.name if line.span == "step" else f"{line.span} {line.name}"
+        subject = line.name if line.span == "step" else f"{line.span} {line.name}"
         if line.step is not None:
-            whose = f"step {line.step}" if line.span == "step" else f"{whose} of step {line.step}"
+            subject = f"step {line.step}" if line.span == "step" else f"{subject} of step {line.step}"
         times = f", {took / usual:.1f} times the median of {in_words(usual)}" if usual else ""
         self._ask(
             name,
@@ -144,94 +153,99 @@ class HangWatch:
                 step=line.step,
                 since_ns=line.start_ns,
                 condition=limit.text,
-                reason=f"{whose} has taken {in_words(took)}{times}",
+                reason=f"{subject} has taken {in_words(took)}{times}",
             ),
         )
 
     def _asked_since(self, unix_ns: int) -> bool:
-        """Return whether all processes have written where they stood since then, for a step's sake."""
-        place = self._run.rundir.path / HANGS
+        """Return True if a hang requested the stacks of all processes after this time."""
+        folder = self._run.rundir.path / HANGS
         try:
-            return any(os.stat(place / name / WHY).st_mtime_ns > unix_ns for name in self._folders())
-        except OSError as error:  # somebody removes it
+            return any(os.stat(folder / name / WHY).st_mtime_ns > unix_ns for name in self._folders())
+        except OSError as error:  # another process removed the folder
             interrupts.pass_on(error)
             return False
 
     def _ask(self, name: str, why: Why) -> None:
-        """Make the folder with its `why.json` in it, unless another process has done so first."""
-        place = self._run.rundir.path / HANGS
-        self._run.rundir.make(place)
-        # Who looks at requests leaves out names that begin so.
-        part = place / f".{name}.{os.urandom(4).hex()}{file_names.PART}"
+        """Make the folder with its `why.json`, unless another process is first."""
+        folder = self._run.rundir.path / HANGS
+        self._run.rundir.make(folder)
+        # Watchers ignore names that begin with a dot.
+        part = folder / f".{name}.{os.urandom(4).hex()}{file_names.PART}"
         try:
             layout.write_json(part / WHY, why)
-            os.rename(part, place / name)
+            os.rename(part, folder / name)
         except OSError as error:
             interrupts.pass_on(error)
             files.remove(str(part))
-            if not os.path.isdir(place / name):
+            if not os.path.isdir(folder / name):
                 raise
 
-    def _say(self) -> None:
-        """Say in one line which folders are new."""
+    def _report(self) -> None:
+        """Log one line for each new folder."""
         for name in self._folders():
-            if name in self._said:
+            if name in self._reported:
                 continue
-            self._said.add(name)
+            self._reported.add(name)
             run = self._run.rundir.path
             try:
                 content = files.read(run / HANGS / name / WHY, MAX_STACKS_BYTES)
                 reason = msgspec.json.decode(content, type=Why).reason
-            except (OSError, ValueError) as error:  # it is somebody else's
+            except (OSError, ValueError) as error:  # another program made the folder
                 interrupts.pass_on(error)
                 continue
             folder = run / HANGS / name
-            log.warning_aside(f"{reason}; stacks are in {folder}; autoprof doctor {run} says who is late")
+            log.warning_aside(f"{reason}; stacks are in {folder}; autoprof doctor {run} shows which process is late")
 
     def _folders(self) -> list[str]:
         try:
             return sorted(name for name in os.listdir(self._run.rundir.path / HANGS) if not name.startswith("."))
-        except OSError as error:  # nothing has hung
+        except OSError as error:  # there was no hang
             interrupts.pass_on(error)
             return []
 
 
 def watched_span(spans: Iterable[Span]) -> Span | None:
-    """Return the span that is watched, of those that are open, the oldest first."""
-    found = None
+    """Return the span to watch for a hang: the newest open step, or else the oldest stage or request.
+
+    Args:
+        spans: The open spans, the oldest first.
+    """
+    watched = None
     for span in spans:
         if span.kind == "step":
-            # One before it was interrupted where it should have ended.
-            found = span
-        elif found is None and span.kind in ("stage", "request") and span.line.stage_kind not in _LONG:
-            found = span
-    return found
+            # An older open step was interrupted and never wrote its end.
+            watched = span
+        elif watched is None and span.kind in ("stage", "request") and span.line.stage_kind not in _LONG_KINDS:
+            watched = span
+    return watched
 
 
 def usual_s(took: Mapping[tuple[str, str], Iterable[int]], kind: str, name: str) -> float | None:
-    """Return the median of the seconds that spans of a kind and name took; None while too few have ended."""
-    # Without `statistics`, which imports much.
+    """Return the median duration in seconds of ended spans of a kind and name, or None if too few have ended."""
+    # `statistics` is not used, because it imports many modules.
     durations = sorted(took.get((kind, name), ()))
     middle = len(durations) // 2
-    return (durations[middle] + durations[~middle]) / 2e9 if len(durations) >= FEWEST else None
+    return (durations[middle] + durations[~middle]) / 2e9 if len(durations) >= MIN_FOR_MEDIAN else None
 
 
 # The signals that `faulthandler` handles.
 _SIGNALS = (_signal.SIGSEGV, _signal.SIGFPE, _signal.SIGABRT, _signal.SIGBUS, _signal.SIGILL)
-# Bytes that a dump may have: SIGXFSZ must not end the process in place of the signal of the crash.
-_LARGEST = 1 << 20
-# Python 3.14 would also walk the stack of C, which may hang where memory is damaged.
+# Maximum size of a crash dump in bytes. If the limit of file sizes is lower, no dump is written: SIGXFSZ would replace
+# the signal of the crash.
+_MAX_DUMP_BYTES = 1 << 20
+# Python 3.14 would also walk the C stack, which may hang if memory is damaged.
 _ARGUMENTS: dict[str, Any] = {"all_threads": True} | ({"c_stack": False} if sys.version_info >= (3, 14) else {})
 
 
 class _CrashFile:
-    """The open file. Nobody but `faulthandler` holds it."""
+    """The open crash file. Only `faulthandler` holds a reference to it."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self._descriptor = -1
         self._descriptor = files.create(path, held=True)
-        self._own = _which(self._descriptor)
+        self._own = _file_identity(self._descriptor)
 
     def fileno(self) -> int:
         """Return the descriptor, for `faulthandler`."""
@@ -241,28 +255,28 @@ class _CrashFile:
         """Do nothing: `faulthandler` calls it."""
 
     def is_own(self) -> bool:
-        """Return whether the descriptor is this file's: a program may have closed all, and opened others."""
-        return _which(self._descriptor) == self._own
+        """Return True if the descriptor still belongs to this file. A program may have closed and reused it."""
+        return _file_identity(self._descriptor) == self._own
 
     def __del__(self) -> None:
         try:
             if self._descriptor >= 0 and self.is_own():
                 os.close(self._descriptor)
-        except Exception as error:  # at the end of the interpreter
+        except Exception as error:  # the interpreter is shutting down
             interrupts.pass_on(error)
 
 
-def _which(descriptor: int) -> tuple[int, int] | None:
+def _file_identity(descriptor: int) -> tuple[int, int] | None:
     try:
-        found = os.fstat(descriptor)
+        status = os.fstat(descriptor)
     except OSError as error:
         interrupts.pass_on(error)
         return None
-    return (found.st_dev, found.st_ino) if stat.S_ISREG(found.st_mode) else None
+    return (status.st_dev, status.st_ino) if stat.S_ISREG(status.st_mode) else None
 
 
 class _CrashState(process.State):
-    """The crash file of this process, as long as `faulthandler` holds it."""
+    """The crash file of this process, while `faulthandler` holds it."""
 
     def begin(self) -> None:
         self.leave()
@@ -270,12 +284,12 @@ class _CrashState(process.State):
         self.path = ""
 
     def in_child(self) -> None:
-        # Not the parent's file. The parent's is not removed, either.
+        # The child must neither use nor remove its parent's file.
         self.path = ""
         self.leave()
 
     def leave(self) -> None:
-        """Disable what is ours, and remove the file if nothing is in it."""
+        """Disable `faulthandler` if it uses autoprof's file. Remove the file if it is empty."""
         file = getattr(self, "file", None)
         if file is None:
             return
@@ -293,24 +307,24 @@ _crash_state = _CrashState()
 
 
 def begin_crash_file(run: RunDir) -> None:
-    """Have a crash of this process leave its stacks, unless the program sees to that itself. Raises nothing."""
+    """Make a crash of this process write its stacks, unless the program handles crashes itself. Never raises."""
     if _crash_state.file is not None:
         return
     try:
-        if faulthandler.is_enabled() or _handled():
+        if faulthandler.is_enabled() or _handles_signals():
             return
-        files.check_size(_LARGEST)
-        file = _made(run)
-        # None of Python's code comes between the two that could fork.
+        files.check_size(_MAX_DUMP_BYTES)
+        file = _make_crash_file(run)
+        # No Python code that could fork runs between these two lines.
         _crash_state.file, _crash_state.path = ref(file), file.path
         faulthandler.enable(file, **_ARGUMENTS)
     except Exception as error:  # no descriptor is free, the disk is full, or files may not be large
         interrupts.pass_on(error)
-        log.debug(f"a crash of this process will leave no stack: {type(error).__name__}: {error}")
+        log.debug(f"a crash of this process will not write its stacks: {type(error).__name__}: {error}")
 
 
-def _made(run: RunDir) -> _CrashFile:
-    """Make the file. Another process that ends may remove the folder while it is empty."""
+def _make_crash_file(run: RunDir) -> _CrashFile:
+    """Make the crash file. Try twice, because a process that ends may remove the folder while it is empty."""
     path = str(run.process_file(CRASHES, ".txt"))
     run.make(run.path / CRASHES)
     try:
@@ -322,25 +336,25 @@ def _made(run: RunDir) -> _CrashFile:
 
 
 def check_crash_file() -> None:
-    """Disable it if another file has the descriptor now, or if the program has set a limit of file sizes."""
+    """Disable the crash file if another file has its descriptor, or if the program has limited file sizes."""
     file = _crash_state.file() if _crash_state.file is not None else None
-    if file is not None and not (file.is_own() and _may_be_written()):
+    if file is not None and not (file.is_own() and _size_limit_allows_dump()):
         del file
         _crash_state.leave()
 
 
-def _may_be_written() -> bool:
+def _size_limit_allows_dump() -> bool:
     limit = files.size_limit()
-    return limit is None or limit >= _LARGEST
+    return limit is None or limit >= _MAX_DUMP_BYTES
 
 
 def end_crash_file() -> None:
-    """Leave no empty file, at the end of the process."""
+    """Disable the crash file at the end of the process. Remove it if it is empty."""
     _crash_state.leave()
 
 
-def _handled() -> bool:
-    """Return whether the program, or a library of C, handles or ignores one of the signals."""
+def _handles_signals() -> bool:
+    """Return True if the program or a C library handles or ignores one of the signals."""
     if any(_signal.getsignal(number) != _signal.SIG_DFL for number in _SIGNALS):
         return True
     bits = sum(1 << (number - 1) for number in _SIGNALS)
@@ -351,19 +365,19 @@ def _handled() -> bool:
     return False
 
 
-# How long it sleeps.
+# Time between two checks.
 LOOK_S = 10.0
-# How long a fork or the end of the process waits for a look that is going on.
+# Maximum wait of a fork or of the process's exit for a running check.
 _END_S = 1.0
-# From Python 3.13 on a fork counts threads, to warn of them, when all that is to be done after it has been done
-# (`os_fork_impl` in Modules/posixmodule.c).
+# From Python 3.13 on, `os.fork` counts the threads, to warn about them, after the handlers in the parent have run
+# (`os_fork_impl` in Modules/posixmodule.c). A watcher that such a handler starts would be counted.
 _COUNTS_LAST = sys.version_info >= (3, 13)
-# How long they wait for its thread to be gone after that.
+# Maximum wait after the check for the thread to disappear.
 _EXIT_S = 0.1
 
 
-class Watched(Protocol):
-    """The run of this process, as the watcher sees it."""
+class WatchedRun(Protocol):
+    """The attributes of a run that the watcher needs."""
 
     @property
     def settings(self) -> Settings:
@@ -371,7 +385,7 @@ class Watched(Protocol):
 
     @property
     def speaks(self) -> bool:
-        """Return whether this process says what concerns the whole run."""
+        """Return True if this process logs messages for the whole run."""
 
     @property
     def rundir(self) -> RunDir:
@@ -385,81 +399,86 @@ class Watched(Protocol):
 class Watcher:
     """The watcher of one process."""
 
-    def __init__(self, run: Watched) -> None:
+    def __init__(self, run: WatchedRun) -> None:
         self._run = run
         self._stop, self._ended = _thread.allocate_lock(), _thread.allocate_lock()
         self._native: list[int] = []
-        # Those that were there before this process are not meant for it.
+        # Requests from before this process are not meant for it.
         self._answered = set(self._requests())
         self._hangs = HangWatch(run)
 
     def start(self) -> None:
-        """Begin to watch. Raises nothing."""
+        """Start watching. Never raises."""
         stop, ended = _thread.allocate_lock(), _thread.allocate_lock()
         stop.acquire()
         ended.acquire()
         try:
-            # Before the start: a signal handler may raise in it, and the thread must end all the same.
+            # Set these before the start: a signal handler may raise during it, and the thread must still end.
             self._stop, self._ended, self._native = stop, ended, []
             threads.start(_thread.start_new_thread, _watch, (self.look, stop, ended, self._native))
-        except RuntimeError as error:  # no further thread can be started
+        except RuntimeError as error:  # the limit of threads is reached
             interrupts.pass_on(error)
             stop.release()
             log.info(f"this process is not watched: {error}")
 
     def start_later(self) -> None:
-        """Begin to watch with the next span that begins or ends."""
+        """Start watching with the next span that begins or ends."""
         timeline, once = self._run.timeline, _thread.allocate_lock()
 
-        def wake() -> None:
+        def start_once() -> None:
             if once.acquire(blocking=False):
-                timeline.waking = None
+                timeline.wake = None
                 self.start()
 
-        timeline.waking = wake
+        timeline.wake = start_once
 
     def stop(self) -> None:
-        """Stop watching, and wait until the current look ends. Do nothing if the thread has been stopped."""
+        """Stop watching, and wait until the current check ends. Do nothing if the thread was stopped before."""
         stop, self._stop = self._stop, _thread.allocate_lock()
-        if stop.locked():  # the thread runs, and has not been stopped
+        if stop.locked():  # the thread is running and was not stopped
             stop.release()
             if self._ended.acquire(timeout=_END_S):
                 _await_exit(self._native)
 
     def look(self) -> None:
-        """Write down what has been open for long, find what takes too long, and answer those who ask."""
-        for looker in (self._run.timeline.tell, check_crash_file, self._hangs.look):
-            self._try(looker)
+        """Write long-open spans to the timeline, check the crash file and look for hangs, then answer requests."""
+        for check in (self._run.timeline.write_open, check_crash_file, self._hangs.look):
+            self._try(check)
         for folder in self._requests():
             if folder not in self._answered:
                 self._answered.add(folder)
                 self._try(lambda: stacks.write_snapshot(self._run.rundir, self._run.timeline, folder))  # noqa: B023
 
     def _try(self, work: Callable[[], None]) -> None:
-        """Do one of its works, whatever becomes of the others."""
+        """Do one task. If it fails, log the error, so that the other tasks still run."""
         try:
             work()
         except Exception as error:
             interrupts.pass_on(error)
-            full = isinstance(error, OSError)
-            text = self._run.rundir.unwritable(error) if full else f"the watcher: {type(error).__name__}: {error}"
+            is_disk_error = isinstance(error, OSError)
+            text = (
+                self._run.rundir.unwritable(error) if is_disk_error else f"the watcher: {type(error).__name__}: {error}"
+            )
             log.warning_aside(text)
 
     def _requests(self) -> list[str]:
-        """Return the folders in which each process is to write where it stands."""
-        found = []
+        """Return the folders in which each process shall write its stacks."""
+        folders = []
         for kind in (STACKS, HANGS):
-            place = os.path.join(self._run.rundir.path, kind)
+            parent = os.path.join(self._run.rundir.path, kind)
             try:
-                found += [os.path.join(place, name) for name in os.listdir(place) if not name.startswith(".")]
-            except OSError as error:  # nobody has asked
+                folders += [os.path.join(parent, name) for name in os.listdir(parent) if not name.startswith(".")]
+            except OSError as error:  # there is no request
                 interrupts.pass_on(error)
-        return found
+        return folders
 
 
 def _await_exit(native: list[int]) -> None:
-    """Wait until the kernel has no such thread any more: from Python 3.12 on a fork warns where it counts more than one
-    (`warn_about_fork_with_threads` in Modules/posixmodule.c)."""
+    """Wait until the thread has left the kernel's list of threads.
+
+    From Python 3.12 on, a fork warns if that list has more than one thread (`warn_about_fork_with_threads` in
+    Modules/posixmodule.c).
+    """
     until = time.monotonic() + _EXIT_S
     while native and os.path.exists(f"/proc/self/task/{native[0]}") and time.monotonic() < until:
         time.sleep(0.0001)
@@ -478,7 +497,7 @@ def _watch(look: Callable[[], None], stop: _thread.LockType, ended: _thread.Lock
         ended.release()
 
 
-class _State(process.State):
+class _WatcherState(process.State):
     """The watcher of this process."""
 
     ends = process.WATCH
@@ -509,11 +528,11 @@ class _State(process.State):
         end_crash_file()
 
 
-_state = _State()
+_state = _WatcherState()
 
 
-def start(run: Watched) -> None:
-    """Watch this process, if that is not done."""
+def start(run: WatchedRun) -> None:
+    """Start the watcher and the crash file of this process, unless they are running."""
     if _state.watcher is None:
         begin_crash_file(run.rundir)
         _state.watcher = Watcher(run)

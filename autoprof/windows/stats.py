@@ -285,7 +285,7 @@ class StatsReporter:
         told.seconds += (line.end_ns - line.start_ns) / 1e9
         told.tokens += int(line.counts.get("response_tokens") or 0)
         now = time.monotonic()
-        if now >= self._told and (not self._run.timeline.going or now >= self._told + _BUSY_S):
+        if now >= self._told and (not self._run.timeline.running or now >= self._told + _BUSY_S):
             self._told = max(now, self._told + _IDLE_S)
             self._channel.send(f"{REPLICA}{replica}", lambda: told, at=self._told)
 

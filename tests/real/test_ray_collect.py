@@ -67,4 +67,4 @@ def test_no_command_starts_a_cluster(tmp_path: Path, command: str) -> None:
     for address, variables in (("local", {}), ("auto", {"RAY_ADDRESS": "local"})):
         done = autoprof(command, "--ray", address, cwd=tmp_path, **variables)
         assert done.returncode == 1
-        assert "'local' starts a Ray cluster and names none" in done.stderr
+        assert "'local' would start a new Ray cluster" in done.stderr

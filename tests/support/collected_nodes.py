@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from autoprof.run.cluster import Node
-from autoprof.run.collect.fetch import Asked, Patience
+from autoprof.run.collect.fetch import Patience, RemoteCall
 from autoprof.run.collect.gather import Gathering
 from autoprof.run.collect.node import functions
 from autoprof.rundir.records import CollectedFile
@@ -27,14 +27,14 @@ class Folder:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.before: Callable[[Asked], object] = lambda asked: None
-        self.asked: list[Asked] = []
+        self.before: Callable[[RemoteCall], object] = lambda asked: None
+        self.asked: list[RemoteCall] = []
         self._functions = functions()
 
-    def ask(self, name: str, *arguments: Any) -> Asked:
-        return Asked(name, arguments, None, 0.0)
+    def ask(self, name: str, *arguments: Any) -> RemoteCall:
+        return RemoteCall(name, arguments, None, 0.0)
 
-    def answer(self, asked: Asked) -> Any:
+    def answer(self, asked: RemoteCall) -> Any:
         self.asked.append(asked)
         self.before(asked)
         _, *arguments = asked.arguments

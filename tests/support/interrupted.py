@@ -58,7 +58,7 @@ def state(number: int) -> dict[str, Any]:
         "failures": dict(gates._failures),
         "counting": {group: count for group, count in gates._counting.items() if count},
         "inside": spans._inside.get()[:],
-        "spans": len(run.timeline.going),
+        "spans": len(run.timeline.running),
         "writing lines": run.timeline._writing.locked(),
         "torch records": bool(torch is not None and torch.autograd._profiler_enabled()),
         "foreign": (foreign._own.called, len(foreign._state.threads), len(foreign._state.npu)),

@@ -149,7 +149,7 @@ def test_a_node_goes_on_alone_where_the_first_is_without_autoprof(tmp_path: Path
         assert first.wait(300) == 0
     finally:
         first.kill()
-    assert "the first node of torchrun has named no run" in second.stderr
+    assert "the first node of torchrun did not name a run" in second.stderr
     (run,) = left(tmp_path)
     assert trained(run) == [1]
 

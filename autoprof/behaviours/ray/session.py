@@ -46,7 +46,7 @@ def through_ray(run: Runtime) -> None:
     known = cluster.nodes_of_run(run.info.id)
     others = {node["NodeID"] for node in ray.nodes() if node["Alive"]} | {node.id for node in known}
     if len(others) > 1:
-        run.nodes = cluster.is_public(known)
+        run.nodes = cluster.nodes_for_run_json(known)
         if run.settings.collect:
             _collect(run, ray)
     if run.settings.on_finish and run.rundir.steps():

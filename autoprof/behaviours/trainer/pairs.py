@@ -159,7 +159,7 @@ class Start(Behaviour):
             kind = kind_of(call, name)
             span = Span(run.timeline, "timer", name, step=step, role=self.role, rank=None, stage_kind=kind)
             setattr(call.at(self.of), _SPAN, (span, step))
-            run.timeline.going.add(span)
+            run.timeline.running.add(span)
         return None
 
 

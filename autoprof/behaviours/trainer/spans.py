@@ -82,7 +82,7 @@ class Span(Named):
         span = self._begin(run, who, call, step, ids)
         try:
             if self.kind != "stage":
-                run.timeline.going.add(span)
+                run.timeline.running.add(span)
             token = _inside.set(_Inside(step, ids)) if self.kind == "sample" else None
             if self.whole:
                 wholes.append(span)

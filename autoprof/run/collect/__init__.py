@@ -1,1 +1,1 @@
-"""Collecting the parts of a run that its nodes have on disks of their own."""
+"""Collection of a run's parts from nodes with separate disks."""

@@ -1,4 +1,4 @@
-"""Fetcher of files from one node: in pieces, into partial files that survive a kill, verified before renaming."""
+"""Fetcher of files from one node: in pieces, resumable after a kill, verified before renaming."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from autoprof.run import cluster
 from autoprof.run.collect.node import functions
 from autoprof.rundir.file_names import COLLECTING, LINES, PART
 
-# How long a node has for an answer: Ray may have to start a worker there, and a disk may be slow.
+# Timeout for the answer of a node: Ray may have to start a worker there, and its disk may be slow.
 _PATIENCE_S = 120.0
-_LOOK_S = 0.2
+_POLL_S = 0.2
 _TRIES = 3
-# So many pieces are on their way at a time.
-AT_A_TIME = 3
+# Number of calls of a node that are pending at a time.
+MAX_PENDING = 3
 
 
-class Lost(Exception):
-    """A node does not answer (any more). The message says why."""
+class NodeLost(Exception):
+    """A node does not answer. The message gives the reason."""
 
 
-class Out(Lost):
-    """There is no time left to wait for any node."""
+class TimeIsUp(NodeLost):
+    """The time for all nodes together is used up."""
 
 
-class Asked(NamedTuple):
-    """A question that is on its way since a moment (`time.monotonic`)."""
+class RemoteCall(NamedTuple):
+    """A pending call of a function on a node. `since` is its start by `time.monotonic`, in seconds."""
 
     name: str
     arguments: tuple[Any, ...]
@@ -43,36 +43,41 @@ class Asked(NamedTuple):
 
 
 class Source(Protocol):
-    """A node's part of the run, from which the functions of `remote` read."""
+    """A node that runs the functions of `node.py` on its part of the run."""
 
-    def ask(self, name: str, *arguments: Any) -> Asked:
-        """Send a question."""
+    def ask(self, name: str, *arguments: Any) -> RemoteCall:
+        """Start a call of the function `name`."""
 
-    def answer(self, asked: Asked) -> Any:
-        """Wait for the answer.
+    def answer(self, call: RemoteCall) -> Any:
+        """Wait for the result of a call.
 
         Raises:
-            Lost: There is none.
+            NodeLost: The node does not answer.
         """
 
 
-def answers(source: Source, name: str, questions: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
-    """Yield the answers to questions of one kind, in order, with a few of them on their way at a time.
+def answers(source: Source, name: str, calls: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
+    """Yield the results of calls of one function, in order. A few calls are pending at a time.
+
+    Args:
+        source: The node.
+        name: The function.
+        calls: The arguments of each call.
 
     Raises:
-        Lost: There is none to one of them.
+        NodeLost: The node does not answer.
     """
-    under_way: deque[Asked] = deque()
-    for arguments in questions:
-        under_way.append(source.ask(name, *arguments))
-        if len(under_way) == AT_A_TIME:
-            yield source.answer(under_way.popleft())
-    while under_way:
-        yield source.answer(under_way.popleft())
+    pending: deque[RemoteCall] = deque()
+    for arguments in calls:
+        pending.append(source.ask(name, *arguments))
+        if len(pending) == MAX_PENDING:
+            yield source.answer(pending.popleft())
+    while pending:
+        yield source.answer(pending.popleft())
 
 
 class Patience:
-    """The time that all questions may take together. `stop` ends it from another thread."""
+    """Time limit for all calls together. Setting the event `stop` ends it from another thread."""
 
     def __init__(self, seconds: float | None = None) -> None:
         self._until = None if seconds is None else time.monotonic() + seconds
@@ -83,8 +88,8 @@ class Patience:
         return self.stop.is_set() or (self._until is not None and time.monotonic() > self._until)
 
 
-class OnRay:
-    """Asks one node of a cluster that this process is connected to."""
+class RayNode:
+    """A node of the Ray cluster that this process is connected to."""
 
     def __init__(self, ray: Any, node: str, patience: Patience) -> None:
         self._ray = ray
@@ -95,58 +100,66 @@ class OnRay:
             for name, function in functions().items()
         }
 
-    def ask(self, name: str, *arguments: Any) -> Asked:
-        return Asked(name, arguments, self._functions[name].remote(*arguments), time.monotonic())
+    def ask(self, name: str, *arguments: Any) -> RemoteCall:
+        return RemoteCall(name, arguments, self._functions[name].remote(*arguments), time.monotonic())
 
-    def answer(self, asked: Asked) -> Any:
+    def answer(self, call: RemoteCall) -> Any:
         for tries in range(1, _TRIES + 1):
             try:
-                # Several nodes that don't answer are waited for together.
-                return self._wait(asked.answer, asked.since + _PATIENCE_S)
-            except Lost:
+                # The time counts from the start of the call, so that several silent nodes share one wait.
+                return self._wait(call.answer, call.since + _PATIENCE_S)
+            except NodeLost:
                 raise
-            except Exception as error:  # Ray's own, of a worker or a node that died
-                if tries == _TRIES or not self._alive():
-                    raise Lost(self._why(error)) from None
-                asked = self.ask(asked.name, *asked.arguments)
+            except Exception as error:  # an exception of Ray: a worker or the node has died
+                if tries == _TRIES or not self._is_alive():
+                    raise NodeLost(self._describe(error)) from None
+                call = self.ask(call.name, *call.arguments)
 
     def _wait(self, reference: Any, deadline: float) -> Any:
-        # In short waits: the end of Ray must not find a thread in one.
-        while not self._ray.wait([reference], timeout=_LOOK_S)[0]:
+        # Wait with short timeouts: Ray must not shut down while this thread waits in it.
+        while not self._ray.wait([reference], timeout=_POLL_S)[0]:
             if self._patience.out:
                 self._ray.cancel(reference)
-                raise Out("there was no time left")
+                raise TimeIsUp("there was no time left")
             if time.monotonic() > deadline:
                 self._ray.cancel(reference)
-                raise Lost(f"no answer within {_PATIENCE_S:.0f} s")
+                raise NodeLost(f"no answer within {_PATIENCE_S:.0f} s")
         if self._patience.out:
-            raise Out("there was no time left")
+            raise TimeIsUp("there was no time left")
         return self._ray.get(reference)
 
-    def _alive(self) -> bool:
+    def _is_alive(self) -> bool:
         return any(node["NodeID"] == self._node and node["Alive"] for node in self._ray.nodes())
 
-    def _why(self, error: Exception) -> str:
+    def _describe(self, error: Exception) -> str:
         first = (str(error).strip().splitlines() or [""])[0]
-        return f"{type(error).__name__}: {first[:200]}" if self._alive() else DIED
+        return f"{type(error).__name__}: {first[:200]}" if self._is_alive() else DIED
 
 
 DIED = "the node has died"
 
 
+# Maximum size of a piece of files, in bytes.
 PIECE = 8 << 20
-# No more files than these in one piece.
-_FILES = 512
-# So many bytes are summed up in one answer.
-_SUMMED = 512 << 20
-# A piece, its sha256, and what is wrong with it.
+# Maximum number of files in one piece or in one call for checksums.
+_MAX_FILES = 512
+# Number of bytes after which a call for checksums takes no further files.
+_MAX_SUMMED_BYTES = 512 << 20
+# A piece: its bytes, its sha256, and its problem or an empty text.
 Piece = tuple[bytes, str, str]
 CHANGED = "it changed while it was read"
-NOT_EQUAL = "what came is not what the node has (sha256)"
+NOT_EQUAL = "the received bytes differ from the node's file (sha256)"
 
 
 class File(msgspec.Struct, frozen=True):
-    """A file of a node: where it lies there, its bytes, when it was written to, and where it goes here."""
+    """A file of a node.
+
+    Attributes:
+        path: Its path in the node's part of the run.
+        size: Its size in bytes.
+        mtime_ns: Its last change, in nanoseconds since the epoch.
+        target: Its path in the run directory here.
+    """
 
     path: str
     size: int
@@ -155,12 +168,12 @@ class File(msgspec.Struct, frozen=True):
 
     @property
     def grows(self) -> bool:
-        """Return whether processes append to it: its content so far stays."""
+        """Return True if processes only append to the file, so that its present content stays valid."""
         return self.path.endswith(LINES)
 
 
-class Got(msgspec.Struct, frozen=True):
-    """The result for a file: its sha256, or what is wrong."""
+class FetchedFile(msgspec.Struct, frozen=True):
+    """The result for a file: its sha256, or the problem."""
 
     file: File
     sha256: str = ""
@@ -168,11 +181,11 @@ class Got(msgspec.Struct, frozen=True):
 
 
 class Fetcher:
-    """Brings files of one node into a run directory.
+    """Fetcher of files from one node into a run directory.
 
     Attributes:
-        node: Ray's id of it.
-        progress: Is told how many more bytes are there.
+        node: Ray's id of the node.
+        progress: Callback with the number of bytes that were added.
     """
 
     def __init__(self, run: Path, node: str, directory: str, source: Source, progress: Callable[[int], object]) -> None:
@@ -182,53 +195,56 @@ class Fetcher:
         self._source = source
         self.progress = progress
 
-    def fetch(self, files: Sequence[File]) -> Iterator[Got]:
-        """Fetch files; those that were fetched before are replaced.
+    def fetch(self, files: Sequence[File]) -> Iterator[FetchedFile]:
+        """Fetch files. Replace files that were fetched before.
 
         Raises:
-            Lost: The node does not answer any more.
-            OSError: The disk here is full.
+            NodeLost: The node does not answer.
+            OSError: A file can't be written here, for example because the disk is full.
         """
         small = [file for file in files if file.size <= PIECE]
         for bundle, pieces in zip(bundles(small), self._pieces(bundles(small)), strict=True):
             for file, piece in zip(bundle, pieces, strict=True):
                 data, problem = _checked(piece, file.size)
-                yield self._whole(file, data) if not problem else Got(file, problem=problem)
+                yield self._small(file, data) if not problem else FetchedFile(file, problem=problem)
         for file in files:
             if file.size > PIECE:
                 yield self._large(file)
 
     def digests(self, wanted: Sequence[tuple[str, int]]) -> list[str]:
-        """Return sha256 of the first bytes of files as the node has them, each by its path and how many.
+        """Return the sha256 of the first bytes of the node's files.
+
+        Args:
+            wanted: The path of each file and its number of bytes.
 
         Raises:
-            Lost: The node does not answer any more.
+            NodeLost: The node does not answer.
         """
-        found: list[str] = []
+        sums: list[str] = []
         bundle: list[tuple[str, int]] = []
         for path, size in wanted:
             bundle.append((path, size))
-            if len(bundle) == _FILES or sum(each for _, each in bundle) > _SUMMED:
-                found += self._summed(bundle)
+            if len(bundle) == _MAX_FILES or sum(bytes_of_file for _, bytes_of_file in bundle) > _MAX_SUMMED_BYTES:
+                sums += self._digest(bundle)
                 bundle = []
-        return found + self._summed(bundle)
+        return sums + self._digest(bundle)
 
-    def _summed(self, bundle: list[tuple[str, int]]) -> list[str]:
-        found: list[str] = []
+    def _digest(self, bundle: list[tuple[str, int]]) -> list[str]:
+        sums: list[str] = []
         if bundle:
-            found = self._source.answer(self._source.ask("digest", self._directory, bundle))
-        return found
+            sums = self._source.answer(self._source.ask("digest", self._directory, bundle))
+        return sums
 
-    def _pieces(self, found: Iterator[list[File]]) -> Iterator[list[Piece]]:
-        asked = ((self._directory, [_wanted(file, 0, file.size) for file in bundle]) for bundle in found)
-        return answers(self._source, "read", asked)
+    def _pieces(self, file_bundles: Iterator[list[File]]) -> Iterator[list[Piece]]:
+        calls = ((self._directory, [_request(file, 0, file.size) for file in bundle]) for bundle in file_bundles)
+        return answers(self._source, "read", calls)
 
-    def _whole(self, file: File, data: bytes) -> Got:
-        return self._placed(file, lambda place: files.write(place, data), hashlib.sha256(data).hexdigest())
+    def _small(self, file: File, data: bytes) -> FetchedFile:
+        return self._place(file, lambda path: files.write(path, data), hashlib.sha256(data).hexdigest())
 
-    def _large(self, file: File) -> Got:
+    def _large(self, file: File) -> FetchedFile:
         part = self._run / COLLECTING / f"{self._key(file)}{PART}"
-        # What an earlier attempt left may be of a disk that lost power.
+        # Try again from the start if resuming fails: the part of an earlier attempt may be damaged by a power loss.
         for resuming in (True, False):
             if not resuming:
                 files.remove(str(part))
@@ -241,21 +257,21 @@ class Fetcher:
             problem = self._append(file, part, size, sums)
             if problem:
                 files.remove(str(part))
-                return Got(file, problem=problem)
-            (theirs,) = self.digests([(file.path, file.size)])
-            if theirs == sums.hexdigest():
-                return self._placed(file, lambda place: os.replace(part, place), theirs)
+                return FetchedFile(file, problem=problem)
+            (node_sum,) = self.digests([(file.path, file.size)])
+            if node_sum == sums.hexdigest():
+                return self._place(file, lambda path: os.replace(part, path), node_sum)
             if not resuming or size == 0:
                 break
         files.remove(str(part))
-        return Got(file, problem=NOT_EQUAL if theirs and not file.grows else CHANGED)
+        return FetchedFile(file, problem=NOT_EQUAL if node_sum and not file.grows else CHANGED)
 
     def _append(self, file: File, part: Path, begin: int, sums: Any) -> str:
-        """Add what lacks of a file, piece by piece; returns what is wrong."""
+        """Append the bytes of a file from `begin` on, piece by piece. Return the problem, or an empty text."""
         offsets = range(begin, file.size, PIECE)
         lengths = {offset: min(PIECE, file.size - offset) for offset in offsets}
-        asked = ((self._directory, [_wanted(file, offset, length)]) for offset, length in lengths.items())
-        for offset, pieces in zip(offsets, answers(self._source, "read", asked), strict=True):
+        calls = ((self._directory, [_request(file, offset, length)]) for offset, length in lengths.items())
+        for offset, pieces in zip(offsets, answers(self._source, "read", calls), strict=True):
             (piece,) = pieces
             data, problem = _checked(piece, lengths[offset])
             if problem:
@@ -265,34 +281,34 @@ class Fetcher:
             self.progress(len(data))
         return ""
 
-    def _placed(self, file: File, put: Callable[[Path], object], sha256: str) -> Got:
-        place = self._run / file.target
+    def _place(self, file: File, put: Callable[[Path], object], sha256: str) -> FetchedFile:
+        path = self._run / file.target
         try:
-            for above in reversed(Path(file.target).parents[:-1]):
-                files.folder(self._run / above)
-            put(place)
-            # Reports look at when a run's files were written.
-            os.utime(place, ns=(file.mtime_ns, file.mtime_ns), follow_symlinks=False)
+            for parent in reversed(Path(file.target).parents[:-1]):
+                files.folder(self._run / parent)
+            put(path)
+            # Keep the time of the last change, because reports use it.
+            os.utime(path, ns=(file.mtime_ns, file.mtime_ns), follow_symlinks=False)
         except FileExistsError:
-            return Got(file, problem=f"there is something else in the place of {place.parent}")
+            return FetchedFile(file, problem=f"{path.parent} exists and is not a folder")
         except IsADirectoryError:
-            return Got(file, problem=f"there is a folder in the place of {place}")
+            return FetchedFile(file, problem=f"{path} is a folder")
         if file.size <= PIECE:
             self.progress(file.size)
-        return Got(file, sha256)
+        return FetchedFile(file, sha256)
 
     def _key(self, file: File) -> str:
-        """Return the name of a file's part: another state of the file, or another node, has another."""
-        told = "\0".join([self.node, file.path, *([] if file.grows else [str(file.size), str(file.mtime_ns)])])
-        return hashlib.sha256(told.encode(errors="surrogatepass")).hexdigest()[:32]
+        """Return the name of a file's part. It depends on the node and on the state of the file."""
+        text = "\0".join([self.node, file.path, *([] if file.grows else [str(file.size), str(file.mtime_ns)])])
+        return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:32]
 
 
 def bundles(files: Sequence[File]) -> Iterator[list[File]]:
-    """Yield files that make a piece together."""
+    """Yield groups of files that together make one piece."""
     bundle: list[File] = []
     room = PIECE
     for file in files:
-        if bundle and (file.size > room or len(bundle) == _FILES):
+        if bundle and (file.size > room or len(bundle) == _MAX_FILES):
             yield bundle
             bundle, room = [], PIECE
         bundle.append(file)
@@ -302,7 +318,7 @@ def bundles(files: Sequence[File]) -> Iterator[list[File]]:
 
 
 def sha256(path: Path, size: int) -> str:
-    """Return sha256 of the first bytes of a file here; an empty text where there are fewer, or it can't be read."""
+    """Return the sha256 of the first `size` bytes of a local file, or an empty text if it is shorter or unreadable."""
     with contextlib.suppress(OSError):
         if sums := _hashed(path, size):
             return str(sums.hexdigest())
@@ -319,14 +335,14 @@ def _hashed(path: Path, size: int) -> Any:
 
 
 def _checked(piece: Piece, length: int) -> tuple[bytes, str]:
-    """Return what came of a piece, and what is wrong with it."""
-    data, theirs, problem = piece
+    """Return the bytes of a piece and its problem, or an empty text if it is correct."""
+    data, node_sum, problem = piece
     if problem == "changed" or (not problem and len(data) != length):
         return b"", CHANGED
-    if not problem and hashlib.sha256(data).hexdigest() != theirs:
+    if not problem and hashlib.sha256(data).hexdigest() != node_sum:
         return b"", NOT_EQUAL
     return data, problem
 
 
-def _wanted(file: File, offset: int, length: int) -> tuple[str, int, int, int, int]:
+def _request(file: File, offset: int, length: int) -> tuple[str, int, int, int, int]:
     return file.path, offset, length, file.size, 0 if file.grows else file.mtime_ns

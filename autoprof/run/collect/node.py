@@ -1,6 +1,6 @@
-"""Functions that are shipped to a node by value, since it may have no autoprof, or another one.
+"""Functions that Ray ships to a node by value, because the node may have no autoprof or another release of it.
 
-Each is made inside of another, so that it refers to nothing but the standard library.
+They are nested functions, so that they depend only on the standard library.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ def functions() -> dict[str, Callable[..., Any]]:
     collected, part = COLLECTED, PART
 
     def opened(directory: str, path: str) -> int:
-        """Return a file below `directory`, open for reading, with no link on the way to it."""
+        """Open a file below `directory` for reading, and return its descriptor. Do not follow symbolic links."""
         import os
 
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         *folders, name = path.split("/")
-        place = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        parent = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             for folder in folders:
-                below = os.open(folder, flags | os.O_DIRECTORY, dir_fd=place)
-                os.close(place)
-                place = below
-            return os.open(name, flags, dir_fd=place)
+                child = os.open(folder, flags | os.O_DIRECTORY, dir_fd=parent)
+                os.close(parent)
+                parent = child
+            return os.open(name, flags, dir_fd=parent)
         finally:
-            os.close(place)
+            os.close(parent)
 
     def look(directory: str, mark: str, after: str, most: int) -> dict[str, Any]:
-        """Return what lies below `directory`: at most `most` files, those that come after the path `after`.
+        """Return the files below `directory`, at most `most`, sorted by path, beginning after the path `after`.
 
-        `mark` is a file that whoever asks has just made in its own part: who sees it has the same disk.
+        `mark` is a file that the caller has just made in its own part. A node that sees it has the same disk.
         """
         import importlib.util
         import os
@@ -43,9 +43,9 @@ def functions() -> dict[str, Callable[..., Any]]:
         import time
 
         spec = importlib.util.find_spec("autoprof")
-        said: dict[str, Any] = {
+        answer: dict[str, Any] = {
             "host": socket.gethostname(),
-            # A folder without a package in it can be imported, too.
+            # A namespace package, which is a folder without a package in it, has a spec without an origin.
             "autoprof": spec is not None and spec.origin is not None,
             "state": "there",
             "reason": "",
@@ -57,64 +57,64 @@ def functions() -> dict[str, Callable[..., Any]]:
             "more": False,
         }
         try:
-            found = os.stat(directory)
+            status = os.stat(directory)
             os.listdir(directory)
-            # As `nodes.disk_of`, which a node without autoprof does not have.
+            # A copy of `cluster.disk_of`, because the node may have no autoprof.
             try:
                 with open("/proc/sys/kernel/random/boot_id") as file:
                     machine = file.read().strip()
             except OSError:
-                machine = said["host"]
-            said["disk"] = f"{machine}:{found.st_dev}:{found.st_ino}"
+                machine = answer["host"]
+            answer["disk"] = f"{machine}:{status.st_dev}:{status.st_ino}"
         except FileNotFoundError:
-            said["state"] = "absent"
+            answer["state"] = "absent"
         except OSError as error:
-            said["state"], said["reason"] = "unreadable", str(error)
-        if said["state"] != "there" or said["same"]:
-            return said
+            answer["state"], answer["reason"] = "unreadable", str(error)
+        if answer["state"] != "there" or answer["same"]:
+            return answer
         files: list[tuple[str, int, int]] = []
 
-        def refused(error: OSError) -> None:
-            said["left_out"].append((os.path.relpath(error.filename, directory), str(error)))
+        def leave_out(error: OSError) -> None:
+            answer["left_out"].append((os.path.relpath(error.filename, directory), str(error)))
 
-        for place, folders, names in os.walk(directory, onerror=refused):
-            here = os.path.relpath(place, directory)
-            top = here == "."
+        for parent, folders, names in os.walk(directory, onerror=leave_out):
+            folder_path = os.path.relpath(parent, directory)
+            top = folder_path == "."
             for name in [*folders, *names]:
-                path = name if top else f"{here}/{name}"
-                # What is hidden is of the moment, and requests are for this node's own trainer.
+                path = name if top else f"{folder_path}/{name}"
+                # Hidden files are temporary. `control` holds requests for the trainer of this node only.
                 if name.startswith(".") or (top and name in ("control", collected)):
                     continue
                 try:
-                    found = os.lstat(os.path.join(place, name))
-                except OSError:  # it has another name now
+                    status = os.lstat(os.path.join(parent, name))
+                except OSError:  # the file was renamed meanwhile
                     continue
                 if name.endswith(part):
-                    said["unfinished"].append((path, time.time() - found.st_mtime))
-                elif stat.S_ISREG(found.st_mode):
-                    files.append((path, found.st_size, found.st_mtime_ns))
-                elif not stat.S_ISDIR(found.st_mode):
-                    said["left_out"].append((path, "it is a link, or no file"))
+                    answer["unfinished"].append((path, time.time() - status.st_mtime))
+                elif stat.S_ISREG(status.st_mode):
+                    files.append((path, status.st_size, status.st_mtime_ns))
+                elif not stat.S_ISDIR(status.st_mode):
+                    answer["left_out"].append((path, "it is a link or not a regular file"))
             folders[:] = [
                 name
                 for name in folders
                 if not name.startswith(".") and not name.endswith(part) and not (top and name == "control")
             ]
-        files = sorted(each for each in files if each[0] > after)
-        said["files"], said["more"] = files[:most], len(files) > most
-        return said
+        files = sorted(listed for listed in files if listed[0] > after)
+        answer["files"], answer["more"] = files[:most], len(files) > most
+        return answer
 
     def read(directory: str, wanted: list[tuple[str, int, int, int, int]]) -> list[tuple[bytes, str, str]]:
-        """Return pieces of files, for each its sha256 and what is wrong with it.
+        """Return pieces of files: for each its bytes, its sha256, and the problem or an empty text.
 
-        `wanted` has for each the path, where the piece begins, its length, and how large and how old (`st_mtime_ns`,
-        or 0 for a file that may have grown) the file was.
+        Each entry of `wanted` has the path, the offset and length of the piece, and the size and last change
+        (`st_mtime_ns`, or 0 for a file that may grow) that the file had before.
         """
         import hashlib
         import os
         import stat
 
-        found = []
+        pieces = []
         for path, offset, length, size, mtime_ns in wanted:
             try:
                 with open(opened(directory, path), "rb") as file:
@@ -124,18 +124,18 @@ def functions() -> dict[str, Callable[..., Any]]:
                     after = os.fstat(file.fileno())
                 whole = len(data) == length and min(before.st_size, after.st_size) >= size
                 same = not mtime_ns or all(
-                    (each.st_size, each.st_mtime_ns) == (size, mtime_ns) for each in (before, after)
+                    (status.st_size, status.st_mtime_ns) == (size, mtime_ns) for status in (before, after)
                 )
-                found.append((data, hashlib.sha256(data).hexdigest(), "") if whole and same else (b"", "", "changed"))
+                pieces.append((data, hashlib.sha256(data).hexdigest(), "") if whole and same else (b"", "", "changed"))
             except OSError as error:
-                found.append((b"", "", error.strerror or str(error)))
-        return found
+                pieces.append((b"", "", error.strerror or str(error)))
+        return pieces
 
     def digest(directory: str, wanted: list[tuple[str, int]]) -> list[str]:
-        """Return sha256 of the first bytes of files, by paths and numbers; an empty text where there are fewer."""
+        """Return the sha256 of the first bytes of files, or an empty text for a file that is shorter or unreadable."""
         import hashlib
 
-        found = []
+        digests = []
         for path, size in wanted:
             sums, left = hashlib.sha256(), size
             try:
@@ -145,7 +145,7 @@ def functions() -> dict[str, Callable[..., Any]]:
                         left -= len(piece)
             except OSError:
                 left = -1
-            found.append(sums.hexdigest() if left == 0 else "")
-        return found
+            digests.append(sums.hexdigest() if left == 0 else "")
+        return digests
 
     return {"look": look, "read": read, "digest": digest}

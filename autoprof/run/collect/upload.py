@@ -1,7 +1,7 @@
-"""Copy of a collected run to where fsspec reaches: an object store, another disk, a server.
+"""Copy of a collected run to an object store, another disk or a server, with fsspec.
 
-What is there with its final name is complete, and `run.json` comes last. Credentials are fsspec's own affair: its
-configuration, and the environment of the package for the protocol.
+A file with its final name is complete, and `run.json` is copied last. Credentials come from fsspec: from its
+configuration, or from the environment variables of the protocol's package.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from autoprof.rundir.file_names import COLLECTING, LINES, PART, RUN
 from autoprof.rundir.jsonl import lines
 from autoprof.rundir.records import Missing
 
-# Where a file can be seen while it is being written; an object of a store is there when it is complete.
+# Protocols whose files are visible while they are being written. Object stores show only complete objects.
 _RENAMED = {"file", "local", "memory", "sftp", "ssh", "ftp", "smb", "hdfs", "arrow_hdfs", "webhdfs"}
 _TRIES = 3
-# So many files that fail one after the other: the next ones would, too, and each takes its package half a minute. More
-# than what fails where something else is in the place of a folder.
-_FAILING = 10
+# Number of failures in a row after which copying stops: each may take half a minute. If one folder can't be made, fewer
+# files fail.
+_MAX_FAILURES = 10
 _PAUSE_S = 0.5
 
 
 class NoTarget(Exception):
-    """Nothing can be copied there. The message says why."""
+    """The URL can't be used. The message gives the reason."""
 
 
 def lacks(url: str) -> str:
-    """Return what has to be installed for this URL, or an empty text. Nothing but fsspec is imported for it."""
+    """Return a message about a package that is missing for this URL, or an empty text. Imports only fsspec."""
     import importlib.util
 
     if importlib.util.find_spec("fsspec") is None:
@@ -44,10 +44,10 @@ def lacks(url: str) -> str:
     for protocol in url.partition("://")[0].split("::"):
         known = known_implementations.get(protocol)
         if known is None and protocol not in registry:
-            return f"fsspec knows no {protocol}://"
+            return f"fsspec does not support {protocol}://"
         module = known["class"].partition(".")[0] if known else "fsspec"
         if importlib.util.find_spec(module) is None:
-            return f"{protocol}:// takes the package {module}, which is not installed"
+            return f"{protocol}:// needs the package {module}, which is not installed"
     return ""
 
 
@@ -55,23 +55,24 @@ class Sending:
     """One copy of one run.
 
     Attributes:
-        sent: How many files went up now, and `bytes`, how much that was.
+        sent: The number of files copied by this object.
+        bytes: Their total size.
     """
 
     def __init__(self, run: Path, url: str, patience: Patience) -> None:
-        """Find the place.
+        """Open the file system of a URL.
 
         Raises:
             NoTarget: fsspec can't reach it.
         """
-        if why := lacks(url):
-            raise NoTarget(f"{redact.url(url)}: {why}")
+        if problem := lacks(url):
+            raise NoTarget(f"{redact.url(url)}: {problem}")
         from fsspec.core import url_to_fs
 
         try:
             self._fs, root = url_to_fs(url)
-        except Exception as error:  # any package's
-            raise NoTarget(f"{redact.url(url)}: {_said(error)}") from None
+        except Exception as error:  # each package raises its own exceptions
+            raise NoTarget(f"{redact.url(url)}: {_describe(error)}") from None
         self._fs.invalidate_cache()
         self._run = run
         self._root = f"{str(root).rstrip('/')}/{run.name}"
@@ -83,25 +84,25 @@ class Sending:
         self.sent = self.bytes = 0
 
     def send(self, progress: Callable[[int], object]) -> list[Missing]:
-        """Copy what is not there yet; returns what could not be copied."""
+        """Copy the files that are missing there or have changed. Return the files that could not be copied."""
         safe_files.folder(self._run / COLLECTING)
         known = self._known()
         missing: list[Missing] = []
         files = self.files()
         failing = 0
-        for place, (path, size, mtime_ns) in enumerate(files):
-            if failing == _FAILING:
-                rest = len(files) - place
-                missing.append(Missing("", "", "", f"{rest} more files, not tried after {failing} failures in a row"))
+        for index, (path, size, mtime_ns) in enumerate(files):
+            if failing == _MAX_FAILURES:
+                more = len(files) - index
+                missing.append(Missing("", "", "", f"{more} more files, not tried after {failing} failures in a row"))
                 break
             if self._patience.out:
                 missing.append(Missing("", "", path, "there was no time left to copy it"))
                 continue
             if path == RUN and missing:
-                # Who sees it may take the run for whole.
-                missing.append(Missing("", "", path, "it comes last, when all the rest is there"))
+                # Readers take a run with `run.json` for complete.
+                missing.append(Missing("", "", path, "it is copied last, after all other files"))
                 continue
-            if known.get(path) == (size, mtime_ns) and self._there(path, size):
+            if known.get(path) == (size, mtime_ns) and self._exists(path, size):
                 progress(size)
                 continue
             if problem := self._try(path, size, progress):
@@ -116,72 +117,72 @@ class Sending:
         return missing
 
     def files(self) -> list[tuple[str, int, int]]:
-        """Return what is copied: the complete files of the run, `run.json` last."""
-        found = []
-        for place, folders, names in os.walk(self._run):
+        """Return path, size and last change of the complete files of the run, `run.json` last."""
+        listed = []
+        for parent, folders, names in os.walk(self._run):
             folders[:] = [name for name in folders if not name.startswith(".") and not name.endswith(PART)]
             for name in names:
-                path = Path(place, name)
+                path = Path(parent, name)
                 if name.startswith(".") or name.endswith(PART) or path.is_symlink():
                     continue
                 with contextlib.suppress(OSError):
                     stat = path.stat()
-                    found.append((path.relative_to(self._run).as_posix(), stat.st_size, stat.st_mtime_ns))
-        return sorted(found, key=lambda each: (each[0] == RUN, each[0]))
+                    listed.append((path.relative_to(self._run).as_posix(), stat.st_size, stat.st_mtime_ns))
+        return sorted(listed, key=lambda file: (file[0] == RUN, file[0]))
 
     def _try(self, path: str, size: int, progress: Callable[[int], object]) -> str:
         for tries in range(1, _TRIES + 1):
             try:
                 return self._put(path, size, progress)
-            except Exception as error:  # any package's
+            except Exception as error:  # each package raises its own exceptions
                 if tries == _TRIES or self._patience.out:
-                    return _said(error)
+                    return _describe(error)
                 time.sleep(_PAUSE_S * tries)
         return ""
 
     def _put(self, path: str, size: int, progress: Callable[[int], object]) -> str:
         target, source = f"{self._root}/{path}", self._run / path
-        made = f"{target}{PART}" if self._renamed else target
+        upload = f"{target}{PART}" if self._renamed else target
         if self._renamed:
             self._fs.makedirs(target.rpartition("/")[0], exist_ok=True)
         before = source.stat()
-        # Not by a file object: those of fsspec complete what they have when an error ends them.
-        self._fs.put_file(str(source), made)
+        # Not with a file object of fsspec: after an error it would complete the file with the bytes so far.
+        self._fs.put_file(str(source), upload)
         after = source.stat()
         if not path.endswith(LINES) and (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
             raise OSError("it changed while it was copied")
         self._fs.invalidate_cache()
-        there = int(self._fs.info(made)["size"])
-        if not before.st_size <= there <= after.st_size:
-            raise OSError(f"{there} bytes of {before.st_size} are there")
+        copied = int(self._fs.info(upload)["size"])
+        if not before.st_size <= copied <= after.st_size:
+            raise OSError(f"{copied} bytes were copied instead of {before.st_size}")
         if self._renamed:
-            self._rename(made, target)
+            self._rename(upload, target)
         progress(size)
         return ""
 
-    def _rename(self, made: str, target: str) -> None:
+    def _rename(self, upload: str, target: str) -> None:
         try:
-            self._fs.mv(made, target)
-        except Exception:  # any package's; some don't replace what is there
+            self._fs.mv(upload, target)
+        except Exception:  # some packages do not replace an existing file
             self._fs.rm_file(target)
-            self._fs.mv(made, target)
+            self._fs.mv(upload, target)
 
-    def _there(self, path: str, size: int) -> bool:
+    def _exists(self, path: str, size: int) -> bool:
         try:
             return int(self._fs.info(f"{self._root}/{path}").get("size", -1)) == size
-        except Exception:  # any package's; it is copied anew
+        except Exception:  # if the package fails, the file is copied again
             return False
 
     def _known(self) -> dict[str, tuple[int, int]]:
-        found = {}
+        known = {}
         with contextlib.suppress(OSError):
             for line in lines(self._index):
                 with contextlib.suppress(ValueError, TypeError, RecursionError):
                     path, size, mtime_ns = json.loads(line or b"")
-                    found[str(path)] = size, mtime_ns
-        return found
+                    known[str(path)] = size, mtime_ns
+        return known
 
 
-def _said(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     first = (str(error).strip().splitlines() or [""])[0]
     return hidden(f"{type(error).__name__}: {first}", 200)

@@ -38,7 +38,7 @@ first.join(60)
 
 # Ray ends while it waits for a node.
 clocks._state.asked_at.clear()
-clocks._asked = lambda: lambda: time.sleep(60)
+clocks._remote_clock = lambda: lambda: time.sleep(60)
 clocks.measure(run.rundir, run.hooks)
 time.sleep(1)
 clocks.stop()

@@ -142,7 +142,7 @@ def test_a_sample_that_is_cancelled_ends(run: Runtime, loop: Any) -> None:
         ("turn", "CancelledError"),
         ("sample", "CancelledError"),
     ]
-    assert not run.timeline.going
+    assert not run.timeline.running
 
 
 def test_after_a_sample_nothing_is_left_of_it(run: Runtime, loop: Any, hooked: Any) -> None:
@@ -309,4 +309,4 @@ def test_timers_where_there_is_no_step_and_those_without_a_name_are_left_alone(r
         pass
     step_announcement.post("run", None)
     assert spans(run) == []
-    assert not run.timeline.going
+    assert not run.timeline.running

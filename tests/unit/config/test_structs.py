@@ -9,7 +9,7 @@ from collections.abc import Callable
 Python = Callable[..., "subprocess.CompletedProcess[str]"]
 
 # Structs that are made, written or pickled, and never read by msgspec.
-NEVER_READ = {"BoundHook", "Crash", "Got", "ProcessState"}
+NEVER_READ = {"BoundHook", "Crash", "FetchedFile", "ProcessState"}
 # The structs of the rooms in a run that Python code helps to describe: they hold other structs, or literals. A recipe's
 # behaviours are left out, which one thread at a time reads (`hooks/registry.py`).
 DESCRIBED = """

@@ -64,7 +64,7 @@ def test_other_nodes_that_live_are_asked_once_a_minute(
     cluster.nodes().append({"NodeID": "new", "Alive": True})
     measure(run)
     assert asked[1:] == [["new"]]
-    clocks._state.asked_at["there"] -= clocks._GOOD_FOR_S
+    clocks._state.asked_at["there"] -= clocks._REPEAT_AFTER_S
     measure(run)
     assert asked[2:] == [["there"]]
     assert lines(run) == [{"host": "n2", "offset_ns": -5, "error_ns": 3, "unix_ns": number} for number in (1, 2, 3)]
@@ -97,7 +97,7 @@ def test_a_clock_that_is_known_badly_is_measured_again(monkeypatch: pytest.Monke
     def node(ray: object, call: str, name: str, host: object) -> Offset:
         return Offset(host=name, offset_ns=0, error_ns=errors[name].pop(0), unix_ns=1)
 
-    monkeypatch.setattr(clocks, "_node", node)
+    monkeypatch.setattr(clocks, "_measure_node", node)
     monkeypatch.setattr(clocks, "_PAUSE_S", 0.0)
     monkeypatch.setattr(clocks.cluster, "on_node", lambda ask, node, name: SimpleNamespace(remote=lambda: node))
     ray = SimpleNamespace(remote=lambda ask: ask, wait=lambda waiting, **_: (waiting[:1], waiting[1:]))

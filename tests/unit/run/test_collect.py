@@ -11,7 +11,7 @@ import pytest
 from autoprof.run import cluster as ray_cluster
 from autoprof.run.cluster import Node
 from autoprof.run.collect import fetch
-from autoprof.run.collect.fetch import DIED, Asked, Lost
+from autoprof.run.collect.fetch import DIED, NodeLost, RemoteCall
 from tests.support.collected_nodes import CAPTURE, META, TRACE, Cluster
 
 
@@ -79,7 +79,7 @@ def kill_collect(cluster: Cluster) -> None:
     """Collect until a node has read more than 50 pieces."""
     node = cluster.nodes["n1"]
 
-    def killed(asked: Asked) -> None:
+    def killed(asked: RemoteCall) -> None:
         if node.count("read") > 50:
             raise Killed
 
@@ -116,7 +116,7 @@ def test_a_file_that_changes_while_it_is_read_is_tried_once_more(cluster: Cluste
     place = cluster.put("n1", "oom/x.pickle", b"a" * size)
     node, times = cluster.nodes["n1"], 0
 
-    def written(asked: Asked) -> None:
+    def written(asked: RemoteCall) -> None:
         nonlocal times
         if asked.name == "read" and any(path == "oom/x.pickle" for path, *_ in asked.arguments[1]) and times < often:
             times += 1
@@ -141,7 +141,7 @@ def test_what_does_not_come_as_it_is_gets_no_name(cluster: Cluster, size: int) -
     node = cluster.nodes["n1"]
     answer = node.answer
 
-    def other(asked: Asked) -> Any:
+    def other(asked: RemoteCall) -> Any:
         said = answer(asked)
         if asked.name == "digest":
             return ["0" * 64 for _ in said]
@@ -150,7 +150,7 @@ def test_what_does_not_come_as_it_is_gets_no_name(cluster: Cluster, size: int) -
     node.answer = other  # type: ignore[method-assign]
     result = cluster.collect()
     assert "oom/x.pickle" in {missing.path for missing in result.missing}
-    assert {missing.reason for missing in result.missing} == {"what came is not what the node has (sha256)"}
+    assert {missing.reason for missing in result.missing} == {"the received bytes differ from the node's file (sha256)"}
     assert "oom/x.pickle" not in cluster.content()
     assert "hooks/n2-7.json" in cluster.content()
 
@@ -159,14 +159,14 @@ def test_what_does_not_come_as_it_is_gets_no_name(cluster: Cluster, size: int) -
 def test_a_node_that_dies_meanwhile_costs_its_own_files_only(cluster: Cluster) -> None:
     node = cluster.nodes["n1"]
 
-    def gone(asked: Asked) -> None:
+    def gone(asked: RemoteCall) -> None:
         if asked.name == "read":
-            raise Lost(DIED)
+            raise NodeLost(DIED)
 
     node.before = gone
     result = cluster.collect()
     (missing,) = result.missing
-    assert missing.line == "n1 (n1): the node has died; 3 of its 3 files are not here, or not as they were last"
+    assert missing.line == "n1 (n1): the node has died; 3 of its 3 files are missing or outdated here"
     assert {node.host: node.state for node in result.nodes} == {"n1": "incomplete", "n2": "collected"}
     assert "hooks/n2-7.json" in cluster.content()
 
@@ -176,7 +176,7 @@ def test_a_node_that_is_dead_is_named_with_what_is_lost(cluster: Cluster) -> Non
     cluster.registered = [Node(id="dead9", host="n9", directory="/runs/x", disk="boot:1:2")]
     result = cluster.collect()
     assert [missing.line for missing in result.missing] == [
-        "n9 (dead9): the node has died, and with it what it had in /runs/x"
+        "n9 (dead9): the node has died, and its files in /runs/x are lost"
     ]
     assert [node.state for node in result.nodes if node.host == "n9"] == ["dead"]
 
@@ -207,7 +207,7 @@ def test_what_is_being_written_is_waited_for(cluster: Cluster) -> None:
     node = cluster.nodes["n2"]
     part = cluster.put("n2", "oom/x.pickle.part", "whole")
 
-    def completed(asked: Asked) -> None:
+    def completed(asked: RemoteCall) -> None:
         if node.count("look") == 3 and part.exists():
             part.rename(part.with_suffix(""))
 

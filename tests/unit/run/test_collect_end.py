@@ -246,7 +246,7 @@ def test_what_stands_in_the_way_of_a_copy_is_said_at_the_begin(driver: Callable[
     said = session.hindrance(SimpleNamespace(settings=SimpleNamespace(collect="gs://me:pw@bucket/x")))  # type: ignore[arg-type]
     assert said == (
         "AUTOPROF_COLLECT: the run can't be copied to gs://bucket/x: "
-        "gs:// takes the package gcsfs, which is not installed"
+        "gs:// needs the package gcsfs, which is not installed"
     )
 
 

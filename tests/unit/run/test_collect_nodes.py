@@ -11,7 +11,7 @@ import pytest
 
 from autoprof.run.cluster import Node
 from autoprof.run.collect import gather
-from autoprof.run.collect.fetch import Asked, Lost, Patience
+from autoprof.run.collect.fetch import NodeLost, Patience, RemoteCall
 from autoprof.run.collect.gather import Busy
 from autoprof.run.collect.plan import of_node, safe
 from autoprof.rundir import file_names
@@ -41,7 +41,7 @@ def test_a_hostile_list_of_files_writes_nothing_elsewhere(cluster: Cluster, tmp_
     node = cluster.nodes["n1"]
     answer = node.answer
 
-    def hostile(asked: Asked) -> Any:
+    def hostile(asked: RemoteCall) -> Any:
         said = answer(asked)
         if asked.name == "look":
             said["files"] = [(path, 1, 1) for path in HOSTILE] + said["files"]
@@ -88,7 +88,7 @@ def test_a_link_that_comes_between_the_list_and_the_read_is_not_followed(cluster
     (tmp_path / "key").write_text("{}")
     place = cluster.nodes["n2"].folder / "hooks" / "n2-7.json"
 
-    def planted(asked: Asked) -> None:
+    def planted(asked: RemoteCall) -> None:
         if asked.name == "read" and not place.is_symlink():
             place.unlink()
             place.symlink_to(tmp_path / "key")
@@ -174,9 +174,9 @@ def test_two_at_a_time_are_one_too_many(cluster: Cluster) -> None:
 
 def test_without_time_what_lacks_is_named(cluster: Cluster) -> None:
     class Hasty(Folder):
-        def answer(self, asked: Asked) -> Any:
+        def answer(self, asked: RemoteCall) -> Any:
             if asked.name != "look":
-                raise Lost("there was no time left")
+                raise NodeLost("there was no time left")
             return super().answer(asked)
 
     cluster.nodes["n1"] = Hasty(cluster.nodes["n1"].folder)

@@ -123,7 +123,7 @@ def test_what_fails_always_is_named_and_the_run_is_not_said_to_be_whole(run: Pat
     made, missing = send(run, "flaky://bucket/runs")
     assert missing == [
         f"{TRACE}: PermissionError: denied: token=***",
-        "run.json: it comes last, when all the rest is there",
+        "run.json: it is copied last, after all other files",
     ]
     assert "run.json" not in flaky.order
     flaky.fails = staticmethod(lambda path: None)
@@ -156,7 +156,7 @@ def test_a_size_that_is_not_right_is_noticed(run: Path, flaky: type[Flaky], monk
         return found | {"size": found["size"] - 1} if path.endswith(".gz") else found
 
     monkeypatch.setattr(Flaky, "info", less)
-    assert "OSError: 999 bytes of 1000 are there" in send(run, "flaky://bucket/runs")[1][0]
+    assert "OSError: 999 bytes were copied instead of 1000" in send(run, "flaky://bucket/runs")[1][0]
 
 
 def test_without_time_all_that_lacks_is_named(run: Path, flaky: type[Flaky]) -> None:
@@ -173,7 +173,7 @@ def test_memory_keeps_it_under_its_names(run: Path) -> None:
 
 @pytest.mark.parametrize(
     ("url", "why"),
-    [("nothing://x/y", "fsspec knows no nothing://"), ("gs://bucket/x", "the package gcsfs")],
+    [("nothing://x/y", "fsspec does not support nothing://"), ("gs://bucket/x", "the package gcsfs")],
 )
 def test_a_place_that_can_not_be_reached_says_what_lacks(run: Path, url: str, why: str) -> None:
     assert why in lacks(url)

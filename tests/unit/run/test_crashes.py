@@ -18,7 +18,7 @@ BEGIN = """
 import ctypes, faulthandler, json, os, signal, sys
 from pathlib import Path
 from autoprof.base import process
-from autoprof.run import watcher
+from autoprof.run.watcher import begin_crash_file as begin, check_crash_file as check, end_crash_file as end
 from autoprof.rundir.layout import RunDir
 
 run = RunDir(Path("run"))
@@ -46,7 +46,7 @@ def files(folder: Path) -> dict[str, bool]:
 def test_a_crash_leaves_its_stack_and_nothing_on_stderr(tmp_path: Path) -> None:
     status, (said,), stderr = ran(
         tmp_path,
-        "watcher.begin_crash_file(run)\nsay(pid=os.getpid(), on=faulthandler.is_enabled(), held=held())\nos.abort()",
+        "begin(run)\nsay(pid=os.getpid(), on=faulthandler.is_enabled(), held=held())\nos.abort()",
     )
     assert (status, stderr, said["on"]) == (-signal.SIGABRT, "", True)
     assert files(tmp_path) == {f"{identity.HOST}-{said['pid']}.txt": True}
@@ -54,7 +54,7 @@ def test_a_crash_leaves_its_stack_and_nothing_on_stderr(tmp_path: Path) -> None:
 
 
 def test_at_the_end_nothing_is_left(tmp_path: Path) -> None:
-    code = "watcher.begin_crash_file(run)\nwatcher.end_crash_file()\n"
+    code = "begin(run)\nend()\n"
     code += "say(on=faulthandler.is_enabled(), held=held(), there=os.path.exists('run/crashes'))"
     assert ran(tmp_path, code) == (0, [{"on": False, "held": [], "there": False}], "")
 
@@ -71,7 +71,7 @@ def test_at_the_end_nothing_is_left(tmp_path: Path) -> None:
     ],
 )
 def test_a_program_that_sees_to_crashes_itself_is_left_alone(tmp_path: Path, before: str, flags: list[str]) -> None:
-    code = f"{before}\nbefore = faulthandler.is_enabled()\nwatcher.begin_crash_file(run)\n"
+    code = f"{before}\nbefore = faulthandler.is_enabled()\nbegin(run)\n"
     code += "say(same=before == faulthandler.is_enabled(), held=held())"
     assert ran(tmp_path, code, *flags) == (0, [{"same": True, "held": []}], "")
     assert files(tmp_path) == {}
@@ -79,33 +79,30 @@ def test_a_program_that_sees_to_crashes_itself_is_left_alone(tmp_path: Path, bef
 
 @pytest.mark.parametrize("does", ["faulthandler.enable()", "faulthandler.disable(); faulthandler.enable()"])
 def test_a_program_that_enables_its_own_afterwards_has_it(tmp_path: Path, does: str) -> None:
-    status, said, stderr = ran(
-        tmp_path, f"watcher.begin_crash_file(run)\n{does}\nsay(held=held())\nwatcher.check_crash_file()\nos.abort()"
-    )
+    status, said, stderr = ran(tmp_path, f"begin(run)\n{does}\nsay(held=held())\ncheck()\nos.abort()")
     assert (status, said) == (-signal.SIGABRT, [{"held": []}])
     assert "Fatal Python error: Aborted" in stderr
     assert list(files(tmp_path).values()) == [False]
 
 
 def test_what_a_program_has_enabled_afterwards_stays_enabled_at_the_end(tmp_path: Path) -> None:
-    code = "watcher.begin_crash_file(run)\nfaulthandler.enable()\nwatcher.end_crash_file()\n"
-    code += "say(on=faulthandler.is_enabled())"
+    code = "begin(run)\nfaulthandler.enable()\nend()\nsay(on=faulthandler.is_enabled())"
     assert ran(tmp_path, code) == (0, [{"on": True}], "")
     assert files(tmp_path) == {}
 
 
 def test_a_forked_child_has_a_file_of_its_own_or_none(tmp_path: Path) -> None:
     code = """
-watcher.begin_crash_file(run)
+begin(run)
 for begins in (False, True):
     if os.fork() == 0:
         say(on=faulthandler.is_enabled(), held=len(held()))
         if begins:
-            watcher.begin_crash_file(run)
+            begin(run)
         os.abort()
     os.wait()
 say(pid=os.getpid(), on=faulthandler.is_enabled(), held=len(held()))
-watcher.end_crash_file()
+end()
 """
     status, (first, second, parent), stderr = ran(tmp_path, code)
     assert (status, stderr) == (0, "")
@@ -115,7 +112,7 @@ watcher.end_crash_file()
 
 
 def test_a_started_program_does_not_have_the_descriptor(tmp_path: Path) -> None:
-    code = "import subprocess\nwatcher.begin_crash_file(run)\n"
+    code = "import subprocess\nbegin(run)\n"
     code += "subprocess.run(['sh', '-c', 'ls /proc/self/fd | wc -l'], close_fds=False)"
     started = int(
         subprocess.run(
@@ -127,10 +124,10 @@ def test_a_started_program_does_not_have_the_descriptor(tmp_path: Path) -> None:
 
 def test_a_descriptor_that_is_another_files_gets_nothing(tmp_path: Path) -> None:
     code = """
-watcher.begin_crash_file(run)
+begin(run)
 os.closerange(3, 4096)
 others = [open("other.txt", "w") for _ in range(900)]
-watcher.check_crash_file()
+check()
 say(on=faulthandler.is_enabled())
 for other in others:
     other.close()
@@ -145,9 +142,9 @@ def test_a_limit_of_file_sizes_set_later_changes_no_signal_of_a_crash(tmp_path: 
     code = """
 import resource
 signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-watcher.begin_crash_file(run)
+begin(run)
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-watcher.check_crash_file()
+check()
 say(on=faulthandler.is_enabled())
 os.abort()
 """
@@ -158,7 +155,7 @@ def test_the_descriptor_takes_no_low_number_also_where_few_are_allowed(tmp_path:
     code = """
 import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
-watcher.begin_crash_file(run)
+begin(run)
 say(on=faulthandler.is_enabled(), next=os.open("/dev/null", os.O_RDONLY))
 """
     assert ran(tmp_path, code) == (0, [{"on": True, "next": 3}], "")

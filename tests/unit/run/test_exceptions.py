@@ -33,7 +33,7 @@ def failed(run: Runtime, kind: str, error: BaseException, sample: int = 1, step:
         for each, name in (("sample", "agent_loop"), (kind, "search" if kind == "tool" else "compute_score"))
     ]
     for span in reversed(spans):
-        run.timeline.going.add(span)
+        run.timeline.running.add(span)
         span.end(error)
 
 
@@ -72,13 +72,13 @@ def test_what_is_no_fault_has_none(run: Runtime, error: BaseException) -> None:
 
 
 def test_of_many_alike_some_are_told_and_again_after_a_megabyte(run: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timeline, "AGAIN_BYTES", 10_000)
+    monkeypatch.setattr(timeline, "REPEAT_AFTER_BYTES", 10_000)
     for sample in range(200):
         failed(run, "reward", fetch_score("no score"), sample)
     for kind in range(30):
         failed(run, "reward", type(f"Error{kind}", (Exception,), {})())
     assert len(lines(run)) == 20
-    run.timeline.tell()
+    run.timeline.write_open()
     failed(run, "reward", fetch_score("later"))
     assert len(lines(run)) == 21
 

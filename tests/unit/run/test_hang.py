@@ -40,7 +40,7 @@ def begin(
     span = Span(run.timeline, kind, name or kind, **({"step": step, "role": "trainer", "rank": 0} | more))
     span._begun -= ago_ns
     if kind not in ("step", "stage", "window"):
-        run.timeline.going.add(span)
+        run.timeline.running.add(span)
     return span
 
 
@@ -144,7 +144,7 @@ def test_with_a_step_the_step_alone_counts(made: Made) -> None:
     HangWatch(run).look()
     assert folders(run) == []
     # One that was left open before is over.
-    run.timeline.told.clear()
+    run.timeline.announced.clear()
     begin(run, step=1, ago_ns=HOUR)
     newer = begin(run, step=2)
     assert watched_span(run.timeline.open()) is newer
@@ -166,7 +166,7 @@ def test_what_belongs_to_no_step_is_left_to_the_trainer_first(made: Made) -> Non
     HangWatch(run).look()
     assert folders(run) == ["step_000004"]
     # Another process's, much later: all have told where they stood since it began.
-    run.timeline.told.clear()
+    run.timeline.announced.clear()
     begin(run, "request", "generate", step=None, ago_ns=HOUR)
     HangWatch(run).look()
     assert folders(run) == ["step_000004"]
@@ -201,8 +201,8 @@ def test_a_thousand_quick_steps_open_no_hang(made: Made) -> None:
         end(with_stage, took_s=1)
         end(step, took_s=1)
     assert folders(run) == []
-    assert usual_s(run.timeline.took, "step", "step") == 1.0
-    assert len(run.timeline.took["stage", "update_actor"]) == 100
+    assert usual_s(run.timeline.durations_ns, "step", "step") == 1.0
+    assert len(run.timeline.durations_ns["stage", "update_actor"]) == 100
 
 
 def test_of_processes_that_find_it_at_once_one_says_why(made: Made) -> None:
@@ -277,7 +277,7 @@ def test_the_process_that_started_the_run_says_so_in_one_line(
     folder = run.rundir.path / "hangs" / "step_000041"
     assert capsys.readouterr().err == (
         f"autoprof: step 41 has taken 60 min 0 s; stacks are in {folder}; "
-        f"autoprof doctor {run.rundir.path} says who is late\n"
+        f"autoprof doctor {run.rundir.path} shows which process is late\n"
     )
     assert threading.enumerate() == known
 

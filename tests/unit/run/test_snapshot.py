@@ -512,7 +512,7 @@ def test_where_a_fork_counts_threads_last_the_watcher_waits_for_the_next_span(
     assert threads() == before
     Span(run.timeline, "stage", "x", step=1, role="actor", rank=0).end()
     assert threads() == before + 1
-    assert run.timeline.waking is None
+    assert run.timeline.wake is None
 
 
 def test_a_further_fork_waits_for_no_thread_of_the_watcher(run: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:

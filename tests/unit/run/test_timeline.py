@@ -33,7 +33,7 @@ def run(made: Callable[..., Runtime]) -> Runtime:
 def begin(run: Runtime, kind: str = "sample", name: str = "x", **values: Any) -> Span:
     span = Span(run.timeline, kind, name, **({"step": 2, "role": "agent_loop", "rank": None} | values))
     if kind not in AT_ONCE:
-        run.timeline.going.add(span)
+        run.timeline.running.add(span)
     return span
 
 
@@ -50,7 +50,7 @@ def names(run: Runtime) -> list[str]:
 @pytest.fixture
 def one_going_on(run: Runtime, monkeypatch: pytest.MonkeyPatch) -> Span:
     """As in a batch of samples: there is always one that lasts longer. However slow the machine, none is old."""
-    monkeypatch.setattr(timeline, "_OLD_NS", 10**15)
+    monkeypatch.setattr(timeline, "_FLUSH_AFTER_NS", 10**15)
     return begin(run, name="long")
 
 
@@ -90,19 +90,19 @@ def test_many_are_written_together(run: Runtime, one_going_on: Span, monkeypatch
     writes: list[int] = []
     append = files.append
     monkeypatch.setattr(files, "append", lambda path, content, first=b"": writes.append(1) or append(path, content))
-    for _ in range(3 * timeline._MANY + 1):
+    for _ in range(3 * timeline._FLUSH_LINES + 1):
         begin(run).end()
     assert len(writes) == 3
     one_going_on.end()
     run.timeline.flush()
-    assert len(names(run)) == 3 * timeline._MANY + 2
+    assert len(names(run)) == 3 * timeline._FLUSH_LINES + 2
 
 
 def test_one_that_is_old_is_written_with_the_next(
     run: Runtime, one_going_on: Span, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin(run, name="first").end()
-    monkeypatch.setattr(timeline, "_OLD_NS", 0)
+    monkeypatch.setattr(timeline, "_FLUSH_AFTER_NS", 0)
     begin(run, name="second").end()
     assert names(run) == ["first", "second"]
 
@@ -111,13 +111,13 @@ def test_when_nothing_is_going_on_it_is_written(run: Runtime) -> None:
     outer = begin(run, name="outer")
     begin(run, "turn", "inner").end()
     assert written(run) == []
-    run.timeline._took = 0
+    run.timeline._write_ns = 0
     outer.end()
     assert names(run) == ["inner", "outer"]
 
 
 def test_while_one_sample_holds_the_others_up_they_are_written(run: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timeline, "_OLD_NS", 10**8)
+    monkeypatch.setattr(timeline, "_FLUSH_AFTER_NS", 10**8)
 
     async def batch() -> None:
         straggler = begin(run, name="straggler")
@@ -144,7 +144,7 @@ def test_an_event_loop_that_ended_before_leaves_it_to_the_next(run: Runtime, one
 
 def test_a_slow_disk_is_not_written_to_each_time(run: Runtime) -> None:
     begin(run, name="first").end()
-    run.timeline._took = 10**12
+    run.timeline._write_ns = 10**12
     begin(run, name="second").end()
     assert names(run) == ["first"]
     run.timeline.flush()
@@ -169,7 +169,7 @@ span("short").end()
 def test_a_span_that_is_dropped_is_left_out_and_not_waited_for(run: Runtime, one_going_on: Span) -> None:
     begin(run, name="kept").end()
     one_going_on.drop()
-    run.timeline._took = 0
+    run.timeline._write_ns = 0
     begin(run, name="last").end()
     assert names(run) == ["kept", "last"]
 
@@ -218,13 +218,13 @@ def test_no_more_are_kept_than_memory_is_for(
     run: Runtime, one_going_on: Span, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert run.timeline._writing.acquire(blocking=False)  # a write that hangs, in another thread
-    for _ in range(timeline._MOST + 10):
+    for _ in range(timeline._MAX_LINES + 10):
         begin(run).end()
-    assert len(run.timeline._lines) == timeline._MOST
+    assert len(run.timeline._lines) == timeline._MAX_LINES
     assert caplog.text.count("spans are left out") == 1
     run.timeline._writing.release()
     begin(run, "stage").end()
-    assert len(names(run)) == timeline._MOST + 1
+    assert len(names(run)) == timeline._MAX_LINES + 1
 
 
 def open_names(run: Runtime) -> list[str]:
@@ -236,11 +236,11 @@ def test_what_goes_on_is_on_the_timeline(run: Runtime, monkeypatch: pytest.Monke
     step, stage = begin(run, "step", "step"), begin(run, "stage", "update", ids={"replica": 1})
     sample = begin(run, name="sample")
     assert open_names(run) == ["step", "update"]
-    run.timeline.tell()
+    run.timeline.write_open()
     assert open_names(run) == ["step", "update"]
     monkeypatch.setattr(timeline, "_LONG_NS", 0)
-    run.timeline.tell()
-    run.timeline.tell()
+    run.timeline.write_open()
+    run.timeline.write_open()
     assert open_names(run) == ["step", "update", "sample"]
     assert [line["kind"] for line in written(run)] == ["process", "begun", "begun", "begun"]
     stage.end()
@@ -253,16 +253,16 @@ def test_what_goes_on_is_on_the_timeline(run: Runtime, monkeypatch: pytest.Monke
 
 def test_a_process_that_stands_gives_signs_of_life(run: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     stage = begin(run, "stage", "update")
-    run.timeline.tell()
+    run.timeline.write_open()
     assert [line["kind"] for line in written(run)] == ["process", "begun"]
-    monkeypatch.setattr(timeline, "_SILENT_NS", 0)
+    monkeypatch.setattr(timeline, "_MAX_SILENCE_NS", 0)
     before = time.time_ns()
-    run.timeline.tell()
+    run.timeline.write_open()
     (process,) = open_spans.read(run.rundir.path)
     assert before <= process.last_ns <= time.time_ns()
     stage.end()
     lines = len(written(run))
-    run.timeline.tell()
+    run.timeline.write_open()
     assert len(written(run)) == lines
 
 
@@ -283,13 +283,13 @@ def test_a_span_that_was_interrupted_is_open_until_the_next_one(run: Runtime) ->
 
 
 def test_what_is_open_is_at_the_end_of_a_large_file(run: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timeline, "AGAIN_BYTES", 10_000)
+    monkeypatch.setattr(timeline, "REPEAT_AFTER_BYTES", 10_000)
     monkeypatch.setattr(tails, "_TAIL_BYTES", 30_000)
     begin(run, "step", "step")
     for _ in range(20):
         for _ in range(50):
             begin(run, "stage", "short").end()
-        run.timeline.tell()
+        run.timeline.write_open()
     assert run.rundir.process_file("timeline").stat().st_size > 60_000
     assert open_names(run) == ["step"]
 
@@ -298,8 +298,8 @@ def test_no_more_samples_are_open_than_a_reader_wants(run: Runtime, monkeypatch:
     monkeypatch.setattr(timeline, "_LONG_NS", 0)
     for number in range(300):
         begin(run, name=f"s{number}")
-    run.timeline.tell()
-    run.timeline.tell()
+    run.timeline.write_open()
+    run.timeline.write_open()
     assert open_names(run) == [f"s{number}" for number in range(256)]
 
 
@@ -366,7 +366,7 @@ def test_threads_and_forks_write_every_line_once_in_the_order_of_ends(
     run = made()
     run.timeline = timeline.Timeline(layout.RunDir(tmp_path_factory.mktemp("run")))
     folder = run.timeline._file.run.path
-    before, timeline._MANY = timeline._MANY, many
+    before, timeline._FLUSH_LINES = timeline._FLUSH_LINES, many
 
     def work(thread: int, amount: int) -> None:
         for number in range(amount):
@@ -386,7 +386,7 @@ def test_threads_and_forks_write_every_line_once_in_the_order_of_ends(
     try:
         all_threads()
     finally:
-        timeline._MANY = before
+        timeline._FLUSH_LINES = before
     run.timeline.flush()
     expected = Counter(
         f"{parent} {thread} {number}" for thread, amount in enumerate(amounts) for number in range(amount)
@@ -431,4 +431,4 @@ def test_a_process_that_is_killed_leaves_whole_lines(run: Runtime, after_lines: 
     lines = [json.loads(line) for text in texts for line in text.splitlines(keepends=True) if line.endswith("\n")]
     found = [int(line["name"]) for line in lines if line["kind"] != "process"]
     assert found == list(range(len(found)))
-    assert len(found) > after_lines - timeline._MANY
+    assert len(found) > after_lines - timeline._FLUSH_LINES
