@@ -80,7 +80,7 @@ def test_links_are_not_followed_on_either_side(cluster: Cluster, tmp_path: Path)
     assert sorted(left.path for left in result.left_out) == ["key.json", "linked"]
     (missing,) = result.missing
     assert missing.path == "hooks/n2-7.json"
-    assert "there is something else in the place" in missing.reason
+    assert "exists and is not a folder" in missing.reason
     assert os.listdir(secret) == ["key"]
 
 
@@ -158,7 +158,7 @@ def test_run_json_tells_of_all_hosts(cluster: Cluster) -> None:
 
 
 def test_long_lists_of_files_come_in_parts(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gather, "_FILES", 2)
+    monkeypatch.setattr(gather, "_MAX_FILES", 2)
     for number in range(7):
         cluster.put("n1", f"oom/{number}.pickle", str(number))
     assert cluster.collect().missing == []
