@@ -313,7 +313,7 @@ def _with_starter(deaths: list[Death], info: RunFile, states: Sequence[ProcessSt
     if own is None:
         # A Ray driver has no spans, so the step and stage come from the process with the latest step.
         trainer = max(
-            (death for death in deaths if death.step is not None), key=lambda each: each.last_ns, default=None
+            (death for death in deaths if death.step is not None), key=lambda death: death.last_ns, default=None
         )
         own = Death(how=GONE_DEAD, host=info.host, pid=info.pid, started=True)
         if trainer is not None:

@@ -1,4 +1,4 @@
-"""When clocks are measured, and what becomes of errors; the measuring itself is in tests/real/test_ray_clocks.py."""
+"""Times of clock measurements, and their errors. tests/real/test_ray_clocks.py tests the measurement itself."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run(joined: Callable[..., Runtime]) -> Iterator[Runtime]:
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """A Ray of three nodes, one of which is dead, that says nothing else."""
+    """A Ray cluster of three nodes, one of them dead."""
     nodes = [{"NodeID": name, "Alive": name != "dead"} for name in ("here", "there", "dead")]
     ray = SimpleNamespace(
         is_initialized=lambda: True,
@@ -60,7 +60,7 @@ def test_other_nodes_that_live_are_asked_once_a_minute(
     measure(run)
     measure(run)
     assert asked == [["there"]]
-    # One that is added meanwhile is not waited for.
+    # A node that joins meanwhile is not measured.
     cluster.nodes().append({"NodeID": "new", "Alive": True})
     measure(run)
     assert asked[1:] == [["new"]]

@@ -1,4 +1,4 @@
-"""Collecting a run: which files come, what they are called, what is missing. Nodes are folders here; real ones are in
+"""Collecting a run: the collected files, their names, and the missing ones. Nodes are folders here; real ones are in
 real/test_cluster.py."""
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def test_a_dead_node_whose_disk_is_still_there_has_lost_nothing(cluster: Cluster
     disk = ray_cluster.disk_of(str(cluster.nodes["n1"].folder))
     cluster.registered = [Node(id="before", host="n1", directory="/runs/x", disk=disk)]
     assert cluster.collect().missing == []
-    # It wrote here itself: the disk is that of all.
+    # The node wrote here directly: all nodes share the disk.
     cluster.put("", "hooks/n9-1.json", '{"node": "other"}')
     cluster.registered = [Node(id="other", host="n9", directory="/runs/x", disk="boot:1:2")]
     assert cluster.collect().missing == []
@@ -224,14 +224,14 @@ def test_equal_files_of_two_nodes_are_one(cluster: Cluster) -> None:
 
 
 def test_different_files_of_one_name_are_all_kept(cluster: Cluster) -> None:
-    """Containers may have one host name, and their processes the same pids."""
+    """Containers may have the same host name, and their processes the same pids."""
     cluster.put("n2", TRACE, "theirs")
     cluster.put("n2", META, '{"state": "truncated"}')
     cluster.put("", TRACE, "mine")
     expected = {
         TRACE: b"mine",
         f"{CAPTURE}.node-n1.pt.trace.json.gz": (cluster.nodes["n1"].folder / TRACE).read_bytes(),
-        # The files of a capture keep one name, though there was no other meta file here.
+        # All files of a capture get the same name, although there was no other meta file here.
         f"{CAPTURE}.node-n1.meta.json": b'{"state": "complete"}',
         f"{CAPTURE}.node-n2.pt.trace.json.gz": b"theirs",
         f"{CAPTURE}.node-n2.meta.json": b'{"state": "truncated"}',
@@ -243,7 +243,7 @@ def test_different_files_of_one_name_are_all_kept(cluster: Cluster) -> None:
 
 
 def test_a_timeline_that_grew_after_a_killed_collect_is_one(cluster: Cluster) -> None:
-    """Killed before it was noted from where the file came."""
+    """Collecting was killed before it wrote the origin of the file to the index."""
     cluster.put("", "timeline/n2-7.jsonl", '{"kind"')
     assert cluster.collect().missing == []
     content = cluster.content()

@@ -1,4 +1,4 @@
-"""The end of a run on several nodes: who collects, and who runs `AUTOPROF_ON_FINISH`."""
+"""The end of a run on several nodes: the process that collects, and the process that runs `AUTOPROF_ON_FINISH`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.support.helpers import clean_environment
 
 
 class Store:
-    """Ray's key-value store, as one process sees it."""
+    """Ray's key-value store in one process."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.kept: dict[bytes, bytes] = {}
@@ -60,7 +60,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Store:
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A Ray whose living nodes are in this list; this process is on the first."""
+    """A Ray cluster with the live nodes in this list. This process is on the first node."""
     alive = ["here", "there"]
     ray = SimpleNamespace(
         is_initialized=lambda: True,
@@ -74,7 +74,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def driver(joined: Callable[..., Runtime], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Runtime]:
-    """Makes this process the one that started a run, with a captured step."""
+    """Return a function that makes this process the starter of a run with a captured step."""
 
     def make(**values: Any) -> Runtime:
         run = joined(**values)
@@ -210,7 +210,7 @@ def test_of_all_nodes_one_runs_the_command(
     driver: Callable[..., Runtime], kept: Store, cluster: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = driver(on_finish="true")
-    # The trainer, on another node, was first.
+    # The trainer on another node was first.
     kept.kept[f"finish/{run.info.id}".encode()] = b""
     session.through_ray(run)
     kept.up = False
@@ -218,7 +218,7 @@ def test_of_all_nodes_one_runs_the_command(
     kept.up = True
     kept.kept.clear()
     end._state.begin()
-    # The driver is, and runs it when Ray is down.
+    # The driver is first, and runs the command when Ray is down.
     session.through_ray(run)
     session.through_ray(run)
     kept.up = False
@@ -259,7 +259,7 @@ def test_a_disk_is_known_by_machine_and_folder(tmp_path: Path) -> None:
 
 @pytest.fixture
 def addresses(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The addresses that a command connects to; no cluster answers at any."""
+    """Return the addresses that a command connects to. No cluster answers at any of them."""
     found: list[str] = []
 
     def unreachable(address: str) -> None:

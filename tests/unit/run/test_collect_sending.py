@@ -62,12 +62,12 @@ def test_what_is_there_is_not_copied_again_and_what_changed_is(run: Path, tmp_pa
     made, missing = send(run, url)
     assert (made.sent, missing) == (2, [])
     assert (tmp_path / "there" / run.name / TRACE).read_text() == "t" * 1000
-    # Another place knows nothing of it.
+    # A copy to another URL starts from nothing.
     assert send(run, f"file://{tmp_path}/elsewhere")[0].sent == 4
 
 
 class Flaky(MemoryFileSystem):
-    """An object store: no names change, and what is put is there at once. Calls fail as `fails` says."""
+    """An object store: no renames, and files appear when they are complete. `fails` selects failing calls."""
 
     protocol = "flaky"
     store: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Crash files: whose they are, and what becomes of them where the program sees to crashes itself."""
+"""Crash files: their processes, and programs that handle crashes themselves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from autoprof.base import identity
 from tests.support.helpers import clean_environment
 
-# What a process of a run does, with the crash file of `autoprof.run.watcher`.
+# Start of each program, which uses the crash file of `autoprof.run.watcher`.
 BEGIN = """
 import ctypes, faulthandler, json, os, signal, sys
 from pathlib import Path
@@ -30,7 +30,7 @@ def say(**what):
 
 
 def ran(folder: Path, code: str, *flags: str) -> tuple[int, list[dict], str]:
-    """Run a program; return its status, what it said, and its stderr."""
+    """Run a program; return its status, its output and its stderr."""
     command = [sys.executable, *flags, "-c", BEGIN + code]
     done = subprocess.run(
         command, cwd=folder, env=clean_environment(), capture_output=True, text=True, timeout=120, check=False
@@ -39,7 +39,7 @@ def ran(folder: Path, code: str, *flags: str) -> tuple[int, list[dict], str]:
 
 
 def files(folder: Path) -> dict[str, bool]:
-    """The crash files that are there, and whether something is in each."""
+    """Return the existing crash files, each with True if it is not empty."""
     return {path.name: path.stat().st_size > 0 for path in folder.glob("run/crashes/*")}
 
 
@@ -66,7 +66,7 @@ def test_at_the_end_nothing_is_left(tmp_path: Path) -> None:
         ("", ["-X", "faulthandler"]),
         ("signal.signal(signal.SIGABRT, lambda *_: None)", []),
         ("signal.signal(signal.SIGFPE, signal.SIG_IGN)", []),
-        # A handler that a library of C has installed.
+        # A handler installed by a C library.
         ("libc = ctypes.CDLL(None); libc.signal(signal.SIGBUS, libc.abort)", []),
     ],
 )

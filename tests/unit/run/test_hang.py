@@ -1,4 +1,4 @@
-"""A step that takes too long: what counts as one, and that all processes are asked once where they stand."""
+"""Steps that take too long: their limits, and the single request for the stacks of all processes."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def why(run: Runtime, name: str = "step_000041") -> Why:
 @pytest.mark.parametrize(
     ("when", "took_s", "usual", "hangs"),
     [
-        # The default: both of them, and the time alone while there is no median.
+        # The default: both limits, or the time alone while there is no median.
         ("", 1799.0, None, False),
         ("", 1801.0, None, True),
         ("", 1801.0, 300.0, True),
         ("", 1801.0, 400.0, False),
         ("", 1700.0, 1.0, False),
         ("step>2x", 1801.0, 300.0, True),
-        # A condition of the user's replaces it.
+        # A condition of the user replaces it.
         ("hang>10m", 601.0, 500.0, True),
         ("hang>10m", 599.0, 1.0, False),
         ("hang>10m", 1801.0, 1800.0, True),
@@ -143,7 +143,7 @@ def test_with_a_step_the_step_alone_counts(made: Made) -> None:
     begin(run)
     HangWatch(run).look()
     assert folders(run) == []
-    # One that was left open before is over.
+    # An earlier step that was left open is over.
     run.timeline.announced.clear()
     begin(run, step=1, ago_ns=HOUR)
     newer = begin(run, step=2)
@@ -165,7 +165,7 @@ def test_what_belongs_to_no_step_is_left_to_the_trainer_first(made: Made) -> Non
     begin(run, step=4, ago_ns=HOUR)
     HangWatch(run).look()
     assert folders(run) == ["step_000004"]
-    # Another process's, much later: all have told where they stood since it began.
+    # A span of another process, much later: all processes have written their stacks since it began.
     run.timeline.announced.clear()
     begin(run, "request", "generate", step=None, ago_ns=HOUR)
     HangWatch(run).look()
@@ -176,7 +176,7 @@ def test_what_belongs_to_no_step_is_left_to_the_trainer_first(made: Made) -> Non
 def test_all_processes_write_three_times_in_a_run_at_most(when: str, most: int, made: Made) -> None:
     run = run_with(made, when)
     for step in range(6):
-        # Another process of the run, as good as.
+        # This imitates another process of the run.
         watch = HangWatch(run)
         begin(run, step=step, ago_ns=HOUR)
         watch.look()
@@ -248,7 +248,7 @@ def test_a_run_directory_that_cannot_be_written_is_said_once(made: Made, capsys:
     run = run_with(made, "hang>10m")
     run.rundir.path.mkdir()
     begin(run, ago_ns=HOUR)
-    # Root may write anywhere, but not make a folder in the place of a file.
+    # Root may write anywhere, but cannot make a folder where a file exists.
     (run.rundir.path / "hangs").write_text("")
     watcher = Watcher(run)
     watcher.look()

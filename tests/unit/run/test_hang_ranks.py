@@ -1,4 +1,4 @@
-"""Ranks of which one does not join a collective: both say where they stand, and torch says who is missing."""
+"""Two ranks, one of which does not join a collective: both write their stacks, and torch names the missing rank."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autoprof.rundir.records import ProcessStacks, Why
 from tests.support.helpers import TORCH
 from tests.support.small_trainer import torchrun
 
-# Rank 1 comes late to the second all_reduce of step 5: when both have said where they stand, or never.
+# Rank 1 joins the second all_reduce of step 5 late, after both ranks have written their stacks, or never.
 TRAINER = f"""{TORCH}
 import os
 import time
@@ -23,7 +23,7 @@ from pathlib import Path
 class Trainer:
     def fit(self):
         dist.init_process_group("gloo")
-        # Rank 0 has a number in place of it.
+        # Rank 0 has a number instead.
         dist.new_group([1])
         for self.global_step in range(1, 6):
             self.step()
@@ -64,7 +64,7 @@ def test_both_ranks_say_where_they_stand_and_torch_says_who_is_missing(tmp_path:
     }
     assert places[0][-1] == "all_reduce"
     assert "fetch_score" in places[1]
-    # What torch's analyser says: the last collective has one of its two ranks.
+    # Result of torch's analyser: the last collective has one of its two ranks.
     command = ["-m", "torch.distributed.flight_recorder.fr_trace", str(folder), "--prefix", "rank_"]
     analysed = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=100, check=False)
     text = analysed.stdout + analysed.stderr

@@ -1,4 +1,4 @@
-"""Ends of runs, from outside: what `ls` says of each."""
+"""Outcomes of runs in the output of `ls`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Python = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def ended(tmp_path: Path, python: Python) -> Callable[..., runs.Run]:
-    """Runs code after a step of a trainer, to its end, and returns the run."""
+    """Return a function that runs code after a step of a trainer and returns the run."""
     (tmp_path / "tiny.py").write_text("class Trainer:\n    def step(self, value): return value\n")
     options = 'attribute = "Trainer.step", behaviour = "step.wrap", options = { number = "value" }'
     (tmp_path / "tiny.toml").write_text(f'target = "tiny"\nhook = [{{ name = "step", {options} }}]\n')

@@ -1,4 +1,4 @@
-"""Exceptions as files tell them; those of Ray and torchrun are the real ones."""
+"""Records of exceptions. Exceptions of Ray and torchrun are real ones."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_a_text_of_many_lines_is_kept_whole_in_a_ray_task(made, colour: str) -> 
         assert [frame.line for frame in found.frames] == [frame.line for frame in told.frames]
 
 
-# Texts of Ray 2.60 without an exception of their own: it could not be pickled, or an argument or the actor failed.
+# Messages of Ray 2.60 without the original exception: it could not be pickled, or an argument or the actor failed.
 UNPICKLABLE = """\x1b[36mray::fail()\x1b[39m (pid=7, ip=10.0.0.2)
   File "/home/u/reward.py", line 44, in fetch_score
     raise Rejected("no score:\\n    in row 3\\nof 8")
@@ -217,13 +217,13 @@ def test_a_dead_actor_is_named() -> None:
     error.error_msg = DIED
     (named,) = raised.of(error).named
     assert (named.pid, named.cause) == (4242, "")
-    # Through the task that waited for it.
+    # The exception also passed through the task that waited for it.
     brought = exceptions.RayTaskError("run", TRACEBACK, error, "ray::TaskRunner.run", 7, "10.0.0.2")
     (named,) = raised.of(brought.as_instanceof_cause()).named
     assert named.pid == 4242
 
 
-# Of Ray 2.60.
+# Messages of Ray 2.60.
 KILLED_FOR_MEMORY = """1 worker(s) were killed due to the node running low on memory. Memory on the node
 (IP: 10.0.0.2, ID: 22984661) was 27.71GB used / 28.80GB limit (0.962273)
 OOM kill reason: Memory usage 29753900000B exceeded threshold of 29376000000B (95.0% of 30923764531B limit)
@@ -302,7 +302,7 @@ def test_torchruns_failures_are_named_the_first_one_first() -> None:
 
 
 def raised_by(text: str) -> BaseException:
-    """Return an exception that was raised here from another one."""
+    """Return an exception that was raised from another one."""
     try:
         try:
             {}["score"]

@@ -1,4 +1,4 @@
-"""Where a process stands: its threads, its tasks and what they await, whose open spans are, and how much is told."""
+"""Snapshots: threads, tasks and the objects that they await, the owners of open spans, and the limits of size."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run(joined: Callable[..., Runtime]) -> Iterator[Runtime]:
 
 
 def taken(run: Runtime) -> ProcessStacks:
-    """The snapshot, taken by another thread than those that are looked at."""
+    """Take the snapshot in another thread, because a snapshot omits its own thread."""
     found: list[ProcessStacks] = []
     watcher = threading.Thread(target=lambda: found.append(stacks.take_snapshot(run.timeline)), name="as-the-watcher")
     watcher.start()
@@ -44,7 +44,7 @@ def taken(run: Runtime) -> ProcessStacks:
 
 
 def functions(stack: Thread | Task) -> list[str]:
-    """The functions of this file in a stack, without those that they are defined in."""
+    """Return the functions of this file in a stack, without the names of enclosing functions."""
     return [frame.function.rpartition(".")[2] for frame in stack.frames if frame.file == HERE]
 
 
@@ -54,13 +54,13 @@ def task(told: ProcessStacks, name: str) -> Task:
 
 
 def of(told: ProcessStacks, stack: Thread | Task) -> list[tuple[str, str]]:
-    """The spans that a thread or a task works on."""
+    """Return the spans that a thread or a task works on."""
     return [(told.spans[place].kind, told.spans[place].name) for place in stack.spans]
 
 
 @contextmanager
 def waiting(count: int, deep: int = 0) -> Iterator[None]:
-    """Threads that wait, inside of so many calls."""
+    """Start threads that wait inside a number of nested calls."""
     go_on, there = threading.Event(), threading.Barrier(count + 1)
 
     def wait_here(left: int) -> None:
@@ -85,7 +85,7 @@ def waiting(count: int, deep: int = 0) -> Iterator[None]:
 
 
 def while_going(run: Runtime, main: Callable[[Callable[[], Any]], Any]) -> ProcessStacks:
-    """The snapshot of a loop in this thread, taken when `main` calls what it is given."""
+    """Return the snapshot of a loop in this thread. `main` takes it by calling its argument."""
     told: list[ProcessStacks] = []
     asyncio.run(main(lambda: told.append(taken(run))))
     return told[0]
@@ -101,7 +101,7 @@ def test_threads_have_names_numbers_and_stacks_with_the_main_one_first(run: Runt
     assert waits.native not in (0, main.native)
     assert waits.frames[-1].function.endswith("wait")
     assert all(frame.line > 0 for frame in waits.frames)
-    # Whoever looks is not there.
+    # The thread that takes the snapshot is missing.
     assert "as-the-watcher" not in [each.name for each in told.threads]
     assert (told.host, told.pid, told.by, told.left_out) == (identity.HOST, os.getpid(), "itself", [])
 
@@ -156,7 +156,7 @@ def test_nested_awaits_are_a_chain_and_the_innermost_says_what_it_waits_on(run: 
     assert task(told, "new").waits_on == "its turn"
     (runs,) = [each for each in told.tasks if functions(each)[:1] == ["main"]]
     assert runs.waits_on == ""
-    # By its stack that thread is the one that runs it.
+    # The stack shows that this thread runs the task.
     (thread,) = [each for each in told.threads if each.ident == runs.thread]
     assert "main" in [frame.function.rpartition(".")[2] for frame in thread.frames]
     assert task(told, "new").thread == 0
@@ -288,10 +288,10 @@ def test_spans_belong_to_the_threads_and_tasks_that_work_on_them(run: Runtime, h
         (place,) = each.spans
         assert (found.spans[place].name, found.spans[place].ids) == ("search", {"sample": number})
     by_name = {each.name: each for each in found.threads}
-    # The step has no frame of its own: it began in this thread.
+    # No frame holds the step, so it belongs to the thread in which it began.
     assert of(found, found.threads[0]) == [("step", "step"), ("stage", "rollout")]
     assert of(found, by_name["rewards"]) == [("reward", "score")]
-    # The wrappers are left out, and nothing of the user's.
+    # The wrappers are omitted, but no function of the user.
     assert not [frame for each in found.threads for frame in each.frames if frame.file.startswith(stacks.OWN)]
     assert functions(by_name["rewards"]) == ["score"]
 
@@ -347,7 +347,7 @@ def test_an_exception_that_passes_is_freed_as_without_a_snapshot(run: Runtime, h
         raise Error
 
     told: list[ProcessStacks] = []
-    # The property is read while the hook's own frame has the exception in its variables.
+    # The property is read while the hook's frame holds the exception in a local variable.
     wrapped = hooked(work, "span", kind="tool", stage="search", role="agent_loop", counts={"size": "looks.size"})
     freed: list[weakref.ref[Error]] = []
     gc.disable()
@@ -468,7 +468,7 @@ def test_a_fork_in_between_has_a_snapshot_of_its_own(run: Runtime) -> None:
         assert os.waitpid(pid, 0)[1] == 0
     told = json.loads((run.rundir.path / "stacks" / "child" / f"{identity.HOST}-{pid}.json").read_text())
     assert told["pid"] == pid
-    # The threads of the parent are not there.
+    # The parent's threads are missing.
     assert [each["name"] for each in told.get("threads", []) if each["name"].startswith("waits-")] == []
 
 

@@ -1,4 +1,4 @@
-"""What a snapshot has beside stacks: memory, torch's flight record, the state of an engine."""
+"""Parts of a snapshot other than stacks: memory, torch's flight record, the state of an engine."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_devices_are_asked_for_where_they_are_in_use_alone(monkeypatch: pytest.M
 
 
 class Distributed:
-    """As much of torch.distributed as is asked for, with these records."""
+    """Imitate the used parts of torch.distributed, with these records."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **records: Any) -> None:
         self.calls: list[dict[str, bool]] = []
@@ -174,7 +174,7 @@ def test_torch_records_where_it_does_not_by_default_and_nobody_has_said_otherwis
 
 
 class Scheduler(SimpleNamespace):
-    """A scheduler, made up."""
+    """A fake scheduler."""
 
 
 def request(name: str, ago_s: float) -> Any:

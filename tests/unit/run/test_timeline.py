@@ -1,4 +1,4 @@
-"""The file of spans: what is in it, when it is written, and that threads, forks and a sudden end leave whole lines."""
+"""The timeline file: its content, the times of writing, and whole lines after threads, forks and a sudden end."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def begin(run: Runtime, kind: str = "sample", name: str = "x", **values: Any) ->
 
 
 def written(run: Runtime) -> list[dict[str, Any]]:
-    """The lines of this process, the first one too."""
+    """Return the lines of this process, including the first one."""
     path = run.rundir.process_file("timeline", ".jsonl")
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
@@ -49,7 +49,7 @@ def names(run: Runtime) -> list[str]:
 
 @pytest.fixture
 def one_going_on(run: Runtime, monkeypatch: pytest.MonkeyPatch) -> Span:
-    """As in a batch of samples: there is always one that lasts longer. However slow the machine, none is old."""
+    """Keep one sample open, as in a batch. No buffered line becomes old, even on a slow machine."""
     monkeypatch.setattr(timeline, "_FLUSH_AFTER_NS", 10**15)
     return begin(run, name="long")
 
@@ -321,7 +321,7 @@ Span(lines, "stage", "update", step=1, role="actor", rank=0)
 
 
 def forked(child: Callable[[], None]) -> None:
-    """Run a function in a forked child, which then ends without a word."""
+    """Run a function in a forked child, which then ends by os._exit."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -426,7 +426,7 @@ def test_a_process_that_is_killed_leaves_whole_lines(run: Runtime, after_lines: 
     os.read(reader, 1)
     os.kill(pid, 9)
     os.waitpid(pid, 0)
-    # Linux ends a write of several pages between two of them where the process is killed: the last line may be cut.
+    # If a process is killed, Linux may end its write between two pages, so the last line may be cut off.
     texts = [path.read_text() for path in run.rundir.path.glob("timeline/*.jsonl")]
     lines = [json.loads(line) for text in texts for line in text.splitlines(keepends=True) if line.endswith("\n")]
     found = [int(line["name"]) for line in lines if line["kind"] != "process"]

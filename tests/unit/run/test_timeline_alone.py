@@ -1,4 +1,4 @@
-"""`AUTOPROF_STEPS=`, empty: a timeline, and nothing is captured."""
+"""Runs with an empty `AUTOPROF_STEPS`: a timeline without captures."""
 
 from __future__ import annotations
 

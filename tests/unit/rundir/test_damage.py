@@ -1,4 +1,4 @@
-"""Whatever stands in a run's files, no command ends with a traceback, and what is readable is kept."""
+"""Damaged files of a run: no command ends with a traceback, and readable fields are kept."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def written(folder: Path) -> Path:
 
 @pytest.fixture
 def by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without what takes long and reads no file of a run: Ray, the page, recipes, making the parser."""
+    """Replace slow parts that read no file of a run: Ray, the page, recipes, building the parser."""
 
     def unreachable(address: str) -> Any:
         raise cluster.Unreachable("no cluster")
@@ -122,7 +122,7 @@ def ask_all(run: Path, capsys: pytest.CaptureFixture[str], what: str) -> None:
 
 
 def ask_the_run(run: Path) -> None:
-    """Return what a run reads that is going on, or the next one."""
+    """Read the files that a running run reads, and the files that the next run reads."""
     directory = RunDir(run)
     previous_run.cut_off(run)
     json.dumps(msgspec.to_builtins(previous_run.attempts(decoder.read(directory.run_json, RunFile), run)))
@@ -140,7 +140,7 @@ def test_whatever_stands_in_a_file(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], by_themselves: None
 ) -> None:
     run = written(tmp_path)
-    # Every 7th of the wrong values, from another one on in each file: all of them are met in some place.
+    # Every 7th wrong value, with a different start in each file, so that each value is used somewhere.
     ways = list(damage.damages(run / name))
     first = len(damage.TEXTS) + len(damage.PLACES)
     for what, put in [*ways[:first], *ways[first + len(name) % 7 :: 7]]:

@@ -1,4 +1,4 @@
-"""Who died, from made runs: causes come before consequences, and what is normal is no death."""
+"""Deaths in generated runs: causes come before consequences, and normal ends are not listed."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from autoprof.rundir import deaths, memory_state, runs
 from autoprof.rundir.records import Death
 from autoprof.rundir.runs import Run
 
-# No process has these numbers: pid_max is 2 ** 22 at most.
+# No process has these pids: pid_max is at most 2 ** 22.
 DRIVER, TRAINER, ACTOR, OTHER = 9_000_001, 9_000_002, 9_000_003, 9_000_004
 MS = 1_000_000
 START = 1_795_200_000_000_000_000
 
 
 class Made:
-    """A run that is made line by line."""
+    """A run directory, written line by line."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -160,7 +160,7 @@ def test_a_process_that_the_kernel_killed_for_memory(
 
 
 def as_noted(made: Made) -> dict[str, Any]:
-    """What the process that started the run notes of the actor when it ends."""
+    """Return the death of the actor as the process that started the run writes it at its end."""
     info = made.info("running").info
     noted = [death for death in deaths.find(made.path, info, over=False) if death.pid == ACTOR]
     return msgspec.to_builtins(noted[0])
@@ -180,7 +180,7 @@ def test_a_line_of_another_process_tells_of_a_kill_when_the_group_is_gone(made: 
 
 
 def test_a_driver_that_was_killed_comes_before_its_workers(made: Made) -> None:
-    """The trainer's process, of which Ray has made an end, tells where the run was."""
+    """The step and stage come from the trainer's process, which Ray has killed."""
     made.process(TRAINER, begun("step", 1, "trainer", 0, "step"), begun("update_actor", 2, "trainer", 0))
     made.process(ACTOR, begun("update_actor", 3))
     found = deaths.of_run(made.info("running"))
@@ -242,7 +242,7 @@ def test_a_crash_in_functions_of_autoprof_alone_shows_them(made: Made) -> None:
 
 
 def test_an_exception_that_the_driver_swallowed_is_told_from_the_trainers_process(made: Made) -> None:
-    """hydra prints an exception and leaves by sys.exit(1)."""
+    """hydra prints an exception and calls sys.exit(1)."""
     made.process(
         TRAINER,
         raised("ValueError", 5, name="step") | {"span": "step"},
@@ -266,7 +266,7 @@ def test_the_first_of_several_exceptions_is_the_cause_and_the_same_one_is_told_o
     made.process(OTHER, raised("RuntimeError", 3, "x", "actor", "Connection closed by peer"))
     found = deaths.of_run(made.info("failed", 1, error="KeyError"))
     assert [death.pid for death in found] == [OTHER, ACTOR]
-    # With somebody gone, an exception that tells of a lost connection follows from that.
+    # If a process vanished, an exception about a lost connection is a consequence.
     made.process(OTHER + 1, begun("update_actor", 4, rank=2))
     found = deaths.of_run(made.info("running"))
     assert [death.pid for death in found] == [ACTOR, DRIVER, OTHER + 1, OTHER]

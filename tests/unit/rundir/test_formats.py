@@ -1,4 +1,4 @@
-"""The structs of the run directory's files and lines: their reference page, and the writers that are no structs."""
+"""Structs of the run directory's files and lines: their reference page, and writers that use plain dictionaries."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_every_struct_has_a_blank(kind: type[Struct]) -> None:
 
 
 def test_a_merged_trace_may_be_asked_as_a_capture(tmp_path: Path) -> None:
-    """Whoever lists both asks both for their reasons."""
+    """Code that lists both kinds reads their reasons in the same way."""
     merged = {"state": "failed", "reason": "x", "left_out": {"a": "b"}, "clock": 5}
     (tmp_path / "merged.meta.json").write_text(json.dumps(merged))
     file = CaptureFile(str(tmp_path), "merged")
@@ -55,7 +55,7 @@ def test_lines_of_spans_and_processes_are_told_apart() -> None:
     assert decoder.line(json.dumps(process).encode()).kind == records.PROCESS
     span = {"kind": "stage", "name": "x", "step": None, "role": "a", "rank": None, "start_ns": 1, "end_ns": 2}
     assert msgspec.to_builtins(decoder.line(json.dumps(span).encode())) == span
-    # One of another autoprof.
+    # A line of another release.
     assert decoder.line(b'{"kind": "stage", "start_ns": 1}') == Line("stage", "", None, "", None, 1, 0)
 
 
@@ -66,7 +66,7 @@ def test_a_damaged_line_is_no_line(line: bytes) -> None:
 
 
 def _keys(module: ModuleType, *functions: str) -> set[str]:
-    """Return the keys of the dictionaries that functions of a module write down."""
+    """Return the keys of the dictionaries that functions of a module write."""
     trees = [ast.parse(inspect.getsource(getattr(module, name))) for name in functions]
     found = [each for tree in trees for each in ast.walk(tree) if isinstance(each, ast.Dict)]
     return {str(key.value) for each in found for key in each.keys if isinstance(key, ast.Constant)}

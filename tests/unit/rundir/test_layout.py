@@ -1,4 +1,4 @@
-"""Files beside the runs: the link `latest` and `.gitignore`."""
+"""Files in the folder of the runs: the link `latest` and `.gitignore`."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_file_or_folder_of_the_user_stays(run: RunDir, make: object, caplog: p
 
 
 def uploaded(folder: Path) -> list[str]:
-    """Return what Ray uploads of a working directory."""
+    """Return the files of a working directory that Ray uploads."""
     found: list[str] = []
     packaging._dir_travel(folder, [], lambda path: found.append(path.name), include_gitignore=True)
     return sorted(found)

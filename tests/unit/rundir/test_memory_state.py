@@ -1,4 +1,4 @@
-"""Memory of a control group, of both versions, from folders that stand in for the kernel's."""
+"""Memory of control groups of both versions, from folders that imitate the kernel's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names that are no run's: the message says what is there."""
+"""Names that match no run: the message lists the contents of the folder."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def test_of_two_that_leave_at_once_one_ends_the_run(tmp_path: Path) -> None:
 
 def test_programs_of_a_launch_one_after_the_other_are_runs_of_their_own(tmp_path: Path) -> None:
     first = [join(tmp_path, rank, f"first{rank}") for rank in range(2)]
-    # Rank 1 begins with the next while rank 0 is still in this one.
+    # Rank 1 starts the next program while rank 0 is still in this one.
     second = [join(tmp_path, 1, "second1")]
     first[0].leave("")
     second.append(join(tmp_path, 0, "second0"))

@@ -1,4 +1,4 @@
-"""Runs are read as far as they are asked for."""
+"""Runs are read on first use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAMES = ("20261120-101010-aaaaaa", "20261120-111111-bbbbbb")
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """The names of the files that are decoded."""
+    """Return the names of the decoded files."""
     names: set[str] = set()
     fields = decoder.fields
 
@@ -57,7 +57,7 @@ def test_a_trace_that_is_gone_by_now_is_named(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_whole_is_read_at_once(tmp_path: Path) -> None:
-    """Of one that is not, what can be read is kept: both ways give the same."""
+    """The fast path and the check of each field return the same fields."""
     content = b'{"id": "x", "pid": 5, "started": 5.5, "hosts": ["n1"], "new": {"a": [1]}}'
     (tmp_path / "run.json").write_bytes(content)
     slow = decoder.fields(tmp_path / "run.json", RunFile)
