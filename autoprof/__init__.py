@@ -1,7 +1,7 @@
-"""autoprof profiles LLM reinforcement-learning runs from outside: `AUTOPROF=1` in front of the command.
+"""Profiler for LLM reinforcement-learning runs, switched on by `AUTOPROF=1` in front of the command.
 
-A script or a notebook with a loop of its own says by `start`, `stop`, `step` and `stage` what belongs to a run. Each is
-imported when it is first used, since an interpreter start imports this module; `__init__.pyi` has their types.
+A script or notebook with its own loop calls `start`, `stop`, `step` and `stage` to mark the parts of a run. Each
+function is imported at its first use, since an interpreter start imports this module. `__init__.pyi` has their types.
 """
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""`python -m autoprof`: the command line."""
+"""Command line, as `python -m autoprof`."""
 
 from autoprof.cli.main import main
 

@@ -1,4 +1,4 @@
-"""Composition root of the part that runs inside of a run."""
+"""Composition root of the code that runs in processes of a run."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from autoprof._boot import command
 from autoprof.base import files, interrupts, log, process
 from autoprof.base.originals import os, threading
 
-# msgspec 0.22 imports `typing_extensions` and `datetime`, and ignores exceptions meanwhile, also those of a signal
-# handler. If `datetime` is missing, msgspec crashes the process later.
+# msgspec 0.22 imports `typing_extensions` and `datetime`, and ignores all exceptions meanwhile, even of a signal
+# handler. If `datetime` is missing, msgspec crashes the process later. So both are imported first.
 with interrupts.suppress(ImportError):
     import typing_extensions  # noqa: F401
 from autoprof.capture import cupti, lifecycle
 
-# dispatch is for the first call of a hook, which imports nothing: a child that is forked meanwhile would wait forever
-# for an import that another thread had begun.
+# `dispatch` is imported here because the first call of a hook must not import. If another thread imported it during a
+# fork, the child would wait for that import forever.
 from autoprof.hooks import dispatch, main_script, patching, recipe, registry, returned  # noqa: F401
 from autoprof.run import end, process_state, runtime, seat, torchrun, watcher
 from autoprof.run.runtime import Runtime
 
 
-class _State(process.State):
-    """The set-up of this process, done once, and its end, which in the process that started the run is the run's."""
+class _AgentState(process.State):
+    """Set-up of this process, done once, and its end. The run ends with the process that started it."""
 
     ends = process.RUN
 
@@ -41,25 +41,25 @@ class _State(process.State):
         if files.exists(run.rundir.run_json) or seat.own_seat() is not None:
             end.end_run(run)
         elif _boot.starter() not in (None, os.getpid()):
-            # The process that started the run says why it has no hook, and has to know about this one.
+            # The process that started the run reports why no hook was applied. It needs the hooks of this process.
             with interrupts.suppress(OSError):
                 run.hooks.leave()
 
 
-_state = _State()
+_state = _AgentState()
 
 
 def load(target: str) -> None:
-    """Read the recipes of `target` and have each hook applied when its module is imported, or now if it was.
+    """Read the recipes of `target` and apply each hook when its module is imported, or now if it already is.
 
-    A wrong recipe is reported once and left out; the others go on.
+    A wrong recipe is reported once and skipped.
     """
     run = join()
     if run is None:
         return
     hooks = registry.read_recipes(target)
-    # A target may say itself when the module that runs is ready for its hooks, which costs nothing till then.
-    by_itself = any(hook.hook.behaviour == "main" for hook in hooks)
+    # A hook with the behaviour `main` reports when the main module is ready for its hooks, so nothing has to watch it.
+    reports_main = any(hook.hook.behaviour == "main" for hook in hooks)
     for hook in hooks:
         run.hooks.add(hook)
         if reason := registry.left_out(run, hook):
@@ -69,12 +69,12 @@ def load(target: str) -> None:
             main_script.watch(hook)
         else:
             _boot.when_imported(hook.hook.module, functools.partial(patching.apply_to_module, hook))
-            if main_script.runs(hook.hook.module) and not by_itself:
+            if main_script.runs(hook.hook.module) and not reports_main:
                 main_script.watch(hook)
 
 
 def join() -> Runtime | None:
-    """Join the run, and the first time set up what lasts as long as the process."""
+    """Join the run and return it, or None if there is no run. The first call sets up this process."""
     if _state.joined:
         return runtime.current()
     run = runtime.start()
@@ -93,7 +93,7 @@ def join() -> Runtime | None:
 
                 stats.attach(run)
             if watcher.hang_limits(run.settings.when)[0]:
-                # Torch reads it with the first group of processes; the trainer imports it long before.
+                # Torch reads these variables when it makes the first process group, long after its import.
                 process_state.enable_flight_record(os.environ)
             if run.settings.memory.oom:
                 from autoprof.capture.profilers import memory

@@ -1,8 +1,8 @@
 """Activation of autoprof where site-packages can't be written: `autoprof run` puts this folder on PYTHONPATH.
 
-Python imports one sitecustomize only. This one removes its folder from `sys.path` and imports the one that it hides,
-which takes its place in `sys.modules`. If there is none, this import fails as it would without autoprof, and Python's
-`site` ignores that.
+Python imports only one sitecustomize. This one removes its folder from `sys.path` and imports the sitecustomize that it
+hides, which takes its place in `sys.modules`. If no other exists, this import fails as it would without autoprof, and
+Python's `site` ignores the error.
 """
 
 import os
@@ -23,8 +23,8 @@ def _activate(here: str) -> None:
     try:
         from autoprof import _boot
     except ImportError:
-        # In a wheel this folder is autoprof/sitecustomize, in a checkout it lies beside autoprof/. The checkout may be
-        # called autoprof, too, and be found as a namespace package where the folder that it is in is on the path.
+        # In a wheel this folder is autoprof/sitecustomize; in a checkout it is beside autoprof/. The checkout itself
+        # may be called autoprof. If its parent is on the path, Python finds the checkout as a namespace package.
         parent = os.path.dirname(here)
         root = os.path.dirname(parent) if os.path.isfile(os.path.join(parent, "_boot", "__init__.py")) else parent
         if not os.path.isfile(os.path.join(root, "autoprof", "_boot", "__init__.py")):
@@ -41,7 +41,7 @@ try:
     _import_hidden(_here)
 except BaseException as error:
     _error = error
-# Not in the clause above: autoprof must not find an exception that is being handled.
+# Not in the clause above: no exception may be being handled while autoprof starts.
 _activate(_here)
 if _error is not None:
     raise _error

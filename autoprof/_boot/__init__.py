@@ -1,14 +1,15 @@
-"""Activation at interpreter start, when `AUTOPROF=1`: standard library only, a few file names and one finder.
+"""Activation at interpreter start if `AUTOPROF=1`. It uses the standard library only and installs one import finder.
 
-A cluster starts thousands of interpreters, and nearly all of them never import a target. So the boot reads no recipe:
-a recipe's file name begins with the import name of its target (`verl.toml`, `verl.dapo.toml`), and the rest of
-autoprof is imported when that name is.
+A cluster starts thousands of interpreters, and nearly all of them never import a target. So the boot reads no recipe,
+only the names of recipe files. Each begins with the import name of its target (`verl.toml`, `verl.dapo.toml`). The
+rest of autoprof is imported when a process imports a target.
 
-Recipes may also come with other distributions, by entry point. Who starts a run looks for them, when it first imports
-something that is not in the standard library, and hands on what it found in the environment.
+Installed distributions may declare further recipes by entry points. The process that starts a run searches for them
+when it first imports a module from outside the standard library. It passes the result to its children in the
+environment.
 
-`from __future__ import annotations` would import `__future__`, 2 % of an interpreter start. So the boot's annotations
-are texts where Python would evaluate them.
+`from __future__ import annotations` would import `__future__`, 2 % of an interpreter start. So annotations that Python
+would evaluate are strings.
 """
 
 import os
@@ -28,18 +29,18 @@ ON = ("1", "true", "on", "yes")
 ENABLE = "AUTOPROF"
 RUN_ID = "AUTOPROF_RUN_ID"
 RUN_INFO = "AUTOPROF_RUN_INFO"
-# The process that started the run, where that is a program of the user's, a colon, and the folder it was started in:
-# settings are read there, in whatever process a target comes first.
+# `PID:FOLDER` of the process that started the run. The pid is empty if that process is not a program of the user. The
+# first process that imports a target may be a child with another working directory, and it reads the settings there.
 STARTER = "AUTOPROF_STARTER"
 RECIPES = "AUTOPROF_RECIPES"
-# The `sys.prefix` for which somebody has looked, and the folders of recipes that distributions there declare.
+# The `sys.prefix` that was searched, and the recipe folders that its distributions declare.
 FOUND = "AUTOPROF_RECIPES_FOUND"
 
-# What says that a launcher has started several ranks: Open MPI, `srun`, torchrun and those that do as it does.
+# Variables that launchers set for each rank: Open MPI, `srun`, and torchrun with its imitators.
 _RANKS = ("OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE")
 
-# Characters of a reason: a variable may have 128 kB, and names of files that are none may be quoted.
-_MOST_SAID = 1000
+# Maximum length of a printed reason. It may quote an environment variable, which may have 128 kB.
+_MAX_REASON_CHARS = 1000
 
 _activated = False
 _own_recipes = ""
@@ -50,31 +51,34 @@ def enabled() -> bool:
     return os.environ.get(ENABLE, "").strip().lower() in ON
 
 
-def found() -> "list[str] | None":
-    """The folders of recipes that distributions declare, or None where nobody has looked in this environment yet."""
+def declared_folders() -> "list[str] | None":
+    """Return the recipe folders that distributions declare, or None if this environment was not searched yet."""
     prefix, *folders = os.environ.get(FOUND, "").split(os.pathsep)
     return folders if prefix == sys.prefix else None
 
 
 def starter() -> "int | None":
-    """The process that started the run, if it is a program that says at its end why no hook was applied."""
+    """Return the pid of the user's program that started the run, or None.
+
+    If no hook was applied, this program reports the reason at its end.
+    """
     pid = os.environ.get(STARTER, "").partition(":")[0]
     return int(pid) if pid.isdecimal() else None
 
 
 def started_in() -> str:
-    """The folder in which the run was started, or the working directory where the former is not there."""
+    """Return the folder in which the run was started, or the working directory if that folder does not exist."""
     folder = os.environ.get(STARTER, "").partition(":")[2]
     return folder if folder and os.path.isdir(folder) else os.getcwd()
 
 
 def new_run_id() -> str:
-    """A run id: local time and six random hexadecimal digits."""
+    """Return a new run id: local time and six random hexadecimal digits."""
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(3).hex()}"
 
 
 def own_recipes() -> str:
-    """The folder of autoprof's own recipes: inside the package in a wheel, beside it in a checkout."""
+    """Return the folder of autoprof's own recipes: inside the package in a wheel, beside it in a checkout."""
     global _own_recipes
     if not _own_recipes:
         package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -84,8 +88,10 @@ def own_recipes() -> str:
 
 
 def recipe_files() -> "dict[str, list[str]]":
-    """The recipe files there are, by the import name of their target: autoprof's own, those of distributions, then
-    `AUTOPROF_RECIPES`."""
+    """Return the paths of all recipe files by the import name of their target.
+
+    autoprof's own recipes come first, then those of distributions, then those that `AUTOPROF_RECIPES` names.
+    """
     files: dict[str, list[str]] = {}
     for path in _recipe_paths():
         for target in path.rpartition("/")[2].partition(".")[0].split("+"):
@@ -94,29 +100,29 @@ def recipe_files() -> "dict[str, list[str]]":
 
 
 def _recipe_paths() -> "Iterator[str]":
-    # Folders that another node told of may be others here.
-    told = [place for place in found() or () if os.access(place, os.R_OK | os.X_OK)]
-    for place in [own_recipes(), *told, *_places()]:
-        if os.path.isdir(place):
-            yield from (os.path.join(place, name) for name in sorted(os.listdir(place)) if name.endswith(".toml"))
-        elif os.path.isfile(place):  # a place that is not there is settings.py's to complain about
-            yield place
+    # The list may come from another node, so a folder may be missing or unreadable on this one.
+    declared = [path for path in declared_folders() or () if os.access(path, os.R_OK | os.X_OK)]
+    for path in [own_recipes(), *declared, *_extra_paths()]:
+        if os.path.isdir(path):
+            yield from (os.path.join(path, name) for name in sorted(os.listdir(path)) if name.endswith(".toml"))
+        elif os.path.isfile(path):  # config/settings.py reports a path that does not exist
+            yield path
 
 
-def _places() -> "list[str]":
-    """The files and folders of `AUTOPROF_RECIPES`."""
+def _extra_paths() -> "list[str]":
+    """Return the files and folders that `AUTOPROF_RECIPES` names."""
     extra = os.environ.get(RECIPES, "").replace(",", os.pathsep)
     return [os.path.expanduser(part.strip()) for part in extra.split(os.pathsep) if part.strip()]
 
 
-def _of_others(files: "Mapping[str, Sequence[str]]") -> "set[str]":
-    """Return the targets for which there are recipes besides autoprof's own: only those may be for scripts."""
+def _user_targets(files: "Mapping[str, Sequence[str]]") -> "set[str]":
+    """Return the targets with recipes that are not autoprof's own: only these may be names of scripts."""
     own = own_recipes()
     return {target for target, paths in files.items() if any(path.rpartition("/")[0] != own for path in paths)}
 
 
 def activate() -> None:
-    """Install the finder in this process, once, if the environment asks for it. Never raises."""
+    """Install the finder in this process, once, if `AUTOPROF` is on. Errors of autoprof's own switch it off."""
     global _activated
     if _activated or not enabled():
         return
@@ -124,17 +130,17 @@ def activate() -> None:
     try:
         _activate()
     except BaseException as error:
-        if not _ours(error):
+        if not _is_own_error(error):
             raise
         switch_off(f"could not start ({type(error).__name__}: {error})")
 
 
-def switch_off(why: str) -> None:
-    """Leave this process and its children to run without autoprof, and say why in one line on stderr."""
+def switch_off(reason: str) -> None:
+    """Disable autoprof in this process and its children, and print the reason as one line on stderr."""
     os.environ[ENABLE] = "0"
     uninstall()
-    why = why if len(why) <= _MOST_SAID else f"{why[:_MOST_SAID]}..."
-    _say(f"{why}; autoprof is off for this run")
+    reason = reason if len(reason) <= _MAX_REASON_CHARS else f"{reason[:_MAX_REASON_CHARS]}..."
+    _say(f"{reason}; autoprof is off for this run")
 
 
 def _activate() -> None:
@@ -148,12 +154,13 @@ def _activate() -> None:
     if starts:
         _start_run()
     if starter() == os.getpid():
-        # First of all, since it comes last then. `exec` leaves the pid as it is.
+        # The function that is registered first is called last. A program that replaces this
+        # one by `exec` has the same pid, so it registers the report again.
         import atexit
 
-        atexit.register(_end, os.getpid())
+        atexit.register(_report_empty_run, os.getpid())
     install()
-    if THIS.launcher or (starts and _recipes_unknown()):
+    if THIS.launcher or (starts and _needs_settings()):
         agent().join()
     if THIS.kind != "-c" and enabled():
         for name in {THIS.what.partition(".")[0], THIS.what.rpartition(".")[2]} if THIS.kind else (THIS.what,):
@@ -161,36 +168,39 @@ def _activate() -> None:
 
 
 def _start_run() -> None:
-    """Name the run, and where it begins: it may be a child that imports a target, and works elsewhere."""
+    """Put the run's id, its starter and absolute paths into the environment, for children in other folders."""
     try:
         here = os.getcwd()
-    except FileNotFoundError:  # somebody has removed it
+    except FileNotFoundError:  # the working directory was removed
         here = ""
     os.environ.setdefault(RUN_ID, new_run_id())
     os.environ[STARTER] = f"{os.getpid() if THIS.program else ''}:{here}"
     folder = os.environ.get("AUTOPROF_DIR", "").strip()
     if folder and not folder.startswith("~"):
         os.environ["AUTOPROF_DIR"] = os.path.abspath(folder)
-    if places := _places():
-        os.environ[RECIPES] = os.pathsep.join(map(os.path.abspath, places))
+    if paths := _extra_paths():
+        os.environ[RECIPES] = os.pathsep.join(map(os.path.abspath, paths))
 
 
-def _recipes_unknown() -> bool:
-    """Return whether recipes can't be known without reading the settings, which costs more than all else here: the
-    settings file names some, or something that the environment names is not there, which had better be said now."""
+def _needs_settings() -> bool:
+    """Return True if the settings must be read now, which costs more than the rest of the boot.
+
+    That is the case if the settings file may name recipes, or if a path in the environment does not exist: the user
+    should see that error at the start.
+    """
     named = os.path.expanduser(os.environ.get("AUTOPROF_CONFIG", "").strip())
     file = named or "autoprof.toml"
     if os.path.isfile(file) and os.access(file, os.R_OK):
         with open(file, "rb") as settings:
-            if b"recipes" in settings.read(1 << 20):  # settings.py takes no more
+            if b"recipes" in settings.read(1 << 20):  # the maximum size that config/settings.py accepts
                 return True
-    return THIS.program and not all(map(os.path.exists, [*_places(), *filter(None, [named])]))
+    return THIS.program and not all(map(os.path.exists, [*_extra_paths(), *filter(None, [named])]))
 
 
-def _end(pid: int) -> None:
-    """Have it said, at the end of the process that started the run, why no hook was applied, where none was."""
-    # Whoever pressed Ctrl-C knows why. What is imported here may `exec` a text, after which CPython forgets that it has
-    # to end by the signal (3.11, run_eval_code_obj).
+def _report_empty_run(pid: int) -> None:
+    """Report why no hook was applied, if none was, at the end of the process that started the run."""
+    # After Ctrl-C the user knows the reason. Besides, the imports below may `exec` code, and CPython then forgets that
+    # it has to end the process by SIGINT (3.11, run_eval_code_obj).
     if os.getpid() != pid or not enabled() or issubclass(type(getattr(sys, "last_value", None)), KeyboardInterrupt):
         return
     try:
@@ -198,21 +208,21 @@ def _end(pid: int) -> None:
 
         empty_run.tell()
     except BaseException as error:
-        if not _ours(error):
+        if not _is_own_error(error):
             raise
         _say(f"why there is no profile could not be found out ({type(error).__name__}: {error})")
 
 
 def install() -> None:
-    """Put a finder in front of all others, and load the recipes of targets that are imported already."""
+    """Put the finder in front of all others, and load the recipes of targets that are already imported."""
     global _activated
     _activated = True
     files = recipe_files()
     sys.meta_path.insert(0, finder := _new_finder(files))
     # Launchers run scripts by `runpy`.
-    if _of_others(files):
+    if _user_targets(files):
         finder.when_imported("runpy", lambda runpy: watch_runpy(runpy, run_script))
-    # An entry point runs while its target is already being imported: those are too late for the finder.
+    # An entry point runs while its target is being imported. The finder can't see this import any more.
     if late := [name for name in finder.targets if name in sys.modules]:
         finder.look()
     for name in late:
@@ -220,16 +230,16 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Take the finder away."""
+    """Remove the finder."""
     global _activated
     _activated = False
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, Finder)]
 
 
 def when_imported(name: str, hook: "Callable[[ModuleType], None]") -> None:
-    """Call `hook` with the module `name` now if it is imported, and each time that it is executed from here on.
+    """Call `hook` with the module `name` now if it is imported, and each time that it is executed later.
 
-    A process that has no finder yet gets one, in front of all others.
+    If the process has no finder yet, one is installed in front of all others.
     """
     finder = _finder()
     if finder is None:
@@ -238,26 +248,26 @@ def when_imported(name: str, hook: "Callable[[ModuleType], None]") -> None:
 
 
 def run_script(script: str) -> None:
-    """Load the recipes for a script that is about to run as `__main__`. Raises nothing of autoprof's own."""
+    """Load the recipes for a script that is about to run as `__main__`. Errors of autoprof's own are only printed."""
     try:
         name = os.path.basename(script).removesuffix(".py")
         finder = _finder()
-        if finder is not None and name in finder.targets and name in _of_others(recipe_files()):
+        if finder is not None and name in finder.targets and name in _user_targets(recipe_files()):
             finder.load(name)
     except BaseException as error:
-        if not _ours(error):
+        if not _is_own_error(error):
             raise
         _say(f"could not load the recipes for {script} ({type(error).__name__}: {error})")
 
 
 def add_recipes() -> None:
-    """Have the recipes loaded that the environment has named meanwhile, too."""
+    """Give the finder the targets of recipes that were added to the environment since it was made."""
     if finder := _finder():
         finder.add(recipe_files())
 
 
 def agent() -> "ModuleType":
-    """Import the part that runs inside of a run, and return it: nothing below it imports it otherwise."""
+    """Import and return `autoprof.agent`, the composition root of the code that runs in a run."""
     from autoprof import agent
 
     return agent
@@ -268,38 +278,37 @@ def _finder() -> "Finder | None":
 
 
 def _new_finder(targets: "Iterable[str]") -> "Finder":
-    return Finder(targets, _load, _look if found() is None else None)
+    return Finder(targets, _load, _look if declared_folders() is None else None)
 
 
 def _load(target: str) -> bool:
     try:
         agent().load(target)
     except BaseException as error:
-        if not _ours(error):
+        if not _is_own_error(error):
             raise
         switch_off(f"could not load the recipes for {target} ({type(error).__name__}: {error})")
         return False
     return True
 
 
-def _look(places: "list[str]") -> "Iterable[str]":
+def _look(folders: "list[str]") -> "Iterable[str]":
     try:
         from autoprof._boot import entry_points
 
-        known = found() or []
-        new = entry_points.look(places, known)
+        known = declared_folders() or []
+        new = entry_points.new_folders(folders, known)
         os.environ[FOUND] = os.pathsep.join([sys.prefix, *known, *new])
         return recipe_files() if new else ()
     except BaseException as error:
-        if not _ours(error):
+        if not _is_own_error(error):
             raise
         _say(f"could not look for recipes of distributions ({type(error).__name__}: {error})")
         return ()
 
 
-def _ours(error: BaseException) -> bool:
-    """Return whether an exception in autoprof's code is an error of autoprof's: no signal's, and no signal
-    handler's."""
+def _is_own_error(error: BaseException) -> bool:
+    """Return True for an error of autoprof's own, False for a signal or an exception of a signal handler."""
     from autoprof.base import interrupts
 
     return interrupts.of_user(error) is None
@@ -312,5 +321,5 @@ def _say(text: str) -> None:
 
         # stderr may be a file.
         no_size_signal(sys.stderr.write, plain(hidden(f"autoprof: {' '.join(text.split())}")) + "\n")
-    except Exception:  # no usable stderr: there is nobody to tell
+    except Exception:  # stderr can't be used, so the line is lost
         pass

@@ -1,7 +1,8 @@
 """Command line of this interpreter, and its rank in the launch that started it.
 
-All ranks of a launch derive the same name for it from the launcher's variables, on every node. That name is the run's
-id. Ranks whose launcher is itself a process of the run (torchrun) inherit the run's id and need no name.
+A launch is one call of `mpirun`, `srun` or torchrun, which starts all ranks. On every node, the ranks derive the same
+name from the launcher's variables. That name is the run's id. If the launcher is itself a process of the run
+(torchrun), the ranks inherit the run's id and need no name.
 """
 
 import os
@@ -13,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping, Sequence
 
 
-# Scripts and modules that are no business of ours, by how their command line begins or what their path contains.
-# Ray starts each worker's interpreter twice in one pid; only the second start (default_worker.py) has the environment
+# Programs that are never profiled, by file name, part of the path, module, or part of the code.
+# Ray starts each worker's interpreter twice in one pid. Only the second start (default_worker.py) has the environment
 # of the job (Ray 2.60, ray/_private/workers/setup_worker.py).
 _FOREIGN_PROGRAMS = (
     *("pip", "pip3", "pipx", "uv", "conda", "mamba", "setup.py", "autoprof", "ray", "nsys"),
@@ -33,7 +34,7 @@ _FOREIGN_TEXTS = (
     "multiprocessing.resource_tracker",
     "vllm.model_executor.models.registry",
 )
-# What starts the ranks of a run, each a process that runs the trainer, and waits for them. It imports no target.
+# Programs that start the ranks of a run, one trainer process each, and wait for them. They import no target.
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
 _LAUNCHER_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 _RAY_WORKER = "/ray/_private/workers/default_worker.py"
@@ -44,9 +45,9 @@ class Command:
 
     Attributes:
         kind: `-m`, `-c`, or an empty text for a script.
-        what: The module, the code or the path of the script; empty where the interpreter reads stdin.
-        name: The script or module, as its user calls it; empty for code.
-        ray_worker: Whether this is a worker process of Ray: it belongs to a run, it never starts one.
+        what: Module, code, or path of the script; empty if the interpreter reads stdin.
+        name: File name of the script, or name of the module; empty for code.
+        ray_worker: True for a worker process of Ray, which belongs to a run and never starts one.
     """
 
     def __init__(self, words: "Sequence[str]") -> None:
@@ -57,7 +58,7 @@ class Command:
 
     @property
     def foreign(self) -> bool:
-        """Whether this process is none that could ever be profiled."""
+        """True for a program that is never profiled."""
         if self.kind == "-m":
             return self.what in _FOREIGN_MODULES or self.what in _FOREIGN_TEXTS
         if self.kind == "-c":
@@ -66,22 +67,22 @@ class Command:
 
     @property
     def launcher(self) -> bool:
-        """Whether this process starts the ranks of a run: the run is its own, and ends with it."""
+        """True for a program that starts the ranks of a run. The run belongs to it and ends with it."""
         return self.name in (_LAUNCHER_MODULES if self.kind == "-m" else _LAUNCHERS)
 
     @property
     def program(self) -> bool:
-        """Whether this is a program that may be meant to be profiled.
+        """True for a program that the user may want to profile.
 
-        Code on a command line or on stdin is not: scripts ask Python many a small thing. Nor are modules of the
-        standard library, and a program that is asked for its usage.
+        False for code on the command line or on stdin, because shell scripts run many such snippets. Also False for
+        modules of the standard library, and for a program that is called with `--help` or `--version`.
         """
         library = self.kind == "-m" and self.what.partition(".")[0] in sys.stdlib_module_names
         return self.what != "" and self.kind != "-c" and not library and not self._asks
 
 
 def _runs(words: "Sequence[str]") -> "tuple[str, str]":
-    """Return what an interpreter runs: `-m` and a module, `-c` and code, or an empty text and a script."""
+    """Return the kind and the value of an interpreter's program: `-m` and a module, `-c` and code, or "" and a path."""
     arguments = iter(words[1:])
     for argument in arguments:
         if argument in ("-m", "-c"):
@@ -98,25 +99,24 @@ THIS = Command(sys.orig_argv or getattr(sys, "argv", []))
 
 
 LAUNCH_RUN_ID = "AUTOPROF_RUN_ID"
-# The number of this rank and the count of all, as `3/8`.
+# This rank and the number of ranks, for example `3/8`.
 LAUNCH_RANK = "AUTOPROF_OWN_RANK"
-# The launch, a colon, and a number that only this program of the rank has: the launch may start several in each rank.
+# `NAME:NUMBER`: the launch, and a random number of this program. A launch may start several programs in each rank.
 LAUNCH = "AUTOPROF_LAUNCH"
-# How the names of launches begin that another launch may have again, later: nothing but an address and a port says
-# which it is.
+# Prefix of launch names that are not unique. They are made from an address and a port, which a later launch may reuse.
 LAUNCH_AGAIN = "ranks-"
 
 _LOOPBACK = ("localhost", "127.", "::1", "[::1]")
 
 
 def note_launch(environ: "MutableMapping[str, str]", command: "Command", starts: bool) -> None:
-    """Leave this process's rank in the environment and, where it starts a run, the launch, which names the run.
+    """Write the rank of this process into the environment. If it starts a run, also write the launch and the run's id.
 
-    Ray's workers are ranks of what Ray says alone, though a raylet inherits the variables of its `srun`.
+    Ray's workers get no rank here, although they inherit the variables of the `srun` that started Ray.
     """
     for name in (LAUNCH_RANK, LAUNCH) if starts or command.ray_worker else (LAUNCH_RANK,):
         environ.pop(name, None)
-    launch = None if command.ray_worker else found(environ, command.name)
+    launch = None if command.ray_worker else find_launch(environ, command.name)
     if launch is None:
         return
     name, rank, ranks = launch
@@ -128,16 +128,18 @@ def note_launch(environ: "MutableMapping[str, str]", command: "Command", starts:
         environ.setdefault(LAUNCH_RUN_ID, name)
 
 
-def found(environ: "Mapping[str, str]", program: str) -> "tuple[str, int, int] | None":
-    """Return the name of the launch, the rank of this process and how many there are; None where it is the only one.
+def find_launch(environ: "Mapping[str, str]", program: str) -> "tuple[str, int, int] | None":
+    """Return the name of the launch, the rank of this process and the number of ranks; None if it is the only rank.
 
     Args:
         environ: The environment.
-        program: What the rank runs: ranks may each run one program after the other, or one of them alone another.
+        program: Name of the program, part of the launch's name. The ranks of one launch may run several programs, one
+            after the other or only in some ranks.
     """
-    # `mpirun` starts its daemons on other nodes by a step of Slurm's, the ranks of which are not those of the program.
-    for look in (_open_mpi, _slurm, _torch):
-        launch = look(environ)
+    # Open MPI comes before Slurm: `mpirun` starts its daemons on other nodes by a Slurm step, whose ranks are the
+    # daemons.
+    for read in (_open_mpi, _slurm, _torch):
+        launch = read(environ)
         if launch is not None and launch[3] > 1:
             kind, facts, rank, ranks = launch
             return f"{kind}-{_digest([*facts, program])}", rank, ranks
@@ -146,7 +148,7 @@ def found(environ: "Mapping[str, str]", program: str) -> "tuple[str, int, int] |
 
 def _open_mpi(environ: "Mapping[str, str]") -> "tuple[str, list[str], int, int] | None":
     rank, ranks = _number(environ, "OMPI_COMM_WORLD_RANK"), _number(environ, "OMPI_COMM_WORLD_SIZE")
-    # A random number of `mpirun`'s, by which ranks know each other on the network.
+    # A random number of `mpirun`, by which its ranks recognize each other on the network.
     job = environ.get("OMPI_MCA_orte_precondition_transports")
     if rank is None or ranks is None or not (job or environ.get("PMIX_NAMESPACE")):
         return None
@@ -155,7 +157,10 @@ def _open_mpi(environ: "Mapping[str, str]") -> "tuple[str, list[str], int, int] 
 
 
 def _slurm(environ: "Mapping[str, str]") -> "tuple[str, list[str], int, int] | None":
-    """Only `srun` sets the number of tasks of a step: a batch script and a shell of `salloc` have no such variable."""
+    """Return the facts of a Slurm step.
+
+    Only `srun` sets the number of a step's tasks. Batch scripts and the shell of `salloc` lack this variable.
+    """
     rank, ranks = _number(environ, "SLURM_PROCID"), _number(environ, "SLURM_STEP_NUM_TASKS")
     job, step = environ.get("SLURM_JOB_ID"), environ.get("SLURM_STEP_ID")
     if rank is None or ranks is None or not job or not step:
@@ -176,7 +181,7 @@ def _torch(environ: "Mapping[str, str]") -> "tuple[str, list[str], int, int] | N
 
 
 def _network() -> "list[str]":
-    """Return what tells one loopback device from another: the machine, since its boot, and the network namespace."""
+    """Return the facts that identify a loopback device: the machine's boot id and the network namespace."""
     from autoprof.base import interrupts
 
     try:

@@ -1,8 +1,8 @@
 """Recipes of installed distributions: entry points of the group `autoprof.recipes`, found without `importlib.metadata`.
 
-An entry point names a package by its import name: the recipes are the `*.toml` files in its folder. Nothing of it is
-imported. `importlib.metadata` costs more than a whole interpreter start, and this runs in the user's process, so the
-standard library's cheap parts do: one listing per folder of `sys.path` and one `open` per distribution.
+An entry point names a package by its import name. The recipes are the `*.toml` files in the package's folder; the
+package is not imported. `importlib.metadata` takes longer than a whole interpreter start, and this code runs in the
+user's process. So it only lists each folder of `sys.path` and opens one file per distribution.
 """
 
 import os
@@ -15,14 +15,17 @@ if TYPE_CHECKING:
 
 GROUP = "autoprof.recipes"
 _FILE = "entry_points.txt"
-# What installers leave beside packages (PyPA, "Recording installed projects"; setuptools' egg-info before that).
+# Folders that installers make beside packages (PyPA, "Recording installed projects"; earlier setuptools' egg-info).
 _FOLDERS = (".dist-info", ".egg-info")
-# Finders that have targets patched, which must not begin while somebody only asks where a package is.
+# Finders that patch the modules they find. A search for a package's folder must not start that.
 _OUR_FINDERS = ("autoprof", "wrapt")
 
 
 def _pass_on(error: BaseException) -> None:
-    """`interrupts.pass_on`, which is not imported for a file that is not there: a handler would have a frame there."""
+    """Raise the exception of a signal handler as `interrupts.pass_on` does, which is imported only if needed.
+
+    An error without a second frame, such as that of a missing file, can't come from a handler.
+    """
     if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
         from autoprof.base import interrupts
 
@@ -30,7 +33,7 @@ def _pass_on(error: BaseException) -> None:
 
 
 class EntryPoint:
-    """One entry point of the group: `name = "value"`, and the distribution that declares it."""
+    """An entry point of the group, `name = "value"`, and the distribution that declares it."""
 
     __slots__ = ("distribution", "name", "value")
 
@@ -40,41 +43,45 @@ class EntryPoint:
         self.value = value
 
     def folder(self) -> str:
-        """The folder that `value` names, `package.folder` or `package:folder`; an empty text where there is none.
+        """Return the folder that `value` names, `package.folder` or `package:folder`, or "" if it does not exist.
 
-        Only the finders are asked, which run no code of the package.
+        Only import finders are called, which run no code of the package.
         """
         top, *inner = self.value.replace(":", ".").split(".")
-        for place in _places(top):
-            folder = os.path.join(place, *inner)
+        for package in _package_folders(top):
+            folder = os.path.join(package, *inner)
             if os.path.isdir(folder):
                 return folder
         return ""
 
 
-def look(places: "Iterable[str]", known: "Container[str]") -> "list[str]":
-    """Return the folders that distributions in `places` declare, without those that are known."""
-    folders = dict.fromkeys(entry.folder() for entry in declared(places))
+def new_folders(search_path: "Iterable[str]", known: "Container[str]") -> "list[str]":
+    """Return the recipe folders that distributions in `search_path` declare, without the known ones."""
+    folders = dict.fromkeys(entry.folder() for entry in declared(search_path))
     return [folder for folder in folders if folder and folder not in known]
 
 
-def declared(places: "Iterable[str]") -> "Iterator[EntryPoint]":
-    """The entry points of the group in the distributions that are installed in `places`, folders of `sys.path`.
+def declared(search_path: "Iterable[str]") -> "Iterator[EntryPoint]":
+    """Yield the entry points of the group, by distribution.
 
-    What can't be read is no distribution of ours.
+    Folders and files that can't be read are skipped.
+
+    Args:
+        search_path: Folders, as in `sys.path`.
     """
-    for place in places:
+    for folder in search_path:
         try:
-            names = sorted(os.listdir(place or "."))
+            names = sorted(os.listdir(folder or "."))
         except OSError as error:
             _pass_on(error)
             continue
         for name in names:
             if name.endswith(_FOLDERS):
-                yield from _of_distribution(os.path.join(place, name))
+                yield from _entry_points(os.path.join(folder, name))
 
 
-def _of_distribution(folder: str) -> "Iterator[EntryPoint]":
+def _entry_points(folder: str) -> "Iterator[EntryPoint]":
+    """Yield the entry points of the group in one distribution's `.dist-info` or `.egg-info` folder."""
     try:
         with open(os.path.join(folder, _FILE), "rb") as file:
             content = file.read()
@@ -94,14 +101,14 @@ def _of_distribution(folder: str) -> "Iterator[EntryPoint]":
             yield EntryPoint(distribution, name.strip(), value.strip())
 
 
-def _places(package: str) -> "list[str]":
-    """The folders of a top-level package, those of an editable install too; none where it is a single module."""
+def _package_folders(package: str) -> "list[str]":
+    """Return the folders of a top-level package, also of an editable install; an empty list for a single module."""
     for finder in sys.meta_path:
         if type(finder).__module__.partition(".")[0] in _OUR_FINDERS:
             continue
         try:
             spec = finder.find_spec(package, None)
-        except Exception as error:  # somebody else's finder
+        except Exception as error:  # foreign finders may raise anything
             _pass_on(error)
             continue
         if spec is not None:

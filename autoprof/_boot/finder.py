@@ -1,6 +1,6 @@
-"""Import finder: loads a target's recipes when the target is imported, and calls hooks of modules.
+"""Import finder, which loads a target's recipes when the target is imported, and calls hooks of modules.
 
-It knows neither recipes nor the environment: whoever makes a finder says how recipes are loaded and looked for.
+It knows neither recipes nor the environment. Its creator passes functions that load recipes and search for them.
 """
 
 import _imp
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from types import FrameType, ModuleType
     from typing import Any
 
-    # Loads the recipes for a target; returns whether autoprof is still on.
+    # Loads the recipes for a target. Returns True if autoprof is still on.
     Load = Callable[[str], bool]
-    # Looks for recipes of distributions in folders of `sys.path`; returns their targets.
+    # Searches folders of `sys.path` for recipes of distributions. Returns their targets.
     Look = Callable[[list[str]], Iterable[str]]
 
 
@@ -26,14 +26,15 @@ _WATCHED = "autoprof_watched"
 
 
 class Finder:
-    """Loads a target's recipes when the target is first imported, and calls what waits for a module to be imported.
+    """Finder that loads a target's recipes when the target is first imported, and calls the hooks of modules.
 
-    The import system calls `find_spec` with its own lock held, for which the imports of all other threads wait (CPython
-    3.11, `importlib._bootstrap._find_spec`). So `find_spec` imports no module and waits for no lock: it finds the
-    module as the finders behind it do, and the rest comes when the module's loader creates and executes it.
+    The import system holds its own lock while it calls `find_spec`, and the imports of all other threads wait for that
+    lock (CPython 3.11, `importlib._bootstrap._find_spec`). So `find_spec` imports no module and waits for no lock. It
+    only finds the module by the finders behind it. Recipes are loaded and hooks called when the module's loader creates
+    and executes the module.
 
     Attributes:
-        targets: The import names of targets whose recipes are not loaded yet.
+        targets: Import names of targets whose recipes are not loaded yet.
     """
 
     def __init__(self, targets: "Iterable[str]", load: "Load", look: "Look | None") -> None:
@@ -41,18 +42,19 @@ class Finder:
         self._load = load
         self._look = look
         self._seen: set[str] = set()
-        # What distributions have recipes for, and the modules at whose import they are looked for.
+        # Targets of distributions' recipes, and modules whose import starts a search for such recipes.
         self._declared: set[str] = set()
         self._looks: set[str] = set()
         self._hooks: dict[str, list[Callable[[ModuleType], None]]] = {}
-        # Targets whose recipes are being read, and the threads that do so; targets that autoprof itself imports
-        # meanwhile; what a thread is looking for; what a `Loader` is executing.
+        # Targets whose recipes are being read, the threads that read them, and targets that these threads import
+        # meanwhile.
         self._loading: set[str] = set()
         self._loaders: set[int] = set()
         self._late: set[str] = set()
+        # Modules that a thread is searching for, and modules that are being executed.
         self._finding: set[tuple[int, str]] = set()
         self._executing: set[str] = set()
-        # Specs of modules that another thread has imported while this one waited to create them.
+        # Specs of modules that another thread imported while this thread waited to create them.
         self._imported: dict[str, ModuleSpec | None] = {}
         self._pauses = Pauses()
 
@@ -64,7 +66,7 @@ class Finder:
         ours = top in self.targets or fullname in self._hooks or top in self._loading
         if not (ours or looks or self._pauses.concern(fullname)):
             return None
-        # Another finder, as wrapt's, may search anew from the first finder on.
+        # Another finder, such as wrapt's, may restart the search at the first finder.
         search = (get_ident(), fullname)
         if search in self._finding:
             return None
@@ -83,7 +85,7 @@ class Finder:
             return spec
         if looks:
             self.look()
-        if hasattr(loader, "exec_module") and (ours or top in self.targets):  # it is of no file, or of several modules
+        if hasattr(loader, "exec_module") and (ours or top in self.targets):  # a loader of no file or several modules
             spec.loader = Loader(self, loader)  # type: ignore[union-attr]
         return spec
 
@@ -99,7 +101,7 @@ class Finder:
         return None
 
     def create(self, spec: "ModuleSpec", loader: "Any") -> "ModuleType | None":
-        """Create a module with its own loader, or return the module that another thread has imported meanwhile."""
+        """Create a module by its own loader, or return the module that another thread imported meanwhile."""
         module: ModuleType | None = self._pauses.wait(spec.name)
         if not isinstance(module, type(sys)):
             return loader.create_module(spec)  # type: ignore[no-any-return]
@@ -107,7 +109,7 @@ class Finder:
         return module
 
     def execute(self, module: "ModuleType", loader: "Any") -> None:
-        """Execute a module with its own loader: the recipes of its target are loaded before, its hooks called after."""
+        """Load the recipes of the module's target, execute the module by its own loader, then call its hooks."""
         name = module.__spec__.name if module.__spec__ is not None else module.__name__
         if name in self._imported:
             module.__spec__ = self._imported.pop(name)  # the import system has replaced it
@@ -128,7 +130,7 @@ class Finder:
             self._pauses.during(hook, sys.modules.get(name, module))
 
     def when_imported(self, name: str, hook: "Callable[[ModuleType], None]") -> None:
-        """Call `hook` with the module `name` now if it is imported, and each time that it is executed from here on."""
+        """Call `hook` with the module `name` now if it is imported, and each time that it is executed later."""
         self._hooks.setdefault(name, []).append(hook)
         module = sys.modules.get(name)
         if module is not None and name not in self._executing:
@@ -156,33 +158,33 @@ class Finder:
             self._loading.discard(name)
 
     def _due(self, name: str) -> bool:
-        """Return whether the import of a top-level module is a reason to look for recipes of distributions."""
+        """Return True if the import of this top-level module is a reason to search for recipes of distributions."""
         old = name in sys.stdlib_module_names or name in sys.modules or self._seen.issuperset(sys.path)
         return not old and not _starting()
 
     def look(self) -> None:
-        """Look for recipes of distributions where `sys.path` has grown since the last time.
+        """Search the folders that were added to `sys.path` since the last search for recipes of distributions.
 
-        A process that was told what there is does not look.
+        A process that found the result in its environment does not search.
         """
         if not self._look:
             return
         _imp.acquire_lock()  # `os.fork` waits for it
         try:
-            if places := [place for place in sys.path if place not in self._seen]:
-                self._declared.update(self._look(places))
+            if folders := [folder for folder in sys.path if folder not in self._seen]:
+                self._declared.update(self._look(folders))
                 self.add(self._declared)
-                self._seen.update(places)
+                self._seen.update(folders)
         finally:
             _imp.release_lock()
 
     def add(self, names: "Iterable[str]") -> None:
-        """Have the recipes of these targets loaded too, but for those that are imported already."""
+        """Load the recipes of these targets, too, when they are imported. Targets that are imported are ignored."""
         self.targets.update(name for name in names if name not in sys.modules)
 
 
 class _Execution:
-    """Creates and executes a module, once, in place of a loader that is of this module alone."""
+    """Replacement of a loader's methods that creates and executes its only module, once."""
 
     def __init__(self, finder: "Finder | None", loader: "Any") -> None:
         self._finder = finder
@@ -212,7 +214,7 @@ class _Execution:
 
 
 class Loader:
-    """In the place of a module's own loader, until the module is executed."""
+    """Stand-in for a module's own loader until the module is executed."""
 
     def __init__(self, finder: "Finder", loader: "Any") -> None:
         self._finder = finder
@@ -229,7 +231,7 @@ class Loader:
         return self._finder.create(spec, self._loader)
 
     def exec_module(self, module: "ModuleType") -> None:
-        # What has been imported has its own loader, as without autoprof.
+        # An imported module has its own loader, as without autoprof.
         for holder, name in ((module, "__loader__"), (getattr(module, "__spec__", None), "loader")):
             if getattr(holder, name, None) is self:
                 setattr(holder, name, self._loader)
@@ -237,7 +239,7 @@ class Loader:
 
 
 def watch_runpy(runpy: "ModuleType", found: "Callable[[str], None]") -> None:
-    """Call `found` with the path of a script when `runpy` has found its code, before it runs it."""
+    """Call `found` with the path of a script when `runpy` has read its code, before the code runs."""
 
     def watched(function: "Callable[..., Any]") -> "Callable[..., Any]":
         def find(*arguments: "Any") -> "Any":
@@ -249,8 +251,8 @@ def watch_runpy(runpy: "ModuleType", found: "Callable[[str], None]") -> None:
         find.__name__ = _WATCHED
         return find
 
-    # (run_name, path) or (path) to (code, path), from 3.13 on to code; (name, ...) to (name, spec, code): CPython 3.10
-    # to 3.13.
+    # CPython 3.10 to 3.13: the first function maps (run_name, path) or (path) to (code, path), from 3.13 on to code.
+    # The second one maps (name, ...) to (name, spec, code).
     for name in ("_get_code_from_file", "_get_module_details"):
         function = getattr(runpy, name, None)
         if function is not None and function.__name__ != _WATCHED:
@@ -258,7 +260,7 @@ def watch_runpy(runpy: "ModuleType", found: "Callable[[str], None]") -> None:
 
 
 def _starting() -> bool:
-    """Return whether `site` is at work, which imports what `.pth` files name in every interpreter."""
+    """Return True if `site` is running: in every interpreter it imports the modules that `.pth` files name."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_globals.get("__name__") == "site":

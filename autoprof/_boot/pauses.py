@@ -1,11 +1,12 @@
-"""Pauses: times in which the import of a package waits for autoprof, which reads recipes or applies hooks.
+"""Pauses: periods in which the import of a package waits while autoprof reads recipes or applies hooks.
 
 Another thread may import a module of that package during a pause. It takes the module's lock, and the module's code
 waits for the package's lock. The first thread holds the package's lock, and its code waits for the module's lock.
 CPython ends this deadlock with an error in one of the threads (up to 3.14,
-https://github.com/python/cpython/issues/83065). Without autoprof that takes two imports within a few milliseconds. A
-pause can last half a second. So the second thread waits until the package's code has run for as long as it would have
-without the pause. It gives the module's lock up meanwhile, since the first thread may import the module before that.
+https://github.com/python/cpython/issues/83065). Without autoprof, both imports must happen within a few milliseconds
+of each other. A pause can last half a second. So the second thread waits until the package's code has run for as long
+as it would have without the pause. Meanwhile it releases the module's lock, since the first thread may import the
+module, too.
 """
 
 import os
@@ -18,9 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-_LOOK_S = 0.002
-# For locks that CPython's detector of deadlocks does not know: they may be held by who waits here.
-_LONGEST_S = 30.0
+_POLL_S = 0.002
+# Maximum wait. CPython does not detect deadlocks with other kinds of locks, which the waiting thread may hold.
+_MAX_WAIT_S = 30.0
 
 
 class _Pause:
@@ -35,22 +36,22 @@ class _Pause:
         self.ended: float | None = None
 
     def sit_out(self, package: "Any") -> None:
-        """Wait until the pause has ended, and then for as long as this thread came after its beginning.
+        """Wait for the end of the pause, and then for the time between its beginning and this call.
 
-        The wait ends early when the import is done, or waits for this thread.
+        The wait ends early if the import is complete, or if it waits for this thread.
 
         Args:
             package: The lock of the package whose import pauses.
         """
-        came = monotonic()
-        late = came - self.began
+        arrived = monotonic()
+        late = arrived - self.began
         while (
             package.owner == self.thread
             and (self.ended is None or monotonic() < self.ended + late)
-            and monotonic() < came + _LONGEST_S
+            and monotonic() < arrived + _MAX_WAIT_S
             and not package.has_deadlock()
         ):
-            sleep(_LOOK_S)
+            sleep(_POLL_S)
 
 
 class Pauses:
@@ -60,7 +61,7 @@ class Pauses:
         self._going: dict[int, _Pause] = {}
 
     def during(self, work: "Callable[..., None]", *arguments: "Any") -> None:
-        """Do work of autoprof's in the middle of an import."""
+        """Call `work`, a function of autoprof's, in the middle of an import."""
         if get_ident() in self._going:
             work(*arguments)
             return
@@ -72,14 +73,14 @@ class Pauses:
             pause.ended = monotonic()
 
     def concern(self, name: str) -> bool:
-        """Return whether a module that this thread imports may have to wait."""
+        """Return True if the import of a module by this thread may have to wait."""
         return bool(self._going) and "." in name and get_ident() not in self._going
 
     def wait(self, name: str) -> "Any":
-        """Wait before a module is created, if the import of a package that it belongs to pauses.
+        """Wait before a module is created, if the import of one of its packages pauses.
 
         Returns:
-            The module, if another thread has imported it meanwhile; else None.
+            The module if another thread imported it meanwhile, else None.
         """
         package = name
         while self.concern(package):
@@ -94,14 +95,14 @@ class Pauses:
 def _without_lock(name: str, pause: _Pause, package: "Any") -> "Any":
     """Sit out a pause without the lock of the module that this thread imports.
 
-    The thread is entered as waiting for the lock. So CPython finds a deadlock if the thread that takes the lock wants
-    another module that this thread imports.
+    The thread is registered as waiting for the lock. So CPython finds a deadlock if the thread that takes the lock
+    wants another module that this thread imports.
 
     Returns:
-        The module, if another thread has imported it meanwhile; else None.
+        The module if another thread imported it meanwhile, else None.
     """
     lock, here = _lock_of(name), get_ident()
-    if lock.owner != here:  # the module is only looked for
+    if lock.owner != here:  # the module is only searched for, not imported
         pause.sit_out(package)
         return None
     with _Entry(here, lock):
@@ -114,7 +115,7 @@ def _without_lock(name: str, pause: _Pause, package: "Any") -> "Any":
 
 
 def _take(lock: "Any") -> None:
-    """Acquire a lock. If a signal handler raises meanwhile, raise that once it is acquired: the caller releases it."""
+    """Acquire a lock. An exception of a signal handler is raised once the lock is acquired; the caller releases it."""
     interrupt = None
     while lock.owner != get_ident():
         try:

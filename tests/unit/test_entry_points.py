@@ -146,10 +146,10 @@ def test_looking_costs_a_listing_and_no_import(python: Python, site: Path) -> No
 
 
 def test_found_is_of_this_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _boot.found() is None
+    assert _boot.declared_folders() is None
     monkeypatch.setenv(_boot.FOUND, sys.prefix)
-    assert _boot.found() == []
+    assert _boot.declared_folders() == []
     monkeypatch.setenv(_boot.FOUND, os.pathsep.join([sys.prefix, "/a", "/b"]))
-    assert _boot.found() == ["/a", "/b"]
+    assert _boot.declared_folders() == ["/a", "/b"]
     monkeypatch.setenv(_boot.FOUND, "/elsewhere:/a")
-    assert _boot.found() is None
+    assert _boot.declared_folders() is None

@@ -14,14 +14,14 @@ TORCHRUN = Command(["python", "/usr/bin/torchrun", "--nnodes=2", "train.py"])
 
 
 def name(variables: dict[str, str], program: str = "train.py") -> str:
-    found = command.found(variables, program)
+    found = command.find_launch(variables, program)
     assert found is not None
     return found[0]
 
 
 @pytest.mark.parametrize("kind", [srun, mpirun, lambda rank, ranks: by_hand(rank, ranks, 29500)])
 def test_all_ranks_find_the_same_name_and_their_number(kind) -> None:
-    found = [command.found(kind(rank, 3), "train.py") for rank in range(3)]
+    found = [command.find_launch(kind(rank, 3), "train.py") for rank in range(3)]
     assert [launched[1:] for launched in found] == [(0, 3), (1, 3), (2, 3)]
     assert len({launched[0] for launched in found}) == 1
 
@@ -73,11 +73,11 @@ def test_one_host_s_loopback_is_not_another_s(monkeypatch: pytest.MonkeyPatch) -
     ids=["none", "batch script", "one task", "one rank", "no address", "no number", "no job"],
 )
 def test_what_is_no_launch_of_several_has_no_name(variables: dict[str, str]) -> None:
-    assert command.found(variables, "train.py") is None
+    assert command.find_launch(variables, "train.py") is None
 
 
 def test_mpirun_goes_before_the_step_of_its_daemon() -> None:
-    assert command.found(srun(0, 2) | mpirun(5, 8), "train.py") == command.found(mpirun(5, 8), "train.py")
+    assert command.find_launch(srun(0, 2) | mpirun(5, 8), "train.py") == command.find_launch(mpirun(5, 8), "train.py")
 
 
 def test_what_rank_0_prepares_alone_is_another_program() -> None:
