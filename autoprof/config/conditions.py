@@ -1,7 +1,7 @@
-"""Conditions that open a window while the run goes on, and what a step that hangs is: the grammar of `AUTOPROF_WHEN`
-and of `[[when]]`.
+"""Conditions that open a window during the run, and the limit after which a step counts as hanging.
 
-They are data; `windows/detector.py` compares steps with them, and `run/watcher.py` those that hang.
+This is the grammar of `AUTOPROF_WHEN` and of `[[when]]`. `windows/detector.py` applies the conditions to steps, and
+`run/watcher.py` applies the limit.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import msgspec
 
 from autoprof.config import parsers
 
-# Names that no stage has.
+# Values of `Condition.what` that are not the name of a stage.
 STEP, RANK, REPLICA, MEMORY, RESUME, OOM, HANG = OWN = ("step", "rank", "replica", "memory", "resume", "oom", "hang")
 # Conditions on statistics that the run's processes report.
-TOLD = (RANK, REPLICA, MEMORY, OOM)
+REPORTED = (RANK, REPLICA, MEMORY, OOM)
 WHEN_TAKES = (
     "conditions such as step>2x, update_actor>1.5x, rank>1.3x, replica>1.3x, memory>0.9, resume:2, oom, hang>10m, "
     "hang>5x, hang:off"
 )
-# Seconds of the units of a time.
+# Seconds in each unit of time.
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _OFF = "off"
 _NAME = r"[A-Za-z_][A-Za-z0-9_./-]{0,59}"
@@ -33,17 +33,16 @@ _RESUME = re.compile(rf"{RESUME}:([0-9]{{1,4}})")
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True):
-    """A condition, and the window that it opens; or what a step that hangs is, which opens none.
+    """Condition and the window that it opens. With `hang` it is the limit for hanging steps and opens no window.
 
     Attributes:
         what: One of `OWN`, or the name or kind of a stage or timer of the trainer's process.
-        above: The factor of what is usual that must be passed; with `memory` the share; with `unit` the time. 0 where
-            there is none.
-        unit: The unit of a time, `s`, `m` or `h`.
-        steps: How many steps are captured, from the next that begins on.
-        cool_down: For so many steps after them the condition opens no other window.
-        at_most: So many windows it opens in the run; with `hang`, so often all processes write where they stand.
-        overrides: Settings of its windows: those of `values.WINDOW_FIELDS`.
+        above: Limit: a factor of the usual value, a share with `memory`, or a time with `unit`. 0 if it has no limit.
+        unit: Unit of a time: `s`, `m` or `h`.
+        steps: Number of steps to capture, beginning with the next one.
+        cool_down: Number of steps after the window in which the condition opens no other window.
+        at_most: Maximum number of windows in a run; with `hang`, of times that all processes write their stacks.
+        overrides: Settings of its windows, by the names in `values.WINDOW_FIELDS`.
     """
 
     what: str
@@ -55,7 +54,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
     overrides: dict[str, Any] = {}
 
     def __str__(self) -> str:
-        """Return its text in `AUTOPROF_WHEN`."""
+        """Return the condition as text in the grammar of `AUTOPROF_WHEN`."""
         if self.what == RESUME:
             return f"{RESUME}:{self.steps}"
         if self.what == OOM:
@@ -66,20 +65,20 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def off(self) -> bool:
-        """Return whether it says that no step counts as hanging."""
+        """True for `hang:off`: no step counts as hanging."""
         return self.what == HANG and not self.above
 
     @property
     def seconds(self) -> float:
-        """Return its time; 0 where it has none."""
+        """Time limit in seconds, or 0 if it has none."""
         return self.above * _UNITS[self.unit] if self.unit else 0.0
 
 
 def parse(value: object) -> tuple[Condition, ...]:
-    """Read `AUTOPROF_WHEN`, or a list of its conditions.
+    """Return the conditions of `AUTOPROF_WHEN`, from text or from a list.
 
     Raises:
-        ValueError: One is not in the grammar.
+        ValueError: A condition is not in the grammar.
     """
     if isinstance(value, str) and not value.strip():
         return ()
@@ -87,10 +86,13 @@ def parse(value: object) -> tuple[Condition, ...]:
 
 
 def from_table(table: dict[str, Any]) -> Condition:
-    """Return the condition of a `[[when]]` table: `PARSERS` has read its own fields, the others are its window's.
+    """Return the condition of a `[[when]]` table.
+
+    Args:
+        table: Values that are already checked: the fields in `PARSERS`, and settings of the window.
 
     Raises:
-        ValueError: Fields are missing, or don't belong together.
+        ValueError: Fields are missing, or don't fit together.
     """
     own = {name: table[name] for name in table if name in PARSERS}
     what = own.pop("what", None)
@@ -102,11 +104,11 @@ def from_table(table: dict[str, Any]) -> Condition:
     if isinstance(share, tuple):
         raise ValueError(f"{what}: above takes a share; a time is for {HANG} only")
     takes = {MEMORY: "above", RESUME: "", OOM: ""}.get(what, "factor")
-    for name, given in (("above", share), ("factor", factor)):
-        if (given is None) == (name == takes):
+    for name, value in (("above", share), ("factor", factor)):
+        if (value is None) == (name == takes):
             raise ValueError(f"{name} is missing" if name == takes else f"{what} takes no {name}")
     if what == RESUME and ("cool_down" in own or "at_most" in own):
-        raise ValueError("a run is resumed once: resume takes neither cool_down nor at_most")
+        raise ValueError("resume takes neither cool_down nor at_most, because a run is resumed only once")
     above = share if share is not None else factor or 0.0
     overrides = {name: value for name, value in table.items() if name not in PARSERS}
     return _checked(Condition(what=what, above=above, overrides=overrides, **own))
@@ -117,7 +119,7 @@ def _hang(table: dict[str, Any], above: object, factor: float | None) -> Conditi
         if name not in ("what", "above", "factor", "at_most"):
             raise ValueError(f"{HANG} opens no window: it takes no {name}")
     if (above is None) == (factor is None):
-        raise ValueError(f"{HANG} takes one of above, a time, and factor")
+        raise ValueError(f"{HANG} takes either above, a time, or factor")
     if factor is None and not isinstance(above, tuple):
         raise ValueError(f"{HANG}: above takes a time such as 10m, 90s or 1.5h, or {_OFF}")
     number, unit = above if isinstance(above, tuple) else (factor, "")
@@ -135,7 +137,7 @@ def _parsed(text: str) -> Condition:
     match = _ABOVE.fullmatch(text)
     if match is None or match[1] in (RESUME, OOM):
         near = f"; {HANG} takes a time such as 10m, a factor such as 5x, or {HANG}:{_OFF}" if HANG in text else ""
-        raise ValueError(f"{text!r} is no condition{near}")
+        raise ValueError(f"{text!r} is not a condition{near}")
     what, unit = match[1], match[3]
     if what == HANG and unit not in (*_UNITS, "x"):
         raise ValueError(f"{text!r}: {HANG} takes a time in s, m or h such as 10m, or a factor such as 5x")
@@ -147,15 +149,19 @@ def _parsed(text: str) -> Condition:
 
 
 def _checked(condition: Condition, written: bool = False) -> Condition:
-    """Check figures; `written` is from text, where nothing but `hang:off` says that none counts as hanging."""
+    """Return the condition if its number is allowed. `written`: it comes from text such as `hang>10m`, not `hang:off`.
+
+    Raises:
+        ValueError: The number is not allowed.
+    """
     if condition.unit or condition.off:
         if written and condition.off:
-            raise ValueError(f"{HANG}>0{condition.unit or 'x'}: it is above 0; {HANG}:{_OFF} switches it off")
+            raise ValueError(f"{HANG}>0{condition.unit or 'x'}: it must be above 0; {HANG}:{_OFF} switches it off")
         return condition
     if condition.what == MEMORY and not 0 < condition.above < 1:
-        raise ValueError(f"{condition}: a share lies between 0 and 1")
+        raise ValueError(f"{condition}: a share must be between 0 and 1")
     if condition.what not in (MEMORY, RESUME, OOM) and condition.above <= 1:
-        raise ValueError(f"{condition}: a factor is above 1")
+        raise ValueError(f"{condition}: a factor must be above 1")
     return condition
 
 
@@ -167,7 +173,7 @@ def _name(value: object) -> str:
 
 
 def _share_or_time(value: object) -> float | tuple[float, str]:
-    """Return a share, or a time with its unit; no time is `off`."""
+    """Return a share, or a time with its unit. For `off`, the time is 0 and the unit empty."""
     if isinstance(value, str) and value.strip() == _OFF:
         return 0.0, ""
     if isinstance(value, str) and (match := _TIME.fullmatch(value.strip())) and float(match[1]):
@@ -179,7 +185,7 @@ def _not_negative(value: object) -> int:
     return 0 if value in (0, "0") and not isinstance(value, bool) else parsers.count(value)
 
 
-# The fields of `[[when]]` besides those of a window.
+# Fields of `[[when]]` besides the settings of a window.
 PARSERS: dict[str, tuple[Callable[[object], Any], str]] = {
     "what": (_name, f"one of {', '.join(OWN)}, or the name or kind of a stage or timer of the trainer's process"),
     "factor": (parsers.positive, "a factor above 1"),

@@ -1,4 +1,4 @@
-"""Kinds of stages: one vocabulary for the stages of all trainers, beside each trainer's own names."""
+"""Kinds of stages: one vocabulary for the stages of all trainers, in addition to each trainer's own names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Kind: TypeAlias = Literal[
 ]
 KINDS: tuple[str, ...] = get_args(Kind)
 GENERATE: Kind = "generate"
-# The names by which stages and timers are known. Timers are verl's (marked_timer, 0.5 to 0.9.1).
+# Names of stages and timers for each kind. Timers are verl's (marked_timer, 0.5 to 0.9.1).
 _NAMES: dict[Kind, str] = {
     "generate": "gen gen_max rollout generation generate_sequences generate_async generate_samples "
     "wait_for_enough_samples",
@@ -44,17 +44,17 @@ _BY_NAME: dict[str, Kind] = {name: kind for kind, names in _NAMES.items() for na
 
 
 def of(name: str) -> str:
-    """Return the kind of a stage that has a well-known name, or an empty text."""
+    """Return the kind of a stage with this name, or an empty text if the name is unknown."""
     return _BY_NAME.get(name, "")
 
 
 def chosen(kind: Kind | Mapping[str, Kind], name: str) -> str:
-    """Return the kind of a stage by the `kind` of its hook: the first pattern of a table that matches, or by its name.
+    """Return the kind of a stage according to its hook, else according to its name.
 
     Args:
-        kind: A kind, or kinds by patterns for names of stages.
+        kind: The `kind` of the hook: one kind, or kinds by patterns for stage names. The first match wins.
         name: The stage's name.
     """
     if isinstance(kind, str):
         return kind
-    return next((each for pattern, each in kind.items() if fnmatchcase(name, pattern)), None) or of(name)
+    return next((match for pattern, match in kind.items() if fnmatchcase(name, pattern)), None) or of(name)

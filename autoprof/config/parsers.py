@@ -1,6 +1,6 @@
-"""Parsers of single values of settings, from the environment's text or from TOML.
+"""Parsers of single values of settings, from an environment variable or from TOML.
 
-Each raises a ValueError for what it does not take; its message, where there is one, says why.
+Each raises a ValueError for a wrong value. Its message is the reason, or empty.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ def text(value: object) -> str:
     return value.strip()
 
 
-# What a file system takes as a name, and as a path (NAME_MAX, PATH_MAX).
-LONGEST_NAME, _LONGEST_PATH = 255, 4000
+# Maximum length of a name and of a path in a file system, in bytes (NAME_MAX, PATH_MAX).
+MAX_NAME_BYTES, _MAX_PATH_BYTES = 255, 4000
 
 
 def folder(value: object) -> str:
-    """Return a path that may be a folder's."""
+    """Return the path of a folder, which need not exist."""
     path = os.fsencode(text(value))
-    if len(path) > _LONGEST_PATH or any(len(name) > LONGEST_NAME for name in path.split(os.sep.encode())):
+    if len(path) > _MAX_PATH_BYTES or any(len(name) > MAX_NAME_BYTES for name in path.split(os.sep.encode())):
         raise ValueError("it is too long")
     return os.fsdecode(path)
 
 
 def switch_or(taken: Callable[[str], bool]) -> Callable[[object], str]:
-    """Return a parser for a switch, an empty text or `1`, or for text that `taken` accepts."""
+    """Return a parser for a switch or for text that `taken` accepts. It returns "" for off and `1` for on."""
 
     def parse(value: object) -> str:
         if isinstance(value, (bool, int)):
@@ -50,19 +50,19 @@ def switch_or(taken: Callable[[str], bool]) -> Callable[[object], str]:
 
 
 def words(value: object) -> tuple[str, ...]:
-    """Return the words of a text with commas or of a list."""
+    """Return the words of a list or of a text, in which commas separate them."""
     if isinstance(value, str):
         value = value.split(",")
     if not isinstance(value, (list, tuple)) or not all(isinstance(word, str) for word in value):
         raise ValueError("")
-    found = tuple(word.strip() for word in value)
-    if not found or not all(found):
+    result = tuple(word.strip() for word in value)
+    if not result or not all(result):
         raise ValueError("a name is empty")
-    return found
+    return result
 
 
 def one_of(choices: tuple[str, ...]) -> Callable[[object], str]:
-    """Return a parser for one of these words, in any case."""
+    """Return a parser for one of these words, in upper or lower case."""
 
     def parse(value: object) -> str:
         word = text(value).lower()
@@ -74,20 +74,20 @@ def one_of(choices: tuple[str, ...]) -> Callable[[object], str]:
 
 
 def several_of(choices: tuple[str, ...]) -> Callable[[object], tuple[str, ...]]:
-    """Return a parser for some of these words, in any case, each once."""
+    """Return a parser for some of these words, in upper or lower case. It drops repeated words."""
 
     def parse(value: object) -> tuple[str, ...]:
-        found = tuple(word.lower().replace("_", "-") for word in words(value))
-        for word in found:
+        chosen = tuple(word.lower().replace("_", "-") for word in words(value))
+        for word in chosen:
             if word not in choices:
                 raise ValueError(f"{word!r} is unknown")
-        return tuple(dict.fromkeys(found))
+        return tuple(dict.fromkeys(chosen))
 
     return parse
 
 
 def grammar(parse: Callable[[str], object]) -> Callable[[object], str]:
-    """Return a parser for text that `parse` takes; whole numbers and lists are taken for such text."""
+    """Return a parser for text that `parse` accepts. Whole numbers and lists are converted to text."""
 
     def check(value: object) -> str:
         if isinstance(value, int) and not isinstance(value, bool):
@@ -102,7 +102,7 @@ def grammar(parse: Callable[[str], object]) -> Callable[[object], str]:
 
 
 def positive(value: object) -> float:
-    """Return a number above 0 and below 1e12, which may be given as text."""
+    """Return a number above 0 and below 1e12, also from text."""
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         raise ValueError("")
     try:
@@ -131,8 +131,8 @@ def paths(value: object) -> tuple[str, ...]:
     """Return the paths in a text or a list, all of which must exist."""
     if isinstance(value, str):
         value = [part for part in re.split(f"[,{os.pathsep}]", value) if part.strip()]
-    found = tuple(os.path.abspath(os.path.expanduser(path)) for path in words(value))
-    for path in found:
+    result = tuple(os.path.abspath(os.path.expanduser(path)) for path in words(value))
+    for path in result:
         if not files.exists(path):
             raise ValueError(f"there is no {path}")
-    return found
+    return result

@@ -18,7 +18,7 @@ ITERATIONS_TAKE = "start:stop in forward passes of the engine with start < stop 
 
 @dataclass(frozen=True)
 class _Span:
-    """A half-open range of whole numbers; `stop` is None where it is open."""
+    """Half-open range of whole numbers. `stop` is None for a range without an end."""
 
     start: int
     stop: int | None
@@ -39,14 +39,14 @@ class _Span:
 
 @dataclass(frozen=True)
 class Steps:
-    """The steps to capture: by the trainer's number, or by the order in which this run executes them."""
+    """Steps to capture, by the trainer's numbers or by the order in which this run executes them."""
 
     numbers: tuple[_Span, ...]
     ordinals: tuple[int, ...]
 
     @classmethod
     def parse(cls, text: str) -> Steps:
-        """Read `AUTOPROF_STEPS`, of which an empty text captures nothing.
+        """Return the steps of `AUTOPROF_STEPS`. An empty text captures no step.
 
         Raises:
             ValueError: `text` is not in the grammar, or could never match a step.
@@ -62,27 +62,27 @@ class Steps:
         return cls(tuple(numbers), tuple(ordinals))
 
     def match(self, step: int, ordinal: int) -> bool:
-        """Return whether to capture `step`, the `ordinal`-th (from 1) that this run executes."""
+        """Return True if `step` is to be captured. It is the `ordinal`-th step, from 1, that this run executes."""
         return ordinal in self.ordinals or any(step in span for span in self.numbers)
 
     @property
     def any(self) -> bool:
-        """Return whether any steps were asked for; without them there is the timeline alone."""
+        """True if any steps are to be captured. Otherwise the run records only its timeline."""
         return bool(self.numbers or self.ordinals)
 
     def any_after(self, step: int, ordinal: int) -> bool:
-        """Return whether a step after this one could still match."""
+        """Return True if a step after this one may match."""
         return any(n > ordinal for n in self.ordinals) or any(span.any_after(step) for span in self.numbers)
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """The global ranks to capture.
+    """Global ranks to capture.
 
     Attributes:
-        spans: None for all of them.
-        slowest: So many of the slowest, which a window's settings name (`Settings.overridden`) where they are known.
-            Where they are not it is rank 0.
+        spans: Ranges of ranks; None for all ranks.
+        slowest: Number of slowest ranks to capture; 0 for the ranks in `spans`. Once the slowest ranks are known, the
+            settings of a window name them (`Settings.overridden`). Until then, rank 0 is captured.
     """
 
     spans: tuple[_Span, ...] | None
@@ -90,7 +90,7 @@ class Ranks:
 
     @classmethod
     def parse(cls, text: str) -> Ranks:
-        """Read `AUTOPROF_RANKS`.
+        """Return the ranks of `AUTOPROF_RANKS`.
 
         Raises:
             ValueError: `text` is not in the grammar.
@@ -99,7 +99,7 @@ class Ranks:
             return cls(None)
         if match := _SLOWEST.fullmatch(text.strip().lower()):
             if (count := int(match[1] or 1)) < 1:
-                raise ValueError(f"{text.strip()} is none")
+                raise ValueError(f"{text.strip()} selects no rank")
             return cls((_Span(0, 1),), count)
         return cls(tuple(_span(item) for item in _items(text)))
 
@@ -107,26 +107,27 @@ class Ranks:
         return self.spans is None or any(rank in span for span in self.spans)
 
     def any_in(self, ranks: range) -> bool:
-        """Return whether one of `ranks` is captured."""
+        """Return True if one of `ranks` is captured."""
         return any(rank in self for rank in ranks)
 
 
 def parse_iterations(text: str) -> tuple[int, int | None]:
-    """Read `AUTOPROF_ROLLOUT_ITERATIONS` or `AUTOPROF_MINI_BATCHES`.
+    """Return the range of `AUTOPROF_ROLLOUT_ITERATIONS` or `AUTOPROF_MINI_BATCHES`.
 
-    Returns the first forward pass or mini-batch to record, from 0, and the one to stop before.
+    Returns:
+        The first forward pass or mini-batch to record, from 0, and the one to stop before; None for no end.
 
     Raises:
-        ValueError: `text` is not in the grammar, or holds none.
+        ValueError: `text` is not in the grammar, or the range is empty.
     """
     if text.strip().lower() == "all":
         return 0, None
     match = re.fullmatch(r"([0-9]{0,9}):([0-9]{1,9})", text.strip())
     if match is None:
-        raise ValueError(f"{text.strip()!r} is no range")
+        raise ValueError(f"{text.strip()!r} is not a range")
     start, stop = int(match[1] or 0), int(match[2])
     if start >= stop:
-        raise ValueError(f"{text.strip()} holds nothing")
+        raise ValueError(f"{text.strip()} is empty")
     return start, stop
 
 

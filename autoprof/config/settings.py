@@ -36,30 +36,30 @@ from autoprof.config.values import (
 
 @structs.complete
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """The user's settings, checked. Values keep the user's notation, so that `run.json` shows it."""
+    """User's settings, checked. Values keep the user's notation, which `run.json` shows."""
 
-    # Global steps to capture; empty for the timeline alone.
+    # Global steps to capture; empty to record only the timeline.
     steps: str = "+2"
-    # Conditions that open windows during the run, and what a step that hangs is.
+    # Conditions that open windows during the run, and the limit after which a step counts as hanging.
     when: tuple[Condition, ...] = ()
     # Parent of the run directories.
     dir: str = "./autoprof_runs"
-    # Permissions of the run's files, whatever the umask: `private` is 0600 and 0700, `group` 0640 and 0750.
+    # Permissions of the run's files, regardless of the umask: `private` is 0600 and 0700, `group` 0640 and 0750.
     access: str = "private"
     # Profilers in order of preference; each process uses the first available. `torch,memory` adds the CUDA memory
     # history, `memory` records it alone. By default `npu` in processes that use an NPU, else `torch`.
     tool: tuple[str, ...] = ()
     # `discrete`: one trace per stage. `continuous`: one per process and whole step.
     mode: str = "discrete"
-    # Whether consecutive steps get a trace each (`apart`) or share one (`together`), in continuous mode.
+    # Traces of consecutive steps in continuous mode: one for each step (`apart`) or one for all (`together`).
     consecutive: str = "apart"
     # Patterns for roles: `trainer`, `actor`, `critic`, `ref`, `reward`, `rollout`. `!` excludes; the last match wins.
     # A [kind](recipes.md#kinds) such as `generate` or `update_actor` stands for the stages of that kind.
     roles: tuple[str, ...] = ("*",)
     # Global ranks. A rollout replica is captured if it owns a named rank.
     ranks: str = "0"
-    # Contents of a trace; `-` and `_` are the same. Unsupported ones are left out, logged once and listed in the meta
-    # file. By default the host and the devices that torch was built for.
+    # Contents of a trace; `-` and `_` are equivalent. Unsupported ones are left out, logged once and listed in the meta
+    # file. By default, the host and the devices that torch was built for.
     contents: tuple[str, ...] = ()
     # Forward passes of an engine to record, counted from the start of the capture.
     rollout_iterations: str = "0:100"
@@ -72,15 +72,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     disable: tuple[str, ...] = ()
     # Size limit of a trace before compression.
     max_trace_mb: float = 2048.0
-    # Disk space that stays free.
+    # Disk space that autoprof leaves free.
     min_free_mb: float = 1024.0
-    # Steps captured at most, triggers included.
+    # Maximum number of captured steps, including triggers.
     max_steps: int = 100
-    # Seconds that a stop may delay the run.
+    # Maximum seconds that a stop may delay the run.
     stop_timeout_s: float = 60.0
     # `1` collects the parts of all nodes at the end; a URL also copies the run there.
     collect: str = ""
-    # Command to run once, after the last window, its merges and collecting. It gets `$AUTOPROF_RUN_DIR`.
+    # Command to run once, after the last window, its merge and the collection of files. It gets `$AUTOPROF_RUN_DIR`.
     on_finish: str = ""
     # Level of autoprof's log on stderr.
     log: str = "warning"
@@ -92,20 +92,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     memory: MemoryOptions = MemoryOptions()
     # Settings of single roles: their `[role.NAME]` tables.
     role: dict[str, dict[str, Any]] = {}
-    # Nothing that a user sets: why the window was opened, where that is not `steps`, and why these ranks of each role
-    # are captured, where they are the slowest.
+    # Not set by users: the reason for the window if it is not `steps`, and for each role the reason why its slowest
+    # ranks were chosen.
     reason: str = ""
     found: dict[str, str] = {}
 
     def for_role(self, role: str) -> Settings:
-        """Return the settings of one role: its `[role.NAME]` table over the rest."""
+        """Return the settings of one role, in which its `[role.NAME]` table takes precedence."""
         return msgspec.structs.replace(self, **self.role.get(role, {}))
 
     def overridden(self, values: Mapping[str, Any]) -> Settings:
-        """Return the settings with those of a window over them, over those of every role too.
+        """Return the settings with the values of a window, which also take precedence over the tables of roles.
 
-        `values` may also hold `reason`, the reason for the window, and `slowest`, the ranks of each role that are the
-        slowest, with the evidence.
+        Args:
+            values: Settings of the window. They may contain `reason`, the reason for the window, and `slowest`: the
+                slowest ranks of each role, and the evidence.
         """
         if not values:
             return self
@@ -117,18 +118,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         }
         for role, (ranks, _) in found.items():
             tables[role] = {**tables.get(role, {}), "ranks": ranks}
-        whys = {role: why for role, (_, why) in found.items()}
-        return msgspec.structs.replace(self, role=tables, reason=reason, found=whys, **overrides(values))
+        evidence = {role: text for role, (_, text) in found.items()}
+        return msgspec.structs.replace(self, role=tables, reason=reason, found=evidence, **overrides(values))
 
     def takes(self, role: str, ranks: range, kind: str = "") -> bool:
-        """Return whether the window is for this role or kind of stage, and for one of these global ranks."""
+        """Return True if a stage of this role or kind is captured on one of these global ranks."""
         return self.takes_role(role, kind) and Ranks.parse(self.for_role(role).ranks).any_in(ranks)
 
     def takes_role(self, role: str, kind: str = "") -> bool:
-        """Return whether a stage of `role` and `kind` is captured: the last of `roles` that matches one of the two
-        decides, `!` excludes.
+        """Return True if a stage of this role and kind is captured.
+
+        The last pattern of `roles` that matches the role or the kind decides; `!` excludes.
         """
-        # A list of exclusions only means everything but those.
+        # A list that only excludes starts with everything included.
         taken = all(pattern.startswith("!") for pattern in self.roles)
         for pattern in self.roles:
             bare = pattern.lstrip("!")
@@ -138,18 +140,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def compares(self) -> bool:
-        """Return whether steps, ranks or replicas are compared during the run: for a condition, or for stragglers."""
+        """True if steps, ranks or replicas are compared during the run, for a condition or to find stragglers."""
         ranks = (self.ranks, *(str(table.get("ranks", "")) for table in self.role.values()))
         conditions = any(condition.what != HANG for condition in self.when)
         return conditions or any(Ranks.parse(text).slowest for text in ranks if text)
 
     def disabled(self, recipe: str, hook: str) -> bool:
-        """Return whether `AUTOPROF_DISABLE` leaves out the hook, named `hook` or `recipe/hook`, or its recipe."""
+        """Return True if `AUTOPROF_DISABLE` matches the hook (`hook` or `recipe/hook`) or its recipe."""
         names = (recipe, hook, f"{recipe}/{hook}")
         return any(fnmatchcase(name, pattern) for pattern in self.disable for name in names)
 
     def public(self) -> dict[str, Any]:
-        """Return the settings for `run.json`: a command may hold secrets, so only its presence is shown."""
+        """Return the settings for `run.json`. Commands and URLs may contain secrets, so they are replaced or redacted."""
         shown: dict[str, Any] = msgspec.to_builtins(self)
         shown["on_finish"] = "(set)" if self.on_finish else ""
         shown["collect"] = url(self.collect)
@@ -158,9 +160,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 CONFIG_FILE = "autoprof.toml"
-# No settings file or recipe is larger: each process of a run reads them.
-MOST_BYTES = 1 << 20
-# The names of variables, without the prefix: of settings, and those that processes of autoprof set for others.
+# Maximum size of a settings file or a recipe. Each process of a run reads them.
+MAX_BYTES = 1 << 20
+# Variables that are not settings, without the prefix. autoprof's processes set most of them for other processes.
 _FURTHER = (
     "CONFIG",
     "RUN_ID",
@@ -179,20 +181,20 @@ VARIABLES = (*map(str.upper, FIELDS), *_FURTHER)
 
 
 def load(environ: Mapping[str, str], directory: Path, given: Mapping[str, object] | None = None) -> Settings:
-    """Read the settings of the process that starts a run.
+    """Return the settings of the process that starts a run.
 
     Args:
-        environ: The environment, `AUTOPROF_*`.
-        directory: The working directory: `autoprof.toml` is looked for there, and paths are relative to it.
-        given: Settings that the program gives (`autoprof.start`), over all others.
+        environ: The environment, with `AUTOPROF_*`.
+        directory: The working directory, which may have an `autoprof.toml`. Paths are relative to it.
+        given: Settings that the program passes to `autoprof.start`. They take precedence over all others.
 
     Raises:
-        SettingsError: One value is wrong.
+        SettingsError: A value is wrong.
     """
     values = _from_file(environ.get(PREFIX + "CONFIG", ""), directory)
     for name in FIELDS:
         text = environ.get(PREFIX + name.upper(), "").strip()
-        # No steps are the timeline alone.
+        # An empty `AUTOPROF_STEPS` has a meaning: record only the timeline.
         if text or (name == "steps" and PREFIX + "STEPS" in environ):
             values[name] = check(name, text, PREFIX + name.upper())
     values |= check_table(dict(given or {}), "", FIELDS)
@@ -201,7 +203,7 @@ def load(environ: Mapping[str, str], directory: Path, given: Mapping[str, object
 
 
 def unknown(environ: Iterable[str]) -> list[str]:
-    """Return a line for each variable that is named like a setting and is none, with the nearest name."""
+    """Return a line for each variable with autoprof's prefix that is not a setting, with the nearest setting's name."""
     names = sorted(name.removeprefix(PREFIX) for name in environ if name.startswith(PREFIX))
     return [
         f"{PREFIX}{name} is ignored: there is no such setting{did_you_mean(name, VARIABLES, PREFIX)}"
@@ -211,24 +213,24 @@ def unknown(environ: Iterable[str]) -> list[str]:
 
 
 def unknown_roles(settings: Settings) -> list[str]:
-    """Return a line for each word of `roles` that is neither a role that autoprof's recipes have nor a kind."""
-    there = (*ROLES, *kinds.KINDS)
-    known = (*there, *settings.role)
+    """Return a line for each word of `roles` that is neither a role of autoprof's recipes nor a kind."""
+    names = (*ROLES, *kinds.KINDS)
+    known = (*names, *settings.role)
     words = [pattern.lstrip("!") for pattern in settings.roles]
     return [
         f"{PREFIX}ROLES: {word!r} is neither a role of autoprof's recipes nor a kind of stage"
-        f"{did_you_mean(word, there)}; roles are {', '.join(ROLES)}, kinds are {', '.join(kinds.KINDS)}. "
-        "It takes nothing unless a recipe or autoprof.stage of yours has it as a role"
+        f"{did_you_mean(word, names)}; roles are {', '.join(ROLES)}, kinds are {', '.join(kinds.KINDS)}. "
+        "It selects nothing unless a recipe or autoprof.stage of yours has it as a role"
         for word in words
         if not any(fnmatchcase(name, word) for name in known)
     ]
 
 
 def load_one(name: str, environ: Mapping[str, str], directory: Path) -> Any:
-    """Read one setting, whatever the others are. A settings file that can't be read sets nothing.
+    """Return one setting, even if others are wrong. A settings file that can't be read is ignored.
 
     Raises:
-        SettingsError: It is wrong.
+        SettingsError: The value is wrong.
     """
     value, where = environ.get(PREFIX + name.upper(), "").strip(), PREFIX + name.upper()
     if not value:
@@ -262,7 +264,7 @@ def _from_file(named: str, directory: Path) -> dict[str, Any]:
         interrupts.pass_on(error)
         raise SettingsError(f"{path}: it can't be read as TOML ({one_line(error)})") from None
     roles, when = content.pop("role", {}), content.get("when")
-    tables = content.pop("when") if isinstance(when, list) and any(isinstance(each, dict) for each in when) else []
+    tables = content.pop("when") if isinstance(when, list) and any(isinstance(entry, dict) for entry in when) else []
     values = check_table(content, f"{path}: ", FIELDS)
     if tables:
         values["when"] = tuple(check_condition(table, f"{path}: [[when]]") for table in tables)
@@ -273,5 +275,5 @@ def _from_file(named: str, directory: Path) -> dict[str, Any]:
 
 
 def _decoded(path: Path) -> dict[str, Any]:
-    content: dict[str, Any] = msgspec.toml.decode(files.of_user(path, MOST_BYTES))
+    content: dict[str, Any] = msgspec.toml.decode(files.of_user(path, MAX_BYTES))
     return content

@@ -10,11 +10,11 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 def complete(kind: type[T]) -> type[T]:
-    """Have msgspec describe a struct now, while one thread imports its module. A decorator.
+    """Decorator that makes msgspec build its description of a struct now, while one thread imports the module.
 
-    Otherwise msgspec does so when the struct is first read. If the struct holds another one, or a literal, that runs
-    Python code, and a second thread that reads meanwhile finds half a description, which crashes the process (msgspec
-    0.22, `StructInfo_Convert`).
+    Otherwise msgspec builds it when the struct is first decoded. If the struct contains another struct or a literal,
+    that runs Python code. A second thread that decodes meanwhile uses a half-built description, which crashes the
+    process (msgspec 0.22, `StructInfo_Convert`).
     """
     msgspec.json.Decoder(kind)
     return kind

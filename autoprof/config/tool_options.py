@@ -1,4 +1,4 @@
-"""Options of each tool besides the contents: `AUTOPROF_NPU="level=level2,mstx=false"`, or a table `[npu]`."""
+"""Options of each tool besides the contents, from `AUTOPROF_NPU="level=level2,mstx=false"` or a table `[npu]`."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class NpuOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         level: Amount of data collected from the device.
         aic_metrics: Counters of the AI cores; by default `none` at `level_none` and `level0`.
         export: Output of the analysis: text for Perfetto, databases for MindStudio Insight, or both.
-        mstx: Whether ranges that frameworks mark are recorded, communication excepted.
-        l2_cache: Whether hits of the L2 cache are counted.
-        op_attr: Whether operators' attributes are collected, with `db` or `both`.
-        analyse: Whether another process analyses each recording right after it; `autoprof analyse` does it later.
+        mstx: True to record ranges that frameworks mark, except those of communication.
+        l2_cache: True to count hits of the L2 cache.
+        op_attr: True to collect the attributes of operators, with `db` or `both`.
+        analyse: True to analyse each recording right after it, in another process. `autoprof analyse` does it later.
     """
 
     level: Literal["level_none", "level0", "level1", "level2"] = "level1"
@@ -50,10 +50,10 @@ class NsysOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     Attributes:
         trace: Value of `nsys profile --trace`, separated by `+`.
         sample: Value of `nsys profile --sample`; `process-tree` samples host stacks and context switches.
-        python_backtrace: Whether CUDA calls hold the Python stack (`--python-backtrace=cuda`).
+        python_backtrace: True to record the Python stack of CUDA calls (`--python-backtrace=cuda`).
         gpu_metrics: Devices whose hardware counters are sampled (`--gpu-metrics-devices`), separated by `+`; `all`, or
             `none`.
-        executable: The `nsys` to use; with Ray the file must have this name. By default the first on the path.
+        executable: The `nsys` to use, by default the first on the path. With Ray, its file name must be `nsys`.
     """
 
     trace: str = "cuda+nvtx+osrt+cublas+cudnn"
@@ -68,9 +68,9 @@ class MemoryOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Options of the history of CUDA's caching allocator (torch.cuda.memory).
 
     Attributes:
-        max_entries: Allocations and frees kept, the last ones, of some kB each.
-        stacks: Stacks kept with them: Python's, also C++'s (slow to write), or none.
-        oom: Whether a snapshot is written to `oom/` when CUDA runs out of memory, in any step; three a process at most.
+        max_entries: Maximum number of allocations and frees kept, the newest ones. Each takes a few kB.
+        stacks: Stacks of each entry: Python only, Python and C++ (`all`, slow to write), or none.
+        oom: True to write a snapshot to `oom/` when CUDA runs out of memory, in any step; at most three per process.
     """
 
     max_entries: int = 100_000
@@ -82,15 +82,15 @@ KINDS: dict[str, type[msgspec.Struct]] = {"npu": NpuOptions, "nsys": NsysOptions
 
 
 def parse(kind: type[msgspec.Struct], text: object) -> msgspec.Struct:
-    """Read the options of a tool, from a table or from text such as `level=level2,mstx=false`.
+    """Return the options of a tool, from a table or from text such as `level=level2,mstx=false`.
 
     Raises:
-        ValueError: One is unknown or has a wrong value; the message says which.
+        ValueError: An option is unknown or has a wrong value. The message names it.
     """
     if isinstance(text, str):
         pairs = [pair.partition("=") for pair in text.split(",") if pair.strip()]
         if unclear := [name for name, equals, _ in pairs if not equals]:
-            raise ValueError(f"{unclear[0].strip()!r} is no name=value")
+            raise ValueError(f"{unclear[0].strip()!r} is not name=value")
         text = {name.strip().lower(): value.strip() for name, _, value in pairs}
         return _convert(kind, text, strict=False)
     if not isinstance(text, dict):
@@ -99,8 +99,8 @@ def parse(kind: type[msgspec.Struct], text: object) -> msgspec.Struct:
 
 
 def takes(kind: type[msgspec.Struct]) -> str:
-    """Describe the options of a tool in words."""
-    return "name=value, divided by commas, of " + ", ".join(kind.__struct_fields__)
+    """Return the options of a tool in words."""
+    return "name=value, separated by commas, of " + ", ".join(kind.__struct_fields__)
 
 
 def _convert(kind: type[msgspec.Struct], values: Mapping[str, object], strict: bool) -> msgspec.Struct:

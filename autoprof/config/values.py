@@ -1,4 +1,4 @@
-"""Values of settings: the choices and parser of each, and checks of one value or of a table."""
+"""Values of settings: choices and parsers, and checks of one value or of a table."""
 
 from __future__ import annotations
 
@@ -33,39 +33,47 @@ GROUP = "group"
 ACCESS = ("private", GROUP)
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 REASON = "reason"
-# The slowest ranks of each role, as they were found when a window was opened.
+# Key for the slowest ranks of each role at the time when a window opens.
 FOUND = "slowest"
-# Done by autoprof itself, after the recording.
+# Word of the contents that no profiler gets: autoprof merges the traces after the recording.
 MERGE = "merge-profiles"
-# Contents that only one backend knows travel with the rest, and are filtered where they are used.
+# All contents. Each backend ignores the ones that it does not know.
 CONTENTS = ("cpu", "cuda", "npu", "memory", "shapes", "stack", "module", "flops", "profile-by-stage", MERGE)
 
 
 class SettingsError(ValueError):
-    """A wrong value of a setting. The message is one line: the setting, what it got, what it takes."""
+    """Wrong value of a setting. The message is one line: the setting, the value, the allowed values."""
 
 
 def overrides(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Check and return settings of one window only.
+    """Check and return the settings of a single window.
 
     Raises:
-        SettingsError: One value is wrong, or no setting of a single window.
+        SettingsError: A value is wrong, or is not a setting of a single window.
     """
     return check_table(dict(values), "", WINDOW_FIELDS)
 
 
 def steps(value: str, where: str = "steps") -> str:
-    """Check and return steps in the grammar of `AUTOPROF_STEPS`; messages call them `where`.
+    """Check and return steps in the grammar of `AUTOPROF_STEPS`.
+
+    Args:
+        value: The text.
+        where: Name of the setting in messages.
 
     Raises:
-        SettingsError: They are not.
+        SettingsError: The text is not in the grammar.
     """
     checked: str = check("steps", value, where)
     return checked
 
 
 def check_condition(table: object, where: str) -> Condition:
-    """Return the condition of a `[[when]]` table, called `where` in messages."""
+    """Check and return the condition of a `[[when]]` table. `where` is its name in messages.
+
+    Raises:
+        SettingsError: A value is wrong.
+    """
     if not isinstance(table, dict):
         raise SettingsError(f"{where}: got {short(table)}; it takes tables only, or conditions only")
     read = check_table(table, f"{where} ", CONDITION_FIELDS, _CONDITION)
@@ -77,7 +85,17 @@ def check_condition(table: object, where: str) -> Condition:
 
 
 def check_table(table: dict[str, Any], where: str, fields: tuple[str, ...], kind: str = "") -> dict[str, Any]:
-    """Return the values of a table that takes settings of these names; `kind` as in `check`."""
+    """Check and return the values of a table.
+
+    Args:
+        table: The table.
+        where: Prefix of the settings' names in messages.
+        fields: Names of the settings that the table takes.
+        kind: As in `check`.
+
+    Raises:
+        SettingsError: A name or value is wrong.
+    """
     values = {}
     for key, value in table.items():
         name = key.replace("-", "_").lower()
@@ -89,23 +107,33 @@ def check_table(table: dict[str, Any], where: str, fields: tuple[str, ...], kind
 
 
 def check(name: str, value: object, where: str, kind: str = "") -> Any:
-    """Return the value as settings of this name, or fields of it in tables of this kind, take it."""
+    """Check and return the value of a setting.
+
+    Args:
+        name: The setting.
+        value: Its text, or its value in TOML.
+        where: Its name in messages.
+        kind: Prefix of its name in `PARSERS` if it is a field of a special table, such as `when.`.
+
+    Raises:
+        SettingsError: The value is wrong.
+    """
     parse, takes = PARSERS.get(kind + name) or PARSERS[name]
     try:
         return parse(value)
     except ValueError as error:
         interrupts.pass_on(error)
-        why = f" ({one_line(error)})" if str(error) else ""
-        raise SettingsError(f"{where}: got {short(value)}{why}; it takes {takes}") from None
+        reason = f" ({one_line(error)})" if str(error) else ""
+        raise SettingsError(f"{where}: got {short(value)}{reason}; it takes {takes}") from None
 
 
 def short(value: object) -> str:
-    """Return a value for a message: without secrets, then cut, since half a secret may not look like one."""
+    """Return a value for a message. Secrets are removed before it is cut: half a secret may not look like one."""
     try:
         text = hidden(repr(value))
     except RecursionError as error:
         interrupts.pass_on(error)
-        text = f"a {type(value).__name__} of too many in one another"
+        text = f"a {type(value).__name__} that is nested too deeply"
     return text if len(text) <= 80 else text[:77] + "..."
 
 
@@ -127,7 +155,7 @@ PARSERS: dict[str, tuple[Callable[[object], Any], str]] = {
     "contents": (parsers.several_of(CONTENTS), f"some of {', '.join(CONTENTS)}"),
     "rollout_iterations": (parsers.grammar(parse_iterations), ITERATIONS_TAKE),
     "mini_batches": (parsers.grammar(parse_iterations), MINI_BATCHES_TAKE),
-    "recipes": (parsers.paths, "recipe files or folders that are there"),
+    "recipes": (parsers.paths, "existing recipe files or folders"),
     "disable": (parsers.words, "patterns for recipes and hooks such as vllm,verl/update-weights or *"),
     "max_trace_mb": (parsers.positive, "a number of megabytes above 0"),
     "min_free_mb": (parsers.positive, "a number of megabytes above 0"),

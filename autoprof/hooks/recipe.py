@@ -15,7 +15,7 @@ from packaging.version import InvalidVersion, Version
 from autoprof.base import files, interrupts
 from autoprof.base.originals import os
 from autoprof.config import kinds, structs
-from autoprof.config.settings import MOST_BYTES
+from autoprof.config.settings import MAX_BYTES
 from autoprof.hooks import behaviour as behaviours
 from autoprof.hooks.behaviour import Extent
 
@@ -186,7 +186,7 @@ def read(path: str) -> dict[str, Any]:
         RecipeError: It can't be read.
     """
     try:
-        document: dict[str, Any] = msgspec.toml.decode(files.of_user(path, MOST_BYTES))
+        document: dict[str, Any] = msgspec.toml.decode(files.of_user(path, MAX_BYTES))
     except (OSError, ValueError, RecursionError) as error:
         interrupts.pass_on(error)
         raise RecipeError(f"{path}: it can't be read as TOML ({_one_line(error)})") from None

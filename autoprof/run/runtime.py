@@ -19,7 +19,7 @@ from autoprof.base.exception_text import described
 from autoprof.base.originals import os, threading, time
 from autoprof.base.redact import hidden, hidden_in, redacted
 from autoprof.config import settings, structs
-from autoprof.config.parsers import LONGEST_NAME
+from autoprof.config.parsers import MAX_NAME_BYTES
 from autoprof.config.settings import Settings
 from autoprof.config.values import GROUP, SettingsError
 from autoprof.run import cluster, raised, seat, watcher
@@ -83,9 +83,9 @@ def read_info(given: Mapping[str, object] | None = None, late: bool = False) -> 
     run_id = os.environ[_boot.RUN_ID]
     if run_id in (".", "..", "latest") or os.sep in run_id:
         raise SettingsError(f"{_boot.RUN_ID}: got {run_id[:80]!r}; it takes a folder's name other than 'latest'")
-    if len(os.fsencode(run_id)) > LONGEST_NAME:
+    if len(os.fsencode(run_id)) > MAX_NAME_BYTES:
         raise SettingsError(
-            f"{_boot.RUN_ID}: got {run_id[:20]!r}...; it takes a folder's name, of {LONGEST_NAME} bytes at most"
+            f"{_boot.RUN_ID}: got {run_id[:20]!r}...; it takes a folder's name, of {MAX_NAME_BYTES} bytes at most"
         )
     info = RunInfo(
         id=run_id,

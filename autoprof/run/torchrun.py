@@ -14,7 +14,7 @@ from autoprof import _boot
 from autoprof._boot import command
 from autoprof.base import interrupts, log, process
 from autoprof.base.originals import os, time
-from autoprof.config.parsers import LONGEST_NAME
+from autoprof.config.parsers import MAX_NAME_BYTES
 from autoprof.run import runtime, seat
 from autoprof.run.runtime import Runtime
 
@@ -85,7 +85,7 @@ def _take_part(group: Any, run: Runtime) -> None:
         return
     _state.agreed = agreement
     run_id, _, name = agreement.partition("\n")
-    if run_id != os.path.basename(run_id) or not 0 < len(os.fsencode(run_id)) <= LONGEST_NAME or not name.isalnum():
+    if run_id != os.path.basename(run_id) or not 0 < len(os.fsencode(run_id)) <= MAX_NAME_BYTES or not name.isalnum():
         raise ValueError(f"the name of the first node's run is not valid: {agreement[:60]!r}")
     os.environ[command.LAUNCH_RANK] = f"{group.group_rank}/{group.group_world_size}"
     runtime.move(run_id, f"torchrun-{name}", group.group_rank)

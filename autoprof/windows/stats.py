@@ -13,7 +13,7 @@ import msgspec
 
 from autoprof.base import files, identity, interrupts, process, threads
 from autoprof.base.originals import os, threading, time
-from autoprof.config.conditions import MEMORY, TOLD
+from autoprof.config.conditions import MEMORY, REPORTED
 from autoprof.config.selection import Ranks
 from autoprof.config.settings import Settings
 from autoprof.run import cluster, runtime, step_announcement
@@ -166,7 +166,7 @@ class ReplicaStats(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 def asked(settings: Settings) -> bool:
     """Return whether a condition, or `slowest` ranks, need the statistics of other processes."""
-    return any(condition.what in TOLD for condition in settings.when) or asks_for_slowest(settings)
+    return any(condition.what in REPORTED for condition in settings.when) or asks_for_slowest(settings)
 
 
 def asks_for_slowest(settings: Settings) -> bool:

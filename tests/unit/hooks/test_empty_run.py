@@ -118,7 +118,7 @@ def test_ls_and_doctor_say_the_same(
 def test_a_recipe_that_is_not_there_is_said_before_the_program_runs(said: Said) -> None:
     (line,) = said("import sys; sys.stderr.write('the program runs\\n'); import tiny", AUTOPROF_RECIPES="gone.toml")
     assert "there is no " in line
-    assert line.endswith("gone.toml); it takes recipe files or folders that are there; autoprof is off for this run")
+    assert line.endswith("gone.toml); it takes existing recipe files or folders; autoprof is off for this run")
 
 
 @pytest.mark.parametrize(

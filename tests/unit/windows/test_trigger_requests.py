@@ -84,7 +84,7 @@ def test_latest_is_the_run_that_is_meant(
         (["--at", "5", "--steps", "3"], "at: got '5'; it replaces steps and from; give it alone"),
         (["--ranks", "one"], "ranks: got 'one'"),
         (["--contents", "gpu"], "contents: got 'gpu' ('gpu' is unknown)"),
-        (["--rollout-iterations", "3:3"], "rollout_iterations: got '3:3' (3:3 holds nothing)"),
+        (["--rollout-iterations", "3:3"], "rollout_iterations: got '3:3' (3:3 is empty)"),
         (["--off", "--steps", "2"], "--off switches the whole run; it takes no options of a window and no --wait"),
         (["--on", "--wait"], "--on switches the whole run; it takes no options of a window and no --wait"),
     ],
