@@ -1,1 +1,1 @@
-"""Safe files, log, redaction, units and identity: knows nothing of profiling. Standard library only."""
+"""Basic parts that do not depend on profiling: safe files, log, redaction, units, identity. Standard library only."""

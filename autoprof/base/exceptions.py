@@ -49,6 +49,6 @@ def group_of(error: BaseException) -> tuple[Any, ...]:
         if name_of(kind) == GROUP:
             # On Python 3.10 the package `exceptiongroup` defines groups. They keep their exceptions in `_exceptions`.
             member = members_of(kind).get("exceptions")
-            found = member.__get__(error) if type(member) is MemberDescriptorType else attribute(error, "_exceptions")
-            return found if type(found) is tuple else ()
+            group = member.__get__(error) if type(member) is MemberDescriptorType else attribute(error, "_exceptions")
+            return group if type(group) is tuple else ()
     return ()

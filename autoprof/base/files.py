@@ -1,10 +1,11 @@
-"""Safe creation of a run's files: for their user alone, or for the group to read, and never through a link.
+"""Safe creation of a run's files: only their user can read them, or also the group, and links are never followed.
 
-Whoever may write in a folder of the run can put links where autoprof is going to write. So autoprof creates each file
-anew, and opens what is there only if it is a regular file. The finisher uses this too: standard library only.
+A user who may write in a folder of the run can put links there under the names of autoprof's files. So autoprof creates
+each file anew, and opens an existing one only if it is a regular file. The finisher uses this module, too: standard
+library only.
 
-No file gets the number 0, 1 or 2. A program may have closed these numbers and still write to them: Python writes what
-is left in the buffer of `sys.stdout` at exit.
+No file gets the descriptor 0, 1 or 2. A program may have closed these and still write to them: at exit, Python writes
+the buffer of `sys.stdout`.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterator
     from typing import Any
 
-# Nobody has to wait to open a pipe; a link is an error.
+# Opening a link fails, and opening a pipe does not wait.
 _CAREFULLY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-# Programs seldom have as many files open.
+# First descriptor for files that stay open. Few programs have this many open files.
 _HIGH = 700
 
 
-class _State(process.State):
-    """What this process knows of its files.
+class _FilesState(process.State):
+    """Permissions and descriptors of the files of this process.
 
     Attributes:
-        group: True if the group may read what this process makes.
-        low_closed: True if a file has got the number 0, 1 or 2: the program has closed that number.
+        group: True if the group may read the files that this process makes.
+        low_closed: True if a file has got the descriptor 0, 1 or 2, so the program has closed that one.
     """
 
     def begin(self) -> None:
@@ -46,16 +47,16 @@ class _State(process.State):
         self.low_closed = False
 
 
-_state = _State()
+_state = _FilesState()
 
 
 def open_to_group(allowed: bool) -> None:
-    """Set whether the group may read what this process makes from here on."""
+    """Set whether the group may read the files that this process makes from now on."""
     _state.group = allowed
 
 
 def open_as(folder: str | os.PathLike[str]) -> None:
-    """Let the group read what this process makes where it may read the run's folder."""
+    """Let the group read the files that this process makes if it may read the run's folder."""
     open_to_group(bool(os.stat(folder).st_mode & stat.S_IRGRP))
 
 
@@ -64,33 +65,33 @@ def folder(path: str | os.PathLike[str], own: int = sys.maxsize) -> None:
 
     Args:
         path: The folder.
-        own: The number of folders at the end of the path that get the permissions of the run's files. Those above
-            belong to the user: they get the permissions that the umask gives.
+        own: The number of folders at the end of the path that get the permissions of the run's files. The folders above
+            belong to the user and get the permissions that the umask gives.
 
     Raises:
-        OSError: It can't be made; a file or a link is in its place.
+        OSError: The folder can't be made, or a file or link is in its place.
     """
-    place = os.fspath(path)
+    current = os.fspath(path)
     missing: list[str] = []
-    while not _made(place, len(missing) < own):
-        missing.append(place)
-        place = os.path.dirname(place)
-        if place in ("", missing[-1]):
+    while not _made(current, len(missing) < own):
+        missing.append(current)
+        current = os.path.dirname(current)
+        if current in ("", missing[-1]):
             break
     while missing:
-        place = missing.pop()
-        # There are disks where nothing can be made though the parent exists: /proc, and deleted folders.
-        if not _made(place, len(missing) < own):
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), place)
+        current = missing.pop()
+        # `mkdir` can fail with ENOENT though the parent exists: in /proc, and in deleted folders.
+        if not _made(current, len(missing) < own):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), current)
 
 
 def descriptor(
     path: str | os.PathLike[str], flags: int, mode: int = 0o600, *, dir_fd: int | None = None, held: bool = False
 ) -> int:
-    """Open a file as `os.open` does, but never as 0, 1 or 2. Also an `opener` for `open`.
+    """Open a file as `os.open` does, but never as descriptor 0, 1 or 2. Also an `opener` for `open`.
 
     Args:
-        held: The file stays open while the program runs: its number is 700 or above.
+        held: True if the file stays open while the program runs. Its descriptor is then 700 or above.
 
     Raises:
         OSError: It can't be opened.
@@ -111,9 +112,9 @@ def descriptor(
 
 @contextlib.contextmanager
 def low_numbers_taken() -> Iterator[None]:
-    """Take 0, 1 and 2 if they are closed, so that no file gets these numbers meanwhile.
+    """Occupy the descriptors 0, 1 and 2 if they are closed, so that no file gets them meanwhile.
 
-    Reading and writing fail with EBADF as they do without: the numbers are opened with O_PATH.
+    They are opened with O_PATH, so reading and writing fail with EBADF as on closed ones.
 
     Raises:
         OSError: Too many files are open.
@@ -130,7 +131,7 @@ def low_numbers_taken() -> Iterator[None]:
 
 
 def high(number: int) -> int:
-    """Return a copy of a descriptor with a number of 700 or above, or as high as the limit of open files allows.
+    """Return a duplicate of a descriptor, 700 or above; lower if the limit of open files is below that.
 
     Raises:
         OSError: Too many files are open.
@@ -144,7 +145,8 @@ def create(path: str | os.PathLike[str], held: bool = False) -> int:
     """Replace a file by a new, empty one, and return its descriptor for writing.
 
     Args:
-        held: As for `descriptor`.
+        path: The file.
+        held: As in `descriptor`.
 
     Raises:
         OSError: It can't be made.
@@ -155,10 +157,12 @@ def create(path: str | os.PathLike[str], held: bool = False) -> int:
 
 
 def claim(path: str | os.PathLike[str]) -> bool:
-    """Make an empty file; return False where something has the name. Of several who try at a time one succeeds.
+    """Make an empty file. Return False if the name exists.
+
+    If several processes try at the same time, only one succeeds.
 
     Raises:
-        OSError: It can't be made.
+        OSError: The file can't be made for another reason.
     """
     try:
         os.close(_create(path))
@@ -175,7 +179,7 @@ def write(path: str | os.PathLike[str], content: bytes) -> None:
         OSError: It can't be written.
     """
     check_size(len(content))
-    # No other process has a part of this name, even where processes of a run have the same pid.
+    # The name is random, because processes of a run may have the same pid.
     part = f"{os.fspath(path)}.{os.urandom(4).hex()}.part"
     try:
         with io.open(_create(part), "wb") as file:
@@ -189,40 +193,45 @@ def write(path: str | os.PathLike[str], content: bytes) -> None:
 
 
 def name_whole(error: Any, path: str | os.PathLike[str]) -> None:
-    """Put the name of a file in place of its part's name into an `OSError`: no user knows the name of a part."""
+    """Replace the name of a `.part` file in an `OSError` by the final name, which users know."""
     name = error.filename if issubclass(type(error), OSError) else None
     if type(name) is str and ".part" in (name[-5:], os.path.dirname(name)[-5:]):
         error.filename = os.fspath(path)
-        # The text of an error with None in this place ends in `-> None`.
+        # With `filename2 = None`, the text of the error would end in `-> None`.
         del error.filename2
 
 
 def append(path: str | os.PathLike[str], content: bytes, first: bytes = b"") -> None:
-    """Add to a file in one write, or begin it, with `first` before the content. Content without room is left out whole.
+    """Append to a file in one write, and create it if needed. If there is no room for all content, none is written.
+
+    Args:
+        path: The file.
+        content: The bytes to append.
+        first: Bytes that go before the content if the file is empty.
 
     Raises:
-        OSError: It can't be written; something else is in its place.
+        OSError: The file can't be written, or is not a regular file.
     """
     file = descriptor(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _CAREFULLY)
     try:
-        found = _regular(file, path)
-        if _state.group and not found.st_mode & stat.S_IRGRP:
+        before = _regular(file, path)
+        if _state.group and not before.st_mode & stat.S_IRGRP:
             _show(file, 0o640)
-        if found.st_size == 0:
+        if before.st_size == 0:
             content = first + content
-        check_size(found.st_size + len(content))
+        check_size(before.st_size + len(content))
         if os.write(file, content) < len(content):
-            os.ftruncate(file, found.st_size)
+            os.ftruncate(file, before.st_size)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(path))
     finally:
         os.close(file)
 
 
 def opened(path: str | os.PathLike[str]) -> int:
-    """Open a file that somebody else may have made, for reading.
+    """Open a file for reading that another user may have made.
 
     Raises:
-        OSError: It can't be read, or is no regular file.
+        OSError: The file can't be read, or is not a regular file.
     """
     file = descriptor(path, os.O_RDONLY | _CAREFULLY)
     try:
@@ -233,32 +242,41 @@ def opened(path: str | os.PathLike[str]) -> int:
     return file
 
 
-def read(path: str | os.PathLike[str], most: int, owners: Container[int] | None = None) -> bytes:
-    """Return the content of a file that somebody else may have made, if it has no more than `most` bytes.
+def read(path: str | os.PathLike[str], max_bytes: int, owners: Container[int] | None = None) -> bytes:
+    """Return the content of a file that another user may have made.
+
+    Args:
+        path: The file.
+        max_bytes: The maximum size of the file.
+        owners: Ids of the users that the file may belong to; None for any user.
 
     Raises:
-        OSError: It can't be read, is no regular file, is too large, or belongs to none of `owners`.
+        OSError: The file can't be read, is not a regular file, is too large, or belongs to another user.
     """
     with io.open(descriptor(path, os.O_RDONLY | _CAREFULLY), "rb") as file:
-        found = _regular(file.fileno(), path)
-        if found.st_size > most:
-            raise OSError(errno.EFBIG, f"it has more than {most} bytes", os.fspath(path))
-        if owners is not None and found.st_uid not in owners:
-            raise OSError(errno.EPERM, f"it belongs to user {found.st_uid}", os.fspath(path))
-        return file.read(most)
+        status = _regular(file.fileno(), path)
+        if status.st_size > max_bytes:
+            raise OSError(errno.EFBIG, f"it has more than {max_bytes} bytes", os.fspath(path))
+        if owners is not None and status.st_uid not in owners:
+            raise OSError(errno.EPERM, f"it belongs to user {status.st_uid}", os.fspath(path))
+        return file.read(max_bytes)
 
 
-def of_user(path: str | os.PathLike[str], most: int) -> bytes:
-    """Read a file that the user names, which may be a link or a pipe, if it has no more than `most` bytes.
+def of_user(path: str | os.PathLike[str], max_bytes: int) -> bytes:
+    """Return the content of a file that the user named. It may be a link or a pipe.
+
+    Args:
+        path: The file.
+        max_bytes: The maximum size of the file.
 
     Raises:
-        OSError: It can't be read, or is too large.
+        OSError: The file can't be read, or is too large.
     """
     with io.open(path, "rb", opener=descriptor) as file:
-        content = file.read(most + 1)
-    if len(content) > most:
-        raise OSError(errno.EFBIG, f"it has more than {most} bytes", os.fspath(path))
-    # Editors put it in front of UTF-8, where TOML takes none.
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise OSError(errno.EFBIG, f"it has more than {max_bytes} bytes", os.fspath(path))
+    # Some editors put a byte order mark before UTF-8, which TOML does not allow.
     return content.removeprefix(b"\xef\xbb\xbf")
 
 
@@ -273,13 +291,14 @@ def text(path: str | os.PathLike[str]) -> str:
 
 
 def status(path: str | os.PathLike[str], *, follow: bool = True) -> os.stat_result | None:
-    """Return the status of a file, or None if there is none.
+    """Return the status of a file, or None if it does not exist or can't be seen.
 
-    `os.path.exists` and its like catch every `OSError`, also a `TimeoutError` that a signal handler raises. The program
-    would lose it.
+    `os.path.exists` and similar functions catch every `OSError`, also a `TimeoutError` that a signal handler raises.
+    The program would lose it.
 
     Args:
-        follow: False for a link itself instead of its target.
+        path: The file.
+        follow: False for the status of a link itself instead of its target.
     """
     try:
         return os.stat(path, follow_symlinks=follow)
@@ -295,43 +314,43 @@ def exists(path: str | os.PathLike[str], *, follow: bool = True) -> bool:
 
 def is_folder(path: str | os.PathLike[str], *, follow: bool = True) -> bool:
     """Return True if `path` is a folder. See `status`."""
-    found = status(path, follow=follow)
-    return found is not None and stat.S_ISDIR(found.st_mode)
+    result = status(path, follow=follow)
+    return result is not None and stat.S_ISDIR(result.st_mode)
 
 
 def is_file(path: str | os.PathLike[str]) -> bool:
     """Return True if `path` is a regular file, or a link to one. See `status`."""
-    found = status(path)
-    return found is not None and stat.S_ISREG(found.st_mode)
+    result = status(path)
+    return result is not None and stat.S_ISREG(result.st_mode)
 
 
 def empty(path: str | os.PathLike[str]) -> None:
-    """Free the disk space of a file; do nothing where there is none, or where it has other names."""
+    """Free the disk space of a file. Do nothing if it does not exist or has further names (hard links)."""
     with suppress(OSError):
         file = descriptor(path, os.O_WRONLY | _CAREFULLY)
         try:
-            found = os.fstat(file)
-            if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
+            result = os.fstat(file)
+            if stat.S_ISREG(result.st_mode) and result.st_nlink == 1:
                 os.ftruncate(file, 0)
         finally:
             os.close(file)
 
 
 def remove(*paths: str) -> None:
-    """Remove files and folders that may be there; a link itself, not its target."""
+    """Remove files and folders if they exist; of a link, only the link itself."""
     for path in paths:
-        found = status(path, follow=False)
-        if found is not None and stat.S_ISDIR(found.st_mode):
+        result = status(path, follow=False)
+        if result is not None and stat.S_ISDIR(result.st_mode):
             _remove_folder(path)
-        elif found is not None:
-            # Kineto keeps a file open that it could not write, and with it the disk space (torch 2.13).
+        elif result is not None:
+            # If Kineto can't write a file, it leaves it open, and the disk space stays in use (torch 2.13).
             empty(path)
             with suppress(FileNotFoundError):
                 os.unlink(path)
 
 
 def show(path: str | os.PathLike[str]) -> None:
-    """Give a file that somebody else made the permissions of the run's files."""
+    """Give a file that another program made the permissions of the run's files."""
     with suppress(OSError):
         os.chmod(path, 0o640 if _state.group else 0o600)
 
@@ -359,27 +378,30 @@ def _create(path: str | os.PathLike[str], held: bool = False) -> int:
 
 
 def _show(made: int | str | os.PathLike[str], mode: int) -> None:
-    """Let the group read what was just made, whatever the umask, if it may. Some disks have no permissions."""
+    """Set the mode of a new file or folder regardless of the umask, if the group may read the run's files."""
     if _state.group:
-        with suppress(OSError):
+        with suppress(OSError):  # some file systems have no permissions
             os.chmod(made, mode | (os.stat(made).st_mode & stat.S_ISGID))
 
 
 def _regular(file: int, path: str | os.PathLike[str]) -> os.stat_result:
-    found = os.fstat(file)
-    if not stat.S_ISREG(found.st_mode):
-        raise OSError(errno.EINVAL, "it is no file", os.fspath(path))
-    return found
+    status = os.fstat(file)
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
+    return status
 
 
 def walk(path: str | os.PathLike[str]) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Walk through a folder as `os.walk` does, without losing what a signal handler raises."""
+    """Walk through a folder as `os.walk` does, but raise the exceptions of signal handlers."""
     return os.walk(path, onerror=interrupts.pass_on)
 
 
 def _remove_folder(path: str) -> None:
-    """Remove what can be removed of a folder. `ignore_errors` would lose what a signal handler raises."""
-    from autoprof.base.originals import shutil  # which few processes need
+    """Remove a folder, except files that can't be removed.
+
+    With `ignore_errors`, exceptions of signal handlers would be lost.
+    """
+    from autoprof.base.originals import shutil  # few processes need it
 
     if sys.version_info >= (3, 12):
         shutil.rmtree(path, onexc=lambda _, __, error: interrupts.pass_on(error))
@@ -388,8 +410,8 @@ def _remove_folder(path: str) -> None:
 
 
 def size(path: str) -> int:
-    """Return the bytes of a file, or of all files in a folder."""
-    found = os.stat(path)
-    if not stat.S_ISDIR(found.st_mode):
-        return found.st_size
-    return sum(os.lstat(os.path.join(place, name)).st_size for place, _, names in walk(path) for name in names)
+    """Return the size in bytes of a file, or of all files in a folder."""
+    status = os.stat(path)
+    if not stat.S_ISDIR(status.st_mode):
+        return status.st_size
+    return sum(os.lstat(os.path.join(folder, name)).st_size for folder, _, names in walk(path) for name in names)

@@ -10,20 +10,20 @@ import sys
 from autoprof.base import files, interrupts
 from autoprof.base.originals import io, os
 
-# The longest part of a file name: role, stage and host stand in one.
-LONGEST_NAME = 60
+# Maximum length of a part of a file name. A file name contains the role, the stage and the host.
+MAX_NAME_CHARS = 60
 
 
 def host_name(name: str) -> str:
-    """Return a host's name as it stands in names of files."""
-    return re.sub(r"[^A-Za-z0-9_-]", "-", name)[:LONGEST_NAME] or "localhost"
+    """Return a host's name in the form that file names contain."""
+    return re.sub(r"[^A-Za-z0-9_-]", "-", name)[:MAX_NAME_CHARS] or "localhost"
 
 
 HOST = host_name(os.uname().nodename)
 
 
 def machine() -> str:
-    """Return an id of this machine since its boot, the same in all its containers; its name where there is none."""
+    """Return the boot id of this machine, which all its containers share, or its host name if there is no boot id."""
     try:
         with io.open("/proc/sys/kernel/random/boot_id", encoding="utf-8", opener=files.descriptor) as file:
             return file.read().strip()
@@ -42,10 +42,10 @@ def user_name(uid: int) -> str:
 
 
 def start_ticks(pid: int) -> int | None:
-    """Return when a process of this host began, in ticks since the host did; None where it does not run (any more)."""
+    """Return the start time of a process, in clock ticks since the boot of this host, or None if it does not run."""
     try:
         with io.open(f"/proc/{pid}/stat", "rb", opener=files.descriptor) as file:
-            # The name of the program stands in brackets and may hold anything.
+            # The program's name is in brackets and may contain any characters.
             fields = file.read().rpartition(b")")[2].split()
         return None if fields[0] in (b"Z", b"X") else int(fields[19])
     except (OSError, ValueError, IndexError) as error:
@@ -54,16 +54,16 @@ def start_ticks(pid: int) -> int | None:
 
 
 def pid_namespace() -> int:
-    """Return the id of the namespace of this process's pid, 0 if it is unknown.
+    """Return the id of the namespace of this process's pid, or 0 if it is unknown.
 
     Containers may share a host name and have equal pids.
     """
-    found = files.status("/proc/self/ns/pid")
-    return 0 if found is None else found.st_ino
+    status = files.status("/proc/self/ns/pid")
+    return 0 if status is None else status.st_ino
 
 
 def own_stderr() -> str:
-    """Return the file that stderr is, if its name has the number of this process, as those of Ray's workers have."""
+    """Return the path of the stderr file if its name contains this pid, as in Ray's workers, or an empty text."""
     try:
         path = os.readlink("/proc/self/fd/2")
         is_file = stat.S_ISREG(os.stat(path).st_mode)
@@ -74,9 +74,9 @@ def own_stderr() -> str:
 
 
 def own_rank() -> int:
-    """Return the global rank of this process, as torchrun and other launchers set it; 0 where there is but one.
+    """Return the global rank of this process, which torchrun and other launchers set, or 0 if it is the only process.
 
-    Lightning starts ranks without the variable: there torch.distributed knows, if somebody has set it up.
+    Lightning starts ranks without the variable `RANK`. Then torch.distributed has the rank, once it is initialized.
     """
     if rank := _variable("RANK"):
         return int(rank)
@@ -86,21 +86,21 @@ def own_rank() -> int:
 
 
 def first_rank() -> bool:
-    """Return whether this process is the first rank, or the only one: it speaks for all."""
+    """Return True if this process is the first rank, or the only one. It reports for all ranks."""
     return (_variable("RANK") or _launched()[0]) == "0"
 
 
 def ranks() -> int:
-    """Return how many ranks a launcher such as torchrun has started, each with the trainer in it."""
+    """Return the number of ranks that a launcher such as torchrun has started, one trainer process each."""
     return int(_variable("WORLD_SIZE") or _launched()[1])
 
 
 def _variable(name: str) -> str:
-    """Return a variable of the environment, or an empty text."""
+    """Return an environment variable, or an empty text."""
     return os.environ.get(name, "")
 
 
 def _launched() -> tuple[str, str]:
-    """Return the rank and the number of ranks that the boot has found (`_boot/command.py`)."""
+    """Return the rank and the number of ranks that the boot has written (`_boot/command.py`)."""
     rank, _, count = _variable("AUTOPROF_OWN_RANK").partition("/")
     return (rank, count) if rank.isdecimal() and count.isdecimal() else ("0", "1")

@@ -1,6 +1,6 @@
-"""The Python interpreter of a run's helper processes.
+"""Python interpreter for a run's helper processes.
 
-Where Python is embedded or frozen, `sys.executable` is the user's program, which must not be started again, or nothing.
+If Python is embedded or frozen, `sys.executable` is empty or the user's program, which must not be started again.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from autoprof.base.originals import io, json, os, subprocess, tempfile
 _NAME = re.compile(r"(python|pypy)[\d.]*[a-z]*")
 _VERSION = f"{sys.implementation.name} {sys.version_info[0]}.{sys.version_info[1]}"
 _SHOW = "import sys; print(sys.implementation.name, '%d.%d' % sys.version_info[:2])"
-_ANSWER_S = 60.0
+_TIMEOUT_S = 60.0
 
 
 def find() -> str:
     """Return the path of a Python of this version.
 
     Raises:
-        OSError: There is none.
+        OSError: No such Python was found.
     """
     path = _find(sys.executable)
     if not path:
-        raise FileNotFoundError(f"there is no {_VERSION} to start: sys.executable is {sys.executable!r}")
+        raise FileNotFoundError(f"no {_VERSION} was found to start: sys.executable is {sys.executable!r}")
     return path
 
 
 @contextlib.contextmanager
 def job_file(job: dict[str, Any]) -> Iterator[BinaryIO]:
-    """Yield a file without a name that has a job as JSON, to be the stdin of a helper process.
+    """Yield an unnamed file with a job as JSON, for the stdin of a helper process.
 
-    A pipe would end only when a child that the user forks meanwhile has ended, too.
+    A pipe would stay open in a child that the user forks meanwhile, and the helper would wait for its end.
 
     Raises:
-        OSError: It can't be made.
+        OSError: The file can't be made.
     """
     content = json.dumps(job, default=str).encode()
     files.check_size(len(content))
@@ -60,7 +60,7 @@ def _find(executable: str | None) -> str:
 
 
 def _runs_here(path: str) -> bool:
-    """Return whether a program is the one of this process and a Python, without starting it."""
+    """Return True if a path is the program of this process and that is a Python. Does not start it."""
     try:
         own = os.path.realpath("/proc/self/exe")
         return os.path.samefile(path, own) and _named(own) and not getattr(sys, "frozen", False)
@@ -70,7 +70,7 @@ def _runs_here(path: str) -> bool:
 
 
 def _others() -> Iterator[str]:
-    """Yield the interpreters of this installation of Python, an environment's first: it has the packages."""
+    """Yield the interpreters of this Python installation, that of a virtual environment first: it has the packages."""
     for prefix in dict.fromkeys((sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix)):
         yield os.path.join(prefix, "bin", f"python{sys.version_info[0]}.{sys.version_info[1]}")
     yield getattr(sys, "_base_executable", None) or ""
@@ -80,18 +80,18 @@ def _is_python(path: str) -> bool:
     if not _named(path) or not os.access(path, os.X_OK):
         return False
     try:
-        said = subprocess.run(
+        result = subprocess.run(
             [path, "-I", "-S", "-c", _SHOW],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=_ANSWER_S,
+            timeout=_TIMEOUT_S,
             check=True,
         )
     except (OSError, subprocess.SubprocessError) as error:
         interrupts.pass_on(error)
         return False
-    return said.stdout.strip() == _VERSION
+    return result.stdout.strip() == _VERSION
 
 
 def _named(path: str) -> bool:

@@ -1,8 +1,8 @@
-"""Exceptions that the user's signal handlers raise where autoprof's code was interrupted.
+"""Exceptions that the user's signal handlers raise while autoprof's code runs.
 
-Python runs a handler between two instructions of the main thread, and what it raises comes out of whatever code was
-running: `except Exception` would take a watchdog's alarm for an error of autoprof's. So every clause that catches
-exceptions of such kinds in a run begins with `pass_on`. Standard library only.
+Python calls a signal handler between two instructions of the main thread. An exception of the handler comes out of the
+code that was running. So `except Exception` in autoprof could mistake a watchdog's alarm for an error of autoprof's.
+Therefore every such clause begins with `pass_on`. Standard library only.
 """
 
 from __future__ import annotations
@@ -19,65 +19,66 @@ if TYPE_CHECKING:
     from types import CodeType, FrameType, TracebackType
 
 
-# As in `inspect`: the code of a function, and one with `*args`.
+# Flags of code objects, as in `inspect`: code of a function, and of a function with `*args`.
 _OPTIMIZED, _VARARGS = 0x01, 0x04
-# How often `undo` calls what is interrupted itself: somebody who wants out of it has pressed Ctrl-C as often.
-_TIMES = 4
-# Why something has ended early, in words.
+# Maximum number of calls of `work` by `undo`. Each interrupted call is one more Ctrl-C of a user who wants to stop it.
+_MAX_CALLS = 4
+# Reason in meta files of captures that ended early.
 AT_WORK = "autoprof was interrupted at its work"
 
 
 def pass_on(error: BaseException) -> None:
-    """Raise what a signal handler raised, if that is what `error` is or was caused by."""
-    if (theirs := of_handler(error)) is not None:
-        raise theirs
+    """Raise the exception of a signal handler, if `error` is one or was caused by one."""
+    if (raised := of_handler(error)) is not None:
+        raise raised
 
 
 def of_user(error: BaseException) -> BaseException | None:
-    """Return what belongs to the user of an exception that comes out of autoprof's code, or None.
+    """Return the exception that must reach the user's code, for an error in autoprof's code, or None.
 
-    That is what a signal handler raised, and what is no `Exception`: `KeyboardInterrupt`, `SystemExit`, a cancellation.
+    These are exceptions of signal handlers, and all that are not an `Exception`: `KeyboardInterrupt`, `SystemExit`, a
+    cancellation.
     """
-    theirs = of_handler(error)
-    return theirs if theirs is not None or issubclass(type(error), Exception) else error
+    raised = of_handler(error)
+    return raised if raised is not None or issubclass(type(error), Exception) else error
 
 
 def undo(error: BaseException, work: Callable[[], None]) -> None:
-    """Call `work` if `error` interrupted the caller: it ends what the caller has begun.
+    """Call `work` if `error` interrupted the caller. `work` undoes the steps of the caller.
 
-    A second signal may interrupt that, too. So it is called again, and then begins with what is left to do.
+    A second signal may interrupt `work`, too. Then it is called again and must continue where it stopped.
 
     Raises:
-        BaseException: What interrupted it last.
+        BaseException: The last interrupt of `work`.
     """
-    came: BaseException | None = error
+    problem: BaseException | None = error
     last: BaseException | None = None
     try:
-        for _ in range(_TIMES):
+        for _ in range(_MAX_CALLS):
             try:
-                # Here, and not where it was caught: this takes long enough to be interrupted, too.
-                if came is not None and of_user(came) is None:
+                # In this block and not in the clause below: this check takes long enough to be interrupted, too.
+                if problem is not None and of_user(problem) is None:
                     # `log` imports this module.
-                    if came is not error and (log := sys.modules.get("autoprof.base.log")) is not None:
-                        log.error_once("what was interrupted could not be ended", came)
+                    if problem is not error and (log := sys.modules.get("autoprof.base.log")) is not None:
+                        log.error_once("interrupted work could not be ended", problem)
                     return
-                came = None
+                problem = None
                 work()
                 break
             except BaseException as raised:
-                came = last = raised
-        if last is not None and (theirs := of_user(last)) is not None:
-            raise theirs
+                problem = last = raised
+        if last is not None and (interrupt := of_user(last)) is not None:
+            raise interrupt
     finally:
-        came = last = None
+        problem = last = None
 
 
 def alone(error: BaseException, outer: BaseException | None) -> None:
-    """Take autoprof's own exceptions out of the contexts of one that interrupted autoprof's code.
+    """Remove autoprof's own exceptions from the contexts of an exception that interrupted autoprof's code.
 
     Args:
-        error: What a signal handler raised, or a signal.
-        outer: What the user was handling when autoprof's code was called.
+        error: Exception of a signal handler, or `KeyboardInterrupt`.
+        outer: Exception that the user's code was handling when it called autoprof's code, or None.
     """
     if error is outer:
         return
@@ -90,7 +91,7 @@ def alone(error: BaseException, outer: BaseException | None) -> None:
 
 
 class suppress:
-    """`contextlib.suppress`, but for what signal handlers raise."""
+    """Variant of `contextlib.suppress` that does not suppress exceptions of signal handlers."""
 
     def __init__(self, *kinds: type[BaseException]) -> None:
         self._kinds = kinds
@@ -108,18 +109,18 @@ class suppress:
 
 
 def of_handler(error: BaseException | None) -> BaseException | None:
-    """Return the exception that a signal handler raised: `error`, or one that was caught on its way; or None.
+    """Return the exception of a signal handler: `error` itself, or a context or cause of it; else None.
 
-    What was raised before autoprof's code was called may be the context of `error`, too, and is not meant: nobody
-    caught it in a frame that `error` has come through.
+    A context that was raised before autoprof's code was called does not count. It was not caught in a frame that
+    `error` has passed.
     """
     frames: set[FrameType] = set()
     while error is not None:
         entries = list(_entries(exceptions.traceback_of(error)))
-        # A generator's frame is not in the traceback of the RuntimeError that stands for its StopIteration.
+        # Python replaces the StopIteration of a generator by a RuntimeError without the generator's frame.
         if frames and (not entries or (entries[0] not in frames and not issubclass(type(error), StopIteration))):
             return None
-        # The first frame is that which caught it.
+        # The first frame is the one that caught it.
         if any(map(_is_handler, entries[1:])):
             return error
         if frames.issuperset(entries):
@@ -137,7 +138,7 @@ def _entries(traceback: TracebackType | None) -> Iterator[FrameType]:
 
 
 def _is_handler(frame: FrameType) -> bool:
-    """Return whether a frame is that of a signal handler: called with a number and the frame that it interrupts."""
+    """Return True for the frame of a signal handler: it was called with a number and the interrupted frame."""
     code, interrupted = frame.f_code, frame.f_back
     if code in _handlers():
         return True
@@ -152,13 +153,16 @@ def _is_handler(frame: FrameType) -> bool:
         value = local.get(name)
         values.extend(value if isinstance(value, tuple) else (value,))
     if sys.version_info < (3, 13):
-        local.clear()  # a copy, which would keep alive what the function had
-    return any(given is interrupted and isinstance(number, int) for number, given in pairwise(values))
+        local.clear()  # it is a copy, which would keep the function's objects alive
+    return any(frame is interrupted and isinstance(number, int) for number, frame in pairwise(values))
 
 
 def _handlers() -> set[CodeType]:
-    """Return the code of the installed handlers: for one that is called otherwise, or has dropped its arguments."""
-    # A partial exists only where functools is imported.
+    """Return the code of the installed signal handlers.
+
+    It identifies handlers that a wrapper calls with other arguments, or that have overwritten their arguments.
+    """
+    # A process without functools has no partial.
     partial = getattr(sys.modules.get("functools"), "partial", ())
     codes = set()
     for number in range(1, _signal.NSIG):
@@ -167,7 +171,7 @@ def _handlers() -> set[CodeType]:
             handler = handler.func
         if not callable(handler):
             continue
-        for found in (handler, getattr(handler, "__func__", None), type(handler).__call__):
-            if (code := getattr(found, "__code__", None)) is not None:
+        for function in (handler, getattr(handler, "__func__", None), type(handler).__call__):
+            if (code := getattr(function, "__code__", None)) is not None:
                 codes.add(code)
     return codes

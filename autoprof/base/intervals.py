@@ -1,4 +1,4 @@
-"""Arithmetic of intervals, as pairs of ns: unions, gaps, and the owner of each moment where several overlap."""
+"""Arithmetic of intervals, which are pairs of ns: unions, gaps, and the owner of each moment if several overlap."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ Interval = tuple[int, int]
 
 
 class Union:
-    """A union of intervals that grows one by one, as disjoint pieces in order.
+    """Union of intervals that are added one by one, kept as ordered, disjoint pieces.
 
-    Its memory is that of the pieces: thousands of ranks that do the same at about the same time are one piece.
+    It needs memory for the pieces only: thousands of ranks that do the same at about the same time are one piece.
     """
 
     def __init__(self, intervals: Iterable[Interval] = ()) -> None:
@@ -22,17 +22,17 @@ class Union:
             self.add(start, end)
 
     def add(self, start: int, end: int) -> None:
-        """Add an interval. An empty one, or one that runs backwards, changes nothing."""
+        """Add an interval. An interval that is empty or ends before its start changes nothing."""
         if end <= start:
             return
-        # Those that it touches become one with it.
+        # Merge the pieces that it touches with it.
         first = bisect_left(self._ends, start)
-        behind = bisect_right(self._starts, end)
-        if first < behind:
+        stop = bisect_right(self._starts, end)
+        if first < stop:
             start = min(start, self._starts[first])
-            end = max(end, self._ends[behind - 1])
-        self._starts[first:behind] = [start]
-        self._ends[first:behind] = [end]
+            end = max(end, self._ends[stop - 1])
+        self._starts[first:stop] = [start]
+        self._ends[first:stop] = [end]
 
     def pieces(self) -> list[Interval]:
         return list(zip(self._starts, self._ends, strict=True))
@@ -40,42 +40,42 @@ class Union:
     def within(self, start: int, end: int) -> list[Interval]:
         """Return the pieces between two moments, cut there."""
         first = bisect_right(self._ends, start)
-        behind = bisect_left(self._starts, end)
+        stop = bisect_left(self._starts, end)
         return [
-            (max(start, self._starts[place]), min(end, self._ends[place]))
-            for place in range(first, behind)
-            if max(start, self._starts[place]) < min(end, self._ends[place])
+            (max(start, self._starts[i]), min(end, self._ends[i]))
+            for i in range(first, stop)
+            if max(start, self._starts[i]) < min(end, self._ends[i])
         ]
 
     def without(self, start: int, end: int) -> list[Interval]:
-        """Return the gaps that no piece covers between two moments."""
-        found = []
+        """Return the gaps between two moments that no piece covers."""
+        gaps = []
         at = start
         for low, high in self.within(start, end):
             if at < low:
-                found.append((at, low))
+                gaps.append((at, low))
             at = high
         if at < end:
-            found.append((at, end))
-        return found
+            gaps.append((at, end))
+        return gaps
 
     def length(self, start: int | None = None, end: int | None = None) -> int:
-        """Return the covered time, in all or between two moments."""
+        """Return the covered time in ns, of all pieces or between two moments."""
         if start is None or end is None:
             return sum(self._ends) - sum(self._starts)
         return sum(high - low for low, high in self.within(start, end))
 
 
 def segments(spans: Sequence[tuple[str, int, int]], start: int, end: int) -> list[tuple[str, int, int]]:
-    """Return the owners of the time between two moments, in order; each moment has one owner at most.
+    """Return the owners of the time between two moments, in order. Each moment has one owner at most.
 
-    Where several spans go on, that which began last has the moment (the innermost one, where they nest); of those that
-    began together the one that ends first.
+    If spans overlap, the latest to start owns the moment, so nested time belongs to the inner span. If several start
+    together, the first to end owns it.
 
     Args:
-        spans: Names, starts and ends.
-        start: From when on.
-        end: Until when.
+        spans: Names, starts and ends in ns.
+        start: The first moment, in ns.
+        end: The last moment, in ns.
     """
     clipped = sorted(
         (
@@ -85,37 +85,37 @@ def segments(spans: Sequence[tuple[str, int, int]], start: int, end: int) -> lis
         ),
         key=lambda span: span[0],
     )
-    found: list[tuple[str, int, int]] = []
-    going: list[tuple[int, int, str, int]] = []
-    at, place = start, 0
-    while place < len(clipped) or going:
-        while going and going[0][3] <= at:
-            heapq.heappop(going)
-        if not going:
-            if place == len(clipped):
+    owned: list[tuple[str, int, int]] = []
+    running: list[tuple[int, int, str, int]] = []
+    at, position = start, 0
+    while position < len(clipped) or running:
+        while running and running[0][3] <= at:
+            heapq.heappop(running)
+        if not running:
+            if position == len(clipped):
                 break
-            at = max(at, clipped[place][0])
-        while place < len(clipped) and clipped[place][0] <= at:
-            _, low, minus_high, name, high = clipped[place]
+            at = max(at, clipped[position][0])
+        while position < len(clipped) and clipped[position][0] <= at:
+            _, low, minus_high, name, high = clipped[position]
             if high > at:
-                heapq.heappush(going, (-low, -minus_high, name, high))
-            place += 1
-        if not going:
+                heapq.heappush(running, (-low, -minus_high, name, high))
+            position += 1
+        if not running:
             continue
-        owner = going[0]
-        until = owner[3] if place == len(clipped) else min(owner[3], clipped[place][0])
+        owner = running[0]
+        until = owner[3] if position == len(clipped) else min(owner[3], clipped[position][0])
         if until > at:
-            if found and found[-1][0] == owner[2] and found[-1][2] == at:
-                found[-1] = (owner[2], found[-1][1], until)
+            if owned and owned[-1][0] == owner[2] and owned[-1][2] == at:
+                owned[-1] = (owner[2], owned[-1][1], until)
             else:
-                found.append((owner[2], at, until))
+                owned.append((owner[2], at, until))
         at = until
-    return found
+    return owned
 
 
 def exclusive(spans: Sequence[tuple[str, int, int]], start: int, end: int) -> dict[str, int]:
-    """Return how long each name owns the time between two moments, by the rule of `segments`."""
-    found: dict[str, int] = {}
+    """Return the ns that each name owns between two moments, by the rule of `segments`."""
+    durations: dict[str, int] = {}
     for name, low, high in segments(spans, start, end):
-        found[name] = found.get(name, 0) + high - low
-    return found
+        durations[name] = durations.get(name, 0) + high - low
+    return durations

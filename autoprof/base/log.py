@@ -1,4 +1,4 @@
-"""The log of autoprof itself: lines on stderr that begin with `autoprof:`."""
+"""Log of autoprof itself: lines on stderr that begin with `autoprof:`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _logger = logging.getLogger("autoprof")
 
 
 class _Plain(logging.Formatter):
-    """One line a message, whatever an error or a name holds, and no secrets."""
+    """Formatter that puts each message on one line, without secrets and control characters."""
 
     def format(self, record: logging.LogRecord) -> str:
         return plain(hidden(super().format(record)).replace("\n", " "))
 
 
 class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
-    """Leaves out what can't be written, and passes on what a signal handler raises meanwhile."""
+    """Handler that drops messages that can't be written, and raises the exceptions of signal handlers."""
 
     def emit(self, record: logging.LogRecord) -> None:
         # stderr may be a file.
@@ -31,13 +31,13 @@ class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
             interrupts.pass_on(error)
 
 
-class _State(process.State):
-    """The handler of this process's log, and what has been said once."""
+class _LogState(process.State):
+    """Handler of this process's log, and messages that are logged only once."""
 
     handler: _Handler | None = None
 
     def begin(self) -> None:
-        self.said: set[str] = set()
+        self.logged: set[str] = set()
         if self.handler is not None:
             _logger.removeHandler(self.handler)
             _logger.propagate = True
@@ -45,7 +45,7 @@ class _State(process.State):
             self.handler = None
 
 
-_state = _State()
+_state = _LogState()
 
 
 def configure(level: str) -> None:
@@ -59,38 +59,38 @@ def configure(level: str) -> None:
 
 
 def debug(message: str) -> None:
-    _say(logging.DEBUG, message)
+    _log(logging.DEBUG, message)
 
 
 def info(message: str) -> None:
-    _say(logging.INFO, message)
+    _log(logging.INFO, message)
 
 
 def warning(message: str) -> None:
-    _say(logging.WARNING, message)
+    _log(logging.WARNING, message)
 
 
 def warning_once(message: str) -> None:
-    """Warn about the same thing once in this process."""
-    if message not in _state.said:
-        _state.said.add(message)
-        _say(logging.WARNING, message)
+    """Log a warning, unless this process has logged the same one before."""
+    if message not in _state.logged:
+        _state.logged.add(message)
+        _log(logging.WARNING, message)
 
 
-def error_once(what: str, error: BaseException) -> None:
-    """Warn about an error once in this process."""
-    warning_once(f"{what}: {described(error)}")
+def error_once(message: str, error: BaseException) -> None:
+    """Log a warning about an error, unless this process has logged the same one before."""
+    warning_once(f"{message}: {described(error)}")
 
 
 def warning_aside(message: str) -> None:
-    """Warn about a thing once, from a thread that `threading` doesn't know: `logging` would make it known there."""
-    if message not in _state.said and _state.handler is not None and _logger.level <= logging.WARNING:
-        _state.said.add(message)
+    """Log a warning once, from a thread that `threading` does not know. `logging` would register it there."""
+    if message not in _state.logged and _state.handler is not None and _logger.level <= logging.WARNING:
+        _state.logged.add(message)
         _write(_state.handler, message)
 
 
-def _say(level: int, message: str) -> None:
-    """Log a message. A program's patches of `time.time` and the like do not receive the calls of `logging`."""
+def _log(level: int, message: str) -> None:
+    """Log a message. `logging` is avoided, since it would call the program's patches of `time.time` and the like."""
     handler = _state.handler
     if handler is None or _logger.handlers != [handler] or _logger.filters:  # the program has set up this log
         _logger.log(level, message)

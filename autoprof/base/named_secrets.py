@@ -32,7 +32,7 @@ _NAMED = (
     r"""(?P<close>[\\"'`)\]]{0,12})"""
     r"""(?:[ \t]*(?P<is>:=|=>|==?|:|>|%3[Dd])[ \t]*(?:\r?\n[ \t]+)?|(?P<comma>[ \t]*,\s*)|(?P<gap>\s+))"""
 )
-# Of `name: HF_TOKEN, value: x`.
+# The part between name and value in `name: HF_TOKEN, value: x`.
 _PAIRED = r"""["']?[Vv]alue["']?[ \t]*[:=][ \t]*"""
 _PAIR_OPENS = r"""[\[(]\s?[bru]{0,2}\\{0,8}["']\Z"""
 _NOT_A_VALUE = r"""["']?[=:]"""

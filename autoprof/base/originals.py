@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import time as time
     from typing import Any
 
-# `__dict__` and `__weakref__`, which each class gets anew.
+# Attributes that each class gets anew.
 _OF_CLASS = ("__dict__", "__weakref__")
 # Attributes of `os.environ`, in the order of its class's arguments.
 _OF_ENVIRON = ("_data", "encodekey", "decodekey", "encodevalue", "decodevalue")
@@ -56,11 +56,11 @@ def _bind(value: Any, module: Any, space: dict[str, Any]) -> Any:
 def _run(name: str) -> Any:
     """Return a module made by running the code of another one again, which imports the copies."""
     module: Any = __import__(name)
-    made: Any = ModuleType(f"{__name__}.{name}")
-    vars(made)["__builtins__"] = vars(builtins) | {"__import__": _import, "open": io.open}
-    exec(module.__spec__.loader.get_code(name), vars(made))
-    _copies[name] = made
-    return made
+    copy: Any = ModuleType(f"{__name__}.{name}")
+    vars(copy)["__builtins__"] = vars(builtins) | {"__import__": _import, "open": io.open}
+    exec(module.__spec__.loader.get_code(name), vars(copy))
+    _copies[name] = copy
+    return copy
 
 
 def _import(name: str, *arguments: Any) -> Any:
@@ -110,13 +110,13 @@ def _own_threading() -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    """Make a copy that few processes need, and that takes 0.3 ms."""
+    """Make the copy of a module that few processes need. This takes 0.3 ms."""
     if name not in ("shutil", "subprocess", "tempfile"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    made = _run(name)
+    copy = _run(name)
     if name == "tempfile":
-        made.tempdir = __import__(name).tempdir  # which a program may set
-    return globals().setdefault(name, made)
+        copy.tempdir = __import__(name).tempdir  # the program may have set it
+    return globals().setdefault(name, copy)
 
 
 if not TYPE_CHECKING:

@@ -1,7 +1,6 @@
-"""State of this process, and what a fork, the end of the process and a test do with it.
+"""State of this process, which changes at a fork, at the end of the process, and between tests.
 
-Each module with state has one object for it, of a subclass of `State`, made when the module is imported. Standard
-library only.
+Each module with state makes one object of a subclass of `State` when it is imported. Standard library only.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import ClassVar
 
-# The end of the process, in order: the last step of a loop without a trainer, the capture of a whole step, any other
-# capture, files that threads are writing, Ray's workers, the run, the watcher, the timeline.
+# Order in which things end at the end of the process: the last step of a loop without a trainer, the capture of a whole
+# step, any other capture, files that threads are writing, Ray's workers, the run, the watcher, the timeline.
 LAST_STEP, STEP, CAPTURE, FILES, WORKERS, RUN, WATCH, TIMELINE = range(8)
 
 _states: list[State] = []
-# The states that have something to end, by their places in that order.
+# States that are registered to end, by their position in that order.
 _ending: dict[int, State] = {}
 
 
@@ -26,7 +25,7 @@ class State:
     """State of one module.
 
     Attributes:
-        ends: Its place in the end of the process, if it has one.
+        ends: Position in the order of the process's end, for a state that has something to end.
     """
 
     ends: ClassVar[int]
@@ -35,7 +34,7 @@ class State:
         self._registered: Callable[[], None] | None = None
         self.begin()
         _states.append(self)
-        # One by one: Python goes on with the next where one raises.
+        # Each state registers its own functions. If one raises, Python still calls the next.
         os.register_at_fork(before=self.before_fork, after_in_parent=self.in_parent, after_in_child=self.in_child)
 
     def begin(self) -> None:
@@ -45,23 +44,26 @@ class State:
         """Prepare for a fork, in the parent."""
 
     def in_parent(self) -> None:
-        """Go on after a fork, in the parent."""
+        """Continue after a fork, in the parent."""
 
     def in_child(self) -> None:
-        """Give up what is the parent's, in a forked child."""
+        """Give up everything that belongs to the parent, in a forked child."""
 
     def at_exit(self) -> None:
-        """End what is going on, at the end of the process."""
+        """End the work of the module, at the end of the process."""
 
     def end_first(self) -> None:
-        """Put `at_exit` before all that is registered with `atexit` so far, but after those of lower places."""
+        """Register `at_exit` so that it runs before all functions registered with `atexit` so far.
+
+        States with a lower position still run before it.
+        """
         _ending[self.ends] = self
-        for place in sorted(_ending, reverse=True):
-            if place <= self.ends:
-                _ending[place]._register()
+        for position in sorted(_ending, reverse=True):
+            if position <= self.ends:
+                _ending[position]._register()
 
     def _register(self) -> None:
-        # The new one first: between the two somebody may be interrupted.
+        # Register first, then unregister: a signal may interrupt this in between.
         before = self._registered
         self._registered = lambda: self.at_exit()
         atexit.register(self._registered)
@@ -69,20 +71,20 @@ class State:
             atexit.unregister(before)
 
     def forget(self) -> None:
-        """Take `at_exit` out of what is registered."""
+        """Unregister `at_exit`."""
         if self._registered is not None:
             atexit.unregister(self._registered)
 
 
 def end() -> None:
-    """End what is going on now, in the order of the process's end."""
-    for place in range(TIMELINE + 1):  # an end may put another one behind it
-        if place in _ending:
-            _ending[place].at_exit()
+    """Call all registered `at_exit` now, in the order of the process's end."""
+    for position in range(TIMELINE + 1):  # one state's end may register a later one
+        if position in _ending:
+            _ending[position].at_exit()
 
 
 def reset() -> None:
-    """Forget all that this process has done since it imported autoprof: after a run, and after a test."""
+    """Reset all states to their values after the import of autoprof, after a run or a test."""
     while _ending:
         _ending.popitem()[1].forget()
     for state in _states:

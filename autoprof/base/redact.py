@@ -1,7 +1,7 @@
-"""Redaction of secrets, and of characters that terminals would obey, in what autoprof writes.
+"""Redaction of secrets and of terminal control characters in autoprof's output.
 
-A secret is known by its look (`token_formats`), by the name in front of it (`named_secrets`), or by the option of a
-program (`command_secrets`).
+A secret is recognized by its form or by the option of a program (`token_formats`), or by the name in front of it
+(`named_secrets`).
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u206
 _BEHIND_URLS = " \t\n\r\v\f\"'<>"
 _BETWEEN_WORDS = " \t\n\r,;&\"'{}()[]"
 # Maximum number of characters searched and kept: an error may hold a whole tensor, a command a whole file.
-_MOST = 1 << 15
+_MAX_CHARS = 1 << 15
 # Maximum number of further searches of a text with a secret: with unbalanced quotes, one secret may mask another.
-_AGAIN = 3
+_MAX_REPEATS = 3
 
 
 def redacted(command: Sequence[str]) -> str:
-    """Return a command line as a shell takes it, without the secrets in it.
+    """Return a command line, quoted for a shell, without the secrets in it.
 
-    Bytes of an argument that are not UTF-8 are spelt out: the files of a run hold UTF-8 only.
+    Bytes of an argument that are not UTF-8 become escapes, because the files of a run contain only UTF-8.
     """
     shown: list[str] = []
     certainty, program, before = NONE, "", ""
-    room = _MOST
-    for place, argument in enumerate(command):
+    room = _MAX_CHARS
+    for i, argument in enumerate(command):
         if room <= 0:
-            return writable(f"{shlex.join(shown)} ... ({len(command) - place} more arguments)")
+            return writable(f"{shlex.join(shown)} ... ({len(command) - i} more arguments)")
         part = argument[: room + 1]
         kept, certainty = _shown(part, before, program, certainty)
         shown.append(hidden(argument if kept is part else kept, room))
@@ -56,7 +56,7 @@ def _shown(argument: str, before: str, program: str, certainty: int) -> tuple[st
     Args:
         argument: The argument.
         before: The argument before it.
-        program: The program that an argument before it names, if its short options may have secrets.
+        program: The program that an earlier argument names, if its short options may have secrets.
         certainty: The certainty that this argument is a secret.
     """
     if program == token_formats.WANDB_LOGIN and not argument.startswith("-"):
@@ -81,7 +81,7 @@ def _is_value(argument: str, certainty: int) -> bool:
 
 
 def _holds_secret(name: str, value: str) -> bool:
-    """Return whether a value of an argument `name=value` is a secret, or holds one between commas."""
+    """Return True if the value of an argument `name=value` is a secret, or contains one between commas."""
     named = compiled(_ARGUMENT).fullmatch(name) is not None
     return named and value[:1] not in ("[", "(", "{") and _any_secret(certainty_of(name), value)
 
@@ -96,11 +96,11 @@ def _announced(argument: str, before: str) -> int:
     return certainty if argument.startswith("-") or certainty == NONE else RANDOM
 
 
-def hidden(text: str, most: int = _MOST) -> str:
-    """Return a text, an error's for example, without the secrets in it, and cut at `most` characters."""
-    kept = text if len(text) <= most else _cut(text[:most])
+def hidden(text: str, max_chars: int = _MAX_CHARS) -> str:
+    """Return a text, such as an error's, without the secrets in it, and cut at `max_chars` characters."""
+    kept = text if len(text) <= max_chars else _cut(text[:max_chars])
     shown, again = _searched(kept), kept
-    for _ in range(_AGAIN):
+    for _ in range(_MAX_REPEATS):
         if shown == again:
             break
         shown, again = _searched(shown), shown
@@ -161,12 +161,12 @@ def _hidden_value(name: str, value: Any) -> Any:
 
 
 def is_url(text: str) -> bool:
-    """Return whether this looks like a URL, including chained ones of fsspec (`simplecache::s3://...`)."""
+    """Return True if a text looks like a URL, or like a chained URL of fsspec (`simplecache::s3://...`)."""
     return _URL.fullmatch(text) is not None
 
 
 def url(text: str) -> str:
-    """Return a URL without what may be secret in it: a user, a password, a query."""
+    """Return a URL without the parts that may be secret: user, password and query."""
     return hidden(re.sub(r"(?<=://)[^/]*@", "", text.partition("?")[0]))
 
 
@@ -176,5 +176,5 @@ def plain(text: str) -> str:
 
 
 def writable(text: str) -> str:
-    """Return a text that UTF-8 can hold: other characters of file names and JSON escapes are spelt out."""
+    """Return a text that can be encoded as UTF-8. Other characters (from file names, from JSON) become escapes."""
     return text.encode("utf-8", "backslashreplace").decode()

@@ -43,9 +43,9 @@ _TOKENIZER = _words(
     "eod eom eoc boi eoi prefix suffix middle fim action state observation assistant system cached cache kv "
     "all newline space blank byte sub word head object box ref point latent register pooling"
 )
-# Words before `token` with which it means either one of a text or a secret.
+# Words before `token` after which it may be a token of a text or a secret.
 _DOUBTFUL = _words("bad wrong")
-# Words near `token` that mean one of a text.
+# Words near `token` that mean a token of a text.
 _NEAR_TOKENS = _words(
     "tokenizer tokenizers detokenizer vocab vocabulary logprob logprobs top_logprobs token_id token_ids unk_token "
     "cumulative_logprob decoded"
@@ -82,7 +82,7 @@ _STATES = _words(
     " removed filtered option argument flag parameter value bearer basic digest"
     " md5 sha1 sha224 sha256 sha384 sha512 blake2b blake2s"
 )
-# Compiled on first use, by `re`. The values are short (`_LONG`).
+# `re` compiles these expressions at their first use. The values are short (`_LONG`).
 _NUMBER = r"(?i)[-+]?(\d[\d_]*(\.\d*)?|\.\d+)(e[-+]?\d+)?(%|x|[kmgtb]|[kmgt]i?b|n?s|[mu]s|min|h|it/s|tokens?)?"
 _VARIABLE = r"\$[A-Z_][A-Z0-9_]*|\$?\{.*|\$\(.*|<.*|%\w+%|\[\w+\]"
 _CODE = r"(os|args|self|cls|config|cfg|settings|kwargs|params|opts?)\.[A-Za-z_][\w.]*"
@@ -97,9 +97,10 @@ _CONSTANT = r"[A-Z0-9]+(_[A-Z0-9]+)*_(KEY|TOKEN|SECRET|PASSWORD)S?"
 _UUID = r"(?i)[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _CHANGE = r"(?<=[A-Za-z])(?=\d)|(?<=\d)(?=[A-Za-z])"
 _HUMP = r"[a-z](?=[A-Z])"
+# Values longer than this are not compared with expressions.
 _LONG = 300
 # Minimum length of a secret with a doubtful name, and of the letters and digits of a random value.
-_LEAST, _LEAST_RANDOM = 6, 12
+_MIN_CHARS, _MIN_RANDOM_CHARS = 6, 12
 
 
 def kind(name: str, before: str = "") -> int:
@@ -155,8 +156,8 @@ def _is_password(word: str) -> bool:
 def is_secret(certainty: int, value: str) -> bool:
     """Return True if a value is a secret, given the certainty from its name (`kind`).
 
-    Numbers, booleans, paths, URLs, placeholders (`<...>`, `$NAME`) and common words are never secret, but for a
-    password of digits. With `MAYBE`, names such as `prompt` and `extra_info.answer` are not secret, nor are sentences.
+    Numbers, booleans, paths, URLs, placeholders (`<...>`, `$NAME`) and common words are never secret, except a password
+    of digits. With `MAYBE`, names such as `prompt` and `extra_info.answer` are not secret, nor are sentences.
     """
     if certainty == NONE or not any(map(str.isalnum, value)):
         return False
@@ -168,7 +169,7 @@ def is_secret(certainty: int, value: str) -> bool:
         return certainty >= SURE or re.search(r"\s", value) is None
     if re.fullmatch(_NUMBER, value):
         return certainty == PASSWORD and value.isdigit() and len(value) > 3
-    # Only passwords may contain more than ASCII. So do special tokens of some tokenizers.
+    # Other secrets than passwords are ASCII. Special tokens of some tokenizers are not.
     if _is_harmless(value) or (certainty != PASSWORD and not value.isascii()):
         return False
     return certainty >= SURE or _may_be_secret(value)
@@ -219,7 +220,7 @@ def _is_harmless(value: str) -> bool:
 
 def _may_be_secret(value: str) -> bool:
     value = value.rstrip(".:!?")
-    if len(value) < _LEAST or re.search(r"[\s*{(]", value):
+    if len(value) < _MIN_CHARS or re.search(r"[\s*{(]", value):
         return False
     # `openai/gsm8k` is a data set, a model or a file.
     known = is_name(value) or (re.fullmatch(r"[\w.-]+(/[\w.-]+)+", value) and not looks_random(value))
@@ -238,6 +239,6 @@ def looks_random(value: str) -> bool:
     if re.fullmatch(_UUID, value):
         return True
     longest = max(re.findall(r"[A-Za-z0-9]+", value), key=len, default="")
-    if len(longest) < _LEAST_RANDOM:
+    if len(longest) < _MIN_RANDOM_CHARS:
         return False
     return len(re.findall(_CHANGE, longest)) >= 3 or len(re.findall(_HUMP, longest)) * 5 > len(longest)

@@ -1,4 +1,4 @@
-"""Guesses at names that were misspelt."""
+"""Suggestions for misspelt names."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Iterable
 
 
 def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """Return `; did you mean X?` if X is near, or holds the name, else an empty text.
+    """Return `; did you mean X?` if a known name X is similar to `name` or contains it, else an empty text.
 
     Args:
-        name: The name that is wrong.
-        known: The names there are.
-        prefix: Stands before each of them, and is not compared.
+        name: The wrong name.
+        known: The correct names.
+        prefix: Text to put before X. It is not compared.
     """
-    # Not before something is wrong.
+    # Only needed for errors.
     from difflib import get_close_matches
 
-    there = list(known)
-    inside = [each for each in there if len(name) > 2 and name in each]
-    near = inside if len(inside) == 1 else get_close_matches(name, there, 1, 0.6)
+    names = list(known)
+    longer = [candidate for candidate in names if len(name) > 2 and name in candidate]
+    near = longer if len(longer) == 1 else get_close_matches(name, names, 1, 0.6)
     return f"; did you mean {prefix + near[0]!r}?" if near else ""

@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 
 def size_limit() -> int | None:
-    """Return the largest size of a file in bytes that this process may write, or None if there is no limit."""
+    """Return the maximum size in bytes of a file that this process may write, or None if there is no limit."""
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     return None if limit == resource.RLIM_INFINITY else limit
 
 
 def check_size(size: int) -> None:
-    """Check that a file may have a size. The signal for a larger one, SIGXFSZ, may end the process.
+    """Check that a file may have `size` bytes. Writing a larger one raises SIGXFSZ, which may end the process.
 
     Raises:
-        OSError: It may not.
+        OSError: The size is over the limit.
     """
     limit = size_limit()
     if limit is not None and size > limit:

@@ -20,12 +20,12 @@ _FAULTS = ("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP", "SIGSYS")
 # These cannot be blocked.
 _NEVER = ("SIGKILL", "SIGSTOP")
 BLOCKED = frozenset(_signal.valid_signals()) - {getattr(_signal, name, 0) for name in _FAULTS + _NEVER}
-# The stack of autoprof's threads: torch's export, which needs most, works in 96 KiB (torch 2.13).
+# Stack size of autoprof's threads. torch's export needs the most and works in 96 KiB (torch 2.13).
 _STACK_BYTES = 1 << 20
 
 
-class _State(process.State):
-    """The lock for `threading.stack_size`. A signal handler may start a thread while the same thread holds it."""
+class _ThreadsState(process.State):
+    """Lock for `threading.stack_size`. It is reentrant, since a signal handler may start a thread while it is held."""
 
     def begin(self) -> None:
         self.lock = _thread.RLock()
@@ -34,7 +34,7 @@ class _State(process.State):
         self.begin()
 
 
-_state = _State()
+_state = _ThreadsState()
 
 
 def start(begin: Callable[..., Any], *args: Any) -> Any:
@@ -65,7 +65,7 @@ def blocking(begin: Callable[..., Any], *args: Any) -> Any:
         BaseException: The exception of `begin` or of a signal handler.
     """
     mask = _signal.pthread_sigmask(_signal.SIG_BLOCK, ())
-    # Python calls signal handlers after `pthread_sigmask` has set the mask, so they can raise from the first one, too.
+    # Python calls signal handlers after `pthread_sigmask` has set the mask, so the first call may raise, too.
     try:
         _signal.pthread_sigmask(_signal.SIG_BLOCK, BLOCKED)
         return begin(*args)
@@ -74,7 +74,7 @@ def blocking(begin: Callable[..., Any], *args: Any) -> Any:
 
 
 def start_process(begin: Callable[[], Any]) -> Any:
-    """Call `begin`, which starts a process of the user's. It does not inherit the signal mask of autoprof's threads."""
+    """Call `begin`, which starts a process of the user. It does not inherit the signal mask of autoprof's threads."""
     mask = _signal.pthread_sigmask(_signal.SIG_BLOCK, ())
     if not mask >= BLOCKED:  # this is a thread of the program
         return begin()
@@ -107,7 +107,7 @@ def _stack_size() -> int:
     """Return the program's `threading.stack_size`. That function sets the size to 0 when it is called without one."""
     sizes: list[int] = []
     # C code makes both calls, the second one with the result of the first. So no other thread sees the 0, and no signal
-    # handler raises between them.
+    # handler runs between them.
     sizes.extend(map(_thread.stack_size, islice(chain((0,), sizes), 2)))
     return sizes[0]
 

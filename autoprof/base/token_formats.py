@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from autoprof.base.named_secrets import closing, compiled, value_at
 from autoprof.base.secret_names import COOKIE, LOGIN, NONE, PASSWORD, RANDOM, is_option, is_secret
 
-_WORD = r"[A-Za-z0-9]"  # Letters and digits.
-_URL = r"[\w-]"  # base64 of URLs.
+_WORD = r"[A-Za-z0-9]"  # letters and digits
+_URL = r"[\w-]"  # base64 as in URLs
 _HEX = r"[0-9a-fA-F]"
 # A slash of a path, which JSON and URLs may escape, and the rest of a path after one.
 _SLASH = r"(?:\\{0,3}/|%2[Ff])"
@@ -183,7 +183,7 @@ def short_option(program: str, argument: str) -> tuple[int, int]:
     """Return the certainty that an option's value is a secret, and the length of the option without its value."""
     if not program:
         return NONE, 0
-    options = next((_OPTIONS[each] for each in _OPTIONS if compiled(each.replace("*", ".*")).fullmatch(program)), {})
+    options = next((_OPTIONS[name] for name in _OPTIONS if compiled(name.replace("*", ".*")).fullmatch(program)), {})
     if argument in options:
         return options[argument], len(argument)
     if argument[:2] in options:

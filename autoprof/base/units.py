@@ -1,4 +1,4 @@
-"""Figures for people, with their units and no more digits than they are worth."""
+"""Texts of figures for users, with units and few digits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SHORT = 60
 
 
 def seconds(value: float | None) -> str:
-    """Return a duration in s: `11.2 s`, `340 ms`, `3 min 20 s`, `2 h 5 min`; `-` where it is not known."""
+    """Return a duration in s as text: `11.2 s`, `340 ms`, `3 min 20 s`, `2 h 5 min`; `-` if it is unknown."""
     if value is None:
         return "-"
     if value < 0:
@@ -30,7 +30,7 @@ def seconds(value: float | None) -> str:
 
 
 def change(value: float) -> str:
-    """Return a difference of durations in s, with its sign."""
+    """Return a difference of durations in s as text, with its sign."""
     return f"+{seconds(value)}" if value > 0 else seconds(value)
 
 
@@ -40,7 +40,7 @@ def rate(value: float | None) -> str:
 
 
 def number(value: float | None) -> str:
-    """Return a number with three significant digits, or all those of a whole number."""
+    """Return a number with three significant digits; a whole number with all its digits."""
     if value is None:
         return "-"
     if value < 0:
@@ -49,7 +49,7 @@ def number(value: float | None) -> str:
 
 
 def share(value: float | None) -> str:
-    """Return a share of 1 in percent."""
+    """Return a share from 0 to 1 in percent."""
     if value is None:
         return "-"
     if value < 0:
@@ -61,7 +61,7 @@ def share(value: float | None) -> str:
 
 
 def size(value: int | None) -> str:
-    """Return a number of bytes for people: `12 B`, `1.2 kB`, `3.40 GB`; `-` where it is not known."""
+    """Return a number of bytes as text: `12 B`, `1.2 kB`, `3.40 GB`; `-` if it is unknown."""
     if value is None:
         return "-"
     amount = float(value)
@@ -73,34 +73,34 @@ def size(value: int | None) -> str:
 
 
 def count(value: int, thing: str, things: str = "") -> str:
-    """Return a number of things: `1 capture`, `2 captures`; `things` is for a plural that has no `s` alone."""
+    """Return a number of things as text: `1 capture`, `2 captures`. `things` is an irregular plural."""
     return f"{number(value)} {thing if value == 1 else things or f'{thing}s'}"
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """Return sorted whole numbers, those that follow one another as a range: `2,4-7`; `-` where there are none."""
+    """Return sorted whole numbers as text, with consecutive ones as a range: `2,4-7`; `-` for an empty list."""
     parts: list[list[int]] = []
-    for each in numbers:
-        if parts and each == parts[-1][-1] + 1:
-            parts[-1].append(each)
+    for value in numbers:
+        if parts and value == parts[-1][-1] + 1:
+            parts[-1].append(value)
         else:
-            parts.append([each])
+            parts.append([value])
     return ",".join(f"{part[0]}-{part[-1]}" if len(part) > 2 else ",".join(map(str, part)) for part in parts) or "-"
 
 
 def moment(unix_ns: int | None) -> str:
-    """Return a time in UTC, which is the same wherever the page is opened."""
+    """Return a time in UTC, so that a page shows the same text in every time zone."""
     if unix_ns is None:
         return "-"
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(unix_ns / 1e9))
 
 
-def short(name: str, longest: int = _SHORT) -> str:
-    """Return a name of at most `longest` characters: a longer one loses its middle."""
-    if len(name) <= longest:
+def short(name: str, max_chars: int = _SHORT) -> str:
+    """Return a name of at most `max_chars` characters. A longer name loses its middle."""
+    if len(name) <= max_chars:
         return name
-    end = longest // 3
-    return f"{name[: longest - end - 1]}…{name[-end:]}"
+    end = max_chars // 3
+    return f"{name[: max_chars - end - 1]}…{name[-end:]}"
 
 
 def _digits(value: float) -> str:

@@ -57,9 +57,9 @@ def tidy(name: str) -> str:
     The end of a name that is too long is replaced by a checksum, because file systems limit names to 255 bytes.
     """
     short = re.sub(r"[^A-Za-z0-9_=+-]+", "-", name).strip("-") or "unnamed"
-    if len(short) <= identity.LONGEST_NAME:
+    if len(short) <= identity.MAX_NAME_CHARS:
         return short
-    return f"{short[: identity.LONGEST_NAME - 9]}-{zlib.crc32(name.encode(errors='surrogatepass')):08x}"
+    return f"{short[: identity.MAX_NAME_CHARS - 9]}-{zlib.crc32(name.encode(errors='surrogatepass')):08x}"
 
 
 def is_merged(name: str) -> bool:

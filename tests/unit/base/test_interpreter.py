@@ -113,7 +113,7 @@ def test_a_program_with_python_in_it_is_started_once(go: Go, tmp_path: Path, emb
 def test_where_there_is_no_python_it_is_said_what_was_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interpreter, "_others", lambda: iter(["/nowhere/python3", "/bin/sh", ""]))
     monkeypatch.setattr(sys, "executable", "/opt/trainer")
-    with pytest.raises(OSError, match=r"there is no cpython 3\.\d+ to start: sys.executable is '/opt/trainer'"):
+    with pytest.raises(OSError, match=r"no cpython 3\.\d+ was found to start: sys.executable is '/opt/trainer'"):
         interpreter.find()
 
 

@@ -649,8 +649,8 @@ def test_of_a_text_of_any_size_as_much_is_searched(counted: Any, piece: str, siz
     text = (piece * size)[:size]
     for search in (hidden, lambda text: redacted([text, "more"]), lambda text: redacted([text[:50]] * (size // 50))):
         patterns = counted(steps=False)
-        assert len(search(text)) < 2 * redact._MOST
-        assert max(pattern.searched for pattern in patterns.values()) < 4 * redact._MOST
+        assert len(search(text)) < 2 * redact._MAX_CHARS
+        assert max(pattern.searched for pattern in patterns.values()) < 4 * redact._MAX_CHARS
 
 
 def test_a_text_that_is_too_long_says_how_much_was_left_out() -> None:
