@@ -1,1 +1,1 @@
-"""Recording one window in this process."""
+"""Recording of one window in this process."""

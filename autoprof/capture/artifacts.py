@@ -1,4 +1,4 @@
-"""Files of one capture, and their making. The training thread does no more than it must."""
+"""Files of one capture. Other threads and processes do most of the work, so that the training thread does not wait."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from autoprof.rundir.records import EXPORT
 class Artifacts:
     """Files of one capture and the tool that makes them.
 
-    Tools beside the profiler (`profilers.beside`) start and stop with it. They have files of their own, which hold the
-    tool's name.
+    Tools beside the profiler (`profilers.beside`) start and stop with it. They have separate files, whose names contain
+    the tool's name.
     """
 
     def __init__(
@@ -45,18 +45,22 @@ class Artifacts:
         """Make the step's folder and take a name in it.
 
         Args:
-            name: Goes into the names of the files.
-            taken: Gets the files by which names are taken, before they are made.
+            run: The run.
+            subject: The step, role, stage and rank.
+            settings: The settings of this capture.
+            tool: The tool that records.
+            name: Last word of the file names, if any.
+            taken: List to which the lock files of names are added before they are made.
 
         Raises:
-            OSError: They can't be made.
+            OSError: The folder or the name can't be made.
         """
         self.facts = Facts(run, subject, settings, tool)
         self._run = run
         self._settings = settings
         self._tool = tool
         folder = run.rundir.make(run.rundir.step(subject.step))
-        # A snapshot is called the same whether it was taken beside a profiler or alone.
+        # A snapshot has the same name, taken beside a profiler or alone.
         name = name or (tool.name if tool.name == MemoryTool.name else "")
         self.folder = folder
         self._name = Name(folder, subject, name, [] if taken is None else taken)
@@ -66,12 +70,17 @@ class Artifacts:
         self._budget = Budget(settings, kind, subject.step, folder)
         self._end_range: Callable[[], None] = _nothing
         self._job: writer.Job | None = None
-        self._told_of = False
-        # Problem that no meta file says.
+        self._reported_failure = False
+        # Problem that is not in the meta file.
         self.problem = ""
 
     def describe(self, role: str, more: dict[str, Any]) -> None:
-        """Say before `keep` what is known only at the end: whose capture it is, and `more` for the meta file."""
+        """Set facts that are known only at the end. Call it before `keep`.
+
+        Args:
+            role: The role of the capture.
+            more: Further fields of the meta file.
+        """
         self.facts.subject = msgspec.structs.replace(self.facts.subject, role=role)
         self.facts.more = more
         self._name.change(self.facts.subject)
@@ -84,17 +93,20 @@ class Artifacts:
         return self._raw_base.with_name(f"{self._raw_base.name}{self._tool.ending}{file_names.PART}")
 
     def start(self, ranged: bool = True) -> None:
-        """Have the tool record, and what is wanted beside it. `ranged`: the whole is a range of the stage's name.
+        """Start the tool, and the tools beside it.
+
+        Args:
+            ranged: True to mark the whole recording as a range with the stage's name.
 
         Raises:
-            OverBudget: There is no room for what it would record.
+            OverBudget: The disk has no room for the recording.
             Exception: The tool does not record.
         """
         self._costs("profiler start", lambda: self._start(ranged))
 
     def _costs(self, name: str, work: Callable[[], object]) -> None:
         """Run `work`, and write its time to the timeline as a cost of the capture."""
-        if not self._tool.ending:  # it costs next to nothing
+        if not self._tool.ending:  # the cost is negligible
             work()
             return
         subject = self.facts.subject
@@ -115,7 +127,7 @@ class Artifacts:
 
     def _start(self, ranged: bool) -> None:
         self._budget.begin()
-        # torch's result must be gone before anything else records (profilers/torch.py).
+        # torch's previous result must be freed before the next recording (profilers/torch.py).
         if not writer.wait(self._settings.stop_timeout_s):
             raise RuntimeError("the process is still writing its previous trace")
         self.facts.started = clock()
@@ -124,8 +136,8 @@ class Artifacts:
         try:
             self._accompany(ranged)
         except Exception as error:
-            interrupts.pass_on(error)  # who was interrupted gives up
-            # It records, and nobody would stop it.
+            interrupts.pass_on(error)  # after an interrupt, the caller calls `give_up`
+            # The tool already records, and no caller would stop it.
             self.stop()
             raise
 
@@ -150,23 +162,25 @@ class Artifacts:
                 artifacts.fail(why_not(error))
 
     def exceeded(self) -> str:
-        """Return why the recording has to end now, or an empty text. Costs next to nothing."""
+        """Return the reason why the recording must end now, or an empty text. The check is cheap."""
         return self._budget.exceeded(self._raw)
 
     def stop(self) -> None:
-        """End what `start` began."""
+        """Stop the tool, and the tools beside it."""
         self._costs("profiler stop", self._stop)
 
     def give_up(self, reason: str) -> None:
-        """End what was interrupted as it began or ended, and leave a meta file that says why there is no trace, unless
-        the trace is being written."""
+        """End a recording whose start or stop was interrupted.
+
+        If the trace is already being written, it is kept. Otherwise a meta file gives the reason for its absence.
+        """
         for other in self._beside:
             other.give_up(reason)
         if self._job is not None and self._job.kept:
             self._job.start()
             return
         files.no_size_signal(self._tool.abort)
-        if not self._told_of:
+        if not self._reported_failure:
             self._give_up(reason)
 
     def _stop(self) -> None:
@@ -184,9 +198,13 @@ class Artifacts:
                     other.stop()
 
     def keep(self, state: str, reason: str = "") -> None:
-        """Have a thread write the recording, and another process finish it and write the meta file.
+        """Let a thread write the recording, and another process finish it and write the meta file.
 
-        Without a recording the meta file is written here.
+        For a tool that records nothing, this writes the meta file.
+
+        Args:
+            state: State for the meta file: `complete` or `truncated`.
+            reason: Reason for the meta file, if any.
         """
         if not self._tool.ending:
             self._write_meta(state, reason)
@@ -196,11 +214,11 @@ class Artifacts:
         self.facts.lacking += self._tool.lost
         raw = self._raw
         meta = self.facts.meta(state, reason)
-        # The reason that the GPU may be missing, if the process that finishes the trace finds nothing of it there.
+        # Reason for the meta file if the finisher finds no GPU events in the trace.
         watched = self._tool.name == "torch" and cupti.watched(self.facts.contents)
         suspicion = cupti.suspicion(os.environ) if watched else ""
         if not files.is_folder(raw, follow=False):
-            # A process that waits for the files of the run has something to wait for. And Kineto would follow a link.
+            # Processes that wait for the run's files see this one. Also, Kineto would follow a link of this name.
             files.remove(f"{raw}.tmp")
             os.close(files.create(raw))
 
@@ -211,7 +229,7 @@ class Artifacts:
         writer.later(self._job)
 
     def wait(self) -> None:
-        """Wait, within `AUTOPROF_STOP_TIMEOUT_S`, until only other processes have work left on the kept files."""
+        """Wait up to `AUTOPROF_STOP_TIMEOUT_S` until this process has written its files. The finisher may still run."""
         for other in self._beside:
             other.wait()
         if (job := self._job) is not None:
@@ -220,11 +238,11 @@ class Artifacts:
     def _write(self, raw: Path, meta: dict[str, Any], suspicion: str) -> None:
         try:
             self._hand_over(raw, meta, suspicion)
-        except Exception as error:  # in this thread there is nobody else to catch it
+        except Exception as error:  # this thread has no caller that could catch it
             interrupts.pass_on(error)
             self.problem = f"{type(error).__name__}: {error}"
             log.warning(f"{self.folder.name}/{self._name.base.name}: {self.problem}")
-        except BaseException as error:  # there was no other thread
+        except BaseException as error:  # no thread could start, so the main thread wrote and was interrupted
             interrupts.undo(error, lambda: self._give_up(interrupts.AT_WORK))
             raise
 
@@ -238,11 +256,11 @@ class Artifacts:
             self._give_up(f"the trace could not be exported: {reason(error)}")
             return
         chrome = file_names.TRACE.startswith(self._tool.ending)
-        most_bytes = int(self._settings.max_trace_mb * 1e6)
+        max_bytes = int(self._settings.max_trace_mb * 1e6)
         with interrupts.suppress(OSError):
             size = files.size(str(raw))
             self._budget.written(size)
-            if chrome and size > most_bytes:  # which the process that compresses it says to nobody
+            if chrome and size > max_bytes:  # the finisher cuts it, but has no log
                 log.warning(
                     f"{self.folder.name}/{self._name.base.name}: the trace is cut short, it has {units.size(size)} and "
                     f"AUTOPROF_MAX_TRACE_MB is {self._settings.max_trace_mb:g}; raise that, or record less by "
@@ -258,54 +276,54 @@ class Artifacts:
                 "taken": self._name.taken,
                 "group": self._settings.access == GROUP,
                 "suspicion": suspicion,
-                "max_bytes": most_bytes,
+                "max_bytes": max_bytes,
                 "python": sys.executable if self._settings.npu.analyse else "",
             }
         )
 
     def fail(self, reason: str) -> None:
-        """Leave a meta file that says why there is no trace."""
+        """Write a meta file that gives the reason why there is no trace."""
         for other in self._beside:
             other.fail(reason)
         self._give_up(reason)
 
     def withdraw(self) -> None:
-        """Take the meta file that `fail` left away: others have told."""
+        """Remove the meta file of `fail`: another process has reported the reason."""
         files.remove(str(self._name.base) + file_names.META)
 
     def _give_up(self, reason: str) -> None:
         log.warning(f"{self.folder.name}/{self._name.base.name}: {reason}")
         raws = [f"{self._raw_base}{ending}{file_names.PART}" for ending in file_names.RAW_ENDINGS]
         files.remove(*(f"{raw}.tmp" for raw in raws))
-        for raw in raws:  # The disk may be full, and the meta file needs room.
+        for raw in raws:  # the disk may be full, and the meta file needs room
             files.empty(raw)
         try:
             self._write_meta("failed", reason)
         finally:
-            # Last: whoever waits for the capture waits while there is a .part of it.
+            # Last, because processes wait for the capture while its .part file exists.
             files.remove(*raws)
-        self._told_of = True
+        self._reported_failure = True
 
     def _write_meta(self, state: str, reason: str) -> None:
         layout.write_json(Path(str(self._name.base) + file_names.META), self.facts.meta(state, reason))
         self._name.give_back()
 
     def give_back(self) -> None:
-        """Leave the name to others: there is nothing of this capture, and nothing to say of it."""
+        """Release the name for other captures: this one has no files and nothing to report."""
         self._name.give_back()
 
 
 def why_not(error: Exception) -> str:
-    """Return the reason in a meta file of a recording that did not begin."""
+    """Return the reason why a recording did not begin, for its meta file."""
     if isinstance(error, OverBudget):
         return str(error)
     return f"the profiler did not start: {type(error).__name__}: {error}"
 
 
 def _without_contents(settings: Settings) -> Settings:
-    """Return the settings of a tool beside a profiler: the contents were asked of the profiler."""
+    """Return the settings of a tool beside a profiler. The contents are for the profiler only."""
     return msgspec.structs.replace(settings, contents=())
 
 
 def _nothing(*_: object) -> None:
-    """Do nothing: there is no range to end, and nothing to wait for."""
+    """Do nothing: no range has begun."""

@@ -1,7 +1,7 @@
-"""Limits of recordings: room on the disk and size of a trace.
+"""Limits of recordings: free disk space and size of a trace.
 
-torch keeps what it records in memory and does not say how much that is. So the size of a trace is foretold by the trace
-before of the same kind in the same process: the first one is cut when it is written, those that follow end in time.
+torch keeps its recording in memory and does not report the size. So the size of a trace is estimated from the previous
+trace of the same kind in the same process. The first trace is cut when it is written; later recordings end in time.
 """
 
 from __future__ import annotations
@@ -15,40 +15,46 @@ from autoprof.base.originals import os, time
 from autoprof.config.settings import Settings
 
 _MB = 1e6
-# How often a recording that goes on is looked at.
-_LOOK_S = 0.5
+# Minimum seconds between two checks of a recording.
+_CHECK_S = 0.5
 
 
 class OverBudget(Exception):
-    """A recording does not begin; the message says why."""
+    """The recording does not begin, for the reason in the message."""
 
 
 class _Before(NamedTuple):
-    """A recording that has been written: of which step, how large, how long it took."""
+    """Recording that has been written.
+
+    Attributes:
+        step: The global step.
+        size: Bytes before compression.
+        seconds: Duration of the recording.
+    """
 
     step: int
     size: int
     seconds: float
 
 
-class _State(process.State):
-    """The last recording of each kind in this process."""
+class _BudgetState(process.State):
+    """Last recording of each kind in this process."""
 
     def begin(self) -> None:
         self.before: dict[Hashable, _Before] = {}
 
 
-_state = _State()
+_state = _BudgetState()
 
 
 class Budget:
     """Limits of one recording.
 
     Args:
-        kind: Key that alike recordings have in common.
-        step: The global step that it is of.
-        folder: The folder where its files go.
-        raw: Path to which its tool writes, once that is known.
+        settings: The settings of the capture.
+        kind: Key that is the same for similar recordings.
+        step: The global step.
+        folder: The folder of its files.
     """
 
     def __init__(self, settings: Settings, kind: Hashable, step: int, folder: Path) -> None:
@@ -57,37 +63,37 @@ class Budget:
         self._folder = folder
         self._limit = int(settings.max_trace_mb * _MB)
         self._floor = int(settings.min_free_mb * _MB)
-        self._begun = self._ended = self._looked = time.monotonic()
+        self._begun = self._ended = self._checked = time.monotonic()
 
     def begin(self) -> None:
         """Note that the recording begins.
 
         Raises:
-            OverBudget: There would not be enough room on the disk.
+            OverBudget: The disk does not have enough free space.
         """
         before = _state.before.get(self._kind)
         expected = min(before.size, self._limit) if before is not None else 0
         free = _free(self._folder)
         if free < self._floor + expected:
-            foretold = (
+            estimate = (
                 f" and {_mb(expected)} for the trace, the size in step {before.step}" if before is not None else ""
             )
             raise OverBudget(
-                f"not recorded: the disk has {_mb(free)} free and needs {_mb(self._floor)} to stay free{foretold} "
+                f"not recorded: the disk has {_mb(free)} free and needs {_mb(self._floor)} to stay free{estimate} "
                 "(AUTOPROF_MIN_FREE_MB)"
             )
-        self._begun = self._looked = time.monotonic()
+        self._begun = self._checked = time.monotonic()
 
     def exceeded(self, raw: Path) -> str:
-        """Return why the recording that goes on has to end now, or an empty text. Looks twice a second at most.
+        """Return the reason why the recording must end now, or an empty text. Checks at most twice a second.
 
         Args:
-            raw: Where its tool writes.
+            raw: Path to which the tool writes.
         """
         now = time.monotonic()
-        if now - self._looked < _LOOK_S:
+        if now - self._checked < _CHECK_S:
             return ""
-        self._looked = now
+        self._checked = now
         if _free(self._folder) < self._floor:
             return f"less than {_mb(self._floor)} is free on the disk (AUTOPROF_MIN_FREE_MB)"
         if files.is_folder(raw) and files.size(str(raw)) > self._limit:
@@ -107,12 +113,12 @@ class Budget:
         self._ended = time.monotonic()
 
     def written(self, size: int) -> None:
-        """Note how large what was recorded is, in bytes, before it is cut or compressed."""
+        """Note the size of the recording in bytes, before it is cut or compressed."""
         _state.before[self._kind] = _Before(self._step, size, self._ended - self._begun)
 
 
 def _free(folder: Path) -> int:
-    """Return the bytes that this user may still write to the disk of a folder that is there."""
+    """Return the bytes that this user may still write to the disk of an existing folder."""
     disk = os.statvfs(folder)
     return disk.f_bavail * disk.f_frsize
 

@@ -1,4 +1,4 @@
-"""Facts about one capture: what is written into its trace, and what its meta file says."""
+"""Facts about one capture, for its trace and its meta file."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Facts:
 
     Attributes:
         subject: The step, role, stage and rank.
-        started: Its begin, on both clocks.
-        contents: The words of the contents that the tool records.
-        left_out: Words of the settings' contents that were not even asked of the tool.
-        lacking: Options that the tool does not have here.
+        started: Start time on both clocks.
+        contents: Contents that the tool records.
+        left_out: Contents of the settings that the tool was not asked to record.
+        lacking: Options that the installed tool does not support.
         more: Fields of the meta file that are known only at the end.
     """
 
@@ -46,13 +46,13 @@ class Facts:
     def stamp(self) -> dict[str, Any]:
         """Return the facts that are written into the trace itself."""
         subject = self.subject
-        where = {"global_step": subject.step, "role": subject.role, "stage": subject.stage, "rank": subject.rank}
+        fields = {"global_step": subject.step, "role": subject.role, "stage": subject.stage, "rank": subject.rank}
         if subject.replica is not None:
-            where |= {"replica": subject.replica, "part": subject.part}
+            fields |= {"replica": subject.replica, "part": subject.part}
         if "steps" in self.more:
-            where |= {"global_steps": self.more["steps"]}
+            fields |= {"global_steps": self.more["steps"]}
         return {
-            **where,
+            **fields,
             "host": identity.HOST,
             "pid": os.getpid(),
             "run": self._run.info.id,
@@ -64,8 +64,8 @@ class Facts:
 
     def meta(self, state: str, reason: str) -> dict[str, Any]:
         """Return the content of the meta file."""
-        asked = dict.fromkeys((*self._settings.contents, *self.left_out))
-        left_out = [word for word in asked if word not in (*self.contents, MERGE)]
+        requested = dict.fromkeys((*self._settings.contents, *self.left_out))
+        left_out = [word for word in requested if word not in (*self.contents, MERGE)]
         if left_out and self.contents and not (self.left_out or self._tool.remark):
             log.warning_once(
                 f"{self._tool.name} does not support these contents here, so they are left out: {', '.join(left_out)}"
@@ -93,17 +93,17 @@ class Facts:
             slowest=self._slowest(),
             **self.more,
         )
-        said: dict[str, Any] = msgspec.to_builtins(meta)
-        return said
+        content: dict[str, Any] = msgspec.to_builtins(meta)
+        return content
 
     def _slowest(self) -> str:
-        """Return why ranks are captured as the slowest, where the window asks for these."""
-        why = self._settings.found.get(self.subject.role, "")
-        if not why and Ranks.parse(self._settings.ranks).slowest:
-            why = f"{self._settings.ranks}: rank 0, because the times of several ranks are not known"
-        return why
+        """Return the reason why these ranks are captured as the slowest, or an empty text if they are not."""
+        reason = self._settings.found.get(self.subject.role, "")
+        if not reason and Ranks.parse(self._settings.ranks).slowest:
+            reason = f"{self._settings.ranks}: rank 0, because the times of several ranks are not known"
+        return reason
 
 
 def clock() -> dict[str, int]:
-    """Return one moment on both clocks: since the epoch, which traces use, and monotonic, which no one sets back."""
+    """Return the current time in ns on two clocks: since the epoch, which traces use, and the monotonic one."""
     return {"unix_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns()}

@@ -1,4 +1,4 @@
-"""Per-process profiler claim: one recording at a time holds the profiler, from its begin to its end."""
+"""Lock of this process's profiler, and lifecycle of captures. One recording at a time holds the profiler."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from autoprof.config.settings import Settings
 from autoprof.run import runtime
 from autoprof.run.runtime import Runtime
 
-# Torch's profiler crashes in a thread whose stack has 64 KiB, and works in 96 KiB with all contents (torch 2.13). The
-# work of the stage, which the profiler calls from, needs some of it, too.
-_LEAST_STACK_KIB = 256
-# How long the end of the interpreter waits for a stage in another thread.
-_LAST_S = 5.0
+# Minimum stack of a thread for a profiler. torch's profiler crashes with 64 KiB and works with 96 KiB with all contents
+# (torch 2.13). The stage that runs in the thread needs some of the stack, too.
+_MIN_STACK_KIB = 256
+# Maximum wait for a stage in another thread at the end of the interpreter.
+_LAST_WAIT_S = 5.0
 
 
-class _State(process.State):
-    """The recording that is going on in this process.
+class _LifecycleState(process.State):
+    """Recording of this process.
 
     Attributes:
-        aside: The owner of the profiler that the user has switched on, in words; empty where there is none.
+        suspended_by: Description of the user's profiler that suspends captures; empty if none does.
     """
 
     ends = process.CAPTURE
@@ -35,7 +35,7 @@ class _State(process.State):
     def begin(self) -> None:
         self.lock = threading.Lock()
         self.active: Recording | None = None
-        self.aside = ""
+        self.suspended_by = ""
 
     def in_child(self) -> None:
         # The parent ends its own recording; the child records nothing.
@@ -43,9 +43,9 @@ class _State(process.State):
         self.active = None
 
     def at_exit(self) -> None:
-        """End what is still recording: torch may crash where the interpreter ends around it (2.13).
+        """End the recording, since torch may crash if the interpreter ends during one (2.13).
 
-        Another thread's recording can be ended in that thread only, so its stage is given a while.
+        A recording of another thread can only end in that thread, so this waits a while for its stage.
         """
         recording = self.active
         if recording is None:
@@ -53,7 +53,7 @@ class _State(process.State):
         try:
             if recording.thread == threading.get_ident():
                 finish(recording, "truncated", "the process ended during the stage")
-            elif not recording.ended.wait(_LAST_S) and release(recording):
+            elif not recording.ended.wait(_LAST_WAIT_S) and release(recording):
                 recording.abandon("the process ended while another thread was in the stage")
             recording.wait()
         except Exception as error:
@@ -61,16 +61,19 @@ class _State(process.State):
             log.warning(f"a capture could not be ended: {described(error)}")
 
 
-_state = _State()
+_state = _LifecycleState()
 
 
 def begin(
     run: Runtime, subject: Subject, settings: Settings | None = None, kind: type[Capture] = Capture
 ) -> Capture | None:
-    """Start a capture, unless this process is recording already: the outer stage's capture holds the inner one.
+    """Start a capture. Return None if this process already records: the outer stage's capture includes the inner one.
 
     Args:
-        settings: Those of the role in this window, where it has some of its own.
+        run: The run.
+        subject: The step, role, stage and rank.
+        settings: Settings of the role in this window; by default those of the run.
+        kind: The class of the capture.
     """
     settings = settings or run.settings.for_role(subject.role)
     capture = kind(run, subject, settings, profilers.choose(settings))
@@ -78,15 +81,15 @@ def begin(
 
 
 def record(capture: Capture) -> bool:
-    """Take this process's profiler and record; False where it is not to be had, or there is no room for a trace."""
-    if whose := _state.aside:
-        capture.fail(f"{whose} is on in this step, so autoprof records nothing")
+    """Claim the profiler and start recording. Return False if it is busy or the budget is spent."""
+    if owner := _state.suspended_by:
+        capture.fail(f"{owner} is on in this step, so autoprof records nothing")
         return False
     try:
         if _state.active is not capture and not claim(capture, capture.tool):
             return False
         capture.start()
-    except OverBudget:  # which its meta file says
+    except OverBudget:  # the meta file has the reason
         release(capture)
         return False
     except BaseException as error:
@@ -104,14 +107,19 @@ def _give_up(recording: Recording) -> None:
 
 
 def keep_within_budget(capture: Capture | None) -> None:
-    """End a capture that costs more than it may, at the end of a part of the work."""
+    """End a capture that is over a limit. Called between two parts of the work."""
     if capture is not None and not capture.ended.is_set() and (reason := capture.exceeded()):
         capture.over_budget = True
         cut_short(reason, but_for=None)
 
 
 def end(capture: Capture, error: BaseException | None = None) -> None:
-    """Stop a capture and place its files, unless it was ended before."""
+    """Stop a capture and write its files, unless it has already ended.
+
+    Args:
+        capture: The capture.
+        error: The exception that the stage raised, if any.
+    """
     if error is None:
         finish(capture, "complete", "")
     else:
@@ -119,15 +127,15 @@ def end(capture: Capture, error: BaseException | None = None) -> None:
 
 
 def claim(recording: Recording, tool: Tool) -> bool:
-    """Claim this process's profiler for `recording`. Return False if it is in use, or cannot run in this thread."""
+    """Claim this process's profiler for `recording`. Return False if it is in use or can't run in this thread."""
     if not has_room(recording.subject):
         return False
     with _state.lock:
         if _state.active is not None:
             return False
-        if why := tool.busy():
+        if reason := tool.busy():
             subject = recording.subject
-            log.warning_once(f"step {subject.step}, {subject.role} {subject.stage} is not captured: {why}")
+            log.warning_once(f"step {subject.step}, {subject.role} {subject.stage} is not captured: {reason}")
             return False
         _state.active = recording
     _state.end_first()
@@ -135,42 +143,42 @@ def claim(recording: Recording, tool: Tool) -> bool:
 
 
 def has_room(subject: Subject) -> bool:
-    """Return whether the stack of this thread is large enough for a profiler; if not, warn once."""
+    """Return True if the stack of this thread is large enough for a profiler. If not, warn once."""
     stack = threads.stack_bytes()
-    if stack is None or stack >= _LEAST_STACK_KIB << 10:
+    if stack is None or stack >= _MIN_STACK_KIB << 10:
         return True
     log.warning_once(
         f"{subject.role} {subject.stage} is not captured: the stack of its thread has {stack >> 10} KiB and a profiler "
-        f"needs {_LEAST_STACK_KIB}; see threading.stack_size"
+        f"needs {_MIN_STACK_KIB}; see threading.stack_size"
     )
     return False
 
 
 def taken() -> bool:
-    """Return whether this process is recording."""
+    """Return True if this process is recording."""
     return _state.active is not None
 
 
 def current() -> Recording | None:
-    """Return the recording that is going on in this process."""
+    """Return the active recording of this process, if any."""
     return _state.active
 
 
 def cut_short(reason: str, but_for: object) -> None:
-    """End the recording that is going on in this thread, unless it is `but_for`."""
+    """End the active recording of this thread, unless it is `but_for`."""
     recording = _state.active
     if recording is not None and recording is not but_for and recording.thread == threading.get_ident():
         _end_early(reason)
 
 
 def subject() -> Subject | None:
-    """Return the subject of this process's recording, if there is one."""
+    """Return the subject of this process's recording, if any."""
     recording = _state.active
     return recording.subject if recording is not None else None
 
 
 def release(recording: Recording) -> bool:
-    """Give this process's profiler back; return False where `recording` does not hold it."""
+    """Release this process's profiler. Return False if `recording` does not hold it."""
     with _state.lock:
         if _state.active is not recording:
             return False
@@ -180,11 +188,12 @@ def release(recording: Recording) -> bool:
 
 
 def interrupt(reason: str, everywhere: bool = True) -> None:
-    """End this process's recording and wait until it is written: the program needs the profiler.
+    """End this process's recording and wait until it is written, because the program needs the profiler.
 
     Args:
-        everywhere: True if the recording of another thread ends too. This waits for that thread to end it, up to
-            `AUTOPROF_STOP_TIMEOUT_S`, and then gives the recording up.
+        reason: The reason for the meta file.
+        everywhere: True to end the recording of another thread, too. This waits up to `AUTOPROF_STOP_TIMEOUT_S` until
+            that thread ends it, and then gives the recording up.
     """
     recording = _state.active
     if not everywhere and (recording is None or recording.thread != threading.get_ident()):
@@ -210,7 +219,13 @@ def _end_early(reason: str) -> None:
 
 
 def finish(recording: Recording, state: str, reason: str) -> None:
-    """End a recording in this state and place its files, unless it was ended before."""
+    """End a recording and write its files, unless it has already ended.
+
+    Args:
+        recording: The recording.
+        state: State for the meta file: `complete` or `truncated`.
+        reason: Reason for the meta file, if any.
+    """
     try:
         if not release(recording):
             if recording.ender == threading.get_ident() and not recording.ended.is_set():
@@ -228,17 +243,21 @@ def finish(recording: Recording, state: str, reason: str) -> None:
     recording.ended.set()
 
 
-def stand_aside(whose: str) -> None:
-    """Capture no stage of this process until `come_back`: the user has `whose` on, which would get in the way."""
-    _state.aside = whose
-    interrupt(f"{whose} was started")
+def suspend(owner: str) -> None:
+    """End the recording and capture no stage of this process until `resume`, because the user's profiler is on.
+
+    Args:
+        owner: Description of the user's profiler.
+    """
+    _state.suspended_by = owner
+    interrupt(f"{owner} was started")
 
 
-def come_back() -> None:
-    """Capture again."""
-    _state.aside = ""
+def resume() -> None:
+    """Capture again after `suspend`."""
+    _state.suspended_by = ""
 
 
 def watch_others() -> None:
-    """Watch for other profilers, from the moment that torch or torch_npu is imported."""
+    """Watch for profilers of the program, beginning with the import of torch or torch_npu."""
     foreign.watch(interrupt)

@@ -1,4 +1,4 @@
-"""Capture of some passes of a piece of work: forward passes of an engine or a stage, its outputs, or mini-batches."""
+"""Capture of some passes of a stage. A pass is a forward pass of an engine, an output or a mini-batch."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from autoprof.run.runtime import Runtime
 
 
 class PassCapture(Capture):
-    """A capture that counts passes, and records from the first that is wanted to the one to stop before.
+    """Capture that counts passes and records a range of them.
 
     Attributes:
-        passed: Passes counted so far.
-        recording: Whether it records now.
-        begun: Whether recording has begun, or was tried.
-        told: Whether there is a meta file, or one is being written, so that nothing more is to be said.
-        problem: What went wrong, or an empty text.
+        passed: Number of passes so far.
+        recording: True while it records.
+        begun: True once recording has begun or was tried.
+        told: True once a meta file exists or is being written, so that no other reason is reported.
+        problem: Description of the error, or an empty text.
     """
 
     def __init__(
@@ -31,9 +31,15 @@ class PassCapture(Capture):
         part: tuple[int, int | None],
         counted: str = "the engine ran {} forward passes",
     ) -> None:
-        """Args:
-        part: The first pass to record and the one to stop before, as from `parse_iterations`.
-        counted: Says in a meta file how many passes there were.
+        """Make a capture of some passes.
+
+        Args:
+            run: The run.
+            subject: The step, role, stage and rank.
+            settings: The settings of the capture.
+            tool: The tool that records.
+            part: The first pass to record and the one to stop before, as from `parse_iterations`.
+            counted: Template of the sentence in a meta file with the number of passes.
         """
         super().__init__(run, subject, settings, tool)
         self.passed = 0
@@ -43,7 +49,7 @@ class PassCapture(Capture):
         self._counted = counted
 
     def before_pass(self, wanted: bool = True) -> bool:
-        """Count a pass that begins now, and return whether it is recorded. `wanted` as in `reach`."""
+        """Count a pass that begins now. Return True if it is recorded. `wanted`: as in `reach`."""
         self.reach(wanted)
         self.passed += 1
         return self.recording
@@ -54,9 +60,12 @@ class PassCapture(Capture):
         self.reach()
 
     def reach(self, wanted: bool = True) -> None:
-        """Begin or end recording between two passes, where that is due. Only where `wanted` is true it begins.
+        """Begin or end the recording between two passes, if it is due.
 
-        Another thread than the one that began does not end it: torch could export nothing there.
+        Only the thread that began the recording ends it, because torch can't export it in another thread.
+
+        Args:
+            wanted: False to begin no recording.
         """
         if self.recording and self.thread == threading.get_ident():
             if self.passed == self._stop_before:
@@ -70,22 +79,22 @@ class PassCapture(Capture):
         return self._first <= self.passed and (self._stop_before is None or self.passed < self._stop_before)
 
     def begin(self) -> None:
-        """Record from now on, if this process's profiler is to be had.
+        """Start recording, if this process's profiler is available.
 
         Raises:
-            Exception: The tool does not record; a meta file says so.
+            Exception: The tool does not record. A meta file has the reason.
         """
         self.begun = True
         self.thread = threading.get_ident()
         self.recording = lifecycle.record(self)
 
     def end(self, state: str = "complete", reason: str = "") -> None:
-        """End the recording, if it is going on."""
+        """End the recording, if it is active."""
         if self.recording:
             lifecycle.finish(self, state, reason)
 
     def finish(self, state: str, reason: str) -> None:
-        if not self.begun:  # the profiler is taken, and no pass has come
+        if not self.begun:  # the profiler is claimed, but no pass has begun
             self.fail(f"{reason}, before the first forward pass that was to be recorded")
             return
         self.recording = False
@@ -117,13 +126,13 @@ class PassCapture(Capture):
         super().fail(reason)
 
     def close(self, reason: str = "") -> str:
-        """Wait until the trace is written, or leave a meta file that says why there is none.
+        """Wait until the trace is written. If nothing was recorded, write a meta file with the reason.
 
         Args:
-            reason: Why nothing was recorded, if that was not for the number of passes.
+            reason: The reason why nothing was recorded, if it is not the number of passes.
 
         Returns:
-            What went wrong, or an empty text.
+            Description of the error, or an empty text.
         """
         if not self.told:
             self.fail(self.problem or reason or self.why_nothing())
@@ -131,6 +140,6 @@ class PassCapture(Capture):
         return self.problem or self.artifacts.problem
 
     def why_nothing(self) -> str:
-        """Return how many passes there were, in words, and how many there should have been."""
+        """Return a sentence with the number of passes, and with the first pass that was to be recorded."""
         passes = self._counted.format(self.passed)
         return f"{passes}; recording was to begin after {self._first}" if self._first else passes

@@ -1,4 +1,4 @@
-"""Recordings of a process's profiler: how one begins, ends and is given up. Which one goes on is in `lifecycle.py`."""
+"""Recordings of a process's profiler. `lifecycle.py` decides which one is active."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ from autoprof.run.runtime import Runtime
 
 
 class Recording:
-    """The holder of this process's profiler, and the thread in which it began.
+    """Holder of this process's profiler, and the thread in which it began.
 
-    torch gives a recording to the thread that began it only: an export after a stop in another thread, and a stop after
-    another profiler has stopped, are segmentation faults (torch 2.13).
+    A recording of torch belongs to the thread that began it. An export after a stop in another thread is a segmentation
+    fault, and so is a stop after another profiler has stopped (torch 2.13).
     """
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
         self.thread = threading.get_ident()
         self.ended = threading.Event()
-        # The thread that ends it.
+        # The thread that ends it; 0 before that.
         self.ender = 0
 
     def give_up(self, reason: str) -> None:
-        """End what an interrupted begin or end has left, whatever is lost by it. May be called again."""
+        """Clean up after an interrupted begin or end, even if the recording is lost. May be called again."""
 
     def finish(self, state: str, reason: str) -> None:
-        """Stop and place the files. Called once, in the thread that began."""
+        """Stop and write the files. Called once, in the thread that began."""
         raise NotImplementedError
 
     def abandon(self, reason: str) -> None:
-        """Stop in another thread, where the recording is lost, and say so in a meta file."""
+        """Stop in another thread, which loses the recording, and write a meta file with the reason."""
         raise NotImplementedError
 
     def wait(self) -> None:
-        """Wait until the files are written, where a kind of recordings has any."""
+        """Wait until the files are written, if this kind of recording has any."""
 
 
 class Capture(Recording):
-    """A capture of a stage in this process."""
+    """Capture of a stage in this process."""
 
-    # Whether the whole is a range of the stage's name.
+    # True to mark the whole recording as a range with the stage's name.
     ranged = True
-    # Whether it was ended for what it costs.
+    # True once it has ended because it was over a limit.
     over_budget = False
 
     def __init__(self, run: Runtime, subject: Subject, settings: Settings, tool: Tool) -> None:
@@ -61,20 +61,20 @@ class Capture(Recording):
         self._settings = settings
 
     def open(self) -> None:
-        """Make the step's folder and take a name in it, if that is not done.
+        """Make the step's folder and take a name in it, unless that is done.
 
         Raises:
-            OSError: They can't be made.
+            OSError: The folder or the name can't be made.
         """
         if not hasattr(self, "artifacts"):
             self.artifacts = Artifacts(self._run, self.subject, self._settings, self.tool, taken=self._taken)
             self.artifacts.facts.left_out = self.left_out
 
     def start(self) -> None:
-        """Begin to record.
+        """Start recording.
 
         Raises:
-            Exception: The tool does not record; a meta file says so.
+            Exception: The tool does not record. A meta file has the reason.
         """
         self.open()
         try:
@@ -84,16 +84,16 @@ class Capture(Recording):
             raise
 
     def fail(self, reason: str) -> None:
-        """Leave a meta file that says why there is no trace."""
+        """Write a meta file that gives the reason why there is no trace."""
         self.open()
         self.artifacts.fail(reason)
 
     def exceeded(self) -> str:
-        """Return why the capture has to end now, or an empty text."""
+        """Return the reason why the capture must end now, or an empty text."""
         return self.artifacts.exceeded()
 
     def mark(self, name: str) -> Callable[[], None]:
-        """Begin a range of this name, if this thread is recorded; return what ends it, while it still is."""
+        """Begin a range, if this thread is recorded. Return the function that ends it, if the recording is still on."""
         if self.thread != threading.get_ident() or self.ended.is_set():
             return _nothing
         end_range = self.tool.mark(name)
@@ -105,9 +105,9 @@ class Capture(Recording):
         return end_if_recorded
 
     def finish(self, state: str, reason: str) -> None:
-        if not hasattr(self, "artifacts"):  # a signal came before it began
+        if not hasattr(self, "artifacts"):  # a signal arrived before it began
             return
-        if not self.tool.ending:  # nothing is recorded, so nothing can be cut short
+        if not self.tool.ending:  # the tool records nothing, so nothing is truncated
             state, reason = "complete", ""
         self.artifacts.stop()
         self.artifacts.keep(state, reason)
@@ -122,7 +122,7 @@ class Capture(Recording):
             files.remove(*self._taken)
 
     def wait(self) -> None:
-        """Wait, within `AUTOPROF_STOP_TIMEOUT_S`, until the trace is written."""
+        """Wait up to `AUTOPROF_STOP_TIMEOUT_S` until the trace is written."""
         self.artifacts.wait()
 
     def abandon(self, reason: str) -> None:
@@ -134,4 +134,4 @@ class Capture(Recording):
 
 
 def _nothing() -> None:
-    """End no range."""
+    """Do nothing: no range has begun."""

@@ -1,6 +1,7 @@
-"""Captures of whole steps (`AUTOPROF_MODE=continuous`): one a process, from its first stage in the window to the end.
+"""Captures of whole steps (`AUTOPROF_MODE=continuous`).
 
-Stages are ranges in it. Consecutive steps share one where that is asked for.
+Each process makes one capture, from its first stage in the window to the end of the step. Stages are ranges in it.
+With `AUTOPROF_CONSECUTIVE=together`, consecutive steps share one capture.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ TOGETHER = "together"
 
 
 class StepCapture(Capture):
-    """A capture of a step, or of consecutive steps, in this process."""
+    """Capture of a step, or of consecutive steps, in this process."""
 
     ranged = False
 
@@ -42,15 +43,15 @@ class StepCapture(Capture):
         self._loop = _running_loop()
 
     def takes(self, step: int) -> bool:
-        """Return whether a stage of this step belongs to the capture."""
+        """Return True if a stage of this step belongs to the capture."""
         last = self.steps[-1]
         return step == last or (not self.ends_with_step and step == last + 1)
 
     def call(self, function: Callable[[], None]) -> None:
-        """Call a function in the capture's own thread, if that runs an event loop, or else here.
+        """Call a function in the capture's thread, if an event loop runs there, else in this thread.
 
-        Ray runs the methods of an actor with a coroutine function in its event loop, but `__ray_call__` in a thread
-        beside it (Ray 2.60).
+        If an actor has a coroutine function, Ray runs its methods in an event loop, but `__ray_call__` in another
+        thread (Ray 2.60).
         """
         if self._loop is None or self.thread == threading.get_ident():
             function()
@@ -58,7 +59,7 @@ class StepCapture(Capture):
             self._loop.call_soon_threadsafe(function)
 
     def enter(self, subject: Subject) -> Callable[[], None]:
-        """Begin a stage; return the function that ends it."""
+        """Begin a stage. Return the function that ends it."""
         if subject.step not in self.steps:
             self.end_step()
             self.steps.append(subject.step)
@@ -75,7 +76,7 @@ class StepCapture(Capture):
         return leave
 
     def end_step(self) -> None:
-        """End the range of the step that was entered last."""
+        """End the range of the last entered step."""
         end_range, self._end_range = self._end_range, None
         if end_range is not None:
             end_range()
@@ -88,14 +89,14 @@ class StepCapture(Capture):
         super().finish(state, reason)
 
 
-class _State(process.State):
-    """The capture of a step that is open in this process."""
+class _WholeStepState(process.State):
+    """Open capture of a step in this process."""
 
     ends = process.STEP
 
     def begin(self) -> None:
         self.open: StepCapture | None = None
-        # The thread in which this process began the step that is going on, and will end it; 0 where another one did.
+        # Thread that began the current step and will end it; 0 if another process drives the steps.
         self.thread = 0
 
     def in_child(self) -> None:
@@ -105,21 +106,21 @@ class _State(process.State):
         last = self.open
         try:
             end("the process ended before the step")
-            if last is not None:  # the interpreter does not wait for a thread that starts now
+            if last is not None:  # the interpreter does not wait for threads that start now
                 last.wait()
         except Exception as error:
             interrupts.pass_on(error)
             log.warning(f"the capture of a step could not be ended: {reason(error)}")
 
 
-_state = _State()
+_state = _WholeStepState()
 
 
 def enter(run: Runtime, subject: Subject, settings: Settings) -> Callable[[], None] | None:
-    """Enter a stage of a step in the window: it is part of the step's capture, which begins with the first of them.
+    """Enter a stage of a step in the window. The step's capture begins with its first stage.
 
     Returns:
-        Ends the stage; None where this process records something else.
+        The function that ends the stage, or None if the stage is not recorded.
     """
     lifecycle.keep_within_budget(_state.open)
     if _state.open is not None and not _state.open.takes(subject.step):
@@ -127,7 +128,7 @@ def enter(run: Runtime, subject: Subject, settings: Settings) -> Callable[[], No
     if _state.open is not None and _state.open.over_budget:
         return None
     if _state.open is None or _state.open.ended.is_set():
-        # The end of the step could not end it.
+        # Another thread ends the step, and could not end a recording of this thread.
         if _state.thread not in (0, threading.get_ident()) and _running_loop() is None:
             log.warning_once(
                 f"{subject.role} {subject.stage} is not recorded: it runs in another thread than its step, "
@@ -143,17 +144,17 @@ def enter(run: Runtime, subject: Subject, settings: Settings) -> Callable[[], No
 
 
 def step_began() -> None:
-    """Note that a step begins in this thread, which will end it, too."""
+    """Note that a step begins in this thread, which will also end it."""
     _state.thread = threading.get_ident()
 
 
 def recording() -> Capture | None:
-    """Return the capture of a step that is open in this process."""
+    """Return the open capture of a step in this process, if any."""
     return _state.open
 
 
 def end(reason: str = "") -> None:
-    """End the capture that is open, if any."""
+    """End the open capture, if any."""
     ending = _state.open
     if ending is None:
         return
@@ -167,11 +168,13 @@ def end(reason: str = "") -> None:
 
 
 def end_in_worker(actor: object, together: bool) -> None:
-    """Run in a Ray actor by the trainer, when its step has ended. Raises nothing.
+    """End the capture of a Ray actor. The trainer calls this in each actor when its step has ended.
+
+    Errors of autoprof are only reported.
 
     Args:
-        actor: The actor, which Ray gives.
-        together: Whether the next step may belong to the same capture.
+        actor: The actor, which Ray passes.
+        together: True if the next step may belong to the same capture.
     """
     try:
         step_ended(together)
@@ -181,16 +184,16 @@ def end_in_worker(actor: object, together: bool) -> None:
 
 
 def step_ended(together: bool) -> None:
-    """Note that the trainer's step has ended. `together`: the next step may belong to the same capture."""
+    """Note that the trainer's step has ended. `together`: True if the next step may belong to the same capture."""
     _state.thread = 0
-    open_now = _state.open
-    if open_now is not None and (open_now.ends_with_step or not together):
-        open_now.call(lambda: _end_quietly(open_now))
+    capture = _state.open
+    if capture is not None and (capture.ends_with_step or not together):
+        capture.call(lambda: _end_quietly(capture))
 
 
-def _end_quietly(told: StepCapture) -> None:
+def _end_quietly(capture: StepCapture) -> None:
     try:
-        if told is _state.open:
+        if capture is _state.open:
             end()
     except Exception as error:
         interrupts.pass_on(error)

@@ -1,7 +1,7 @@
-"""Background threads that write recordings, and the process that finishes them.
+"""Background threads that write recordings, and the start of the process that finishes them.
 
-torch's export holds the interpreter's lock from begin to end (torch 2.13, `kineto_results.save`): 1 s for 100 MB. The
-finisher process then compresses the trace and outlives this process.
+torch's export holds the interpreter's lock all the time (torch 2.13, `kineto_results.save`): 1 s for 100 MB. Then the
+finisher process compresses the trace. It outlives this process.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from autoprof.base import files, interpreter, interrupts, log, process, threads
 from autoprof.base.originals import subprocess, threading, time
 from autoprof.capture.finisher import job as finisher_job
 
-# The folder that has the package, from which `-m` takes it.
+# Folder that contains the package, for `-m`.
 _PACKAGES = Path(autoprof.__file__).parent.parent
-# How long that process may take to start: some 10 ms, and more on a machine that is busy.
-_HAND_OVER_S = 60.0
+# Maximum wait for the start of the finisher. It takes about 10 ms, and more on a busy machine.
+_START_TIMEOUT_S = 60.0
 
 
 class _SpawnState(process.State):
-    """The lock for the start of that process, which the user's forks take, too, for some milliseconds.
+    """Lock for the start of the finisher. The user's forks take it, too, and may wait some milliseconds.
 
-    `Popen` waits for the other end of a pipe to be closed, which a child that is forked meanwhile would have (CPython,
+    `Popen` waits until the other end of a pipe is closed. A child that is forked meanwhile would keep it open (CPython,
     `subprocess._execute_child`).
     """
 
@@ -48,7 +48,7 @@ _spawn_state = _SpawnState()
 
 
 def spawn(job: dict[str, Any]) -> None:
-    """Compress and name a trace without the training thread waiting for it, in a process that outlives this one."""
+    """Compress and name a trace in another process, which outlives this one and for which no thread waits."""
     try:
         python = interpreter.find()
         described = job | {"python": job.get("python") and python}
@@ -61,32 +61,33 @@ def spawn(job: dict[str, Any]) -> None:
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
             )
-        # The child forks, and ends when its own child is at work.
+        # The child forks and exits; its own child does the work.
         try:
-            status = started.wait(_HAND_OVER_S)
+            status = started.wait(_START_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            started.kill()  # it is done here then, and by nobody else
+            started.kill()  # this process does the work instead
             raise
         if status:
             raise subprocess.CalledProcessError(status, started.args)
     except (OSError, subprocess.SubprocessError) as error:
         interrupts.pass_on(error)
         log.warning_once(f"no process could be started to compress traces ({error}); this process compresses them")
-        # Analysing a folder of torch_npu's takes too long for the training thread.
+        # An empty `python` skips the analysis of torch_npu's folder, which takes too long in this process.
         finisher_job.finish(job | {"python": ""})
 
 
-# Each keeps a whole recording in memory until it is written.
-_AT_ONCE = 2
-# How often a job is looked at that somebody waits for.
-_LOOK_S = 0.2
+# Maximum number of threads that write. Each keeps a whole recording in memory.
+_MAX_THREADS = 2
+# Seconds between two looks at a job while waiting for it.
+_POLL_S = 0.2
 
 
 class Job:
-    """Something that a thread writes. Whoever is interrupted between two of its steps leaves it to the next one.
+    """Work of a writing thread. If its start is interrupted, a later caller of `start` or `wait` starts it.
 
     Attributes:
-        done: Whether it is through.
+        done: True once the work has ended.
+        patience_s: Maximum wait for the work, in seconds.
     """
 
     def __init__(self, write: Callable[[], None], patience_s: float) -> None:
@@ -99,11 +100,11 @@ class Job:
 
     @property
     def kept(self) -> bool:
-        """Return whether it was given to `later`, which sees to it that it is written."""
+        """True if it was passed to `later`, so that it will be written."""
         return self.done or self in _state.writing
 
     def run(self) -> None:
-        """Write, unless somebody else does."""
+        """Do the work, unless another thread does."""
         try:
             self._free.pop()
         except IndexError as error:
@@ -117,36 +118,37 @@ class Job:
             self._through.release()
 
     def start(self) -> None:
-        """Have a thread run it, or run it here, where there are no more. May be called again.
+        """Run it in a new thread, or in this one if no more threads are available. May be called again.
 
-        `Thread.start` waits for the thread: one that is interrupted in this has started or not, and nobody knows.
+        `threading.Thread.start` waits for the thread. After an interrupt, it would be unknown whether the thread has
+        started. So it is not used.
         """
         if not self._free:
             return
         try:
             threads.start(_thread.start_new_thread, self.run, ())
-        except RuntimeError as error:  # the interpreter ends, or the system gives no more threads
+        except RuntimeError as error:  # the interpreter is ending, or the system has no more threads
             interrupts.pass_on(error)
             self.run()
 
     def wait(self, patience_s: float) -> bool:
-        """Wait until it is through, and return whether that is so after `patience_s`."""
+        """Wait up to `patience_s` until the work has ended. Return True if it has."""
         deadline = time.monotonic() + patience_s
         while not self.done and (left := deadline - time.monotonic()) > 0:
-            # Somebody who is interrupted here holds the lock, and others look again.
-            if self._through.acquire(timeout=min(left, _LOOK_S)):
+            # A thread that is interrupted here may keep the lock, so all waiters poll `done`.
+            if self._through.acquire(timeout=min(left, _POLL_S)):
                 self._through.release()
             else:
                 self.start()
         return self.done
 
 
-class _State(process.State):
-    """The threads that write in this process.
+class _WriterState(process.State):
+    """Writing threads of this process.
 
     Attributes:
-        writing: What is being written.
-        finalizing: Whether this child of multiprocessing waits for them at its end.
+        writing: Jobs that are being written, in their order.
+        finalizing: True if this child of multiprocessing waits for them at its end.
     """
 
     ends = process.FILES
@@ -156,7 +158,7 @@ class _State(process.State):
         self.finalizing = False
 
     def in_child(self) -> None:
-        # A forked child has none of the threads.
+        # The threads do not exist in a forked child.
         self.begin()
 
     def at_exit(self) -> None:
@@ -165,19 +167,19 @@ class _State(process.State):
             job.wait(begun + job.patience_s - time.monotonic())
 
 
-_state = _State()
+_state = _WriterState()
 
 
 def later(job: Job) -> None:
-    """Have a thread write, or write here, where `_AT_ONCE` threads are busy for as long as the job is patient.
+    """Run a job in a new thread. If `_MAX_THREADS` threads stay busy for `patience_s`, run it in this thread.
 
-    The interpreter's end waits for it as long. It would wait forever for a thread that is no daemon, on a network disk
-    that has gone away.
+    The end of the interpreter waits up to `patience_s` for the job. For a thread that is not a daemon it would wait
+    forever, for example if a network disk does not answer.
     """
     _state.end_first()
     _wait_in_forked_child()
     deadline = time.monotonic() + job.patience_s
-    while len(before := list(_state.writing)) >= _AT_ONCE:
+    while len(before := list(_state.writing)) >= _MAX_THREADS:
         if not before[0].wait(deadline - time.monotonic()):
             job.run()
             return
@@ -186,7 +188,7 @@ def later(job: Job) -> None:
 
 
 def _wait_in_forked_child() -> None:
-    """Wait for the threads at the end of a forked child of multiprocessing, which leaves by `os._exit`."""
+    """Wait for the threads at the end of a forked child of multiprocessing, which ends by `os._exit`."""
     module = sys.modules.get("multiprocessing.process")
     if module is not None and module.parent_process() is not None and not _state.finalizing:
         from multiprocessing.util import Finalize
@@ -196,6 +198,6 @@ def _wait_in_forked_child() -> None:
 
 
 def wait(patience_s: float) -> bool:
-    """Wait until nothing is being written in this process; return whether that is so after `patience_s`."""
+    """Wait up to `patience_s` until this process has no job. Return True if that is so."""
     deadline = time.monotonic() + patience_s
     return all(job.wait(deadline - time.monotonic()) for job in list(_state.writing))

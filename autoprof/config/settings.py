@@ -151,7 +151,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return any(fnmatchcase(name, pattern) for pattern in self.disable for name in names)
 
     def public(self) -> dict[str, Any]:
-        """Return the settings for `run.json`. Commands and URLs may contain secrets, so they are replaced or redacted."""
+        """Return the settings for `run.json`, without the command and without the secrets of the URL."""
         shown: dict[str, Any] = msgspec.to_builtins(self)
         shown["on_finish"] = "(set)" if self.on_finish else ""
         shown["collect"] = url(self.collect)

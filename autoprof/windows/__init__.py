@@ -1,1 +1,1 @@
-"""Steps and ranks to capture: settings, triggers, conditions, stragglers."""
+"""Choice of the steps and ranks to capture, by settings, triggers, conditions and stragglers."""

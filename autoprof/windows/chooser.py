@@ -1,7 +1,7 @@
 """Choice of the steps to capture, in the process that counts them.
 
-`AUTOPROF_STEPS`, the conditions of `AUTOPROF_WHEN` and trigger requests choose up to `AUTOPROF_MAX_STEPS` steps, and
-none while autoprof is switched off in the run.
+`AUTOPROF_STEPS`, the conditions of `AUTOPROF_WHEN` and trigger requests choose up to `AUTOPROF_MAX_STEPS` steps. While
+autoprof is switched off in the run, they choose none.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ if TYPE_CHECKING:
 
 
 class Chooser:
-    """The choice of one trainer's steps, or of one engine's batches.
+    """Choice of one trainer's steps, or of one engine's batches.
 
     Attributes:
-        off: Whether autoprof was switched off in the run when somebody last looked.
+        off: True if autoprof was switched off in the run at the last look.
     """
 
     def __init__(self) -> None:
         self.off = False
-        self._asked = OpenTriggers()
+        self._triggers = OpenTriggers()
         self._captured: set[int] = set()
         self._monitor: Monitor | None = None
 
     def look(self, run: RunDir, executed: int, take_it: bool = True) -> None:
-        """Take the requests since the last look, as in `trigger_windows.OpenTriggers.look`."""
-        self._asked.look(run, executed, take_it)
-        if self._asked.off != self.off:
+        """Take the requests since the last look, as `trigger_windows.OpenTriggers.look` does."""
+        self._triggers.look(run, executed, take_it)
+        if self._triggers.off != self.off:
             self.off = not self.off
             switched = "off" if self.off else "on again"
             log.warning(f"autoprof is switched {switched} in this run, by a file in {run.control}")
 
     def step_began(self, run: Runtime, step: int, ordinal: int) -> None:
-        """Note that a step has begun. It is monitored where a setting compares it with others."""
+        """Note that a step has begun. It is monitored if a setting compares steps."""
         if run.timeline.listener is None:
-            self._monitor = None  # a forked child's is its parent's
+            self._monitor = None  # in a forked child, the monitor belongs to the parent
             return
         try:
             if self._monitor is None:
@@ -54,7 +54,7 @@ class Chooser:
 
                 self._monitor = Monitor(run, stats.attach(run))
             self._monitor.begins(step, ordinal)
-        except Exception as error:  # whoever works on the step must hear of it all the same
+        except Exception as error:  # the caller must still announce the step
             interrupts.pass_on(error)
             runtime.report("comparing", error)
 
@@ -68,9 +68,9 @@ class Chooser:
             runtime.report("comparing", error)
 
     def choose(self, settings: Settings, step: int, ordinal: int) -> dict[str, Any] | None:
-        """Return the settings with which `step` is captured, or None where it is not captured.
+        """Return the settings with which `step` is captured, or None if it is not captured.
 
-        `step` is the `ordinal`-th that the run executes.
+        `step` is the `ordinal`-th step, from 1, that the run executes.
         """
         overrides = self.asked(settings, step, ordinal)
         if overrides is not None or self.off:
@@ -85,23 +85,23 @@ class Chooser:
         return due or {}
 
     def asked(self, settings: Settings, step: int, ordinal: int) -> dict[str, Any] | None:
-        """Return the same, for trigger requests alone."""
+        """Return the same as `choose`, but only by trigger requests."""
         if self.off:
-            return self._asked.match(step, ordinal, "autoprof is switched off in this run")
+            return self._triggers.match(step, ordinal, "autoprof is switched off in this run")
         full = self._full(settings, step)
-        if full and self._asked.foresee(step, ordinal) is not None:
+        if full and self._triggers.foresee(step, ordinal) is not None:
             log.warning_once(full)
-        overrides = self._asked.match(step, ordinal, full, for_good=bool(full))
+        overrides = self._triggers.match(step, ordinal, full, for_good=bool(full))
         if overrides is not None:
             self._captured.add(step)
         return overrides
 
     def ended(self) -> None:
-        """End the step that was captured, with its captures in this process."""
-        self._asked.ended()
+        """Note that the captured step and its captures in this process have ended."""
+        self._triggers.ended()
 
     def with_stragglers(self, overrides: dict[str, Any], first: Callable[[], Mapping[int, int]]) -> dict[str, Any]:
-        """Return the settings with the ranks that are the slowest now, as in `Monitor.with_stragglers`."""
+        """Return the settings with the currently slowest ranks, as `Monitor.with_stragglers` does."""
         try:
             return overrides if self._monitor is None else self._monitor.with_stragglers(overrides, first)
         except Exception as error:
@@ -111,26 +111,26 @@ class Chooser:
 
     def close(self, reason: str) -> None:
         """Close all trigger requests."""
-        self._asked.close(reason)
+        self._triggers.close(reason)
 
     def any_after(self, settings: Settings, step: int, ordinal: int) -> bool:
-        """Return whether a step after this one could be captured, as far as is known now."""
+        """Return True if a step after this one may be captured, by the current settings and requests."""
         if len(self._captured) >= settings.max_steps:
             return False
-        if self._asked.any_to_come or (self._monitor is not None and self._monitor.any_left(ordinal)):
+        if self._triggers.any_to_come or (self._monitor is not None and self._monitor.any_left(ordinal)):
             return True
         return Steps.parse(settings.steps).any_after(step, ordinal)
 
     def likely(self, settings: Settings, step: int, ordinal: int) -> bool:
-        """Return whether `step` will be captured, as far as is known now."""
+        """Return True if `step` will be captured, by the current settings and requests."""
         if self.off or len(self._captured) >= settings.max_steps:
             return False
         if self._monitor is not None and self._monitor.foresee(ordinal) is not None:
             return True
-        return self._asked.foresee(step, ordinal) is not None or Steps.parse(settings.steps).match(step, ordinal)
+        return self._triggers.foresee(step, ordinal) is not None or Steps.parse(settings.steps).match(step, ordinal)
 
     def _full(self, settings: Settings, step: int) -> str:
-        """Return what speaks against one more step, if `step` would be one."""
+        """Return the reason why `step` can't be captured, if the maximum number of steps is reached; else ""."""
         if step in self._captured or len(self._captured) < settings.max_steps:
             return ""
         return f"AUTOPROF_MAX_STEPS: {len(self._captured)} steps were captured, and no more will be"

@@ -1,6 +1,6 @@
-"""Detector of outliers: slow steps, stages, ranks and replicas, and memory, by the conditions of `AUTOPROF_WHEN`.
+"""Detector of outliers by the conditions of `AUTOPROF_WHEN`: slow steps, stages, ranks and replicas, and full memory.
 
-It reads figures only; `stats.py` and `monitor.py` supply them.
+It only compares figures, which `stats.py` and `monitor.py` supply.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from autoprof.config.selection import Ranks
 from autoprof.config.settings import Settings
 from autoprof.windows.stats import HOST, RankStats, ReplicaStats, per_unit
 
-# By the mean of so many steps.
+# Number of steps of which the mean decides which ranks are the slowest.
 KEPT_STEPS = 5
 _ROLLOUT = "rollout"
 
 
 class Slowest:
-    """The times of the last steps that were not captured."""
+    """Times of ranks and replicas in the last steps that were not captured."""
 
     def __init__(self) -> None:
-        # By role and rank.
+        # Seconds by role and rank.
         self._ranks: dict[str, deque[Mapping[int, float]]] = defaultdict(lambda: deque(maxlen=KEPT_STEPS))
+        # Seconds for one unit, a token or a request, by replica.
         self._replicas: deque[Mapping[int, float]] = deque(maxlen=KEPT_STEPS)
-        # Of what these are the times.
         self._unit = ""
 
     def note(self, ranks: Sequence[RankStats], replicas: Sequence[ReplicaStats]) -> None:
         """Note the statistics of a step."""
         times: dict[str, dict[int, float]] = defaultdict(dict)
-        for each in ranks:
-            for role, stages in each.stages.items():
-                times[role][each.rank] = times[role].get(each.rank, 0.0) + sum(stages.values())
+        for entry in ranks:
+            for role, stages in entry.stages.items():
+                times[role][entry.rank] = times[role].get(entry.rank, 0.0) + sum(stages.values())
         for role, took in times.items():
             if len(took) > 1:
                 self._ranks[role].append(took)
@@ -51,49 +51,62 @@ class Slowest:
             self._replicas.append(took)
 
     def find(self, settings: Settings, first: Mapping[int, int]) -> dict[str, tuple[str, str]]:
-        """Return the slowest ranks for a window, by role, in the grammar of `AUTOPROF_RANKS`, and why.
+        """Return the slowest ranks for a window by role, in the grammar of `AUTOPROF_RANKS`, and the reason.
 
         Args:
-            settings: Those of the window.
-            first: The first global rank that each replica owns.
+            settings: The settings of the window.
+            first: The first global rank of each replica.
         """
-        found = {}
+        slowest = {}
         for role in {*self._ranks, _ROLLOUT}:
             count = Ranks.parse(settings.for_role(role).ranks).slowest
             if not count:
                 continue
             if role == _ROLLOUT and self._replicas and first:
-                chosen, why = _chosen("replica", self._unit, self._replicas, count)
+                chosen, reason = _chosen("replica", self._unit, self._replicas, count)
                 ranks = [first[replica] for replica in chosen if replica in first]
             elif role in self._ranks:
-                ranks, why = _chosen("rank", "step", self._ranks[role], count)
+                ranks, reason = _chosen("rank", "step", self._ranks[role], count)
             else:
                 continue
             if ranks:
-                found[role] = ",".join(map(str, sorted(ranks))), f"slowest:{count}: {why}"
-        return found
+                slowest[role] = ",".join(map(str, sorted(ranks))), f"slowest:{count}: {reason}"
+        return slowest
 
 
-def _chosen(what: str, unit: str, steps: Sequence[Mapping[int, float]], count: int) -> tuple[list[int], str]:
-    """Return those that took longest on average, of all that the last of the steps had, and why."""
-    times = {who: mean(step[who] for step in steps if who in step) for who in steps[-1]}
-    chosen = sorted(times, key=lambda who: -times[who])[:count]
-    took = ", ".join(f"{what} {who} {seconds(times[who])}" for who in chosen)
+def _chosen(noun: str, unit: str, steps: Sequence[Mapping[int, float]], count: int) -> tuple[list[int], str]:
+    """Return the slowest workers on average, of all workers in the last step, and the reason.
+
+    Args:
+        noun: Word for a worker in the reason: `rank` or `replica`.
+        unit: Unit of the times in the reason.
+        steps: Seconds by worker, for each step.
+        count: Number of workers to choose.
+    """
+    times = {worker: mean(step[worker] for step in steps if worker in step) for worker in steps[-1]}
+    chosen = sorted(times, key=lambda worker: -times[worker])[:count]
+    took = ", ".join(f"{noun} {worker} {seconds(times[worker])}" for worker in chosen)
     compared = f"in the last {len(steps)} steps that were compared" if len(steps) > 1 else "in the last step compared"
     return chosen, f"{took} a {unit} {compared}; the median of {len(times)} is {seconds(median(times.values()))}"
 
 
-# So many steps make a median, which is that of the last `KEPT`; the first of a run are like no others.
+# Minimum and maximum number of steps for a median, and number of first steps of a run that are ignored as untypical.
 FEWEST, KEPT, FIRST = 5, 100, 2
-# What a stage, a rank or a replica takes too long matters from such a share of the step on.
+# Minimum excess time of a stage, rank or replica, as a share of the step.
 LEAST_SHARE = 0.03
-# A stage that no step had after so many is not known to the trainer.
-_UNKNOWN = 10
+# Number of steps after which a stage that has not run counts as unknown.
+_UNKNOWN_AFTER_STEPS = 10
 
 
 class Measured(NamedTuple):
-    """A step as the process that drives it had it. `parts` are its stages and timers: names, starts and ends in ns;
-    `kinds` are the kinds of stages by name.
+    """Step as measured in the process that drives it.
+
+    Attributes:
+        number: The global step.
+        start_ns: Start, on the timeline's clock.
+        end_ns: End.
+        parts: Names, starts and ends in ns of its stages and timers.
+        kinds: Kinds of the stages by name.
     """
 
     number: int
@@ -108,7 +121,13 @@ class Measured(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """A window: for how many steps, with which settings of its own, for what."""
+    """Window that a condition opens.
+
+    Attributes:
+        steps: Number of steps.
+        overrides: Settings of the window.
+        reason: Description of the outlier.
+    """
 
     steps: int
     overrides: dict[str, Any]
@@ -116,11 +135,11 @@ class Opened(NamedTuple):
 
 
 class Detector:
-    """The outliers of one run's steps. One thread at a time may ask it."""
+    """Detector of outliers in one run's steps. Only one thread at a time may use it."""
 
     def __init__(self, conditions: Iterable[Condition]) -> None:
         self._ready = [_Ready(condition) for condition in conditions if condition.what not in (RESUME, HANG)]
-        self._usual = _Usual()
+        self._usual = _UsualStep()
         names = {ready.condition.what for ready in self._ready} - set(OWN)
         self._stages: dict[str, deque[float]] = {name: deque(maxlen=KEPT) for name in names}
         self._fullest: dict[str, float] = {}
@@ -128,54 +147,62 @@ class Detector:
 
     @property
     def any_left(self) -> bool:
-        """Return whether a condition may still open a window."""
+        """True if a condition may still open a window."""
         return any(ready.left for ready in self._ready)
 
     def step(self, step: Measured, ordinal: int) -> Opened | None:
-        """Judge a step by the times of the process that drives it; `ordinal` counts the run's steps from 1.
+        """Compare a step with the previous ones, by the times of the process that drives it.
 
-        A step that was captured, or that raised, is none to judge or to go by.
+        Captured steps, and steps that raised, must not be passed: they are neither judged nor compared with.
+
+        Args:
+            step: The step.
+            ordinal: Number of the step in this run, from 1.
+
+        Returns:
+            The window that a condition opens, or None.
         """
         if ordinal <= FIRST:
             return None
-        whys: dict[str, tuple[float, float, str]] = {}
+        outliers: dict[str, tuple[float, float, str]] = {}
         took, usual, without = self._usual.compare(step)
         if usual:
-            but_for = f" without {', '.join(without)}" if without else ""
-            whys[STEP] = took, usual, f"step {step.number} took {in_words(took)}{but_for}"
+            suffix = f" without {', '.join(without)}" if without else ""
+            outliers[STEP] = took, usual, f"step {step.number} took {in_words(took)}{suffix}"
         for name, before in self._stages.items():
-            spans = ((start, end) for each, start, end in step.parts if name in (each, step.kinds.get(each)))
+            spans = ((start, end) for part, start, end in step.parts if name in (part, step.kinds.get(part)))
             took = Union(spans).length() / 1e9
             if took and len(before) >= FEWEST and took - median(before) >= LEAST_SHARE * step.seconds:
-                whys[name] = took, median(before), f"{name} took {in_words(took)} in step {step.number}"
+                outliers[name] = took, median(before), f"{name} took {in_words(took)} in step {step.number}"
             if took:
                 before.append(took)
-        found = []
+        met = []
         for ready in self._ready:
-            took, usual, text = whys.get(ready.condition.what, (0.0, 0.0, ""))
+            took, usual, text = outliers.get(ready.condition.what, (0.0, 0.0, ""))
             if usual and took > ready.condition.above * usual:
-                found.append((ready, f"{text}, {took / usual:.1f} times the median of {in_words(usual)}"))
-        return self._open(found, ordinal)
+                met.append((ready, f"{text}, {took / usual:.1f} times the median of {in_words(usual)}"))
+        return self._open(met, ordinal)
 
     def unknown(self, step: Measured, ordinal: int) -> str:
-        """Return the stages and kinds that conditions name and no step has had, once that can be told; or an empty
-        text.
+        """Return a warning about stages and kinds in conditions that no step has had, or an empty text.
+
+        It is returned once, after `_UNKNOWN_AFTER_STEPS` steps.
         """
         missing = [name for name, before in self._stages.items() if not before]
-        if ordinal != _UNKNOWN or not missing:
+        if ordinal != _UNKNOWN_AFTER_STEPS or not missing:
             return ""
         names = sorted({name for name, _, _ in step.parts})
         kinds = sorted({step.kinds[name] for name in names if name in step.kinds})
-        there = f"{', '.join(names) or 'none'}{f', of kinds {listed}' if (listed := ', '.join(kinds)) else ''}"
-        return f"AUTOPROF_WHEN: no step had a stage {', '.join(missing)} in the trainer's process; there are {there}"
+        known = f"{', '.join(names) or 'none'}{f', of kinds {listed}' if (listed := ', '.join(kinds)) else ''}"
+        return f"AUTOPROF_WHEN: no step had a stage {', '.join(missing)} in the trainer's process; there are {known}"
 
-    def ranks(self, step: Measured, told: Sequence[RankStats], ordinal: int) -> Opened | None:
-        """Judge the ranks' statistics of a step: one may have been slower than the others."""
+    def ranks(self, step: Measured, entries: Sequence[RankStats], ordinal: int) -> Opened | None:
+        """Compare the ranks of a step with each other. Return the window that a condition opens, or None."""
         by_stage: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
-        for each in told:
-            for role, stages in each.stages.items():
+        for entry in entries:
+            for role, stages in entry.stages.items():
                 for stage, took in stages.items():
-                    by_stage[role, stage][each.rank] = took
+                    by_stage[role, stage][entry.rank] = took
         found = []
         for (role, stage), times in by_stage.items():
             rank, took, usual = _slowest(times)
@@ -184,43 +211,58 @@ class Detector:
                 found.append((took, usual, text))
         return self._open(self._above(RANK, found), ordinal)
 
-    def replicas(self, step: Measured, told: Sequence[ReplicaStats], ordinal: int) -> Opened | None:
-        """Judge what the replicas have generated in a step, by the seconds for a token, or for a request."""
-        if any(each.seconds < LEAST_SHARE * step.seconds for each in told):
+    def replicas(self, step: Measured, entries: Sequence[ReplicaStats], ordinal: int) -> Opened | None:
+        """Compare the replicas of a step by their seconds per token, or per request.
+
+        Return the window that a condition opens, or None.
+        """
+        if any(entry.seconds < LEAST_SHARE * step.seconds for entry in entries):
             return None
-        unit, times = per_unit(told)
+        unit, times = per_unit(entries)
         replica, took, usual = _slowest(times)
         text = f"replica {replica} took {in_words(took)} a {unit} in step {step.number}"
         return self._open(self._above(REPLICA, [(took, usual, text)]), ordinal)
 
-    def states(self, number: int, told: Iterable[RankStats], ordinal: int) -> Opened | None:
-        """Judge by the step `number` how full memory is, and whether somebody ran out of it since the last time."""
-        found = []
-        for each in told:
-            if each.oom and each.oom not in self._ran_out:
-                self._ran_out.add(each.oom)
-                found += [(ready, each.oom) for ready in self._ready if ready.condition.what == OOM]
-            on_host = each.memory_of == HOST
-            who = each.host if on_host else f"{each.role} rank {each.rank}"
-            # A peak stays: it says something new where it is higher than before.
-            if each.memory <= self._fullest.get(who, 0.0):
-                continue
-            full = [each.condition.above for each in self._ready if each.condition.what == MEMORY]
-            if each.memory > min(full, default=1.0):
-                self._fullest[who] = each.memory
-            said = f"{who} had {percent(each.memory)} of its memory in use after step {number}"
-            if not on_host:
-                said = f"{who} had reserved up to {percent(each.memory)} of its device's memory by step {number}"
-            found += [
-                (ready, said)
-                for ready in self._ready
-                if ready.condition.what == MEMORY and each.memory > ready.condition.above
-            ]
-        return self._open(found, ordinal)
+    def states(self, number: int, entries: Iterable[RankStats], ordinal: int) -> Opened | None:
+        """Check the memory of ranks, and whether one ran out of it. Return the window that a condition opens, or None.
 
-    def _above(self, what: str, found: Iterable[tuple[float, float, str]]) -> list[tuple[_Ready, str]]:
-        """Return the conditions of a kind that the worst of those who took so long, and the others so long, meets."""
-        worst = max((each for each in found if each[1]), key=lambda each: each[0] / each[1], default=None)
+        Args:
+            number: The last step, for the reason.
+            entries: The newest statistics of each rank.
+            ordinal: Number of the step in this run, from 1.
+        """
+        met = []
+        for entry in entries:
+            if entry.oom and entry.oom not in self._ran_out:
+                self._ran_out.add(entry.oom)
+                met += [(ready, entry.oom) for ready in self._ready if ready.condition.what == OOM]
+            on_host = entry.memory_of == HOST
+            owner = entry.host if on_host else f"{entry.role} rank {entry.rank}"
+            # A peak never falls, so it counts again only if it is higher than before.
+            if entry.memory <= self._fullest.get(owner, 0.0):
+                continue
+            limits = [ready.condition.above for ready in self._ready if ready.condition.what == MEMORY]
+            if entry.memory > min(limits, default=1.0):
+                self._fullest[owner] = entry.memory
+            text = f"{owner} had {percent(entry.memory)} of its memory in use after step {number}"
+            if not on_host:
+                text = f"{owner} had reserved up to {percent(entry.memory)} of its device's memory by step {number}"
+            met += [
+                (ready, text)
+                for ready in self._ready
+                if ready.condition.what == MEMORY and entry.memory > ready.condition.above
+            ]
+        return self._open(met, ordinal)
+
+    def _above(self, what: str, outliers: Iterable[tuple[float, float, str]]) -> list[tuple[_Ready, str]]:
+        """Return the conditions that the worst outlier meets, with the reason.
+
+        Args:
+            what: Kind of the conditions.
+            outliers: Seconds of the slowest one, median seconds of the others, and description.
+        """
+        comparable = (outlier for outlier in outliers if outlier[1])
+        worst = max(comparable, key=lambda outlier: outlier[0] / outlier[1], default=None)
         if worst is None:
             return []
         took, usual, text = worst
@@ -228,21 +270,21 @@ class Detector:
         same = [ready for ready in self._ready if ready.condition.what == what]
         return [(ready, text) for ready in same if took > ready.condition.above * usual]
 
-    def _open(self, found: Iterable[tuple[_Ready, str]], ordinal: int) -> Opened | None:
-        """Open one window for all conditions that are met now, with the settings of the first that has some."""
-        met = {id(ready): (ready, text) for ready, text in found if ready.may(ordinal)}
-        if not met:
+    def _open(self, met: Iterable[tuple[_Ready, str]], ordinal: int) -> Opened | None:
+        """Open one window for all conditions that are met, with the settings of the first condition that has some."""
+        opening = {id(ready): (ready, text) for ready, text in met if ready.may(ordinal)}
+        if not opening:
             return None
-        conditions = [ready.condition for ready, _ in met.values()]
-        for ready, _ in met.values():
+        conditions = [ready.condition for ready, _ in opening.values()]
+        for ready, _ in opening.values():
             ready.open(ordinal)
-        reasons = [f"{text} ({ready.condition})" for ready, text in met.values()]
-        overrides = next((each.overrides for each in conditions if each.overrides), {})
-        return Opened(max(each.steps for each in conditions), overrides, "; ".join(reasons))
+        reasons = [f"{text} ({ready.condition})" for ready, text in opening.values()]
+        overrides = next((condition.overrides for condition in conditions if condition.overrides), {})
+        return Opened(max(condition.steps for condition in conditions), overrides, "; ".join(reasons))
 
 
 class _Ready:
-    """A condition, and when it may open a window."""
+    """Condition, with the number of its windows and the end of its cool-down."""
 
     def __init__(self, condition: Condition) -> None:
         self.condition = condition
@@ -261,15 +303,20 @@ class _Ready:
         self._quiet_until = ordinal + self.condition.steps + self.condition.cool_down
 
 
-class _Usual:
-    """The usual length of a step. Validation, checkpoints and the like, which most steps lack, are left out of each."""
+class _UsualStep:
+    """Usual duration of a step. Parts that most steps lack, such as validation and checkpoints, do not count."""
 
     def __init__(self) -> None:
         self._steps: deque[tuple[int, Mapping[str, Union]]] = deque(maxlen=KEPT)
         self._had: Counter[str] = Counter()
 
     def compare(self, step: Measured) -> tuple[float, float, list[str]]:
-        """Return what the step took, the median of those before (0 where they are too few), and what was left out."""
+        """Compare a step with the previous ones.
+
+        Returns:
+            The seconds of the step, the median of the previous ones (0 if they are too few), and the names of long
+            parts that do not count.
+        """
         parts: dict[str, Union] = defaultdict(Union)
         for name, start, end in step.parts:
             parts[name].add(max(start, step.start_ns), min(end, step.end_ns))
@@ -287,14 +334,14 @@ class _Usual:
 
 
 def _without(length: int, parts: Mapping[str, Union], rare: set[str]) -> float:
-    """Return the seconds of a step without those parts, which may nest."""
+    """Return the seconds of a step without the rare parts, which may nest."""
     left_out = Union(piece for name in rare & parts.keys() for piece in parts[name].pieces())
     return (length - left_out.length()) / 1e9
 
 
 def _slowest(times: Mapping[int, float]) -> tuple[int, float, float]:
-    """Return who takes longest, for how long, and the median of the others: 0 where there are none."""
+    """Return the slowest worker, its seconds, and the median of the others. All are 0 if there are no others."""
     if len(times) < 2:
         return 0, 0.0, 0.0
-    slowest = max(times, key=lambda who: times[who])
-    return slowest, times[slowest], median(took for who, took in times.items() if who != slowest)
+    slowest = max(times, key=lambda worker: times[worker])
+    return slowest, times[slowest], median(took for worker, took in times.items() if worker != slowest)

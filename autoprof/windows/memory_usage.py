@@ -14,10 +14,10 @@ _MEMINFO = Path("/proc/meminfo")
 
 
 def taken() -> tuple[float, str]:
-    """Return a share from 0 to 1, and of what.
+    """Return the share of memory in use, from 0 to 1, and its owner.
 
-    `device`: what torch's allocator has reserved at most since the process began, or since somebody reset that. `host`:
-    what is taken now, of the cgroup's limit where there is one.
+    For `device` it is the peak of the memory that torch's allocator has reserved since the process began, or since the
+    program reset the peak. For `host` it is the current use, relative to the cgroup's limit if it has one.
     """
     torch = sys.modules.get("torch")
     for name in ("cuda", "npu"):
@@ -28,7 +28,7 @@ def taken() -> tuple[float, str]:
 
 
 def _of_device(backend: Any) -> float | None:
-    """Return the share of a device; None where the process uses none: asking would initialise it."""
+    """Return the share of a device, or None if the process does not use it: a query would initialise the device."""
     if backend is None or not backend.is_initialized():
         return None
     device = backend.current_device()
@@ -37,7 +37,7 @@ def _of_device(backend: Any) -> float | None:
 
 
 def _of_host(cgroup: Path = _CGROUP, meminfo: Path = _MEMINFO) -> float:
-    """Return the share of the host. Pages of files that can be dropped do not count."""
+    """Return the share of the host. Cached pages of files that can be dropped do not count."""
     for folder, limit_name, used_name, inactive in (
         (cgroup, "memory.max", "memory.current", "inactive_file"),
         (cgroup / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -45,19 +45,19 @@ def _of_host(cgroup: Path = _CGROUP, meminfo: Path = _MEMINFO) -> float:
         try:
             limit = int(files.text(folder / limit_name))
             used = int(files.text(folder / used_name)) - _lines(folder / "memory.stat").get(inactive, 0)
-        except (OSError, ValueError) as error:  # there is no limit, or no cgroup
+        except (OSError, ValueError) as error:  # no limit, or no cgroup
             interrupts.pass_on(error)
             continue
         if 0 < limit < 1 << 60:
             return max(0.0, used / limit)
     try:
-        found = _lines(meminfo)
-        return 1 - found["MemAvailable:"] / found["MemTotal:"]
+        values = _lines(meminfo)
+        return 1 - values["MemAvailable:"] / values["MemTotal:"]
     except (OSError, KeyError, ZeroDivisionError) as error:
         interrupts.pass_on(error)
         return 0.0
 
 
 def _lines(path: Path) -> dict[str, int]:
-    words = (line.split() for line in files.text(path).splitlines())
-    return {each[0]: int(each[1]) for each in words if len(each) > 1 and each[1].isdecimal()}
+    lines = (line.split() for line in files.text(path).splitlines())
+    return {words[0]: int(words[1]) for words in lines if len(words) > 1 and words[1].isdecimal()}

@@ -1,7 +1,7 @@
-"""Monitor of a run's steps, in the process that drives them: compares each step that has ended with the conditions.
+"""Monitor of a run's steps in the process that drives them, which compares each ended step with the conditions.
 
-It judges the process's own spans at once, and reads the statistics of other processes in a thread, which no step waits
-for. So a window begins with the next step, or with the one after where that has begun by then.
+It judges the process's own spans immediately. A thread, for which no step waits, reads the statistics of other
+processes. So a window begins with the next step, or with the one after it if the next has already begun.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from autoprof.windows import requests, stats
 from autoprof.windows.detector import FIRST, Detector, Measured, Opened, Slowest
 from autoprof.windows.stats import RANK, REPLICA, RankStats, ReplicaStats, StatsReporter
 
-# How long the thread waits for the statistics of a step, and how often it looks.
-_PATIENCE_S, _LOOK_S = 2.0, 0.25
-# How long the end of Ray waits for the thread.
-_END_S = 2.0
+# Maximum wait of the thread for the statistics of a step, and the time between two looks.
+_PATIENCE_S, _POLL_S = 2.0, 0.25
+# Maximum wait for the thread before Ray shuts down.
+_JOIN_S = 2.0
 
-_Told = TypeVar("_Told", RankStats, ReplicaStats)
+_Stats = TypeVar("_Stats", RankStats, ReplicaStats)
 
 
-class _State(process.State):
-    """The threads that wait for statistics, and whether they have to stop."""
+class _MonitorState(process.State):
+    """Threads that wait for statistics, and the event that stops them."""
 
     def begin(self) -> None:
         self.stop = threading.Event()
         self.threads: list[threading.Thread] = []
 
 
-_state = _State()
+_state = _MonitorState()
 
 
 class Monitor:
-    """The steps of the trainer in this process, or the batches of an engine without one."""
+    """Monitor of the trainer's steps in this process, or of an engine's batches if there is no trainer."""
 
     def __init__(self, run: Runtime, reporter: StatsReporter) -> None:
         self._run = run
@@ -56,63 +56,71 @@ class Monitor:
         self._at = 0
         self._thread: threading.Thread | None = None
         self._before: dict[int, ReplicaStats] = {}
-        self._told_of = -1
-        # Of several trainers that a launcher has started one decides, and asks the others as `autoprof trigger` does.
+        # If a launcher has started several trainers, one decides, and sends a request as `autoprof trigger` does.
         self._several = identity.ranks() > 1
         self._decides = not self._several or run.decides
 
     def begins(self, step: int, ordinal: int) -> None:
-        """Note that a step has begun; `ordinal` counts those of this run from 1."""
+        """Note that a step has begun. `ordinal` is its number in this run, from 1."""
         self._at = step
         if ordinal > 1:
             return
         for condition in self._run.settings.when:
             # A run that was not resumed begins with step 1, or 0.
             if condition.what == RESUME and step > 1 and self._resumed is None:
-                why = f"the run was resumed at step {step} ({condition})"
-                self._resumed = Opened(condition.steps, condition.overrides, why)
+                reason = f"the run was resumed at step {step} ({condition})"
+                self._resumed = Opened(condition.steps, condition.overrides, reason)
 
     def due(self, ordinal: int) -> dict[str, Any] | None:
-        """Return the settings of the step that begins, if a condition has opened a window that has some left."""
+        """Return the settings of the step that begins now, if it is in a condition's window, else None.
+
+        This uses up one step of the window.
+        """
         with self._lock:
-            found = self.foresee(ordinal)
+            overrides = self.foresee(ordinal)
             if self._due is not None:
                 self._due = self._due._replace(steps=self._due.steps - 1) if self._due.steps > 1 else None
-        return found
+        return overrides
 
     def foresee(self, ordinal: int) -> dict[str, Any] | None:
-        """Return what `due` will return for a step to come, as far as is known now."""
+        """Return the settings that `due` would return for a step, without using up a step."""
         opened = self._due
         if opened is None and self._resumed is not None and ordinal <= self._resumed.steps:
             opened = self._resumed
         return None if opened is None else opened.overrides | {REASON: opened.reason}
 
     def any_left(self, ordinal: int) -> bool:
-        """Return whether a condition may open a window for a step after this one."""
+        """Return True if a condition may open a window for a step after this one."""
         resumed = self._resumed is not None and ordinal < self._resumed.steps
         return self._due is not None or resumed or self._detector.any_left
 
     def with_stragglers(self, overrides: Mapping[str, Any], first: Callable[[], Mapping[int, int]]) -> dict[str, Any]:
-        """Return the settings of a window with the ranks that are the slowest now, where it asks for those.
+        """Return the settings of a window, with the currently slowest ranks if it asks for them.
 
         Args:
-            overrides: The settings that the window has of its own.
-            first: Gives the first global rank of each replica.
+            overrides: The settings of the window.
+            first: Function that returns the first global rank of each replica.
         """
         settings = self._run.settings.overridden(overrides)
         if not stats.asks_for_slowest(settings):
             return dict(overrides)
         with self._lock:
-            found = self._slowest.find(settings, first())
-        return {**overrides, FOUND: found} if found else dict(overrides)
+            slowest = self._slowest.find(settings, first())
+        return {**overrides, FOUND: slowest} if slowest else dict(overrides)
 
     def ended(self, number: int, ordinal: int, captured: bool) -> None:
-        """Compare a step that has ended and whose span was written."""
+        """Compare a step that has ended and whose span was written.
+
+        Args:
+            number: The global step.
+            ordinal: Its number in this run, from 1.
+            captured: True if it was captured, which makes it slower. Then it is not compared.
+        """
         line, parts = self._reporter.take()
         if line is None or line.step != number:
             return
         if not self._decides:
-            self._reporter.tell()
+            self._reporter.send()
             return
         step = Measured(number, line.start_ns, line.end_ns, parts, self._reporter.kinds)
         fair = not captured and line.error is None
@@ -127,16 +135,16 @@ class Monitor:
             thread = threading.Thread(
                 target=self._hear, args=(step, ordinal, fair, own), name="autoprof-comparing", daemon=True
             )
-            with interrupts.suppress(RuntimeError):  # there may be no more threads
+            with interrupts.suppress(RuntimeError):  # the system may have no more threads
                 threads.start(thread.start)
                 self._thread = thread
-                _state.threads[:] = [thread, *(each for each in _state.threads if each.is_alive())]
+                _state.threads[:] = [thread, *(other for other in _state.threads if other.is_alive())]
 
     def _hear(self, step: Measured, ordinal: int, fair: bool, own: RankStats) -> None:
         try:
             ranks = [own, *self._read_ranks(step.number)]
             replicas = self._since(_decoded(stats.read_entries(self._run, REPLICA), ReplicaStats))
-            same = [each for each in ranks if each.step == step.number]
+            same = [entry for entry in ranks if entry.step == step.number]
             with self._lock:
                 self._open(self._detector.states(step.number, ranks, ordinal))
                 if fair and ordinal > FIRST:
@@ -151,46 +159,46 @@ class Monitor:
     def _read_ranks(self, number: int) -> list[RankStats]:
         """Return the statistics of the ranks.
 
-        A rank sends them when its last stage has ended, as the step does. Those that sent them for the step before are
-        waited for a moment.
+        A rank sends them when its last stage has ended, at about the same time as the step. So this waits a moment for
+        ranks whose newest statistics are of the previous steps.
         """
         deadline = time.monotonic() + _PATIENCE_S
         while True:
-            told = _decoded(stats.read_entries(self._run, RANK), RankStats)
-            late = any(each.step is not None and number - 2 <= each.step < number for each in told)
-            if not late or time.monotonic() > deadline or _state.stop.wait(_LOOK_S):
-                return told
+            entries = _decoded(stats.read_entries(self._run, RANK), RankStats)
+            late = any(entry.step is not None and number - 2 <= entry.step < number for entry in entries)
+            if not late or time.monotonic() > deadline or _state.stop.wait(_POLL_S):
+                return entries
 
-    def _since(self, told: list[ReplicaStats]) -> list[ReplicaStats]:
-        """Return what the replicas have done since the last step."""
-        before, self._before = self._before, {each.replica: each for each in told}
-        found = []
-        for each in told:
-            last = before.get(each.replica)
-            if last is None or last.requests > each.requests:  # it is new
-                last = ReplicaStats(replica=each.replica)
-            if each.requests > last.requests:
-                found.append(
+    def _since(self, entries: list[ReplicaStats]) -> list[ReplicaStats]:
+        """Return the work of the replicas since the last step, from their totals."""
+        before, self._before = self._before, {entry.replica: entry for entry in entries}
+        differences = []
+        for entry in entries:
+            last = before.get(entry.replica)
+            if last is None or last.requests > entry.requests:  # the replica is new
+                last = ReplicaStats(replica=entry.replica)
+            if entry.requests > last.requests:
+                differences.append(
                     ReplicaStats(
-                        replica=each.replica,
-                        requests=each.requests - last.requests,
-                        seconds=each.seconds - last.seconds,
-                        tokens=each.tokens - last.tokens,
+                        replica=entry.replica,
+                        requests=entry.requests - last.requests,
+                        seconds=entry.seconds - last.seconds,
+                        tokens=entry.tokens - last.tokens,
                     )
                 )
-        return found
+        return differences
 
     def _open(self, opened: Opened | None) -> None:
         if opened is None:
             return
         log.info(f"{opened.reason}: {opened.steps} of the next steps are captured")
         if self._several:
-            # The others may have begun the next step, and none is further than that.
+            # The other trainers may have begun the next step, but not a later one.
             steps = f"{self._at + 2}:{self._at + 2 + opened.steps}"
-            asked = requests.Trigger(at=steps, overrides=opened.overrides, reason=opened.reason)
-            requests.ask(self._run.rundir, asked)
+            trigger = requests.Trigger(at=steps, overrides=opened.overrides, reason=opened.reason)
+            requests.ask(self._run.rundir, trigger)
             return
-        # A step that is slow for its slowest rank meets two conditions.
+        # A step that is slow because of its slowest rank meets two conditions.
         if self._due is not None:
             both = f"{self._due.reason}; {opened.reason}"
             opened = Opened(max(self._due.steps, opened.steps), self._due.overrides or opened.overrides, both)
@@ -198,24 +206,24 @@ class Monitor:
 
 
 def stop() -> None:
-    """Stop reading and sending: Ray is about to end."""
+    """Stop reading and sending, before Ray shuts down."""
     _state.stop.set()
     stats.stop_channel()
     for thread in _state.threads:
         if thread is not threading.current_thread():
-            thread.join(_END_S)
+            thread.join(_JOIN_S)
 
 
 def resume() -> None:
-    """Read and send again: Ray is up."""
+    """Read and send again, after Ray has started."""
     _state.stop.clear()
     stats.resume_channel()
 
 
-def _decoded(entries: list[bytes], kind: type[_Told]) -> list[_Told]:
-    """Return the entries of a kind, but for those of another version of autoprof or of somebody else."""
-    found = []
+def _decoded(entries: list[bytes], kind: type[_Stats]) -> list[_Stats]:
+    """Return the decoded entries of a kind. Entries of other versions of autoprof or of other programs are skipped."""
+    decoded = []
     for entry in entries:
         with contextlib.suppress(msgspec.DecodeError):
-            found.append(msgspec.json.decode(entry, type=kind))
-    return found
+            decoded.append(msgspec.json.decode(entry, type=kind))
+    return decoded

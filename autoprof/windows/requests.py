@@ -1,8 +1,8 @@
-"""Requests of `autoprof trigger`: files in a run's `control/` folder, polled once a step.
+"""Requests of `autoprof trigger`: files in a run's `control/` folder, polled once per step.
 
-A request is `<name>.json`. The process that takes it renames it to `<name>.json.taken` and records its progress there,
+A request is `<name>.json`. The process that takes it renames it to `<name>.json.taken` and writes its progress there,
 which `--wait` reads. A rejected request is kept as `<name>.json.refused`; its `.taken` file has the reason. In Ray, a
-key of the key-value store changes with each new request, so that a poll is one look at the folder and one read.
+key of the key-value store changes with each new request. So a poll is one look at the folder and one read.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ TAKEN = ".taken"
 REFUSED = ".refused"
 ENDING = ".json"
 MOST_BYTES = 64 << 10
-# What requests are called. A name that comes from elsewhere becomes part of a path.
+# Names of requests. A name that comes through Ray is checked, because it becomes part of a path.
 NAME = re.compile(r"[0-9]{1,20}-[0-9]{1,10}-[0-9a-f]{8}\.json")
-_MOST_STEPS = 1_000_000
-# Why a request can't be read.
+_MAX_STEPS = 1_000_000
+# Errors of a request that can't be read.
 UNREADABLE = (OSError, ValueError, RecursionError, msgspec.MsgspecError)
 
 
 @structs.complete
 class Trigger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={"since": "from"}):
-    """A window that somebody asked for while the run was going on, or the switch of the whole run.
+    """Request for a window during the run, or for switching autoprof off or on in the run.
 
     Attributes:
-        run: The id of the run that was asked.
-        steps: How many steps.
-        since: The number of the first one; without it, the one that begins next.
-        at: Steps as in `AUTOPROF_STEPS` in place of those two; `+1` is the step that begins next.
-        overrides: Settings of that window: those of `values.WINDOW_FIELDS`.
-        switch: What autoprof is switched in the run, if that is what was asked for.
-        reason: Why, where nobody has asked: what the run itself saw (`monitor.py`).
+        run: Id of the run.
+        steps: Number of steps.
+        since: The first step; None for the step that begins next.
+        at: Steps as in `AUTOPROF_STEPS`, instead of `steps` and `since`. `+1` is the step that begins next.
+        overrides: Settings of the window, by the names in `values.WINDOW_FIELDS`.
+        switch: `off` or `on` to switch autoprof; empty for a window.
+        reason: Reason for a window that the run itself requests (`monitor.py`); empty for users' requests.
     """
 
     run: str = ""
@@ -67,16 +67,16 @@ class Trigger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 @structs.complete
 class Became(msgspec.Struct, kw_only=True):
-    """The state of a request.
+    """State of a request.
 
     Attributes:
-        state: `taken`, and none of its steps has begun; `open`, one has; `done`, none is to come; `joined`, one with
-            the same content was open already; `refused`.
+        state: `taken`: none of its steps has begun. `open`: a step has begun. `done`: no more steps will be captured.
+            `joined`: an open request has the same content. `refused`.
         by: Host and pid of the process that took it.
-        captured: The steps that were captured and are through.
-        going_on: The one that is being captured.
-        joined: The name of the request that it joined.
-        reason: Why it was refused, or is done with less than was asked for.
+        captured: Steps whose captures have ended.
+        going_on: Step that is being captured, if any.
+        joined: Name of the request that it joined.
+        reason: Reason why it was refused, or why not all requested steps were captured.
     """
 
     state: Literal["taken", "open", "done", "joined", "refused"] = "taken"
@@ -88,18 +88,18 @@ class Became(msgspec.Struct, kw_only=True):
 
     @property
     def over(self) -> bool:
-        """Return whether nothing comes of it any more."""
+        """True if the state will not change any more."""
         return self.state in ("done", "joined", "refused")
 
 
 def checked(trigger: Trigger) -> Trigger:
-    """Return the trigger with its values as settings have them.
+    """Check a trigger and return it with its settings in their internal form.
 
     Raises:
-        SettingsError: One is wrong.
+        SettingsError: A value is wrong.
     """
-    if not 1 <= trigger.steps <= _MOST_STEPS:
-        raise values.SettingsError(f"steps: got {trigger.steps}; it takes a number of steps from 1 to {_MOST_STEPS}")
+    if not 1 <= trigger.steps <= _MAX_STEPS:
+        raise values.SettingsError(f"steps: got {trigger.steps}; it takes a number of steps from 1 to {_MAX_STEPS}")
     if trigger.since is not None and trigger.since < 0:
         raise values.SettingsError(f"from: got {trigger.since}; it takes a step number from 0")
     if trigger.at and (trigger.since is not None or trigger.steps != 1):
@@ -112,10 +112,10 @@ def checked(trigger: Trigger) -> Trigger:
 
 
 def decoded(content: bytes, run_id: str) -> Trigger:
-    """Return the trigger that a request holds, checked.
+    """Decode and check the trigger of a request.
 
     Raises:
-        ValueError: It is none, or another run's.
+        ValueError: The content is wrong, or the request is for another run.
     """
     if len(content) > MOST_BYTES:
         raise ValueError(f"it has more than {MOST_BYTES} bytes")
@@ -126,15 +126,15 @@ def decoded(content: bytes, run_id: str) -> Trigger:
 
 
 def new_name() -> str:
-    """Return a name for a request: in order of their time, and nobody else's."""
+    """Return a unique name for a request. Names sort by time."""
     return f"{time.time_ns()}-{os.getpid()}-{os.urandom(4).hex()}{ENDING}"
 
 
 def ask(run: RunDir, trigger: Trigger) -> Path:
-    """Leave a request for the run's trainer.
+    """Write a request for the run's trainer. Return its path.
 
     Raises:
-        OSError: It can't be written.
+        OSError: The file can't be written.
     """
     files.open_as(run.path)
     path = run.control / new_name()
@@ -143,29 +143,31 @@ def ask(run: RunDir, trigger: Trigger) -> Path:
 
 
 def names(run: RunDir) -> list[str]:
-    """Return what lies in `control/`, oldest requests first."""
+    """Return the names of the files in `control/`, oldest requests first."""
     try:
         return sorted(os.listdir(run.control))
-    except OSError as error:  # nobody has asked for anything
+    except OSError as error:  # without requests there is no such folder
         interrupts.pass_on(error)
         return []
 
 
-def take(run: RunDir, there: Iterable[str] | None = None) -> list[tuple[str, Trigger]]:
-    """Take the requests that nobody has taken, oldest first, by name. Each is taken once. Raises nothing.
+def take(run: RunDir, listing: Iterable[str] | None = None) -> list[tuple[str, Trigger]]:
+    """Take the new requests and return their names and triggers, oldest first. Only one process takes a request.
+
+    Errors are logged.
 
     Args:
-        run: Where to look.
-        there: What lies in `control/`, where that is known.
+        run: The run.
+        listing: The names in `control/`, if the caller has just listed them.
     """
     taken = []
-    for name in names(run) if there is None else there:
+    for name in names(run) if listing is None else listing:
         if not name.endswith(ENDING):
             continue
         path = f"{run.control / name}{TAKEN}"
         try:
             os.replace(run.control / name, path)
-        except FileNotFoundError as error:  # somebody else was faster
+        except FileNotFoundError as error:  # another process has taken it
             interrupts.pass_on(error)
             continue
         except OSError as error:
@@ -185,30 +187,36 @@ def take(run: RunDir, there: Iterable[str] | None = None) -> list[tuple[str, Tri
 
 
 def refuse(run: RunDir, name: str, error: Exception) -> None:
-    """Say why a request is refused. Raises nothing."""
-    why = _why(error)
-    log.warning(f"the request {run.control / name} is refused: {why}")
-    note(run, name, None, Became(state="refused", reason=why))
+    """Log why a request is refused, and write the reason into its `.taken` file. Errors are logged."""
+    reason = _reason(error)
+    log.warning(f"the request {run.control / name} is refused: {reason}")
+    note(run, name, None, Became(state="refused", reason=reason))
 
 
 def note(run: RunDir, name: str, trigger: Trigger | None, became: Became) -> None:
-    """Say what has become of a request that was taken. Raises nothing."""
+    """Write the state of a request into its `.taken` file. Errors are logged."""
     became.by = f"{identity.HOST}-{os.getpid()}"
-    asked = {} if trigger is None else msgspec.to_builtins(trigger)
+    fields = {} if trigger is None else msgspec.to_builtins(trigger)
     try:
-        write_json(Path(f"{run.control / name}{TAKEN}"), asked | {"became": msgspec.to_builtins(became)})
+        write_json(Path(f"{run.control / name}{TAKEN}"), fields | {"became": msgspec.to_builtins(became)})
     except OSError as error:
         interrupts.pass_on(error)
         log.warning_once(f"{run.control}: outcomes of trigger requests can't be written there: {error.strerror}")
 
 
-def read_along(run: RunDir, there: Iterable[str], known: set[str]) -> list[tuple[str, Trigger, list[int]]]:
-    """Return the requests that are there and not over, taken or not, less those in `known`, which they are added to.
+def read_along(run: RunDir, listing: Iterable[str], known: set[str]) -> list[tuple[str, Trigger, list[int]]]:
+    """Read the requests that are not over, without taking them.
 
-    With each come the steps of it that have begun in the process that took it.
+    Args:
+        run: The run.
+        listing: The names in `control/`.
+        known: Names of requests to skip. The names of all requests in `listing` are added.
+
+    Returns:
+        For each request its name, its trigger, and its steps that have begun in the process that took it.
     """
-    found = []
-    for name in sorted({name.removesuffix(TAKEN) for name in there}):
+    requests = []
+    for name in sorted({name.removesuffix(TAKEN) for name in listing}):
         if name in known or not name.endswith(ENDING):
             continue
         known.add(name)
@@ -218,19 +226,19 @@ def read_along(run: RunDir, there: Iterable[str], known: set[str]) -> list[tuple
                 became = msgspec.convert(fields.pop("became", {}) if ending else {}, Became)
                 if not became.over:
                     begun = [*became.captured, *([] if became.going_on is None else [became.going_on])]
-                    found.append((name, decoded(msgspec.json.encode(fields), run.path.name), begun))
+                    requests.append((name, decoded(msgspec.json.encode(fields), run.path.name), begun))
                 break
-            except FileNotFoundError as error:  # it has been taken just now
+            except FileNotFoundError as error:  # a process is just taking it
                 interrupts.pass_on(error)
                 continue
-            except UNREADABLE as error:  # whoever takes it says so
+            except UNREADABLE as error:  # the process that takes it reports the error
                 interrupts.pass_on(error)
                 break
-    return found
+    return requests
 
 
 def switch(run: RunDir, off: bool) -> None:
-    """Switch autoprof off in a run that is going on, or on again.
+    """Switch autoprof off in a run, or on again.
 
     Raises:
         OSError: The folder can't be written.
@@ -242,90 +250,91 @@ def switch(run: RunDir, off: bool) -> None:
 
 
 def waiting(run: RunDir) -> list[str]:
-    """Return the names of the requests that nobody has taken."""
+    """Return the names of the requests that no process has taken."""
     return [name for name in names(run) if name.endswith(ENDING)]
 
 
 def states(run: RunDir) -> dict[str, Became]:
-    """Return what became of the requests that were taken, by name. What can't be read is left out."""
-    found = {}
+    """Return the states of the taken requests by name. Unreadable files are skipped."""
+    result = {}
     for name in names(run):
         if name.endswith(f"{ENDING}{TAKEN}"):
             with interrupts.suppress(*UNREADABLE):
                 content = msgspec.json.decode(files.read(run.control / name, MOST_BYTES), type=dict[str, Any])
-                found[name.removesuffix(TAKEN)] = msgspec.convert(content.get("became", {}), Became)
-    return found
+                result[name.removesuffix(TAKEN)] = msgspec.convert(content.get("became", {}), Became)
+    return result
 
 
 def _content(run: RunDir, path: str) -> bytes:
-    # The run's directory says who it belongs to, where a disk has other owners for root.
+    # The owner of the run's directory may differ from this user, since some disks map root to another user.
     owners = {0, os.geteuid(), run.path.stat().st_uid}
     return files.read(path, MOST_BYTES, owners)
 
 
-def _why(error: Exception) -> str:
-    """Return why a request is refused, without secrets."""
+def _reason(error: Exception) -> str:
+    """Return the reason why a request is refused, without secrets."""
     if isinstance(error, OSError):
         return "it is a link" if error.errno == errno.ELOOP else str(error.strerror)
     return hidden(" ".join(str(error).split()), 200)
 
 
-# The times of files are coarse: up to 2 s (FAT; 1 s on older NFS and HFS+). What changes within that after a change may
-# leave a folder's as they are.
+# Coarsest resolution of file times (FAT; 1 s on older NFS and HFS+). A second change within this time may leave the
+# times of a folder as they are.
 _COARSE_S = 2.0
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _Mark = tuple[int, int, int, int]
 
 
 class Folder:
-    """A folder that is looked at again and again, and listed where something may have changed in it.
+    """Folder that is polled, and listed only if its content may have changed.
 
     Attributes:
-        names: What lay in it when it was listed last.
+        names: Names at the last listing.
     """
 
     def __init__(self) -> None:
         self.names: list[str] = []
         self._mark: _Mark | None = None
-        # When the mark was first seen. By this host's clock alone: another may have set the folder's times.
+        # Time at which the mark was first seen, on this host's clock. Another host's clock may have set the mark.
         self._since = float("-inf")
-        self._settled = False
-        self._tells: bool | None = None
+        # True if the last listing was made long enough after the last change.
+        self._listed_after_change = False
+        self._has_times: bool | None = None
 
     def look(self, run: RunDir) -> bool:
-        """Return whether the folder was listed, since it is another than at the last look, or might be."""
-        if self._tells is None:
-            self._tells = _tells(run.control)
+        """List the folder if it may have changed since the last look. Return True if it was listed."""
+        if self._has_times is None:
+            self._has_times = _updates_times(run.control)
         mark, now = _mark(run.control), time.monotonic()
         if mark != self._mark:
             self._mark, self._since = mark, now
-        elif self._settled and (self._tells or mark is None):
+        elif self._listed_after_change and (self._has_times or mark is None):
             return False
-        self._settled = now - self._since >= _COARSE_S
+        self._listed_after_change = now - self._since >= _COARSE_S
         self.names = names(run) if mark is not None else []
         return True
 
 
 class Bell:
-    """The requests that came through Ray, where this process is connected to it."""
+    """Requests that come through Ray, if this process is connected to it."""
 
     def __init__(self) -> None:
-        self._heard: bytes | None = None
-        self._known = False
+        self._last: bytes | None = None
+        self._registered = False
 
     def take(self, run: RunDir) -> list[tuple[str, Trigger]]:
-        """Return the requests that nobody has taken, oldest first, by name. Raises nothing."""
+        """Take the new requests and return their names and triggers, oldest first. Errors are logged."""
         if not cluster.is_up():
             return []
         try:
-            if not self._known:
-                self._known = True
+            if not self._registered:
+                self._registered = True
                 register(run)
-            rung = cluster.get(bell(run.path.name))
-            if rung == self._heard:
+            value = cluster.get(bell(run.path.name))
+            if value == self._last:
                 return []
             taken = _taken(run)
-            self._heard = rung
+            self._last = value
             return taken
         except Exception as error:
             interrupts.pass_on(error)
@@ -334,11 +343,11 @@ class Bell:
 
 
 class Registered(msgspec.Struct, frozen=True, kw_only=True):
-    """A run as Ray's store has it, written by the process that counts its steps.
+    """Entry of a run in Ray's key-value store, written by the process that counts its steps.
 
     Attributes:
-        ticks: The start of that process (`identity.began`).
-        uid: The user that started the run; None in entries of older releases.
+        ticks: Start of that process (`identity.start_ticks`).
+        uid: User that started the run; None in entries of older releases.
     """
 
     id: str
@@ -353,36 +362,36 @@ class Registered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def register(run: RunDir) -> None:
-    """Say in Ray's key-value store that this process is the one to ask in this run."""
+    """Write into Ray's key-value store that this process takes the requests of this run."""
     import ray
 
-    here = runtime.current()
-    told = Registered(
+    current = runtime.current()
+    entry = Registered(
         id=run.path.name,
         directory=str(run.path),
         host=identity.HOST,
         node=ray.get_runtime_context().get_node_id(),
         pid=os.getpid(),
         ticks=identity.start_ticks(os.getpid()) or 0,
-        command=here.info.command if here is not None else "",
-        started=here.info.started if here is not None else time.time(),
-        uid=here.info.uid if here is not None else os.geteuid(),
+        command=current.info.command if current is not None else "",
+        started=current.info.started if current is not None else time.time(),
+        uid=current.info.uid if current is not None else os.geteuid(),
     )
-    cluster.put(registered(run.path.name), msgspec.json.encode(told))
+    cluster.put(registered(run.path.name), msgspec.json.encode(entry))
 
 
 def registered(run_id: str) -> str:
-    """Return the key of a run."""
+    """Return the key of a run's entry."""
     return f"run/{run_id}"
 
 
 def bell(run_id: str) -> str:
-    """Return the key of a run's bell."""
+    """Return the key whose value changes with each new request to a run."""
     return f"bell/{run_id}"
 
 
 def asked(run_id: str, name: str = "") -> str:
-    """Return the key of a request, or how the keys of all requests to a run begin."""
+    """Return the key of a request, or without a name the prefix of the keys of all requests to a run."""
     return f"ask/{run_id}/{name}"
 
 
@@ -392,7 +401,7 @@ def _taken(run: RunDir) -> list[tuple[str, Trigger]]:
     for key in cluster.keys(prefix):
         name = key.removeprefix(prefix)
         content = cluster.get(key)
-        if not cluster.delete(key) or content is None:  # somebody else was faster
+        if not cluster.delete(key) or content is None:  # another process has taken it
             continue
         if not NAME.fullmatch(name):
             log.warning(f"a request through Ray is refused: its name is {name[:80]!r}")
@@ -406,10 +415,10 @@ def _taken(run: RunDir) -> list[tuple[str, Trigger]]:
 
 
 def _mark(folder: Path) -> _Mark | None:
-    """Return what is another after a change in the folder; None where it is not there.
+    """Return a value that differs after a change in the folder, or None if the folder does not exist.
 
-    The folder is opened for it, since NFS asks its server then, as it does not for each `stat` (Linux,
-    fs/nfs/dir.c, nfs_lookup_verify_inode).
+    The folder is opened, because an NFS client asks its server at an open, but not at each `stat` (Linux, fs/nfs/dir.c,
+    nfs_lookup_verify_inode).
     """
     try:
         descriptor = files.descriptor(folder, _OPEN)
@@ -417,17 +426,17 @@ def _mark(folder: Path) -> _Mark | None:
         interrupts.pass_on(error)
         return None
     try:
-        found = os.fstat(descriptor)
+        status = os.fstat(descriptor)
     finally:
         os.close(descriptor)
-    # ctime too: nobody sets it, as `_tells` does the other.
-    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns
+    # ctime, too: programs can't set it, while `_updates_times` sets mtime.
+    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns
 
 
-def _tells(folder: Path) -> bool:
-    """Return whether the folder's time changes with what comes into it. Some network file systems' never does.
+def _updates_times(folder: Path) -> bool:
+    """Return True if a new file changes the time of the folder. On some network file systems it does not.
 
-    The folder is made where it is not there: that there was none may be remembered for a minute on NFS, too.
+    The folder is made if it does not exist, because an NFS client may remember for a minute that it did not exist.
     """
     if not files.is_folder(folder.parent):
         return True

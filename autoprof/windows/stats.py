@@ -1,7 +1,7 @@
 """Statistics of ranks and rollout replicas, for conditions and for `AUTOPROF_RANKS=slowest:N`.
 
-A rank reports the seconds of its stages and its memory usage, a replica the tokens it has generated. A thread sends a
-rank's statistics once a step, to Ray's key-value store or to the run's `told/` folder.
+A rank reports the seconds of its stages and its memory usage. A replica reports the tokens that it has generated. A
+thread sends the statistics of a rank once per step, to Ray's key-value store or to the run's `told/` folder.
 """
 
 from __future__ import annotations
@@ -22,61 +22,67 @@ from autoprof.rundir import file_names
 from autoprof.rundir.records import Line
 from autoprof.windows import memory_usage
 
-# The folder, and the beginning of keys in the store.
+# Name of the folder, and prefix of the keys in the store.
 STATS_FOLDER = "told"
-# An entry is some hundred bytes.
-_MOST_BYTES = 1 << 20
+# Maximum size of an entry, which usually has a few hundred bytes.
+_MAX_BYTES = 1 << 20
 
 
-class _State(process.State):
-    """The end of sending, when Ray is about to end, and the senders, whose threads a forked child does not have."""
+class _StatsState(process.State):
+    """Channels of this process, and the event that stops them. Their threads do not exist in a forked child."""
 
     def begin(self) -> None:
         self.stop = threading.Event()
-        self.all: WeakSet[StatsChannel] = WeakSet()
+        self.channels: WeakSet[StatsChannel] = WeakSet()
 
     def in_child(self) -> None:
-        for channel in list(self.all):
+        for channel in list(self.channels):
             channel.begin()
 
 
-_state = _State()
+_state = _StatsState()
 
 
 class StatsChannel:
-    """Sender of entries, in a thread that ends when there is nothing left to send."""
+    """Sender of entries, in a thread that ends when no entry waits."""
 
     def __init__(self, run: Runtime) -> None:
         self._run = run
         self.begin()
-        _state.all.add(self)
+        _state.channels.add(self)
 
     def begin(self) -> None:
-        """Begin with nothing to send, in a new process or a forked child."""
+        """Set up an empty channel, in a new process or a forked child."""
         self._waiting: dict[str, tuple[float, Callable[[], msgspec.Struct]]] = {}
         self._lock = threading.Lock()
-        self._going = False
+        self._running = False
 
     def send(self, name: str, make: Callable[[], msgspec.Struct], at: float = 0.0) -> None:
-        """Send what `make` gives then, not before `at` (`time.monotonic`), in place of what waits under the name."""
+        """Send an entry in a thread. It replaces an entry of the same name that still waits.
+
+        Args:
+            name: Name of the entry.
+            make: Function that returns the entry. It is called when the entry is sent.
+            at: Earliest time to send it (`time.monotonic`).
+        """
         with self._lock:
             self._waiting[name] = at, make
-            if self._going:
+            if self._running:
                 return
-            self._going = True
+            self._running = True
         try:
             threads.start(threading.Thread(target=self._work, name="autoprof-posting", daemon=True).start)
-        except RuntimeError as error:  # there may be no more threads
+        except RuntimeError as error:  # the system may have no more threads
             interrupts.pass_on(error)
-            self._going = False
+            self._running = False
 
     def _work(self) -> None:
         while True:
             with self._lock:
-                name = min(self._waiting, key=lambda each: self._waiting[each][0], default="")
+                name = min(self._waiting, key=lambda name: self._waiting[name][0], default="")
                 at, make = self._waiting.pop(name, (0.0, None))
                 if make is None or _state.stop.is_set():
-                    self._going = False
+                    self._running = False
                     return
             if _state.stop.wait(max(0.0, at - time.monotonic())):
                 continue
@@ -92,29 +98,29 @@ def read_entries(run: Runtime, prefix: str) -> list[bytes]:
     """Return the entries whose names begin with `prefix`.
 
     Raises:
-        Exception: The store, or the folder, can't be read.
+        Exception: The store or the folder can't be read.
     """
     if cluster.is_up():
         return list(cluster.entries(f"{STATS_FOLDER}/{run.info.id}/{prefix}").values())
     if identity.ranks() == 1:
         return []
-    found, folder = [], os.path.join(run.rundir.path, STATS_FOLDER)
-    # Not `Path.glob`: that of Python 3.13 catches every `OSError`, also one that a signal handler raises.
+    entries, folder = [], os.path.join(run.rundir.path, STATS_FOLDER)
+    # Not `Path.glob`: in Python 3.13 it catches every `OSError`, also one that a signal handler raises.
     with interrupts.suppress(FileNotFoundError):
         for name in sorted(os.listdir(folder)):
             if name.startswith(prefix) and name.endswith(".json"):
                 with interrupts.suppress(FileNotFoundError):
-                    found.append(files.read(os.path.join(folder, name), _MOST_BYTES))
-    return found
+                    entries.append(files.read(os.path.join(folder, name), _MAX_BYTES))
+    return entries
 
 
 def stop_channel() -> None:
-    """Send nothing more: Ray is about to end."""
+    """Stop sending, before Ray shuts down."""
     _state.stop.set()
 
 
 def resume_channel() -> None:
-    """Send again: Ray is up again."""
+    """Send again, after Ray has started."""
     _state.stop.clear()
 
 
@@ -125,24 +131,27 @@ def _put(run: Runtime, name: str, content: bytes) -> None:
 
 
 HOST = memory_usage.HOST
-# A replica tells when it has nothing left to do, once in so many seconds at most, and while it has, every so many.
+# Minimum seconds between two reports of a replica: when it has no open requests, and while it has some.
 _IDLE_S, _BUSY_S = 1.0, 10.0
-# So many spans of one step are kept.
-_MOST = 50_000
-# How the names of entries begin.
+# Maximum number of spans kept for one step.
+_MAX_SPANS = 50_000
+# Prefixes of the names of entries.
 RANK, REPLICA = "rank.", "replica."
 _RAN_OUT = "OutOfMemoryError"
 
 
 class RankStats(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """The statistics of a rank.
+    """Statistics of a rank.
 
     Attributes:
-        role: The first role that it had; with its rank it names the entry.
-        step: The step of the statistics.
+        role: Its first role, which is part of the entry's name.
+        rank: Its global rank, which is part of the entry's name.
+        host: Its host.
+        step: Step of the statistics.
         stages: Seconds by role and stage.
-        memory: The share of the memory of `memory_of` (`device` or `host`) that is taken, or was at most.
-        oom: The last time that it ran out of memory, in words, if it ever did.
+        memory: Share of memory in use, from 0 to 1: the peak of its device, or the current use of its host.
+        memory_of: `device` or `host`.
+        oom: Description of the last time that it ran out of memory; empty if it never did.
     """
 
     role: str
@@ -156,7 +165,14 @@ class RankStats(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class ReplicaStats(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """The statistics of a rollout replica: what it has generated since it began, and for how long, in all requests."""
+    """Statistics of a rollout replica since its start.
+
+    Attributes:
+        replica: Number of the replica.
+        requests: Number of finished requests.
+        seconds: Sum of their durations.
+        tokens: Number of tokens that they generated.
+    """
 
     replica: int
     requests: int = 0
@@ -165,30 +181,30 @@ class ReplicaStats(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 def asked(settings: Settings) -> bool:
-    """Return whether a condition, or `slowest` ranks, need the statistics of other processes."""
+    """Return True if a condition or `slowest` ranks need the statistics of other processes."""
     return any(condition.what in REPORTED for condition in settings.when) or asks_for_slowest(settings)
 
 
 def asks_for_slowest(settings: Settings) -> bool:
-    """Return whether the slowest ranks are asked for, for any role or by a condition."""
-    tables = [{"ranks": settings.ranks}, *settings.role.values(), *(each.overrides for each in settings.when)]
+    """Return True if the settings, a role or a condition ask for the slowest ranks."""
+    tables = [{"ranks": settings.ranks}, *settings.role.values(), *(condition.overrides for condition in settings.when)]
     return any(Ranks.parse(str(table["ranks"])).slowest for table in tables if "ranks" in table)
 
 
 def per_unit(replicas: Sequence[ReplicaStats]) -> tuple[str, dict[int, float]]:
-    """Return the unit, `token` or else `request`, and the seconds that each replica took for one."""
-    unit = "token" if all(each.tokens for each in replicas) else "request"
-    amounts = {each.replica: each.tokens if unit == "token" else each.requests for each in replicas}
-    return unit, {each.replica: each.seconds / max(1, amounts[each.replica]) for each in replicas}
+    """Return the unit and the seconds that each replica took for one. Without tokens, the unit is `request`."""
+    unit = "token" if all(entry.tokens for entry in replicas) else "request"
+    amounts = {entry.replica: entry.tokens if unit == "token" else entry.requests for entry in replicas}
+    return unit, {entry.replica: entry.seconds / max(1, amounts[entry.replica]) for entry in replicas}
 
 
 class StatsReporter:
     """Reporter of this process's statistics.
 
     Attributes:
-        step: The step that ended last in this process, by its span.
-        parts: Names, starts and ends of the stages and timers since, if a trainer drives its steps here.
-        kinds: The kinds of all of them so far that have one, by name.
+        step: Span of the last step that ended in this process.
+        parts: Names, starts and ends of the stages and timers since then, if this process drives the steps.
+        kinds: Kinds of all stages and timers so far, by name.
     """
 
     def __init__(self, run: Runtime) -> None:
@@ -197,20 +213,20 @@ class StatsReporter:
         self.kinds: dict[str, str] = {}
         self._run = run
         self._channel = StatsChannel(run)
-        # Steps and stages are judged by what the trainer's process knows by itself.
+        # False if conditions use only steps and stages of the trainer's process, which need no statistics.
         self._asked = asked(run.settings)
         self._memory = any(condition.what == MEMORY for condition in run.settings.when)
         self._rank = RankStats(role="trainer", rank=identity.own_rank(), host=identity.HOST)
         self._replicas: dict[int, ReplicaStats] = {}
-        # When the replica tells, or has told.
-        self._told = float("-inf")
-        # The stages of this step in order, and of the step before the last one and how often that had run by then.
+        # Time of the replica's last or next report.
+        self._report_at = float("-inf")
+        # Stages of this step in their order. And of the previous step, the last stage and the number of its runs.
         self._ran: list[str] = []
         self._end = ("", 0)
         self._sent = True
 
     def hear(self, line: Line) -> None:
-        """Take a span that has ended in this process. Raises nothing."""
+        """Take a span that has ended in this process. Errors are only reported."""
         try:
             self._hear(line)
         except Exception as error:
@@ -218,25 +234,25 @@ class StatsReporter:
             runtime.report("telling", error)
 
     def take(self) -> tuple[Line | None, list[tuple[str, int, int]]]:
-        """Return the step that has ended, and its stages and timers, and forget them."""
+        """Return the ended step with its stages and timers, and drop them."""
         taken = self.step, self.parts
         self.step, self.parts = None, []
         return taken
 
     def of_rank(self) -> RankStats:
         """Return the statistics of this process's last step."""
-        told = msgspec.structs.replace(self._rank)
+        entry = msgspec.structs.replace(self._rank)
         if self._memory:
-            told.memory, told.memory_of = memory_usage.taken()
-        return told
+            entry.memory, entry.memory_of = memory_usage.taken()
+        return entry
 
-    def tell(self) -> None:
-        """Send them in a thread, if anybody asks for them."""
+    def send(self) -> None:
+        """Send the statistics of this rank in a thread, if a setting needs them."""
         self._sent = True
         if not self._asked:
             return
-        told = self.of_rank()
-        self._channel.send(f"{RANK}{file_names.tidy(told.role)}.{told.rank}", lambda: told)
+        entry = self.of_rank()
+        self._channel.send(f"{RANK}{file_names.tidy(entry.role)}.{entry.rank}", lambda: entry)
 
     def _hear(self, line: Line) -> None:
         drives = step_announcement.own()[1] is not None
@@ -245,8 +261,8 @@ class StatsReporter:
         elif line.kind == "request" and self._asked:
             self._request(line)
         elif line.kind in ("stage", "timer"):
-            # verl's own timer of this name is around the step.
-            if drives and line.name != "step" and len(self.parts) < _MOST:
+            # verl's timer `step` covers the whole step.
+            if drives and line.name != "step" and len(self.parts) < _MAX_SPANS:
                 self.parts.append((line.name, line.start_ns, line.end_ns))
                 if line.stage_kind:
                     self.kinds[line.name] = line.stage_kind
@@ -254,11 +270,14 @@ class StatsReporter:
                 self._stage(line, line.rank, drives)
 
     def _stage(self, line: Line, rank: int, drives: bool) -> None:
-        """Count a stage of this rank. A worker does not hear when the step has ended: it goes by the stage that was the
-        last of the step before."""
+        """Add a stage of this rank.
+
+        A worker does not know when the step has ended. So it sends its statistics after the stage that was the last one
+        of the previous step.
+        """
         if self._rank.step != line.step:
             if not self._sent and not drives:
-                self.tell()
+                self.send()
             if self._ran:
                 self._end = self._ran[-1], self._ran.count(self._ran[-1])
             role = line.role if self._rank.step is None else self._rank.role
@@ -274,24 +293,24 @@ class StatsReporter:
         name = f"{line.role}.{line.name}"
         self._ran.append(name)
         if ran_out or (not self._sent and (name, self._ran.count(name)) == self._end):
-            self.tell()
+            self.send()
 
     def _request(self, line: Line) -> None:
         replica = line.ids.get("replica")
         if type(replica) is not int:
             return
-        told = self._replicas.setdefault(replica, ReplicaStats(replica=replica))
-        told.requests += 1
-        told.seconds += (line.end_ns - line.start_ns) / 1e9
-        told.tokens += int(line.counts.get("response_tokens") or 0)
+        entry = self._replicas.setdefault(replica, ReplicaStats(replica=replica))
+        entry.requests += 1
+        entry.seconds += (line.end_ns - line.start_ns) / 1e9
+        entry.tokens += int(line.counts.get("response_tokens") or 0)
         now = time.monotonic()
-        if now >= self._told and (not self._run.timeline.running or now >= self._told + _BUSY_S):
-            self._told = max(now, self._told + _IDLE_S)
-            self._channel.send(f"{REPLICA}{replica}", lambda: told, at=self._told)
+        if now >= self._report_at and (not self._run.timeline.running or now >= self._report_at + _BUSY_S):
+            self._report_at = max(now, self._report_at + _IDLE_S)
+            self._channel.send(f"{REPLICA}{replica}", lambda: entry, at=self._report_at)
 
 
 def attach(run: Runtime) -> StatsReporter:
-    """Attach a reporter to the timeline of this process, and return it."""
+    """Attach a reporter to the timeline of this process, unless it has one, and return it."""
     listener = run.timeline.listener
     if not isinstance(listener, StatsReporter):
         run.timeline.listener = listener = StatsReporter(run)

@@ -1,4 +1,4 @@
-"""Open trigger requests of the process that counts the steps."""
+"""Open trigger requests in the process that counts the steps."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ REASON = "autoprof trigger"
 
 
 class OpenTriggers:
-    """The requests that this process has taken and that are not over.
+    """Requests that this process has taken and that are not over.
 
     Attributes:
-        off: Whether autoprof was switched off in the run when somebody last looked.
+        off: True if autoprof was switched off in the run at the last look.
     """
 
     def __init__(self) -> None:
@@ -32,9 +32,12 @@ class OpenTriggers:
         self._read: set[str] = set()
 
     def look(self, run: RunDir, executed: int, take_it: bool = True) -> None:
-        """Take what was asked for since the last look. `executed` counts the steps before the one that is `+1`.
+        """Take the requests since the last look.
 
-        Without `take_it` another process takes it, and this one, a further rank of the same trainer, reads it as well.
+        Args:
+            run: The run.
+            executed: Number of steps before the step `+1`.
+            take_it: False in a further rank of the same trainer. It only reads the requests; the first rank takes them.
         """
         changed = self._folder.look(run)
         if changed:
@@ -44,10 +47,10 @@ class OpenTriggers:
                 if not trigger.switch:
                     self._add(_Window(None, name, trigger, executed, begun))
             return
-        asked = self._bell.take(run)
+        taken = self._bell.take(run)
         if changed:
-            asked += requests.take(run, self._folder.names)
-        for name, trigger in asked:
+            taken += requests.take(run, self._folder.names)
+        for name, trigger in taken:
             if trigger.switch:
                 _switch(run, name, trigger)
                 self.off = layout.switched_off(run)
@@ -55,35 +58,39 @@ class OpenTriggers:
                 self._add(_Window(run, name, trigger, executed))
 
     def match(self, step: int, ordinal: int, against: str = "", for_good: bool = False) -> dict[str, Any] | None:
-        """Return the settings with which a request captures `step`, or None where none does.
+        """Return the settings with which a request captures `step`, or None if no request does.
 
-        `step` is the `ordinal`-th of the run. Of several windows the one that was asked for last decides; those that
-        are counted in steps go on after it. `against` says why it is not captured whoever asked, and `for_good` that
-        none after it is.
+        If windows overlap, the newest decides. An older window that asks for a number of steps is continued after it.
+
+        Args:
+            step: The global step.
+            ordinal: Its number in this run, from 1.
+            against: Reason why the step is not captured, even if a request asks for it; empty for none.
+            for_good: True if, for this reason, no later step is captured either.
         """
-        wanting = []
+        matching = []
         for window in self._open:
             window.before(step)
             if window.wants(step, ordinal):
-                wanting.append(window)
-        for window in wanting:
-            if not against and (window is wanting[-1] or window.steps is not None):
+                matching.append(window)
+        for window in matching:
+            if not against and (window is matching[-1] or window.steps is not None):
                 window.begin(step)
         for window in self._open:
             window.passed(step, ordinal, against, for_good)
         self._keep()
-        return wanting[-1].overrides if wanting and not against else None
+        return matching[-1].overrides if matching and not against else None
 
     def foresee(self, step: int, ordinal: int) -> dict[str, Any] | None:
-        """Return what `match` will return for a step to come, by the requests so far."""
-        found = None
+        """Return the settings that `match` would return for a step, by the current requests."""
+        overrides = None
         for window in self._open:
             if window.wants(step, ordinal):
-                found = window.overrides
-        return found
+                overrides = window.overrides
+        return overrides
 
     def ended(self) -> None:
-        """End the step that was going on, with its captures."""
+        """Note that the current step and its captures have ended."""
         for window in self._open:
             window.end()
         self._keep()
@@ -96,7 +103,7 @@ class OpenTriggers:
 
     @property
     def any_to_come(self) -> bool:
-        """Return whether a request is for a step after the one that is going on."""
+        """True if a request asks for a step after the current one."""
         return any(window.to_come for window in self._open)
 
     def _keep(self) -> None:
@@ -115,12 +122,12 @@ class OpenTriggers:
 
 
 class _Window:
-    """One request.
+    """Window of one request.
 
     Attributes:
-        steps: Those that were named; None where they are counted.
-        to_come: Whether a step after this one may be one of it.
-        became: What became of it until now.
+        steps: The steps of `Trigger.at`; None if the request asks for a number of steps.
+        to_come: True if a later step may belong to it.
+        became: Its state.
     """
 
     def __init__(
@@ -131,28 +138,29 @@ class _Window:
         self.steps = Steps.parse(trigger.at) if trigger.at else None
         self.to_come = True
         self.became = Became()
-        # Where another process says what becomes of it there is none.
+        # None if another process writes the state of the request.
         self._run = run
         self._executed = executed
+        # Number of steps still to capture.
         self._left = trigger.steps
-        # Of another process that was faster.
+        # Steps that the process that took the request has already begun.
         self._begun = begun
         self._noted: Became | None = None
 
     @property
     def overrides(self) -> dict[str, Any]:
-        """Return the settings of its captures, and why they are made."""
+        """Settings of its captures, with their reason."""
         return self.trigger.overrides | {values.REASON: self.trigger.reason or REASON}
 
     def before(self, step: int) -> None:
-        """Begin `step`. Steps that another process began before it are not made up for."""
+        """Prepare for `step`. Earlier steps that the other process has begun count as captured."""
         if self.became.going_on != step:
             self.end()
         self._left -= sum(number < step for number in self._begun)
         self._begun = ()
 
     def wants(self, step: int, ordinal: int) -> bool:
-        """Return whether it captures `step`, if that is not being captured already."""
+        """Return True if `step` belongs to it, and is not already being captured."""
         if self.became.going_on == step:
             return False
         if self.steps is not None:
@@ -166,7 +174,7 @@ class _Window:
         self.became.going_on = step
 
     def passed(self, step: int, ordinal: int, against: str, for_good: bool) -> None:
-        """Note that `step` has begun, captured or not. What speaks `against` any capture may do so `for_good`."""
+        """Note that `step` has begun, captured or not. `against` and `for_good`: as in `OpenTriggers.match`."""
         if self.steps is not None:
             if against and self.steps.match(step, ordinal - self._executed):
                 self.became.reason = f"step {step}: {against}"
@@ -178,13 +186,13 @@ class _Window:
         self._close()
 
     def close(self, reason: str) -> None:
-        """Capture no further step."""
+        """Capture no further steps, for this reason."""
         self.to_come = False
         self.became.reason = reason
         self._close()
 
     def end(self) -> None:
-        """End the step that was captured."""
+        """Note that the capture of the current step has ended, if any."""
         if self.became.going_on is not None:
             self.became.captured.append(self.became.going_on)
             self.became.going_on = None
@@ -198,7 +206,7 @@ class _Window:
             self.became.reason = "its steps had passed when it was taken"
 
     def note(self) -> None:
-        """Write down its state, if it has changed."""
+        """Write its state, if it has changed."""
         if self._run is not None and self.became != self._noted:
             requests.note(self._run, self.name, self.trigger, self.became)
             self._noted = copy.deepcopy(self.became)

@@ -40,7 +40,7 @@ class Start(Behaviour):
     def around(self, call: Call) -> Around:
         yield CALL
         if runtime.current() is not None and any(call.at(path, False) for path in self.active):
-            lifecycle.stand_aside(self.whose)
+            lifecycle.suspend(self.whose)
         return None
 
 
@@ -49,7 +49,7 @@ class Stop(Behaviour):
 
     def around(self, call: Call) -> Around:
         yield CALL
-        lifecycle.come_back()
+        lifecycle.resume()
         return None
 
 

@@ -1,5 +1,6 @@
-"""Chrome traces as Kineto writes them: made JSON, cut to whole events, searched for what a GPU did. Part of `job.py`,
-which loads it: stdlib only.
+"""Chrome traces of Kineto: repair of names, cut at a whole event, search for GPU events.
+
+Part of the finisher process: standard library only.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
     from typing import Any, BinaryIO
 
 _PIECE = 1 << 20
-# The line of a name, and what is looked for first, as most pieces of a trace have none of it: a quote within a name,
-# anything that may not be in JSON, and Python's line 0, which is a module's.
+# The line of an event's name. Most pieces of a trace need no repair, so they are first searched for a quote within a
+# name, for characters that JSON does not allow, and for line 0 of a Python file, which stands for a module.
 _NAME = re.compile(rb'(?<=  )"name": "(.*)"(?=,?\n)')
 _QUOTE_WITHIN = re.compile(rb'"name": "[^"]*"(?!,?\n)')
 _PLAIN = bytes(range(0x20, 0x7F)).replace(b"\\", b"\n")
@@ -27,44 +28,44 @@ _DEVICE_EVENTS = (b'"cat": "kernel"', b'"cat": "gpu_memcpy"', b'"cat": "gpu_mems
 
 
 def device_events(path: str) -> bool:
-    """Return whether a GPU's work is in a Chrome trace of Kineto's: events of these categories (torch 2.13)."""
+    """Return True if a Chrome trace of Kineto has events of a GPU, by their categories (torch 2.13)."""
     end = b""
     with open(path, "rb", opener=files.descriptor) as source:
         while piece := source.read(_PIECE):
             if any(text in end + piece for text in _DEVICE_EVENTS):
                 return True
-            # The text may lie across two pieces.
+            # The text may be split between two pieces.
             end = (end + piece)[-max(map(len, _DEVICE_EVENTS)) :]
     return False
 
 
 class RightNames:
-    """A file that a trace is written to, with its names made right.
+    """Wrapper of the output file that repairs the names of events.
 
-    Kineto writes names as they are (torch 2.13): one quote, as in `record_function('say "hi"')`, and the trace is no
-    JSON. And of the code of a module, which is gone after its import, torch keeps only where its name was in memory:
-    what is written is what lies there later.
+    Kineto writes names without escapes (torch 2.13). One quote, as in `record_function('say "hi"')`, makes the trace
+    invalid JSON. Also, the code object of a module is freed after its import, and torch keeps only a pointer to its
+    name. So it may write the bytes that are in that memory later.
     """
 
     def __init__(self, file: BinaryIO | GzipFile) -> None:
         self._file = file
-        self._rest = b""
+        self._incomplete = b""
 
     def write(self, piece: bytes) -> None:
-        """Write the lines that are whole."""
-        lines, newline, rest = piece.rpartition(b"\n")
+        """Write the complete lines, and keep the last, incomplete one."""
+        lines, newline, incomplete = piece.rpartition(b"\n")
         if not newline:
-            self._rest += rest
+            self._incomplete += incomplete
             return
-        lines = self._rest + lines + newline
-        self._rest = rest
+        lines = self._incomplete + lines + newline
+        self._incomplete = incomplete
         if b".py(0): " in lines or lines.translate(None, _PLAIN) or _QUOTE_WITHIN.search(lines):
             lines = _NAME.sub(_right, lines)
         self._file.write(lines)
 
     def end(self) -> None:
-        """Write what is left."""
-        self._file.write(self._rest)
+        """Write the last line."""
+        self._file.write(self._incomplete)
 
 
 def _right(found: re.Match[bytes]) -> bytes:
@@ -77,12 +78,12 @@ def _right(found: re.Match[bytes]) -> bytes:
 
 
 def copy_cut(source: BinaryIO, target: Any, limit: int) -> None:
-    """Copy the head of a Chrome trace up to the last whole event within `limit` bytes, and what follows the events.
+    """Copy a Chrome trace up to the last complete event within `limit` bytes, and the fields after the events.
 
-    Kineto writes an event as `  {...\\n  },` and the clock's base after the last one (torch 2.13).
+    Kineto writes an event as `  {...\\n  },` and the base of the clock after the last event (torch 2.13).
 
     Raises:
-        OSError: The trace is not written so.
+        OSError: The trace does not have this form.
     """
     length = source.seek(0, os.SEEK_END)
     footer_at, _ = _last(source, b"\n  ]", length)
@@ -95,7 +96,11 @@ def copy_cut(source: BinaryIO, target: Any, limit: int) -> None:
 
 
 def _last(source: BinaryIO, text: bytes, before: int) -> tuple[int, int]:
-    """Return where the last `text` before a place begins and ends, looked for from behind."""
+    """Return the start and end of the last `text` before an offset, searched from there backwards.
+
+    Raises:
+        OSError: The text was not found.
+    """
     end = before
     while end > 0:
         start = max(0, end - _PIECE)
@@ -103,6 +108,6 @@ def _last(source: BinaryIO, text: bytes, before: int) -> tuple[int, int]:
         found = source.read(end - start).rfind(text)
         if found >= 0:
             return start + found, start + found + len(text)
-        # The text may lie across two pieces.
+        # The text may be split between two pieces.
         end = start + len(text) - 1 if start else 0
     raise OSError("it is not written as torch writes traces")

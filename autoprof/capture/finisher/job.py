@@ -1,8 +1,8 @@
-"""Turns of the processes that finish captures: few of one user's work on a host at a time. Part of `job.py`, which
-loads it: stdlib only.
+"""Work of the process that finishes a capture: wait for a turn, compress the trace, write the meta file.
 
-The locks are files in a folder of the user, where no other user can make or hold one. A process removes its lock and
-the folder when its turn ends. So another process may find that either is gone, and makes it again.
+Only a few finishers of a user work on a host at a time. Their locks are files in a folder of the user, in which other
+users can't make or hold any. A process removes its lock and the folder when its turn ends. If another process finds
+that either is missing, it makes it again. Standard library only.
 """
 
 from __future__ import annotations
@@ -24,38 +24,38 @@ from autoprof.base.originals import fcntl, json, os
 from autoprof.capture.finisher import chrome_trace, nsys_report
 from autoprof.rundir.file_names import FOLDER, NAMED, NOT_ANALYSED, NPU_ANALYSED, NPU_TIMELINE, NSYS_REPORT, PART
 
-# Cores of the host for each process that finishes a capture.
-_CORES_A_TURN = 8
+# One finisher may work for every 8 cores of the host.
+_CORES_PER_FINISHER = 8
 _PAUSE_S = 0.1
-_WAITING_SIGN_S = 2.0
-# A stopped process keeps its lock.
+_TOUCH_S = 2.0
+# Maximum wait for a turn. A stopped process keeps its lock.
 _PATIENCE_S = 600.0
-# Tries to open a folder that other processes remove.
-_TRIES = 100
+# Maximum number of tries to open a folder that other processes remove.
+_MAX_TRIES = 100
 
 
 def wait_for_turn(raw: str) -> Callable[[], None]:
-    """Wait while as many processes of this user finish captures on this host as may at once, ten minutes at most.
+    """Wait, at most ten minutes, while the maximum number of this user's finishers works on this host.
 
-    The run continues meanwhile and needs the host's cores. There is no wait if no folder for the locks can be made.
+    The run continues meanwhile and needs the host's cores. There is no wait if the folder for the locks can't be made.
 
     Args:
-        raw: Is touched, since a file that does not change for long counts as left behind.
+        raw: The recording. It is touched, since other processes take a file that does not change for abandoned.
 
     Returns:
         The function that ends the turn.
     """
-    places = max(1, (os.cpu_count() or 1) // _CORES_A_TURN)
+    turns = max(1, (os.cpu_count() or 1) // _CORES_PER_FINISHER)
     deadline = time.monotonic() + _PATIENCE_S
     touched = 0.0
     while (now := time.monotonic()) < deadline:
         try:
-            for place in range(places):
-                if (end := _taken(f"autoprof-finish{place}.lock")) is not None:
+            for turn in range(turns):
+                if (end := _taken(f"autoprof-finish{turn}.lock")) is not None:
                     return end
         except OSError:  # no folder, or a file system without locks
             break
-        if now - touched > _WAITING_SIGN_S:
+        if now - touched > _TOUCH_S:
             touched = now
             with contextlib.suppress(OSError):
                 os.utime(raw)
@@ -64,10 +64,10 @@ def wait_for_turn(raw: str) -> Callable[[], None]:
 
 
 def _taken(name: str) -> Callable[[], None] | None:
-    """Take a lock. Return the function that gives it back, or None if another process has it.
+    """Take a lock. Return the function that releases it, or None if another process has it.
 
     Raises:
-        OSError: There are no locks here.
+        OSError: No folder, or a file system without locks.
     """
     folder, made = _folder()
     try:
@@ -81,16 +81,16 @@ def _taken(name: str) -> Callable[[], None] | None:
         os.close(folder)
         return None
 
-    def give_back() -> None:
+    def release() -> None:
         with contextlib.suppress(OSError):
             os.unlink(name, dir_fd=folder)
         os.close(lock)
         os.close(folder)
-        with contextlib.suppress(OSError):  # others have locks in it
+        with contextlib.suppress(OSError):  # it has locks of other processes
             if made:
                 os.rmdir(made)
 
-    return give_back
+    return release
 
 
 def _locked(name: str, folder: int) -> int | None:
@@ -111,10 +111,10 @@ def _locked(name: str, folder: int) -> int | None:
 
 
 def _folder() -> tuple[int, str]:
-    """Open the folder of the locks: the user's own one for such files, else one in the temporary folder.
+    """Open the folder of the locks: `XDG_RUNTIME_DIR`, else a folder in the temporary folder.
 
     Returns:
-        Its descriptor, and its path if it is to be removed when it is empty.
+        Its descriptor, and its path if it must be removed when it is empty, else an empty text.
 
     Raises:
         OSError: No folder is private to this user.
@@ -124,7 +124,7 @@ def _folder() -> tuple[int, str]:
         with contextlib.suppress(OSError):
             return _private(own), ""
     path = os.path.join(tempfile.gettempdir(), f"autoprof-{os.getuid()}")
-    for _ in range(_TRIES):
+    for _ in range(_MAX_TRIES):
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, 0o700)
         with contextlib.suppress(FileNotFoundError):  # another process has just removed it
@@ -139,19 +139,19 @@ def _private(path: str) -> int:
         OSError: It belongs to another user, others can write in it, or a link is in its place.
     """
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    found = os.fstat(folder)
-    if found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    status = os.fstat(folder)
+    if status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return folder
     os.close(folder)
     raise PermissionError(path)
 
 
 def _nothing() -> None:
-    """Do nothing: there is no lock to give back."""
+    """Do nothing: no lock was taken."""
 
 
 COMPRESSED = ".gz"
-# torch's own export compresses at level 9, in the training thread: bench/stop.py compares the two.
+# Level of gzip. torch's own export uses level 9, in the training thread; bench/stop.py compares the two.
 LEVEL = 4
 _PIECE = 1 << 20
 _ANALYSE = "import sys; from torch_npu.profiler.profiler import analyse; analyse(sys.argv[1], max_process_number=1)"
@@ -160,18 +160,18 @@ _SIGN_OF_LIFE_S = 2.0
 
 
 def finish(job: dict[str, Any], in_turn: bool = False) -> None:
-    """Make a trace with its final name and `job["meta_path"]` from `job["raw"]`, which is removed.
+    """Make the final trace and the meta file from the recording, and remove the recording.
 
-    The meta file is written last. It says `complete` or `truncated` of a trace that has its final name, and `failed` if
-    the trace can't be written. If another process has claimed the recording, this one does nothing.
+    The meta file is written last. Its state is `complete` or `truncated` if the trace has its final name, and `failed`
+    if the trace can't be written. If another process has claimed the recording, this one does nothing.
 
     Args:
-        job: The capture.
-        in_turn: True if other processes may finish theirs first.
+        job: The capture, as `Artifacts` describes it.
+        in_turn: True to wait for a turn first.
     """
     files.open_to_group(job.get("group", False))
-    with _claimed(job["raw"]) as mine:
-        if not mine:
+    with _claimed(job["raw"]) as claimed:
+        if not claimed:
             return
         end = wait_for_turn(job["raw"]) if in_turn else None
         try:
@@ -183,9 +183,9 @@ def finish(job: dict[str, Any], in_turn: bool = False) -> None:
 
 @contextlib.contextmanager
 def _claimed(raw: str) -> Iterator[bool]:
-    """Lock the recording and yield True; yield False if another process has it: its process may not know that.
+    """Lock the recording and yield True, or yield False if another process has locked it.
 
-    The lock also says that a process works on it, whatever became of the one that made it (`run/end.py`).
+    The lock also shows that a process works on the recording, even if the process that made it is dead (`run/end.py`).
     """
     try:
         descriptor = files.descriptor(raw, os.O_RDONLY)
@@ -214,29 +214,29 @@ def _finish(job: dict[str, Any]) -> None:
         files.remove(job["trace"] + PART)
         # The disk may be full, and the meta file needs room.
         files.empty(job["raw"])
-    # Nobody is there to be told where the meta file can't be written: the capture's name stays taken then.
+    # The finisher can't report an error. If the meta file can't be written, the lock file of the name remains.
     with contextlib.suppress(OSError):
         files.write(job["meta_path"], json.dumps(meta, indent=1, default=str).encode() + b"\n")
         files.remove(*job.get("taken", ()))
-    # Last: whoever waits for the capture waits while there is a .part of it.
+    # Last, because processes wait for the capture while its .part file exists.
     files.remove(job["trace"] + NAMED, job["raw"])
 
 
 def _make(job: dict[str, Any]) -> dict[str, Any]:
-    """Make the file of the final name from `job["raw"]`; return its entries of the meta file."""
+    """Make the final file from `job["raw"]`. Return its fields of the meta file."""
     if os.path.isdir(job["raw"]):
         return _name_folder(job)
     if job["raw"].endswith(NSYS_REPORT + PART):
-        said: dict[str, Any] = nsys_report.take(job)
+        fields: dict[str, Any] = nsys_report.take(job)
         files.show(job["base"] + NSYS_REPORT)
-        return said
+        return fields
     return _compress(job) if job["trace"].endswith(COMPRESSED) else _rename(job)
 
 
 def _compress(job: dict[str, Any]) -> dict[str, Any]:
-    """Compress a Chrome trace; return its entries of the meta file."""
+    """Compress a Chrome trace. Return its fields of the meta file."""
     raw, trace, chrome = job["raw"], job["trace"], chrome_trace
-    said: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     with (
         open(raw, "rb", opener=files.descriptor) as source,
         open(files.create(trace + PART), "wb") as file,
@@ -247,50 +247,52 @@ def _compress(job: dict[str, Any]) -> dict[str, Any]:
             shutil.copyfileobj(source, target, _PIECE)
         else:
             chrome.copy_cut(source, target, job["max_bytes"])
-            said = {"state": "truncated", "reason": f"the trace was over {job['max_bytes']} bytes"}
+            fields = {"state": "truncated", "reason": f"the trace was over {job['max_bytes']} bytes"}
         target.end()
     os.replace(trace + PART, trace)
     if job.get("suspicion"):
-        found = chrome.device_events(raw)
-        said |= {"device_events": found} if found else {"device_events": found, "device_reason": job["suspicion"]}
-    return said | {"bytes": os.path.getsize(trace)}
+        on_device = chrome.device_events(raw)
+        fields["device_events"] = on_device
+        if not on_device:
+            fields["device_reason"] = job["suspicion"]
+    return fields | {"bytes": os.path.getsize(trace)}
 
 
 def _rename(job: dict[str, Any]) -> dict[str, Any]:
-    """Give a file that viewers take as it is its name; return its entries of the meta file."""
-    # There is a .part until all is there.
+    """Rename a file that viewers can open without changes. Return its fields of the meta file."""
+    # A .part file exists until everything is in place.
     os.close(files.create(job["trace"] + NAMED))
     os.replace(job["raw"], job["trace"])
     return {"bytes": os.path.getsize(job["trace"])}
 
 
 def _name_folder(job: dict[str, Any]) -> dict[str, Any]:
-    """Have torch_npu analyse its folder, and move it out of `job["raw"]`; returns what the meta file says of it."""
+    """Analyse the folder of torch_npu and move it out of `job["raw"]`. Return its fields of the meta file."""
     folders = [name for name in sorted(os.listdir(job["raw"])) if FOLDER.search(name)]
     if not folders:
-        raise OSError("there is no folder of torch_npu's")
+        raise OSError("torch_npu wrote no folder")
     folder = os.path.join(job["raw"], folders[-1])
     done = job["python"] and analyse(folder, job["python"], job["raw"])
-    said = {} if done else {"reason": job["meta"]["reason"] or NOT_ANALYSED}
+    fields = {} if done else {"reason": job["meta"]["reason"] or NOT_ANALYSED}
     ending = FOLDER.search(folder)
     final = job["base"] + (ending.group() if ending else "")
     os.rename(folder, final)
-    return said | {"bytes": files.size(final)}
+    return fields | {"bytes": files.size(final)}
 
 
 def analysed(folder: str) -> bool:
-    """Return whether torch_npu has made files for viewers of a folder: a timeline, or a database."""
+    """Return True if torch_npu has analysed a folder: it has a timeline or a database for viewers."""
     output = os.path.join(folder, NPU_ANALYSED)
     return os.path.isdir(output) and any(name == NPU_TIMELINE or name.endswith(".db") for name in os.listdir(output))
 
 
 def analyse(folder: str, python: str, alive: str) -> bool:
-    """Have a Python with torch_npu analyse a folder; return whether it did.
+    """Analyse a folder in a process with torch_npu. Return True if this succeeded.
 
     Args:
-        folder: The folder of torch_npu's.
+        folder: The folder of torch_npu.
         python: The interpreter.
-        alive: What is touched meanwhile: what is not for long is taken for left behind.
+        alive: A path to touch meanwhile, since other processes take a path that does not change for abandoned.
     """
     child = subprocess.Popen(
         [python, "-c", _ANALYSE, folder],
@@ -308,7 +310,7 @@ def analyse(folder: str, python: str, alive: str) -> bool:
         except subprocess.TimeoutExpired:
             waited += _SIGN_OF_LIFE_S
             os.utime(alive)
-    # It has processes of its own.
+    # The whole group, because it has child processes.
     os.killpg(child.pid, signal.SIGKILL)
     child.wait()
     files.remove(os.path.join(folder, NPU_ANALYSED))
@@ -316,13 +318,13 @@ def analyse(folder: str, python: str, alive: str) -> bool:
 
 
 def main() -> None:
-    """Finish the capture that stdin describes, in a process that is no child of the trainer."""
-    # The thread that started this process blocks all signals.
+    """Finish the capture that stdin describes, in a process that is not a child of the trainer."""
+    # This process inherits the signal mask of a thread that blocks all signals.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     received = json.load(sys.stdin)
-    # Ray kills the children of a worker that exits (core worker, kill_child_processes_on_worker_exit), so this one
-    # stops being a child before the worker goes on.
+    # Ray kills the children of a worker that exits (core worker, kill_child_processes_on_worker_exit). So this process
+    # forks and exits while the worker waits for it, and the grandchild does the work.
     if os.fork():
         os._exit(0)
     os.nice(10)
-    finish(received, in_turn=not received["raw"].endswith(NSYS_REPORT + PART))  # nsys does the work
+    finish(received, in_turn=not received["raw"].endswith(NSYS_REPORT + PART))  # for nsys, it only waits

@@ -1,4 +1,4 @@
-"""Profilers, one class each with the methods of `Tool`, and the choice of this process among them."""
+"""Profilers, each a class with the methods of `Tool`, and the choice of one for this process."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import Any, Protocol
 from autoprof.base import interrupts, log
 from autoprof.config.settings import Settings
 
-# Without `AUTOPROF_TOOL`.
+# Default of `AUTOPROF_TOOL`.
 AUTOMATIC = ("npu", "torch")
 
 
 class Tool(Protocol):
-    """A recorder in this process.
+    """Recorder in this process.
 
     Attributes:
         name: Its word in `AUTOPROF_TOOL`.
-        ending: How the name of what it writes ends; empty if it writes nothing.
-        lost: What it did not record, known when it has stopped.
+        ending: Ending of the name of its file or folder; empty if it writes nothing.
+        lost: Names of parts that it did not record. Known once it has stopped.
     """
 
     name: str
@@ -31,49 +31,51 @@ class Tool(Protocol):
 
     @property
     def remark(self) -> str:
-        """Return why it records less than was asked, for the meta file; known when it has stopped."""
+        """Reason for the meta file why it records less than requested, or an empty text. Known once it has stopped."""
 
     def start(self, settings: Settings, raw: Path) -> list[str]:
-        """Begin to record the contents of `settings`, or what is usual where they are empty; returns what is recorded.
+        """Start recording. Return the recorded contents.
 
-        A tool that writes while it records makes `raw` a folder and writes there.
+        Args:
+            settings: Settings with the contents; the tool has a default for empty contents.
+            raw: Path for the output. A tool that writes while it records makes a folder there.
 
         Raises:
-            Exception: It does not record.
+            Exception: The tool does not record.
         """
 
     def stamp(self, subject: dict[str, Any]) -> None:
-        """Write the subject into the recording. Raises nothing."""
+        """Write the subject into the recording. Never raises."""
 
     def mark(self, name: str) -> Callable[[], None]:
-        """Begin a range of this name in what is being recorded; what is returned ends it, in the same thread."""
+        """Begin a range in the recording. Return the function that ends it, to be called in the same thread."""
 
     def stop(self) -> None:
-        """End recording."""
+        """Stop recording."""
 
     def abort(self) -> None:
-        """End recording, if it goes on, and lose it: `start` or `stop` was interrupted. May be called again."""
+        """Stop recording, if it is on, and lose it, after `start` or `stop` was interrupted. May be called again."""
 
     def export(self, path: str) -> None:
-        """See to it that all that was recorded is at `path`, the `raw` of the start.
+        """Write the recording to `path`, the `raw` of `start`.
 
         Raises:
-            Exception: It is not.
+            Exception: The recording can't be written.
         """
 
     def busy(self) -> str:
-        """Return why this process can't record now, or an empty text."""
+        """Return the reason why this process can't record now, or an empty text."""
 
 
 def choose(settings: Settings) -> Tool:
-    """Return this process's profiler: the first that `AUTOPROF_TOOL` asks for and that can record here, else torch's.
+    """Return this process's profiler: the first of `AUTOPROF_TOOL` that can record here, else torch's.
 
-    In a process without torch none can record (`NothingTool`).
+    In a process without torch, no profiler can record (`NothingTool`).
 
-    The tool is chosen in each process: one run has processes that use NPUs, and a trainer that uses none. The memory
-    history goes beside a profiler (`beside`), unless nothing else is asked for. In a process that runs under nsys no
-    other profiler gets anything of the device, or takes it from nsys: CUPTI serves one. And whoever did not ask for
-    nsys here may count the windows of its session.
+    The tool is chosen in each process. For example, a run has workers that use NPUs, and a trainer that uses none. The
+    memory history records beside a profiler (`beside`), unless it is the only requested tool. In a process under nsys,
+    other profilers are not used: CUPTI serves only one, so they would record nothing of the device or take it from
+    nsys. Without `nsys` in `AUTOPROF_TOOL`, autoprof opens no window there, because the user may count the windows.
     """
     from autoprof.capture.profilers.memory import MemoryTool
     from autoprof.capture.profilers.nothing import NothingTool, has_torch
@@ -84,14 +86,14 @@ def choose(settings: Settings) -> Tool:
     if not has_torch():
         return NothingTool()
     kinds: dict[str, type[Any]] = {"torch": TorchTool, "npu": NpuTool, "nsys": NsysTool, "memory": MemoryTool}
-    asked = [name for name in settings.tool if name != "memory"] or settings.tool or AUTOMATIC
-    if not NsysTool.unavailable() and "memory" not in asked:
-        return NsysTool("nsys" in asked)
-    for name in asked:
-        if not (why := kinds[name].unavailable()):
+    requested = [name for name in settings.tool if name != "memory"] or settings.tool or AUTOMATIC
+    if not NsysTool.unavailable() and "memory" not in requested:
+        return NsysTool("nsys" in requested)
+    for name in requested:
+        if not (reason := kinds[name].unavailable()):
             tool: Tool = kinds[name]()
             return tool
-    log.warning_once(f"AUTOPROF_TOOL={','.join(settings.tool)}: {why}; torch.profiler records instead")
+    log.warning_once(f"AUTOPROF_TOOL={','.join(settings.tool)}: {reason}; torch.profiler records instead")
     return TorchTool()
 
 
@@ -104,31 +106,31 @@ def beside(settings: Settings, profiler: Tool) -> list[Tool]:
 
 
 def outlook(asked: tuple[str, ...], imports: bool = True) -> str:
-    """Return the tool that processes of this environment would take, and why.
+    """Return a description of the tool that processes of this environment would use, and the reason.
 
     Args:
-        asked: `AUTOPROF_TOOL`.
-        imports: Whether torch_npu is imported if it is there, to see whether it can be.
+        asked: The value of `AUTOPROF_TOOL`.
+        imports: True to import torch_npu if it is installed, to see if that fails.
     """
     if "nsys" in asked:
         others = ",".join(name for name in asked if name not in ("nsys", "memory")) or "torch"
         return f"nsys in processes that run under it, {others} in others (AUTOPROF_TOOL)"
     if "npu" not in (asked or AUTOMATIC):
         return f"{','.join(asked)} (AUTOPROF_TOOL)"
-    said = "AUTOPROF_TOOL" if asked else "no AUTOPROF_TOOL"
-    found = find_spec("torch_npu")
-    if found is None or found.origin is None:  # a mere folder of that name
-        return f"torch ({said}; torch_npu is not installed)"
+    source = "AUTOPROF_TOOL" if asked else "no AUTOPROF_TOOL"
+    spec = find_spec("torch_npu")
+    if spec is None or spec.origin is None:  # without an origin it is only a folder of that name
+        return f"torch ({source}; torch_npu is not installed)"
     try:
         if imports:
             importlib.import_module("torch_npu.profiler")
     except Exception as error:
         interrupts.pass_on(error)
-        return f"torch ({said}; importing torch_npu raised {type(error).__name__}: {error})"
-    return f"npu in processes that use an NPU, torch in others ({said})"
+        return f"torch ({source}; importing torch_npu raised {type(error).__name__}: {error})"
+    return f"npu in processes that use an NPU, torch in others ({source})"
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the packages that can record in this process, as far as they are imported."""
-    found = {name: str(getattr(sys.modules.get(name), "__version__", "")) for name in ("torch", "torch_npu")}
-    return {name: version for name, version in found.items() if version or name == "torch"}
+    """Return the versions of torch and torch_npu in this process. torch's is empty if torch is not imported."""
+    imported = {name: str(getattr(sys.modules.get(name), "__version__", "")) for name in ("torch", "torch_npu")}
+    return {name: version for name, version in imported.items() if version or name == "torch"}

@@ -1,4 +1,4 @@
-"""Arguments that a release of a profiler takes."""
+"""Arguments that the installed release of a profiler accepts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from typing import Any
 
 
 def taken(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of `arguments` that a function has parameters for."""
+    """Return the `arguments` that a function has parameters for."""
     parameters = inspect.signature(function).parameters
     return {name: value for name, value in arguments.items() if name in parameters}

@@ -15,22 +15,25 @@ from autoprof import _boot
 from autoprof.base import interrupts, log, process
 from autoprof.base.originals import threading, time
 
-# The type of the profile function of torch's recording.
+# Type of the profile function that torch sets while it records stacks.
 _TORCH = "TraceContext"
 ENDED_EARLY = "stack ends where the program set a profile function (cProfile, sys.setprofile)"
 
 
 def without_stacks(contents: tuple[str, ...], stacks: Sequence[str] = ("stack",)) -> tuple[tuple[str, ...], str]:
-    """Leave `stacks` out of the contents if the program has set a profile function. Return the rest and the reason.
+    """Leave `stacks` out of the contents if the program has set a profile function.
 
     Python shows the profile function of this thread and of new threads, but not of other running threads.
+
+    Returns:
+        The remaining contents, and the reason if something was left out.
     """
     left_out = [word for word in contents if word in stacks]
-    found = own_function()
-    found = threading.getprofile() if found is None else found
-    if not left_out or found is None:
+    function = own_function()
+    function = threading.getprofile() if function is None else function
+    if not left_out or function is None:
         return contents, ""
-    name = getattr(found, "__qualname__", type(found).__qualname__)
+    name = getattr(function, "__qualname__", type(function).__qualname__)
     reason = f"{', '.join(left_out)} is left out: the program has set the profile function {name}, which torch removes"
     log.warning_once(reason)
     return tuple(word for word in contents if word not in stacks), reason
@@ -38,57 +41,58 @@ def without_stacks(contents: tuple[str, ...], stacks: Sequence[str] = ("stack",)
 
 def own_function() -> Any:
     """Return the profile function that the program has set in this thread, if any."""
-    found = sys.getprofile()
-    return None if type(found).__name__ == _TORCH else found
+    function = sys.getprofile()
+    return None if type(function).__name__ == _TORCH else function
 
 
 @contextlib.contextmanager
 def kept_function() -> Iterator[None]:
-    """Set the program's profile function of this thread aside for the end of a recording with stacks."""
-    found = own_function()
-    if found is None:
+    """Remove the program's profile function of this thread while a recording with stacks ends, then restore it."""
+    function = own_function()
+    if function is None:
         yield
         return
     sys.setprofile(None)
     try:
         yield
     finally:
-        _set(found)
+        _set(function)
 
 
-def _set(found: Any) -> None:
-    """Set a profile function again. `enable` of cProfile keeps its counts."""
-    if hasattr(found, "enable"):
-        found.enable()
-    elif callable(found):
-        sys.setprofile(found)
+def _set(function: Any) -> None:
+    """Set a profile function again. cProfile's `enable` keeps its counts."""
+    if hasattr(function, "enable"):
+        function.enable()
+    elif callable(function):
+        sys.setprofile(function)
     else:
-        log.warning(f"the profiler {type(found).__qualname__} was ended by torch, which recorded stacks")
+        log.warning(f"the profiler {type(function).__qualname__} was ended by torch, which recorded stacks")
 
 
-# The functions that start and end torch's profilers, by the module that calls them by these names (torch 2.13).
-# `torch.profiler` calls the first module. Only a profiler that is prepared uses Kineto; `emit_nvtx` does not.
+# Functions that start and end torch's profilers, by the module that calls them (torch 2.13). `torch.profiler` uses the
+# first module. Only a profiler that calls `_PREPARE` uses Kineto; `emit_nvtx` does not.
 _PREPARE, _DISABLE, _DISABLE_LEGACY = "_prepare_profiler", "_disable_profiler", "_disable_profiler_legacy"
 _FUNCTIONS = {
     "torch.autograd.profiler": (_PREPARE, "_enable_profiler", _DISABLE),
     "torch.autograd.profiler_legacy": ("_enable_profiler_legacy", _DISABLE_LEGACY),
 }
-# The clock that the first of them reads when a profiler starts and ends (torch 2.13).
+# Clock that the first module reads when a profiler starts and ends (torch 2.13).
 _CLOCK = "perf_counter_ns"
 _TORCH_NPU = "torch_npu.profiler.profiler"
-# A thread that is not known.
+# Id of an unknown thread.
 _UNKNOWN = 0
 
 
-class _State(process.State):
+class _ForeignState(process.State):
     """Profilers of the program in this process.
 
     Attributes:
-        clock: Takes the place of a frozen clock in torch's module.
-        interrupt: Ends autoprof's recording. Takes the reason, and True if a recording of another thread ends too.
+        clock: Replacement of a frozen clock in torch's module.
+        interrupt: Function that ends autoprof's recording. Its arguments are the reason, and True to end a recording of
+            another thread, too.
         threads: Threads that have prepared or started Kineto and not ended it.
         npu: Profilers of torch_npu that are on.
-        ended: True if a profiler of torch has ended since `has_ended` was called.
+        ended: True if a profiler of torch has ended since the last call of `has_ended`.
     """
 
     clock: Callable[[], int] | None = None
@@ -108,19 +112,19 @@ class _Own(threading.local):
 
     Attributes:
         called: True while autoprof starts or ends it.
-        left_on: True if torch records this thread for autoprof, also after another thread has ended the recording.
+        left_on: True if torch records this thread for autoprof, even after another thread has ended the recording.
     """
 
     called = False
     left_on = False
 
 
-_state = _State()
+_state = _ForeignState()
 _own = _Own()
 
 
 def own(called: bool) -> None:
-    """Note that autoprof starts or ends its own profiler in this thread now, or that it has done so."""
+    """Note that autoprof starts or ends its own profiler in this thread (True), or has done so (False)."""
     if called:
         _unfreeze_clock()
     _own.called = called
@@ -128,10 +132,10 @@ def own(called: bool) -> None:
 
 
 def _unfreeze_clock() -> None:
-    """Have torch read the real clock while autoprof starts or ends its own profiler.
+    """Make torch read the real clock while autoprof starts or ends its own profiler.
 
-    freezegun replaces the clock in torch's module. A reading of the frozen clock may move it, which the program sees
-    (`auto_tick_seconds`). When the clock is thawed, freezegun replaces this function, too.
+    freezegun replaces the clock in torch's module. A reading of the frozen clock may advance it, and the program would
+    see that (`auto_tick_seconds`). When the clock is thawed, freezegun also replaces the function that is set here.
     """
     module = sys.modules.get("torch.autograd.profiler")
     frozen = getattr(module, _CLOCK, time.perf_counter_ns)
@@ -147,14 +151,14 @@ def _unfreeze_clock() -> None:
 
 
 def known() -> str:
-    """Return the profiler of the program that autoprof has seen start and not end, or an empty text."""
+    """Return a description of a profiler that the program has started and not ended, or an empty text."""
     if _state.threads:
         return "another torch profiler"
     return "another torch_npu profiler" if _state.npu else ""
 
 
 def busy() -> str:
-    """Return why a profiler of the program keeps autoprof from recording in this thread, or an empty text."""
+    """Return the reason why autoprof can't record in this thread, a profiler of the program, or an empty text."""
     name = known() or ("another torch profiler" if _enabled() and not _own.left_on else "")
     return f"{name} is on in this process" if name else ""
 
@@ -166,7 +170,7 @@ def has_ended() -> bool:
 
 
 def _enabled() -> bool:
-    """Return True if torch records this thread. It does not know of `profile_all_threads`, nor of a warm-up."""
+    """Return True if torch records this thread. It does not see `profile_all_threads`, nor a warm-up."""
     autograd = sys.modules.get("torch.autograd")
     return autograd is not None and bool(autograd._profiler_enabled())
 
@@ -185,10 +189,10 @@ def watch_torch(module: Any) -> None:
     for name in _FUNCTIONS[module.__name__]:
         function = vars(module).get(name)
         if function is None:
-            log.warning_once(f"other users of {module.__name__} can't be noticed: it has no {name}")
+            log.warning_once(f"other users of {module.__name__} can't be detected: it has no {name}")
         else:
             setattr(module, name, _watched(function, name))
-    if getattr(module, "_is_profiler_enabled", False):  # one was started before, perhaps in another thread
+    if getattr(module, "_is_profiler_enabled", False):  # a profiler was started before, perhaps in another thread
         _state.threads.add(threading.get_ident() if _enabled() else _UNKNOWN)
 
 
@@ -199,7 +203,7 @@ def _watched(function: Callable[..., Any], name: str) -> Callable[..., Any]:
             return function(*args, **kwargs)
         on = _enabled()
         try:
-            if name == _PREPARE:  # before autoprof's recording ends, so that no other one begins
+            if name == _PREPARE:  # before autoprof's recording ends, so that autoprof does not begin another one
                 _state.threads.add(threading.get_ident())
             if name in (_DISABLE, _DISABLE_LEGACY):
                 _state.ended = True
@@ -218,11 +222,11 @@ def _watched(function: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 
 def _note_end(was_on: bool) -> None:
-    """Note that a profiler of the program was ended. `was_on`: torch recorded this thread before."""
+    """Note that a profiler of the program has ended. `was_on`: True if torch recorded this thread before."""
     thread = threading.get_ident()
     if thread not in _state.threads:
         _state.threads.discard(_UNKNOWN)
-        if not was_on:  # it was one of all threads, which any thread may end
+        if not was_on:  # it recorded all threads, so any thread may end it
             _state.threads.clear()
     elif not _enabled():
         _state.threads.discard(thread)
@@ -235,7 +239,7 @@ def watch_npu(module: Any) -> None:
         wrapt.wrap_function_wrapper(module, "profile.stop", _stop)
     except Exception as error:
         interrupts.pass_on(error)
-        log.warning_once(f"other users of {module.__name__} can't be noticed: {type(error).__name__}: {error}")
+        log.warning_once(f"other users of {module.__name__} can't be detected: {type(error).__name__}: {error}")
 
 
 def _start(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:

@@ -1,7 +1,7 @@
 """History of CUDA's caching allocator: one snapshot per window, and one when memory runs out.
 
-`torch.cuda.memory._record_memory_history` gained parameters in almost every release (torch 2.1 to 2.13); only those
-that the installed release accepts are passed. If the program calls it itself, its calls take precedence.
+`torch.cuda.memory._record_memory_history` gained parameters in almost every release (torch 2.1 to 2.13). Only the ones
+that the installed release accepts are passed. If the program calls the function itself, its calls take precedence.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from autoprof.rundir import file_names, layout
 
 
 class _HistoryState(process.State):
-    """The owner of this process's history.
+    """Owner of this process's history.
 
     Attributes:
-        changes: How often somebody else has switched it.
-        theirs: Whether it is somebody else's now.
-        ours: Whether it is autoprof's now.
-        standing: The options with which it goes on outside of windows, where it is kept for when memory runs out.
+        changes: Number of times that the program has switched it.
+        theirs: True while it belongs to the program.
+        ours: True while it belongs to autoprof.
+        standing: Options of the history outside of windows, if it is recorded for the case that memory runs out.
     """
 
     def begin(self) -> None:
@@ -47,7 +47,7 @@ _history_state = _HistoryState()
 
 
 def begin_history(options: MemoryOptions) -> None:
-    """Record from here on; what was recorded before is forgotten.
+    """Start a new history. The entries so far are dropped.
 
     Raises:
         Exception: This torch, or the allocator in use, records no history.
@@ -63,7 +63,9 @@ def begin_history(options: MemoryOptions) -> None:
 
 
 def end_history() -> None:
-    """Record no longer, or go on as outside of windows; what was recorded is forgotten. Another's history stays.
+    """End autoprof's history and drop its entries, or start the one outside of windows.
+
+    A history of the program is not changed.
 
     Raises:
         Exception: torch refuses.
@@ -76,10 +78,10 @@ def end_history() -> None:
 
 
 def keep_history(options: MemoryOptions) -> None:
-    """Record outside of windows, too, unless somebody else does.
+    """Record outside of windows, too, unless the program records a history.
 
     Raises:
-        Exception: As in `begin`.
+        Exception: As in `begin_history`.
     """
     if not foreign_history():
         begin_history(options)
@@ -87,45 +89,45 @@ def keep_history(options: MemoryOptions) -> None:
 
 
 def snapshot() -> dict[str, Any]:
-    """Return the state of the allocator, and the history as far as it is recorded.
+    """Return the state of the allocator, with the history if one is recorded.
 
     Raises:
-        Exception: The allocator in use can't be asked.
+        Exception: The allocator in use provides no state.
     """
     import torch.cuda.memory
 
-    found: dict[str, Any] = torch.cuda.memory._snapshot()
-    return found
+    state: dict[str, Any] = torch.cuda.memory._snapshot()
+    return state
 
 
 def history_changes() -> int:
-    """Return how often somebody else has switched the history of this process, since autoprof first did."""
+    """Return the number of times that the program has switched the history, since autoprof first watched it."""
     _switch()
     return _history_state.changes
 
 
 def foreign_history() -> str:
-    """Return why the history is left alone: it is somebody else's; or an empty text."""
+    """Return the reason why autoprof can't record the history: it belongs to the program. Else an empty text."""
     import torch
 
-    # As torch's own CUDA graphs ask (torch 2.13, _inductor/cudagraph_trees.py).
+    # torch's CUDA graphs use the same function (torch 2.13, _inductor/cudagraph_trees.py).
     enabled = getattr(torch._C, "_cuda_isHistoryEnabled", bool)
     taken = _history_state.theirs or (not _history_state.ours and enabled())
     return "other code records the memory history of this process" if taken else ""
 
 
 def _arguments(switch: Callable[..., None], options: MemoryOptions) -> dict[str, Any]:
-    """Return the arguments for `_record_memory_history` that it takes: a build of torch may lack some."""
-    asked: dict[str, Any] = {"enabled": "all", "max_entries": options.max_entries}
+    """Return the arguments for `_record_memory_history`, without the ones that this build of torch lacks."""
+    requested: dict[str, Any] = {"enabled": "all", "max_entries": options.max_entries}
     if options.stacks == "none":
-        asked |= {"context": None, "stacks": "python"}
+        requested |= {"context": None, "stacks": "python"}
     else:
-        asked |= {"context": "all", "stacks": options.stacks}
-    return taken(switch, asked)
+        requested |= {"context": "all", "stacks": options.stacks}
+    return taken(switch, requested)
 
 
 def _switch() -> Callable[..., None]:
-    """Return torch's own function, behind the watch that is put on it here."""
+    """Wrap `_record_memory_history` to see the program's calls, if that is not done. Return torch's own function."""
     import torch.cuda.memory as module
 
     watched = module._record_memory_history
@@ -140,13 +142,13 @@ def _called(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
     result = wrapped(*args, **kwargs)
     _history_state.changes += 1
     _history_state.theirs = (args[0] if args else kwargs.get("enabled", "all")) not in (None, False)
-    # From here on it is the user's to switch.
+    # From now on only the program switches it.
     _history_state.ours, _history_state.standing = False, None
     return result
 
 
 class MemoryTool:
-    """Records with `torch.cuda.memory` and writes a snapshot that torch's memory viewer opens."""
+    """Tool that records with `torch.cuda.memory` and writes a snapshot for torch's memory viewer."""
 
     name = "memory"
     ending = file_names.SNAPSHOT
@@ -161,10 +163,10 @@ class MemoryTool:
 
     @staticmethod
     def unavailable() -> str:
-        """Return why this process can't record the allocator's history, or an empty text.
+        """Return the reason why this process can't record the allocator's history, or an empty text.
 
-        Asking for it would make the process take a GPU (`_cuda_record_memory_history` initialises CUDA), which one
-        that only drives others must not.
+        The process must already use CUDA. `_cuda_record_memory_history` would initialise CUDA and take a GPU, which a
+        process that only drives others must not do.
         """
         cuda = getattr(sys.modules.get("torch"), "cuda", None)
         try:
@@ -174,8 +176,8 @@ class MemoryTool:
             return f"torch.cuda: {type(error).__name__}: {error}"
 
     def start(self, settings: Settings, raw: Path) -> list[str]:
-        if why := self.busy():
-            raise RuntimeError(why)
+        if reason := self.busy():
+            raise RuntimeError(reason)
         self._changes = history_changes()
         begin_history(settings.memory)
         return ["memory"]
@@ -187,7 +189,10 @@ class MemoryTool:
         return _nothing
 
     def stop(self) -> None:
-        """Take the snapshot and switch the history off, which empties it. Raises nothing: a profiler stops as well."""
+        """Take the snapshot and switch the history off, which empties it.
+
+        Errors are kept for `export`, since a profiler that records beside it must stop, too.
+        """
         try:
             if history_changes() != self._changes:
                 self._problem = "other code in this process switched the memory history during the capture"
@@ -217,12 +222,12 @@ class MemoryTool:
 
 
 def write(snapshot: dict[str, Any], subject: dict[str, Any], path: str) -> None:
-    """Write a snapshot as `torch.cuda.memory._dump_snapshot` does, and in it, under `autoprof`, what it is of.
+    """Write a snapshot as `torch.cuda.memory._dump_snapshot` does, with the subject under the key `autoprof`.
 
-    Viewers look into it by key.
+    Viewers ignore unknown keys.
 
     Raises:
-        OSError: It can't be written.
+        OSError: The file can't be written.
     """
     with io.open(path, "wb", opener=files.descriptor) as file:
         pickle.dump(snapshot | {"autoprof": subject}, file)
@@ -232,12 +237,12 @@ def _nothing() -> None:
     """Do nothing: the history has no ranges."""
 
 
-# Of one process: an allocation that fails may be tried again in a smaller form, any number of times.
-MOST = 3
+# Maximum number of snapshots per process. A program may repeat a failed allocation with a smaller size, many times.
+MAX_SNAPSHOTS = 3
 
 
 class _OutOfMemoryState(process.State):
-    """The count of times that this process has run out of memory, up to `MOST`."""
+    """Number of times that this process has run out of memory, up to `MAX_SNAPSHOTS`."""
 
     def begin(self) -> None:
         self.lock = threading.Lock()
@@ -251,18 +256,18 @@ _oom_state = _OutOfMemoryState()
 
 
 def watch_out_of_memory(run: Runtime, doing: Callable[[], Any]) -> None:
-    """Keep the history and wait for the allocator to run out of memory, from when CUDA is initialised in this process.
+    """Record the history once CUDA is initialised in this process, and write a snapshot when CUDA runs out of memory.
 
     Args:
         run: The run.
-        doing: Gives what this process is recording, or None.
+        doing: Function that returns the subject of this process's recording, or None.
     """
     _boot.when_imported("torch.cuda", lambda cuda: _await_cuda(cuda, run, doing))
 
 
 def _await_cuda(cuda: Any, run: Runtime, doing: Callable[[], Any]) -> None:
     try:
-        # What is queued so is called when CUDA is initialised, or at once where it is (torch 2.13, cuda/__init__.py).
+        # `_lazy_call` calls the function once CUDA is initialised, or at once if it is (torch 2.13, cuda/__init__.py).
         cuda._lazy_call(lambda: _attach(run, doing))
     except Exception as error:
         interrupts.pass_on(error)
@@ -270,7 +275,7 @@ def _await_cuda(cuda: Any, run: Runtime, doing: Callable[[], Any]) -> None:
 
 
 def _attach(run: Runtime, doing: Callable[[], Any]) -> None:
-    """Attach the observer. Raises nothing: torch would refuse CUDA then."""
+    """Attach the observer. Never raises, since torch would then refuse to use CUDA."""
     try:
         import torch
 
@@ -285,8 +290,12 @@ def _attach(run: Runtime, doing: Callable[[], Any]) -> None:
         runtime.report("memory/oom", error)
 
 
-def _place(run: Runtime, number: int) -> tuple[Path, Path, Path]:
-    """Return the first names from `number` on that are not taken, of the snapshot and of its part, which is made."""
+def _claim_path(run: Runtime, number: int) -> tuple[Path, Path, Path]:
+    """Claim the first free name for a snapshot, beginning with `number`, by its `.part` file.
+
+    Returns:
+        The path without ending, the path of the snapshot, and the path of the `.part` file.
+    """
     while True:
         again = f".{number}" if number > 1 else ""
         base = run.rundir.oom / f"{identity.HOST}.pid{os.getpid()}{again}"
@@ -298,18 +307,18 @@ def _place(run: Runtime, number: int) -> tuple[Path, Path, Path]:
 
 
 def _ran_out(run: Runtime, memory: dict[str, int], doing: Callable[[], Any]) -> None:
-    """Write a snapshot. torch calls this without the allocator's lock, before it raises.
+    """Write a snapshot. torch calls this without the allocator's lock, before it raises `OutOfMemoryError`.
 
-    An exception from here would take the place of the one that it raises (torch 2.13, csrc/cuda/Module.cpp).
+    An exception here would replace that error (torch 2.13, csrc/cuda/Module.cpp).
     """
     try:
         with _oom_state.lock:
-            if _oom_state.seen >= MOST:
+            if _oom_state.seen >= MAX_SNAPSHOTS:
                 return
             _oom_state.seen += 1
             number = _oom_state.seen
         run.rundir.make(run.rundir.oom)
-        base, path, part = _place(run, number)
+        base, path, part = _claim_path(run, number)
         try:
             subject = {"host": identity.HOST, "pid": os.getpid(), "run": run.info.id}
             files.no_size_signal(write, snapshot(), subject, str(part))

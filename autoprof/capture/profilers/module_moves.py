@@ -1,10 +1,10 @@
 """Moves of modules while torch records shapes.
 
-A recording with shapes keeps weak references to the tensors of each operator until its result is freed, one with stacks
-those to some parameters. `torch.utils.swap_tensors` refuses tensors that have any, and with it `Module.to` for the
-parameters of `fully_shard` (torch 2.13, `InputOutputEncoder` in torch/csrc/profiler/collection.h; `THPVariable` in
-torch/csrc/autograd/python_variable.cpp). So a move records no operators of its own, and where a parameter is held all
-the same, the recording is ended and freed first.
+Until its result is freed, a recording with shapes keeps weak references to the tensors of each operator, and a
+recording with stacks keeps some to parameters. `torch.utils.swap_tensors` refuses tensors with weak references. So
+does `Module.to` for the parameters of `fully_shard` (torch 2.13, `InputOutputEncoder` in
+torch/csrc/profiler/collection.h; `THPVariable` in torch/csrc/autograd/python_variable.cpp). Therefore the operators of
+a move are not recorded. If a recording refers to a parameter nevertheless, it is ended and freed first.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Any
 from autoprof.base import interrupts, log, process
 from autoprof.base.originals import threading
 
-# Words of AUTOPROF_CONTENTS with which operators hold their tensors, since `with_flops` records shapes, too. And those
-# with which a recording refers to parameters at all.
+# Contents with which a recording refers to the tensors of operators (`with_flops` records shapes, too), and contents
+# with which it may refer to parameters.
 HELD = frozenset(("shapes", "flops"))
 REFERRED = HELD | {"stack"}
 
 
-class _State(process.State):
-    """The recording that moves of modules end or leave out.
+class _MovesState(process.State):
+    """Recording that moves of modules may have to end.
 
     Attributes:
-        free: Ends and frees what is recorded. The patches of torch call it, and stay as long as the process.
-        recorded: The thread that is recorded with shapes, and what is called when a module moves in it.
+        free: Function that ends and frees the recording. torch's patched functions call it and are never restored.
+        recorded: Thread that is recorded with shapes, and the function to call when a module moves in it.
     """
 
     free: Callable[[str], bool] | None = None
@@ -36,15 +36,15 @@ class _State(process.State):
         self.recorded: tuple[int, Callable[[], None]] | None = None
 
 
-_state = _State()
+_state = _MovesState()
 _moving = threading.local()
 
 
 def allow(free: Callable[[str], bool]) -> None:
-    """Let modules move in this process whatever is recorded.
+    """Let modules move in this process during any recording.
 
     Args:
-        free: Ends and frees what is recorded, for the reason that it is given; returns whether there was something.
+        free: Function that ends and frees the recording for a given reason. It returns False if there was none.
     """
     if _state.free is None:
         _state.free = free
@@ -57,17 +57,18 @@ def allow(free: Callable[[str], bool]) -> None:
 
 
 def begin(moved: Callable[[], None]) -> None:
-    """Note that this thread is recorded with shapes from here on. `moved` is called when a module moves."""
+    """Note that this thread is recorded with shapes from now on. `moved` is called when a module moves."""
     _state.recorded = threading.get_ident(), moved
 
 
 def end() -> None:
-    """Note that nothing is recorded with shapes any more."""
+    """Note that the recording with shapes has ended."""
     _state.recorded = None
 
 
 def _swapping(swap: Callable[..., None]) -> Callable[..., None]:
-    # It looks before it changes anything, so it may be called again. `swap_tensors` may not: it swaps attributes first.
+    # This function checks before it changes anything, so it may be called again. `swap_tensors` swaps attributes first,
+    # so it may not.
     import torch
 
     compiling = torch.compiler.is_compiling
@@ -102,7 +103,7 @@ def _moved(apply: Callable[..., Any]) -> Callable[..., Any]:
     import torch
 
     record: Callable[[bool], None] = torch.autograd._enable_record_function
-    # What torch.compile traces is the user's alone.
+    # torch.compile must trace only the user's code.
     compiling = torch.compiler.is_compiling
 
     @functools.wraps(apply)

@@ -14,10 +14,10 @@ IMPORTED_LATE = "the process had not imported torch when this capture began"
 
 
 class NothingTool:
-    """Tool that records nothing and writes no file: its captures have a meta file alone.
+    """Tool that records nothing and writes no file. Its captures have only a meta file.
 
-    Every profiler needs torch. Importing it would take seconds and hundreds of megabytes in a process that computes
-    nothing with it.
+    Every profiler needs torch. Importing it would take seconds and hundreds of megabytes in a process that does not use
+    it.
     """
 
     name = "none"
@@ -26,7 +26,7 @@ class NothingTool:
 
     @property
     def remark(self) -> str:
-        """Return why nothing is recorded."""
+        """Reason why nothing is recorded."""
         return IMPORTED_LATE if has_torch() else NO_TORCH
 
     def start(self, settings: Settings, raw: Path) -> list[str]:
@@ -52,9 +52,9 @@ class NothingTool:
 
 
 def has_torch() -> bool:
-    """Return True if this process has imported torch, or imports it now."""
+    """Return True if this process has imported torch or is importing it."""
     return sys.modules.get("torch") is not None
 
 
 def _nothing() -> None:
-    """End no range."""
+    """Do nothing: no range has begun."""

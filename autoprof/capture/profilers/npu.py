@@ -1,4 +1,4 @@
-"""torch_npu's `_ExperimentalConfig`, made from the options of `AUTOPROF_NPU`."""
+"""torch_npu's profiler as a tool, with the options of `AUTOPROF_NPU`."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _METRICS = {
     "none": "AiCoreNone",
 }
 _EXPORTS = {"text": ("Text",), "db": ("Db",), "both": ("Text", "Db")}
-# With others torch_npu counts nothing in AI cores (experimental_config.py, _check_params).
+# Levels at which torch_npu uses the counters of AI cores (experimental_config.py, _check_params).
 _COUNTING_LEVELS = ("level1", "level2")
 
 
 def experimental_config(profiler: Any, options: NpuOptions) -> tuple[Any, list[str]]:
-    """Return the `_ExperimentalConfig` for these options, and those of them that this torch_npu has not.
+    """Return the `_ExperimentalConfig` for these options, and the options that this torch_npu lacks.
 
-    All is said that it takes: the defaults changed in 2.13.
+    All supported arguments are passed, since the defaults changed in torch_npu 2.13.
     """
     kind = profiler._ExperimentalConfig
     parameters = inspect.signature(kind).parameters
@@ -66,16 +66,16 @@ def _arguments(profiler: Any, parameters: Any, options: NpuOptions) -> tuple[dic
             lacking.append(option)
     exports = [getattr(profiler.ExportType, name) for name in _EXPORTS[options.export]]
     if len(exports) > 1 and not _takes_list(parameters.get("export_type")):
-        # Before lists it took one word, and for anything else fell back to text.
+        # Older releases take only one word, and use text for any other value.
         exports = exports[:1]
         lacking.append("export")
     arguments["export_type"] = exports if len(exports) > 1 else exports[0]
     if options.op_attr and options.export == "text":
-        # It is in databases only, and torch_npu drops it for text.
+        # Only databases have these attributes; for text, torch_npu ignores the option.
         del arguments["op_attr"]
         lacking.append("op_attr")
     if options.mstx:
-        # `mstx` is there from 2.7 on, and with it the older `msprof_tx` only warns.
+        # torch_npu has `mstx` from 2.7 on. In these releases, the older `msprof_tx` only warns.
         arguments["mstx" if "mstx" in parameters else "msprof_tx"] = True
         arguments["mstx_domain_exclude"] = ["communication"]
     return arguments, lacking
@@ -85,18 +85,18 @@ def _takes_list(parameter: inspect.Parameter | None) -> bool:
     return parameter is not None and "list" in str(parameter.annotation).lower()
 
 
-# With either of them torch_npu profiles by itself when it is told to, and two of its profilers are in each other's way
+# Variables that let other programs start torch_npu's profiler in this process. Two of its profilers disturb each other
 # (profiler/_non_intrusive_profile.py).
-_BY_ITSELF = ("PROF_CONFIG_PATH", "MSMONITOR_USE_DAEMON")
-# Longer names of workers are replaced by the host's (analysis/prof_common_func/_constant.py).
-_LONGEST_NAME = 225
+_EXTERNAL_CONTROL = ("PROF_CONFIG_PATH", "MSMONITOR_USE_DAEMON")
+# torch_npu replaces longer names of workers by the host name (analysis/prof_common_func/_constant.py).
+_MAX_NAME_CHARS = 225
 
 
 class NpuTool:
-    """Records with `torch_npu.profiler.profile` into a folder, without analysing what it recorded.
+    """Tool that records with `torch_npu.profiler.profile` into a folder, without the analysis.
 
     Attributes:
-        lacking: Options of `AUTOPROF_NPU` that this torch_npu has not, known from the start on.
+        lacking: Options of `AUTOPROF_NPU` that this torch_npu lacks. Known once it has started.
     """
 
     name = "npu"
@@ -110,11 +110,10 @@ class NpuTool:
 
     @staticmethod
     def unavailable() -> str:
-        """Return why this process can't record with torch_npu, or an empty text.
+        """Return the reason why this process can't record with torch_npu, or an empty text.
 
-        A profiler of torch_npu makes the process take an NPU (profiler_interface.py), which one that uses none must
-        not, such as a trainer that only drives others. So nothing is imported here either: torch does that from 2.5
-        on.
+        A profiler of torch_npu makes the process take an NPU (profiler_interface.py). A process that uses none must not
+        do that, such as a trainer that only drives others. So this does not import torch_npu; torch does from 2.5 on.
         """
         npu = getattr(sys.modules.get("torch_npu"), "npu", None)
         try:
@@ -125,18 +124,18 @@ class NpuTool:
 
     def start(self, settings: Settings, raw: Path) -> list[str]:
         profiler = importlib.import_module("torch_npu.profiler")
-        # torch_npu records stacks as torch does, and for modules, too.
+        # torch_npu records stacks as torch does. It also needs them for modules.
         contents, self.remark = foreign.without_stacks(settings.contents, ("stack", "module"))
         arguments, used = profile_arguments(profiler, contents)
         if "npu" in used:
             arguments["experimental_config"], self.lacking = experimental_config(profiler, settings.npu)
         raw.mkdir()
         with _own_folder():
-            # The handler sets the folder of the whole process, whatever profiler it is handed to.
+            # The handler sets the folder for all profilers of the process.
             arguments["on_trace_ready"] = profiler.tensorboard_trace_handler(
                 dir_name=str(raw),
-                worker_name=raw.name.removesuffix(f"{self.ending}{file_names.PART}")[:_LONGEST_NAME],
-                # It would analyse in a pool of forked processes and wait for them, in the training thread.
+                worker_name=raw.name.removesuffix(f"{self.ending}{file_names.PART}")[:_MAX_NAME_CHARS],
+                # With the flag, the training thread would wait for a pool of forked processes that analyse.
                 analyse_flag=False,
             )
             self._profile = profiler.profile(**arguments)
@@ -147,7 +146,7 @@ class NpuTool:
                 foreign.own(False)
         if not any(raw.iterdir()):
             self._profile.stop()
-            raise RuntimeError("torch_npu's profiler did not start; what it printed says why")
+            raise RuntimeError("torch_npu's profiler did not start; see its output for the reason")
         return used
 
     def stamp(self, subject: dict[str, Any]) -> None:
@@ -166,20 +165,23 @@ class NpuTool:
             self.stop()
 
     def export(self, path: str) -> None:
-        # The last file that is written: without it torch_npu analyses nothing.
+        # torch_npu writes this file last, and analyses nothing without it.
         if not list(Path(path).glob(f"*{self.ending}/profiler_info*.json")):
-            raise OSError("torch_npu did not finish it; what it printed says why")
+            raise OSError("torch_npu did not finish it; see its output for the reason")
 
     def busy(self) -> str:
         return foreign.busy() or "".join(
-            f"{name} is set, with which torch_npu profiles by itself" for name in by_itself()[:1]
+            f"{name} is set, so other programs may start torch_npu's profiler" for name in external_control()[:1]
         )
 
 
 def profile_arguments(profiler: Any, contents: tuple[str, ...]) -> tuple[dict[str, Any], list[str]]:
-    """Return the arguments of `torch_npu.profiler.profile` for `contents`, and the contents that this torch_npu takes.
+    """Return the arguments of `torch_npu.profiler.profile` for `contents`.
 
-    Without a device in `contents` the host and the NPU are recorded.
+    Without a device in `contents`, the host and the NPU are recorded.
+
+    Returns:
+        The arguments, and the contents that this torch_npu supports.
     """
     devices = ["cpu", "npu"]
     if any(word in DEVICES for word in contents):
@@ -191,8 +193,11 @@ def profile_arguments(profiler: Any, contents: tuple[str, ...]) -> tuple[dict[st
 
 @contextlib.contextmanager
 def _own_folder() -> Iterator[None]:
-    """Set torch_npu's folder back afterwards: it is one for the process, and a profiler that was made before, such as
-    the one that vllm-ascend makes at start, would go on in autoprof's."""
+    """Restore torch_npu's output folder afterwards.
+
+    The process has only one. Otherwise an existing profiler, such as the one that vllm-ascend makes at its start, would
+    write into autoprof's folder.
+    """
     try:
         creator = importlib.import_module("torch_npu.profiler._profiler_path_creator").ProfPathCreator()
         before = {"worker_name": creator._worker_name, "dir_name": creator._dir_path}
@@ -207,6 +212,6 @@ def _own_folder() -> Iterator[None]:
         creator.init(**before)
 
 
-def by_itself() -> list[str]:
-    """Return the variables of this environment with which torch_npu profiles by itself."""
-    return [name for name in _BY_ITSELF if os.environ.get(name, "") not in ("", "0")]
+def external_control() -> list[str]:
+    """Return the variables of this environment that let other programs start torch_npu's profiler."""
+    return [name for name in _EXTERNAL_CONTROL if os.environ.get(name, "") not in ("", "0")]

@@ -1,4 +1,4 @@
-"""Nsight Systems: the command line of `nsys`, and windows and ranges in a process that runs under it."""
+"""Nsight Systems: command line of `nsys`, and windows and ranges in a process that runs under it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from autoprof.config.settings import Settings
 from autoprof.config.tool_options import NsysOptions
 from autoprof.rundir import file_names
 
-# As Ray's plug-in takes it: %p is the process that is recorded, as nsys and the process itself know it.
+# Value of `-o` for Ray's plug-in. nsys replaces %p by the pid of the recorded process.
 OUTPUT = "autoprof_%p"
-# Ray's plug-in knows it by no other name (Ray 2.60, runtime_env/nsight.py, parse_nsight_config).
+# The only name that Ray's plug-in accepts (Ray 2.60, runtime_env/nsight.py, parse_nsight_config).
 EXECUTABLE = "nsys"
 _TIMEOUT_S = 30
 AT_THE_END = (
@@ -26,12 +26,13 @@ AT_THE_END = (
 
 
 def profile_options(options: NsysOptions) -> dict[str, str]:
-    """Return the options of `nsys profile`, by their long names.
+    """Return the options of `nsys profile` by their long names.
 
-    `repeat` without a number: a run may have more windows than it begins with (`autoprof trigger`), and nsys stops to
-    record after the last that it was promised. Left to itself nsys writes all reports when the process ends, which is
-    when Ray kills it (ray#66129); with `async` each after its window. nsys neither ends the process with a window
-    (`kill`), nor waits for what the process leaves behind, which waits for nsys itself.
+    `repeat` has no number, since nsys stops recording after that many windows, and `autoprof trigger` may add some.
+    By default nsys writes all reports when the process ends, and Ray may kill it then (ray#66129). With `async` it
+    writes each report after its window. With `kill=none` nsys does not end the process at the end of a window. With
+    `wait=primary` it does not wait for child processes that outlive the process, such as the finisher, which waits for
+    nsys.
     """
     chosen = {
         "trace": options.trace.replace("+", ","),
@@ -52,70 +53,71 @@ def profile_options(options: NsysOptions) -> dict[str, str]:
 
 
 def find_nsys(options: NsysOptions) -> str:
-    """Return the path of `nsys`, or an empty text where there is none."""
+    """Return the path of `nsys`, or an empty text if it was not found."""
     return shutil.which(options.executable) or ""
 
 
 @functools.cache
 def writes_at_once(executable: str) -> bool:
-    """Return whether an `nsys` can write reports while the process goes on: its help names modes of `repeat`."""
-    return "[:mode]" in _said(executable, "profile", "--help")
+    """Return True if an `nsys` can write reports while the process runs: its help names modes of `repeat`."""
+    return "[:mode]" in _output(executable, "profile", "--help")
 
 
 def nsys_folder(options: NsysOptions) -> list[str]:
-    """Return the folder of an `nsys` that is not the first on the path, as Ray's plug-in needs it."""
-    found = find_nsys(options)
-    return [os.path.dirname(found)] if found and found != shutil.which(EXECUTABLE) else []
+    """Return the folder to put on the path for Ray's plug-in, or an empty list if `nsys` is the first on the path."""
+    path = find_nsys(options)
+    return [os.path.dirname(path)] if path and path != shutil.which(EXECUTABLE) else []
 
 
 def put_on_path(options: NsysOptions) -> None:
-    """Have Ray's processes, which this one is about to start, find the `nsys` that was asked for."""
+    """Put the requested `nsys` first on the path, for the Ray processes that this process is about to start."""
     os.environ["PATH"] = os.pathsep.join([*nsys_folder(options), os.environ.get("PATH", "")])
 
 
 def nsys_version(executable: str) -> str:
     """Return the version that an `nsys` prints."""
-    return _said(executable, "--version").strip().removeprefix("NVIDIA Nsight Systems version ") or "of unknown version"
+    output = _output(executable, "--version").strip()
+    return output.removeprefix("NVIDIA Nsight Systems version ") or "of unknown version"
 
 
-def _said(executable: str, *arguments: str) -> str:
-    """Return the output of an `nsys`, or an empty text where it does not run."""
+def _output(executable: str, *arguments: str) -> str:
+    """Return the output of an `nsys`, or an empty text if it does not run."""
     try:
-        said = subprocess.run([executable, *arguments], capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
+        done = subprocess.run([executable, *arguments], capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
     except (OSError, subprocess.SubprocessError) as error:
         interrupts.pass_on(error)
         return ""
-    return said.stdout
+    return done.stdout
 
 
-# What autoprof gives an actor that it has Ray start under nsys: the `-o` of that nsys, where %p is the process.
+# Variable of an actor that Ray starts under nsys for autoprof: the `-o` of that nsys. %p stands for the pid.
 REPORT = "AUTOPROF_NSYS_REPORT"
-# What nsys sets in the processes that it starts; the injected library is there before the session has an id.
+# Variables that nsys sets in the processes that it starts. The injected library is set before the session has an id.
 _SESSION = "NSYS_PROFILING_SESSION_ID"
 _INJECTED = ("CUDA_INJECTION64_PATH", "LD_PRELOAD")
 _LIBRARY = "libToolsInjection"
 
 
-class _State(process.State):
-    """The count of windows that this process has opened: nsys numbers their reports in this order, from 1."""
+class _NsysState(process.State):
+    """Number of windows that this process has opened. nsys numbers their reports in this order, from 1."""
 
     def begin(self) -> None:
         self.windows = 0
 
 
-_state = _State()
+_state = _NsysState()
 
 
 def here(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether this process runs under nsys, which then has CUPTI."""
+    """Return True if this process runs under nsys, which then has CUPTI."""
     injected = any(_LIBRARY in environ.get(name, "") for name in _INJECTED)
     return bool(environ.get(_SESSION) or environ.get(REPORT)) or injected
 
 
 def report() -> str:
-    """Return the path of the nsys that autoprof had Ray start here, without number and ending; or an empty text.
+    """Return the path of the report without number and ending, if Ray started nsys for autoprof; else an empty text.
 
-    Ray's plug-in puts `-o` into the folder of logs of the node's session (Ray 2.60, runtime_env/nsight.py).
+    Ray's plug-in puts `-o` into the log folder of the node's session (Ray 2.60, runtime_env/nsight.py).
     """
     pattern, worker = os.environ.get(REPORT, ""), sys.modules.get("ray._private.worker")
     if not pattern or worker is None or worker.global_worker.mode != worker.WORKER_MODE:
@@ -124,10 +126,10 @@ def report() -> str:
 
 
 class NsysTool:
-    """Opens and closes the windows that `nsys profile --capture-range=cudaProfilerApi` records.
+    """Tool that opens and closes the windows that `nsys profile --capture-range=cudaProfilerApi` records.
 
-    The reports of the windows come after their end, from nsys. Where autoprof had Ray start it, the process that
-    finishes captures waits for them (`nsys_report.py`); elsewhere they stay where the user's own command has them.
+    nsys writes the report of a window after its end. If autoprof let Ray start nsys, the finisher process waits for the
+    report and moves it (`nsys_report.py`). Otherwise the report stays where the user's own nsys command writes it.
     """
 
     name = "nsys"
@@ -136,9 +138,9 @@ class NsysTool:
     remark = ""
 
     def __init__(self, asked: bool = True) -> None:
-        """Make a tool; `asked`: whether the user wants autoprof to open windows in this session of nsys."""
+        """Make a tool. `asked`: True if the user wants autoprof to open windows in this session of nsys."""
         self._asked = asked
-        # What the range of the stage is called besides; in captures of whole steps the step has a range of its own.
+        # Prefix of the stage's range. It is empty in captures of whole steps, in which the step has a separate range.
         self._prefix = ""
         self._whole_steps = False
         self._number = 0
@@ -146,15 +148,15 @@ class NsysTool:
 
     @staticmethod
     def unavailable() -> str:
-        """Return why this process can't be recorded by nsys, or an empty text."""
+        """Return the reason why nsys can't record this process, or an empty text."""
         return "" if here() else "this process does not run under nsys"
 
     def start(self, settings: Settings, raw: Path) -> list[str]:
         """Open a window.
 
         Raises:
-            RuntimeError: This process has no CUDA yet. `cudaProfilerStart` would initialise it, on a device that the
-                user may not have chosen so far (torch 2.13, torch/cuda/__init__.py, cudart).
+            RuntimeError: CUDA is not initialised in this process. `cudaProfilerStart` would initialise it on the
+                default device, before the program has chosen one (torch 2.13, torch/cuda/__init__.py, cudart).
         """
         import torch.cuda.profiler
 
@@ -180,7 +182,7 @@ class NsysTool:
             )
 
     def mark(self, name: str) -> Callable[[], None]:
-        """Begin an NVTX range; what is returned ends it, in any thread."""
+        """Begin an NVTX range. Return the function that ends it, in any thread."""
         try:
             from torch.cuda import nvtx
 
@@ -193,7 +195,7 @@ class NsysTool:
         return lambda: nvtx.range_end(begun)
 
     def stop(self) -> None:
-        """Close the window, with all that was started on the device in it, as torch.profiler does."""
+        """Close the window after the device has finished its work, as torch.profiler does."""
         import torch.cuda.profiler
 
         try:
@@ -206,13 +208,16 @@ class NsysTool:
             self.stop()
 
     def export(self, path: str) -> None:
-        """Leave at `path` what the report of this window is known by."""
+        """Write the description of this window's report, for the finisher, to `path`."""
         known = {"report": report(), "number": self._number, "pid": os.getpid(), "patience_s": self._patience_s}
         with io.open(path, "w", encoding="utf-8", opener=files.descriptor) as file:
             json.dump(known, file)
 
     def busy(self) -> str:
-        """Return why this process can't record: a child of an actor under nsys is in that actor's report, if at all."""
+        """Return the reason why this process can't record, or an empty text.
+
+        A child of an actor under nsys gets no report: nsys records it with the actor, if at all.
+        """
         if not self._asked:
             return "this process runs under nsys, which has CUPTI; AUTOPROF_TOOL=nsys opens windows for it"
         if os.environ.get(REPORT) and not report():
@@ -221,4 +226,4 @@ class NsysTool:
 
 
 def _nothing() -> None:
-    """Do nothing: there is no range to end."""
+    """Do nothing: no range has begun."""

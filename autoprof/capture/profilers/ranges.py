@@ -2,8 +2,8 @@
 
 The end of a range writes into the recording in which the range began. If that recording has ended and another one is
 on, the write goes to freed memory, and the process crashes or hangs (torch 2.13, `onFunctionExit` in
-torch/csrc/autograd/profiler_kineto.cpp). If a range ends twice, its second end does nothing. So autoprof ends open
-ranges before its own recording ends, and before it records after a profiler of the program.
+torch/csrc/autograd/profiler_kineto.cpp). If a range ends twice, its second end does nothing. So autoprof ends all open
+ranges before its own recording ends. It also does so before it records after a profiler of the program.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from autoprof.base import process
 
 
-class _State(process.State):
+class _RangesState(process.State):
     """Ranges of autoprof's recording.
 
     Attributes:
@@ -31,11 +31,11 @@ class _State(process.State):
         self.enter: tuple[Callable[[Any], Any], Callable[[Any], Any]] | None = None
 
 
-_state = _State()
+_state = _RangesState()
 
 
 def begin() -> None:
-    """Note the ranges that begin from here on."""
+    """Note the ranges that begin from now on."""
     end()
     original = vars(_class()).get("__enter__")
     if isinstance(original, FunctionType):  # it may be a mock of the program
@@ -47,7 +47,7 @@ def begin() -> None:
 def note(handle: Any) -> None:
     """Note a range that has begun. `handle` is what torch returned for it."""
     key = id(handle)
-    _state.entered.pop(key, None)  # A dict keeps the place of an entry that is replaced.
+    _state.entered.pop(key, None)  # an entry that is only replaced would keep its old place in the dict
     _state.entered[key] = weakref.ref(handle)
 
 
@@ -61,14 +61,14 @@ def end() -> None:
 
 
 def end_all() -> None:
-    """End all open ranges of the process, also ranges that a profiler of the program has left.
+    """End all open ranges of the process, including those that began under a profiler of the program.
 
-    autoprof has not noted them, so this looks at all objects of the process (0.1 s per million).
+    autoprof has not noted these, so this looks at all objects of the process (0.1 s per million).
     """
     record_function = _class()
-    for found in gc.get_objects():
-        if issubclass(type(found), record_function):
-            _end(getattr(found, "record", None))
+    for candidate in gc.get_objects():
+        if issubclass(type(candidate), record_function):
+            _end(getattr(candidate, "record", None))
 
 
 def _class() -> Any:

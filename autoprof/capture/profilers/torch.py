@@ -15,7 +15,7 @@ from autoprof.capture.profilers.arguments import taken
 from autoprof.config.settings import Settings
 from autoprof.rundir import file_names
 
-# Words of AUTOPROF_CONTENTS, and what torch calls them.
+# torch's names for the words of AUTOPROF_CONTENTS.
 DEVICES = {"cpu": "cpu", "cuda": "cuda", "npu": "privateuse1"}
 FLAGS = {
     "shapes": "record_shapes",
@@ -24,27 +24,27 @@ FLAGS = {
     "flops": "with_flops",
     "module": "with_modules",
 }
-# Reason in a meta file where a module moved while shapes were recorded (module_moves.py).
+# Word in `left_out` of a meta file if a module moved while shapes were recorded (module_moves.py).
 MOVES = "torch.module-moves"
-# What follows the events of a trace, which is what Kineto was told of the run, is shorter than this, in bytes.
-TAIL = 65536
-# A profile is in a reference cycle. Freed by a garbage collection during a later recording, its result crashes the
-# process (torch 2.13, libkineto's MemoryTraceLogger); so does one that is freed after a recording that came meanwhile.
-# So it is freed when it is written, before anything else records, and kept where it never is.
+# Maximum bytes after the events of a trace. They hold the metadata that Kineto got.
+MAX_TAIL_BYTES = 65536
+# Profiles whose results are not written. A profile is in a reference cycle. If its result is freed during or after a
+# later recording, for example by the garbage collector, the process crashes (torch 2.13, libkineto's
+# MemoryTraceLogger). So a result is freed when it is written, before the next recording. An unwritten one is kept.
 _unwritten: list[Any] = []
 
 
-class _State(process.State):
-    """What captures leave behind in this process. `recorded`: True once torch has recorded."""
+class _TorchState(process.State):
+    """Recordings of torch in this process. `recorded`: True once torch has recorded."""
 
     recorded = False
 
     def in_child(self) -> None:
-        """Have a forked child of a process that recorded end without Kineto's destructors.
+        """Make a forked child of a process that has recorded end without Kineto's destructors.
 
-        They wait for threads that a child does not have, and hang or abort (torch 2.13). glibc calls what is registered
-        last first, and tells it the exit status: files are flushed, and the process is left, as children of
-        multiprocessing leave by `os._exit`.
+        They wait for threads that do not exist in a child, and hang or abort (torch 2.13). glibc calls the function
+        registered last first, and passes it the exit status. So files are flushed, then `_exit` ends the process, as
+        `os._exit` ends children of multiprocessing.
         """
         if self.recorded:
             with interrupts.suppress(Exception):
@@ -55,11 +55,11 @@ class _State(process.State):
                 libc.on_exit(libc.fcloseall, None)
 
 
-_state = _State()
+_state = _TorchState()
 
 
 class TorchTool:
-    """Records with `torch.profiler.profile` and writes a Chrome trace."""
+    """Tool that records with `torch.profiler.profile` and writes a Chrome trace."""
 
     name = "torch"
     ending = file_names.TRACE.removesuffix(".gz")
@@ -72,14 +72,14 @@ class TorchTool:
 
     @staticmethod
     def unavailable() -> str:
-        """Return an empty text: torch records wherever there is something to record."""
+        """Return an empty text: torch can record in every process that has imported it."""
         return ""
 
     def start(self, settings: Settings, raw: Path) -> list[str]:
         _state.recorded = True
         contents, self.remark = foreign.without_stacks(settings.contents)
         arguments, used = profile_arguments(contents)
-        # SGLang puts torch_npu's in the place of torch.profiler.profile (0.5.8, scheduler_profiler_mixin.py).
+        # Not `torch.profiler.profile`: SGLang replaces that by torch_npu's (0.5.8, scheduler_profiler_mixin.py).
         from torch.profiler.profiler import profile
 
         self._profile = profile(**arguments, **taken(profile, {"custom_trace_id_callback": _trace_id}))
@@ -90,13 +90,13 @@ class TorchTool:
         try:
             ranges.begin()
             foreign.own(True)
-            threads.blocking(self._profile.start)  # Kineto starts a thread with the first one
+            threads.blocking(self._profile.start)  # at the first start, Kineto starts a thread
         except BaseException:  # as in `stop`
             _disable()
             raise
         finally:
             foreign.own(False)
-        # True only if torch has set its profile function here, so that `stop` knows when it is gone.
+        # True only if torch has set its profile function in this thread, so that `stop` can see if it was removed.
         self._stacks = "stack" in used and sys.getprofile() is not None
         if module_moves.HELD.intersection(used):
             module_moves.begin(self._moved)
@@ -118,7 +118,7 @@ class TorchTool:
             ranges.end()
             self._end()
         except BaseException:
-            # A signal, or its handler, came in between: nothing else would end the recording.
+            # A signal or its handler interrupted this, and nothing else would end the recording.
             _disable()
             raise
         finally:
@@ -141,7 +141,7 @@ class TorchTool:
             return
         _disable()
         module_moves.end()
-        # Who is interrupted may keep the traceback, and with it torch's objects.
+        # The program may keep the traceback of the interrupt, and with it torch's objects.
         if getattr(self._profile, "profiler", None) is not None:
             self._profile.profiler.kineto_results = None
         _forget(self._profile)
@@ -151,15 +151,15 @@ class TorchTool:
         """Write the trace, in any thread.
 
         Raises:
-            OSError: What is there is not whole. Kineto says nothing of that: it writes to `.tmp` and renames it, even
-                where what was left in its buffer at the end could not be written (torch 2.13).
+            OSError: The trace is incomplete. Kineto does not report that. It writes to `.tmp` and renames it, even if
+                the last part of its buffer could not be written (torch 2.13).
         """
         try:
             self._profile.export_chrome_trace(path)
         finally:
             _forget(self._profile)
             self._profile = None
-        if not _whole(path):
+        if not _complete(path):
             limit = files.size_limit()
             more = "" if limit is None else f", or the trace over the limit of file sizes, {limit} bytes (ulimit -f)"
             raise OSError(f"torch could not write all of it; is the disk full{more}?")
@@ -169,7 +169,7 @@ class TorchTool:
 
 
 def _trace_id() -> str:
-    """Return an id for a trace, as torch makes it: with `uuid.uuid4`, which a program may have mocked."""
+    """Return an id for a trace. torch would use `uuid.uuid4`, which the program may have mocked."""
     return os.urandom(16).hex().upper()
 
 
@@ -181,7 +181,7 @@ def _forget(profile: Any) -> None:
 
 
 def _enabled() -> bool:
-    """Return whether somebody records in this process."""
+    """Return True if torch records this thread, for autoprof or for the program."""
     from torch.autograd import _profiler_enabled
 
     return bool(_profiler_enabled())
@@ -194,12 +194,12 @@ def _disable() -> None:
         from torch.autograd import _disable_profiler, profiler
 
         _disable_profiler()
-        if hasattr(profiler, "_is_profiler_enabled"):  # `profile.stop` would have set it back
+        if hasattr(profiler, "_is_profiler_enabled"):  # otherwise `profile.stop` resets it
             profiler._is_profiler_enabled = False
 
 
 def _end_and_free(reason: str) -> bool:
-    """End and free what autoprof records or writes in this process. Return False if there was nothing."""
+    """End and free autoprof's recordings in this process, also unwritten ones. Return False if there were none."""
     if foreign.known() or not (_unwritten or _enabled()) or not foreign.end_own(reason):
         return False
     for profile in list(_unwritten):
@@ -207,26 +207,29 @@ def _end_and_free(reason: str) -> bool:
     return True
 
 
-def _whole(path: str) -> bool:
-    """Return whether a Chrome trace of Kineto's ends as one: after the list of events."""
+def _complete(path: str) -> bool:
+    """Return True if a Chrome trace of Kineto is complete: the list of events and the object are closed."""
     if not files.exists(path):
         return False
     with io.open(path, "rb", opener=files.descriptor) as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
-        tail = file.read(TAIL)
+        file.seek(max(0, file.seek(0, os.SEEK_END) - MAX_TAIL_BYTES))
+        tail = file.read(MAX_TAIL_BYTES)
     return b"\n  ]" in tail and tail.rstrip().endswith(b"}")
 
 
 def profile_arguments(contents: tuple[str, ...]) -> tuple[dict[str, Any], list[str]]:
-    """Return the arguments of `torch.profiler.profile` for `contents`, and the contents that this build of torch takes.
+    """Return the arguments of `torch.profiler.profile` for `contents`.
 
-    Without a device in `contents` the host and every device that torch was built for are recorded.
+    Without a device in `contents`, the host and every device that torch was built for are recorded.
+
+    Returns:
+        The arguments, and the contents that this build of torch supports.
     """
     import torch.profiler
 
     activities = {activity.name.lower(): activity for activity in torch.profiler.supported_activities()}
     if "torch_npu" in sys.modules:
-        # It has a profiler of its own; this one is for processes that use no NPU, and must not make them take one.
+        # torch_npu has its own profiler. This one runs in processes that use no NPU, and must not make them take one.
         activities.pop(DEVICES["npu"], None)
     devices = [name for name in DEVICES if DEVICES[name] in activities]
     if any(word in DEVICES for word in contents):
@@ -234,14 +237,16 @@ def profile_arguments(contents: tuple[str, ...]) -> tuple[dict[str, Any], list[s
     flags = [word for word in contents if word in FLAGS]
     chosen = [activities[DEVICES[name]] for name in devices]
     arguments = {"activities": chosen} | {FLAGS[word]: True for word in flags}
-    if "stack" not in flags:  # with stacks torch refuses it
+    if "stack" not in flags:  # torch refuses it with stacks
         arguments["experimental_config"] = _trace_only()
     return arguments, devices + flags
 
 
 def _trace_only() -> Any:
-    """Have the stop make no Python objects of the events, which takes a third of its time (torch 2.13); None where
-    this torch has no such choice."""
+    """Return a config with which the stop makes no Python objects of the events, or None if this torch lacks it.
+
+    The objects take a third of the stop's time (torch 2.13).
+    """
     try:
         from torch._C._profiler import _ExperimentalConfig
 
@@ -252,7 +257,7 @@ def _trace_only() -> Any:
 
 
 def stamp(profile: Any, subject: dict[str, Any]) -> None:
-    """Make `subject` the key `autoprof` of a trace that is being recorded. After the stop it would be dropped."""
+    """Write `subject` under the key `autoprof` of the active recording. torch drops metadata after the stop."""
     try:
         profile.add_metadata_json("autoprof", json.dumps(subject))
     except Exception as error:
@@ -263,8 +268,8 @@ def stamp(profile: Any, subject: dict[str, Any]) -> None:
 def mark(name: str) -> Callable[[], None]:
     """Begin a range in the trace. Return the function that ends it.
 
-    `record_function` would call two operators, which dispatch modes, `make_fx` and `torch.jit.trace` of the program
-    see. These functions record the same range without the dispatcher (torch 1.8 and later).
+    `record_function` would call two operators, which the program's dispatch modes, `make_fx` and `torch.jit.trace` see.
+    These functions record the same range without the dispatcher (torch 1.8 and later).
     """
     from torch.autograd import _record_function_with_args_enter, _record_function_with_args_exit
 

@@ -226,7 +226,7 @@ def _check_variables(report: Report) -> None:
             report.problems.append(f"{text}; unset it, or {cupti.KEEP}")
         else:
             report.notes.append(f"{text}; autoprof's runs go without it")
-    for name in npu.by_itself():
+    for name in npu.external_control():
         report.problems.append(
             f"{name} is set: torch_npu profiles by itself then, and autoprof records no NPU; unset it"
         )

@@ -155,7 +155,7 @@ def test_a_capture_ends_early_and_says_so(
     (kind,) = budget._state.before
     # As if a second of the first had been gigabytes: the second is over its limit with the first look.
     budget._state.before[kind] = budget._Before(2, 10**15, 1.0)
-    mocker.patch.object(budget, "_LOOK_S", 0)
+    mocker.patch.object(budget, "_CHECK_S", 0)
     mocker.patch.object(budget, "_free", return_value=10**12)
     assert trained(3) == "done"
     writer.wait(10)

@@ -263,13 +263,13 @@ def test_it_says_in_which_stage_and_how_often_is_bounded(made: Any, allocator: A
     allocator.allocate("before")
     recording = lifecycle.begin(run, SUBJECT)
     allocator.allocate("inside")
-    for _ in range(memory.MOST + 2):
+    for _ in range(memory.MAX_SNAPSHOTS + 2):
         with pytest.raises(torch.cuda.OutOfMemoryError):
             allocator.run_out()
     lifecycle.end(recording)
     finished(run)
     found = sorted((run.rundir.path / "oom").glob("*.meta.json"))
-    assert len(found) == memory.MOST
+    assert len(found) == memory.MAX_SNAPSHOTS
     assert json.loads(found[0].read_text())["stage"] == "update_actor"
     # The window's own history, and the one that goes on after it.
     assert snapshots(run)[name_of(".memory.pickle")]["device_traces"] == [["inside"]]

@@ -146,7 +146,7 @@ def test_a_report_that_never_comes(tmp_path: Path) -> None:
     finisher_job.finish(job(tmp_path, tmp_path / "r", pid=2**30))
     meta = meta_of(tmp_path)
     assert meta["state"] == "failed"
-    assert f"nsys left no report {tmp_path}/r.1.nsys-rep within" in meta["reason"]
+    assert f"nsys wrote no report {tmp_path}/r.1.nsys-rep within" in meta["reason"]
     assert [path.name for path in tmp_path.iterdir()] == ["x.meta.json"]
 
 

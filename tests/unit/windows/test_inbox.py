@@ -134,7 +134,7 @@ def test_a_file_system_whose_folders_do_not_tell_is_listed_each_time(
     folder = Folder()
     # As some that keep no folders do: the same time, whatever comes.
     mocker.patch.object(requests, "_mark", return_value=(1, 1, 1, 1))
-    mocker.patch.object(requests, "_tells", return_value=False)
+    mocker.patch.object(requests, "_updates_times", return_value=False)
     for _ in range(3):
         clock.now += LATER_S
         assert folder.look(run)
@@ -144,23 +144,23 @@ def test_a_file_system_whose_folders_do_not_tell_is_listed_each_time(
 
 
 def test_whether_a_folder_tells_is_tried(run: RunDir, mocker: MockerFixture) -> None:
-    assert requests._tells(run.control)
+    assert requests._updates_times(run.control)
     assert list(run.control.iterdir()) == []
     mocker.patch.object(requests.os, "utime", side_effect=PermissionError)
-    assert not requests._tells(run.control)
+    assert not requests._updates_times(run.control)
     mocker.stopall()
     mocker.patch.object(files, "create", side_effect=lambda path: os.open("/dev/null", os.O_RDONLY))
-    assert not requests._tells(run.control)
+    assert not requests._updates_times(run.control)
 
 
 def test_another_that_tries_it_hides_no_request(run: RunDir, clock: Clock) -> None:
     """It sets the folder's time back to what it was when it was tried before."""
     folder = Folder()
     settled(folder, run, clock)
-    requests._tells(run.control)
+    requests._updates_times(run.control)
     settled(folder, run, clock)
     asked = requests.ask(run, Trigger()).name
-    requests._tells(run.control)
+    requests._updates_times(run.control)
     os.utime(run.control, (1, 1))
     assert folder.look(run)
     assert folder.names == [asked]

@@ -305,11 +305,11 @@ def test_of_several_trainers_one_decides_and_asks_the_others(
 def test_ranks_that_a_launcher_started_tell_by_files(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     run = made(when=conditions.parse("rank>1.3x"))
     monkeypatch.setattr(threading.Thread, "start", lambda self: self.run())
-    worker(run).tell()
+    worker(run).send()
     assert not (run.rundir.path / "told").exists()
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
-    worker(run).tell()
+    worker(run).send()
     (entry,) = stats.read_entries(run, stats.RANK)
     assert msgspec.json.decode(entry, type=RankStats) == RankStats(role="trainer", rank=1, host=identity.HOST)
 
