@@ -63,8 +63,8 @@ class Finder:
     ) -> "ModuleSpec | None":
         top = fullname.partition(".")[0]
         looks = fullname == top and self._look is not None and self._due(fullname)
-        ours = top in self.targets or fullname in self._hooks or top in self._loading
-        if not (ours or looks or self._pauses.concern(fullname)):
+        watched = top in self.targets or fullname in self._hooks or top in self._loading
+        if not (watched or looks or self._pauses.concern(fullname)):
             return None
         # Another finder, such as wrapt's, may restart the search at the first finder.
         search = (get_ident(), fullname)
@@ -85,7 +85,9 @@ class Finder:
             return spec
         if looks:
             self.look()
-        if hasattr(loader, "exec_module") and (ours or top in self.targets):  # a loader of no file or several modules
+        if hasattr(loader, "exec_module") and (
+            watched or top in self.targets
+        ):  # a loader of no file or several modules
             spec.loader = Loader(self, loader)  # type: ignore[union-attr]
         return spec
 
@@ -138,13 +140,13 @@ class Finder:
 
     def load(self, name: str) -> None:
         """Load the recipes for the target `name`, once."""
-        here = get_ident()
+        thread = get_ident()
         self._loading.add(name)
         self.targets.discard(name)
-        if here in self._loaders:
+        if thread in self._loaders:
             self._late.add(name)
             return
-        self._loaders.add(here)
+        self._loaders.add(thread)
         try:
             on = self._load(name)
             while on and self._late:
@@ -154,7 +156,7 @@ class Finder:
             self.targets.add(name)
             raise
         finally:
-            self._loaders.discard(here)
+            self._loaders.discard(thread)
             self._loading.discard(name)
 
     def _due(self, name: str) -> bool:
@@ -238,14 +240,14 @@ class Loader:
         self._finder.execute(module, self._loader)
 
 
-def watch_runpy(runpy: "ModuleType", found: "Callable[[str], None]") -> None:
-    """Call `found` with the path of a script when `runpy` has read its code, before the code runs."""
+def watch_runpy(runpy: "ModuleType", hook: "Callable[[str], None]") -> None:
+    """Call `hook` with the path of a script when `runpy` has read its code, before the code runs."""
 
     def watched(function: "Callable[..., Any]") -> "Callable[..., Any]":
         def find(*arguments: "Any") -> "Any":
             result = function(*arguments)
             spec = result[1] if isinstance(result, tuple) else None
-            found(str(getattr(spec, "origin", None) or arguments[-1]))
+            hook(str(getattr(spec, "origin", None) or arguments[-1]))
             return result
 
         find.__name__ = _WATCHED

@@ -101,11 +101,11 @@ def _without_lock(name: str, pause: _Pause, package: "Any") -> "Any":
     Returns:
         The module if another thread imported it meanwhile, else None.
     """
-    lock, here = _lock_of(name), get_ident()
-    if lock.owner != here:  # the module is only searched for, not imported
+    lock, thread = _lock_of(name), get_ident()
+    if lock.owner != thread:  # the module is only searched for, not imported
         pause.sit_out(package)
         return None
-    with _Entry(here, lock):
+    with _Entry(thread, lock):
         lock.release()
         try:
             pause.sit_out(package)

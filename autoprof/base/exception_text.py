@@ -95,7 +95,7 @@ def _members(error: BaseException) -> list[Any]:
 
 
 def _method(kind: type, name: str) -> Any:
-    return next((members_of(each)[name] for each in mro_of(kind) if name in members_of(each)), None)
+    return next((members_of(base)[name] for base in mro_of(kind) if name in members_of(base)), None)
 
 
 def _is_library(method: Any) -> bool:

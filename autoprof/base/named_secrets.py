@@ -95,9 +95,9 @@ def is_script(name: str, before: str) -> bool:
 def places(text: str) -> Iterator[tuple[int, int]]:
     """Yield the start and the end of each secret, in order."""
     end = position = 0
-    while (found := compiled(_NAMED).search(text, position)) is not None:
-        position = found.end()
-        for start, stop in _places_of(text, found, end):
+    while (match := compiled(_NAMED).search(text, position)) is not None:
+        position = match.end()
+        for start, stop in _places_of(text, match, end):
             yield start, stop
             end = position = stop
 
@@ -111,37 +111,37 @@ def certainty_of(name: str, before: str = "") -> int:
     return kind(name, "" if name.startswith("-") else before.lower())
 
 
-def _places_of(text: str, found: re.Match[str], hidden_to: int) -> Iterator[tuple[int, int]]:
+def _places_of(text: str, match: re.Match[str], hidden_to: int) -> Iterator[tuple[int, int]]:
     """Yield the places of the secrets of one name. The text up to `hidden_to` is already hidden."""
-    name, start, at = found["name"], found.start(), found.end()
+    name, start, at = match["name"], match.start(), match.end()
     if text[start - 1 : start] == "\\" and name[0] in "nrt":
         name = name[1:]  # an escaped end of a line
-    is_header = found[0].lower().startswith("header value")  # in errors of HTTP libraries
+    is_header = match[0].lower().startswith("header value")  # in errors of HTTP libraries
     certainty = SURE if is_header else certainty_of(name, _word_before(text[max(hidden_to, start - _BEFORE) : start]))
-    if field := _of_field(text, found):
-        yield from _secrets(text, at, found, field)
+    if field := _of_field(text, match):
+        yield from _secrets(text, at, match, field)
         return
     if certainty == NONE:
         return
-    if paired := None if found["is"] else compiled(_PAIRED).match(text, at):
+    if paired := None if match["is"] else compiled(_PAIRED).match(text, at):
         at = paired.end()
     else:
-        certainty = _weighed(text, found, certainty)
+        certainty = _weighed(text, match, certainty)
     if certainty != NONE:
-        yield from _secrets(text, at, found, certainty)
+        yield from _secrets(text, at, match, certainty)
 
 
-def _of_field(text: str, found: re.Match[str]) -> int:
+def _of_field(text: str, match: re.Match[str]) -> int:
     """Return the certainty that a validation error shows a secret: it names the field elsewhere."""
-    name, start, at = found["name"], found.start(), found.end()
+    name, start, at = match["name"], match.start(), match.end()
     field = ""
-    if name == "input_value" and found["is"]:  # pydantic: on the last line without an indent
+    if name == "input_value" and match["is"]:  # pydantic: on the last line without an indent
         lines = text[max(0, start - _FIELD) : start].replace("\\n", "\n").split("\n")[start > _FIELD : -1]
         field = next((line for line in reversed(lines) if line[:1] not in ("", " ")), "")
-    elif name == "input" and found["close"] and found["is"]:  # pydantic: its list of errors
+    elif name == "input" and match["close"] and match["is"]:  # pydantic: its list of errors
         _, known, location = text[max(0, start - _FIELD) : start].rpartition("loc")
         field = location.partition("msg")[0] if known else ""
-    elif name == "Value" and found["gap"]:
+    elif name == "Value" and match["gap"]:
         return _of_omegaconf(text, value_at(text, at, _BARE))
     return kind(field) if field else NONE
 
@@ -159,26 +159,26 @@ def _word_before(text: str) -> str:
     return text[:-1].rpartition(" ")[2].strip("\"'`(") if text.endswith(" ") else ""
 
 
-def _weighed(text: str, found: re.Match[str], certainty: int) -> int:
+def _weighed(text: str, match: re.Match[str], certainty: int) -> int:
     """Return the certainty that a secret follows, considering the characters around the name."""
-    before = text[found.start() - 1 : found.start()]
-    if found["comma"]:
-        return _in_list(text, found, certainty)
-    if found["gap"]:
-        return _after_space(text, found, certainty)
-    if found["is"] == ">":
+    before = text[match.start() - 1 : match.start()]
+    if match["comma"]:
+        return _in_list(text, match, certainty)
+    if match["gap"]:
+        return _after_space(text, match, certainty)
+    if match["is"] == ">":
         return certainty if before == "<" else NONE
-    if found["is"] == ":" and before == "/":  # a path and a message about it
+    if match["is"] == ":" and before == "/":  # a path and a message about it
         return NONE
-    return min(certainty, MAYBE) if found["is"] == "==" else certainty
+    return min(certainty, MAYBE) if match["is"] == "==" else certainty
 
 
-def _in_list(text: str, found: re.Match[str], certainty: int) -> int:
+def _in_list(text: str, match: re.Match[str], certainty: int) -> int:
     """Return the certainty for the next element of a list: the value of an option, or of a name in a pair."""
-    start, at = found.start(), found.end()
-    if found["close"][-1:] not in ("'", '"') or not compiled(_QUOTE).match(text, at):
+    start, at = match.start(), match.end()
+    if match["close"][-1:] not in ("'", '"') or not compiled(_QUOTE).match(text, at):
         return NONE
-    if found["name"].startswith("-"):
+    if match["name"].startswith("-"):
         return _after_option(text, at, certainty)
     stop = value_at(text, at, _BARE).stop
     ends = text[stop : stop + 2].lstrip()[:1] in ("", ")", "]")
@@ -186,9 +186,9 @@ def _in_list(text: str, found: re.Match[str], certainty: int) -> int:
     return certainty if is_pair else min(certainty, MAYBE)
 
 
-def _after_space(text: str, found: re.Match[str], certainty: int) -> int:
+def _after_space(text: str, match: re.Match[str], certainty: int) -> int:
     """Return the certainty for the word after a name, which is an option or part of a sentence."""
-    name, at = found["name"], found.end()
+    name, at = match["name"], match.end()
     if name.startswith("-"):
         return _after_option(text, at, certainty)
     quoted = compiled(_QUOTE).match(text, at) is not None
@@ -204,24 +204,24 @@ def _after_option(text: str, at: int, certainty: int) -> int:
     return NONE if no_value else certainty
 
 
-def _secrets(text: str, at: int, found: re.Match[str], certainty: int) -> Iterator[tuple[int, int]]:
+def _secrets(text: str, at: int, match: re.Match[str], certainty: int) -> Iterator[tuple[int, int]]:
     """Yield the places of the secrets that begin at `at`."""
     if brackets := compiled(_IN_BRACKETS).match(text, at):
         yield from _in_brackets(text, brackets, certainty)
         return
-    at = _after_scheme(text, at, found["name"], certainty)
-    bare = _XML if found["is"] == ">" else _LINE if _is_cookie(text, at, found["name"]) else _BARE
+    at = _after_scheme(text, at, match["name"], certainty)
+    bare = _XML if match["is"] == ">" else _LINE if _is_cookie(text, at, match["name"]) else _BARE
     value = value_at(text, at, bare)
     if text[value.stop : value.stop + 1] in ("(", "[") and is_name(value.text):  # a call: `SecretStr('x')`
         certainty = min(certainty, MAYBE)
         if not compiled(_QUOTE).match(text, value.stop + 1):
             return
         value = value_at(text, value.stop + 1, bare)
-    if found["name"].lower() == "token" and _is_of_text(text, at, value.end):
+    if match["name"].lower() == "token" and _is_of_text(text, at, value.end):
         certainty = min(certainty, RANDOM)
-    end = _end(text, found, value)
-    if value.text == HIDDEN or _is_secret(text, found, value, end, certainty):
-        yield from _parts(text, found, value, end)
+    end = _end(text, match, value)
+    if value.text == HIDDEN or _is_secret(text, match, value, end, certainty):
+        yield from _parts(text, match, value, end)
 
 
 def _is_of_text(text: str, start: int, end: int) -> bool:
@@ -229,30 +229,30 @@ def _is_of_text(text: str, start: int, end: int) -> bool:
     return has_words_of_tokenizers(f"{text[max(0, start - _NEAR) : start]} {text[end : end + _NEAR]}")
 
 
-def _is_secret(text: str, found: re.Match[str], value: Value, end: int, certainty: int) -> bool:
+def _is_secret(text: str, match: re.Match[str], value: Value, end: int, certainty: int) -> bool:
     """Return True if a value is a secret, alone or with the words in the same quotes, or if its end is missing."""
     sentence = certainty <= MAYBE and " " in value.text
     if not value.closed and certainty != RANDOM and not sentence:
         return True
-    whole = found["is"] == "=" and found["name"].startswith("-") and is_secret(certainty, text[value.start : end])
+    whole = match["is"] == "=" and match["name"].startswith("-") and is_secret(certainty, text[value.start : end])
     return whole or is_secret(certainty, value.text)
 
 
-def _parts(text: str, found: re.Match[str], value: Value, end: int) -> Iterator[tuple[int, int]]:
+def _parts(text: str, match: re.Match[str], value: Value, end: int) -> Iterator[tuple[int, int]]:
     """Yield the places of a secret without its quotes, and of further secrets of its name."""
     yield value.start, end
     at = max(end, value.stop)
     if value.quoted and (tail := compiled(_TAIL).match(text, at)):  # the same word for a shell
         yield tail.span()
         at = tail.end()
-    yield from _more(text, at, found["name"].startswith("-"))
+    yield from _more(text, at, match["name"].startswith("-"))
 
 
 def _after_scheme(text: str, at: int, name: str, certainty: int) -> int:
     """Return the start of the secret in `Authorization: Bearer x`."""
     scheme = _ANY_SCHEME if name.lower().endswith("authorization") else _SCHEME
-    found = compiled(scheme).match(text, at) if certainty >= SURE else None
-    return found.end() if found else at
+    match = compiled(scheme).match(text, at) if certainty >= SURE else None
+    return match.end() if match else at
 
 
 def _is_cookie(text: str, at: int, name: str) -> bool:
@@ -273,8 +273,8 @@ def value_at(text: str, at: int, bare: str) -> Value:
 
 def _end_of_word(text: str, at: int, bare: str) -> int:
     """Return the end of a value without quotes. It may contain apostrophes, and not the end of a sentence."""
-    found = compiled(bare).match(text, at)
-    end = found.end() if found else at
+    match = compiled(bare).match(text, at)
+    end = match.end() if match else at
     while end > at and text[end : end + 1] == "'" and text[end - 1].isalnum():
         tail = compiled(_TAIL).match(text, end + 1)
         if tail is None:
@@ -302,20 +302,20 @@ def _inside(text: str, quote: str, at: int) -> int:
     return int(text[at - 1] == "\\" and quote[0] != "\\")
 
 
-def _end(text: str, found: re.Match[str], value: Value) -> int:
+def _end(text: str, match: re.Match[str], value: Value) -> int:
     """Return the end of a secret. In `'--password=two words'` the quote before the name ends it.
 
     In `bash -c 'HF_TOKEN=x python'` the space does. In `--password=it's x` the next option does: no shell wrote that.
     """
-    start = found.start()
+    start = match.start()
     before = text[start - 1 : start]
-    if value.quoted or not found["is"] or found["close"]:
+    if value.quoted or not match["is"] or match["close"]:
         return value.end
     if before not in ("'", '"'):
-        unquoted = found["is"] == "=" and found["name"].startswith("-") and "'" in value.text
+        unquoted = match["is"] == "=" and match["name"].startswith("-") and "'" in value.text
         rest = compiled(_TO_NEXT_OPTION).match(text, value.end) if unquoted else None
         return rest.end() if rest else value.end
-    if compiled(_VARIABLE).fullmatch(found["name"]) and compiled(_SCRIPT).search(text[max(0, start - 16) : start]):
+    if compiled(_VARIABLE).fullmatch(match["name"]) and compiled(_SCRIPT).search(text[max(0, start - 16) : start]):
         return value.end
     close = closing(text, before, value.end)
     return close if close >= 0 else len(text)

@@ -111,16 +111,16 @@ def _searched(text: str) -> str:
     """Return a text without the secrets that one search finds."""
     for part, pattern in FORMATS.items():
         if part in text:
-            text = compiled(pattern).sub(lambda found: f"{found[1] if found.lastindex else ''}{HIDDEN}", text)
+            text = compiled(pattern).sub(lambda match: f"{match[1] if match.lastindex else ''}{HIDDEN}", text)
     if "eyJ" in text:
-        text = compiled(_JWT).sub(lambda found: found[0] if found["whole"] is None else HIDDEN, text)
+        text = compiled(_JWT).sub(lambda match: match[0] if match["whole"] is None else HIDDEN, text)
     text = compiled(_BEARER).sub(_without_bearer, text)
     text = _without(token_formats.places(text), text)
     return _without(named_secrets.places(text), text)
 
 
-def _without_bearer(found: re.Match[str]) -> str:
-    return found[0] if is_name(found[3]) else f"{found[1]}{found[2]}{HIDDEN}"
+def _without_bearer(match: re.Match[str]) -> str:
+    return match[0] if is_name(match[3]) else f"{match[1]}{match[2]}{HIDDEN}"
 
 
 def _without(places: Iterator[tuple[int, int]], text: str) -> str:
@@ -172,7 +172,7 @@ def url(text: str) -> str:
 
 def plain(text: str) -> str:
     """Return a text for a terminal: escape control characters and changes of the writing direction."""
-    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def writable(text: str) -> str:

@@ -201,17 +201,17 @@ def takes_next(program: str) -> bool:
 
 def places(text: str) -> Iterator[tuple[int, int]]:
     """Yield the start and the end of each secret, in order. The search takes linear time."""
-    found = compiled(_PROGRAM).search(text)
-    while found is not None:
-        following = compiled(_PROGRAM).search(text, found.end())
-        stop = _end_of_command(text, found.end(), following.start() if following else len(text))
-        if found[1] == "login" and text[max(0, found.start() - _BEFORE) : found.start()].rstrip(" \t\"',\\").endswith(
+    match = compiled(_PROGRAM).search(text)
+    while match is not None:
+        following = compiled(_PROGRAM).search(text, match.end())
+        stop = _end_of_command(text, match.end(), following.start() if following else len(text))
+        if match[1] == "login" and text[max(0, match.start() - _BEFORE) : match.start()].rstrip(" \t\"',\\").endswith(
             "wandb"
         ):
-            yield from _words(text, found.end(), stop)
+            yield from _words(text, match.end(), stop)
         else:
-            yield from _values(text, found, stop)
-        found = following
+            yield from _values(text, match, stop)
+        match = following
 
 
 def _end_of_command(text: str, start: int, stop: int) -> int:

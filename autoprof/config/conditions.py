@@ -123,8 +123,8 @@ def _hang(table: dict[str, Any], above: object, factor: float | None) -> Conditi
     if factor is None and not isinstance(above, tuple):
         raise ValueError(f"{HANG}: above takes a time such as 10m, 90s or 1.5h, or {_OFF}")
     number, unit = above if isinstance(above, tuple) else (factor, "")
-    most = {"at_most": table["at_most"]} if "at_most" in table else {}
-    return _checked(Condition(what=HANG, above=number, unit=unit, **most))
+    fields = {"at_most": table["at_most"]} if "at_most" in table else {}
+    return _checked(Condition(what=HANG, above=number, unit=unit, **fields))
 
 
 def _parsed(text: str) -> Condition:

@@ -110,15 +110,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """
         if not values:
             return self
-        reason, found = str(values.get(REASON, "")), values.get(FOUND, {})
+        reason, slowest = str(values.get(REASON, "")), values.get(FOUND, {})
         values = {name: value for name, value in values.items() if name not in (REASON, FOUND)}
         tables = {
             role: {name: value for name, value in table.items() if name not in values}
             for role, table in self.role.items()
         }
-        for role, (ranks, _) in found.items():
+        for role, (ranks, _) in slowest.items():
             tables[role] = {**tables.get(role, {}), "ranks": ranks}
-        evidence = {role: text for role, (_, text) in found.items()}
+        evidence = {role: text for role, (_, text) in slowest.items()}
         return msgspec.structs.replace(self, role=tables, reason=reason, found=evidence, **overrides(values))
 
     def takes(self, role: str, ranks: range, kind: str = "") -> bool:

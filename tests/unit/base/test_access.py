@@ -52,7 +52,7 @@ def leave_everything(run: Runtime) -> None:
 
 
 def modes(path: Path) -> dict[str, set[int]]:
-    """The permissions of all folders and of all files."""
+    """Return the permissions of all folders and of all files."""
     found: dict[str, set[int]] = {"folders": {stat.S_IMODE(path.stat().st_mode)}, "files": set()}
     for place in path.rglob("*"):
         found["folders" if place.is_dir() else "files"].add(stat.S_IMODE(place.stat().st_mode))
@@ -96,7 +96,7 @@ def test_a_trace_that_is_there_is_not_overwritten_by_a_process_with_the_same_pid
     run = made()
     record(run)
     first = {name: (run.rundir.step(2) / f"{name}{file_names.TRACE}").read_bytes() for name in finished(run)}
-    # A container starts anew: the same host, the same pid, and nothing that the process remembers.
+    # A restarted container has the same host and pid, and the process has no memory of earlier captures.
     process.reset()
     record(run)
     found = finished(run)

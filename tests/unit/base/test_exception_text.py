@@ -15,7 +15,7 @@ from autoprof.base.exception_text import described, reason, text
 
 
 class Value:
-    """An argument of an exception, of a class of the program."""
+    """Argument of an exception, of a class of the program."""
 
     def __repr__(self) -> NoReturn:
         raise AssertionError("the program's code was called")
@@ -119,7 +119,7 @@ def test_what_a_librarys_text_raises_stays_inside(raised: type[BaseException]) -
 
 
 class _Remote:
-    """A path whose `repr` must not be asked for: without autoprof the program does not ask for it either."""
+    """Path whose `__repr__` must not be called, since the program without autoprof does not call it."""
 
     def __fspath__(self) -> str:
         return "remote"

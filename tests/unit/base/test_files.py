@@ -14,7 +14,7 @@ import pytest
 
 from autoprof.base import files
 
-# Without standard streams, in a process of its own.
+# Code for a separate process without standard streams.
 CLOSED = """
 import json, os, resource, sys
 from autoprof.base import files, interpreter
@@ -31,7 +31,7 @@ with open("found.json", "w", opener=lambda path, flags: files.high(os.open(path,
 
 @pytest.fixture
 def numbers(tmp_path: Path, python: Callable[..., object]) -> Callable[[str], dict[str, int]]:
-    """Runs code in a process without standard streams; returns the numbers that it notes."""
+    """Run code in a process without standard streams. Return the descriptors that it notes."""
 
     def run(code: str) -> dict[str, int]:
         python(CLOSED.replace("CODE", code))
@@ -83,7 +83,7 @@ for number in range(3, 16): os.close(number)
     assert found == {"error": 24, "lowest": 0}
 
 
-# Files may have 10 bytes, and the signal for more ends the process.
+# Files may have at most 10 bytes, and SIGXFSZ ends the process.
 LIMITED = """
 import os, resource, signal
 from autoprof.base import files, log, size_limits

@@ -1,4 +1,4 @@
-"""The rank of a process, as its launcher or torch.distributed tells it."""
+"""Rank of a process, from its launcher or from torch.distributed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Helper processes where `sys.executable` is no Python: the user's program is never started again."""
+"""Helper processes if `sys.executable` is not a Python: the user's program is never started again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autoprof.base import interpreter
 from tests.support.helpers import ROOT, clean_environment
 from tests.support.small_trainer import BEGIN, Go, Python, metas, prepare, warnings
 
-# A program with Python in it, which notes each of its starts.
+# Program that embeds Python and notes each of its starts.
 EMBEDDED = """
 #include <Python.h>
 int main(int argc, char **argv) {
@@ -32,7 +32,7 @@ int main(int argc, char **argv) {
     return Py_FinalizeEx() < 0 || failed;
 }
 """
-# Waits for what is done after the run, too, where something is.
+# Also waits for the work after the run, if any.
 MERGING = {"AUTOPROF_CONTENTS": "cpu,merge-profiles"}
 
 
@@ -43,7 +43,7 @@ def go(tmp_path: Path, python: Python) -> Go:
 
 @pytest.fixture
 def program(tmp_path: Path) -> Path:
-    """A program of the user's, which leaves a mark when it is started."""
+    """Program of the user that writes a file when it is started."""
     path = tmp_path / "trainer"
     path.write_text(f"#!/bin/sh\necho started >> {tmp_path}/mark\n")
     path.chmod(0o755)
@@ -65,7 +65,7 @@ def test_the_users_program_is_no_python(
     assert not (tmp_path / "mark").exists()
 
 
-# Whatever else it is that is no Python, the same is found in its place: see above.
+# Any other value that is not a Python is replaced by the same interpreter, as tested above.
 @pytest.mark.fault("sys.executable is no Python", "goes on; its program is not started", "nothing")
 def test_the_users_program_is_not_started_again(go: Go, tmp_path: Path, program: Path) -> None:
     done = go(f"sys.executable = {str(program)!r}; Trainer().fit(); sys.exit(7)", check=False, **MERGING)

@@ -1,4 +1,4 @@
-"""Ctrl-C in autoprof's own code, in a program that catches it and goes on."""
+"""Ctrl-C in autoprof's own code, in a program that catches it and continues."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ options = { of = "self" }
 
 @pytest.fixture
 def run(tmp_path: Path) -> Any:
-    """Runs the program; returns how many interrupts there were, and what was wrong after them."""
+    """Run the program. Return the number of interrupts, and the errors after them."""
 
     def run(*arguments: str, steps: str, **variables: str) -> tuple[int, list[str]]:
         (tmp_path / "small.py").write_text(SMALL)
@@ -121,7 +121,7 @@ def run(tmp_path: Path) -> Any:
 
 
 def last_states(tmp_path: Path, count: int) -> list[str]:
-    """What became of the last captures."""
+    """Return the states of the last captures."""
     folders = sorted((tmp_path / "autoprof_runs" / "made").glob("global_step_*"))[-count:]
     metas = [next(folder.glob("*.meta.json")) for folder in folders]
     traces = [next(folder.glob("*.pt.trace.json.gz"), None) for folder in folders]

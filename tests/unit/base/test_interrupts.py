@@ -1,4 +1,4 @@
-"""Exceptions of the user's signal handlers that fall into autoprof's code."""
+"""Exceptions of the user's signal handlers that interrupt autoprof's code."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ Python = Callable[..., subprocess.CompletedProcess[str]]
 
 
 class Alarm(Exception):
-    """An exception of a watchdog."""
+    """Exception of a watchdog."""
 
 
 @dataclasses.dataclass(frozen=True)
 class FrozenAlarm(Alarm):
-    """An exception whose attributes can't be set."""
+    """Exception whose attributes can't be set."""
 
 
 def handler(number: int, frame: FrameType | None) -> None:
@@ -78,14 +78,14 @@ HANDLERS = [
 
 @pytest.fixture
 def alarm() -> Iterator[Callable[[Any], None]]:
-    """Sets the handler of a signal."""
+    """Yield a function that sets the handler of SIGUSR1."""
     before = signal.getsignal(signal.SIGUSR1)
     yield lambda handler: signal.signal(signal.SIGUSR1, handler) and None
     signal.signal(signal.SIGUSR1, before)
 
 
 class Interrupted(Behaviour):
-    """Is interrupted before or after the call, inside of a clause that catches everything else."""
+    """Behaviour that is interrupted before or after the call, in a clause that catches all other exceptions."""
 
     after: bool
 
@@ -199,7 +199,7 @@ def test_a_folder_is_removed_as_far_as_the_system_allows(monkeypatch: pytest.Mon
     assert [path.name for path in folder.iterdir()] == ["kept"]
 
 
-# What a library raises in the place of the exception that it caught, as urllib does of errors of the system.
+# Exception that a library raises instead of the one that it caught, as urllib does for errors of the system.
 def test_a_handlers_exception_that_a_library_has_wrapped_is_found(alarm: Any) -> None:
     alarm(Handlers())
 
@@ -219,7 +219,7 @@ def test_a_handlers_exception_that_a_library_has_wrapped_is_found(alarm: Any) ->
         ours()
 
 
-# All of Python's own exceptions that a handler may raise, but for the ends of iterators.
+# All builtin exceptions that a handler may raise, except the ends of iterators.
 BROAD = {
     name
     for name, kind in vars(builtins).items()
@@ -227,14 +227,14 @@ BROAD = {
     and issubclass(kind, BaseException)
     and not issubclass(kind, (Warning, StopIteration, StopAsyncIteration))
 }
-# The command line and what reads a run afterwards, processes of their own, and `interrupts` itself.
+# Code of separate processes: the command line, and readers of a finished run. And `interrupts` itself.
 READERS = ("cli/", "report/", "traces/", "rundir/runs.py", "rundir/file_names.py")
 READERS += ("run/collect/", "run/cluster.py", "capture/finisher/", "base/interrupts.py")
-# They decide by themselves: see `_ours` in both, and what a wrapper does that was shipped by value.
+# These decide themselves: see `_is_own_error` in `_boot`, and the wrapper that is pickled by value in `dispatch`.
 SEAMS = ("hooks/dispatch.py", "_boot/__init__.py")
 
 
-# They catch every OSError. `files.status` and the like pass on what a handler raises.
+# These catch every OSError. `files.status` and similar functions raise the exceptions of handlers.
 ASKS = {f"os.path.{name}" for name in ("exists", "lexists", "isfile", "isdir", "islink")}
 # Only the main thread runs signal handlers. `_boot` may not import `files` (docs/limits.md).
 OTHER_THREADS = ("run/watcher.py", "run/stacks.py", "run/process_state.py")
@@ -262,7 +262,7 @@ def swallowed() -> Iterator[str]:
                 passed_on = first.startswith(
                     ("interrupts.pass_on(", "_pass_on(", "if (theirs := sys.modules.get('autoprof.base.interrupts')")
                 )
-                # A generator around a generator: what is thrown into it goes on into the other, whose end is its own.
+                # A generator around a generator: an exception thrown into it is thrown into the inner one.
                 thrown = first.endswith(("throw, error)", "throw, error"))
                 over = broad <= {"StopIteration", "StopAsyncIteration"} and first.startswith("return")
                 # `_boot/pauses.py` raises it once it has acquired the lock.
@@ -286,7 +286,7 @@ from small import Trainer
 kinds = [TimeoutError, OSError, ValueError, KeyError, StopIteration, SystemExit, RuntimeError, AttributeError,
          ImportError, RecursionError, KeyboardInterrupt, FileNotFoundError, BlockingIOError, TypeError]
 fired, ignored = 0, []
-# Python itself ignores what is raised in the callbacks of weak references and in destructors.
+# Python itself ignores exceptions in the callbacks of weak references and in destructors.
 sys.unraisablehook = lambda what: ignored.append(what.exc_type)
 def handler(number, frame):
     global fired
@@ -307,7 +307,7 @@ for number in range(150):
     except BaseException as error:
         if type(error) is not kind or error.args != ("mine",) or error.__context__ or error.__cause__:
             wrong.append((kind.__name__, repr(error), repr(error.__context__)))
-# The standard library catches some by itself: a KeyError in `os.environ.get`, an OSError in `os.path.exists`.
+# The standard library itself catches some: a KeyError in `os.environ.get`, an OSError in `os.path.exists`.
 print([each for each in wrong if each[1] != "lost"], len(wrong) <= 6, fired, torch.autograd._profiler_enabled())
 for _ in range(3):
     trainer.train_step()
@@ -318,7 +318,7 @@ WATCHDOG = """
 import os, signal, sys
 os.environ["AUTOPROF_RUN_ID"] = "made"
 raised = caught = 0
-# Python itself ignores what is raised in the callbacks of weak references and in destructors.
+# Python itself ignores exceptions in the callbacks of weak references and in destructors.
 ignored = []
 sys.unraisablehook = lambda what: ignored.append(what.exc_type)
 class Own(Exception): pass
@@ -440,7 +440,7 @@ def test_alarms_leave_no_recording_behind(python: Python, tmp_path: Path) -> Non
     code = WATCHDOG.replace("range(4000)", "range(60)").replace("raised > 50 and done > 50", "raised > 5 and done > 5")
     code = code.replace("0.00002 + (number % 97) * 0.00002", "0.0001 + (number % 2) * 2 + (number % 31) * 0.004")
     code = code.replace("trainer = Trainer()", f"trainer = Trainer()\n{TORCH}trainer.train_step()")
-    # torch and the standard library catch some themselves.
+    # torch and the standard library catch some exceptions themselves.
     code = code.replace("MOST", "raised // 100")
     code += "assert not torch.autograd._profiler_enabled()\n"
     result = python(code, AUTOPROF="1", AUTOPROF_STEPS="::1", AUTOPROF_RECIPES="small.toml", AUTOPROF_MAX_STEPS="1000")

@@ -1,4 +1,4 @@
-"""Unions of intervals and who owns a moment, against the same said moment by moment."""
+"""Unions of intervals and owners of moments, compared with a simple computation for each moment."""
 
 from __future__ import annotations
 

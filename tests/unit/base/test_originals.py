@@ -76,7 +76,7 @@ print(os.path.exists("new"), os.path.exists("old"))
     assert python(code).stdout == "True False\n"
 
 
-# The modules that pyfakefs replaces in each module that has imported them, and those that a process with hooks loads.
+# Modules that pyfakefs replaces wherever they were imported, and modules that a process with hooks loads.
 HELD = """
 import importlib, pkgutil, sys, types
 import fcntl, io, os, shutil

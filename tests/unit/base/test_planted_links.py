@@ -1,4 +1,4 @@
-"""Links and other things that somebody put where autoprof writes: they are never written through."""
+"""Links and other files that another user put at the paths where autoprof writes: it never follows them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PRECIOUS = '{"state": "theirs"}'
 
 @pytest.fixture
 def theirs(tmp_path: Path) -> Path:
-    """A file of the user's, to which links lead."""
+    """File of the user that is the target of links."""
     path = tmp_path / "precious"
     path.write_text(PRECIOUS)
     return path

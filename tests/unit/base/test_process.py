@@ -15,7 +15,7 @@ from autoprof.run import step_announcement
 from autoprof.run.step_announcement import StepAnnouncement
 
 PACKAGE = Path(autoprof.__file__).parent
-# What an interpreter start runs imports nothing, and the processes that merge traces are no part of a run.
+# The code of an interpreter start imports nothing, and processes that merge traces are not part of a run.
 ALONE = ("_boot/__init__.py", "traces/merge.py")
 
 PARTS = """
@@ -59,7 +59,7 @@ capture.end_first()
 
 
 def test_a_fork_is_each_parts_whatever_another_raises(python: Any) -> None:
-    # Python's own hook writes a traceback in pieces, and so parent and child would mix theirs.
+    # Python's own hook writes a traceback in pieces, so the lines of parent and child could mix.
     code = """
 import sys
 sys.unraisablehook = lambda raised: os.write(2, f"{raised.exc_value!r}\\n".encode())

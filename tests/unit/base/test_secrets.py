@@ -135,7 +135,7 @@ def caught(function: Callable[[], object]) -> BaseException:
 
 @pytest.fixture
 def closed_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Connects to a closed loopback port in place of each host."""
+    """Connect to a closed loopback port instead of each host."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         port = server.getsockname()[1]
@@ -172,7 +172,7 @@ def test_in_a_shells_script_only_the_secret_is_hidden(option: str) -> None:
         given, shown = ["bash", option, made.format(SECRET)], made.format("***")
         assert redacted(given) == shlex.join(["bash", option, shown])
         assert hidden(f"Command '{given}' failed") == f"Command '{['bash', option, shown]}' failed"
-    # An argument that is no script is hidden to its end: a password may have spaces.
+    # An argument that is not a script is hidden to its end: a password may have spaces.
     assert redacted(["env", f"HF_TOKEN={SECRET} python"]) == "env 'HF_TOKEN=***'"
 
 
@@ -213,7 +213,7 @@ def test_what_goes_wrong_is_written_without_secrets(joined: Any, capsys: pytest.
     assert not any(SECRET in text for text in written)
 
 
-# A password that a cut at 80 characters would divide, in front of the `@` that shows what it is.
+# A cut at 80 characters would divide this password and remove the `@` after it, by which it is recognized.
 LONG_URL = f"s3//x://user:{'hunter2' * 12}@host"
 
 
@@ -399,14 +399,14 @@ def test_a_request_of_another_user_is_refused(run: RunDir) -> None:
     os.chown(path, 12345, -1)
     assert requests.take(run) == []
     assert refused(run) == ["theirs.json"]
-    # A disk that has another owner for root has it for the run, too.
+    # A disk that maps root to another owner also does so for the run.
     layout.write_json(path, {"run": "run"})
     os.chown(path, 12345, -1)
     os.chown(run.path, 12345, -1)
     assert len(requests.take(run)) == 1
 
 
-# Words that the expressions look for, and beginnings of such words.
+# Words that the expressions search for, and beginnings of such words.
 PIECES = [
     *("token", "secret", "api_key", "API-KEY", "authorization", "password", "credentials", "key", "wandb"),
     *("=", ":", " = ", '"', "'", " ", "\n", ",", ".", "-", "_", "/", "@", "://", "{", "}", "s3://", "a", "1"),
@@ -414,7 +414,7 @@ PIECES = [
 ]
 
 
-# Words that the search for names also looks for.
+# Further words that the search for names recognizes.
 NAMED = [
     *(
         "pass",
@@ -469,7 +469,7 @@ NAMED = [
     *("curl ", "mysql ", "login ", "wandb ", "-p", "-b ", "-c '", "Command '", "it's ", "HF_TOKEN=", " | "),
     *("input_value=", "api_key\n  ", "'loc'", "'input': '", "logprob"),
 ]
-# Of these, the end decides whether the beginning is a secret. A cut text may lack it.
+# The end of these texts decides if the beginning is a secret. A cut text may lack it.
 DECIDED_AT_THE_END = ["Value '", " of type ", "full_key: key", "header value: ", "'\"'\"'"]
 texts = st.lists(st.sampled_from([*PIECES, *NAMED]), max_size=20).map("".join)
 
@@ -508,7 +508,7 @@ def test_a_text_that_is_cut_holds_nothing_that_the_whole_one_hides(text: str, mo
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Counting]]:
-    """Replaces the expressions of redaction with counting ones."""
+    """Replace the expressions of redaction by counting ones."""
 
     def count(steps: bool = True) -> dict[str, Counting]:
         made: dict[str, Counting] = {}
@@ -525,10 +525,10 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Counting
     return count
 
 
-# An expression that begins anew at each character and goes to the end needs more than half the length of the text.
+# An expression that starts again at each character and reads to the end needs more than half of the text.
 A_FEW = 75
 LONG = 200
-# Of one that begins anew at each word of a long word more of it is needed.
+# An expression that starts again only at each part of a long word needs a longer text.
 LONGER = {"-eyJabcdefgh": 3000, ":eyJabcdefgh.abcdefgh-": 3000}
 
 

@@ -18,14 +18,14 @@ from autoprof.base import threads
 from autoprof.run import end
 
 PACKAGE = Path(autoprof.__file__).parent
-# The reader, which is no part of a run.
+# The reader is not part of a run.
 OUTSIDE = ("cli", "traces", "report")
 _STARTS = re.compile(r"start_new_thread$|[tT]hread(\(.*\))?\.start$|pool\.(map|submit)$", re.DOTALL)
 
 
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
-    """Each test restores the mask and the size that it found."""
+    """Restore the signal mask and the stack size after each test."""
     mask, size = signal.pthread_sigmask(signal.SIG_BLOCK, ()), threading.stack_size()
     yield
     assert (signal.pthread_sigmask(signal.SIG_SETMASK, mask), threading.stack_size(size)) == (mask, size)

@@ -16,12 +16,12 @@ __all__ = ["actor", "cuda", "installed", "own_process", "under_nsys"]
 
 @pytest.fixture
 def make(made: Callable[..., Runtime]) -> Iterator[Callable[..., Runtime]]:
-    """Makes a run with these settings. There is no torch_npu afterwards."""
+    """Return a function that makes a run with these settings. torch_npu is removed afterwards."""
     yield made
     npu_stand_in.remove()
 
 
 @pytest.fixture
 def torch_npu(make: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The newest release that is stored."""
+    """Return the newest stored release."""
     return npu_stand_in.install(monkeypatch)

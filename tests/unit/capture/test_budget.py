@@ -1,4 +1,4 @@
-"""Limits of recordings: the disk's floor, the size foretold by the recording before, the number of steps."""
+"""Limits of recordings: free disk space, size estimated from the previous recording, number of steps."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _nothing_before() -> Iterator[None]:
 
 @pytest.fixture
 def clock(mocker: MockerFixture) -> Any:
-    """The seconds that this module's clock shows."""
+    """Replace the clock of `budget`. Return the object with its seconds."""
     shown = SimpleNamespace(seconds=100.0)
     mocker.patch.object(budget.time, "monotonic", side_effect=lambda: shown.seconds)
     return shown
@@ -44,7 +44,7 @@ def clock(mocker: MockerFixture) -> Any:
 
 @pytest.fixture
 def disk(mocker: MockerFixture) -> Any:
-    """The megabytes that are free on the disk."""
+    """Replace the free disk space. Return the object with its megabytes."""
     shown = SimpleNamespace(free=5000)
     stat = lambda _: SimpleNamespace(f_bavail=shown.free * 1000, f_frsize=1000)  # noqa: E731
     mocker.patch.object(budget.os, "statvfs", stat)
@@ -52,7 +52,7 @@ def disk(mocker: MockerFixture) -> Any:
 
 
 def recorded(clock: Any, folder: Path, seconds: float, size_mb: int, **settings: float) -> None:
-    """A recording of step 2, of this size, that took so long."""
+    """Note a recording of step 2 with this duration and size."""
     before = Budget(Settings(**settings), "actor.update", 2, folder)
     before.begin()
     clock.seconds += seconds
@@ -81,7 +81,7 @@ def test_the_trace_before_says_how_much_room_the_next_takes(clock: Any, disk: An
     ):
         Budget(Settings(), "actor.update", 4, tmp_path).begin()
     Budget(Settings(), "ref.log_prob", 4, tmp_path).begin()
-    # No trace takes more than its limit.
+    # The estimate is at most the limit of a trace.
     Budget(Settings(max_trace_mb=500), "actor.update", 4, tmp_path).begin()
 
 
@@ -121,7 +121,7 @@ def test_what_is_on_the_disk_while_it_is_recorded_is_measured(clock: Any, disk: 
 
 @pytest.fixture
 def update(hooked: Any) -> Any:
-    """A stage of mini-batches."""
+    """Return a stage of mini-batches."""
     batch = hooked(lambda: torch.ones(3).exp(), "stage.mini-batch")
 
     def run(batches: int) -> str:
@@ -153,7 +153,7 @@ def test_a_capture_ends_early_and_says_so(
     assert trained(2) == "done"
     writer.wait(10)
     (kind,) = budget._state.before
-    # As if a second of the first had been gigabytes: the second is over its limit with the first look.
+    # With this rate, the second recording is over its limit at the first check.
     budget._state.before[kind] = budget._Before(2, 10**15, 1.0)
     mocker.patch.object(budget, "_CHECK_S", 0)
     mocker.patch.object(budget, "_free", return_value=10**12)

@@ -1,4 +1,4 @@
-"""Traces without a GPU's work: noticed, explained, and what is done against it."""
+"""Traces without GPU events: detection, explanation and prevention."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _nothing_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def recorded(run: Runtime) -> dict[str, Any]:
-    """The meta file of a stage whose process has taken a GPU, of which torch here sees nothing."""
+    """Return the meta file of a stage in a process that seems to use a GPU, without events of it."""
     recording = lifecycle.begin(run, SUBJECT)
     work()
     lifecycle.end(recording)

@@ -1,4 +1,4 @@
-"""Turns of the processes that finish captures: locks that only their user can hold."""
+"""Turns of finisher processes: locks that only their user can hold."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OLD_LOCK, LOCK = f"autoprof-{os.getuid()}-finish0.lock", "autoprof-finish0.lock"
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mocker: Any) -> Path:
-    """The temporary folder of this host, which has one turn."""
+    """Return the temporary folder of a host on which one finisher works at a time."""
     place = tmp_path / "tmp"
     place.mkdir()
     mocker.patch("os.cpu_count", return_value=2)
@@ -36,7 +36,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mocker: Any) -> P
 
 @pytest.fixture
 def raw(tmp_path: Path) -> Path:
-    """A recording that waits to be finished, and was made long ago."""
+    """Return an old recording that waits to be finished."""
     path = tmp_path / "x.pt.trace.json.part"
     path.write_text("{}")
     os.utime(path, (0, 0))
@@ -104,7 +104,7 @@ def test_the_folder_stays_while_another_process_has_a_lock_in_it(raw: Path, temp
 def test_a_lock_that_was_removed_is_not_taken(raw: Path, temporary: Path) -> None:
     first = job.wait_for_turn(str(raw))
     folder = job._private(str(temporary / f"autoprof-{os.getuid()}"))
-    # A process that has opened the file before its owner removes it.
+    # This process has opened the file before its owner removes it.
     opened = os.open(LOCK, os.O_RDWR, dir_fd=folder)
     first()
     fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -194,7 +194,7 @@ def test_a_profiler_in_another_thread_waits_for_the_captures_own_thread(made: An
 
 
 def test_a_capture_whose_thread_does_not_come_back_is_given_up(made: Any, python: Any) -> None:
-    # In a process of its own: torch takes the thread that began for recording from then on.
+    # In a separate process, since torch treats the thread that began as recording from then on.
     code = f"""
 import threading
 {TORCH}

@@ -1,4 +1,4 @@
-"""Captures that something goes wrong with: disks, exports, tools."""
+"""Captures with faults: disks, exports, tools."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_an_export_that_fails_leaves_a_meta_file_with_the_reason(made: Any, mock
 @pytest.mark.parametrize("action", ["SIG_IGN", "SIG_DFL"])
 @pytest.mark.parametrize("limit", [1_000, 20_000, 2_000_000])
 def test_a_full_disk_leaves_nothing_half_written(python: Any, tmp_path: Path, limit: int, action: str) -> None:
-    # No file can grow over the limit, which is what a full disk does to the raw trace.
+    # A limit of file sizes has the same effect on the raw trace as a full disk.
     code = f"""
 import resource, signal
 {TORCH}
@@ -65,7 +65,7 @@ print("goes on")
 
 @pytest.mark.parametrize("ending", ["lifecycle.end(recording)", "recording.give_up('interrupted')"])
 def test_a_stderr_over_the_size_limit_ends_no_process(python: Any, tmp_path: Path, ending: str) -> None:
-    # torch writes lines to it when a recording starts, stops and is given up (2.13).
+    # torch writes lines to stderr when a recording starts, stops and is given up (2.13).
     code = f"""
 import contextlib, os, resource, signal
 {TORCH}
@@ -86,7 +86,7 @@ print(recording is not None, signal.pthread_sigmask(signal.SIG_BLOCK, []), signa
 
 
 def test_a_disk_that_is_full_for_the_last_bytes_only_is_noticed(python: Any) -> None:
-    # What Kineto has in its buffer at the end, up to 8 kB, it loses without a word.
+    # Kineto loses the last part of its buffer, up to 8 kB, without an error.
     code = """
 import json, os, resource
 from pathlib import Path
@@ -228,7 +228,7 @@ def test_a_recording_is_freed_when_it_is_written(tmp_path: Path) -> None:
     tool.start(Settings(contents=("cpu",)), tmp_path)
     result = weakref.ref(tool._profile.profiler)
     tool.stop()
-    # A collection during a later recording would free what is in a cycle, and crash.
+    # A garbage collection during a later recording would free the result and crash.
     gc.disable()
     try:
         tool.export(str(tmp_path / "trace.json"))

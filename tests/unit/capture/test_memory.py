@@ -1,4 +1,4 @@
-"""The tool memory, against a stand-in for CUDA's allocator whose functions take what torch's take."""
+"""The tool `memory`, with a stand-in for CUDA's allocator whose functions have torch's parameters."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_a_stage_that_raises_leaves_a_truncated_snapshot(made: Any, allocator: A
     assert (meta["state"], meta["reason"]) == ("truncated", "the stage raised OutOfMemoryError")
 
 
-# What it is called with.
+# Arguments of torch's function.
 
 
 @pytest.mark.parametrize(
@@ -159,12 +159,12 @@ def test_torch_has_what_is_called_of_it() -> None:
     assert {"enabled", "context", "stacks", "max_entries"} <= set(REAL.parameters)
     inspect.signature(torch.cuda.memory._snapshot).bind()
     inspect.signature(torch.cuda._lazy_call).bind(print)
-    # In builds with CUDA; those without name it for their type checkers.
+    # Only builds with CUDA have it; others declare it in their type stubs.
     stubs = Path(torch.__file__).with_name("_C") / "__init__.pyi"
     assert "def _cuda_isHistoryEnabled() -> _bool" in stubs.read_text()
 
 
-# Who else records it, and what goes wrong.
+# Other users of the history, and faults.
 
 
 def test_a_history_of_the_users_is_left_alone(made: Any, allocator: Allocator) -> None:
@@ -271,7 +271,7 @@ def test_it_says_in_which_stage_and_how_often_is_bounded(made: Any, allocator: A
     found = sorted((run.rundir.path / "oom").glob("*.meta.json"))
     assert len(found) == memory.MAX_SNAPSHOTS
     assert json.loads(found[0].read_text())["stage"] == "update_actor"
-    # The window's own history, and the one that goes on after it.
+    # The history of the window, and the one outside of windows.
     assert snapshots(run)[name_of(".memory.pickle")]["device_traces"] == [["inside"]]
     assert allocator.enabled
     assert memory.foreign_history() == ""

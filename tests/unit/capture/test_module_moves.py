@@ -16,7 +16,7 @@ from tests.support.helpers import WHOLE_TORCH, clean_environment
 
 Python = Callable[..., subprocess.CompletedProcess[str]]
 
-# As verl's workers with `param_offload` (verl 0.9.1, fsdp_utils.py): parameters are swapped before and after an update.
+# Like verl's workers with `param_offload` (verl 0.9.1, fsdp_utils.py), it swaps parameters before and after an update.
 TRAINER = f"""
 import os
 {WHOLE_TORCH}
@@ -67,7 +67,7 @@ sharded.torch.distributed.destroy_process_group()
 
 @pytest.fixture(scope="module")
 def off(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return what training without autoprof prints."""
+    """Return the output of training without autoprof."""
     packages.need("torch")
     folder = tmp_path_factory.mktemp("off")
     (folder / "sharded.py").write_text(TRAINER)
@@ -79,7 +79,7 @@ def off(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def trained(off: str, python: Python, tmp_path: Path) -> Callable[..., list[dict[str, Any]]]:
-    """Trains with autoprof, to the same figures, and returns what the meta files of the captures say."""
+    """Train with autoprof and compare the figures. Return the meta files of the captures."""
     (tmp_path / "sharded.py").write_text(TRAINER)
     (tmp_path / "sharded.toml").write_text(RECIPE)
 
@@ -93,7 +93,7 @@ def trained(off: str, python: Python, tmp_path: Path) -> Callable[..., list[dict
     return train
 
 
-# Each mode and all contents once; all of one with all of the other with --thorough.
+# Each mode and each content once; all combinations with --thorough.
 @pytest.mark.parametrize("mode", ["discrete", "continuous"])
 @pytest.mark.parametrize("contents", ["cpu,shapes", "cpu,shapes,stack,memory,flops,module"])
 @pytest.mark.fault(
@@ -106,8 +106,8 @@ def test_modules_move_while_shapes_are_recorded(
         request.getfixturevalue("thorough")
     metas = trained(AUTOPROF_CONTENTS=contents, AUTOPROF_MODE=mode)
     assert all(meta["left_out"] == ["torch.module-moves"] for meta in metas)
-    # The first move records nothing of itself. That after the optimizer's step ends the recording; where there is none
-    # inside of the stage, the trace of the stage is whole.
+    # The operators of the first move are not recorded. The move after the optimizer's step ends the recording. Without
+    # such a move in the stage, the trace of the stage is complete.
     assert all("the program swaps a parameter" in meta["reason"] for meta in metas if meta["state"] == "truncated")
     states = {meta["step"]: meta["state"] for meta in metas}
     assert states[3] == "truncated"
@@ -120,7 +120,7 @@ def test_nothing_is_lost_where_no_shapes_are_recorded(trained: Any) -> None:
     ] * 3
 
 
-# An optimizer's state and a plain parameter are held by stacks alone.
+# A recording with stacks alone refers to the optimizer's state and to plain parameters.
 def test_plain_parameters_are_swapped_while_stacks_are_recorded(python: Python, tmp_path: Path) -> None:
     code = f"""
     {WHOLE_TORCH}

@@ -1,4 +1,4 @@
-"""The tool npu, against a stand-in that takes what five releases of torch_npu take and writes what they write."""
+"""The tool `npu`, with a stand-in that has the parameters of five releases of torch_npu and writes the same files."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_ranges_that_frameworks_mark_can_be_left_out(torch_npu: Any) -> None:
 def test_what_this_torch_npu_has_not_is_left_out_and_named(
     make: Any, torch_npu: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # As the parameters were before lists, and without the cache (experimental_config.py before 2.5).
+    # The older parameters, without lists and without the cache (experimental_config.py before 2.5).
     kind = torch_npu.profiler._ExperimentalConfig
     kept = [
         parameter.replace(annotation="str" if name == "export_type" else parameter.annotation)
@@ -149,7 +149,7 @@ def test_devices(make: Any, contents: tuple[str, ...], activities: list[str]) ->
     record(run)
     common, experimental = recorded(folder_of(run))
     assert common["activities"] == [f"ProfilerActivity.{name}" for name in activities]
-    # Without the NPU torch_npu would only warn about it.
+    # Without the NPU, torch_npu would only warn about the config.
     assert (experimental is not None) == ("NPU" in activities)
 
 
@@ -164,7 +164,7 @@ def test_several_windows_in_one_process(make: Any, torch_npu: Any) -> None:
 
 
 def test_a_profiler_that_was_made_before_keeps_its_folder(make: Any, torch_npu: Any, tmp_path: Path) -> None:
-    # As vllm-ascend makes one when its worker starts.
+    # vllm-ascend makes such a profiler when its worker starts.
     profiler = torch_npu.profiler
     handler = profiler.tensorboard_trace_handler(str(tmp_path / "users"), "their-name")
     users = profiler.profile(activities=[profiler.ProfilerActivity.NPU], on_trace_ready=handler)

@@ -1,4 +1,4 @@
-"""torch_npu: analysis of folders, and which tool a process takes."""
+"""Analysis of torch_npu's folders, and the choice of the tool."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _HERE = "torch_npu.profiler.profiler"
 
 
 def unanalysed(made: Any, *steps: int) -> Runtime:
-    """A run with a recording in each of these steps, which nobody has analysed."""
+    """Return a run with a recording in each of these steps, without an analysis."""
     run: Runtime = made(npu=NpuOptions(analyse=False, export="db"))
     layout.write_json(run.rundir.run_json, run.describe())
     for step in steps:
@@ -63,7 +63,7 @@ def test_without_analyse_the_folder_is_named_and_left_as_it_is(make: Any) -> Non
 def test_autoprof_analyse(make: Any, capsys: pytest.CaptureFixture[str]) -> None:
     run = unanalysed(make, 2, 3)
     path = str(run.rundir.path)
-    # What an analysis that was ended has left.
+    # Files of an analysis that was killed.
     for folder in run.rundir.step(2).glob("*_ascend_pt"):
         (folder / "ASCEND_PROFILER_OUTPUT").mkdir()
     assert main.main(["analyse", path, "--step", "2"]) == 0
@@ -103,7 +103,7 @@ def test_autoprof_analyse_says_what_is_wrong(
 def test_an_analysis_that_hangs_is_ended(
     make: Any, torch_npu: Any, monkeypatch: pytest.MonkeyPatch, mocker: Any, tmp_path: Path
 ) -> None:
-    # Finished in this process, with a Python that never ends in the place of the analysis.
+    # This process finishes the capture, and the analysis never ends.
     mocker.patch("autoprof.base.interpreter.find", side_effect=OSError)
     mocker.patch.multiple(finisher_job, _SIGN_OF_LIFE_S=0.05, _ANALYSE_TIMEOUT_S=0.1, _ANALYSE="while True: pass")
     real = finisher_job.finish
@@ -175,7 +175,7 @@ def test_nothing_is_recorded_where_torch_npu_profiles_by_itself(
     assert NpuTool().busy() == ""
 
 
-# Which tool.
+# Choice of the tool.
 
 
 @pytest.mark.parametrize("asked", [(), ("npu",), ("npu", "torch"), ("torch",), ("torch", "npu")])
@@ -220,7 +220,7 @@ def test_doctor_says_which_tool_applies(make: Any, python: Any, tmp_path: Path) 
     assert "importing torch_npu raised ImportError: libascendcl.so" in said
 
 
-# The stand-in, against what is stored of the real releases.
+# The stand-in, compared with the stored interfaces of the real releases.
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -242,5 +242,5 @@ def test_the_stand_in_takes_what_the_release_takes(make: Any, monkeypatch: pytes
     assert all(contract.sets(*creator, name) for name in ("_dir_path", "_worker_name"))
     assert contract.has(creator[0], "ProfPathCreator.init")
     assert contract.has("torch_npu.npu", "is_initialized")
-    # What the detached process calls.
+    # The call of the detached process.
     assert {"profiler_path", "max_process_number"} <= set(stored.parameters(contract.find(_HERE, "analyse")))

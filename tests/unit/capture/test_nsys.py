@@ -25,7 +25,7 @@ def test_a_process_under_nsys_uses_nothing_else(under_nsys: None) -> None:
 
 
 def test_nobodys_session_is_disturbed(made: Any, cuda: list[str], under_nsys: None, mocker: Any) -> None:
-    """Somebody else runs this under nsys, and autoprof was not asked to take part."""
+    """The user runs this process under nsys, and `AUTOPROF_TOOL` does not name nsys."""
     warning = mocker.patch("autoprof.base.log.warning_once")
     assert lifecycle.begin(made(tool=("torch",)), SUBJECT) is None
     assert cuda == []

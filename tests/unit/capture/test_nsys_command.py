@@ -1,4 +1,4 @@
-"""Command line of nsys, actors that are started under it, and what doctor says of it."""
+"""Command line of nsys, actors under nsys, and doctor's check of nsys."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_an_nsys_that_is_not_the_first_on_the_path(
 
 
 def made_with(run: Any, **options: Any) -> Any:
-    """The runtime_env that an actor is made with."""
+    """Return the runtime_env of a new actor."""
     call = Call("ray/actor", lambda self, args=None, kwargs=None, **options: None, (object(),), dict(options))
     around = nsys_actors.Actor().around(call)
     assert next(around) is CALL

@@ -1,4 +1,4 @@
-"""Reports of Nsight Systems: their pairing with windows, the wait for them, and what becomes of them."""
+"""Reports of Nsight Systems: their windows, the wait for them, and their final files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.nsys_runs import SUBJECT, finished, record
 
 
 def job(folder: Path, report: Path | str, number: int = 1, **more: Any) -> dict[str, Any]:
-    """Return what the finisher gets for a window of this process."""
+    """Return the finisher's job for a window of this process."""
     raw = folder / "x.nsys-rep.part"
     raw.write_text(json.dumps({"report": str(report), "number": number, "pid": os.getpid(), "patience_s": 0.3} | more))
     return {
@@ -55,7 +55,7 @@ def test_windows_are_paired_with_reports_by_their_order(made: Any, cuda: list[st
         (path,) = run.rundir.step(2).glob(f"actor.{stage}.rank0.*.nsys-rep")
         assert path.read_text() == stage
         assert found[f"actor.{stage}"]["bytes"] == len(stage)
-    # The names stay taken.
+    # Empty files keep the names in use.
     assert sorted(path.stat().st_size for path in actor.parent.iterdir()) == [0, 0, 0]
     (step,) = runs.read(run.rundir.path).steps
     assert [(capture.state, capture.bytes) for capture in step.captures] == [
@@ -127,7 +127,7 @@ def test_who_waits_is_seen_to_be_alive(tmp_path: Path) -> None:
 
 
 def test_there_is_a_part_until_the_meta_file_is_there(tmp_path: Path, mocker: Any) -> None:
-    """Whoever waits for a capture waits while there is a .part of it."""
+    """Other processes wait for a capture while its .part file exists."""
     (tmp_path / "r.nsys-rep").write_text("x")
     seen: list[list[str]] = []
     write = files.write
@@ -151,7 +151,7 @@ def test_a_report_that_never_comes(tmp_path: Path) -> None:
 
 
 def test_a_report_that_comes_with_the_end_of_the_process(tmp_path: Path, mocker: Any) -> None:
-    """Nobody waits for it meanwhile."""
+    """Other processes do not wait for the report meanwhile."""
     mocker.patch.object(nsys_report, "_LONG_PAUSE_S", 0.05)
     with subprocess.Popen(["sleep", "60"]) as process:
         given = job(tmp_path, tmp_path / "r", pid=process.pid, patience_s=0.2)
@@ -183,7 +183,7 @@ def test_a_report_on_another_file_system(tmp_path: Path, mocker: Any) -> None:
 
 
 def test_it_is_taken_by_a_process_without_site(made: Any, cuda: list[str], actor: Path) -> None:
-    """The whole way, with the process that finishes captures, which outlives this one."""
+    """All steps, with a real finisher process, which outlives this one."""
     run = made(tool=("nsys",))
     record(run)
     Path(f"{actor}.1.nsys-rep").write_text("report")

@@ -1,4 +1,4 @@
-"""Captures of some passes: when they begin and end, and what they leave where none was recorded."""
+"""Captures of some passes: their begin and end, and the meta file if no pass was recorded."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from tests.support.captures import SUBJECT, finished, work
 
 
 def note(*event: Any) -> None:
-    """Take the events of a profile function."""
+    """Profile function that takes all events and does nothing."""
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,7 @@ def entered(name: str) -> Any:
 
 
 def spans(trace: dict[str, Any], *names: str) -> list[tuple[float, float]]:
-    """Return the begin and the end of the ranges of these names, in the order of the names."""
+    """Return the start and the end of the ranges, in the order of the names."""
     found = {
         event["name"]: (event["ts"], event["ts"] + event["dur"]) for event in trace["traceEvents"] if "dur" in event
     }

@@ -1,4 +1,4 @@
-"""Names in traces: torch writes them as they are, and a trace with a quote in one was no JSON."""
+"""Names in traces: torch does not escape them, so one with a quote makes the trace invalid JSON."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def written(content: bytes, piece: int = 1 << 20) -> bytes:
 
 
 def kineto(name: bytes) -> bytes:
-    """A trace as Kineto writes it, with a name that is written as it is."""
+    """Return a trace as Kineto writes it, with an unescaped name."""
     event = b'  {\n    "ph": "X",\n    "name": "%b",\n    "args": {\n      "name": "thread 1 (%b)"\n    }\n  }' % (
         name,
         name,
@@ -54,7 +54,7 @@ def test_names_with_quotes_are_in_the_trace_as_they_are(made: Any) -> None:
 
 
 def test_modules_imported_in_a_stage_are_called_so(made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch keeps where the name of the code was in memory, and writes what is there later."""
+    """torch keeps a pointer to the name of the code, and writes the bytes that are there later."""
     monkeypatch.syspath_prepend(str(tmp_path))
     modules = [f"imported_in_a_stage_{number}" for number in range(20)]
     for module in modules:

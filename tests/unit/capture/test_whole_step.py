@@ -1,4 +1,4 @@
-"""Captures of whole steps and parts of stages: with wrapped functions and the real torch.profiler."""
+"""Captures of whole steps and of parts of stages, with wrapped functions and the real torch.profiler."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Python = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 class Trainer:
-    """Two roles in one process."""
+    """Trainer with two roles in one process."""
 
     number = 0
 
@@ -78,7 +78,7 @@ def captures(run: Runtime) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
 
 
 def ranges(trace: dict[str, Any]) -> list[str]:
-    """The ranges of a trace, from outer to inner and first to last."""
+    """Return the ranges of a trace, from outer to inner and from first to last."""
     found = [event for event in trace["traceEvents"] if event.get("cat") == "user_annotation"]
     return [event["name"] for event in sorted(found, key=lambda event: (event["ts"], -event["dur"]))]
 
@@ -100,7 +100,7 @@ def test_a_step_is_one_capture_that_names_all_its_roles(joined: Any, trainer: Tr
     assert [f"{stage['role']}.{stage['stage']}" for stage in meta["stages"]] == STAGES
     assert all(stage["start"] <= stage["stop"] for stage in meta["stages"])
     assert ranges(trace) == ["global_step 2", *STAGES, *BATCHES]
-    # From the first stage on, and what comes between two of them.
+    # All operators since the first stage, also between two stages.
     assert {"aten::sin", "aten::log", "aten::cos", "aten::exp"} <= operators(trace)
     assert "aten::atan" not in operators(trace)
     assert trace["autoprof"]["global_steps"] == [2]
@@ -215,7 +215,7 @@ def test_mini_batches(joined: Any, trainer: Trainer, part: str, recorded: list[s
     else:
         assert ranges(trace) == ["actor.update_actor", *recorded]
         assert sum(event["name"] == "aten::exp" for event in trace["traceEvents"]) == len(recorded)
-    # A stage that counts none is recorded whole.
+    # A stage without mini-batches is recorded whole.
     assert found["actor.compute_log_prob"][0]["state"] == "complete"
 
 
@@ -264,7 +264,7 @@ def test_an_end_in_another_thread_says_so(joined: Any, trainer: Trainer) -> None
 
 
 def test_an_actor_with_an_event_loop_is_told_in_another_thread(joined: Any, trainer: Trainer) -> None:
-    # As Ray does: methods in the loop's thread, calls of functions beside it.
+    # Like Ray: methods run in the thread of the event loop, other functions in another thread.
     run = joined(steps="1", mode="continuous")
     step_announcement.post("run", step_announcement.StepAnnouncement(step=1, captured=True))
 
@@ -314,7 +314,7 @@ leave()
 
 
 class Actor:
-    """The attributes of a Ray actor's handle."""
+    """Attributes of a Ray actor's handle."""
 
     def __init__(self) -> None:
         self.told: list[bool] = []

@@ -1,4 +1,4 @@
-"""Structs that threads of a run may read at once: msgspec has described them when their modules are imported."""
+"""Structs that several threads may read: msgspec has built their descriptions once their modules are imported."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 Python = Callable[..., "subprocess.CompletedProcess[str]"]
 
-# Structs that are made, written or pickled, and never read by msgspec.
+# Structs that msgspec never decodes: they are only made, encoded or pickled.
 NEVER_READ = {"BoundHook", "Crash", "FetchedFile", "ProcessState"}
-# The structs of the rooms in a run that Python code helps to describe: they hold other structs, or literals. A recipe's
-# behaviours are left out, which one thread at a time reads (`hooks/registry.py`).
+# Structs of a run whose description needs Python code, because they contain other structs or literals. The behaviours
+# of recipes are left out, since only one thread at a time reads them (`hooks/registry.py`).
 DESCRIBED = """
 import gc, importlib, json, pkgutil, typing, msgspec, autoprof
 from autoprof.hooks.behaviour import Behaviour
@@ -52,7 +52,7 @@ print(json.dumps({kind.__name__: described(kind) for kind in kinds}))
 """
 
 
-# 2 of 100 runs crashed in which threads read the same struct first.
+# Without that, 2 of 100 runs crashed in which several threads read the same struct first.
 def test_structs_that_hold_others_are_described_before_threads_read_them(python: Python) -> None:
     found: dict[str, bool] = json.loads(python(DESCRIBED).stdout)
     assert {"RunFile", "HooksFile", "Settings", "Trigger"} <= found.keys()

@@ -1,4 +1,4 @@
-"""Conditions held against steps whose times are made up."""
+"""Conditions, applied to steps with invented times."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autoprof.windows.stats import HOST, RankStats, ReplicaStats
 
 
 def step(number: int, seconds: float, **stages: float) -> Measured:
-    """A step whose stages follow one another."""
+    """Return a step whose stages follow one another."""
     parts, at = [], 0
     for name, took in stages.items():
         parts.append((name, at, at + round(took * 1e9)))
@@ -40,7 +40,7 @@ def test_what_is_a_factor_of_the_median_is_not_above_it() -> None:
 
 @pytest.mark.parametrize("known", range(FIRST + FEWEST + 2))
 def test_the_first_steps_are_not_compared_and_too_few_make_no_median(known: int) -> None:
-    # The first two are slow by themselves; without them there must be five.
+    # The first two steps are usually slow; five more are needed.
     steps = [step(number, 90.0 if number <= FIRST else 1.0) for number in range(1, known + 1)]
     assert bool(judged("step>2x", [*steps, step(known + 1, 50.0)])) == (known >= FIRST + FEWEST)
 
@@ -99,7 +99,7 @@ def test_cool_down_and_the_most_windows() -> None:
         captured = opened and opened[-1] < number <= opened[-1] + condition.steps
         if not captured and judge.step(step(number, 50.0 if number > 10 and number % 3 == 0 else 1.0), number):
             opened.append(number)
-    # 12, then neither the two captured steps nor five more.
+    # Step 12; then not the two captured steps, nor the five steps of the cool-down.
     assert opened == [12, 21]
     assert not judge.any_left
 

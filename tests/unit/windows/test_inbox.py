@@ -1,4 +1,4 @@
-"""Notice of trigger requests: `control/` is listed after a change alone, and a bell is heard in Ray."""
+"""Detection of trigger requests: `control/` is listed only after a change, and Ray's store has a bell."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from autoprof.windows import requests
 from autoprof.windows.requests import Bell, Folder, Trigger
 from autoprof.windows.trigger_windows import OpenTriggers
 
-# Long enough for the times of files to be told apart.
+# Seconds after which the times of two files differ.
 LATER_S = 3.0
 
 
 class Clock:
-    """This host's clock, which stands still between looks."""
+    """Clock of this host, which stops between looks."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -54,7 +54,7 @@ def run(tmp_path: Path) -> RunDir:
 
 
 def settled(folder: Folder, run: RunDir, clock: Clock) -> None:
-    """Look until there is nothing more to see."""
+    """Look until no look lists the folder."""
     folder.look(run)
     clock.now += LATER_S
     assert folder.look(run)
@@ -96,12 +96,12 @@ def test_what_comes_goes_or_is_renamed_is_seen(change: str, run: RunDir, clock: 
 
 
 def test_what_comes_in_the_same_moment_as_a_change_is_seen_too(run: RunDir, clock: Clock) -> None:
-    """Return where times are coarse, a file that comes right after another leaves the folder's as they are."""
+    """With coarse times, a file shortly after another does not change the times of the folder."""
     folder = Folder()
     first = requests.ask(run, Trigger()).name
     assert folder.look(run)
     second = requests.ask(run, Trigger()).name
-    # As such a file system has it: no other time than before.
+    # Such a file system keeps the same time.
     folder._mark = requests._mark(run.control)
     assert folder.look(run)
     assert folder.names == [first, second]
@@ -132,7 +132,7 @@ def test_a_file_system_whose_folders_do_not_tell_is_listed_each_time(
     run: RunDir, clock: Clock, mocker: MockerFixture
 ) -> None:
     folder = Folder()
-    # As some that keep no folders do: the same time, whatever comes.
+    # Some object stores have no real folders and always show the same time.
     mocker.patch.object(requests, "_mark", return_value=(1, 1, 1, 1))
     mocker.patch.object(requests, "_updates_times", return_value=False)
     for _ in range(3):
@@ -154,7 +154,7 @@ def test_whether_a_folder_tells_is_tried(run: RunDir, mocker: MockerFixture) -> 
 
 
 def test_another_that_tries_it_hides_no_request(run: RunDir, clock: Clock) -> None:
-    """It sets the folder's time back to what it was when it was tried before."""
+    """The probe of another process resets the folder's time, and no request is missed."""
     folder = Folder()
     settled(folder, run, clock)
     requests._updates_times(run.control)
@@ -176,7 +176,7 @@ def test_a_control_that_is_a_link_is_not_followed(run: RunDir, tmp_path: Path) -
 
 
 class Store:
-    """Ray's key-value store, in this process."""
+    """Stand-in for Ray's key-value store."""
 
     def __init__(self, mocker: MockerFixture) -> None:
         self.kept: dict[str, bytes] = {}

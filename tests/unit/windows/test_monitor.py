@@ -1,4 +1,4 @@
-"""Statistics of processes, and conditions held against them by the process that drives the steps; times are made up."""
+"""Statistics of processes, and the conditions that the driving process applies to them, with invented times."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Made = Callable[..., Runtime]
 
 @pytest.fixture
 def kept(mocker: MockerFixture) -> dict[str, bytes]:
-    """Return the content of the store, a dictionary here. Statistics are put there at once."""
+    """Return the content of the store, here a dictionary. Statistics are sent immediately."""
     kept: dict[str, bytes] = {}
     mocker.patch.object(cluster, "is_up", return_value=True)
     mocker.patch.object(cluster, "put", side_effect=lambda key, value: bool(kept.update({key: value}) or True))
@@ -48,7 +48,7 @@ def line(kind: str, name: str, took_s: float, **values: Any) -> Line:
 
 
 class Trainer:
-    """A trainer whose steps take as long as they are told to."""
+    """Trainer whose steps have given durations."""
 
     def __init__(self, run: Runtime, takes: bool = True) -> None:
         run.rundir.make(run.rundir.path)
@@ -83,7 +83,7 @@ class Trainer:
 
 
 def worker(run: Runtime) -> stats.StatsReporter:
-    """Another process of the run."""
+    """Return the reporter of another process of the run."""
     other = msgspec.structs.replace(run.info)
     made = Runtime(other)
     return stats.attach(made)
@@ -163,12 +163,12 @@ def test_a_worker_tells_once_a_step_when_its_last_stage_has_ended(made: Made, ke
     puts = []
     for step in range(1, 5):
         stages = ["compute_log_prob", "update_actor", "update_actor", "update_weights"]
-        # One that is made now and then does not count.
+        # A stage that runs only in some steps does not count.
         for stage in stages if step != 3 else [*stages, "save_checkpoint"]:
             told.hear(line("stage", stage, 1.0, step=step, rank=3))
             puts.append((step, stage, len(cluster.put.call_args_list)))  # type: ignore[attr-defined]
     told_after = [count for _, stage, count in puts if stage == "update_weights"]
-    # In the first step nobody knows which stage is the last; after that which ended with another one, neither.
+    # The last stage is unknown in the first step, and after a step that ended with another stage.
     assert told_after == [0, 2, 3, 3]
     entry = msgspec.json.decode(kept["told/run/rank.actor.3"], type=RankStats)
     stages = {"compute_log_prob": 1.0, "update_actor": 2.0, "update_weights": 1.0}
@@ -253,7 +253,7 @@ def test_what_is_told_is_sent_once_a_second_at_most(made: Made, mocker: MockerFi
     for at in (100.0, 100.2, 100.4, 103.0):
         now.return_value = at
         teller.hear(line("request", "generate", 1.0, role="rollout", ids={"replica": 0}))
-    # What waits to be sent is as it is then.
+    # An entry is read when it is sent, not when it was queued.
     assert [call.kwargs["at"] for call in send.call_args_list] == [100.0, 101.0, 103.0]
 
 
@@ -298,7 +298,7 @@ def test_of_several_trainers_one_decides_and_asks_the_others(
             monkeypatch.setenv("RANK", str(rank))
             trainer.step(number, 25.0 if number == 9 else 10.0)
     why = "step 9 took 25.0 s, 2.5 times the median of 10.0 s (step>2x)"
-    # The other may have begun step 10 by the time that it is asked.
+    # The other trainer may have begun step 10 when the request arrives.
     assert first.captured == second.captured == {11: {"reason": why}}
 
 

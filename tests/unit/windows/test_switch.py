@@ -1,4 +1,4 @@
-"""`autoprof trigger --off` and `--on`: autoprof does nothing in a run that is going on, and works again."""
+"""`autoprof trigger --off` and `--on`: autoprof does nothing in a running run, and works again later."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_nothing_is_done_from_the_next_step_on_until_it_is_switched_on(
         assert trained(number) == number
     assert captured(run) == {0, 1, 4, 5}
     assert {number for _, number in spans(run)} == {0, 1, 4, 5}
-    # Once when it is switched off; steps that go on so cost a look at one file.
+    # One listing when it is switched off; later steps only look at one file.
     assert [call.args[1].off for call in post.call_args_list if call.args[1]] == [False, False, True, False, False]
     assert "switched off in run run from the next step on" in capsys.readouterr().out
     assert caplog.text.count("autoprof is switched off in this run") == 1

@@ -1,4 +1,4 @@
-"""Requests of `autoprof trigger`, from the command line to the step they open."""
+"""Requests of `autoprof trigger`, from the command line to the captured step."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ASKED = {"reason": "autoprof trigger"}
 
 @pytest.fixture
 def going_on(tmp_path: Path) -> RunDir:
-    """A run that this process started."""
+    """Return a run that this process has started."""
     run = RunDir(tmp_path / "autoprof_runs" / "20261120-101112-abcdef")
     write_json(run.run_json, {"id": run.path.name, "state": "running", "host": HOST, "pid": os.getpid()})
     run.point_latest()
@@ -45,7 +45,7 @@ def trigger(run: RunDir, *options: str) -> int:
 
 
 def became(run: RunDir) -> list[tuple[str, list[int], str]]:
-    """Return what became of the requests that were taken: state, captured steps and reason."""
+    """Return the outcome of the taken requests: state, captured steps and reason."""
     return [(each.state, each.captured, each.reason) for each in requests.states(run).values()]
 
 
@@ -150,7 +150,7 @@ def test_what_is_no_request_of_ours_is_refused_and_named(
     assert f"{path} is refused: {reason}" in caplog.text
     refused = requests.states(going_on)["0.json"]
     assert (refused.state, refused.reason.startswith(reason)) == ("refused", True)
-    # What it was is kept to be looked at.
+    # The request is kept for inspection.
     assert os.path.lexists(f"{path}.refused")
     report = run.examine_run(runs.read(going_on.path))
     assert any(problem.startswith(f"control/0.json: it was refused: {reason}") for problem in report.problems)
@@ -162,7 +162,7 @@ def test_another_users_request_is_refused(going_on: RunDir) -> None:
     os.chown(path, 4321, 4321)
     assert requests.take(going_on) == []
     assert became(going_on) == [("refused", [], "it belongs to user 4321")]
-    # Whose the run is may ask.
+    # The owner of the run may send requests.
     os.chown(going_on.path, 4321, 4321)
     os.chown(requests.ask(going_on, Trigger()), 4321, 4321)
     assert len(requests.take(going_on)) == 1
@@ -183,7 +183,7 @@ def test_steps_that_are_counted_may_begin_later(tmp_path: Path) -> None:
     run, windows = RunDir(tmp_path), OpenTriggers()
     requests.ask(run, Trigger(steps=3, since=12))
     windows.look(run, executed=0)
-    # A trainer's numbers may leave some out.
+    # A trainer may skip step numbers.
     numbers = [9, 11, 13, 14, 18, 19]
     assert [number for place, number in enumerate(numbers, 1) if windows.match(number, place) is not None] == [
         13,
@@ -217,7 +217,7 @@ def test_the_same_request_made_twice_opens_one_window(tmp_path: Path) -> None:
         ("joined", [], first),
         ("joined", [], first),
     ]
-    # What is over is not joined.
+    # A finished request is not joined.
     requests.ask(run, Trigger(steps=2))
     windows.look(run, 3)
     assert windows.match(4, 4) is not None
@@ -260,7 +260,7 @@ def test_a_further_rank_reads_what_rank_0_takes(tmp_path: Path) -> None:
     for windows in (first, further):
         assert [windows.match(step, step) for step in (5, 6, 7)] == [ASKED, ASKED, None]
     assert sorted(state for state, _, _ in became(run)) == ["done", "done", "refused"]
-    # One that joins late takes none that is over.
+    # A rank that joins late does not read finished requests.
     late = OpenTriggers()
     late.look(run, 0, take_it=False)
     assert not late.any_to_come
@@ -287,7 +287,7 @@ def test_what_a_window_overrides_goes_before_a_roles_own() -> None:
 
 
 class Trainer:
-    """Posts nothing: what its steps announce is noted."""
+    """Trainer that announces nothing; the announcements are only noted."""
 
     def __init__(self, run: Any) -> None:
         self.run = run

@@ -1,4 +1,4 @@
-"""Conditions where torchrun has started several trainers: one decides, and all of them capture the same steps."""
+"""Conditions if torchrun has started several trainers: one decides, and all capture the same steps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.support.helpers import TORCH
 from tests.support.small_trainer import metas, torchrun
 
-# Steps wait for one another, as collectives have them do. Rank 1 runs out of memory in step 2, and goes on.
+# The ranks wait for each other in each step, as collectives do. Rank 1 runs out of memory in step 2, and continues.
 TRAINER = f"""{TORCH}
 import time
 import torch.distributed as dist
@@ -40,7 +40,7 @@ def test_all_ranks_capture_the_steps_that_rank_0_decides_on(tmp_path: Path) -> N
     assert found == [
         (step, rank, "complete", why) for step, why in ((first, ran_out), (second, slow)) for rank in (0, 1)
     ]
-    # What another rank tells is heard in a thread, which may take some steps as short as these.
+    # A thread reads the other rank's statistics. With steps as short as these, that may take some steps.
     assert 4 <= first < 16
     assert ran_out == "actor rank 1 ran out of memory in update_actor of step 2 (oom)"
     assert second == 18
