@@ -210,7 +210,7 @@ def _report_empty_run(pid: int) -> None:
     except BaseException as error:
         if not _is_own_error(error):
             raise
-        _say(f"why there is no profile could not be found out ({type(error).__name__}: {error})")
+        _say(f"could not find out why there is no profile ({type(error).__name__}: {error})")
 
 
 def install() -> None:

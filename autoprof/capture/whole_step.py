@@ -124,7 +124,7 @@ def enter(run: Runtime, subject: Subject, settings: Settings) -> Callable[[], No
     """
     lifecycle.keep_within_budget(_state.open)
     if _state.open is not None and not _state.open.takes(subject.step):
-        end("this process was not told that the step had ended; the trace ends with the next step's first stage")
+        end("this process got no notice of the step's end; the trace ends at the next step's first stage")
     if _state.open is not None and _state.open.over_budget:
         return None
     if _state.open is None or _state.open.ended.is_set():
@@ -132,7 +132,7 @@ def enter(run: Runtime, subject: Subject, settings: Settings) -> Callable[[], No
         if _state.thread not in (0, threading.get_ident()) and _running_loop() is None:
             log.warning_once(
                 f"{subject.role} {subject.stage} is not recorded: it runs in another thread than its step, "
-                "whose trace is of one thread; AUTOPROF_MODE=discrete records it"
+                "and a trace has only one thread; AUTOPROF_MODE=discrete records it"
             )
             return None
         whole = msgspec.structs.replace(subject, stage=STAGE, stage_kind="")

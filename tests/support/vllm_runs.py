@@ -23,7 +23,7 @@ FAULTS_SCRIPT = SCRIPT.with_name("faults.py")
 FAULTS = {
     "a file in place of the folder": (2, "FileExistsError"),
     "a file in place of the run": (3, "FileExistsError"),
-    "no room for the trace": (4, "the trace could not be exported: torch could not write all of it"),
+    "no room for the trace": (4, "the trace could not be exported: torch could not write the whole trace"),
     "links in place of the files": (5, ""),
     "no room at all": (6, "[Errno 27] File too large"),
     "a profiler that does not start": (7, "the profiler did not start: RuntimeError: injected at the start"),

@@ -110,4 +110,4 @@ def _last(source: BinaryIO, text: bytes, before: int) -> tuple[int, int]:
             return start + found, start + found + len(text)
         # The text may be split between two pieces.
         end = start + len(text) - 1 if start else 0
-    raise OSError("it is not written as torch writes traces")
+    raise OSError("the trace does not have torch's format")

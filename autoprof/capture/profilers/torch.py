@@ -162,7 +162,7 @@ class TorchTool:
         if not _complete(path):
             limit = files.size_limit()
             more = "" if limit is None else f", or the trace over the limit of file sizes, {limit} bytes (ulimit -f)"
-            raise OSError(f"torch could not write all of it; is the disk full{more}?")
+            raise OSError(f"torch could not write the whole trace; is the disk full{more}?")
 
     def busy(self) -> str:
         return foreign.busy()

@@ -287,7 +287,7 @@ def test_a_worker_that_is_not_told_ends_with_the_next_steps_first_stage(joined: 
     found = captures(run)
     assert (
         found["1/actor.step"][0]["reason"]
-        == "this process was not told that the step had ended; the trace ends with the next step's first stage"
+        == "this process got no notice of the step's end; the trace ends at the next step's first stage"
     )
     assert found["2/actor.step"][0]["reason"] == ""
 
