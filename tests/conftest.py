@@ -29,7 +29,7 @@ from autoprof.run.runtime import RunInfo, Runtime
 from tests.support import helpers, packages, processes
 from tests.support.helpers import clean_environment
 
-# Machines that run the tests may be slow and busy; nothing here asserts on time.
+# No deadline: the machines that run the tests may be slow and busy.
 settings.register_profile(
     "autoprof", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )
@@ -37,14 +37,14 @@ settings.load_profile("autoprof")
 
 
 def pytest_configure() -> None:
-    """Keep the terminal, on which it is said what real runs do: later on pytest takes what tests print."""
+    """Keep a copy of stderr for progress lines of real runs, since pytest captures stderr later."""
     processes.terminal = os.dup(2)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options that say how much is run."""
-    parser.addoption("--faults", action="store_true", help="print the table of what was let go wrong")
-    parser.addoption("--thorough", action="store_true", help="make the real runs too for which CI has no time")
+    """Add the command-line options `--faults` and `--thorough`."""
+    parser.addoption("--faults", action="store_true", help="print the table of injected faults")
+    parser.addoption("--thorough", action="store_true", help="run the long real runs too, which CI skips")
 
 
 class _Module(pytest.Module):
@@ -60,22 +60,24 @@ class _Module(pytest.Module):
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module:
-    """Collect a module of tests."""
+    """Create the collector of a test module."""
     return _Module.from_parent(parent, path=module_path)
 
 
-# The modules that share runs of verl, and in node ids the environment of an engine's release, or the release of verl.
+# Paths of the modules that share runs of verl.
 _VERL = re.compile(r"tests/real/test_(verl(?!_tools|_trtllm)|faults)")
+# Release of an engine or of verl in a node id.
 _RELEASE = re.compile(r"\b(?:sglang|trl|vllm)-[0-9.]+[0-9]|\bverl-0\.(?:[0-6]\.[0-9]|7\.0)")
 
 
 def _together(nodeid: str) -> str:
-    """Return what a test shares its process with: those of its module; but tests that share runs of verl have one
-    process for all of them and the other real ones have one, so that their dozens of processes leave something of the
-    machine to one another; each release of an engine may have its own, and so may each program of the differential
-    suite.
+    """Return the key of the tests that run in the same worker process as this one.
 
-    Two runs of verl never go on at a time: from 0.7.1 on their sockets for new weights have the same names.
+    Tests of one module share a worker. All tests that share runs of verl have one worker, and all other real tests
+    have one, because each run starts dozens of processes. Each release of an engine has its own key, and so has each
+    differential program.
+
+    Two runs of verl never overlap: from verl 0.7.1 on, their sockets for new weights have the same names.
     """
     module = nodeid.partition("::")[0]
     if module.startswith("tests/differential/"):
@@ -86,7 +88,7 @@ def _together(nodeid: str) -> str:
 
 
 class _Scheduling(LoadScopeScheduling):
-    """Tests are shared out by what belongs together, in their order."""
+    """Scheduler that gives each worker all tests with the same key, in their order."""
 
     def _split_scope(self, nodeid: str) -> str:
         return _together(nodeid)
@@ -94,7 +96,7 @@ class _Scheduling(LoadScopeScheduling):
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest first: the runs of verl, which one process is busy with, then other real ones, beside them."""
+    """Sort the longest tests first: runs of verl, which occupy one worker, then other real runs, then the others."""
     kinds = ["tests/real/", "tests/engines/", "tests/releases/", "tests/differential/"]
 
     def order(item: pytest.Item) -> tuple[bool, int]:
@@ -105,24 +107,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection() -> None:
-    """Nothing of what is imported and collected is garbage."""
+    """Disable garbage collection during the collection of tests, which makes no garbage."""
     gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """Who looks for garbage from now on need not go through all tests and what they import, each time."""
+    """Freeze the collected tests and their imports, so that later garbage collections don't traverse them."""
     gc.freeze()
     gc.enable()
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
-    """Share out tests by `_Scheduling`: xdist's own groups get lost in pytest 9.2, which makes new ids (3.8.0)."""
+    """Use `_Scheduling`: xdist 3.8.0 loses its own groups under pytest 9.2, which makes new node ids."""
     config.option.loadscopereorder = False
     return _Scheduling(config, log)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip tests of packages that the environment lacks, and make those beside the runs of verl less important."""
+    """Skip tests of absent packages, and lower the priority of workers that run beside runs of verl."""
     packages.need(*(name for mark in item.iter_markers("needs") for name in mark.args))
     beside = "PYTEST_XDIST_WORKER" in os.environ and _together(item.nodeid) != "verl"
     if beside and os.getpriority(os.PRIO_PROCESS, 0) == 0:
@@ -131,18 +133,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session")
 def thorough(request: pytest.FixtureRequest) -> None:
-    """Skip what takes long and is much like something else, without `--thorough`."""
+    """Skip a long test that resembles another one, unless `--thorough` is given."""
     if not request.config.getoption("thorough"):
         pytest.skip("runs with --thorough")
 
 
-# Of each test of a fault, by what it says of itself, whether it held.
+# Arguments of each `fault` mark -> True if all its tests passed.
 _held = pytest.StashKey[dict[tuple[str, str, str], bool]]()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """Skip a test that imported a package that the environment lacks, and note which faults did what tests say."""
+    """Skip a test that imported an absent package, and record for each fault if its tests passed."""
     report: Any = yield
     if report.failed and call.excinfo is not None and (name := packages.lacked(call.excinfo.value)):
         report.outcome = "skipped"
@@ -155,13 +157,13 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """The table of faults."""
+    """Print the table of faults, if `--faults` is given."""
     if not config.getoption("faults"):
         return
     terminalreporter.section("faults")
-    rows = [(("what went wrong", "what the run did", "what was lost"), True), *config.stash.get(_held, {}).items()]
+    rows = [(("fault", "reaction of the run", "lost"), True), *config.stash.get(_held, {}).items()]
     for (fault, did, lost), held in rows:
-        terminalreporter.write_line(f"{fault:<46}  {did:<38}  {lost if held else 'NOT SO: the test failed'}")
+        terminalreporter.write_line(f"{fault:<46}  {did:<38}  {lost if held else 'NOT CONFIRMED: the test failed'}")
 
 
 @pytest.fixture(autouse=True)
@@ -172,14 +174,14 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _captures_need_torch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skip a test that captures if the environment lacks torch, but for the tests of captures without torch."""
+    """Skip a test that captures if the environment lacks torch; tests of captures without torch still run."""
     if "torch" in packages.LACKING and request.path.name != "test_without_torch.py":
         monkeypatch.setattr(nothing.NothingTool, "start", lambda *_: pytest.skip(packages.reason("torch")))
 
 
 @pytest.fixture(autouse=True)
 def _a_process_that_has_just_begun() -> Iterator[None]:
-    """Has each test begin with the state that autoprof has when it is imported."""
+    """Reset autoprof's state after each test to the state that it has on import."""
     yield
     process.reset()
 
@@ -210,13 +212,13 @@ def python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
 
 @pytest.fixture
 def autoprof(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Call the command line in `tmp_path`."""
+    """Run autoprof's command line in `tmp_path`."""
     return functools.partial(helpers.autoprof, cwd=tmp_path)
 
 
 @pytest.fixture
 def made(tmp_path: Path) -> Iterator[Callable[..., Runtime]]:
-    """Makes a run with these settings. No recording may be left in this process."""
+    """Make a run with the given settings. After the test, assert that this process is not recording."""
 
     def make(**values: Any) -> Runtime:
         return Runtime(
@@ -239,7 +241,7 @@ def made(tmp_path: Path) -> Iterator[Callable[..., Runtime]]:
 
 @pytest.fixture
 def joined(made: Callable[..., Runtime]) -> Callable[..., Runtime]:
-    """Makes this process part of a run with these settings."""
+    """Make this process part of a run with the given settings."""
 
     def join(**values: Any) -> Runtime:
         runtime._state.run = made(**values)
@@ -250,7 +252,7 @@ def joined(made: Callable[..., Runtime]) -> Callable[..., Runtime]:
 
 @pytest.fixture
 def hooked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Wraps a function with a behaviour, made from the options as a recipe gives them."""
+    """Wrap a function with a behaviour, whose options are given as in a recipe."""
     made: dict[str, behaviours.Behaviour] = {}
 
     def hook(function: Any, name: str, **options: Any) -> Any:
@@ -266,7 +268,7 @@ def hooked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
 @pytest.fixture
 def behave(monkeypatch: pytest.MonkeyPatch) -> Callable[[behaviours.Behaviour], None]:
-    """Has all hooks behave as it is told, whatever failed before."""
+    """Give all hooks one behaviour, and forget earlier failures."""
 
     def use(behaviour: behaviours.Behaviour) -> None:
         gates._state.begin()

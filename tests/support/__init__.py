@@ -1,1 +1,1 @@
-"""Helpers, stand-ins and makers that tests share."""
+"""Shared helpers, stand-ins and generators of test data."""

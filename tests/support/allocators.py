@@ -1,4 +1,4 @@
-"""A made-up allocator with a history."""
+"""Fake CUDA allocator that keeps a history."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ REAL = inspect.signature(torch.cuda.memory._record_memory_history)
 
 
 class Allocator:
-    """CUDA's allocator, as far as its history goes: switching it off empties it.
+    """Fake of the history of CUDA's allocator. As in torch, disabling the history empties it.
 
     Attributes:
-        without: Parameters that this torch's `_record_memory_history` has not.
+        without: Names of parameters that this torch's `_record_memory_history` lacks.
     """
 
     def __init__(self, without: tuple[str, ...] = ()) -> None:
@@ -57,7 +57,7 @@ class Allocator:
 
 
 def install(monkeypatch: pytest.MonkeyPatch, allocator: Allocator) -> Allocator:
-    """Give this process CUDA with this allocator, and no history."""
+    """Make torch in this process report CUDA with this allocator, whose history is off."""
 
     def record(*args: Any, **kwargs: Any) -> None:
         allocator.record(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""A real Chromium for tests of pages, and what it had to say."""
+"""Real Chromium for tests of pages, with its messages and requests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _QUIET = (
-    "--no-sandbox",  # as root there is none
+    "--no-sandbox",  # the sandbox does not work for root
     "--disable-gpu",
     "--disable-quic",
     "--no-first-run",
@@ -24,13 +24,13 @@ _QUIET = (
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """The Chromium that `make chromium` saw to. Without one the test is skipped."""
+    """Start the Chromium that `make chromium` installed or found. Skip the test if there is no Chromium."""
     named = os.environ.get("CHROMIUM")
     path = next(filter(None, map(shutil.which, [named] if named else _NAMES)), None)
     if path is None:
-        pytest.skip("there is no Chromium here: make chromium says why; CHROMIUM=PATH names one")
+        pytest.skip("Chromium not found: run make chromium, or name one with CHROMIUM=PATH")
     with sync_playwright() as playwright:
-        # Each launch has a profile of its own, which is empty.
+        # Each launch has its own, empty profile.
         browser = playwright.chromium.launch(executable_path=path, args=_QUIET)
         try:
             yield browser
@@ -39,12 +39,12 @@ def chromium() -> Iterator[Browser]:
 
 
 class Watched:
-    """A page on a laptop's screen.
+    """Page that records its messages and requests.
 
     Attributes:
         page: The page.
-        said: Console messages, errors of scripts and dialogs.
-        asked: The URLs of all that was asked for, by all pages of the context.
+        said: Console messages, script errors and dialogs.
+        asked: URLs of all requests of all pages of the context.
     """
 
     def __init__(self, context: BrowserContext) -> None:

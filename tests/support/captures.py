@@ -1,4 +1,4 @@
-"""A capture's subject, work to record, and its files when they are finished."""
+"""Subject of a capture, work to record, and a reader of the finished files."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def work() -> None:
 
 
 def finished(run: Runtime) -> dict[str, tuple[dict[str, Any], dict[str, Any] | None]]:
-    """Meta and trace of each capture, when all files are complete."""
+    """Wait until all files are complete, and return the meta file and the trace of each capture by name."""
     deadline = time.monotonic() + 120  # other processes may be compressing, one at a time
-    # A link that somebody has planted stays.
+    # A symlink that a test planted never goes away.
     while [path for path in run.rundir.parts() if not path.is_symlink()] and time.monotonic() < deadline:
         time.sleep(0.02)
     end.wait_for_files(run)

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Sees to a Chromium for the tests that look at pages, and says which. What the machine has is taken; root gets Debian's
-# where there is apt-get. Nobody is asked for a password: without a Chromium those tests are skipped. CHROMIUM=PATH
-# names another one, CHROMIUM=none has none.
+# Finds a Chromium for the tests of pages, or installs Debian's with apt-get if it runs as root, and prints its path.
+# It never asks for a password: without a Chromium, the tests of pages are skipped. CHROMIUM=PATH names another one;
+# CHROMIUM=none uses none.
 found() {
     for name in ${CHROMIUM:-chromium chromium-browser google-chrome google-chrome-stable}; do
         command -v "$name" && return
@@ -16,4 +16,4 @@ if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
         chromium fonts-dejavu-core >/dev/null
     found && exit 0
 fi
-echo "no Chromium here: the tests of pages are skipped"
+echo "Chromium not found: the tests of pages are skipped"

@@ -1,4 +1,4 @@
-"""A Ray cluster on this machine whose nodes have disks and host names of their own, as far as a run can tell."""
+"""Ray cluster on this machine whose nodes seem to be separate hosts, each with its own disk and host name."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _TIMEOUT_S = 90
 
 
 def permitted() -> bool:
-    """Return whether this process may give others a host name and mounts of their own."""
+    """Return True if this process may start others with their own host name and mounts."""
     command = ["unshare", "-m", "-u", "sh", "-c", "hostname x && mount -t tmpfs none /mnt"]
     return shutil.which("unshare") is not None and subprocess.run(command, capture_output=True).returncode == 0
 
 
 class Spread:
-    """A cluster whose nodes each see an empty disk at `parent`, but for the first, which has this machine's."""
+    """Ray cluster in which each node except the first has its own empty disk at `parent`."""
 
     def __init__(self, folder: Path, parent: Path, environment: dict[str, str]) -> None:
         self._folder = folder
@@ -42,7 +42,7 @@ class Spread:
         self.address = found[1]
 
     def add(self, name: str, *, bare: bool = False) -> None:
-        """Add a node that is a host of this name; `bare` ones have no autoprof."""
+        """Add a node with this host name. A `bare` node has no autoprof."""
         lines = [f"hostname {name}", f"mount -t tmpfs none {self._parent}"]
         if bare:
             nothing = self._folder / "nothing"
@@ -57,7 +57,7 @@ class Spread:
         self._start(name, ["unshare", "-m", "-u", "sh", "-c", script, "sh", *command])
 
     def kill(self, name: str) -> None:
-        """End a node as a machine does that loses its power."""
+        """Kill all processes of a node, as a power failure does."""
         started, tag = self._started[name]
         while found := processes._running(tag, started.pid):
             for pid in found:
@@ -68,7 +68,7 @@ class Spread:
         started.wait()
 
     def end(self) -> None:
-        """End all of it."""
+        """Kill all nodes and delete Ray's temporary folder."""
         for name in reversed(self._started):
             self.kill(name)
         shutil.rmtree(self._temporary, ignore_errors=True)
@@ -87,7 +87,7 @@ class Spread:
             )
         self._started[name] = started, tag
         deadline = time.monotonic() + _TIMEOUT_S
-        # One after the other: two that start at a time may take the same socket's name (Ray 2.60).
+        # Nodes start one after the other: two that start at the same time may choose the same socket name (Ray 2.60).
         while _STARTED not in log.read_text():
             assert started.poll() is None, log.read_text()
             assert time.monotonic() < deadline, log.read_text()

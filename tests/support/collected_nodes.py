@@ -1,4 +1,4 @@
-"""Made-up nodes of a cluster, each with a part of a run."""
+"""Fake nodes of a cluster, each with a part of a run."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ TRACE, META = f"{CAPTURE}.pt.trace.json.gz", f"{CAPTURE}.meta.json"
 
 
 class Folder:
-    """A node whose part of the run is a folder of this machine.
+    """Fake node whose part of the run is a folder of this machine.
 
     Attributes:
-        before: Is called before each answer, with the name of the question.
-        asked: The questions, with their arguments.
+        before: Callback before each answer, with the question.
+        asked: Questions so far, with their arguments.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -39,7 +39,7 @@ class Folder:
         self.before(asked)
         _, *arguments = asked.arguments
         if asked.name == "look":
-            # Each folder is a machine of its own.
+            # Each folder counts as a separate host.
             return self._functions["look"](str(self.folder), *arguments) | {"host": self.folder.name}
         return self._functions[asked.name](str(self.folder), *arguments)
 
@@ -48,7 +48,7 @@ class Folder:
 
 
 class Cluster:
-    """A few nodes, and the run directory that they are collected into."""
+    """Fake nodes and the run directory into which they are collected."""
 
     def __init__(self, tmp_path: Path, *names: str) -> None:
         self.here = tmp_path / "here" / "20261122-000000-abcdef"

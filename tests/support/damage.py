@@ -1,4 +1,4 @@
-"""Damaged and foreign files of a run: one generator of what may stand in the place of any of them."""
+"""Generator of damaged and foreign replacements for any file of a run."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ PLACES: dict[str, Callable[[Path], object]] = {
 
 
 def anything() -> st.SearchStrategy[Any]:
-    """Any value of JSON, and what Python reads as one."""
+    """Return a strategy for any JSON value, with NaN and infinities, which Python's parser accepts too."""
     leaves = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from(VALUES)
     return st.recursive(
         leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3)
@@ -55,7 +55,7 @@ def anything() -> st.SearchStrategy[Any]:
 
 
 def places(content: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Return where in a document a value stands."""
+    """Yield the path of each value in a document, as a tuple of keys and indexes."""
     for key, value in content.items() if isinstance(content, dict) else enumerate(content):
         yield (*at, key)
         if isinstance(value, (dict, list)):
@@ -63,7 +63,7 @@ def places(content: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def changed(content: Any, at: tuple[Any, ...], *value: Any) -> Any:
-    """The document with another value in a place, or without it."""
+    """Return a copy of the document with another value at `at`, or without it if no value is given."""
     copy = json.loads(json.dumps(content))
     inner = copy
     for key in at[:-1]:
@@ -76,7 +76,7 @@ def changed(content: Any, at: tuple[Any, ...], *value: Any) -> Any:
 
 
 def damages(path: Path) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Ways in which the file is damaged, by name; each puts something in its place."""
+    """Yield each way to damage the file: a name, and a function that replaces the file."""
     before = path.read_bytes()
 
     def put(content: bytes) -> None:

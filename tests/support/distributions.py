@@ -1,4 +1,4 @@
-"""Distributions with recipes, made and installed in a folder."""
+"""Distributions that ship recipes, created and installed in a folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ options = {{ stage = "work", role = "trainer" }}
 
 
 def install(site: Path, name: str, declared: str, *targets: str, package: str | None = None) -> Path:
-    """A distribution as an installer leaves it: its dist-info, and a package that must never be imported."""
+    """Install a distribution: its dist-info, and a package that raises SystemExit on import. Return the package."""
     info = site / f"{name.replace('-', '_')}-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")

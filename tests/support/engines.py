@@ -1,4 +1,4 @@
-"""The environments of other engine releases, which `make test-engines` makes from `requirements/`."""
+"""Environments with other engine releases, which `make test-engines` creates from `requirements/`."""
 
 from __future__ import annotations
 
@@ -8,25 +8,26 @@ from pathlib import Path
 from tests.support.helpers import ROOT
 
 ALL = sorted(path.stem for path in (ROOT / "tests" / "engines" / "requirements").glob("*.txt"))
-# Those that are tested.
+# Names of the environments to test.
 NAMES = sorted(os.environ.get("ENGINES", "").split()) or ALL
 
 
 def python_of(name: str) -> str:
-    """The interpreter of the environment `name`.
+    """Return the path of the interpreter of the environment `name`.
 
     Raises:
-        AssertionError: It was not made.
+        AssertionError: The environment does not exist.
     """
     folder = ROOT / ".venvs" / name
-    assert (folder / ".ready").exists(), f"{folder} is not there; run make test-engines"
+    assert (folder / ".ready").exists(), f"{folder} does not exist; run make test-engines"
     return str(folder / "bin" / "python")
 
 
 def one_package(name: str, package: str, folder: Path) -> str:
-    """A folder for PYTHONPATH that has one package of the environment `name`, for another environment's interpreter.
+    """Make a folder for PYTHONPATH with one package of the environment `name`, and return its path.
 
-    TRL is not installed beside verl: verl 0.9.1 does not start with TRL from 1.13 on.
+    An interpreter of another environment imports the package from there. TRL can't be installed beside verl, because
+    verl 0.9.1 does not start with TRL 1.13 or later.
     """
     (packages,) = (ROOT / ".venvs" / name).glob("lib/python3*/site-packages")
     folder.mkdir()

@@ -1,5 +1,5 @@
-"""Writer of `docs/reference/files.md`, from the structs of `autoprof/rundir/`, and of
-`docs/reference/json.md`, from those of `autoprof/cli/`."""
+"""Generator of two reference pages: `files.md` from the structs of `autoprof/rundir/`, and `json.md` from the structs
+that commands print."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from autoprof.rundir import records
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "reference" / "files.md"
-# The tool leaves the text up to this line as it is.
+# The text above this line is written by hand.
 MARK = "<!-- make formats writes the rest, from autoprof/rundir/records.py -->\n"
 JSON_PAGE = ROOT / "docs" / "reference" / "json.md"
 JSON_MARK = "<!-- make formats writes the rest, from the structs that commands print -->\n"
@@ -37,7 +37,7 @@ def page() -> str:
 
 
 def json_page() -> str:
-    """Return the text of the page on `--json`, as it is there up to the mark."""
+    """Return the text of `json.md`, with the hand-written text above the mark."""
     kinds = [kind for module in JSON_MODULES for kind in structs(module)]
     text = _page(JSON_PAGE, JSON_MARK, [kind for kind in kinds if kind is not documents.Document])
     for kind in structs(records):
@@ -46,7 +46,7 @@ def json_page() -> str:
 
 
 def structs(module: types.ModuleType) -> list[type[Struct]]:
-    """Return the structs of a module, in its order."""
+    """Return the structs of a module, in the order of its source."""
     kinds = [kind for _, kind in inspect.getmembers(module, inspect.isclass) if issubclass(kind, Struct)]
     kinds = [kind for kind in kinds if kind.__module__ == module.__name__]
     return sorted(kinds, key=lambda kind: inspect.getsourcelines(kind)[1])
@@ -87,7 +87,7 @@ def _fields(kind: type[Struct]) -> typing.Iterator[tuple[str, str, str]]:
 
 
 def comments(kind: type[Struct]) -> dict[str, str]:
-    """Return the comments of a struct's fields: those behind them, or above."""
+    """Return the comment of each field of a struct, from the field's own line or the lines above."""
     found: dict[str, str] = {}
     above: list[str] = []
     for line in inspect.getsource(kind).splitlines():
@@ -100,7 +100,7 @@ def comments(kind: type[Struct]) -> dict[str, str]:
 
 
 def _words(hint: Any) -> str:
-    """Return a type in JSON's words, without null."""
+    """Return the name of a type in JSON's terms, without null."""
     origin, arguments = typing.get_origin(hint), [each for each in typing.get_args(hint) if each is not type(None)]
     if origin is Annotated:
         return _words(arguments[0])

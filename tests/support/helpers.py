@@ -1,4 +1,4 @@
-"""Functions that tests share."""
+"""Functions and constants that many tests share."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 
 
-# Imports of torch in a process of its own that take less long: nothing is looked for garbage, of which the last time is
-# at the exit; and without torch's compiler, which its profiler imports when it first records (2.13).
+# Faster import of torch in a child process, without garbage collection during the import and of its objects at exit.
 WHOLE_TORCH = "import gc; gc.disable(); import torch; gc.freeze(); gc.enable()"
+# The same, without torch's compiler, which its profiler would import at the first recording (torch 2.13).
 TORCH = f"{WHOLE_TORCH}; torch._lazy_modules.discard('_inductor')\n"
 
-# The module that reads TOML files.
+# Name of the module that reads TOML files.
 TOML = "tomllib" if sys.version_info >= (3, 11) else "tomli"
 
-# A folder of packages that go in front of the environment's, in child processes too (test_wrapt_versions.py).
+# Variable with a folder of packages that precede the environment's, in child processes too (test_wrapt_versions.py).
 IN_FRONT = "TESTS_PACKAGES_IN_FRONT"
 
 
-# Ray starts no process before it is needed, for those that it starts early don't fit a run's actors; its workers, which
-# it makes the least important of the machine, get as much of it as other tests.
+# Ray starts no worker in advance, because a run's actors can't use such workers. Its workers get the same priority as
+# other tests; by default Ray gives them the lowest.
 RAY = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "disabled",
@@ -39,7 +39,7 @@ RAY = {
 
 
 def clean_environment(**variables: str) -> dict[str, str]:
-    """The environment without autoprof's variables and without PYTHONPATH, plus `RAY` and `variables`."""
+    """Return the environment without autoprof's variables and PYTHONPATH, plus `RAY` and `variables`."""
     kept = {
         name: value for name, value in os.environ.items() if not name.startswith("AUTOPROF") and name != "PYTHONPATH"
     }
@@ -50,7 +50,7 @@ def clean_environment(**variables: str) -> dict[str, str]:
 
 
 def autoprof(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Call the command line in a folder, as a user does."""
+    """Run autoprof's command line in the folder `cwd`, as a user does."""
     return subprocess.run(
         [sys.executable, "-m", "autoprof", *arguments],
         cwd=cwd,
@@ -63,25 +63,28 @@ def autoprof(*arguments: str, cwd: Path, **variables: str) -> subprocess.Complet
 
 
 def wait_for(path: Path, timeout_s: float = 60) -> str:
-    """The text of a file that some other process gives its name when it is complete."""
+    """Wait for a file that another process renames into place once complete, and return its text."""
     deadline = time.monotonic() + timeout_s
     while not path.exists():
-        assert time.monotonic() < deadline, f"{path} never came"
+        assert time.monotonic() < deadline, f"{path} was not written within {timeout_s:g} s"
         time.sleep(0.05)
     return path.read_text()
 
 
 def wait_for_line(path: Path, timeout_s: float = 60) -> str:
-    """The text of a file to which a shell's `>` writes lines: the file is there before the first of them."""
+    """Wait for a complete line in a file that a shell's `>` writes, and return its text.
+
+    The shell creates the file before the first line.
+    """
     deadline = time.monotonic() + timeout_s
     while not (path.exists() and (text := path.read_text()).endswith("\n")):
-        assert time.monotonic() < deadline, f"{path} never had a line"
+        assert time.monotonic() < deadline, f"{path} had no complete line within {timeout_s:g} s"
         time.sleep(0.05)
     return text
 
 
 def spans(run: Path) -> list[dict[str, Any]]:
-    """Return the spans in the timeline of a run, or in one file of it."""
+    """Return the spans in the timeline of a run, or in one timeline file."""
     files = [run] if run.is_file() else sorted(run.glob("timeline/*.jsonl"))
     lines = [json.loads(line) for path in files for line in path.read_text().splitlines()]
     return [line for line in lines if line["kind"] not in ("process", "begun", "dropped", "exit", "raised", "memory")]
@@ -89,7 +92,7 @@ def spans(run: Path) -> list[dict[str, Any]]:
 
 @contextmanager
 def room_for(size: int) -> Iterator[None]:
-    """No file of this process and its children may grow past `size` bytes, as on a full disk: the write fails."""
+    """Let writes of this process and its children fail past `size` bytes of a file, as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:

@@ -1,4 +1,4 @@
-"""Run directories in which a step stands, made by hand: open spans on timelines, and files in `hangs/`."""
+"""Hand-made run directories with a stuck step: open spans in timelines, and files in `hangs/`."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ IDLE = (Frame("main_loop", "/env/lib/python3.11/site-packages/ray/_private/worke
 
 
 class HungRun:
-    """A run of three steps of ten seconds each, and a fourth one that began `minutes` ago.
+    """Run of three steps of ten seconds each, and a stuck fourth step that began `minutes` ago.
 
     Attributes:
-        folder: The run's own folder.
-        now: Now, in nanoseconds since the epoch.
-        step: The step that stands.
+        folder: The run directory.
+        now: Current time, in nanoseconds since the epoch.
+        step: Number of the stuck step.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class HungRun:
         own, self._pid = os.getpid(), 1000
         info = {"id": folder.name, "host": identity.HOST, "pid": own, "started": self.began / 1e9 - 60}
         (folder / "run.json").write_text(json.dumps(info | {"state": "running" if running else "ended"}))
-        # Where processes are to run, they run: all are this one, on hosts of their own but for the driver's.
+        # The driver's timeline has this process's pid, so the driver counts as running.
         ended = [
             self.line("step", "step", driver, 0, self.began - (steps - number) * 11_000_000_000, 10.0, step=number + 1)
             for number in range(steps)
@@ -62,18 +62,18 @@ class HungRun:
         )
 
     def line(self, kind: str, name: str, role: str, rank: int | None, start: int, took: float, **more: Any) -> Any:
-        """A span that has ended."""
+        """Return the line of a span that has ended; `took` is in seconds."""
         span = {"kind": kind, "name": name, "step": self.step, "role": role, "rank": rank, "start_ns": start}
         return span | {"end_ns": start + round(took * 1e9)} | more
 
     def begun(self, kind: str, name: str, role: str, rank: int | None, minutes: float, **more: Any) -> Any:
-        """A line of a span that began so long ago."""
+        """Return the line of an open span that began `minutes` ago."""
         start = self.now - round(minutes * MIN)
         line = {"kind": "begun", "span": kind, "name": name, "step": self.step, "role": role, "rank": rank}
         return line | {"start_ns": start} | more
 
     def process(self, pid: int, lines: Sequence[Any], host: str = identity.HOST, ticks: int = 0) -> None:
-        """Write a timeline; a process of another host is one of which is not known whether it runs."""
+        """Write the timeline of a process. On another host, autoprof can't find out if the process runs."""
         clock = {"unix_ns": self.began, "monotonic_ns": 1}
         first = {"kind": "process", "host": host, "pid": pid, "clock": clock, "version": "0.1.0", "ticks": ticks}
         text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in [first, *lines])
@@ -81,7 +81,7 @@ class HungRun:
 
     @property
     def hang(self) -> Path:
-        """The folder of the step that stands."""
+        """The folder of the stuck step in `hangs/`, created on first use."""
         folder = self.folder / "hangs" / f"step_{self.step:06d}"
         if not folder.exists():
             folder.mkdir(parents=True)
@@ -104,7 +104,7 @@ class HungRun:
         record: bytes = b"",
         engine: dict[str, Any] | None = None,
     ) -> ProcessStacks:
-        """Write where one process stands."""
+        """Write the stacks of one stuck process."""
         self._pid += 1
         start = self.now - round(minutes * MIN)
         open_ones = [*spans]
@@ -130,28 +130,28 @@ class HungRun:
         return made
 
     def span(self, kind: str, name: str, minutes: float, role: str = "agent_loop", **ids: Any) -> OpenSpan:
-        """An open span."""
+        """Return an open span that began `minutes` ago."""
         return OpenSpan(
             kind=kind, name=name, step=self.step, role=role, start_ns=self.now - round(minutes * MIN), ids=ids
         )
 
 
 def finding_of(run: HungRun) -> Finding:
-    """The run's only finding."""
+    """Return the run's only finding."""
     (finding,) = build.figures(runs.read(run.folder)).findings
     assert finding.kind == "hang"
     return finding
 
 
 def said(run: HungRun) -> str:
-    """What the run's only finding says after the step and its age."""
+    """Return the text of the run's only finding without the step and its age."""
     begin, _, rest = finding_of(run).text.partition(": ")
     assert begin.startswith(f"step {run.step} has been stuck for 12 min"), begin
     return rest
 
 
 def flight_record(entries: list[tuple[int, str, list[int], bool]], ranks: int = 2) -> bytes:
-    """A flight record as NCCL's is: number, name, size, whether it has ended."""
+    """Return a flight record like NCCL's, from entries of number, name, sizes, and True if ended."""
     made = [
         {
             "record_id": place,
@@ -179,5 +179,5 @@ def flight_record(entries: list[tuple[int, str, list[int], bool]], ranks: int = 
 
 
 def join(number: int, ended: bool = False, size: int = 4, name: str = "nccl:all_reduce") -> Any:
-    """One collective of a flight record."""
+    """Return one collective for `flight_record`."""
     return number, name, [size], ended

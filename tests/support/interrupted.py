@@ -1,6 +1,6 @@
-"""A program that is interrupted in autoprof's code again and again, catches it, and goes on, as notebooks do.
+"""Program that is interrupted in autoprof's code repeatedly, catches the exception and continues, as notebooks do.
 
-`python -m tests.support.interrupted lines|moments ...` prints what was wrong, one line each, then a line with figures.
+`python -m tests.support.interrupted lines|moments ...` prints one line for each error, then a line with figures.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from typing import Any
 
 
 class Alarm(Exception):
-    """An exception that only the program knows."""
+    """Exception that only the program knows."""
 
 
-# Kinds of exceptions that a signal handler raises. Many clauses catch an `OSError`.
+# Exceptions that a signal handler raises. Two are subclasses of OSError, which many `except` clauses catch.
 ALARMS = {kind.__name__: kind for kind in (Alarm, TimeoutError, ConnectionError)}
 raises: type[BaseException] = KeyboardInterrupt
 
@@ -34,7 +34,7 @@ def handler(number: int, frame: FrameType | None) -> None:
 
 
 def state(number: int) -> dict[str, Any]:
-    """Return what autoprof has open in this process, and what it has switched on."""
+    """Return what autoprof has open or switched on in this process, by name."""
     from autoprof.base import process
     from autoprof.behaviours.trainer import open_step, running, spans
     from autoprof.capture import lifecycle, writer
@@ -68,19 +68,22 @@ def state(number: int) -> dict[str, Any]:
     }
 
 
-# The first calls of `finally` blocks, of functions in C.
+# Source lines with calls of C functions that begin a `finally` block.
 RESTORING = ("_signal.pthread_sigmask(_signal.SIG_SETMASK, mask)", "_thread.stack_size(size)")
-# After these CPython looks for signals, and at the first instruction of a function.
+# CPython checks for signals after these instructions. The empty text stands for the start of a function.
 LOOKS = ("", "CALL", "CALL_FUNCTION_EX", "CALL_KW", "JUMP_BACKWARD", "RESUME")
 if sys.version_info < (3, 11):
     LOOKS = ("", "CALL_FUNCTION", "CALL_FUNCTION_EX", "CALL_FUNCTION_KW", "CALL_METHOD", "JUMP_ABSOLUTE")
-# From 3.12 on, no `with` and no `try` sees an exception that a trace function raises where a comprehension jumps back.
-# They do see the exception of a signal's handler there.
+# From 3.12 on, `with` and `try` miss an exception that a trace function raises where a comprehension jumps back.
+# They do catch the exception of a signal handler there.
 _NOT_CAUGHT = ("FOR_ITER", "JUMP_BACKWARD") if sys.version_info >= (3, 12) else ()
 
 
 class Interrupter:
-    """Raises at the n-th line of autoprof's code in this thread, and of the libraries that it calls if `libraries`."""
+    """Trace function that raises at the n-th line of autoprof's code in this thread.
+
+    With `libraries`, it counts the lines of the libraries that autoprof calls too.
+    """
 
     def __init__(self, opcodes: bool, libraries: bool) -> None:
         self.opcodes, self.libraries = opcodes, libraries
@@ -90,7 +93,7 @@ class Interrupter:
         self._last: dict[int, str] = {}
 
     def once(self, at: int) -> None:
-        """Interrupt at the `at`-th line."""
+        """Interrupt once, at line number `at`."""
         self.left, self.where, self.passed = at, "", 0
         self._last.clear()
         sys.settrace(self._called)
@@ -110,7 +113,7 @@ class Interrupter:
     def _line(self, frame: FrameType, event: str, arg: Any) -> Any:
         if event not in ("line", "opcode"):
             return self._line
-        # Python looks for no signals at the end of a `with` block, nor at a `try`, nor before the call in a `finally`.
+        # Python does not check for signals at the end of a `with` block, at a `try`, or before the call in a `finally`.
         now = dis.opname[frame.f_code.co_code[frame.f_lasti]]
         text = linecache.getline(frame.f_code.co_filename, frame.f_lineno or 0).strip()
         if now in _NOT_CAUGHT:
@@ -138,9 +141,10 @@ class Interrupter:
 
 
 def _caller(frame: FrameType) -> FrameType | None:
-    """Return autoprof's frame that has called a library's frame, or None.
+    """Return autoprof's frame that called this frame of a library, or None.
 
-    Python itself ignores exceptions in callbacks of weak references. Imports catch every `OSError`.
+    Frames of weak references and imports are left out: Python ignores exceptions in callbacks of weak references, and
+    imports catch every `OSError`.
     """
     name = frame.f_code.co_filename
     if name.startswith((PACKAGE, "<frozen importlib", "<string>")) or "weakref" in name:
@@ -166,8 +170,10 @@ def main() -> None:
     arguments.add_argument("--count", type=int, default=1_000_000)
     arguments.add_argument("--seed", type=int, default=1)
     arguments.add_argument("--longest", type=float, default=0.03)
-    arguments.add_argument("--alarm", choices=ALARMS, help="a handler raises this, in place of Ctrl-C")
-    arguments.add_argument("--libraries", action="store_true", help="also lines of libraries that autoprof calls")
+    arguments.add_argument(
+        "--alarm", choices=ALARMS, help="exception that the signal handler raises, instead of KeyboardInterrupt"
+    )
+    arguments.add_argument("--libraries", action="store_true", help="interrupt in libraries that autoprof calls too")
     arguments.add_argument("--torch", action="store_true")
     arguments.add_argument("--show", action="store_true")
     arguments.add_argument("--patience", type=float, default=110.0)
@@ -185,7 +191,7 @@ def main() -> None:
     from autoprof.capture import writer
     from autoprof.capture.finisher import job
 
-    # A process for each of hundreds of captures a minute would be late, whoever is interrupted.
+    # Finish captures in this process: a child process for each of hundreds of captures a minute would take too long.
     writer.spawn = lambda given: job.finish(given | {"python": ""})
     trainer = getattr(small, parsed.trainer)()
     for _ in range(4):
@@ -210,7 +216,7 @@ def main() -> None:
         if now != usual:
             differs = {key: (usual[key], now[key]) for key in now if now[key] != usual[key]}
             wrong.append(f"{where}: {differs}")
-            usual.update(now)  # of which no other interrupt is guilty
+            usual.update(now)  # don't report the same difference after the next interrupt
             if parsed.show:
                 print(wrong[-1], flush=True)
 
@@ -225,7 +231,7 @@ def main() -> None:
             except raises:
                 caught = True
             interrupter.off()
-            if not interrupter.where:  # it has fewer lines
+            if not interrupter.where:  # the step has fewer lines
                 if parsed.show:
                     print("lines", interrupter.passed)
                 whole += 1
@@ -234,7 +240,7 @@ def main() -> None:
             else:
                 interrupted += 1
                 if not caught:
-                    wrong.append(f"{interrupter.where}: lost")
+                    wrong.append(f"{interrupter.where}: the exception was lost")
                 if parsed.trainer == "Paired":
                     trainer.train_step()
                 look(interrupter.where)
@@ -246,7 +252,7 @@ def main() -> None:
         raised = 0
 
         def interrupt(number: int, frame: FrameType | None) -> None:
-            """Raise, but not where this program itself is at work."""
+            """Raise if autoprof or the trainer is running, but not in this program's own code."""
             nonlocal raised
             while frame is not None:
                 if frame.f_code.co_filename.startswith(PACKAGE) or frame.f_globals is vars(small):
@@ -260,7 +266,7 @@ def main() -> None:
             while interrupted < parsed.count:
                 time.sleep(choice.random() * parsed.longest)
                 signal.pthread_kill(main_thread, signal.SIGALRM)
-                # Nobody presses twice within a millisecond. Python drops what is raised in a destructor.
+                # Wait up to 5 ms for the exception to arrive. Python drops an exception raised in a destructor.
                 for _ in range(10):
                     time.sleep(0.0005)
                     if interrupted == raised:

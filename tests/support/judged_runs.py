@@ -1,6 +1,6 @@
-"""Runs that are judged from outside: real programs, and the output of the commands.
+"""Real programs whose runs are checked only through the output of autoprof's commands.
 
-Nothing here names a file in a run's directory, so tests stay valid when the files change.
+The code names no file of a run directory, so the tests stay valid when the files change.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.support.helpers import clean_environment
 
 RUN_ID = "judged"
 STAGES = ("generate", "update_actor", "evaluate")
-# The program passes a function `at`, which is called with the name of each place in a step.
+# The trainer calls the function `at` with the name of each point in a step.
 TRAINER = """
 import os, signal, subprocess, sys
 
@@ -86,7 +86,7 @@ def permitted(*options: str) -> bool:
 
 
 class Ended(NamedTuple):
-    """A program that has ended."""
+    """Exit status and output of a program."""
 
     status: int
     stdout: str
@@ -99,7 +99,7 @@ class Ended(NamedTuple):
 
 
 class Place:
-    """A folder in which programs run that may import the small trainer."""
+    """Folder in which programs run that can import the small trainer."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -111,7 +111,7 @@ class Place:
         (lib / "small.toml").write_text(RECIPE)
 
     def start(self, code: str, *arguments: str, before: tuple[str, ...] = (), **variables: str) -> Any:
-        """Start a program with pipes for its streams. The words in `before` stand before its command."""
+        """Start a program with pipes as its standard streams. `before` is a prefix of its command."""
         (self.folder / "program.py").write_text(code)
         known = {"AUTOPROF": "1", "AUTOPROF_STEPS": "", "AUTOPROF_RUN_ID": RUN_ID, "AUTOPROF_DIR": str(self.runs)}
         known |= {"AUTOPROF_RECIPES": str(self.folder / "lib" / "small.toml")}
@@ -126,7 +126,7 @@ class Place:
         )
 
     def ended(self, code: str, *arguments: str, before: tuple[str, ...] = (), **variables: str) -> Ended:
-        """Run a program to its end."""
+        """Run a program and return its exit status and output."""
         started = self.start(code, *arguments, before=before, **variables)
         stdout, stderr = started.communicate(timeout=300)
         return Ended(started.returncode, stdout, stderr)
@@ -147,17 +147,17 @@ def problems(run: Path) -> list[str]:
 
 
 def steps(run: Path) -> list[int]:
-    """Return the numbers of the ended steps in `autoprof report`, an empty list if it finds no run."""
+    """Return the numbers of the ended steps in `autoprof report`, or an empty list if it finds no run."""
     return [step["number"] for step in asked("report", str(run)).get("steps", [])]
 
 
 def opened(run: Path) -> list[tuple[str, int]]:
-    """Return the open spans in `autoprof report`: name and step."""
+    """Return name and step of each open span in `autoprof report`."""
     return sorted((span["name"], span["step"]) for span in asked("report", str(run))["open"])
 
 
 class Shown(NamedTuple):
-    """A span of a step in `autoprof report`. A sample's `name` is its id."""
+    """Span of a step in `autoprof report`. The `name` of a sample is its id."""
 
     pid: int
     rank: int | None
@@ -166,7 +166,7 @@ class Shown(NamedTuple):
 
 
 def spans(run: Path, step: int) -> list[Shown]:
-    """Return the spans of a step in `autoprof report`, an empty list if it does not know the step."""
+    """Return the spans of a step in `autoprof report`, or an empty list if the step is not in it."""
     details = asked("report", str(run), "--step", str(step)).get("details", [])
     lanes = [lane for each in details for lane in each["lanes"]]
     return [

@@ -1,4 +1,4 @@
-"""Timelines as large as the documents allow: a driver's spans, and samples in agent loops.
+"""Generator of timelines of the largest documented size: spans of a driver, and samples of agent loops.
 
 python -m tests.support.large_timelines FOLDER [--steps 10000] [--samples 512] [--workers 8]
 """
@@ -12,19 +12,19 @@ from pathlib import Path
 from tests.support.report_runs import START_NS
 
 SECOND = 10**9
-# A step's length, and the driver's parts of it, each with a stage of the actor in its middle.
+# Length of a step, and the driver's timers in it; each contains one stage of the actor.
 STEP_S = 60
 PARTS = ("gen", "reward", "old_log_prob", "ref", "adv", "update_critic", "update_actor", "update_weights")
 
 
 def write(folder: Path, steps: int, samples: int, workers: int = 8) -> Path:
-    """Write a run directory with a timeline alone.
+    """Write a run directory with a timeline and no captures.
 
     Args:
-        folder: The run's own folder; its name is the run's id.
-        steps: How many.
-        samples: The samples in each step: a sample, a turn and a reward.
-        workers: The processes with samples; with none the driver has them all.
+        folder: The run directory; its name is the run's id.
+        steps: Number of steps.
+        samples: Number of samples in each step; each has a sample, a turn and a reward span.
+        workers: Number of processes with samples. If 0, the driver has all samples.
     """
     (folder / "timeline").mkdir(parents=True)
     info = {"id": folder.name, "host": "n1", "pid": 99, "started": START_NS / 1e9, "state": "ended"}
@@ -85,5 +85,5 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--samples", type=int, default=512)
     parser.add_argument("--workers", type=int, default=8)
-    said = parser.parse_args()
-    print(write(said.folder, said.steps, said.samples, said.workers))
+    options = parser.parse_args()
+    print(write(options.folder, options.steps, options.samples, options.workers))

@@ -1,4 +1,4 @@
-"""One of two ranks of gloo, of which one does not join an all_reduce, or has another shape: leaves its flight record.
+"""One of two gloo ranks. Rank 1 misses an all_reduce or joins with another shape; each rank writes its flight record.
 
 RANK=0 WORLD_SIZE=2 python late_ranks.py FOLDER missing|shape
 """
@@ -17,7 +17,7 @@ _DEADLINE_S = 240.0
 
 
 def there(path: Path) -> None:
-    """Wait for a file."""
+    """Wait until a file exists, or for four minutes."""
     end = time.monotonic() + _DEADLINE_S
     while not path.exists() and time.monotonic() < end:
         time.sleep(0.05)
@@ -29,7 +29,7 @@ def main(folder: Path, mode: str) -> None:
     for _ in range(3):
         dist.all_reduce(torch.ones(4))
     if rank:
-        # gloo ends a process that gets more than it asked for: the first has left its record by then.
+        # gloo ends a process that receives more data than it expects, so rank 0 must write its record first.
         there(folder / "record0")
     if not rank or mode == "shape":
         dist.all_reduce(torch.ones(8 if rank else 4), async_op=True)

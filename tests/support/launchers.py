@@ -1,8 +1,8 @@
-"""Variables of ranks, as launchers set them, and ranks that are started with them.
+"""Environment variables that launchers set for ranks, and functions that start ranks with them.
 
-Recorded from `srun` of Slurm 22.05.8 (Debian 12) and `mpirun` of Open MPI 4.1.4, without those that tell ranks nothing
-of each other. `SLURM_RESTART_COUNT` is there from a job's second start on. All components of a heterogeneous step have
-the job's first id and ranks that go on from one to the next.
+Recorded from `srun` of Slurm 22.05.8 (Debian 12) and `mpirun` of Open MPI 4.1.4; variables that don't relate ranks to
+each other are left out. Slurm sets `SLURM_RESTART_COUNT` from a job's second start on. All components of a
+heterogeneous step have the id of the job's first component, and their ranks are numbered consecutively.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import wrapt
 from tests.support import small_trainer
 from tests.support.helpers import clean_environment
 
-# A batch script, and a shell of `salloc`: they are in a job, and in no step.
+# Variables of a batch script and of a shell of `salloc`, which are part of a job but of no step.
 BATCH = {
     "SLURM_CLUSTER_NAME": "tiny",
     "SLURM_JOBID": "12",
@@ -32,7 +32,7 @@ BATCH = {
 }
 
 
-# A trainer that starts in no time, for what has to do with processes alone. It leaves a timeline, and no captures.
+# Trainer that starts quickly, for tests of processes. It writes a timeline and no captures.
 PLAIN = """
 import os, time
 
@@ -49,7 +49,7 @@ class Trainer:
 
 
 def srun(rank: int, ranks: int, *, job: int = 12, step: int = 0) -> dict[str, str]:
-    """What a task of `srun` has."""
+    """Return the variables of a task of `srun`."""
     return BATCH | {
         "SLURM_JOBID": str(job),
         "SLURM_JOB_ID": str(job),
@@ -67,7 +67,7 @@ def srun(rank: int, ranks: int, *, job: int = 12, step: int = 0) -> dict[str, st
 
 
 def mpirun(rank: int, ranks: int, *, job: str = "85931204b7a1f1fa-0c7c908d316f323a") -> dict[str, str]:
-    """What a rank of `mpirun` has."""
+    """Return the variables of a rank of `mpirun`."""
     return {
         "OMPI_APP_CTX_NUM_PROCS": str(ranks),
         "OMPI_COMM_WORLD_LOCAL_RANK": str(rank),
@@ -83,32 +83,35 @@ def mpirun(rank: int, ranks: int, *, job: str = "85931204b7a1f1fa-0c7c908d316f32
 
 
 def by_hand(rank: int, ranks: int, port: int) -> dict[str, str]:
-    """What torch's `env://` takes, which scripts and Kubernetes' operators set."""
+    """Return the variables that torch's `env://` reads, which scripts and Kubernetes operators set."""
     address = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
     return {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)} | address
 
 
-# No test may be a rank of what has started the tests.
+# Variables to remove, so that no test is a rank of the launcher that started pytest.
 NOT_SET = {*srun(0, 2), *mpirun(0, 2), *by_hand(0, 2, 1), "SLURM_RESTART_COUNT", "TORCHELASTIC_RUN_ID"}
 
 
 def prepare(folder: Path, script: str, trainer: str = PLAIN) -> None:
-    """Put a script into a folder, and a trainer that it may import."""
+    """Write a script, and a trainer that it can import, into a folder."""
     small_trainer.prepare(folder, lambda *_, **__: None)  # type: ignore[arg-type,return-value]
     (folder / "lib" / "small.py").write_text(trainer)
     (folder / "train.py").write_text(script)
 
 
 def environment(folder: Path, *, captured: bool = False, **variables: str) -> dict[str, str]:
-    """The environment of processes in `folder` that import its trainer, with step 2 of all ranks captured or none."""
+    """Return the environment of processes that import the trainer in `folder`.
+
+    If `captured`, they capture step 2 on all ranks, otherwise nothing.
+    """
     settings = {
         "AUTOPROF": "1",
         "AUTOPROF_RANKS": "all",
         "AUTOPROF_RECIPES": str(folder / "lib" / "small.toml"),
-        # A capture imports torch, which takes longer than all else.
+        # A capture imports torch, which takes longer than the rest of the test.
         "AUTOPROF_STEPS": "2" if captured else "",
         "OMP_NUM_THREADS": "1",
-        # A launcher imports autoprof's dependencies before all of `site` is through.
+        # A launcher imports autoprof's dependencies before `site` has set all paths.
         "PYTHONPATH": f"{folder / 'lib'}:{Path(wrapt.__file__).parent.parent}",
     }
     kept = {name: value for name, value in clean_environment().items() if name not in NOT_SET}
@@ -122,7 +125,7 @@ def together(
     *,
     captured: bool = False,
 ) -> list[subprocess.CompletedProcess[str]]:
-    """Start Python once for each set of variables, all at once, and wait for all."""
+    """Start one Python process for each set of variables, all at the same time, and wait for all."""
     started = [
         subprocess.Popen(
             [sys.executable, *command],

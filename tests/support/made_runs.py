@@ -1,4 +1,4 @@
-"""A run directory, made by hand."""
+"""Hand-made run directory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def make_run(parent: Path, name: str, *, state: str = "ended", pid: int = 1, steps: str = "2,4") -> Path:
-    """A run directory with one complete, one failed and one unfinished capture in step 2."""
+    """Write a run directory with a complete, a failed and an unfinished capture in step 2, and return its path."""
     folder = parent / name
     step = folder / "global_step_000002"
     step.mkdir(parents=True)

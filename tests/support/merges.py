@@ -1,4 +1,4 @@
-"""Runs to merge, and what is in a merged trace."""
+"""Runs to merge, and readers of merged traces."""
 
 from __future__ import annotations
 
@@ -39,9 +39,6 @@ def meta(host: str, unix_ns: int, monotonic_ns: int) -> dict[str, Any]:
     return {"host": host, "clock": {"start": {"unix_ns": unix_ns, "monotonic_ns": monotonic_ns}}}
 
 
-# Runs.
-
-
 def capture(run: Path, step: int, name: str, content: bytes, **fields: Any) -> None:
     folder = RunDir(run).step(step)
     save(folder / f"{name}.pt.trace.json.gz", content)
@@ -51,7 +48,7 @@ def capture(run: Path, step: int, name: str, content: bytes, **fields: Any) -> N
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A run of two steps; in step 2 a replica of two ranks, one of one rank, and a trainer."""
+    """Make a run of two steps. Step 2 has a replica of two ranks, a replica of one rank, an actor and a trainer."""
     path = tmp_path / "autoprof_runs" / "20261120-101010-aaaaaa"
     for rank in (1, 0):
         name = f"rollout.replica0.TP-{rank}.h.pid9"

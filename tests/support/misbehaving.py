@@ -1,4 +1,4 @@
-"""Behaviours that do all that behaviours must not, for tests of what goes around the user's functions."""
+"""Behaviours that break the rules for behaviours in every way, for tests of the code around the user's functions."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call, Reply, Wait
 
 
 class Ours(Exception):
-    """An error of autoprof's own, which nobody must see."""
+    """Error of autoprof itself, which must not reach the user."""
 
 
 class Now(Wait):
-    """A wait that ends at once, in coroutine functions after a turn of the event loop."""
+    """Wait that ends at once; in coroutine functions, after one turn of the event loop."""
 
     def __init__(self, answer: Any = None) -> None:
         self.answer = answer
 
     def block(self) -> Any:
         if isinstance(self.answer, BaseException) or self.answer in (Ours, StopIteration):
-            raise self.answer  # a new one, if it is a class: a wait that holds what it raised would be a cycle
+            raise self.answer  # a class raises a new instance, so that the wait and its exception form no cycle
         return self.answer
 
     async def suspend(self) -> Any:
@@ -30,7 +30,7 @@ class Now(Wait):
 
 
 class Scripted(Behaviour):
-    """A behaviour whose generator function is `script`."""
+    """Behaviour whose generator function is `script`."""
 
     script: Callable[[Call], Any]
 
@@ -40,7 +40,7 @@ class Scripted(Behaviour):
 
 
 class NeverApplies(Scripted):
-    """A behaviour that fails even earlier."""
+    """Behaviour that raises before its generator starts."""
 
     def applies(self, call: Call) -> bool:
         raise Ours
@@ -118,7 +118,7 @@ def waits_in_vain_after(call: Call) -> Any:
     del outcome
 
 
-def waits_in_vain_and_goes_on(call: Call) -> Any:
+def waits_in_vain_and_continues(call: Call) -> Any:
     for state in (Now(Ours), CALL, Now(Ours)):
         try:
             yield state
@@ -175,7 +175,7 @@ SCRIPTS = [
     yields_what_is_no_wait_after,
     waits_in_vain,
     waits_in_vain_after,
-    waits_in_vain_and_goes_on,
+    waits_in_vain_and_continues,
     waits_for_stop_iteration,
     returns_no_reply,
     replies_too_late,

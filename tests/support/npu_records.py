@@ -1,4 +1,4 @@
-"""Recordings by torch_npu's stand-in."""
+"""Recordings made with the stand-in of torch_npu."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SUBJECT = Subject(step=2, role="actor", stage="update_actor", rank=3)
 
 
 def record(run: Runtime) -> dict[str, Any]:
-    """Capture a stage; returns the meta file."""
+    """Capture a stage and return its meta file."""
     recording = lifecycle.begin(run, SUBJECT)
     assert recording is not None
     lifecycle.end(recording)
@@ -35,7 +35,7 @@ def folder_of(run: Runtime) -> Path:
 
 
 def recorded(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what torch_npu was asked to record."""
+    """Return the common and the experimental options that torch_npu was given."""
     (info,) = folder.glob("profiler_info*.json")
     config = json.loads(info.read_text())["config"]
     return config["common_config"], config["experimental_config"]

@@ -1,4 +1,4 @@
-"""Puts the stand-in for torch_npu in its place."""
+"""Installation of the stand-in for torch_npu."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ RELEASES = stored.versions("torch_npu")
 
 
 def install(monkeypatch: pytest.MonkeyPatch, release: str = RELEASES[-1]) -> Any:
-    """Import the stand-in as `release` of torch_npu, watched as autoprof watches the real one; returns the module."""
+    """Import the stand-in as `release` of torch_npu, with autoprof's hooks on it, and return the module."""
     monkeypatch.setenv("TORCH_NPU_STAND_IN", release)
     path = os.pathsep.join(filter(None, [str(STAND_INS), os.environ.get("PYTHONPATH")]))
     monkeypatch.setenv("PYTHONPATH", path)
     monkeypatch.syspath_prepend(STAND_INS)
     remove()
     module = importlib.import_module("torch_npu")
-    # What wrapt does once in a process, when a module is imported for the first time.
+    # wrapt does this only at a module's first import in a process.
     foreign.watch_npu(sys.modules["torch_npu.profiler.profiler"])
     return module
 
 
 def remove() -> None:
-    """Forget the stand-in."""
+    """Remove the stand-in from `sys.modules`."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "torch_npu"]:
         del sys.modules[name]

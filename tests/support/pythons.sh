@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Runs the unit tests under each of the Pythons named, such as `3.12 3.13`, that is found here; then says how many ran.
-# PYTEST has more arguments. An environment is .venvs/python-<release>.
+# Runs the unit tests under each named Python, such as `3.12 3.13`, that this machine has, and prints a summary.
+# PYTEST has more arguments for pytest. The environments are .venvs/python-<release>.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-# Print the interpreter of a release, if there is one that runs: pyenv's shims run none unless it is switched on.
+# Print the interpreter of a release, if one works. pyenv's shims don't work unless pyenv is activated.
 find_python() {
     local root=${PYENV_ROOT:-$(pyenv root 2>/dev/null || echo "$HOME/.pyenv")} each
     for each in $(type -aP "python$1" || true) "/usr/bin/python$1" "$root/versions/$1".*/bin/python; do
@@ -29,12 +29,12 @@ make_environment() {
 status=0 summary=()
 for release in "$@"; do
     if ! python=$(find_python "$release"); then
-        summary+=("Python $release: not found here")
+        summary+=("Python $release: not found")
         continue
     fi
     make_environment "$release" "$python"
     log=$(mktemp)
-    # The environment has none of these, and tests that need one are skipped; an absent package of others is an error.
+    # The environment lacks these packages, so tests that need one are skipped. Any other absent package is an error.
     # shellcheck disable=SC2086
     TESTS_LACK=torch,vllm,verl,transformers,numpy ".venvs/python-$release/bin/python" -m pytest -n 3 \
         tests/unit ${PYTEST:-} | tee "$log" || status=1

@@ -1,4 +1,4 @@
-"""Ray clusters for scripts, and their environment."""
+"""Ray clusters for scripts, and runs in them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ON = {"AUTOPROF": "1", "AUTOPROF_RECIPES": str(SCRIPTS)}
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a cluster that was started before, without autoprof in its environment."""
+    """Start a cluster without autoprof in its environment, and return its address."""
     folder = tmp_path_factory.mktemp("cluster")
     tag = uuid.uuid4().hex
     start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--port=0", "--num-cpus=8"]
@@ -47,7 +47,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 class Asked:
-    """A run that goes on in a cluster."""
+    """Run in progress in a cluster, with the `autoprof --ray` commands sent to it."""
 
     def __init__(self, folder: Path, address: str) -> None:
         self.folder = folder
@@ -60,11 +60,11 @@ class Asked:
 
     @property
     def connected(self) -> str:
-        """The line in which a command prints the cluster's address."""
+        """Line in which a command prints the address of the cluster."""
         return f"autoprof: connected to the Ray cluster at {self.address}, which --ray names\n"
 
     def shell(self, *options: str, command: str = "trigger") -> subprocess.Popen[str]:
-        """`autoprof trigger --ray` in a folder from which no run is to be seen."""
+        """Start `autoprof trigger --ray` in a folder where autoprof finds no run."""
         return subprocess.Popen(
             [sys.executable, "-m", "autoprof", command, "--ray", self.address, *options],
             cwd=self.folder / "elsewhere",
@@ -75,13 +75,13 @@ class Asked:
         )
 
     def trigger(self, *options: str) -> subprocess.CompletedProcess[str]:
-        """The same to its end."""
+        """Run `autoprof trigger --ray` and wait until it ends."""
         with self.shell(*options) as shell:
             output, errors = shell.communicate(timeout=120)
         return subprocess.CompletedProcess(shell.args, shell.returncode, output, errors)
 
     def waited_for(self) -> subprocess.Popen[str]:
-        """One that waits for what never comes, once it does."""
+        """Start a `trigger --wait` for a step that never comes; return once the run has accepted it."""
         shell = self.shell("--wait", "--from", "1000000")
         assert shell.stdout is not None
         while not (line := shell.stdout.readline()).startswith("taken"):
@@ -94,7 +94,7 @@ class Asked:
 
 @contextmanager
 def going_on(folder: Path, address: str) -> Iterator[Asked]:
-    """The run, when it has begun."""
+    """Start the run, and yield it once it accepts requests. End it afterwards."""
     tag = uuid.uuid4().hex
     log = folder / "output.log"
     with log.open("w") as file:

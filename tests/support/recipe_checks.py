@@ -1,4 +1,4 @@
-"""Targets and recipes for checks."""
+"""Source code of a target, and recipes for it, for tests of `recipes --check`."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Base(Root): ...
 
 
 def write(folder: Path, *, name: str = "mytrainer.toml", top: str = "", **hook: str) -> Path:
-    """A recipe with one hook, of which some keys are others."""
+    """Write a recipe with one valid hook, in which the given keys are replaced, and return its path."""
     known = {
         "name": "h",
         "module": "mytrainer.loop",

@@ -1,4 +1,4 @@
-"""Recipes as text: good ones, and generated ones that are nearly so."""
+"""Texts of recipes: valid ones, and generated ones that are nearly valid."""
 
 from __future__ import annotations
 

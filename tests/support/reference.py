@@ -1,6 +1,6 @@
-"""Writer of the generated parts of `docs/reference/`, from the code: `make formats`.
+"""Generator of parts of `docs/reference/` from the code: `make formats`.
 
-A part stands between `<!-- make formats: NAME -->` and `<!-- end -->`; the text around it is written by hand.
+Each part is between `<!-- make formats: NAME -->` and `<!-- end -->`; the text around it is written by hand.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ FOLDER = formats.ROOT / "docs" / "reference"
 COMMAND_LINE = FOLDER / "command-line.md"
 SETTINGS = FOLDER / "settings.md"
 _PART = re.compile(r"(<!-- make formats: (.*?) -->\n).*?(<!-- end -->)", re.DOTALL)
-# What all behaviours take.
+# Options of all behaviours.
 _COMMON = ("when", "unless")
 
 
 def pages() -> dict[Path, str]:
-    """Return the text of each page with generated parts, as it should be."""
+    """Return the up-to-date text of each page with generated parts."""
     texts = {path: path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.md"))}
     texts[formats.PAGE], texts[formats.JSON_PAGE] = formats.page(), formats.json_page()
     there = {name for _, name, _ in _PART.findall(texts[COMMAND_LINE])}
@@ -142,7 +142,7 @@ def _default(value: object) -> str:
     return f"`{value}`" if value and isinstance(value, str) else ""
 
 
-# The sections with more of a setting.
+# Setting -> section of the page with more about it.
 _MORE = {
     "steps": "steps",
     "when": "windows-that-open-by-themselves",

@@ -1,4 +1,4 @@
-"""A matcher of regular expressions that counts what it looks at: what Python's own does, without the shortcuts."""
+"""Matcher of regular expressions that counts comparisons. It works like Python's own, without shortcuts."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ _CATEGORIES = {
 
 
 class Counting:
-    """A compiled pattern that counts. It knows the syntax that autoprof's redaction uses, and raises at any other.
+    """Compiled pattern that counts comparisons.
+
+    It supports the syntax that autoprof's redaction uses, and raises an error at any other syntax.
 
     Attributes:
-        steps: Number of comparisons of a character or a position.
-        searched: Number of characters that were searched.
+        steps: Number of comparisons with a character or a position.
+        searched: Number of characters searched.
     """
 
     def __init__(self, pattern: re.Pattern[str], count: bool = True) -> None:
@@ -67,7 +69,7 @@ class Counting:
         return self._pattern.finditer(text, position, end)
 
     def _ends(self, nodes: list[Any], text: str, at: int) -> Iterator[int]:
-        """Return where matches of these nodes end that begin here, in the order in which they are tried."""
+        """Yield the ends of the matches of these nodes that begin at `at`, in the order of the attempts."""
         if not nodes:
             yield at
             return

@@ -1,4 +1,4 @@
-"""Runs older releases of verl, each its own wheel in front of the environment's verl, beside the same vLLM and Ray."""
+"""Runs of older releases of verl. Each release's wheel precedes the environment's verl; vLLM and Ray are the same."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support import processes
 from tests.support.helpers import ROOT, clean_environment
 from tests.support.verl_runs import VerlRun
 
-# One of each form that 0.9.1 does not have: the engine in the trainer's worker, and FSDP workers beside a server.
+# Release with two designs that 0.9.1 lacks: the engine in the trainer's worker, and FSDP workers beside a server.
 CHOSEN = "verl-0.5.0"
 EXAMPLES = ROOT / "examples" / "verl_cpu"
 STEPS = 3
@@ -20,25 +20,25 @@ TIMEOUT_S = 420
 
 
 def version_of(name: str) -> tuple[int, ...]:
-    """`verl-0.7.1` as (0, 7, 1)."""
+    """Return the version in a name: (0, 7, 1) for `verl-0.7.1`."""
     return tuple(int(part) for part in name.removeprefix("verl-").split("."))
 
 
 def package_of(name: str) -> Path:
-    """The folder that holds the release's package `verl`.
+    """Return the folder that contains the release's package `verl`.
 
     Raises:
-        AssertionError: It was not made.
+        AssertionError: The folder does not exist.
     """
     folder = ROOT / ".venvs" / name
-    assert (folder / ".ready").exists(), f"{folder} is not there; run make test-releases"
+    assert (folder / ".ready").exists(), f"{folder} does not exist; run make test-releases"
     return folder
 
 
 def environment(name: str, **variables: str) -> dict[str, str]:
-    """The environment in which `import verl` finds the release, and in which it runs on a CPU."""
+    """Return an environment in which `import verl` finds the release, and in which it runs on a CPU."""
     path = [package_of(name), ROOT / "tests" / "releases" / "cpu", EXAMPLES / "cpu"]
-    # As in examples/verl_cpu/run_grpo.sh, which says why.
+    # The same as in examples/verl_cpu/run_grpo.sh, which gives the reasons.
     settings = {
         "OMP_NUM_THREADS": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -63,7 +63,7 @@ def environment(name: str, **variables: str) -> dict[str, str]:
 
 
 def release_run(name: str, folder: Path, **variables: str) -> VerlRun:
-    """A GRPO run of three steps by the release's own command line."""
+    """Run three steps of GRPO with the release's own command line."""
     options = overrides(package_of(name), assets=assets(), examples=EXAMPLES)
     if version_of(name) >= (0, 9):
         options.append("trainer.device=cpu")

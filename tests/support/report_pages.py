@@ -1,4 +1,4 @@
-"""Figures of a run that was never made, of any size and with any names, for tests of the pages."""
+"""Invented figures of a run, of any size and with any names, for tests of the pages."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from autoprof.report.model import (
 
 START_NS = 1795200000_000_000_000
 STAGES = {"gen": 15.0, "reward": 0.4, "old_log_prob": 3.0, "ref": 3.1, "update_actor": 12.0, "update_weights": 2.0}
-# What a browser would obey as markup, plotly as a template, or JSON as its end.
+# Text that a browser could take for markup, plotly for a template, and the page for the end of its JSON.
 HOSTILE = "</script><script>document.title='broken'</script><img src=x onerror=alert(1)>%{x}<a href='//h'>&amp;\"'"
 
 
 def figures(
     steps: int = 12, samples: int = 64, ranks: int = 8, named: str = "", compared: bool = False, details: int = 1
 ) -> RunFigures:
-    """A run of so many steps, the last of them in detail; `named` stands in all names."""
+    """Return the figures of a run of `steps` steps, the last `details` of them in detail; `named` is in all names."""
     chance = random.Random(5)
     names = {f"{name}{named}": seconds for name, seconds in STAGES.items()}
     rows = [_row(number, names, chance) for number in range(1, steps + 1)]
@@ -217,7 +217,7 @@ def _skew(ranks: int, named: str) -> Skew:
 
 
 def _operators(name: str, named: str, category: str, calls: int, most_us: tuple[float, float]) -> list[Operator]:
-    """Return 30 operators; the first takes `most_us`, in all and by itself, and each next one less."""
+    """Return 30 operators. The first has `most_us`, its total and own time; the times fall from row to row."""
     total, own = most_us
     return [
         Operator(

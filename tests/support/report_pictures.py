@@ -1,4 +1,4 @@
-"""The pictures in docs/images: the page of a run by script, in Chromium.
+"""Generator of the pictures in docs/images: the page of a generated run, in Chromium.
 
 python -m tests.support.report_pictures docs/images
 """
@@ -20,7 +20,7 @@ from tests.support import report_runs
 from tests.support.browsing import chromium
 
 _PLANTED = {"slow_tool": 5, "slow_replica": 12, "slow_rank": 17, "long_weight_sync": 26, "slow_step": 33}
-# Which part of the page goes to the top of the picture, and the theme.
+# Picture -> part of the page at its top, and theme.
 _SHOWN = {
     "report-run": ("body", "light"),
     "report-step": ("#step-5", "light"),
@@ -28,7 +28,7 @@ _SHOWN = {
     "report-capture": ("#step-5 .capture:has-text('update_actor')", "light"),
     "report-dark": ("#step-5", "dark"),
 }
-# Findings whose steps docs/findings.md shows, and the heights of their pictures.
+# Findings shown in docs/findings.md -> height of the picture in pixels.
 _FINDINGS = {"slow_replica": 1220, "slow_rank": 800}
 
 
@@ -39,7 +39,7 @@ def _shoot(page: Page, url: str, part: str, theme: str, path: Path, step: int = 
     place = page.locator(part).first
     place.evaluate("(place) => { if (place.tagName === 'DETAILS') place.open = true; }")
     for _ in range(3):
-        # What is drawn on the way moves what comes below it.
+        # Scrolling makes the page draw charts, which move the parts below them.
         place.evaluate("(place) => scrollTo(0, scrollY + place.getBoundingClientRect().top - 60)")
         page.wait_for_timeout(700)
     Image.open(BytesIO(page.screenshot())).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE).save(
@@ -48,7 +48,7 @@ def _shoot(page: Page, url: str, part: str, theme: str, path: Path, step: int = 
 
 
 def main(folder: Path) -> None:
-    """Make them all."""
+    """Write all pictures into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as made, chromium() as browser:
         run = Path(made) / "20261122-010203-abcdef"

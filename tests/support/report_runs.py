@@ -1,5 +1,7 @@
-"""A believable run directory, made by a script: verl's driver, eight actor ranks and four replicas on two hosts, agent
-loops with tools, twelve steps, captures of one of them. Causes of slowness can be planted in it.
+"""Generator of a realistic run directory, in which causes of slowness can be planted.
+
+The run has verl's driver, eight actor ranks and four replicas on two hosts, agent loops with tools, twelve steps, and
+captures of one step.
 
     python -m tests.support.report_runs FOLDER [--steps 12] [--plant slow_tool=5] [--plant slow_rank=7] ...
 """
@@ -16,13 +18,13 @@ from typing import Any
 from tests.support.traces import Event, kineto, save
 
 START_NS = 1795200000_000_000_000
-# Kineto's base for that time (see autoprof/traces/clocks.py).
+# Kineto's base for START_NS (see autoprof/traces/clocks.py).
 BASE_NS = START_NS // (7_889_238 * 10**9) * (7_889_238 * 10**9)
 RANKS, REPLICAS, PROMPTS, ANSWERS = 8, 4, 16, 4
 HOSTS = ("n1", "n2")
 TOOLS = ("search", "python")
 DRIVER = ("n1", 100)
-# What can be planted, each in one step.
+# Causes that can be planted, each in one step.
 PLANTS = (
     "slow_tool",
     "long_answer",
@@ -54,7 +56,7 @@ def worker(prompt: int) -> tuple[str, int]:
 
 
 class Script:
-    """Writes the spans of one run, step after step. `plants` are steps by cause."""
+    """Generator of the spans of one run, step by step. `plants` maps a cause to its step."""
 
     def __init__(self, plants: dict[str, int], seed: int = 7, weight_sync_s: float = 2.0) -> None:
         self.lines: dict[tuple[str, int], list[tuple[float, dict[str, Any]]]] = defaultdict(list)
@@ -77,7 +79,7 @@ class Script:
         rank: int | None = None,
         **more: Any,
     ) -> None:
-        """A span, in seconds from the run's start."""
+        """Add a span; its times are in seconds since the run's start."""
         ns = {"start_ns": START_NS + int(start * 1e9), "end_ns": START_NS + int(end * 1e9)}
         line = {"kind": kind, "name": name, "step": self._step, "role": role, "rank": rank, **ns, **more}
         self.lines[where].append((end, line))
@@ -89,7 +91,7 @@ class Script:
         return seconds * self._random.uniform(1 - spread, 1 + spread)
 
     def step(self) -> None:
-        """The next step: generation, scores, training, weight sync."""
+        """Add the next step: generation, scores, training, weight sync."""
         self._step += 1
         begin = self._now
         self._now += 0.05
@@ -155,12 +157,12 @@ class Script:
         self.span(DRIVER, "stage", "validate", "trainer", begin, self._now)
 
     def _sample(self, begin: float, prompt: int, answer: int, **more: Any) -> float:
-        """One agent loop: a turn, a tool, a turn, the score. Returns when it ended."""
+        """Add an agent loop: a turn, a tool, a turn, the score. Return its end in seconds since the run's start."""
         where = worker(prompt)
         slow = (prompt, answer) == SLOW_SAMPLE
         ids = {"sample": str(prompt), "rollout": answer, "agent": "tool_agent"} | more
         now = begin + self.about(0.05)
-        # Not two of a prompt on one replica, as a balancer has it.
+        # Like a load balancer, put each answer of a prompt on another replica.
         replica = (prompt + answer) % REPLICAS
         for turn in range(2):
             seconds = self._random.uniform(5.0, 8.0)
@@ -177,8 +179,8 @@ class Script:
                 ids=of,
                 counts=counts,
             )
-            told = ids | {"request": request}
-            self.span(where, "turn", "generate", "agent_loop", now, now + seconds, ids=told, counts=counts)
+            turn_ids = ids | {"request": request}
+            self.span(where, "turn", "generate", "agent_loop", now, now + seconds, ids=turn_ids, counts=counts)
             now += seconds
             if not turn:
                 took = 15.0 if slow and self.planted("slow_tool") else self.about(0.8, 0.3)
@@ -203,13 +205,13 @@ def write(
     """Write a run directory.
 
     Args:
-        folder: The run's own folder; its name is the run's id.
-        steps: How many.
-        captured: The step that was captured, None for none.
-        torn: Whether timelines have lines that were cut off, and such as nobody knows.
-        seed: Of what varies.
-        weight_sync_s: How long weight sync takes in each step.
-        plants: Of `PLANTS`, the step in which each is.
+        folder: The run directory; its name is the run's id.
+        steps: Number of steps.
+        captured: Number of the captured step, or None.
+        torn: If true, timelines contain truncated and unknown lines.
+        seed: Seed of the random variation.
+        weight_sync_s: Seconds of weight sync in each step.
+        plants: Step of each planted cause; the causes are `PLANTS`.
     """
     assert not plants.keys() - set(PLANTS), plants
     script = Script(plants, seed, weight_sync_s)
@@ -271,7 +273,7 @@ def capture(
     events: list[Event],
     state: str = "complete",
 ) -> Path:
-    """Write a capture and its meta file; `when` in seconds from the run's start."""
+    """Write a capture and its meta file, and return the trace's path. `when` is in seconds since the run's start."""
     host, pid = where
     base = folder / f"global_step_{step:06d}" / f"{name}.{host}.pid{pid}"
     path = save(Path(f"{base}.pt.trace.json.gz"), kineto(events, BASE_NS))
@@ -289,12 +291,12 @@ def capture(
 
 
 def training(when: tuple[float, float], busy: float = 0.9, overlapped: float = 0.8) -> list[Event]:
-    """A stage on a GPU: operators that launch kernels, an all-reduce beside them, copies.
+    """Return the events of a stage on a GPU: operators, the kernels that they launch, all-reduces, and copies.
 
     Args:
-        when: In seconds from the run's start.
-        busy: The share of the time in which kernels run.
-        overlapped: The share of the communication beside which kernels run.
+        when: Start and end, in seconds since the run's start.
+        busy: Share of the time in which kernels run.
+        overlapped: Share of the communication during which compute kernels run.
     """
     first = (START_NS - BASE_NS) / 1e3 + when[0] * 1e6
     period = (when[1] - when[0]) * 1e6 / 50
@@ -326,7 +328,7 @@ def training(when: tuple[float, float], busy: float = 0.9, overlapped: float = 0
 
 
 def generation(when: tuple[float, float]) -> list[Event]:
-    """An engine's forward passes: 2 with prompts, 20 that decode."""
+    """Return the events of an engine's forward passes: 2 of prefill and 20 of decode."""
     first = (START_NS - BASE_NS) / 1e3 + when[0] * 1e6
     period = (when[1] - when[0]) * 1e6 / 22
     events = _named(1, "VLLM::Worker") + _named(0, "GPU 0")
@@ -372,6 +374,7 @@ if __name__ == "__main__":
     parser.add_argument("folder", type=Path)
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--plant", action="append", default=[], metavar="CAUSE=STEP", help=", ".join(PLANTS))
-    said = parser.parse_args()
-    write(said.folder, said.steps, **{cause: int(step) for cause, step in (each.split("=") for each in said.plant)})
-    print(said.folder)
+    options = parser.parse_args()
+    plants = dict(plant.split("=") for plant in options.plant)
+    write(options.folder, options.steps, **{cause: int(step) for cause, step in plants.items()})
+    print(options.folder)

@@ -1,4 +1,4 @@
-"""Texts with a secret and similar texts without one: the lists that measure redaction.
+"""Texts with a secret and similar texts without one, which measure redaction.
 
 Sources: options of verl 0.9, OpenRLHF, TRL, transformers, vLLM 0.27, SGLang, Hydra, curl and docker; token formats of
 gitleaks (`config/gitleaks.toml`), detect-secrets (`detect_secrets/plugins/`) and trufflehog (`pkg/detectors/`); error
@@ -24,7 +24,7 @@ _URL = _ALNUM + "_-"
 
 
 def _made(alphabet: str, length: int) -> str:
-    """Return characters with at least one digit and one letter, if the alphabet has both."""
+    """Return random characters with at least one digit and one letter, if the alphabet has both."""
     while True:
         text = "".join(_random.choice(alphabet) for _ in range(length))
         kinds = [kind for kind in (_DIGITS, string.ascii_letters) if set(kind) & set(alphabet)]
@@ -32,7 +32,7 @@ def _made(alphabet: str, length: int) -> str:
             return text
 
 
-# Secrets as people choose them and as services issue them. `{}` in a text below stands for each of them in turn.
+# Secrets as people choose them and as services issue them. Each of them in turn replaces `{}` in the texts below.
 VALUES = [
     "hunter2hunter2",
     _made(_HEX, 40),
@@ -368,7 +368,7 @@ _ERRORS = [
     "-----BEGIN RSA PRIVATE KEY-----\\n{}\\n-----END RSA PRIVATE KEY----- (401)",
 ]
 
-# The parts of a token: what it begins with, then alphabets with lengths, or more text.
+# Parts of a token: its prefix, then alphabets with lengths, or more text.
 _Part = "tuple[str, int] | str"
 _FORMATS: dict[str, list[tuple[str, int] | str]] = {
     "Hugging Face": ["hf", "_", (string.ascii_letters, 34)],
@@ -465,7 +465,7 @@ def _token(parts: list[tuple[str, int] | str]) -> str:
 
 TOKENS = {name: _token(parts) for name, parts in _FORMATS.items()}
 
-# Host and path of each webhook. `{}` is the secret.
+# Host and path of each webhook; `{}` is the secret.
 WEBHOOKS: dict[str, tuple[str, str]] = {
     "Slack": ("hooks.slack.com", "/services/T0A1B2C3D/B0A1B2C3D/{}"),
     "Slack, short": ("hooks.slack.com", "/services/T0/B0/{}"),
@@ -517,7 +517,7 @@ _WEBHOOK_TEXTS = [
 
 
 def _of_webhook(host: str, path: str) -> list[tuple[str, str]]:
-    """Return the texts with a webhook, and the secret in each."""
+    """Return the texts with this webhook, and the secret in each."""
     secret = _made(_ALNUM, 36)
     path = path.format(secret)
     forms = {
@@ -530,7 +530,7 @@ def _of_webhook(host: str, path: str) -> list[tuple[str, str]]:
     return [(text.format(**forms), secret) for text in _WEBHOOK_TEXTS]
 
 
-# Paths and hosts that look like those of webhooks, in the same texts.
+# Paths and hosts without a secret that look like webhooks, in the same texts.
 _PLAIN_WEBHOOKS = [
     text.format(host=host, path=path, escaped=path.replace("/", "\\/"), escaped_twice=path, quoted=quote(path, ""))
     for host, path in (
@@ -548,7 +548,7 @@ _PLAIN_WEBHOOKS = [
     for text in _WEBHOOK_TEXTS
 ]
 
-# The options of these programs that hold no secret, though a word of their names may.
+# Options without a secret whose names contain a word that often names a secret.
 _PLAIN_ARGUMENTS = """
 --pad_token [PAD]
 --pad_token=<pad>
@@ -893,7 +893,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _filled(text: str) -> list[tuple[str, str]]:
-    """Return each text that comes from this one, with the secret in it."""
+    """Return each text that is made from this form, and the secret in it."""
     if not any(word in text for word in ("{slack}", "{discord}", "{uuid}")):
         return [
             (text.format(*[value] * 4, quoted=quote(value, "")), quote(value, "") if "{quoted}" in text else value)
@@ -909,7 +909,7 @@ def _filled(text: str) -> list[tuple[str, str]]:
     return [(text.format(slack=slack, discord=f"{number}/{secret}", uuid=identity, hex=_made(_HEX, 32)), secret)]
 
 
-# By kind: each form, with the texts that come from it and the secret in each.
+# Kind -> forms, each with its texts and the secret in each text.
 MUST_HIDE: dict[str, dict[str, list[tuple[str, str]]]] = {
     ARGUMENT: {line: _filled(line) for line in _lines(_ARGUMENTS)},
     ENVIRONMENT: {line: _filled(line) for line in [*_lines(_ENVIRONMENTS), *_ENVIRONMENT_TEXTS]},

@@ -1,4 +1,4 @@
-"""A server from the command that users type, over HTTP, and what autoprof leaves of it."""
+"""Inference server started from its command line, requests to it over HTTP, and a reader of its run directory."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ START_S = 240
 
 
 class Server:
-    """A running server and what it leaves."""
+    """Running server and its run directory."""
 
     def __init__(self, folder: Path, port: int, forward: str) -> None:
         """Args:
-        folder: Its working directory.
-        port: Where it listens.
-        forward: How the event is named that each forward pass has once in a trace; a name's beginning.
+        folder: Working directory of the server.
+        port: Port of the server.
+        forward: Prefix of the name of the trace event that occurs once in each forward pass.
         """
         self.folder = folder
         self.url = f"http://127.0.0.1:{port}"
         self._forward = forward
 
     def post(self, path: str, body: Any = None, method: str = "POST") -> tuple[int, Any]:
-        """Status and content of the answer; bytes are sent as they are, all else as JSON."""
+        """Send a request, and return the status and content of the answer. A body other than bytes is sent as JSON."""
         data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(self.url + path, data=data or None, headers=headers, method=method)
@@ -51,7 +51,7 @@ class Server:
 
     @contextmanager
     def streaming(self, path: str, body: Any) -> Iterator[HTTPResponse]:
-        """An answer that comes in pieces, whose first has come. Leaving closes the connection."""
+        """Request a streamed answer, and yield it after its first line. Leaving the context closes the connection."""
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(self.url + path, data=json.dumps(body).encode(), headers=headers)
         with urllib.request.urlopen(request, timeout=60) as response:
@@ -72,7 +72,7 @@ class Server:
         return sorted(int(path.name.rpartition("_")[2]) for path in self.run().glob("global_step_*"))
 
     def meta(self, step: int) -> dict[str, Any]:
-        """The meta file of the one worker of a step, which is there when its window has closed."""
+        """Wait until the window of a step is closed, and return the meta file of its only worker."""
         folder = self.run() / f"global_step_{step:06d}"
         deadline = time.monotonic() + 30
         while not (found := _of_worker(folder, "*.meta.json")) and time.monotonic() < deadline:
@@ -82,21 +82,21 @@ class Server:
         return meta
 
     def passes(self, step: int) -> int:
-        """Return how many forward passes the one complete trace of a worker in a step holds."""
+        """Return the number of forward passes in the only complete trace of a step's worker."""
         assert self.meta(step)["state"] == "complete"
         (trace,) = _of_worker(self.run() / f"global_step_{step:06d}", "rollout.replica0.*.gz")
         events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
         return sum(str(event.get("name")).startswith(self._forward) for event in events)
 
     def spans(self) -> list[dict[str, Any]]:
-        """The steps of the timeline."""
+        """Return the spans of steps in the timeline."""
         return [span for span in helpers.spans(self.run()) if span["kind"] == "step"]
 
     def batch_since(self, begin_ns: int) -> int:
-        """The number of the first generation batch that began after this time, when it has ended.
+        """Wait until a generation batch that began after this time has ended, and return the number of the first.
 
         Raises:
-            AssertionError: None does.
+            AssertionError: No such batch ended within 30 s.
         """
         deadline = time.monotonic() + 30
         while not (since := [span["step"] for span in self.spans() if span["start_ns"] > begin_ns]):
@@ -105,7 +105,7 @@ class Server:
         return int(min(since))
 
     def errors(self) -> list[Any]:
-        """Errors of autoprof's own, and hooks that failed."""
+        """Return autoprof's own errors, and the hooks that failed."""
         found = []
         for path in self.run().glob("hooks/*.json"):
             process = json.loads(path.read_text())
@@ -126,8 +126,8 @@ def free_port() -> int:
 
 
 def running(server: Server, command: list[str], environment: dict[str, str]) -> Iterator[Server]:
-    """Start a server, wait until it is healthy, and end it when the tests are through with it."""
-    with processes.told(server.folder.name.removesuffix("0")):
+    """Start a server, yield it once it is healthy, and end it after the tests."""
+    with processes.progress(server.folder.name.removesuffix("0")):
         tag = uuid.uuid4().hex
         log = server.folder / "server.log"
         with log.open("w") as file:
@@ -160,14 +160,14 @@ def _content(data: bytes) -> Any:
 
 
 def serve(folder: Path, **variables: str) -> Iterator[servers.Server]:
-    """A server from the command that users type, until the tests are through with it."""
+    """Start `vllm serve`, yield the server once it is healthy, and end it after the tests."""
     port = servers.free_port()
     command = [str(Path(sys.executable).with_name("vllm")), "serve", tiny_model()]
     command += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port), "--enforce-eager"]
     command += ["--max-model-len", "512", "--max-num-seqs", "4", "--max-num-batched-tokens", "64"]
     command += ["--kv-cache-memory-bytes", "33554432"]
     environment = clean_environment(
-        # vLLM's command line looks for a distribution named vllm, which the wheel for the CPU is not.
+        # vLLM's command line looks for a distribution named vllm; the CPU wheel has another name.
         PYTHONPATH=str(ROOT / "examples" / "verl_cpu" / "cpu"),
         HF_HUB_OFFLINE="1",
         VLLM_NO_USAGE_STATS="1",

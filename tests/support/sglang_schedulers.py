@@ -1,4 +1,4 @@
-"""Made-up schedulers of SGLang's, and requests to them."""
+"""Fakes of SGLang's scheduler, and requests to them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NOTHING = "the engine ran 0 forward passes"
 
 @dataclass
 class Mode:
-    """SGLang's ForwardMode."""
+    """Fake of SGLang's ForwardMode."""
 
     name: str
 
@@ -42,7 +42,7 @@ class Mode:
 
 
 class Scheduler:
-    """A scheduler up to 0.5.12; a pass leaves `work` in a trace."""
+    """Fake of the scheduler of SGLang up to 0.5.12; each pass adds an event `work` to a trace."""
 
     def __init__(self, **ranks: int) -> None:
         self.tp_rank = 1
@@ -54,7 +54,7 @@ class Scheduler:
             torch.ones(3).sum()
 
     def get_next_batch_to_run(self) -> None:
-        """Return what an event loop polls."""
+        """Do nothing; event loops poll this method."""
 
 
 @pytest.fixture
@@ -65,14 +65,14 @@ def run(joined: Callable[..., Runtime], monkeypatch: pytest.MonkeyPatch) -> Runt
 
 
 def start(holder: Any, step: int = 3, **settings: Any) -> str:
-    """Pass a start through the hook, of a window with these settings; returns the problem."""
+    """Send the start of a window with these settings through the hook, and return the problem or an empty text."""
     overrides = {"contents": ["cpu"], "ranks": "all"} | settings
-    overrides = {name: value for name, value in overrides.items() if value}  # an empty one is the run's own
+    overrides = {name: value for name, value in overrides.items() if value}  # empty: use the run's own setting
     return send(holder, Request(action="start", step=step, replica=2, rank=4, overrides=overrides))
 
 
 def stop(holder: Any, reason: str = "") -> str:
-    """Pass a stop through the hook; returns the problem."""
+    """Send a stop through the hook, and return the problem or an empty text."""
     return send(holder, Request(action="stop", reason=reason))
 
 
@@ -84,7 +84,7 @@ def send(holder: Any, request: Request) -> str:
 
 
 def receive(holder: Any, request: Any) -> Any:
-    """Pass a request through the hook; returns autoprof's reply, or None where SGLang's own method was called."""
+    """Send a request through the hook. Return autoprof's reply, or None if SGLang's own method was called."""
 
     def profile(self: Any, recv_req: Any) -> None:
         raise NotImplementedError
@@ -110,7 +110,7 @@ def passes(scheduler: Scheduler, *stages: str) -> None:
 
 
 def found(run: Runtime, step: int = 3) -> dict[str, tuple[dict[str, Any], list[str]]]:
-    """By the engine's rank part: the meta file, and the names of the trace's events."""
+    """Return, by rank part of the engine, the meta file and the names of the trace's events."""
     end.wait_for_files(run)
     captures = {}
     for path in run.rundir.step(step).glob("*.meta.json"):

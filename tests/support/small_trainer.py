@@ -1,4 +1,4 @@
-"""A trainer that really computes, in processes of its own, for tests of what ends them."""
+"""Trainer that computes with torch in child processes, for tests of how processes end."""
 
 from __future__ import annotations
 
@@ -51,7 +51,10 @@ BEGIN = "from small import *\n"
 
 
 def prepare(folder: Path, python: Python) -> Go:
-    """Runs code in `folder` that may `from small import *`, with autoprof on and step 2 captured."""
+    """Write the trainer into `folder`, and return a function that runs code there.
+
+    The code follows `from small import *`. autoprof is on and captures step 2.
+    """
     packages.need("torch")
     (folder / "lib").mkdir()
     (folder / "lib" / "small.py").write_text(TRAINER)
@@ -67,8 +70,10 @@ def prepare(folder: Path, python: Python) -> Go:
 
 
 def torchrun(folder: Path, script: str, *options: str, trainer: str = TRAINER, **variables: str) -> Run:
-    """Run a script in two ranks of torchrun's, which may import the small trainer or another one in its place, and
-    return the run that it left; both must end well. What they said is in the file `stderr`."""
+    """Run a script in two ranks of torchrun, assert that both succeed, and return the run.
+
+    The script can import the small trainer, or the one given as `trainer`. Their stderr is written to a file `stderr`.
+    """
     prepare(folder, lambda *_, **__: None)  # type: ignore[arg-type,return-value]
     lib = folder / "lib"
     (lib / "small.py").write_text(trainer)
@@ -78,7 +83,7 @@ def torchrun(folder: Path, script: str, *options: str, trainer: str = TRAINER, *
         AUTOPROF_RANKS="all",
         AUTOPROF_RECIPES=str(lib / "small.toml"),
         OMP_NUM_THREADS="1",
-        # The launcher imports autoprof's dependencies before all of `site` is through.
+        # The launcher imports autoprof's dependencies before `site` has set all paths.
         PYTHONPATH=f"{lib}:{Path(wrapt.__file__).parent.parent}",
         **variables,
     )
@@ -94,11 +99,11 @@ def torchrun(folder: Path, script: str, *options: str, trainer: str = TRAINER, *
 
 
 def metas(folder: Path) -> list[dict[str, Any]]:
-    """The meta files of the newest run in `folder`."""
+    """Return the meta files of the newest run in `folder`."""
     found = (folder / "autoprof_runs" / "latest").glob("global_step_*/*.meta.json")
     return [json.loads(path.read_text()) for path in sorted(found)]
 
 
 def warnings(result: subprocess.CompletedProcess[str]) -> list[str]:
-    """Return what autoprof said on stderr."""
+    """Return the lines that autoprof wrote to stderr."""
     return [line for line in result.stderr.splitlines() if line.startswith("autoprof: ")]

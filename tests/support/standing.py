@@ -1,6 +1,6 @@
-"""A run of several processes that stand still, each in its own way, until their stdin ends. standing.py [KIND RANK]
+"""Run of several processes that are stuck, each in another way, until their stdin ends: standing.py [KIND RANK]
 
-Its output and exit status are the same whoever looks at it. With `AUTOPROF=1` it is a run.
+Its output and exit status must not change if autoprof examines it. With `AUTOPROF=1` it is a run of autoprof.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import NoReturn
 import autoprof
 
 _LONG_S = 240
-# Three ranks that wait for the fourth; locks that wait for each other; a call in C that keeps Python's lock; samples; a
-# child that was forked; one that dies.
+# Three ranks that wait for a fourth one; a data loader; two threads in a deadlock; a C call that keeps the GIL;
+# coroutines; a forked child; a process that is killed.
 KINDS = ("reduce", "reduce", "reduce", "collate", "locks", "c", "samples", "forked", "dies")
 
 
@@ -28,7 +28,7 @@ def held() -> None:
     os.read(0, 1)
 
 
-def go_on() -> bool:
+def stdin_ended() -> bool:
     return bool(select.select([0], [], [], 0)[0])
 
 
@@ -46,9 +46,9 @@ def locks() -> None:
     def one(mine: threading.Lock, other: threading.Lock) -> None:
         with mine:
             there.wait(_LONG_S)
-            # For ever, but that the test is to end.
+            # A deadlock, which the end of stdin resolves.
             while not other.acquire(timeout=0.2):
-                if go_on():
+                if stdin_ended():
                     return
             other.release()
 
@@ -59,15 +59,15 @@ def locks() -> None:
 
 
 async def search(sample: int) -> None:
-    while not go_on():
+    while not stdin_ended():
         await asyncio.sleep(0.05)
 
 
 def samples() -> None:
-    async def all_of_them() -> None:
+    async def run_all() -> None:
         await asyncio.gather(*(search(number) for number in range(8)))
 
-    asyncio.run(all_of_them())
+    asyncio.run(run_all())
 
 
 def forked() -> None:
@@ -89,14 +89,14 @@ def c() -> None:
     ctypes.PyDLL(None).sleep(3600)
 
 
-def one_of_them(kind: str, rank: int) -> None:
+def run_kind(kind: str, rank: int) -> None:
     with autoprof.step(3), autoprof.stage("update_actor", role="actor", rank=rank):
         ready = Path(f"{kind}{rank}.ready")
         part = ready.with_suffix(".part")
         part.write_text(str(os.getpid()))
         part.rename(ready)
         globals()["all_reduce" if kind == "reduce" else kind]()
-    # The file for crashes has a high number, so that none of a program's changes.
+    # autoprof opens its crash file with a high number, so that the program's own numbers stay the same.
     descriptors = [number for number in os.listdir("/proc/self/fd") if int(number) < 700]
     print(kind, rank, sorted(thread.name for thread in threading.enumerate()), descriptors)
 
@@ -105,10 +105,10 @@ def main() -> int:
     if os.environ.get("AUTOPROF"):
         from autoprof.run import watcher
 
-        # Tests don't wait for ten seconds.
+        # The default of ten seconds is too long for tests.
         watcher.LOOK_S = 0.5
     if sys.argv[1:]:
-        one_of_them(sys.argv[1], int(sys.argv[2]))
+        run_kind(sys.argv[1], int(sys.argv[2]))
         return 0
     commands = [[sys.executable, __file__, kind, str(rank)] for rank, kind in enumerate(KINDS)]
     until, ends = os.pipe()

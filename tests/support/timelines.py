@@ -1,4 +1,4 @@
-"""Timelines that tests write, line by line."""
+"""Timelines that tests write span by span, and the figures of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def figures(folder: Path, *steps: int) -> RunFigures:
 
 
 def timeline(folder: Path, **processes: list[dict[str, Any]]) -> Path:
-    """A run directory with the spans of some processes, in seconds from its start."""
+    """Write a run directory with these spans of each process, in seconds since the run's start; return its path."""
     (folder / "timeline").mkdir(parents=True)
     (folder / "run.json").write_text(json.dumps({"id": folder.name}))
     for number, (name, spans) in enumerate(processes.items()):

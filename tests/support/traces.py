@@ -1,4 +1,4 @@
-"""Made-up traces in the layouts of those who write them."""
+"""Invented traces in the layouts of Kineto and SGLang."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BASE_NS = 1790857026000000000
 
 
 def kineto(events: list[Event], base_ns: int | None = BASE_NS, base_last: bool = False) -> bytes:
-    """A trace as Kineto lays it out: an event over several lines, something before and after the events."""
+    """Return a trace in Kineto's layout: each event on several lines, and other keys before and after the events."""
     base = "" if base_ns is None else f'"baseTimeNanoseconds": {base_ns}'
     head = ['"schemaVersion": 1', '"deviceProperties": []', '"displayTimeUnit": "ms"']
     tail = ['"traceName": "/runs/[1]/x.json"']
@@ -22,13 +22,13 @@ def kineto(events: list[Event], base_ns: int | None = BASE_NS, base_last: bool =
 
 
 def dumped(events: list[Event], base_ns: int | None = BASE_NS) -> bytes:
-    """A trace as `json.dump` writes it, which is how SGLang leaves its merged ones."""
+    """Return a trace in the layout of `json.dump`, which SGLang uses for its merged traces."""
     base = {} if base_ns is None else {"baseTimeNanoseconds": base_ns}
     return json.dumps({"traceEvents": events} | base, separators=(",", ":")).encode()
 
 
 def process(pid: int, name: str, count: int = 3, start_us: float = 100.0) -> list[Event]:
-    """Return what a process leaves: descriptions, `count` operators, as many flows, and Kineto's own tracks."""
+    """Return the events of a process: its names, `count` operators, `count` flows, and Kineto's own tracks."""
     events: list[Event] = [
         {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}},
         {"ph": "M", "name": "process_labels", "pid": pid, "tid": 0, "args": {"labels": "CPU"}},
@@ -50,7 +50,7 @@ def process(pid: int, name: str, count: int = 3, start_us: float = 100.0) -> lis
 
 
 def save(path: Path, content: bytes) -> Path:
-    """Write a trace, compressed where its name says so."""
+    """Write a trace, compressed if its name ends in `.gz`, and return its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(gzip.compress(content, 1) if path.suffix == ".gz" else content)
     return path

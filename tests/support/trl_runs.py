@@ -1,4 +1,4 @@
-"""Runs of TRL's trainers."""
+"""Output and files of runs of TRL's and other trainers."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ NAMES = [name for name in engines.NAMES if name.startswith("trl-")]
 
 @dataclass(frozen=True)
 class Ran:
-    """The output and files of a run."""
+    """Output and files of a run."""
 
     folder: Path
     output: str
 
     @property
     def said(self) -> dict[str, Any]:
+        """Result that the script printed in its last line of JSON."""
         lines = [line for line in self.output.splitlines() if line.startswith("{") and '"global_step"' in line]
-        found: dict[str, Any] = json.loads(lines[-1])
-        return found
+        result: dict[str, Any] = json.loads(lines[-1])
+        return result
 
     @property
     def run(self) -> Path:
-        """The run directory; there is one."""
+        """Path of the only run directory."""
         (path,) = self.folder.glob("autoprof_runs/[0-9]*")
         return path
 
@@ -39,18 +40,18 @@ class Ran:
         return sorted(int(path.name.rpartition("_")[2]) for path in self.run.glob("global_step_*"))
 
     def captures(self, step: int) -> dict[str, str]:
-        """The state of each capture, by role, stage and rank."""
+        """Return the state of each capture, by role, stage and rank."""
         metas = [json.loads(path.read_text()) for path in self.run.glob(f"global_step_{step:06d}/*.meta.json")]
         names = [path.name.partition(".rank")[0] for path in self.run.glob(f"global_step_{step:06d}/*.meta.json")]
         return {f"{name}@{meta['rank']}": meta["state"] for name, meta in zip(names, metas, strict=True)}
 
     def names(self, step: int) -> set[str]:
-        """Return what rank 0 captured, all of it complete."""
+        """Assert that all captures of a step are complete, and return the names of the captures of rank 0."""
         assert set(self.captures(step).values()) <= {"complete"}
         return {name.removesuffix("@0") for name in self.captures(step) if name.endswith("@0")}
 
     def operators(self, step: int, name: str) -> Counter[str]:
-        """The operators in a trace, and how often each was called."""
+        """Return the number of calls of each operator in a trace."""
         (path,) = self.run.glob(f"global_step_{step:06d}/{name}.rank0.*.pt.trace.json.gz")
         events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
         return Counter(event["name"] for event in events if event.get("cat") == "cpu_op")

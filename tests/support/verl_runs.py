@@ -1,4 +1,4 @@
-"""Runs verl and reads what the run left."""
+"""Runner of verl, and reader of its output and run directory."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from autoprof.rundir.records import RunFile
 from tests.support import processes
 from tests.support.helpers import ROOT, clean_environment, spans
 
-# A quiet machine needs 70 to 90 s, nearly all of it imports. An error in vLLM's weight update hangs verl's trainer
-# for good (verl 0.9.1), so a run never gets more than this.
+# A quiet machine needs 70 to 90 s, nearly all for imports. The limit is needed because an error in vLLM's weight update
+# hangs verl's trainer (verl 0.9.1).
 TIMEOUT_S = 600
 
 _STEP = re.compile(r"step:(\d+) - (.*)")
@@ -33,8 +33,10 @@ _TIMED = re.compile(r"timing|time|throughput|mfu|memory|idle|bubble")
 
 @dataclass(frozen=True)
 class Ask:
-    """A call of `autoprof trigger`, or another command, with these options, when so many steps are through, or when the
-    run has begun."""
+    """Call of `autoprof trigger`, or of another command, made once `after` steps have ended.
+
+    With `after` 0, it is made when the run begins.
+    """
 
     options: str
     after: int = 0
@@ -43,7 +45,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class VerlRun:
-    """The files and output of one run of verl."""
+    """Files and output of one run of verl."""
 
     folder: Path
     finished: processes.Finished
@@ -66,21 +68,21 @@ class VerlRun:
         return [span for path in sorted(self.directory.glob("timeline/*.jsonl")) for span in self.spans_of(path)]
 
     def spans_of(self, path: Path) -> list[dict[str, Any]]:
-        """Return what one process wrote."""
+        """Return the spans in the timeline file of one process."""
         return spans(path)
 
     def lines_of(self, path: Path) -> list[dict[str, Any]]:
-        """The same, with the line that tells of the process."""
+        """Return all lines of a timeline file, including the first, which describes the process."""
         return [json.loads(line) for line in path.read_text().splitlines()]
 
     def timed(self, number: int) -> dict[str, float]:
-        """Return what verl printed that each part of a step took, in seconds."""
+        """Return the seconds of each part of a step, as verl printed them."""
         (line,) = [line for step, line in _STEP.findall(self.finished.output) if int(step) == number]
         return {name: float(seconds) for name, seconds in re.findall(r"timing_s/(\w+):([0-9.eE+-]+)", line)}
 
     @cached_property
     def metrics(self) -> dict[int, dict[str, str]]:
-        """The metrics of each step that don't depend on time, as verl printed them."""
+        """Metrics of each step that don't depend on time, as verl printed them."""
         found: dict[int, dict[str, str]] = {}
         for number, line in _STEP.findall(self.finished.output):
             pairs = (pair.partition(":") for pair in line.strip().split(" - "))
@@ -88,7 +90,7 @@ class VerlRun:
         return found
 
     def step_window(self, number: int) -> tuple[int, int]:
-        """Begin and end of a step, in nanoseconds since the epoch."""
+        """Return begin and end of a step, in nanoseconds since the epoch."""
         (span,) = [span for span in self.spans if span["kind"] == "step" and span["step"] == number]
         return span["start_ns"], span["end_ns"]
 
@@ -96,14 +98,14 @@ class VerlRun:
         return self.directory / f"global_step_{number:06d}"
 
     def trace(self, number: int, beginning: str) -> dict[str, Any]:
-        """The one trace of a step whose file name begins so."""
+        """Return the only trace of a step whose file name starts with `beginning`."""
         (path,) = self.step_folder(number).glob(f"{beginning}*.pt.trace.json.gz")
-        # Of those with stacks json takes half a minute.
+        # msgspec, because json takes half a minute for a trace with stacks.
         trace: dict[str, Any] = msgspec.json.decode(gzip.decompress(path.read_bytes()))
         return trace
 
     def probed(self) -> dict[str, list[str]]:
-        """Return what the import probe saw: for each start of an interpreter, the modules that it imported."""
+        """Return the modules that each started interpreter imported, as recorded by the import probe."""
         starts: dict[str, list[str]] = {}
         for path in self.probe.iterdir():
             start = ""
@@ -126,8 +128,17 @@ def verl_run(
     status: int = 0,
     **variables: str,
 ) -> VerlRun:
-    """Run verl's GRPO, or another script of the example, with further folders of packages, asked for windows
-    meanwhile. It must end with `status`."""
+    """Run verl's GRPO, or another script of the example, and assert that it ends with `status`.
+
+    Args:
+        folder: Working directory.
+        overrides: Arguments of the script.
+        asks: Commands to call during the run.
+        script: Name of the script in `examples/verl_cpu`.
+        packages: Further folders for PYTHONPATH.
+        status: Expected exit status.
+        variables: Further environment variables.
+    """
     probe = folder / "probe"
     probe.mkdir()
     environment = clean_environment(
@@ -150,7 +161,7 @@ def verl_run(
 
 
 def _trigger(folder: Path, asks: Sequence[Ask]) -> None:
-    """Ask, in turn, the first as soon as the run is there, which is long before its first step."""
+    """Call the commands in turn. The run directory exists long before the run's first step."""
     run = folder / "autoprof_runs" / "latest"
     deadline = time.monotonic() + TIMEOUT_S
     with (folder / "trigger.txt").open("w") as output:
@@ -164,7 +175,7 @@ def _trigger(folder: Path, asks: Sequence[Ask]) -> None:
 
 
 def _steps(run: Path) -> int:
-    """Return how many steps are through."""
+    """Return the number of ended steps."""
     return sum(path.read_text().count('"kind":"step"') for path in run.glob("timeline/*.jsonl"))
 
 
@@ -176,7 +187,7 @@ def operators(trace: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def window(trace: dict[str, Any]) -> tuple[float, float]:
-    """Begin and end of a trace's events in nanoseconds since the epoch."""
+    """Return begin and end of a trace's operators, in nanoseconds since the epoch."""
     base, events = trace["baseTimeNanoseconds"], operators(trace)
     begin = min(event["ts"] for event in events)
     end = max(event["ts"] + event["dur"] for event in events)

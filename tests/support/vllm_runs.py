@@ -1,4 +1,4 @@
-"""Drives a real AsyncLLM, in this environment or in one with another release, and reads what it left."""
+"""Runner of a real AsyncLLM, in this environment or one with another release, and reader of its run directory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from tests.support.helpers import ROOT, clean_environment
 
 SCRIPT = ROOT / "tests" / "real" / "vllm_scripts" / "engine.py"
 FAULTS_SCRIPT = SCRIPT.with_name("faults.py")
-# What faults.py lets go wrong in which step, and what the meta file says then; without one, what the start answers.
+# Fault of faults.py -> its step, and the start of the reason in the meta file, or of the start's answer if there is no
+# meta file.
 FAULTS = {
     "a file in place of the folder": (2, "FileExistsError"),
     "a file in place of the run": (3, "FileExistsError"),
@@ -30,60 +31,60 @@ FAULTS = {
     "a stop that hangs": (8, "the engine's own stop did not reach the worker"),
     "nothing": (9, ""),
 }
-# Contents that torch knows here, for the run of faults.py, and such that no vLLM knows on a CPU.
+# Contents for the run of faults.py that torch supports on a CPU, and contents that vLLM does not support on a CPU.
 KNOWN = ["cpu", "shapes", "stack"]
 UNKNOWN = ["npu", "profile-by-stage"]
-# A quiet machine needs 20 s, nearly all of it imports.
+# A quiet machine needs 20 s, nearly all for imports.
 TIMEOUT_S = 480
 
 
 @dataclass(frozen=True)
 class Driven:
-    """The output and files of one run of the script."""
+    """Output and files of one run of the script."""
 
     folder: Path
     said: dict[str, Any]
     output: str
 
     def step(self, number: int) -> Path:
-        """The folder of a step."""
+        """Return the folder of a step."""
         return self.folder / "autoprof_runs" / "latest" / f"global_step_{number:06d}"
 
     def meta(self, number: int) -> dict[str, Any]:
-        """The meta file of the one worker of a step."""
+        """Return the meta file of the only worker of a step."""
         (path,) = self.step(number).glob("rollout.replica1.*rank*.meta.json")
         meta: dict[str, Any] = json.loads(path.read_text())
         return meta
 
     def metas(self, number: int) -> list[dict[str, Any]]:
-        """All meta files of a step."""
+        """Return all meta files of a step."""
         return [json.loads(path.read_text()) for path in self.step(number).glob("*.meta.json")]
 
     def events(self, number: int, part: str = "*rank*") -> list[dict[str, Any]]:
-        """The events of the one trace of a step, of its worker or of the `frontend`."""
+        """Return the events of the only trace of a step's worker, or of its `frontend`."""
         (path,) = self.step(number).glob(f"rollout.replica1.{part}.*.gz")
         events: list[dict[str, Any]] = msgspec.json.decode(gzip.decompress(path.read_bytes()))["traceEvents"]
         return events
 
     def annotations(self, number: int, name: str) -> int:
-        """Return how often the front end's trace of a step has an annotation."""
+        """Return the number of times that an annotation is in the front end's trace of a step."""
         return sum(event.get("name") == name for event in self.events(number, "frontend"))
 
     def passes(self, number: int) -> int:
-        """Return how many forward passes vLLM itself annotated in the trace of a step."""
+        """Return the number of forward passes that vLLM itself annotated in the trace of a step."""
         return sum(str(event.get("name")).startswith("execute_") for event in self.events(number))
 
     def shapes(self, number: int) -> int:
-        """Return how many events in the trace of a step have the shapes of their arguments."""
+        """Return the number of events with shapes of their arguments in the trace of a step."""
         return sum("Input Dims" in event.get("args", {}) for event in self.events(number))
 
     def stacks(self, number: int, part: str = "*rank*") -> int:
-        """Return how many calls of Python functions are in the trace of a step, of its worker or of the `frontend`."""
+        """Return the number of calls of Python functions in the trace of a step's worker, or of its `frontend`."""
         return sum(event.get("cat") == "python_function" for event in self.events(number, part))
 
 
 def drive_faults(folder: Path, python: str = sys.executable) -> Driven:
-    """Run faults.py with contents that are known and such that are not."""
+    """Run faults.py with supported and unsupported contents."""
     return drive(
         folder,
         python=python,
@@ -96,7 +97,7 @@ def drive_faults(folder: Path, python: str = sys.executable) -> Driven:
 
 
 def recorded_what_was_asked_for(faulty: Driven, plain: Driven) -> None:
-    """Assert that shapes and stacks are in the traces of the run that asks for them, and in those of no other."""
+    """Assert that shapes and stacks are in the traces of the run that requested them, and not in the other's."""
     assert (plain.shapes(1), plain.stacks(1), plain.stacks(1, "frontend")) == (0, 0, 0)
     assert min(faulty.shapes(1), faulty.stacks(1), faulty.stacks(1, "frontend")) > 0
     assert (faulty.meta(1)["contents"], faulty.meta(1)["left_out"]) == (KNOWN, UNKNOWN)
@@ -107,14 +108,14 @@ def recorded_what_was_asked_for(faulty: Driven, plain: Driven) -> None:
 
 
 def survived(faulty: Driven, fault: str) -> None:
-    """Assert that the engine goes on after a fault of faults.py, and that what was left says what happened."""
+    """Assert that the engine works after a fault of faults.py, and that answers and meta files report the fault."""
     step, reason = FAULTS[fault]
-    told = faulty.said[fault]
-    assert told["step"] == step
-    assert told["during"] == told["after"] == faulty.said["before"]
+    result = faulty.said[fault]
+    assert result["step"] == step
+    assert result["during"] == result["after"] == faulty.said["before"]
     assert not list(faulty.step(step).glob("*.gz")) or not reason or fault == "a stop that hangs"
     if fault == "a stop that hangs":
-        assert (told["start"], told["stop"]) == (
+        assert (result["start"], result["stop"]) == (
             {"problem": ""},
             {"problem": "the engine's own stop did not end in time"},
         )
@@ -123,13 +124,13 @@ def survived(faulty: Driven, fault: str) -> None:
             ("truncated", reason),
         ]
     elif step in (2, 3):
-        assert told["start"]["problem"].startswith(reason)
-        assert told["stop"] == {"problem": "it was not recording"}
+        assert result["start"]["problem"].startswith(reason)
+        assert result["stop"] == {"problem": "it was not recording"}
     elif fault == "no room at all":
-        assert (told["start"]["problem"], reason in told["stop"]["problem"]) == ("", True)
+        assert (result["start"]["problem"], reason in result["stop"]["problem"]) == ("", True)
         assert faulty.metas(step) == []
     else:
-        assert told["start"] == told["stop"] == {"problem": ""}
+        assert result["start"] == result["stop"] == {"problem": ""}
         metas = faulty.metas(step)
         assert sorted(meta["part"] != "frontend" for meta in metas) == [False, True]
         assert {meta["state"] for meta in metas} == {"failed" if reason else "complete"}

@@ -1,4 +1,4 @@
-"""Made-up workers of vLLM's releases, and requests to them."""
+"""Fakes of the workers of vLLM's and vllm-ascend's releases."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ASKED = {"action": "start", "global_step": 3, "replica": 1, "rank": 8}
 
 
 class Runner:
-    """A model runner; `work` is what a forward pass leaves in a trace."""
+    """Fake model runner; each forward pass adds an event `work` to a trace."""
 
     def execute_model(self, scheduler_output: Any, intermediate_tensors: Any = None) -> int:
         with torch.profiler.record_function("work"):
@@ -33,7 +33,7 @@ class Runner:
 
 
 class V09:
-    """0.9.2 and 0.10.2, gpu_worker.py: a torch profile or None, no annotation of passes."""
+    """Fake of vLLM 0.9.2 and 0.10.2, gpu_worker.py: a torch profile or None; passes are not annotated."""
 
     def __init__(self) -> None:
         self.rank = 1
@@ -55,7 +55,7 @@ class V09:
 
 
 class V011(V09):
-    """0.11.2, gpu_worker.py: passes are annotated, without a step of the profiler."""
+    """Fake of vLLM 0.11.2, gpu_worker.py: passes are annotated; `step` of the profiler is not called."""
 
     def annotate_profile(self, scheduler_output: Any) -> Any:
         if not self.profiler:
@@ -68,7 +68,7 @@ class V011(V09):
 
 
 class V012(V011):
-    """0.12.0, gpu_worker.py: a wrapper that is stepped in each pass and annotates it."""
+    """Fake of vLLM 0.12.0, gpu_worker.py: each pass calls `step` of a wrapper, which annotates the pass."""
 
     without = "Profiling is not enabled."
 
@@ -88,7 +88,7 @@ class V012(V011):
 
 
 class V017(V012):
-    """0.17 to 0.27, gpu_worker.py: a profiler made at the first start, if one is configured."""
+    """Fake of vLLM 0.17 to 0.27, gpu_worker.py: the first start makes a profiler, if one is configured."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class V017(V012):
 
 
 class V028(V017):
-    """0.28 to 0.30, gpu_worker.py: a question before an annotation."""
+    """Fake of vLLM 0.28 to 0.30, gpu_worker.py: `is_running` is checked before an annotation."""
 
     def annotate_profile(self, scheduler_output: Any) -> Any:
         if not self.profiler:
@@ -117,7 +117,7 @@ class V028(V017):
 
 
 class V032(V017):
-    """0.31 and 0.32, gpu_worker.py: arguments of the start, a name for each, and another question."""
+    """Fake of vLLM 0.31 and 0.32, gpu_worker.py: a name and bounds at each start; `should_annotate` is checked."""
 
     def profile(self, is_start: bool = True, profile_prefix: str | None = None, **bounds: int | None) -> None:
         if self.profiler_config is None or self.profiler_config.profiler is None:
@@ -140,7 +140,7 @@ class V032(V017):
 
 
 class Ascend09(V09):
-    """vllm-ascend 0.9.1 to 0.13, worker_v1.py and worker.py: as vLLM 0.9, but the runner is handed tensors, too."""
+    """Fake of vllm-ascend 0.9.1 to 0.13, worker_v1.py and worker.py: like vLLM 0.9; the runner gets tensors too."""
 
     without = "Profiler is not enabled."
     profile = V012.profile
@@ -150,7 +150,7 @@ class Ascend09(V09):
 
 
 class Ascend18(Ascend09):
-    """vllm-ascend 0.18, worker.py: a profiler made at the first start, if one is configured; no annotation."""
+    """Fake of vllm-ascend 0.18, worker.py: the first start makes a profiler if configured; no annotations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -163,7 +163,7 @@ class Ascend18(Ascend09):
 
 
 class Ascend23(Ascend18):
-    """vllm-ascend 0.23, worker.py: the profiler is stepped in each pass."""
+    """Fake of vllm-ascend 0.23, worker.py: each pass calls `step` of the profiler."""
 
     def execute_model(self, scheduler_output: Any) -> int:
         if self.profiler is not None:
@@ -172,7 +172,7 @@ class Ascend23(Ascend18):
 
 
 class V033(V032):
-    """0.33, gpu_worker.py: arguments of torch.profiler as well."""
+    """Fake of vLLM 0.33, gpu_worker.py: the start takes arguments of torch.profiler too."""
 
     def profile(self, is_start: bool = True, profile_prefix: str | None = None, **given: Any) -> None:
         if is_start:
@@ -182,7 +182,7 @@ class V033(V032):
 
 
 class Later(V033):
-    """A release that asks for more than any that is known."""
+    """Fake of a future release, which uses attributes of the profiler that no known release uses."""
 
     def annotate_profile(self, scheduler_output: Any) -> Any:
         with self.profiler.observed(scheduler_output) as observed:
@@ -196,7 +196,7 @@ ERAS = [V09, V011, V012, V017, V028, V032, V033, Later, Ascend09, Ascend18, Asce
 
 @pytest.fixture
 def start(joined: Callable[..., Runtime], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Runtime]:
-    """Makes this process part of a run with these settings, of all ranks, and returns it."""
+    """Install autoprof on all fakes; return a function that makes this process part of a run of all ranks."""
     monkeypatch.setattr(vllm_worker, "_rank_part", lambda worker: f"rank{worker.rank}")
     for era in ERAS:
         Worker().install(era)
@@ -209,7 +209,7 @@ def passes(worker: Any, count: int) -> None:
 
 
 def found(run: Runtime) -> tuple[dict[str, Any], list[str]]:
-    """The meta file of the one capture, and the names of its events."""
+    """Return the meta file of the only capture, and the names of its events."""
     end.wait_for_files(run)
     (path,) = run.rundir.path.rglob("*.meta.json")
     trace = Path(str(path).replace(file_names.META, file_names.TRACE))

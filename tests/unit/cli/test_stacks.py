@@ -117,7 +117,7 @@ def test_tasks_say_what_they_wait_on(run: Run) -> None:
     searching = [task for task in tasks if task["frames"][0]["function"] == "search"]
     assert len(searching) == 8
     assert {task["waits_on"] for task in searching} <= {"Future", "its turn"}
-    (waiting,) = [task["waits_on"] for task in tasks if "all_of_them" in task["frames"][0]["function"]]
+    (waiting,) = [task["waits_on"] for task in tasks if "run_all" in task["frames"][0]["function"]]
     assert re.fullmatch(r"8 of 8 gathered: Task-\d+, Task-\d+, Task-\d+, \.\.\.", waiting)
 
 

@@ -1,8 +1,8 @@
-"""A stand-in for `nsys`: `profile` runs the command, and writes a report for each window that the process closes.
+"""Stand-in for `nsys`: `profile` runs the command, and writes a report for each window that the process closes.
 
-The process says so by lines in the file that it finds in NSYS_STAND_IN_WINDOWS. A report takes NSYS_STAND_IN_WRITES_S
-seconds, in which there is a `.qdstrm` and then half of the report. NSYS_STAND_IN_LOG is the folder for what it was
-told.
+The process reports windows by lines in the file named by NSYS_STAND_IN_WINDOWS. Writing a report takes
+NSYS_STAND_IN_WRITES_S seconds, during which a `.qdstrm` and then half of the report exist. The stand-in writes its
+options into the folder NSYS_STAND_IN_LOG.
 """
 
 import json

@@ -1,8 +1,8 @@
-"""Stand-in for torch_npu, which can't be imported without Ascend's own libraries.
+"""Stand-in for torch_npu, which can't be imported without Ascend's libraries.
 
-It writes the folders that torch_npu writes, without data in them. Its functions take what those of the release that
-`TORCH_NPU_STAND_IN` names take, by the stored signatures (tests/contracts/torch_npu.json).
-`TORCH_NPU_STAND_IN_FAULT` names what goes wrong: init, start, stop or analyse.
+It writes the same folders as torch_npu, without data. `TORCH_NPU_STAND_IN` names a release, and the functions take the
+parameters of that release, from the stored signatures (tests/contracts/torch_npu.json). `TORCH_NPU_STAND_IN_FAULT`
+names the call that fails: init, start, stop or analyse.
 """
 
 from __future__ import annotations
@@ -15,4 +15,4 @@ __version__ = VERSION
 
 
 def autoload() -> None:
-    """torch calls it when it is imported, by an entry point, as it does torch_npu's from 2.5 on."""
+    """Do nothing. On import, torch calls this through an entry point, as it calls torch_npu's from 2.5 on."""

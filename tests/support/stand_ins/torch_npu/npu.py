@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 from types import SimpleNamespace
 
-# Ranges that frameworks mark.
+# Functions with which frameworks mark ranges.
 mstx = SimpleNamespace(range_start=lambda message: 1, range_end=lambda range_id: None)
 
 

@@ -21,17 +21,17 @@ _MODULES: dict[str, Any] = {
 
 
 def fault(where: str) -> bool:
-    """Return whether something is to go wrong there."""
+    """Return True if this call must fail."""
     return os.environ.get("TORCH_NPU_STAND_IN_FAULT") == where
 
 
 def constants(module: str, name: str) -> type:
-    """A class of constants, each with its name for a value."""
+    """Return a class of constants; the value of each is its name."""
     return type(name, (), {field: field for field in _MODULES[module]["classes"][name]["fields"]})
 
 
 def signature(module: str, name: str) -> inspect.Signature:
-    """The stored signature of a function or a method; each default is None, each annotation a text."""
+    """Return the stored signature of a function or method; defaults are None, annotations are texts."""
     owner, _, method = name.rpartition(".")
     facts = _MODULES[module]
     stored = (facts["classes"][owner]["methods"][method] if owner else facts["functions"][name])["parameters"]
@@ -46,7 +46,7 @@ def signature(module: str, name: str) -> inspect.Signature:
 
 
 def as_released(module: str, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A function that takes what the stored one takes, and is called by keywords."""
+    """Decorate a function that takes keywords so that it takes the parameters of the stored function."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         found = signature(module, name)
@@ -62,7 +62,7 @@ def as_released(module: str, name: str) -> Callable[[Callable[..., Any]], Callab
 
 
 def swallows(function: Callable[..., Any]) -> Callable[..., Any]:
-    """torch_npu's public calls print what goes wrong, and return nothing."""
+    """Print exceptions and return None instead, as torch_npu's public calls do."""
 
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:

@@ -11,7 +11,7 @@ _times = itertools.count(20261120120000000)
 
 
 class _Creator:
-    """Place of the next recording: one for the whole process."""
+    """Path of the next recording, one for the whole process."""
 
     def __init__(self) -> None:
         self._worker_name: str | None = None

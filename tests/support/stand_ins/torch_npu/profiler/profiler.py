@@ -51,7 +51,7 @@ class profile:
 
     @swallows
     def step(self) -> None:
-        """Without a schedule it does nothing."""
+        """Do nothing, as without a schedule."""
 
     @swallows
     def __enter__(self) -> profile:
@@ -86,7 +86,7 @@ def analyse(profiler_path: str, max_process_number: int = 1, export_type: str | 
     output.mkdir()
     (info,) = Path(profiler_path).glob("profiler_info*.json")
     config = json.loads(info.read_text())["config"]["experimental_config"] or {}
-    # Text makes a database as well, in newer releases.
+    # In newer releases, Text writes a database too.
     if "Text" in config.get("export_type", "Text"):
         (output / "trace_view.json").write_text("[]")
     else:
