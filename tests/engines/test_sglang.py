@@ -79,7 +79,7 @@ def driven(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return Driven(folder, json.loads(line))
 
 
-def test_each_capture_goes_to_its_steps_folder(driven: Driven) -> None:
+def test_each_capture_is_in_its_steps_folder(driven: Driven) -> None:
     assert driven.said["whole"] == driven.said["first three"] == FINE
     assert driven.passes(1) in WHOLE
     assert driven.passes(2) == 3
@@ -273,7 +273,7 @@ def test_autoprof_does_not_record_while_somebody_else_does(driven: Driven) -> No
     assert driven.passes(25) == 3
 
 
-def test_the_engine_generates_the_same_all_along(driven: Driven) -> None:
+def test_the_engine_always_generates_the_same_tokens(driven: Driven) -> None:
     before = driven.said["tokens before"]
     assert len(before) == 8
     for name, tokens in driven.said.items():
@@ -282,5 +282,5 @@ def test_the_engine_generates_the_same_all_along(driven: Driven) -> None:
     assert driven.said["tokens two requests"] == [before[:2], before[:6]]
 
 
-def test_nothing_is_left_half_written(driven: Driven) -> None:
+def test_no_part_files_remain(driven: Driven) -> None:
     assert list(driven.folder.rglob("*.part")) == []

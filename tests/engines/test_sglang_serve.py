@@ -101,14 +101,14 @@ def test_samples_of_one_prompt_are_one_batch(server: servers.Server, batches: li
     assert len(server.spans()) in (known + 1, known + 2)
 
 
-def test_a_request_opens_a_window_and_may_name_the_step(server: servers.Server, batches: list[list[int]]) -> None:
+def test_a_request_opens_a_window_and_can_name_the_step(server: servers.Server, batches: list[list[int]]) -> None:
     assert server.post("/start_profile", {"global_step": 1107}) == (200, {"problem": ""})
     assert generate(server) == generate(server) == batches[0]
     assert server.post("/stop_profile") == (200, {"problem": ""})
     assert server.passes(1107) in range(12, 16)
 
 
-def test_a_window_opens_in_the_midst_of_a_batch(server: servers.Server, batches: list[list[int]]) -> None:
+def test_a_window_opens_in_the_middle_of_a_batch(server: servers.Server, batches: list[list[int]]) -> None:
     known = set(server.steps())
     began = time.time_ns()
     with server.streaming("/generate", LONG) as answer:
@@ -135,7 +135,7 @@ def test_a_window_closes_after_its_time(server: servers.Server, batches: list[li
     assert server.passes(1113) in (6, 7)
 
 
-def test_requests_out_of_order_are_refused_and_the_server_goes_on(
+def test_requests_out_of_order_are_refused_and_the_server_still_works(
     server: servers.Server, batches: list[list[int]]
 ) -> None:
     assert server.post("/stop_profile") == (409, {"problem": "no window is open"})
@@ -151,7 +151,7 @@ def test_requests_out_of_order_are_refused_and_the_server_goes_on(
 
 
 @pytest.mark.parametrize("method", ["POST", "GET"])
-def test_a_request_without_a_body_counts(server: servers.Server, batches: list[list[int]], method: str) -> None:
+def test_a_request_without_a_body_opens_a_window(server: servers.Server, batches: list[list[int]], method: str) -> None:
     known = set(server.steps())
     assert server.post("/start_profile", method=method) == (200, {"problem": ""})
     generate(server)
@@ -212,7 +212,7 @@ def test_health_checks_are_no_batches(server: servers.Server, batches: list[list
     assert len(server.spans()) - known in (0, 1)
 
 
-def test_the_log_has_no_error_of_ours(server: servers.Server, batches: list[list[int]]) -> None:
+def test_autoprof_has_no_errors_and_no_hook_failed(server: servers.Server, batches: list[list[int]]) -> None:
     generate(server)
     assert server.errors() == []
     assert list(server.folder.rglob("*.part")) == []

@@ -76,7 +76,7 @@ def test_two_windows_without_a_restart_go_to_a_folder_each(driven: Driven) -> No
         assert (meta["state"], meta["reason"], meta["step"], meta["rank"]) == ("complete", "", step, 4)
 
 
-def test_the_engine_generates_the_same_all_along(driven: Driven) -> None:
+def test_the_engine_always_generates_the_same_tokens(driven: Driven) -> None:
     assert len(driven.said["before"]) == TOKENS
     assert driven.said["before"] == driven.said["recorded"] == driven.said["after"]
     assert [driven.said[f"recorded {step}"] for step in BOUNDED] == [driven.said["before"]] * 2
@@ -87,7 +87,7 @@ def test_a_second_start_and_a_second_stop_are_refused(driven: Driven) -> None:
     assert driven.said["stop again"] == driven.said["stop without start"] == {"problem": "it was not recording"}
 
 
-def test_exactly_the_passes_that_were_asked_for_are_recorded(driven: Driven) -> None:
+def test_exactly_the_requested_passes_are_recorded(driven: Driven) -> None:
     for step in BOUNDED:
         assert driven.said[f"stop {step}"] == {"problem": ""}
         assert driven.meta(step)["state"] == "complete"
@@ -101,11 +101,11 @@ def test_a_capture_whose_passes_never_came_says_so(driven: Driven) -> None:
     assert (meta["state"], meta["reason"]) == ("failed", reason)
 
 
-def test_contents_are_what_was_asked_for_and_what_was_left_out_is_named(plain: Driven, faulty: Driven) -> None:
+def test_requested_contents_are_recorded_and_unsupported_ones_are_named(plain: Driven, faulty: Driven) -> None:
     recorded_what_was_asked_for(faulty, plain)
 
 
-def test_the_users_own_calls_are_as_without_autoprof(plain: Driven, configured: Driven) -> None:
+def test_the_users_own_calls_behave_as_without_autoprof(plain: Driven, configured: Driven) -> None:
     assert plain.said["user before"] == plain.said["user during"] == plain.said["user after"] == "Exception"
     assert configured.said["user before"] == configured.said["user during"] == configured.said["user after"] == "ok"
     theirs = configured.folder / "users"
@@ -120,7 +120,7 @@ def test_the_users_arguments_reach_the_engine(configured: Driven, release: str) 
     assert len(list(theirs.glob("mine_*rank*.gz"))) == len(list(theirs.glob("mine_*async_llm*.gz"))) == honoured
 
 
-def test_autoprof_yields_to_a_profiling_of_the_users(driven: Driven, configured: Driven) -> None:
+def test_the_users_profiler_ends_autoprofs_capture(driven: Driven, configured: Driven) -> None:
     meta = driven.meta(4)
     assert (meta["state"], meta["reason"]) == ("truncated", "somebody else started the engine's profiler")
     assert driven.passes(4) in WHOLE
@@ -128,7 +128,7 @@ def test_autoprof_yields_to_a_profiling_of_the_users(driven: Driven, configured:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_the_engine_goes_on_after_a_fault_and_the_meta_file_has_its_reason(faulty: Driven, fault: str) -> None:
+def test_the_engine_works_after_a_fault_and_the_meta_file_has_the_reason(faulty: Driven, fault: str) -> None:
     survived(faulty, fault)
 
 

@@ -1,4 +1,4 @@
-"""The tiny model with random weights and its data, made once on a machine: those of the example, for all releases."""
+"""Tiny model with random weights, and its data, from the example; all releases use them. They are made once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _EXAMPLE = ROOT / "examples" / "verl_cpu"
 
 
 def assets() -> Path:
-    """The folder that has them, in `data`."""
+    """Make the model and its data if they don't exist, and return their folder; they are in `data`."""
     folder = _EXAMPLE / ".assets"
     make = [sys.executable, str(_EXAMPLE / "make_assets.py"), str(folder)]
     subprocess.run(make, check=True, capture_output=True, env=clean_environment(), timeout=240)
@@ -20,5 +20,5 @@ def assets() -> Path:
 
 
 def tiny_model() -> str:
-    """The model."""
+    """Return the path of the model."""
     return str(assets() / "data" / "model")

@@ -1,4 +1,4 @@
-"""A session's fixture for each run of verl in the table: it is made once, and many tests read what it left."""
+"""Session fixtures for the runs of verl in the table. Each run is made once, and many tests read its files."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ globals().update({name: _fixture(name, planned) for name, planned in RUNS.items(
 
 @pytest.fixture(scope="session", params=["v1", "legacy"])
 def profiled(request: pytest.FixtureRequest) -> VerlRun:
-    """A run with autoprof, of either trainer."""
+    """Run with autoprof, of each trainer."""
     run: VerlRun = request.getfixturevalue(request.param)
     return run
 
 
 @pytest.fixture(scope="session", params=["v1_off", "legacy_off"])
 def unprofiled(request: pytest.FixtureRequest) -> VerlRun:
-    """A run without autoprof, of either trainer."""
+    """Run without autoprof, of each trainer."""
     run: VerlRun = request.getfixturevalue(request.param)
     return run
 

@@ -1,7 +1,7 @@
-"""The real runs of verl, each made once in a test run, and the modules of tests that read what each leaves.
+"""Table of the real runs of verl, and of the test modules that read the files of each run.
 
-A run takes one to two minutes of a machine with two cores, nearly all of it imports in a dozen processes: a check
-that needs other steps or settings asks one of these runs for them, by a further step and a window of its own.
+Each run is made once per test session. It takes one to two minutes on two cores, nearly all for imports in a dozen
+processes. A test that needs other steps or settings therefore adds a step with its own window to one of these runs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SCRIPTS = HERE / "verl_scripts"
 ON = {"AUTOPROF": "1", "AUTOPROF_STEPS": "2,4"}
 ALL_PASSES = ON | {"AUTOPROF_ROLLOUT_ITERATIONS": "all"}
 EVERYTHING = "cpu,stack,shapes,memory,module"
-# Validation and a checkpoint, so that a step has all that a step may hold.
+# Add validation and a checkpoint, so that some steps have every possible stage.
 WHOLE = ("trainer.test_freq=2", "trainer.save_freq=4", "trainer.default_local_dir=checkpoints")
 OFFLOAD = tuple(
     f"{config}=True"
@@ -30,7 +30,7 @@ OFFLOAD = tuple(
     )
 )
 TWO_DEVICES = ("trainer.n_gpus_per_node=2", "++ray_kwargs.ray_init.num_gpus=2", "ray_kwargs.ray_init.num_cpus=32")
-# PPO with a critic and a reference on two workers, which see two mini-batches a step, and have an engine each.
+# PPO with a critic and a reference on two workers. Each has an engine, and a step has two mini-batches.
 TWO_WORKERS = (
     *TWO_DEVICES,
     "algorithm.adv_estimator=gae",
@@ -50,19 +50,19 @@ _KEEPS = "trainer.default_local_dir={folder}/checkpoints"
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """A run of verl.
+    """Planned run of verl.
 
     Attributes:
-        what: What is particular about it.
-        serves: The modules of tests that read what it leaves.
-        overrides: Of verl's configuration; `{folder}` is the run's, `{before}` that of the run that it goes on from.
-        settings: Variables of its environment, likewise.
-        asks: What others ask of it while it goes on.
-        packages: Folders of packages in front of the environment's.
-        script: Of examples/verl_cpu.
-        files: What lies in its folder before, by path.
-        before: The run that it goes on from.
-        thorough: Whether it is made with --thorough only.
+        what: Description of the run.
+        serves: Names of the test modules that read its files.
+        overrides: Overrides of verl's configuration; `{folder}` is the run's folder, `{before}` the resumed run's.
+        settings: Environment variables, with the same placeholders.
+        asks: Commands to call during the run.
+        packages: Folders of packages that precede the environment's.
+        script: Name of a script in examples/verl_cpu.
+        files: Contents of files to write into its folder before the run, by path.
+        before: Name of the run that it resumes.
+        thorough: True if it is made only with --thorough.
     """
 
     what: str
@@ -79,20 +79,19 @@ class Planned:
 
 RUNS = {
     "v1": Planned(
-        what="The V1 trainer, verl's default, with autoprof: four steps, of which two are captured.",
+        what="V1 trainer, verl's default, with autoprof: four steps, two of them captured.",
         serves=("test_verl", "test_verl_report", "test_verl_timeline", "test_verl_against_trl"),
         overrides=WHOLE,
         settings=ON,
     ),
     "v1_off": Planned(
-        what="The V1 trainer without autoprof's variable, for as many steps as the faulty run.",
+        what="V1 trainer without autoprof's variable, with the same number of steps as the faulty run.",
         serves=("test_verl", "test_verl_matrix", "test_verl_stacks", "test_verl_deaths", "test_faults"),
         overrides=(*WHOLE, "trainer.total_training_steps=6"),
     ),
     "faulty": Planned(
-        what="""Six steps, all captured. In four something goes wrong, each time something else; in the third and the
-        fourth, the one with a checkpoint, FSDP2 moves parameters in nearly every stage, for shapes and stacks that
-        somebody asks for.""",
+        what="""Six steps, all captured. Four of them have a fault, each another one. In steps 3 and 4 triggers request
+        shapes and stacks while FSDP2 moves parameters in nearly every stage; step 4 also saves a checkpoint.""",
         serves=("test_faults", "test_verl_matrix"),
         overrides=(*WHOLE, *OFFLOAD, "trainer.total_training_steps=6"),
         settings={
@@ -109,8 +108,7 @@ RUNS = {
         packages=[FAULTS],
     ),
     "stood": Planned(
-        what="""The V1 trainer with autoprof, of which somebody asks twice where its processes stand, the second time
-        for functions in C.""",
+        what="""V1 trainer with autoprof and two calls of `autoprof stacks`, the second one with native frames.""",
         serves=("test_verl_stacks",),
         overrides=(*WHOLE, "trainer.total_training_steps=14"),
         settings={"AUTOPROF": "1", "AUTOPROF_STEPS": ""},
@@ -118,11 +116,11 @@ RUNS = {
         thorough=True,
     ),
     "critic": Planned(
-        what="""PPO with a critic and a reference, under FSDP1, two workers, each with an engine, and other settings:
-        one step, some roles, fewer passes of the engine, a command at the end.
+        what="""PPO with a critic and a reference under FSDP1, on two workers with an engine each. The settings capture
+        one step, some roles and few passes of the engine, and run a command at the end.
 
-        While it starts, somebody asks for steps 3 to 6 as well, each with settings of its own; when a step is through,
-        somebody asks for two more, and waits for the traces.""",
+        While the run starts, triggers request steps 3 to 6, each with its own settings. After the first step, a trigger
+        requests two more steps and waits for the traces.""",
         serves=("test_verl", "test_verl_table", "test_verl_trigger"),
         overrides=(
             *TWO_WORKERS,
@@ -150,8 +148,8 @@ RUNS = {
         packages=[STAND_INS],
     ),
     "continuous": Planned(
-        what="""The same with V1's trainer and FSDP2, two answers to each prompt, a capture for whole steps: of 2 and 3
-        together, and of 5 with other settings.""",
+        what="""PPO with a critic and a reference under FSDP2, with two answers to each prompt. One capture covers the
+        whole steps 2 and 3, another one step 5 with other settings.""",
         serves=("test_verl_table", "test_verl_timeline"),
         overrides=(
             *TWO_WORKERS,
@@ -173,19 +171,19 @@ RUNS = {
         asks=[Ask(f"--from 5 --ranks 1 --contents {EVERYTHING}")],
     ),
     "planted": Planned(
-        what="""Two trainer workers, two engines, samples that call a tool: seven of 24 steps are slow, each for its
-        own cause (planted.py).
+        what="""Two trainer workers, two engines, and samples that call a tool. Seven of 24 steps are slow, each for
+        another cause (planted.py).
 
-        One of them is captured, on both ranks: a rank that is late inside a stage is waited for inside of it. A replica
-        and a rank that are slower than their like, and a step that is much slower than the others, open windows, the
-        last for the ranks that were the slowest.""",
+        Step 7 is captured on both ranks: only a capture shows a rank that is late inside a stage, because the other
+        rank waits for it there. A slow replica, a slow rank and a very slow step each open a window; the last window
+        records the slowest ranks.""",
         serves=("test_verl_report", "test_verl_when"),
         overrides=(
             *TWO_DEVICES,
             *("trainer.total_training_steps=24", "trainer.total_epochs=2", "data.max_response_length=64"),
             *("actor_rollout_ref.model.external_lib=planted", "actor_rollout_ref.actor.policy_loss.loss_mode=planted"),
             f"reward.custom_reward_function.path='{SCRIPTS}/planted_reward.py'",
-            # Both answers to a prompt, and different ones.
+            # Two different answers to each prompt.
             *(f"{_ROLLOUT}.n=2", f"{_ROLLOUT}.top_k=-1", f"{_ROLLOUT}.max_num_seqs=16"),
             *(f"{_ROLLOUT}.multi_turn.enable=True", f"{_ROLLOUT}.agent.default_agent_loop=tool_agent"),
             *(f"{_ROLLOUT}.multi_turn.format=planted", f"{_ROLLOUT}.multi_turn.max_assistant_turns=2"),
@@ -220,13 +218,13 @@ RUNS = {
         },
     ),
     "sft": Planned(
-        what="SFT in two ranks of torchrun's, the second captured; it leaves a checkpoint.",
+        what="SFT in two ranks of torchrun, the second one captured; it saves a checkpoint.",
         overrides=(_KEEPS, "trainer.total_training_steps=3"),
         settings={"AUTOPROF": "1", "AUTOPROF_STEPS": "2", "AUTOPROF_RANKS": "1", "RANKS": "2"},
         **_SFT,
     ),
     "sft_resumed": Planned(
-        what="The run before, gone on with.",
+        what="SFT resumed from the checkpoint of the run `sft`.",
         overrides=(
             "trainer.default_local_dir={before}/checkpoints",
             "trainer.resume_mode=auto",
@@ -236,29 +234,29 @@ RUNS = {
         before="sft",
         **_SFT,
     ),
-    # From here on with --thorough only.
+    # The following runs are made only with --thorough.
     "sft_ray": Planned(
-        what="SFT in a worker of Ray's.",
+        what="SFT in a Ray worker.",
         settings={"AUTOPROF": "1", "AUTOPROF_STEPS": "+2", "TRAINER": "sft_trainer_ray", "RAY_ADDRESS": "local"},
         thorough=True,
         **_SFT,
     ),
     "legacy": Planned(
-        what="The legacy trainer with autoprof. Its releases are run by `make test-releases`, too.",
+        what="Legacy trainer with autoprof. `make test-releases` runs its releases too.",
         serves=("test_verl",),
         overrides=("trainer.use_v1=False", *WHOLE),
         settings=ON,
         thorough=True,
     ),
     "legacy_off": Planned(
-        what="The legacy trainer with AUTOPROF=0.",
+        what="Legacy trainer with AUTOPROF=0.",
         serves=("test_verl",),
         overrides=("trainer.use_v1=False", *WHOLE),
         settings=ON | {"AUTOPROF": "0"},
         thorough=True,
     ),
     "verls_own": Planned(
-        what="verl's own profiler in step 2, autoprof in steps 2 and 3. In V1 autoprof records the engine first.",
+        what="verl's own profiler in step 2, autoprof in steps 2 and 3. In V1, autoprof starts on the engine first.",
         serves=("test_verl",),
         overrides=(
             *("global_profiler.tool=torch", "global_profiler.steps=[2]", "global_profiler.save_path={folder}/own"),
@@ -278,26 +276,26 @@ RUNS = {
         thorough=True,
     ),
     "colocate_async": Planned(
-        what="V1 with answers that outlast a step, on the trainer's own devices.",
+        what="V1 with answers that take longer than a step, and an engine on the trainer's devices.",
         serves=("test_verl_async",),
         settings=ON | {"TRAINER": "colocate_async"},
         thorough=True,
     ),
     "separate_async": Planned(
-        what="V1 with two updates a step, and an engine with devices of its own, the second replica.",
+        what="V1 with two updates per step; the second replica is an engine with its own devices.",
         serves=("test_verl_async",),
         settings=ALL_PASSES | {"TRAINER": "separate_async"},
         files={"autoprof.toml": '[role.rollout]\nranks = "1"\n'},
         thorough=True,
     ),
     "fully_async": Planned(
-        what="Trainer and rollouter as actors, two updates a step, and an engine with devices of its own.",
+        what="Trainer and rollouter as actors, with two updates per step, and an engine with its own devices.",
         serves=("test_verl_async",),
         settings=ALL_PASSES | {"TRAINER": "fully_async"},
         thorough=True,
     ),
     "sft_off": Planned(
-        what="The run `sft` without autoprof.",
+        what="SFT as in the run `sft`, without autoprof.",
         overrides=(_KEEPS, "trainer.total_training_steps=3"),
         settings={"RANKS": "2"},
         thorough=True,

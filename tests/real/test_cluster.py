@@ -1,5 +1,4 @@
-"""Runs over several nodes of real Ray, with disks and host names of their own: what reaches them, `autoprof collect`,
-one merged trace, and a node that dies.
+"""Runs over several Ray nodes with their own disks and host names: settings, `collect`, a merged trace, a lost node.
 
 The cluster is started before the runs, without autoprof's environment.
 """
@@ -30,7 +29,7 @@ from tests.support.clusters import Spread, permitted
 from tests.support.helpers import clean_environment, wait_for, wait_for_line
 from tests.support.ray_clusters import SCRIPTS
 
-pytestmark = pytest.mark.skipif(not permitted(), reason="host names and mounts of their own take root")
+pytestmark = pytest.mark.skipif(not permitted(), reason="needs root, for own host names and mounts")
 
 BARE, DRIVER, LATER = "bare", identity.HOST, "later"
 TRACED = [DRIVER, "node-b", "node-c"]
@@ -44,12 +43,12 @@ ON = {
 
 
 class Spreading:
-    """The runs on one cluster, each in the same folder of runs."""
+    """Runs on one cluster, all in the same folder of runs."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.runs = folder / "autoprof_runs"
-        # A node that has died is noticed in a second or two, not in a minute.
+        # Let Ray notice a dead node within two seconds instead of a minute.
         quickly = {"RAY_health_check_period_ms": "500", "RAY_health_check_failure_threshold": "4"}
         self.cluster = Spread(folder, self.runs, clean_environment(OMP_NUM_THREADS="1", **quickly))
 
@@ -86,7 +85,10 @@ def spread(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spreading]:
 
 
 class Windowed:
-    """A run with windows in steps 2 and 3, between which a node came and a worker died, and what collecting it gave."""
+    """Run with windows in steps 2 and 3, and the results of collecting it twice.
+
+    Between the two steps a node is added and a worker dies.
+    """
 
     def __init__(self, spread: Spreading) -> None:
         self.spread = spread
@@ -112,7 +114,7 @@ def hosts(run: Run, step: int) -> list[str]:
     return sorted(capture.meta.host for capture in runs.step(run, step).captures)
 
 
-def test_settings_run_id_and_step_reach_nodes_added_later_and_workers_started_anew(windowed: Windowed) -> None:
+def test_settings_run_id_and_step_reach_nodes_added_later_and_restarted_workers(windowed: Windowed) -> None:
     result = windowed.result
     assert sorted(result["nodes"]) == sorted([*TRACED, BARE, LATER])
     run_ids = {host: shown["AUTOPROF_RUN_ID"] for host, shown in result["environment"].items()}
@@ -138,7 +140,7 @@ def test_collect_brings_the_parts_of_all_nodes(windowed: Windowed) -> None:
         json.loads(gzip.decompress((folder / f"{capture.name}.pt.trace.json.gz").read_bytes()))
 
 
-def test_run_json_tells_of_all_hosts(windowed: Windowed) -> None:
+def test_run_json_lists_all_hosts(windowed: Windowed) -> None:
     assert windowed.before_collect.hosts == [DRIVER]
     info = windowed.spread.run().info
     assert (info.hosts, info.state) == (sorted([*TRACED, LATER]), "ended")
@@ -150,14 +152,14 @@ def test_a_node_without_autoprof_runs_the_users_method(windowed: Windowed) -> No
     assert windowed.result["after"][BARE] is not None
 
 
-def test_what_is_there_is_not_fetched_again(windowed: Windowed) -> None:
+def test_collected_files_are_not_fetched_again(windowed: Windowed) -> None:
     again = json.loads(windowed.again.stdout)
     assert windowed.again.returncode == 0
     assert sum(node["fetched"] for node in again["nodes"]) == 0
     assert sum(node["files"] for node in again["nodes"]) > 0
 
 
-def test_one_merged_trace_of_all_hosts_on_the_clock_of_the_drivers(windowed: Windowed) -> None:
+def test_a_merged_trace_of_all_hosts_uses_the_drivers_clock(windowed: Windowed) -> None:
     merged = windowed.spread.autoprof("merge", "--step", "3")
     assert merged.returncode == 0, merged.stderr
     folder = RunDir(windowed.path).step(3)
@@ -192,7 +194,7 @@ def absolute_ns(trace: dict[str, Any], event: dict[str, Any]) -> float:
     return int(trace.get("baseTimeNanoseconds", 0)) + float(event["ts"]) * 1000
 
 
-def test_a_copy_goes_where_fsspec_reaches(windowed: Windowed, tmp_path: Path) -> None:
+def test_collect_copies_to_an_fsspec_url(windowed: Windowed, tmp_path: Path) -> None:
     target = f"file://{tmp_path}/there"
     copied = windowed.spread.autoprof("collect", "--ray", windowed.spread.cluster.address, "--to", target)
     assert copied.returncode == 0, copied.stdout + copied.stderr
@@ -203,7 +205,7 @@ def test_a_copy_goes_where_fsspec_reaches(windowed: Windowed, tmp_path: Path) ->
 
 @pytest.fixture(scope="module")
 def lossy(windowed: Windowed) -> tuple[Spreading, dict[str, Any], str]:
-    """A run with AUTOPROF_COLLECT, one of whose nodes is killed inside of the window."""
+    """Run with AUTOPROF_COLLECT, in which a node is killed during the window."""
     spread = windowed.spread
 
     def kill() -> None:
@@ -217,16 +219,16 @@ def lossy(windowed: Windowed) -> tuple[Spreading, dict[str, Any], str]:
     return spread, result, output
 
 
-@pytest.mark.fault("a node is killed inside of a window", "goes on; the rest is collected", "what that node had")
-def test_a_node_that_is_killed_inside_the_window_is_named_and_the_rest_is_complete(lossy: Any) -> None:
+@pytest.mark.fault("a node is killed during a window", "continues; the rest is collected", "the files of that node")
+def test_a_node_killed_during_the_window_is_named_and_the_rest_is_complete(lossy: Any) -> None:
     spread, result, output = lossy
     assert result["after"][LATER] is None
     run = spread.run()
     assert hosts(run, 2) == sorted(TRACED)
     assert {capture.state for capture in run.captures} == {"complete"}
     assert f"collecting is not complete: {LATER} ({result['nodes'][LATER][:8]}): the node has died" in output
-    told = json.loads((Path(run.path) / file_names.COLLECTED).read_text())
-    assert {node["host"]: node["state"] for node in told["nodes"]}[LATER] == "dead"
+    collected = json.loads((Path(run.path) / file_names.COLLECTED).read_text())
+    assert {node["host"]: node["state"] for node in collected["nodes"]}[LATER] == "dead"
     assert run.info.hosts == sorted(TRACED)
     shell = spread.autoprof("collect", run.id, "--ray", spread.cluster.address)
     assert shell.returncode == 1
@@ -236,12 +238,12 @@ def test_a_node_that_is_killed_inside_the_window_is_named_and_the_rest_is_comple
 def test_the_command_runs_once_when_all_is_collected(lossy: Any) -> None:
     spread, _, _ = lossy
     (line,) = wait_for_line(spread.folder / "finished").splitlines()
-    # A trace and a meta file of each.
+    # One trace and one meta file of each host.
     assert line.split() == [spread.run().path, str(2 * len(TRACED))]
 
 
 @pytest.mark.usefixtures("thorough")
-def test_a_trigger_by_way_of_ray_waits_for_the_files_of_all_nodes_and_says_where_they_are(lossy: Any) -> None:
+def test_a_trigger_through_ray_waits_for_the_files_of_all_nodes_and_prints_their_paths(lossy: Any) -> None:
     spread, _, _ = lossy
     known = {run.name for run in spread.runs.iterdir()}
     asked = []
@@ -258,23 +260,23 @@ def test_a_trigger_by_way_of_ray_waits_for_the_files_of_all_nodes_and_says_where
             (spread.folder / "enough").touch()
 
     spread.drive("asked", ask, AUTOPROF_STEPS="")
-    said, stood = asked
-    assert said.returncode == 0, said.stdout + said.stderr
-    assert stood.returncode == 0, stood.stdout + stood.stderr
-    answers = json.loads(stood.stdout)
-    # The workers on their nodes, where the files stay, and the driver.
+    triggered, stacks = asked
+    assert triggered.returncode == 0, triggered.stdout + triggered.stderr
+    assert stacks.returncode == 0, stacks.stdout + stacks.stderr
+    answers = json.loads(stacks.stdout)
+    # The driver and the workers answer; the files stay on their nodes.
     by_host = {each["host"]: each for each in answers["processes"] if each["process"].startswith("ray::Worker")}
     assert {DRIVER, "node-b", "node-c"} <= set(by_host)
     assert {each["by"] for each in by_host.values()} == {"itself"}
     assert {folder.partition(":")[0] for folder in answers["folders"]} >= {DRIVER, "node-b", "node-c"}
-    lines = said.stdout.splitlines()
+    lines = triggered.stdout.splitlines()
     run = spread.run()
     (first, second) = [step.number for step in run.steps]
     assert second == first + 1
     assert re.fullmatch(r"captures: 6, [0-9.]+ [kM]B", lines[-7])
     places = [f"{host}:{run.path}/global_step_{step:06d}" for step in (first, second) for host in TRACED]
     assert sorted(lines[-6:]) == sorted(places)
-    # They lie there: nobody has fetched them yet.
+    # The files are still on their nodes: nothing has collected them.
     assert hosts(run, first) == [DRIVER]
     assert spread.autoprof("collect", "--ray", spread.cluster.address).returncode == 0
     assert hosts(spread.run(), first) == hosts(spread.run(), second) == sorted(TRACED)

@@ -1,5 +1,8 @@
-"""Faults in a real verl run, which goes on as if there were none. `make faults` makes all of these runs and has
-a table; `make test` makes the first, which has most of the faults, one a step."""
+"""Faults in real runs of verl, which must not change the training.
+
+`make faults` makes all of these runs and prints a table. `make test` makes only the first run, which has most of the
+faults, one in each step.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +22,17 @@ from tests.support.verl_runs import VerlRun, verl_run
 
 
 def faulty_run(folder: Path, faults: str, status: int = 0, **variables: str) -> VerlRun:
-    """A run of verl in which these faults happen."""
+    """Run verl with these faults."""
     return verl_run(folder, *WHOLE, packages=[FAULTS], status=status, FAULTS=faults, **variables)
 
 
 def first_four(off: VerlRun) -> dict[int, dict[str, str]]:
-    """The metrics of the steps of these runs in a longer one."""
+    """Return the metrics of steps 1 to 4 of a longer run."""
     return {step: off.metrics[step] for step in range(1, 5)}
 
 
 def metas(run: VerlRun, step: int) -> dict[str, tuple[str, str]]:
-    """State and reason of each capture of a step, by role and stage."""
+    """Return state and reason of each capture of a step, by role and stage."""
     found = {}
     for path in sorted(run.step_folder(step).glob("*.meta.json")):
         meta = json.loads(path.read_text())
@@ -39,7 +42,7 @@ def metas(run: VerlRun, step: int) -> dict[str, tuple[str, str]]:
 
 
 def all_is_whole(run: VerlRun) -> None:
-    """Assert that whatever has its final name is complete, and that a meta file tells the truth of it."""
+    """Assert that all files with a final name are complete, and that the meta files are true."""
     for path in run.directory.rglob("*.json"):
         json.loads(path.read_text())
     for path in run.directory.rglob("*.gz"):
@@ -53,23 +56,23 @@ def all_is_whole(run: VerlRun) -> None:
 
 
 def errors(run: VerlRun) -> dict[str, str]:
-    """autoprof's own errors in all processes."""
+    """Return autoprof's own errors in all processes, by hook."""
     return {where: error["last"] for process in run.processes for where, error in process["errors"].items()}
 
 
 def listed(run: VerlRun) -> str:
-    """Return what `autoprof ls` says of the run."""
+    """Return the output of `autoprof ls` for the run."""
     command = [sys.executable, "-m", "autoprof", "ls", str(run.directory)]
     return subprocess.run(command, capture_output=True, text=True, env=clean_environment(), check=True).stdout
 
 
 def hooks(run: VerlRun, key: str) -> set[str]:
-    """Return what became of a hook in the processes of a run."""
+    """Return the states of a hook in the processes of a run."""
     return {process["hooks"][key]["state"] for process in run.processes if key in process["hooks"]}
 
 
-@pytest.mark.fault("all of verl's faults below", "trained on, same metrics at all steps", "see below")
-def test_training_is_the_same_whatever_goes_wrong(faulty: VerlRun, v1_off: VerlRun) -> None:
+@pytest.mark.fault("all of verl's faults below", "continues, same metrics in all steps", "see below")
+def test_training_is_the_same_with_all_faults(faulty: VerlRun, v1_off: VerlRun) -> None:
     assert sorted(faulty.metrics) == [1, 2, 3, 4, 5, 6]
     assert faulty.metrics == v1_off.metrics
     assert all(len(metrics) > 40 for metrics in faulty.metrics.values())
@@ -79,7 +82,7 @@ def test_training_is_the_same_whatever_goes_wrong(faulty: VerlRun, v1_off: VerlR
 
 
 @pytest.mark.fault(
-    "a hook raises, before and after the call", "trained on, same metrics", "one capture; one is `truncated`"
+    "a hook raises, before and after the call", "continues, same metrics", "one capture; another is `truncated`"
 )
 def test_a_hook_that_raises_costs_its_capture(faulty: VerlRun) -> None:
     found = metas(faulty, 1)
@@ -91,9 +94,9 @@ def test_a_hook_that_raises_costs_its_capture(faulty: VerlRun) -> None:
 
 
 @pytest.mark.fault(
-    "torch's profiler does not start", "trained on, same metrics", "the traces; `failed` and why in meta files"
+    "torch's profiler does not start", "continues, same metrics", "the traces; meta files say `failed` and why"
 )
-def test_a_profiler_that_does_not_start_is_told(faulty: VerlRun) -> None:
+def test_a_profiler_that_does_not_start_is_reported(faulty: VerlRun) -> None:
     found = metas(faulty, 2)
     assert {"actor.compute_log_prob", "actor.update_actor", "rollout.rank0"} <= set(found)
     problem = ("failed", "the profiler did not start: RuntimeError: injected at the start")
@@ -101,9 +104,9 @@ def test_a_profiler_that_does_not_start_is_told(faulty: VerlRun) -> None:
 
 
 @pytest.mark.fault(
-    "the engine's stop hangs for 20 minutes", "trained on within the time-out", "nothing; it is `truncated`"
+    "the engine's stop hangs for 20 minutes", "continues after the time-out", "nothing; a trace is `truncated`"
 )
-def test_a_stop_that_hangs_is_cut_short(faulty: VerlRun) -> None:
+def test_a_stop_that_hangs_is_abandoned_after_the_time_out(faulty: VerlRun) -> None:
     found = metas(faulty, 5)
     assert found["rollout.rank0"] == ("truncated", "the engine's own stop did not reach the worker")
     assert found["actor.update_actor"] == ("complete", "")
@@ -112,17 +115,17 @@ def test_a_stop_that_hangs_is_cut_short(faulty: VerlRun) -> None:
 
 
 @pytest.mark.fault(
-    "a file in place of a step's folder", "trained on, same metrics", "the step's traces; said on stderr"
+    "a file in place of a step's folder", "continues, same metrics", "the step's traces; a warning on stderr"
 )
-def test_a_folder_that_can_not_be_made_costs_its_step(faulty: VerlRun) -> None:
+def test_a_step_folder_that_can_not_be_made_costs_the_traces_of_its_step(faulty: VerlRun) -> None:
     assert faulty.step_folder(6).read_text() == "in the way"
     assert any(error.startswith("FileExistsError") for error in errors(faulty).values())
 
 
 @pytest.mark.fault(
-    "a patched module, class, method vanished", "trained on, same metrics", "nothing; `skipped` and why in hooks/"
+    "a hooked module, class or method is gone", "continues, same metrics", "nothing; hooks/ says `skipped` and why"
 )
-def test_what_a_release_has_taken_away_is_skipped(faulty: VerlRun) -> None:
+def test_hooks_of_missing_modules_classes_and_methods_are_skipped(faulty: VerlRun) -> None:
     assert hooks(faulty, "verl/no-module") == {"skipped"}
     assert hooks(faulty, "verl/no-class") == {"skipped"}
     assert hooks(faulty, "verl/no-method") == {"skipped"}
@@ -131,18 +134,18 @@ def test_what_a_release_has_taken_away_is_skipped(faulty: VerlRun) -> None:
 
 @pytest.fixture
 def small_disk(thorough: None, tmp_path: Path) -> Any:
-    """A disk of 3 MB."""
+    """Mount a disk of 3 MB."""
     place = tmp_path / "small"
     place.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", place]
     if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("mounting is not permitted here")
+        pytest.skip("needs the right to mount a disk")
     yield place
     subprocess.run(["umount", "-l", place], check=True)
 
 
 @pytest.mark.fault(
-    "the disk is full (3 MB)", "trained on, same metrics", "traces that found no room; `failed` where that fits"
+    "the disk is full (3 MB)", "continues, same metrics", "traces that do not fit; `failed` if a meta file fits"
 )
 def test_a_full_disk_costs_traces(small_disk: Path, tmp_path: Path, v1_off: VerlRun) -> None:
     folder = tmp_path / "run"
@@ -157,9 +160,9 @@ def test_a_full_disk_costs_traces(small_disk: Path, tmp_path: Path, v1_off: Verl
 
 
 @pytest.mark.fault(
-    "less than the floor is free", "trained on, same metrics", "the traces; `failed` and why in meta files"
+    "free space is below the limit", "continues, same metrics", "the traces; meta files say `failed` and why"
 )
-def test_a_disk_with_little_room_is_left_alone(thorough: None, tmp_path: Path, v1_off: VerlRun) -> None:
+def test_no_trace_is_recorded_if_free_space_is_below_the_limit(thorough: None, tmp_path: Path, v1_off: VerlRun) -> None:
     run = faulty_run(tmp_path, "none", AUTOPROF_MIN_FREE_MB="1000000000", **ON)
     assert run.metrics == first_four(v1_off)
     found = metas(run, 2) | metas(run, 4)
@@ -167,23 +170,25 @@ def test_a_disk_with_little_room_is_left_alone(thorough: None, tmp_path: Path, v
     assert all("free and needs" in reason for _, reason in found.values())
 
 
-@pytest.mark.fault("the run directory can't be written", "trained on, same metrics", "autoprof's files; said on stderr")
-def test_a_folder_that_can_not_be_written_is_said(thorough: None, tmp_path: Path, v1_off: VerlRun) -> None:
+@pytest.mark.fault(
+    "the run directory can't be written", "continues, same metrics", "autoprof's files; a warning on stderr"
+)
+def test_a_folder_that_can_not_be_written_is_reported(thorough: None, tmp_path: Path, v1_off: VerlRun) -> None:
     run = faulty_run(tmp_path, "none", AUTOPROF_DIR="/proc/1/nowhere", **ON)
     assert run.metrics == first_four(v1_off)
     assert "can't write to /proc/1/nowhere/" in run.finished.output
     assert "Traceback" not in run.finished.output
 
 
-@pytest.mark.fault("Ray's workers on nodes without autoprof", "trained on, same metrics", "the captures there")
+@pytest.mark.fault("Ray's workers on nodes without autoprof", "continues, same metrics", "the captures there")
 def test_workers_without_autoprof_work(thorough: None, tmp_path: Path, v1_off: VerlRun) -> None:
     run = faulty_run(tmp_path, "without-autoprof", **ON)
     assert run.metrics == first_four(v1_off)
     assert not list(run.directory.glob("global_step_*"))
 
 
-@pytest.mark.fault("a worker is killed inside a window", "ended as without autoprof", "the capture that was going on")
-def test_a_worker_that_is_killed_leaves_what_was_complete(thorough: None, tmp_path: Path) -> None:
+@pytest.mark.fault("a worker is killed during a window", "ends as without autoprof", "the capture in progress")
+def test_a_killed_worker_keeps_its_complete_captures(thorough: None, tmp_path: Path) -> None:
     on, off = tmp_path / "on", tmp_path / "off"
     for folder in (on, off):
         folder.mkdir()

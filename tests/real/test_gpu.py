@@ -1,4 +1,4 @@
-"""`make gpu DEVICE=cpu`, in one run from a copy of the tree without git; all tests look at what it left."""
+"""`make gpu DEVICE=cpu`, called once in a copy of the tree without git; all tests read its output files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TREE = ("Makefile", "autoprof", "bench", "recipes", "sitecustomize")
 
 @dataclass(frozen=True)
 class Ran:
-    """What the command printed and left."""
+    """Exit status, output and files of the command."""
 
     status: int
     printed: str
@@ -59,7 +59,7 @@ def test_nothing_fails(ran: Ran) -> None:
     assert ran.status == 0, ran.printed
 
 
-def test_every_row_has_a_result_and_what_is_skipped_has_a_reason(ran: Ran) -> None:
+def test_every_row_has_a_result_and_skipped_rows_have_a_reason(ran: Ran) -> None:
     rows = ran.results["rows"]
     assert [row["name"] for row in rows] == [row.name for row in ROWS]
     assert [row["name"] for row in rows if row["state"] == "skipped" and not row["reason"]] == []
@@ -74,7 +74,7 @@ def test_training_is_the_same_with_autoprof(ran: Ran) -> None:
     assert figure.startswith("weights ")
 
 
-def test_facts_about_kernels_are_left_to_a_gpu(ran: Ran) -> None:
+def test_facts_about_kernels_are_skipped_on_a_cpu(ran: Ran) -> None:
     state, figure = ran.facts("trainer")["the backward pass launched kernels"]
     assert (state, figure) == ("skipped", "the CPU has no kernels")
 
@@ -84,7 +84,7 @@ def test_the_table_is_written_from_the_json(ran: Ran) -> None:
     assert ran.results["finished"]
 
 
-def test_it_prints_as_it_goes_and_leaves_logs_and_the_report(ran: Ran) -> None:
+def test_it_prints_progress_and_writes_logs_and_the_report(ran: Ran) -> None:
     assert "== trainer: transformers' Trainer" in ran.printed
     logs = {str(path.relative_to(ran.out)) for path in (ran.out / "logs").iterdir()}
     assert logs == {log for row in ran.results["rows"] for log in row["logs"]}
@@ -92,6 +92,6 @@ def test_it_prints_as_it_goes_and_leaves_logs_and_the_report(ran: Ran) -> None:
 
 
 def test_the_tree_stays_as_it_was(ran: Ran) -> None:
-    """The page in bench/ is of a GPU; nothing is left beside it."""
+    """The page in bench/ comes from a GPU run, so a CPU run must not write it, nor any other file of the tree."""
     assert {path.name for path in ran.folder.iterdir()} == set(TREE)
     assert (ran.folder / "bench" / "GPU.md").exists() == (ROOT / "bench" / "GPU.md").exists()

@@ -1,4 +1,4 @@
-"""The worked example, as the tutorial says: a trainer of one's own, real torch, and a recipe of a few lines."""
+"""The example of the tutorial: a user's own trainer with real torch, and a short recipe."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EXAMPLE = ROOT / "examples" / "own_trainer"
 RECIPE = EXAMPLE / "small_trainer.toml"
 STAGES = {"actor.update_actor", "rollout.generate"}
 
-# What docs/reference/recipes.md says a distribution needs.
+# Metadata of a distribution, as docs/reference/recipes.md shows it.
 PYPROJECT = """
 [build-system]
 requires = ["hatchling"]
@@ -34,7 +34,7 @@ small_trainer = "small_trainer_autoprof"
 
 
 def train(folder: Path, **variables: str) -> Path:
-    """Run the example as a user would; returns the folder of the run that it left."""
+    """Run the example as a user would, and return its run directory."""
     environment = clean_environment(AUTOPROF="1", AUTOPROF_STEPS="2,4", **variables)
     result = subprocess.run(
         [sys.executable, str(EXAMPLE / "train.py")],
@@ -59,7 +59,7 @@ def by_setting(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return where pip has installed a distribution that holds nothing but the recipe."""
+    """Let pip install a distribution that contains only the recipe, and return the folder."""
     project = tmp_path_factory.mktemp("project")
     package = project / "small_trainer_autoprof"
     package.mkdir()
@@ -84,7 +84,7 @@ def run(request: pytest.FixtureRequest) -> Path:
     return found
 
 
-def test_the_steps_asked_for_have_a_trace_of_each_stage(run: Path) -> None:
+def test_the_requested_steps_have_a_trace_of_each_stage(run: Path) -> None:
     for number in (2, 4):
         folder = run / f"global_step_{number:06d}"
         metas = [json.loads(path.read_text()) for path in folder.glob("*.meta.json")]
@@ -97,7 +97,7 @@ def test_the_steps_asked_for_have_a_trace_of_each_stage(run: Path) -> None:
     assert not list(run.rglob("*.part"))
 
 
-def test_the_traces_hold_what_the_stage_did(run: Path) -> None:
+def test_the_traces_contain_the_operators_of_their_stage(run: Path) -> None:
     def names(stage: str) -> set[str]:
         (path,) = run.glob(f"global_step_000002/{stage}.rank0.*.pt.trace.json.gz")
         with gzip.open(path) as file:
@@ -118,9 +118,9 @@ def test_the_timeline_has_all_steps_and_their_stages(run: Path) -> None:
     ]
 
 
-def test_what_profilers_cost_is_a_part_of_its_own(run: Path) -> None:
-    told = [(span["step"], span["role"], span["name"]) for span in spans(run) if span["kind"] == "profiling"]
-    assert sorted(told) == sorted(
+def test_the_time_of_profilers_is_a_separate_part_of_a_step(run: Path) -> None:
+    profiling = [(span["step"], span["role"], span["name"]) for span in spans(run) if span["kind"] == "profiling"]
+    assert sorted(profiling) == sorted(
         (number, role, name)
         for number in (2, 4)
         for role in ("rollout", "actor")
@@ -136,7 +136,7 @@ def test_what_profilers_cost_is_a_part_of_its_own(run: Path) -> None:
         assert row["stages"].get(OWN, 0.0) == pytest.approx(cost / 1e9)
 
 
-# A profiler whose first start takes as long as Kineto's does where it looks for GPUs.
+# Profiler that starts as slowly as Kineto does at its first start, when it looks for GPUs.
 SLOW_START = """
 import runpy, sys, time
 import torch
@@ -151,8 +151,8 @@ runpy.run_path("train.py", run_name="__main__")
 """
 
 
-@pytest.mark.fault("a real profiler takes 4 s to start, twice", "the report tells it as profiling", "nothing")
-def test_a_step_is_not_slow_for_what_its_capture_costs(tmp_path: Path) -> None:
+@pytest.mark.fault("a real profiler takes 4 s to start, twice", "report counts the time as profiling", "nothing")
+def test_the_time_of_a_capture_does_not_make_its_step_slow(tmp_path: Path) -> None:
     environment = clean_environment(
         AUTOPROF="1",
         AUTOPROF_STEPS="6",
@@ -161,33 +161,33 @@ def test_a_step_is_not_slow_for_what_its_capture_costs(tmp_path: Path) -> None:
         PYTHONPATH=str(EXAMPLE),
     )
     subprocess.run([sys.executable, "-c", SLOW_START], cwd=EXAMPLE, env=environment, timeout=300, check=True)
-    told = json.loads(autoprof("report", "latest", "--dir", str(tmp_path), "--json", cwd=tmp_path).stdout)
-    row = told["steps"][5]
+    report = json.loads(autoprof("report", "latest", "--dir", str(tmp_path), "--json", cwd=tmp_path).stdout)
+    row = report["steps"][5]
     assert row["number"] == 6
     assert row["stages"][OWN] >= 8
     assert sum(row["stages"].values()) == pytest.approx(row["seconds"])
-    # The machine may be busy, and recorded operators are slower.
+    # Findings of other causes are allowed: the machine may be busy, and recording slows operators down.
     own = row["seconds"] - row["stages"][OWN]
-    assert sum(finding["seconds"] for finding in told["findings"] if finding["step"] == 6) <= own
-    assert OWN not in "".join(finding["text"] for finding in told["findings"])
+    assert sum(finding["seconds"] for finding in report["findings"] if finding["step"] == 6) <= own
+    assert OWN not in "".join(finding["text"] for finding in report["findings"])
 
 
-def test_the_run_says_which_recipe_it_used(run: Path) -> None:
+def test_run_json_names_the_recipe(run: Path) -> None:
     described = json.loads((run / "run.json").read_text())
     assert (described["recipes"], described["state"]) == (["small_trainer"], "ended")
 
 
-def test_the_recipe_is_checked_where_the_trainer_lies() -> None:
+def test_check_finds_the_trainer_in_the_recipes_folder() -> None:
     result = autoprof("recipes", "--check", "small_trainer.toml", cwd=EXAMPLE)
     assert result.stdout == "small_trainer.toml: good, 3 hooks; looked up in the source of small_trainer\n"
     assert result.returncode == 0
 
 
-def test_recipes_and_doctor_see_what_is_installed(site: Path, by_entry_point: Path, tmp_path: Path) -> None:
-    told = autoprof("recipes", "small_trainer", "--json", cwd=tmp_path, PYTHONPATH=str(site)).stdout
-    listed = json.loads(told)["recipes"]
+def test_recipes_and_doctor_list_an_installed_recipe(site: Path, by_entry_point: Path, tmp_path: Path) -> None:
+    output = autoprof("recipes", "small_trainer", "--json", cwd=tmp_path, PYTHONPATH=str(site)).stdout
+    listed = json.loads(output)["recipes"]
     assert [(entry["origin"], entry["fits"]) for entry in listed] == [("small-trainer-autoprof", "not installed")]
-    # Only this recipe: the other targets take long to import.
+    # Disable the other recipes, whose targets take long to import.
     only = {
         "PYTHONPATH": f"{site}:{EXAMPLE}",
         "AUTOPROF_DISABLE": "verl,vllm,sglang,ray,trl,transformers",
@@ -201,5 +201,5 @@ def test_recipes_and_doctor_see_what_is_installed(site: Path, by_entry_point: Pa
     assert autoprof("doctor", by_entry_point.name, "--dir", str(by_entry_point.parent), cwd=tmp_path).returncode == 0
 
 
-def test_the_tutorial_shows_the_recipe_as_it_is() -> None:
+def test_the_tutorial_shows_the_current_recipe() -> None:
     assert RECIPE.read_text().partition("\n")[2] in (ROOT / "docs" / "tutorial.md").read_text()

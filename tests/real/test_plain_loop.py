@@ -1,4 +1,4 @@
-"""A loop without a trainer class, over accelerate's data loader, and a recipe of blocks and items for two targets."""
+"""Loop without a trainer class over accelerate's data loader, with a recipe of blocks and items for two targets."""
 
 from __future__ import annotations
 
@@ -80,15 +80,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_items_of_a_loader_are_steps_and_their_blocks_stages(folder: Path) -> None:
+def test_the_items_of_a_loader_are_steps_and_its_blocks_are_stages(folder: Path) -> None:
     found = [(span["name"], span["step"]) for span in spans(folder / "autoprof_runs" / "latest")]
     steps = [each for each in found if each[0] in ("micro_batch", "step")]
     assert steps == [(name, number) for number in range(1, 5) for name in ("micro_batch", "step")]
-    # It asks for one batch more than it has handed on, and for the end.
+    # accelerate requests one batch ahead, and then the end of the iterator: 4 batches and the end.
     assert [name for name, _ in found].count("data") == 5
 
 
-def test_a_block_is_captured_from_enter_to_exit(folder: Path) -> None:
+def test_a_with_block_is_captured_as_a_stage(folder: Path) -> None:
     step = folder / "autoprof_runs" / "latest" / "global_step_000002"
     (meta,) = step.glob("*.meta.json")
     content = json.loads(meta.read_text())
@@ -101,7 +101,7 @@ def test_nothing_went_wrong(folder: Path) -> None:
     content = json.loads(hooks.read_text())
     assert content["errors"] == {}
     called = {key: hook["state"] for key, hook in content["hooks"].items() if hook["called"]}
-    # Beside those of accelerate's own recipe.
+    # Hooks of the recipe for accelerate that autoprof ships are called too.
     assert (
         called.items()
         >= {

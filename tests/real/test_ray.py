@@ -1,4 +1,4 @@
-"""Real Ray actors: hooks fire in each kind of class, and settings reach the workers of any cluster."""
+"""Real Ray actors: hooks are called in each kind of class, and settings reach the workers of any cluster."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Driven:
 
     @property
     def spans(self) -> dict[str, list[int]]:
-        """Return where each hook fired: stage to the pids of the processes whose timeline has it."""
+        """Pids of the processes that called each hook, by stage."""
         found: dict[str, list[int]] = {}
         for path in self.folder.glob("autoprof_runs/latest/timeline/*.jsonl"):
             pid = int(path.stem.rpartition("-")[2])
@@ -60,13 +60,13 @@ def drive(folder: Path, *arguments: str, **variables: str) -> Driven:
 
 @pytest.fixture(scope="module")
 def local(tmp_path_factory: pytest.TempPathFactory) -> Driven:
-    """A cluster that the driver starts, with autoprof."""
+    """Run the driver with autoprof on a cluster that it starts."""
     return drive(tmp_path_factory.mktemp("local"), "local", **ON)
 
 
 @pytest.fixture(scope="module")
 def hidden(tmp_path_factory: pytest.TempPathFactory) -> Driven:
-    """The same, but the workers can't import autoprof."""
+    """Run the driver with autoprof on a cluster whose workers can't import autoprof."""
     folder = tmp_path_factory.mktemp("hidden")
     (folder / "lib" / "autoprof").mkdir(parents=True)
     (folder / "lib" / "autoprof" / "__init__.py").write_text("raise ImportError('not on this node')\n")
@@ -75,13 +75,13 @@ def hidden(tmp_path_factory: pytest.TempPathFactory) -> Driven:
 
 @pytest.fixture(scope="module")
 def joined(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Driven:
-    """A driver with autoprof on the cluster that was started without."""
+    """Run the driver with autoprof on a cluster that was started without autoprof."""
     return drive(tmp_path_factory.mktemp("joined"), cluster, **ON)
 
 
 @pytest.fixture(scope="module")
 def declared(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Driven:
-    """The same with the recipes of a distribution, which only the driver has on its path."""
+    """Run the driver on that cluster with the recipes of a distribution that only the driver has on its path."""
     folder = tmp_path_factory.mktemp("declared")
     package = install(folder / "site", "ray-recipes", declare("ray_recipes"))
     for recipe in SCRIPTS.glob("*.toml"):
@@ -90,7 +90,7 @@ def declared(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Driven:
 
 
 @pytest.mark.parametrize("where", ["local", "joined", "declared"])
-def test_the_hook_fires_once_in_the_actors_process(where: str, request: pytest.FixtureRequest) -> None:
+def test_each_hook_is_called_once_in_the_actors_process(where: str, request: pytest.FixtureRequest) -> None:
     if where == "declared":
         request.getfixturevalue("thorough")
     driven: Driven = request.getfixturevalue(where)
@@ -107,12 +107,12 @@ def test_a_worker_that_can_not_import_autoprof_runs_the_users_methods(hidden: Dr
 
 
 @pytest.mark.parametrize("where", ["local", "joined"])
-def test_a_method_is_added_to_a_server_that_has_none(where: str, request: pytest.FixtureRequest) -> None:
+def test_start_profile_is_added_to_a_server_without_it(where: str, request: pytest.FixtureRequest) -> None:
     driven: Driven = request.getfixturevalue(where)
     assert "there is no engine" in driven.result["asked"]["problem"]
 
 
-def test_an_added_method_answers_where_autoprof_can_not_be_imported(hidden: Driven) -> None:
+def test_the_added_method_answers_on_a_node_without_autoprof(hidden: Driven) -> None:
     assert hidden.result["asked"] == {}
 
 
@@ -124,7 +124,7 @@ def test_workers_of_a_cluster_started_before_get_settings_and_run_id(joined: Dri
     assert "autoprof.hooks.patching" in joined.result["modules"]
 
 
-def test_what_the_user_put_into_runtime_env_wins(cluster: str, tmp_path: Path) -> None:
+def test_the_users_runtime_env_takes_precedence(cluster: str, tmp_path: Path) -> None:
     driven = drive(tmp_path, cluster, AUTOPROF="1", AUTOPROF_STEPS="3", USER_STEPS="7")
     assert driven.result["environment"]["AUTOPROF_STEPS"] == "7"
 
@@ -141,7 +141,7 @@ print("RESULT " + json.dumps(ray.get(shown.remote())), flush=True)
 
 
 def test_the_pythonpath_of_a_job_comes_before_autoprofs(cluster: str, tmp_path: Path) -> None:
-    """Ray hands a job's runtime environment to its entry point in a variable."""
+    """Ray passes a job's runtime environment to its entry point in an environment variable."""
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     (theirs / "mine.py").touch()
@@ -164,7 +164,7 @@ def test_without_autoprof_workers_get_nothing(cluster: str, tmp_path: Path) -> N
     assert not (tmp_path / "autoprof_runs").exists()
 
 
-def test_ray_initialised_before_autoprof_is_said_once(tmp_path: Path) -> None:
+def test_ray_initialised_before_autoprof_is_reported_once(tmp_path: Path) -> None:
     code = """
 import os, ray
 ray.init(address="local", num_cpus=1, include_dashboard=False, object_store_memory=100_000_000)
@@ -177,8 +177,8 @@ _autoprof_gate.activate()
     assert finished.output.count("Ray was initialised before autoprof was loaded") == 1
 
 
-def test_a_merge_outlives_the_worker_that_asked_for_it(tmp_path: Path) -> None:
-    """Ray kills the children of a worker."""
+def test_a_merge_outlives_the_worker_that_started_it(tmp_path: Path) -> None:
+    """Ray kills the child processes of a worker."""
     step = tmp_path / "run" / "global_step_000002"
     for rank in range(2):
         name = f"rollout.replica0.rank{rank}.h.pid{rank}"

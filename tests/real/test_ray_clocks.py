@@ -1,4 +1,4 @@
-"""Clocks of a cluster's nodes, measured through real Ray: three raylets on this machine, whose clocks are the same."""
+"""Clocks of a cluster's nodes, measured through real Ray: three raylets on this machine, which share one clock."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return result
 
 
-def test_each_other_host_has_a_line_that_is_right_to_within_its_error(measured: dict[str, Any]) -> None:
+def test_the_measured_offset_of_each_other_host_is_right_within_its_error(measured: dict[str, Any]) -> None:
     (path,) = measured["files"]
     lines = [json.loads(line) for line in Path(path).read_text().splitlines()]
     assert sorted(line["host"] for line in lines) == [f"{measured['host']}-0", f"{measured['host']}-1"]
     for line in lines:
         assert set(line) == {"host", "offset_ns", "error_ns", "unix_ns"}
-        # It is one clock.
+        # All nodes share one clock, so the offset must be within the error.
         assert abs(line["offset_ns"]) <= line["error_ns"]
         assert 0 < line["error_ns"] < 1e9
         assert measured["begun"] <= line["unix_ns"] <= measured["ended"]
     assert Path(path).parent.parent.name == Path(path).parents[1].name
 
 
-def test_nodes_of_the_trainers_host_need_none(measured: dict[str, Any]) -> None:
+def test_nodes_of_the_trainers_host_have_no_line(measured: dict[str, Any]) -> None:
     assert measured["same_host"] == []
 
 
@@ -49,6 +49,6 @@ def test_a_node_that_has_gone_is_left_out(measured: dict[str, Any]) -> None:
     assert measured["one_gone"] == [f"{measured['host']}-0"]
 
 
-def test_the_end_of_ray_ends_it_without_an_error(measured: dict[str, Any]) -> None:
+def test_the_end_of_ray_ends_the_measurement_without_an_error(measured: dict[str, Any]) -> None:
     assert measured["alive"] == []
     assert measured["errors"] == {}

@@ -1,4 +1,4 @@
-"""`autoprof collect`: it connects to the cluster that the user or the run names, and to no other one."""
+"""`autoprof collect` connects only to the cluster that the user or the run names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def asked(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[As
         yield asked
 
 
-def test_an_empty_folder_joins_no_cluster_of_the_machine(asked: Asked, tmp_path: Path) -> None:
+def test_collect_in_an_empty_folder_joins_no_cluster(asked: Asked, tmp_path: Path) -> None:
     done = autoprof("collect", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
     assert "no Ray cluster is named: give --ray HOST:PORT or RAY_ADDRESS" in done.stderr
@@ -39,7 +39,7 @@ def test_a_run_names_its_cluster(asked: Asked, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["latest", "its id"])
-def test_a_cluster_that_is_named_is_asked_from_an_empty_folder(asked: Asked, tmp_path: Path, name: str) -> None:
+def test_collect_works_in_an_empty_folder_if_a_cluster_is_named(asked: Asked, tmp_path: Path, name: str) -> None:
     name = asked.run.name if name == "its id" else name
     done = autoprof("collect", name, cwd=tmp_path, RAY_ADDRESS=asked.address)
     assert done.returncode == 0, done.stderr
@@ -53,7 +53,7 @@ def test_the_address_that_auto_found_is_printed(asked: Asked, tmp_path: Path) ->
     assert done.stderr == f"autoprof: connected to the Ray cluster at {asked.address}, which --ray auto found\n"
 
 
-def test_a_cluster_that_does_not_know_the_run_is_left(asked: Asked, tmp_path: Path) -> None:
+def test_nothing_is_collected_from_a_cluster_that_does_not_know_the_run(asked: Asked, tmp_path: Path) -> None:
     other = tmp_path / "autoprof_runs" / "20260101-000000-000"
     shutil.copytree(asked.run, other, ignore=shutil.ignore_patterns("collected.json"))
     done = autoprof("collect", cwd=tmp_path)

@@ -1,4 +1,4 @@
-"""Real Ray actors that die in a step: the run names the one that did, and not those that Ray ended with the driver."""
+"""Real Ray actors that die in a step. The run names the actor that died, not the actors that Ray ended afterwards."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ IN_UPDATE = "in update_actor of step 2"
 
 
 def line(text: str) -> str:
-    """Where that stands in the script."""
+    """Return file and line of this text in the script."""
     lines = (SCRIPTS / "dying.py").read_text().splitlines()
     return f"dying.py:{next(number for number, each in enumerate(lines, 1) if text in each)}"
 
 
 @pytest.mark.fault(
-    "a Ray actor is killed, crashes, raises", "ended as without autoprof", "nothing; doctor says who died"
+    "a Ray actor is killed, crashes, raises", "ends as without autoprof", "nothing; doctor names the actor"
 )
 @pytest.mark.parametrize(
     ("how", "status", "text"),
@@ -42,24 +42,22 @@ def line(text: str) -> str:
         ("healthy", 0, ""),
     ],
 )
-def test_the_actor_is_named_that_died(thorough: None, tmp_path: Path, how: str, status: int, text: str) -> None:
+def test_the_actor_that_died_is_named(thorough: None, tmp_path: Path, how: str, status: int, text: str) -> None:
     settings = {"AUTOPROF": "1", "AUTOPROF_STEPS": "", "AUTOPROF_RECIPES": str(SCRIPTS / "dying.toml")}
     command = [sys.executable, str(SCRIPTS / "dying.py"), how]
     ended = processes.run(command, cwd=tmp_path, env=clean_environment(**settings), timeout_s=300)
     assert ended.status == status, ended.output[-3000:]
     found = deaths.of_run(runs.find(tmp_path / "autoprof_runs", "latest"))
     assert (deaths.sentence(found[0]) if found else "") == text
-    # What follows from it: the trainer's exception, and no actor that Ray ended with the driver.
+    # The only consequence is the trainer's exception; actors that Ray ended with the driver are not listed.
     assert {death.how for death in found[1:]} <= {deaths.EXCEPTION}
 
 
-@pytest.mark.fault(
-    "Ray kills an actor for memory", "ended as without autoprof", "nothing; doctor says who died of what"
-)
-def test_the_actor_is_named_that_ray_killed_for_memory(thorough: None, tmp_path: Path) -> None:
+@pytest.mark.fault("Ray kills an actor for memory", "ends as without autoprof", "nothing; doctor names actor and cause")
+def test_the_actor_that_ray_killed_for_memory_is_named(thorough: None, tmp_path: Path) -> None:
     sizes = dict(line.split()[:2] for line in Path("/proc/meminfo").read_text().splitlines())
     total, free = int(sizes["MemTotal:"]), int(sizes["MemAvailable:"])
-    # Ray's own limit, a share of the machine's memory: 1.5 GB from here, of which Ray itself needs half.
+    # Ray's limit is a share of the machine's memory. Set it 1.5 GB above the current use; Ray itself needs half of it.
     threshold = (total - free + 1_500_000) / total
     settings = {
         "AUTOPROF": "1",

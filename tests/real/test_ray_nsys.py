@@ -1,4 +1,4 @@
-"""Real Ray actors under a stand-in for `nsys`: who runs under it, with which interpreter, and where reports go."""
+"""Real Ray actors under a stand-in for `nsys`: which actors run under it, their interpreter, and their reports."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.helpers import ROOT, clean_environment
 
 SCRIPTS = Path(__file__).parent / "nsys_scripts"
 STAND_IN = ROOT / "tests" / "support" / "stand_ins" / "nsys"
-# Longer than a driver takes to end: a run that does not wait loses the last reports.
+# Longer than the end of a driver, so that a run that does not wait loses the last reports.
 WRITES_S = 3.0
 ON = {"AUTOPROF": "1", "AUTOPROF_TOOL": "nsys", "AUTOPROF_STEPS": "2,4", "AUTOPROF_RECIPES": str(SCRIPTS)}
 
@@ -33,7 +33,7 @@ class Driven:
     actors: list[dict[str, Any]]
 
     def captures(self) -> dict[str, dict[str, Any]]:
-        """The meta file of each capture by step, role and stage."""
+        """Return the meta file of each capture, by step, role and stage."""
         found = {}
         for path in self.folder.glob("autoprof_runs/latest/global_step_*/*.meta.json"):
             found[f"{path.parent.name[-1]} {path.name.split('.rank')[0]}"] = json.loads(path.read_text())
@@ -41,7 +41,7 @@ class Driven:
 
 
 def environment(path: Path, folder: Path) -> dict[str, str]:
-    """Without a `python` on the path, as where a virtual environment is not activated."""
+    """Return an environment without `python` on PATH, as if no virtual environment were activated."""
     bare = folder / "bin"
     bare.mkdir()
     for name in ("sh", "bash", "dirname", "rm"):
@@ -69,12 +69,12 @@ def test_the_actor_whose_rank_is_captured_runs_under_nsys(driven: Driven) -> Non
     under = [bool(actor["NSYS_PROFILING_SESSION_ID"]) for actor in driven.actors]
     assert under == [True, False, False]
     first = driven.actors[0]
-    told = json.loads((driven.folder / f"{first['pid']}.json").read_text())
+    command = json.loads((driven.folder / f"{first['pid']}.json").read_text())
     expected = nsys.profile_options(NsysOptions(executable=str(STAND_IN / "nsys")))
     assert expected["capture-range-end"] == "repeat:async"
-    assert {name: told["options"][name] for name in expected} == expected
-    assert told["output"].endswith(f"/logs/nsight/autoprof_{first['pid']}")
-    assert told["command"][0] == "python"
+    assert {name: command["options"][name] for name in expected} == expected
+    assert command["output"].endswith(f"/logs/nsight/autoprof_{first['pid']}")
+    assert command["command"][0] == "python"
 
 
 def test_actors_keep_the_interpreter_of_the_driver(driven: Driven) -> None:
@@ -103,7 +103,7 @@ def test_ranges_name_step_role_and_stage(driven: Driven) -> None:
 
 
 @pytest.mark.usefixtures("thorough")
-def test_without_nsys_the_run_goes_on_with_torch_and_says_so(tmp_path: Path) -> None:
+def test_without_nsys_the_run_uses_torch_and_reports_it(tmp_path: Path) -> None:
     driven = drive(tmp_path, tmp_path / "nowhere", **ON)
     assert [actor["NSYS_PROFILING_SESSION_ID"] for actor in driven.actors] == ["", "", ""]
     assert driven.output.count("there is no nsys on the path; actors are not started under nsys") == 1
@@ -114,7 +114,7 @@ def test_without_nsys_the_run_goes_on_with_torch_and_says_so(tmp_path: Path) -> 
     assert said.returncode == 1
 
 
-def test_doctor_on_the_environment(tmp_path: Path) -> None:
+def test_doctor_reports_if_nsys_is_installed(tmp_path: Path) -> None:
     doctor = [sys.executable, "-m", "autoprof", "doctor", "--json"]
     variables = clean_environment(AUTOPROF_TOOL="nsys", AUTOPROF_DISABLE="verl,vllm,sglang,trl,transformers,ray")
     for path, missing in ((f"{STAND_IN}:{os.environ['PATH']}", False), ("/usr/bin:/bin", True)):

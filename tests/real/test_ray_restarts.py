@@ -1,4 +1,4 @@
-"""Restarts under Ray: of an actor that died in a window, of its task, and of Ray itself."""
+"""Restarts under Ray: of an actor that died during a window, of its task, and of Ray itself."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ray.shutdown()
 """
 
 
-# Its memory runs out only when Ray is up for the second time. What is told of it is heard in a thread.
+# Memory runs out only after Ray has been restarted. The driver learns of it in a thread, so the script waits.
 AGAIN = """
 import time, ray, torch
 from small import Trainer
@@ -55,7 +55,7 @@ ray.shutdown()
 
 
 def driven(folder: Path, script: str, **variables: str) -> tuple[runs.Run, str]:
-    """The run of a driver that may import the small trainer, and what it printed."""
+    """Run a driver that can import the small trainer, and return its run and its output."""
     prepare(folder, lambda *_, **__: None)  # type: ignore[arg-type,return-value]
     (folder / "drive.py").write_text(script)
     lib = folder / "lib"
@@ -73,22 +73,22 @@ def driven(folder: Path, script: str, **variables: str) -> tuple[runs.Run, str]:
     return run, done.output
 
 
-@pytest.mark.fault("a Ray actor is started anew, a task retried", "go on", "the dead one's capture")
-def test_an_actor_that_is_started_anew_overwrites_nothing(tmp_path: Path) -> None:
+@pytest.mark.fault("a Ray actor is restarted, a task retried", "continues", "the capture of the dead actor")
+def test_a_restarted_actor_overwrites_nothing(tmp_path: Path) -> None:
     run, output = driven(tmp_path, DIES, AUTOPROF_STEPS="2")
     states = {capture.name.rpartition(".pid")[2]: capture.state for capture in run.captures}
     (second,) = [line.split()[1] for line in output.splitlines() if line.startswith("PID ")]
     assert sorted(states.values()) == ["complete", "unfinished"]
     assert states[second] == "complete"
     assert [str(meta["pid"]) for meta in metas(tmp_path)] == [second]
-    # Neither took the other's name.
+    # The two processes used different names.
     assert all(".2." not in capture.name for capture in run.captures)
 
 
-def test_conditions_hold_where_ray_is_ended_and_begun_anew(tmp_path: Path) -> None:
+def test_conditions_work_after_ray_is_restarted(tmp_path: Path) -> None:
     driven(tmp_path, AGAIN, AUTOPROF_STEPS="", AUTOPROF_WHEN="oom, memory>0.001")
     ran_out, full = metas(tmp_path)
-    # A step may begin before it is heard.
+    # The next step may begin before the driver learns of the condition.
     assert ran_out["step"] in (1, 2)
     assert ran_out["window"] == "actor rank 0 ran out of memory in update_actor of step 2 (oom)"
     assert full["step"] in (2, 3)

@@ -1,4 +1,4 @@
-"""`autoprof trigger --ray`: a run in a real cluster is asked, and waited for, by way of Ray alone."""
+"""`autoprof trigger --ray`: requests to a run in a real cluster, and waits for it, only through Ray."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["cluster"]
 
 @pytest.fixture(scope="module")
 def asked(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
-    """A run in a cluster that was there before."""
+    """Run in progress in an existing cluster."""
     with going_on(tmp_path_factory.mktemp("asked"), cluster) as asked:
         yield asked
 
@@ -33,31 +33,31 @@ def test_a_window_is_opened_and_waited_for(asked: Asked) -> None:
     assert lines[-2:] == [str(asked.run / step) for step in steps]
     for step in steps:
         assert len(list((asked.run / step).glob("actor.update_actor.rank0.*.pt.trace.json.gz"))) == 1
-    # Nothing is left in Ray but the bell and the run itself, and no run was begun by asking.
+    # The commands did not start a run.
     assert list((asked.folder / "elsewhere").iterdir()) == []
 
 
-def test_where_its_processes_stand_is_asked_by_way_of_ray(asked: Asked) -> None:
+def test_stacks_are_requested_through_ray(asked: Asked) -> None:
     done = asked.shell("--json", command="stacks")
     with done:
         output, errors = done.communicate(timeout=120)
     assert (done.returncode, errors) == (0, asked.connected)
-    said = json.loads(output)
-    (folder,) = said["folders"]
+    answer = json.loads(output)
+    (folder,) = answer["folders"]
     assert Path(folder.partition(":")[2]).parent == asked.run / "stacks"
-    # The driver has called no hook: it stands in py-spy's words.
-    by_process = {each["process"].partition(".")[0]: each for each in said["processes"]}
+    # The driver has called no hook, so it does not answer itself.
+    by_process = {each["process"].partition(".")[0]: each for each in answer["processes"]}
     trainer, worker = by_process["ray::Trainer"], by_process["ray::Worker"]
     assert (trainer["by"], worker["by"]) == ("itself", "itself")
     functions = [frame["function"] for thread in trainer["threads"] for frame in thread["frames"]]
     assert "Trainer.fit" in functions
     assert not [name for name in functions if name == "autoprof_wrapper"]
-    assert {each["reason"] for each in said["absent"]} <= {"none of autoprof's hooks was called in it"}
-    # The run goes on.
+    assert {each["reason"] for each in answer["absent"]} <= {"none of autoprof's hooks was called in it"}
+    # The run continues.
     assert asked.trigger("--steps", "1", "--wait").returncode == 0
 
 
-def test_the_run_is_known_by_the_beginning_of_its_id(asked: Asked) -> None:
+def test_the_start_of_a_runs_id_is_enough(asked: Asked) -> None:
     before = asked.steps()
     done = asked.trigger(asked.run.name[:-2], "--wait")
     assert done.returncode == 0, done.stderr
@@ -67,7 +67,7 @@ def test_the_run_is_known_by_the_beginning_of_its_id(asked: Asked) -> None:
     assert f"no run matches '1999' in this cluster; there are {asked.run.name}" in unknown.stderr
 
 
-def test_it_is_switched_off_and_on(asked: Asked) -> None:
+def test_a_run_is_switched_off_and_on(asked: Asked) -> None:
     assert asked.trigger("--off").returncode == 0
     wait_for(asked.run / "control" / "off")
     refused = asked.trigger("--wait")
@@ -89,7 +89,7 @@ def test_it_is_switched_off_and_on(asked: Asked) -> None:
         ("127.0.0.1:99999", "no Ray cluster at '127.0.0.1:99999': nothing answers there ("),
     ],
 )
-def test_what_is_wrong_with_the_address_is_said(asked: Asked, address: str, why: str) -> None:
+def test_a_wrong_address_is_reported(asked: Asked, address: str, why: str) -> None:
     wrong = Asked.__new__(Asked)
     wrong.folder, wrong.address = asked.folder, address
     done = wrong.trigger()
@@ -97,7 +97,7 @@ def test_what_is_wrong_with_the_address_is_said(asked: Asked, address: str, why:
     assert done.stderr.startswith(f"autoprof: trigger: --ray: {why}")
 
 
-def test_a_run_that_has_ended_is_not_waited_for_nor_asked(asked: Asked) -> None:
+def test_a_run_that_has_ended_gets_no_requests_and_ends_waits(asked: Asked) -> None:
     name = asked.run.name
     with asked.waited_for() as shell:
         (asked.folder / "enough").touch()
@@ -111,7 +111,7 @@ def test_a_run_that_has_ended_is_not_waited_for_nor_asked(asked: Asked) -> None:
     assert f"run {name} is not going on: its trainer's process has ended" in done.stderr
 
 
-def test_a_cluster_that_ends_with_its_run_is_said(tmp_path: Path) -> None:
+def test_the_end_of_a_cluster_with_its_run_is_reported(tmp_path: Path) -> None:
     with going_on(tmp_path, "local") as asked, asked.waited_for() as shell:
         (asked.folder / "enough").touch()
         errors = shell.communicate(timeout=120)[1]

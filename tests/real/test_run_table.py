@@ -1,4 +1,4 @@
-"""The table of runs says which modules read what a run leaves."""
+"""The table of runs lists the modules that read the files of each run."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 from tests.real.run_table import RUNS
 
-# Fixtures that are one run after the other.
+# Fixtures with several runs as parameters.
 SEVERAL = {"profiled": ("v1", "legacy"), "unprofiled": ("v1_off", "legacy_off")}
 
 
 def used(module: Path) -> set[str]:
-    """The runs whose fixtures a module's functions take, and it does not make itself."""
+    """Return the runs whose fixtures the functions of a module take, without fixtures of the module itself."""
     functions = [node for node in ast.walk(ast.parse(module.read_text())) if isinstance(node, ast.FunctionDef)]
     taken = {argument.arg for function in functions for argument in function.args.args}
     taken -= {function.name for function in functions}
@@ -22,8 +22,8 @@ def used(module: Path) -> set[str]:
 def test_each_module_that_takes_a_run_is_in_the_table() -> None:
     modules = {path.stem: path for path in Path(__file__).parent.glob("test_*.py")}
     taken = {(name, run) for name, path in modules.items() for run in used(path)}
-    told = {(name, run) for run, planned in RUNS.items() for name in planned.serves}
-    assert taken <= told
-    # A name that a module asks for in other ways is a text there.
-    for name, run in told - taken:
+    listed = {(name, run) for run, planned in RUNS.items() for name in planned.serves}
+    assert taken <= listed
+    # A fixture that a module requests by name is a text in the module.
+    for name, run in listed - taken:
         assert f'"{run}"' in modules[name].read_text(), (name, run)

@@ -21,7 +21,7 @@ STAGES = {
     "trainer.compute_advantage",
     "trainer.validate",
 }
-# The step with a checkpoint, which the runs make in step 4.
+# Additional stage of step 4, in which the runs save a checkpoint.
 SAVED = {"actor.save_checkpoint"}
 
 
@@ -29,12 +29,12 @@ def stages(step: int) -> set[str]:
     return STAGES | SAVED if step == 4 else STAGES
 
 
-def test_there_are_folders_for_the_chosen_steps_and_no_others(profiled: VerlRun) -> None:
+def test_only_the_chosen_steps_have_folders(profiled: VerlRun) -> None:
     folders = sorted(path.name for path in profiled.directory.glob("global_step_*"))
     assert folders == ["global_step_000002", "global_step_000004"]
 
 
-def test_all_four_steps_were_seen(profiled: VerlRun) -> None:
+def test_all_four_steps_are_on_the_timeline(profiled: VerlRun) -> None:
     assert [span["step"] for span in profiled.spans if span["kind"] == "step"] == [1, 2, 3, 4]
 
 
@@ -46,7 +46,7 @@ def test_every_stage_and_the_rollout_are_captured_once(profiled: VerlRun, step: 
 
 
 @pytest.mark.parametrize("step", [2, 4])
-def test_every_capture_is_complete_and_its_meta_file_says_what_it_is(profiled: VerlRun, step: int) -> None:
+def test_every_capture_is_complete_and_described_in_its_meta_file(profiled: VerlRun, step: int) -> None:
     found = metas(profiled, step)
     assert len(found) == len(stages(step)) + 2
     for meta in found:
@@ -62,7 +62,7 @@ def test_every_capture_is_complete_and_its_meta_file_says_what_it_is(profiled: V
 
 
 @pytest.mark.parametrize("step", [2, 4])
-def test_every_trace_parses_and_lies_inside_its_step(profiled: VerlRun, step: int) -> None:
+def test_every_trace_parses_and_is_within_its_step(profiled: VerlRun, step: int) -> None:
     begin, end = profiled.step_window(step)
     for path in profiled.step_folder(step).glob("*.pt.trace.json.gz"):
         first, last = window(profiled.trace(step, path.name.removesuffix(".pt.trace.json.gz")))
@@ -70,19 +70,19 @@ def test_every_trace_parses_and_lies_inside_its_step(profiled: VerlRun, step: in
 
 
 @pytest.mark.parametrize("step", [2, 4])
-def test_the_actors_update_holds_the_backward_pass(profiled: VerlRun, step: int) -> None:
+def test_the_trace_of_the_actors_update_has_the_backward_pass(profiled: VerlRun, step: int) -> None:
     names = {event["name"] for event in operators(profiled.trace(step, "actor.update_actor"))}
     assert any(name.startswith("autograd::engine::evaluate_function") for name in names)
     assert {"aten::mm", "MmBackward0"} <= names
 
 
 @pytest.mark.parametrize("step", [2, 4])
-def test_the_rollout_holds_the_models_forward_passes_from_vllms_worker(profiled: VerlRun, step: int) -> None:
+def test_the_rollout_trace_has_the_forward_passes_of_vllms_worker(profiled: VerlRun, step: int) -> None:
     trace = profiled.trace(step, "rollout.replica0.rank0")
     names = [event["name"] for event in operators(trace)]
     assert "aten::linear" in names or "aten::mm" in names
-    # vLLM annotates each forward pass. The run has 4 prompts, answered one after the other with up to 32 tokens each:
-    # 128 passes, of which AUTOPROF_ROLLOUT_ITERATIONS leaves the first 100.
+    # vLLM annotates each forward pass. The run answers 4 prompts one after the other, with up to 32 tokens each: 128
+    # passes. AUTOPROF_ROLLOUT_ITERATIONS selects the first 100.
     passes = [name for name in names if name.startswith("execute_")]
     assert len(passes) == 100
     assert any("context_1" in name and "generation_0(0)" in name for name in passes)
@@ -93,7 +93,7 @@ def test_the_rollout_holds_the_models_forward_passes_from_vllms_worker(profiled:
 
 
 @pytest.mark.parametrize("step", [2, 4])
-def test_engines_that_share_devices_are_through_before_the_first_stage(profiled: VerlRun, step: int) -> None:
+def test_engines_that_share_devices_stop_before_the_first_stage(profiled: VerlRun, step: int) -> None:
     _, rollout_ends = window(profiled.trace(step, "rollout.replica0.rank0"))
     stages = [span for span in profiled.spans if span["kind"] == "stage" and span["step"] == step]
     first = min(span["start_ns"] for span in stages if span["role"] in ("actor", "ref"))
@@ -101,7 +101,7 @@ def test_engines_that_share_devices_are_through_before_the_first_stage(profiled:
 
 
 @pytest.mark.parametrize("step", [2, 4])
-def test_the_front_end_holds_the_outputs_of_as_many_passes(profiled: VerlRun, step: int) -> None:
+def test_the_front_ends_trace_has_the_outputs_of_the_same_passes(profiled: VerlRun, step: int) -> None:
     names = [event["name"] for event in operators(profiled.trace(step, "rollout.replica0.frontend"))]
     assert names.count("process_outputs") == 100
     assert 1 <= names.count("add_request") <= 4
@@ -110,7 +110,7 @@ def test_the_front_end_holds_the_outputs_of_as_many_passes(profiled: VerlRun, st
     assert "vLLMHttpServer" in server["process"]
 
 
-def test_validation_is_no_rollout_of_the_step(legacy: VerlRun) -> None:
+def test_validation_does_not_count_as_rollout_of_the_step(legacy: VerlRun) -> None:
     assert "val-core" in legacy.finished.output or "val-aux" in legacy.finished.output
     assert len(list(legacy.step_folder(2).glob("rollout.*.rank0.*.gz"))) == 1
 
@@ -130,11 +130,11 @@ def test_run_json_is_complete(profiled: VerlRun) -> None:
     assert len(info["hosts"]) == 1
 
 
-def test_nothing_is_left_half_written(profiled: VerlRun) -> None:
+def test_no_part_files_remain(profiled: VerlRun) -> None:
     assert list(profiled.directory.rglob("*.part")) == []
 
 
-def test_every_kind_of_process_left_its_hooks(profiled: VerlRun, request: pytest.FixtureRequest) -> None:
+def test_every_kind_of_process_has_a_file_of_hooks(profiled: VerlRun, request: pytest.FixtureRequest) -> None:
     titles = [process["process"] for process in profiled.processes]
     for kind in ("main_ppo", "ray::TaskRunner", "ray::WorkerDict", "ray::AgentLoopWorker", "ray::vLLMHttpServer"):
         assert any(kind in title for title in titles), kind
@@ -142,7 +142,7 @@ def test_every_kind_of_process_left_its_hooks(profiled: VerlRun, request: pytest
     assert any(title.startswith("VllmWorker") for title in titles)
 
 
-def test_no_hook_failed_and_autoprof_made_no_error(profiled: VerlRun) -> None:
+def test_no_hook_failed_and_autoprof_has_no_errors(profiled: VerlRun) -> None:
     for process in profiled.processes:
         assert process["errors"] == {}
         failed = {key: hook for key, hook in process["hooks"].items() if hook["state"] == "failed"}
@@ -150,33 +150,33 @@ def test_no_hook_failed_and_autoprof_made_no_error(profiled: VerlRun) -> None:
     assert "autoprof: " not in profiled.finished.output
 
 
-def test_nothing_is_left_running(profiled: VerlRun) -> None:
+def test_no_process_is_left_running(profiled: VerlRun) -> None:
     assert profiled.finished.left_behind == []
 
 
-def test_off_leaves_no_file(unprofiled: VerlRun) -> None:
+def test_a_run_without_autoprof_has_no_files_of_autoprof(unprofiled: VerlRun) -> None:
     assert not (unprofiled.folder / "autoprof_runs").exists()
     assert [path for path in unprofiled.folder.rglob("*") if "autoprof" in path.name] == []
 
 
-def test_off_imports_nothing_in_any_process(unprofiled: VerlRun) -> None:
+def test_no_process_imports_autoprof_if_it_is_off(unprofiled: VerlRun) -> None:
     starts = unprofiled.probed()
     kinds = {"verl": 0, "vllm": 0, "ray": 0}
     for modules in starts.values():
         for kind in kinds:
             kinds[kind] += kind in modules
         assert [module for module in modules if module.split(".")[0] == "autoprof"] == []
-    # The probe was there in all of them.
+    # The probe was loaded in all processes.
     assert kinds["verl"] >= 5
     assert kinds["vllm"] >= 3
 
 
-def test_the_probe_sees_autoprof_where_it_is_on(profiled: VerlRun) -> None:
+def test_the_probe_sees_autoprof_if_it_is_on(profiled: VerlRun) -> None:
     importing = [start for start, modules in profiled.probed().items() if "autoprof.hooks.patching" in modules]
     assert len(importing) >= 6
 
 
-def test_processes_that_are_no_business_of_ours_are_left_alone(profiled: VerlRun) -> None:
+def test_rays_own_processes_import_nothing_beyond_boot(profiled: VerlRun) -> None:
     for start, modules in profiled.probed().items():
         if "/ray/dashboard/" in start or "log_monitor.py" in start or "/ray/_private/runtime_env/" in start:
             assert [
@@ -204,11 +204,11 @@ def test_the_run_can_be_listed_and_examined(profiled: VerlRun, python: Any) -> N
     assert "verl/update-actor" in examined.stdout
 
 
-def test_the_merged_step_is_right_in_perfettos_own_engine(v1: VerlRun, python: Any, tmp_path: Path) -> None:
+def test_perfettos_own_engine_reads_the_merged_step(v1: VerlRun, python: Any, tmp_path: Path) -> None:
     made = tmp_path / "merged.json.gz"
-    said = python(["-m", "autoprof", "merge", str(v1.directory), "--step", "2", "-o", str(made)]).stdout
+    output = python(["-m", "autoprof", "merge", str(v1.directory), "--step", "2", "-o", str(made)]).stdout
     parts = sorted(v1.step_folder(2).glob("*.pt.trace.json.gz"))
-    assert f": {len(parts)} traces, " in said
+    assert f": {len(parts)} traces, " in output
     alone = [query(part, SLICES, FLOWS) for part in parts]
     ours = "select count(*) from slice where category in ('step', 'stage', 'timer', 'sample', 'turn', 'tool', 'reward',"
     slices, spans, flows, astray, processes = query(
@@ -223,7 +223,7 @@ def test_the_merged_step_is_right_in_perfettos_own_engine(v1: VerlRun, python: A
     assert {"trainer (timeline) rank0", "actor (timeline) rank0", "ref (timeline) rank0"} <= full
 
 
-def test_files_are_the_users_own(profiled: VerlRun) -> None:
+def test_only_the_user_can_read_the_files(profiled: VerlRun) -> None:
     for path in [profiled.directory / "run.json", *Path(profiled.directory, "hooks").iterdir()]:
         assert path.stat().st_mode & 0o077 == 0
 
@@ -236,7 +236,7 @@ def test_the_critic_is_captured_and_other_roles_are_not(critic: VerlRun) -> None
     assert any(name.startswith("autograd::engine::evaluate_function") for name in names)
 
 
-def test_a_window_can_be_opened_while_the_run_is_going_on(critic: VerlRun) -> None:
+def test_a_window_can_be_opened_during_the_run(critic: VerlRun) -> None:
     assert (critic.folder / "trigger.txt").read_text().startswith(f"asked run {critic.directory.name} for steps 3, in ")
     folders = sorted(path.name for path in critic.directory.glob("global_step_*"))
     assert folders == [f"global_step_00000{step}" for step in range(2, 9)]
@@ -251,7 +251,7 @@ def test_rollout_iterations_are_exact(critic: VerlRun) -> None:
     names = [event["name"] for event in operators(critic.trace(2, "rollout.replica0.rank0"))]
     passes = [name for name in names if name.startswith("execute_")]
     assert len(passes) == 5
-    # The two passes that were skipped hold the first prefill.
+    # The first prefill is in the two skipped passes.
     assert not any("generation_0(0)" in name for name in passes)
 
 
@@ -270,7 +270,7 @@ def test_the_command_at_the_end_finds_complete_files(critic: VerlRun) -> None:
     assert len(listed) == 10
 
 
-def test_fsdp1_and_fsdp2_are_told_by_what_torch_annotates(critic: VerlRun, v1: VerlRun) -> None:
+def test_torchs_annotations_show_fsdp1_and_fsdp2(critic: VerlRun, v1: VerlRun) -> None:
     for run, stage, annotation in (
         (critic, "critic.update_critic", "FullyShardedDataParallel"),
         (critic, "ref.compute_ref_log_prob", "FullyShardedDataParallel"),
@@ -280,7 +280,7 @@ def test_fsdp1_and_fsdp2_are_told_by_what_torch_annotates(critic: VerlRun, v1: V
         assert [name for name in names if annotation in name], (stage, annotation)
 
 
-def test_verls_own_profiler_goes_before_autoprofs(verls_own: VerlRun) -> None:
+def test_verls_own_profiler_takes_precedence(verls_own: VerlRun) -> None:
     theirs = [path.name for path in (verls_own.folder / "own").rglob("*.json.gz")]
     for stage in ("actor-compute-log-prob", "ref-compute-log-prob", "actor-update", "rank-0."):
         assert len([name for name in theirs if stage in name]) == 1, stage
@@ -291,7 +291,7 @@ def test_verls_own_profiler_goes_before_autoprofs(verls_own: VerlRun) -> None:
     assert "somebody else started the engine's profiler" in yielded["rollout"]["reason"]
 
 
-def test_the_step_after_verls_own_profiler_is_autoprofs_again(verls_own: VerlRun) -> None:
+def test_autoprof_captures_the_step_after_verls_own_profiler(verls_own: VerlRun) -> None:
     found = metas(verls_own, 3)
     assert len(found) == len(STAGES - {"trainer.validate"}) + 2
     assert {meta["state"] for meta in found} == {"complete"}

@@ -1,4 +1,4 @@
-"""A run of verl held against one of TRL: stages of other names are paired by their kinds."""
+"""Comparison of a run of verl with a run of TRL: stages of different names are paired by kind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.real
 
 @pytest.fixture(scope="module")
 def trl(thorough: None, tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    """Four steps of GRPO, all captured, the first and the third with rollouts and their scores."""
+    """Run four steps of GRPO with TRL, all captured; the first and the third have rollouts and scores."""
     folder = tmp_path_factory.mktemp("trl")
     environment = clean_environment(OMP_NUM_THREADS="1", AUTOPROF="1", AUTOPROF_STEPS="::1")
     command = [engines.python_of(NAMES[-1]), str(SCRIPT), "scored"]
@@ -31,7 +31,7 @@ def trl(thorough: None, tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
 @pytest.fixture(scope="module")
 def compared(trl: Ran, v1: VerlRun) -> Comparison:
-    """Return what `autoprof report --json` says of verl's run against TRL's."""
+    """Compare verl's run with TRL's by `autoprof report --against --json`."""
     command = [sys.executable, "-m", "autoprof", "report", str(v1.directory), "--against", str(trl.run), "--json"]
     ran = subprocess.run(command, cwd=trl.folder, env=clean_environment(), capture_output=True, check=True)
     return msgspec.json.decode(json.dumps(json.loads(ran.stdout)["comparison"]), type=Comparison)
@@ -39,7 +39,7 @@ def compared(trl: Ran, v1: VerlRun) -> Comparison:
 
 @pytest.fixture(scope="module")
 def stages(compared: Comparison) -> dict[str, ComparisonRow]:
-    """The rows of stages, by name."""
+    """Return the rows of stages, by name."""
     return {row.name: row for row in compared.rows if row.kind == "stage"}
 
 
@@ -48,14 +48,14 @@ def stages(compared: Comparison) -> dict[str, ComparisonRow]:
     [
         ("generate", "generate | gen, generate_sequences"),
         ("log_prob", "compute_log_prob | old_log_prob"),
-        # verl's update makes the step of the optimizer, too.
+        # verl's update includes the optimizer step.
         ("update_actor", "update_actor, optimizer_step | update_actor"),
         ("validate", "evaluate | testing"),
     ],
 )
 def test_stages_of_a_kind_are_one_row(stages: dict[str, ComparisonRow], kind: str, names: str) -> None:
     row = stages[kind]
-    # The order is that of their times.
+    # The report sorts them by time, which varies.
     assert [sorted(side.split(", ")) for side in row.where.split(" | ")] == [
         sorted(side.split(", ")) for side in names.split(" | ")
     ]
@@ -65,15 +65,15 @@ def test_stages_of_a_kind_are_one_row(stages: dict[str, ComparisonRow], kind: st
 
 
 @pytest.mark.parametrize("name", ["ref", "adv", "update_weights"])
-def test_what_trl_does_not_do_here_has_no_other_side(stages: dict[str, ComparisonRow], name: str) -> None:
+def test_a_stage_that_trl_lacks_has_only_verls_figure(stages: dict[str, ComparisonRow], name: str) -> None:
     assert (stages[name].a, stages[name].where) == (None, "")
     assert stages[name].b
 
 
-def test_operators_are_compared_where_both_have_captures(compared: Comparison) -> None:
+def test_operators_are_compared_if_both_runs_have_captures(compared: Comparison) -> None:
     operators = [row for row in compared.rows if row.kind == "operator"]
     places = {row.where for row in operators}
     assert places <= {"generate", "actor.compute_log_prob rank 0", "actor.update_actor rank 0"}
-    # TRL generates by transformers, verl by vLLM: some operators are in both.
+    # TRL generates with transformers, verl with vLLM; some operators are in both.
     assert [row.name for row in operators if row.where == "generate" and row.a and row.b]
     assert not [row.name for row in operators if row.name.startswith(("actor.", "rollout."))]

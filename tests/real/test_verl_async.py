@@ -1,4 +1,4 @@
-"""verl 0.9.1's asynchronous trainers: answers outlast a step, and engines may have devices of their own."""
+"""Asynchronous trainers of verl 0.9.1: answers can take longer than a step, and engines can have their own devices."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import pytest
 
 from tests.support.verl_runs import VerlRun, metas, operators, window
 
-# How often each stage of a step runs, in each trainer. The fully asynchronous one trains with the log probs of the
-# rollout.
+# Number of times that each stage of a step runs. The fully asynchronous trainer uses the log probs of the rollout.
 UPDATES = {
     "actor.compute_log_prob": 1,
     "actor.update_actor": 1,
@@ -26,7 +25,7 @@ EXPECTED = {
     "fully_async": {name: count for name, count in TWICE.items() if name != "actor.compute_log_prob"},
 }
 STEPS = [2, 4]
-# The one that generates: the first of `separate_async` is on the trainer's own device, which it is not lent to.
+# Replica that generates. The first replica of `separate_async` is on the trainer's device and generates nothing.
 REPLICA = {"colocate_async": 0, "separate_async": 1, "fully_async": 0}
 
 
@@ -42,7 +41,7 @@ def asynchronous(trainer: str, request: pytest.FixtureRequest) -> VerlRun:
 
 
 def stages(run: VerlRun, step: int) -> list[dict[str, Any]]:
-    """The spans of the stages on the trainer's devices, in their order."""
+    """Return the spans of the stages on the trainer's devices, in order."""
     found = [span for span in run.spans if span["kind"] == "stage" and span["step"] == step]
     return sorted((span for span in found if span["role"] in ("actor", "ref")), key=lambda span: span["start_ns"])
 
@@ -64,7 +63,7 @@ def test_every_stage_and_both_parts_of_the_engine_are_captured(asynchronous: Ver
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_every_trace_lies_inside_its_step(asynchronous: VerlRun, step: int) -> None:
+def test_every_trace_is_within_its_step(asynchronous: VerlRun, step: int) -> None:
     begin, end = asynchronous.step_window(step)
     for path in asynchronous.step_folder(step).glob("*.pt.trace.json.gz"):
         first, last = window(asynchronous.trace(step, path.name.removesuffix(".pt.trace.json.gz")))
@@ -78,9 +77,7 @@ def test_the_engines_worker_records_forward_passes(asynchronous: VerlRun, traine
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_an_engine_on_the_trainers_devices_is_through_before_its_first_stage(
-    colocate_async: VerlRun, step: int
-) -> None:
+def test_an_engine_on_the_trainers_devices_stops_before_the_first_stage(colocate_async: VerlRun, step: int) -> None:
     (rollout,) = [meta for meta in metas(colocate_async, step) if meta["part"] == "rank0"]
     assert rollout["clock"]["stop"]["unix_ns"] < stages(colocate_async, step)[0]["start_ns"]
 
@@ -105,7 +102,7 @@ def test_the_fully_asynchronous_step_is_a_version_of_the_weights(fully_async: Ve
         assert names[-1] == "update_weights"
 
 
-def test_no_hook_failed_and_nothing_is_left_over(asynchronous: VerlRun) -> None:
+def test_no_hook_failed_and_no_files_or_processes_remain(asynchronous: VerlRun) -> None:
     for process in asynchronous.processes:
         assert process["errors"] == {}
         assert [key for key, hook in process["hooks"].items() if hook["state"] == "failed"] == []
@@ -116,7 +113,7 @@ def test_no_hook_failed_and_nothing_is_left_over(asynchronous: VerlRun) -> None:
 
 
 @pytest.mark.parametrize("name", ["separate_async", "fully_async"])
-def test_both_updates_of_a_step_hold_a_backward_pass(name: str, request: pytest.FixtureRequest) -> None:
+def test_the_traces_of_both_updates_have_a_backward_pass(name: str, request: pytest.FixtureRequest) -> None:
     run: VerlRun = request.getfixturevalue(name)
     for beginning in ("actor.update_actor.rank0", "actor.update_actor.2.rank0"):
         names = {event["name"] for event in operators(run.trace(2, beginning))}

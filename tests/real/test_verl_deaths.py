@@ -1,5 +1,7 @@
-"""Real runs of verl in whose second step something dies, each time of another cause: they end as without autoprof, and
-`autoprof doctor` names the process, the stage and the line."""
+"""Real runs of verl in which a process dies or fails in step 2, each for another cause.
+
+They end as without autoprof, and `autoprof doctor` names the process, the stage and the line.
+"""
 
 from __future__ import annotations
 
@@ -17,40 +19,40 @@ from tests.real.run_table import FAULTS, ON, WHOLE
 from tests.support.helpers import clean_environment
 from tests.support.verl_runs import VerlRun, verl_run
 
-# Of the whole run; its worker needs 2 GB, and all of it 8.
+# Memory limit of the whole run. Without the fault, the worker needs 2 GB and the run 8 GB.
 LIMIT_BYTES = 12 << 30
 GROUPS = Path("/sys/fs/cgroup/memory")
 
 
 def died(folder: Path, fault: str, **variables: str) -> VerlRun:
-    """A run that ends by this."""
+    """Make a run that ends by this fault."""
     return verl_run(folder, *WHOLE, packages=[FAULTS], status=1, FAULTS=fault, **variables, **ON)
 
 
 def said(run: VerlRun) -> str:
-    """What doctor says of it first."""
+    """Return the first problem that doctor reports."""
     command = [sys.executable, "-m", "autoprof", "doctor", str(run.directory), "--json"]
-    told = subprocess.run(command, capture_output=True, text=True, env=clean_environment(), check=False)
-    return str(json.loads(told.stdout)["problems"][0])
+    doctor = subprocess.run(command, capture_output=True, text=True, env=clean_environment(), check=False)
+    return str(json.loads(doctor.stdout)["problems"][0])
 
 
 def ended_as_without_autoprof(run: VerlRun, v1_off: VerlRun) -> None:
-    """The step before is as in a run that lived, and autoprof has made no error of its own."""
+    """Assert that the step before is the same as without autoprof, and that autoprof itself has no errors."""
     assert run.metrics == {1: v1_off.metrics[1]}
     assert all(process["errors"] == {} for process in run.processes)
     assert run.info.state == "failed"
     assert run.info.died
 
 
-@pytest.mark.fault("verl's trainer crashes", "ended as without autoprof", "nothing; doctor says where")
+@pytest.mark.fault("verl's trainer crashes", "ends as without autoprof", "nothing; doctor names the place")
 def test_a_trainer_that_crashes_is_named(thorough: None, tmp_path: Path, v1_off: VerlRun) -> None:
     run = died(tmp_path, "crashes@2")
     ended_as_without_autoprof(run, v1_off)
-    # The stack is not known: the library tvm-ffi, which vLLM brings, has a handler of its own for this signal.
+    # The stack is unknown, because the library tvm-ffi, which vLLM installs, handles this signal itself.
     assert said(run) == "the trainer crashed (SIGSEGV) in compute_advantage of step 2"
 
 
-@pytest.mark.fault("a reward raises", "trained on without the sample", "nothing; doctor says where")
+@pytest.mark.fault("a reward raises", "continues without the sample", "nothing; doctor names the place")
 def test_a_reward_that_raises_is_named(thorough: None, tmp_path: Path) -> None:
     on, off = tmp_path / "on", tmp_path / "off"
     for folder in (on, off):
@@ -64,20 +66,24 @@ def test_a_reward_that_raises_is_named(thorough: None, tmp_path: Path) -> None:
 
 @pytest.fixture
 def group() -> Iterator[Path]:
-    """A control group below this process's own, with little memory."""
+    """Make a control group with little memory, below this process's own group."""
     own = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
     place = GROUPS / own.get("memory", "").lstrip("/") / f"tests-{uuid.uuid4().hex[:8]}"
     try:
         place.mkdir()
         (place / "memory.limit_in_bytes").write_text(str(LIMIT_BYTES))
     except OSError as error:
-        pytest.skip(f"no control group of version 1 can be made here: {error}")
+        pytest.skip(f"needs the right to make a control group of version 1: {error}")
     yield place
     place.rmdir()
 
 
-@pytest.mark.fault("the kernel kills a worker for memory", "ended as without autoprof", "nothing; doctor says who died")
-def test_a_worker_that_the_kernel_killed_is_named(thorough: None, tmp_path: Path, v1_off: VerlRun, group: Path) -> None:
+@pytest.mark.fault(
+    "the kernel kills a worker for memory", "ends as without autoprof", "nothing; doctor names the worker"
+)
+def test_a_worker_that_the_kernel_killed_for_memory_is_named(
+    thorough: None, tmp_path: Path, v1_off: VerlRun, group: Path
+) -> None:
     run = died(tmp_path, "memory@2", MEMORY_GROUP=str(group))
     ended_as_without_autoprof(run, v1_off)
     killed = (

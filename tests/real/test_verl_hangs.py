@@ -1,5 +1,8 @@
-"""A real run of verl in which steps stand still, each for a cause of its own: `autoprof doctor` says who is late and
-where, while the step stands; then it goes on, and the run ends as others do."""
+"""Real run of verl with stuck steps, each for another cause.
+
+While a step is stuck, `autoprof doctor` names the late process and its line. Then the step continues, and the run ends
+normally.
+"""
 
 from __future__ import annotations
 
@@ -25,17 +28,17 @@ WHEN = '[[when]]\nwhat = "hang"\nabove = "15s"\nat_most = 9\n'
 
 
 def examined(folder: Path) -> None:
-    """Ask for the verdict as soon as each step has stood for long enough, and let it go on."""
+    """Call doctor when each step has been stuck for long enough, and let the step continue."""
     run = folder / "autoprof_runs" / "latest"
     deadline = time.monotonic() + TIMEOUT_S
     for step in (REWARD, TOOL, RANK, LOCKS, ENGINE, ITSELF):
         hang = run / "hangs" / f"step_{step:06d}"
-        # Each process looks once in ten seconds; the last snapshot is older than that when all have been.
+        # Processes write snapshots within ten seconds, so all have written theirs once the last is 20 s old.
         while time.monotonic() < deadline and not settled(hang):
             time.sleep(0.5)
         command = [sys.executable, "-m", "autoprof", "doctor", str(run), "--json"]
-        said = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=clean_environment())
-        (folder / f"doctor_{step}.json").write_text(said.stdout)
+        doctor = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=clean_environment())
+        (folder / f"doctor_{step}.json").write_text(doctor.stdout)
         (folder / f"go_on_{step}").touch()
 
 
@@ -49,7 +52,7 @@ def settled(hang: Path) -> bool:
 @pytest.fixture(scope="module")
 def stood(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> VerlRun:
     if not request.config.getoption("thorough"):
-        pytest.skip("with --thorough only")
+        pytest.skip("runs with --thorough")
     folder = tmp_path_factory.mktemp("hangs")
     (folder / "autoprof.toml").write_text(WHEN)
     examiner = threading.Thread(target=examined, args=[folder], daemon=True)
@@ -70,32 +73,32 @@ def stood(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
 
 
 def said(run: VerlRun, step: int) -> str:
-    """What doctor said of a step while it stood."""
+    """Return doctor's finding about a step while it was stuck."""
     report: dict[str, Any] = json.loads((run.folder / f"doctor_{step}.json").read_text())
     (found,) = [line for line in report["problems"] if line.startswith(f"step {step} has been stuck for ")]
     return str(found)
 
 
-@pytest.mark.fault("a reward never returns", "goes on when it returns", "nothing; the verdict names the line")
+@pytest.mark.fault("a reward never returns", "continues when it returns", "nothing; doctor names the line")
 def test_a_reward_that_does_not_return_is_named(stood: VerlRun) -> None:
     assert "in reward " in said(stood, REWARD)
     assert "standing_reward.py:" in said(stood, REWARD)
     assert "fetch_score" in said(stood, REWARD)
 
 
-@pytest.mark.fault("a tool never returns", "goes on when it returns", "nothing; the verdict names tool and sample")
+@pytest.mark.fault("a tool never returns", "continues when it returns", "nothing; doctor names tool and sample")
 def test_a_tool_that_does_not_return_is_named(stood: VerlRun) -> None:
     assert " in tool search" in said(stood, TOOL)
     assert "sample " in said(stood, TOOL)
 
 
-@pytest.mark.fault("one of two ranks joins no collective", "goes on when it joins", "nothing; the verdict names it")
+@pytest.mark.fault("one of two ranks joins no collective", "continues when it joins", "nothing; doctor names the rank")
 def test_a_rank_that_does_not_join_is_named(stood: VerlRun) -> None:
     assert "rank 1 of actor has not joined " in said(stood, RANK)
     assert " in update_actor; it is in standing.py:" in said(stood, RANK)
 
 
-@pytest.mark.fault("two threads wait for one another's locks", "goes on when let go", "nothing; the verdict names both")
+@pytest.mark.fault("two threads are in a deadlock", "continues when it is resolved", "nothing; doctor names both")
 def test_a_deadlock_of_two_locks_is_named(stood: VerlRun) -> None:
     text = said(stood, LOCKS)
     assert "deadlock of two locks in " in text
@@ -103,14 +106,12 @@ def test_a_deadlock_of_two_locks_is_named(stood: VerlRun) -> None:
     assert "score_and_cache" in text
 
 
-@pytest.mark.fault(
-    "an engine's scheduler stands still", "goes on when it does", "nothing; the verdict names the replica"
-)
-def test_an_engine_that_stands_still_is_named(stood: VerlRun) -> None:
+@pytest.mark.fault("an engine's scheduler hangs", "continues when it continues", "nothing; doctor names the replica")
+def test_an_engine_that_hangs_is_named(stood: VerlRun) -> None:
     assert "slow_schedule" in said(stood, ENGINE) or " waiting" in said(stood, ENGINE)
 
 
-@pytest.mark.fault("a Ray actor waits for itself", "goes on when it does", "nothing; the verdict names the line")
+@pytest.mark.fault("a Ray actor waits for itself", "continues when it continues", "nothing; doctor names the line")
 def test_an_actor_that_waits_for_itself_is_named(stood: VerlRun) -> None:
     assert (stood.folder / "asked_itself").exists()
     assert re.search(

@@ -1,8 +1,7 @@
-"""Sameness with and without captures: every figure of real runs of verl and every byte of their checkpoints, whatever
-is recorded, however the model is sharded, whether it is offloaded, and in each mode.
+"""Same figures and checkpoints of real verl runs with and without captures.
 
-Each of the six contents goes with both shardings, offloading or not, both modes, the first steps of a run and those
-after a resume: a run has one step for each contents, and each step is validated and leaves a checkpoint.
+The runs combine six contents, both shardings, offloading on and off, both modes, and the steps before and after a
+resume. Each run has one step for each of the six contents; each step is validated and saves a checkpoint.
 """
 
 from __future__ import annotations
@@ -21,7 +20,8 @@ import pytest
 from tests.real.run_table import OFFLOAD
 from tests.support.verl_runs import Ask, VerlRun, verl_run
 
-# None: what is recorded unless somebody asks for something. Last what is soon written, for Ray ends workers that write.
+# Contents of each step; None stands for the default. The last trace must be small, because Ray kills workers that are
+# still writing at the end.
 CONTENTS = ("cpu,shapes,stack", "cpu,shapes,stack,memory,flops,module", "cpu,shapes", "cpu,stack", "cpu,memory", None)
 STEPS = len(CONTENTS)
 SHARDINGS = {"fsdp1": ["actor_rollout_ref.actor.strategy=fsdp"], "fsdp2": ["actor_rollout_ref.actor.strategy=fsdp2"]}
@@ -30,7 +30,7 @@ EACH_STEP = ["trainer.test_freq=1", "trainer.save_freq=1", "trainer.val_before_t
 
 @dataclass(frozen=True)
 class Cell:
-    """A sharding, with offloading or not, and the mode of the first run; the resumed one has the other mode."""
+    """Sharding, offloading, and the mode of the first run; the resumed run uses the other mode."""
 
     sharding: str
     offload: bool
@@ -55,19 +55,19 @@ MODES = {"discrete": "continuous", "continuous": "discrete"}
 
 @dataclass(frozen=True)
 class Pair:
-    """A run and the one that goes on from its last checkpoint."""
+    """Run, and the run that resumes from its last checkpoint."""
 
     first: VerlRun
     resumed: VerlRun
     checkpoints: Path
 
     def runs(self) -> list[tuple[int, VerlRun]]:
-        """Each, and its first step."""
+        """Return each run with the number of its first step."""
         return [(1, self.first), (1 + STEPS, self.resumed)]
 
 
 def made(cell: Cell, checkpoints: Path, folder: Path, begin: int, mode: str, on: bool) -> VerlRun:
-    """A run in `folder` from step `begin` on; each of its steps is captured with contents of its own."""
+    """Make a run in `folder` from step `begin` on; if `on`, each step is captured with other contents."""
     asks = [
         Ask(f"--at {begin + number}{f' --contents {contents}' if contents else ''} --rollout-iterations 0:3")
         for number, contents in enumerate(CONTENTS)
@@ -79,7 +79,7 @@ def made(cell: Cell, checkpoints: Path, folder: Path, begin: int, mode: str, on:
 
 @pytest.fixture(scope="session")
 def pair(thorough: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Cell, bool], Pair]:
-    """Runs a cell of the table, with autoprof or without, each once."""
+    """Return a function that makes the runs of a cell, with or without autoprof, once."""
 
     @cache
     def run(cell: Cell, on: bool) -> Pair:
@@ -96,7 +96,7 @@ def pair(thorough: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
 
 
 def captures(run: VerlRun) -> dict[int, list[dict[str, Any]]]:
-    """Return what the meta files say, by step."""
+    """Return the meta files, by step."""
     found: dict[int, list[dict[str, Any]]] = {}
     for path in sorted(run.directory.glob("global_step_*/*.meta.json")):
         found.setdefault(int(path.parent.name.rpartition("_")[2]), []).append(json.loads(path.read_text()))
@@ -104,9 +104,9 @@ def captures(run: VerlRun) -> dict[int, list[dict[str, Any]]]:
 
 
 def digests(checkpoints: Path) -> dict[str, str]:
-    """Of the tensors in each step's checkpoint, and of each other file but for that with the random generators' states.
+    """Return digests of the tensors in each checkpoint, and of the other files without states of random generators.
 
-    What is around the tensors names the mesh of FSDP2 differently in each run (torch 2.13).
+    The files around the tensors can't be compared: they name FSDP2's mesh differently in each run (torch 2.13).
     """
     found: dict[str, str] = {}
     for path in checkpoints.rglob("*"):
@@ -121,9 +121,9 @@ def digests(checkpoints: Path) -> dict[str, str]:
 
 
 def generators(checkpoints: Path) -> set[tuple[str, ...]]:
-    """Return what each step's checkpoint has of the random generators of torch, numpy and Python.
+    """Return the different states of the random generators of torch, numpy and Python in the checkpoints.
 
-    verl 0.9.1 seeds none of them, so they are others in each run; training with these settings draws from none.
+    verl 0.9.1 does not seed them, so each run has other states. Training with these settings draws no random number.
     """
     import torch
 
@@ -132,9 +132,9 @@ def generators(checkpoints: Path) -> set[tuple[str, ...]]:
 
 
 @pytest.mark.fault(
-    "FSDP2 moves modules (offloading, a checkpoint) while shapes are recorded, which torch refuses",
-    "went on, with the same figures",
-    "what the stage did after its last use of the parameters; the meta file says why",
+    "FSDP2 moves modules (offloading, a checkpoint) while shapes are recorded, which torch does not allow",
+    "continues, with the same figures",
+    "the trace after the last use of the parameters in the stage; the meta file says why",
 )
 def test_modules_move_while_shapes_are_recorded(faulty: VerlRun, v1_off: VerlRun) -> None:
     for step in (3, 4):
@@ -148,7 +148,7 @@ def test_modules_move_while_shapes_are_recorded(faulty: VerlRun, v1_off: VerlRun
             assert "swaps a parameter" in ended[stage]["reason"]
         others = [meta for meta in metas if meta["role"] != "actor" or meta["stage"] == "compute_log_prob"]
         assert {meta["state"] for meta in others} == {"complete"}
-        # The move before the update did not end its capture, and neither did anything until it was through.
+        # The move before the update did not end the capture, which lasts to the end of the update.
         operators = [
             event
             for event in faulty.trace(step, "actor.update_actor")["traceEvents"]
@@ -159,7 +159,7 @@ def test_modules_move_while_shapes_are_recorded(faulty: VerlRun, v1_off: VerlRun
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=str)
-def test_figures_are_those_of_the_run_without_autoprof(cell: Cell, pair: Callable[[Cell, bool], Pair]) -> None:
+def test_figures_equal_those_without_autoprof(cell: Cell, pair: Callable[[Cell, bool], Pair]) -> None:
     on, off = pair(cell, True), pair(cell, False)
     for (begin, run), (_, without) in zip(on.runs(), off.runs(), strict=True):
         assert set(range(begin, begin + STEPS)) <= set(run.metrics)
@@ -171,7 +171,7 @@ def test_figures_are_those_of_the_run_without_autoprof(cell: Cell, pair: Callabl
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=str)
-def test_checkpoints_are_those_of_the_run_without_autoprof(cell: Cell, pair: Callable[[Cell, bool], Pair]) -> None:
+def test_checkpoints_equal_those_without_autoprof(cell: Cell, pair: Callable[[Cell, bool], Pair]) -> None:
     on, off = digests(pair(cell, True).checkpoints), digests(pair(cell, False).checkpoints)
     assert {name.partition("/")[0] for name in on} >= {f"global_step_{step}" for step in range(1, 1 + 2 * STEPS)}
     assert {name: on.get(name) for name in off} == off

@@ -1,4 +1,4 @@
-"""The report of real runs of verl: its figures are verl's own, and what holds a step up is found."""
+"""Report of real runs of verl: its figures equal verl's own, and it finds the causes of slow steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from autoprof.rundir import runs
 from tests.support.helpers import clean_environment
 from tests.support.verl_runs import VerlRun
 
-# As in planted.py: by step the finding's kind, what its text says, and the file that it is seen in.
+# Causes of planted.py: step -> kind of the finding, part of its text, and start of the path of its evidence.
 SLOW_S, VERY_SLOW_S = 4.0, 30.0
 CAUSES = {
     3: ("slow_tool", "1 of 8 samples: tool search took 4.", "timeline/"),
@@ -31,12 +31,12 @@ CAUSES = {
 pytestmark = pytest.mark.real
 
 
-def test_the_seconds_of_stages_are_those_that_verl_logs(v1: VerlRun) -> None:
+def test_the_seconds_of_stages_equal_those_that_verl_logs(v1: VerlRun) -> None:
     figures = build.figures(runs.read(v1.directory))
     assert [row.number for row in figures.steps] == [1, 2, 3, 4]
     for row in figures.steps:
         timed = v1.timed(row.number)
-        # verl's timers run while profilers start and stop, too.
+        # verl's timers include the start and stop of profilers.
         cost = row.stages.get(OWN, 0.0)
         for stage in ("gen", "old_log_prob", "ref", "adv", "update_actor", "update_weights"):
             assert timed[stage] - cost - 0.02 <= row.stages[stage] <= timed[stage] + 0.02, stage
@@ -62,7 +62,7 @@ def test_the_seconds_of_stages_are_those_that_verl_logs(v1: VerlRun) -> None:
 
 @pytest.fixture(scope="module")
 def reported(planted: VerlRun) -> RunFigures:
-    """Return what `autoprof report --json` prints."""
+    """Return the output of `autoprof report --json`."""
     command = [sys.executable, "-m", "autoprof", "report", "--json"]
     ran = subprocess.run(command, cwd=planted.folder, env=clean_environment(), capture_output=True, check=True)
     return msgspec.json.decode(ran.stdout, type=RunFigures)
@@ -72,32 +72,32 @@ def test_each_planted_cause_is_the_first_finding_of_its_step(reported: RunFigure
     first: dict[int | None, Finding] = {}
     for finding in reported.findings:
         first.setdefault(finding.step, finding)
-    for step, (kind, said, file) in CAUSES.items():
+    for step, (kind, text, file) in CAUSES.items():
         finding = first[step]
-        assert (finding.kind, said in finding.text) == (kind, True), finding
+        assert (finding.kind, text in finding.text) == (kind, True), finding
         assert (finding.file or "").startswith(file)
         planted_s = VERY_SLOW_S if step == 22 else SLOW_S
         assert planted_s * 0.6 < finding.seconds < planted_s * 1.4
 
 
-def test_the_findings_say_who_it_was(reported: RunFigures) -> None:
-    said = {(finding.step, finding.kind): [finding.text, *finding.evidence] for finding in reported.findings}
-    assert re.search(r"for 1 of 8 samples: .* in prompt \d+, rollout [01]", said[3, "slow_tool"][0])
+def test_the_findings_name_the_rank_replica_and_sample(reported: RunFigures) -> None:
+    lines = {(finding.step, finding.kind): [finding.text, *finding.evidence] for finding in reported.findings}
+    assert re.search(r"for 1 of 8 samples: .* in prompt \d+, rollout [01]", lines[3, "slow_tool"][0])
     assert any(
-        re.fullmatch(r"tool search: 8 calls, .* longest 4\.\d+ s in prompt .*", line) for line in said[3, "slow_tool"]
+        re.fullmatch(r"tool search: 8 calls, .* longest 4\.\d+ s in prompt .*", line) for line in lines[3, "slow_tool"]
     )
-    assert any(re.fullmatch(r"update_weights: 4\.\d+ s, usually .*", line) for line in said[5, "weight_sync"])
-    assert re.search(r": 4\.\d+ s outside of collectives, the others .* they waited for it", said[7, "slow_rank"][0])
-    assert re.fullmatch(r"actor rank 0: 4\.\d+ s of 4\.\d+ s in collectives", said[7, "slow_rank"][2])
-    assert any(re.fullmatch(r"rollout replica 1: \d\.\d+ s in \d+ calls", line) for line in said[9, "slow_replica"])
-    # On one rank only: that is seen without a capture, since the other one has ended by then.
-    assert "actor rank 1 was slow in update_weights" in said[14, "slow_rank"][0]
-    assert (14, "weight_sync") in said
+    assert any(re.fullmatch(r"update_weights: 4\.\d+ s, usually .*", line) for line in lines[5, "weight_sync"])
+    assert re.search(r": 4\.\d+ s outside of collectives, the others .* they waited for it", lines[7, "slow_rank"][0])
+    assert re.fullmatch(r"actor rank 0: 4\.\d+ s of 4\.\d+ s in collectives", lines[7, "slow_rank"][2])
+    assert any(re.fullmatch(r"rollout replica 1: \d\.\d+ s in \d+ calls", line) for line in lines[9, "slow_replica"])
+    # Only one rank is slow. This shows without a capture, because the other rank's stage ends earlier.
+    assert "actor rank 1 was slow in update_weights" in lines[14, "slow_rank"][0]
+    assert (14, "weight_sync") in lines
 
 
-def test_healthy_steps_have_none_of_them(reported: RunFigures) -> None:
-    """Whatever else the machine has to do, which may take a second."""
-    # In the first step, much of verl starts before the first stage.
+def test_healthy_steps_have_no_such_findings(reported: RunFigures) -> None:
+    """Findings of up to half the planted delay are allowed, since the machine may be busy."""
+    # In step 1, verl needs some time before the first stage.
     (start,) = (finding for finding in reported.findings if finding.kind == "no_stage" and finding.step == 1)
     assert start.text.startswith("step 1 (warm-up): no stage ran for ")
     costly = {finding.step for finding in reported.findings if finding.seconds > SLOW_S / 2 and finding is not start}
@@ -107,13 +107,13 @@ def test_healthy_steps_have_none_of_them(reported: RunFigures) -> None:
 
 def test_a_slow_replica_and_a_slow_rank_each_open_a_window(planted: VerlRun) -> None:
     metas = [json.loads(path.read_text()) for path in planted.directory.glob("global_step_*/*.meta.json")]
-    # A step opens the last one (test_verl_when.py).
+    # A slow step opens the last window (test_verl_when.py).
     metas = [meta for meta in metas if meta["step"] < 17]
     assert {(meta["role"], meta["state"]) for meta in metas} == {("actor", "complete")}
     whys = {meta["step"]: meta["window"] for meta in metas}
     asked, by_replica, by_rank = sorted(whys)
     assert (asked, whys[asked]) == (7, "AUTOPROF_STEPS=7")
-    # What others tell is heard in a thread: the next step may have begun.
+    # The driver learns of other processes' conditions in a thread, so the next step may have begun.
     assert by_replica in (10, 11)
     assert by_rank in (15, 16)
     times = r"[0-9.]+ times the median of the others, [0-9.]+ m?s"

@@ -1,4 +1,4 @@
-"""verl 0.9.1's SFT trainers, under torchrun and under Ray."""
+"""SFT trainers of verl 0.9.1, under torchrun and under Ray."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.verl_runs import VerlRun, metas, operators
 
 
 def steps(run: VerlRun) -> dict[int, list[int]]:
-    """The numbers of the steps that each process saw."""
+    """Return the numbers of the steps in each process's timeline, by pid."""
     seen: dict[int, list[int]] = {}
     for path in sorted(run.directory.glob("timeline/*.jsonl")):
         spans = [span for span in run.spans_of(path) if span["kind"] == "step"]
@@ -35,19 +35,19 @@ def test_training_is_the_same_with_autoprof(sft: VerlRun, sft_off: VerlRun) -> N
     assert sft.metrics == sft_off.metrics
 
 
-def test_a_resumed_run_goes_on_counting(sft_resumed: VerlRun) -> None:
+def test_a_resumed_run_continues_the_step_numbers(sft_resumed: VerlRun) -> None:
     assert sorted(sft_resumed.metrics) == [4, 5]
     assert list(steps(sft_resumed).values()) == [[4, 5], [4, 5]]
     assert captures(sft_resumed, 5) == [("trainer", "train_batch", 0, "complete", "")]
 
 
-def test_the_first_step_after_a_resume_is_captured_and_says_why(sft_resumed: VerlRun) -> None:
+def test_the_first_step_after_a_resume_is_captured_with_its_reason(sft_resumed: VerlRun) -> None:
     assert captures(sft_resumed, 4) == [("trainer", "train_batch", 0, "complete", "")]
     whys = {step: {meta["window"] for meta in metas(sft_resumed, step)} for step in (4, 5)}
     assert whys == {4: {"the run was resumed at step 4 (resume:1)"}, 5: {"AUTOPROF_STEPS=+2"}}
 
 
-def test_in_ray_the_driver_counts_and_the_worker_is_captured(sft_ray: VerlRun) -> None:
+def test_under_ray_the_driver_counts_steps_and_the_worker_is_captured(sft_ray: VerlRun) -> None:
     assert list(steps(sft_ray).values()) == [[1, 2, 3, 4]]
     assert captures(sft_ray, 2) == [("trainer", "train_batch", 0, "complete", "")]
     (driver,) = steps(sft_ray)
@@ -56,7 +56,7 @@ def test_in_ray_the_driver_counts_and_the_worker_is_captured(sft_ray: VerlRun) -
 
 
 @pytest.mark.parametrize("name", ["sft", "sft_ray"])
-def test_the_update_holds_the_backward_pass_and_nothing_is_left_over(name: str, request: pytest.FixtureRequest) -> None:
+def test_the_trace_has_the_backward_pass_and_nothing_is_left_behind(name: str, request: pytest.FixtureRequest) -> None:
     run: VerlRun = request.getfixturevalue(name)
     names = {event["name"] for event in operators(run.trace(2, "trainer.train_batch"))}
     assert any(event.startswith("autograd::engine::evaluate_function") for event in names)

@@ -1,5 +1,7 @@
-"""Settings against the traces that they lead to: real PPO runs of verl 0.9.1 with a critic and a reference on two
-workers, whose fixtures say what was asked for in which step."""
+"""Settings and the traces that result from them, in real PPO runs of verl 0.9.1 with a critic and a reference.
+
+The runs `critic` and `continuous` in the table say which step has which settings.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ import pytest
 
 from tests.support.verl_runs import VerlRun
 
-# What each worker does in a step, in V1's order.
+# Stages of each worker in a step, in V1's order.
 WORK = [
     "actor.compute_log_prob",
     "ref.compute_ref_log_prob",
@@ -37,7 +39,7 @@ def name(meta: dict[str, Any]) -> str:
 
 
 def ranks(run: VerlRun, step: int) -> dict[str, list[int]]:
-    """The ranks of each role's stages, and of each part of the rollout."""
+    """Return the ranks of each role's stages, and of each part of the rollout."""
     found: dict[str, list[int]] = defaultdict(list)
     for meta in metas(run, step):
         found[name(meta)].append(meta["rank"])
@@ -45,7 +47,7 @@ def ranks(run: VerlRun, step: int) -> dict[str, list[int]]:
 
 
 def traces(run: VerlRun, step: int) -> dict[tuple[str, int], dict[str, Any]]:
-    """Each trace of a step, by name and rank."""
+    """Return each trace of a step, by name and rank."""
     found = {}
     for path in run.step_folder(step).glob("*.meta.json"):
         meta = json.loads(path.read_text())
@@ -58,7 +60,7 @@ def operators(trace: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def holds(trace: dict[str, Any]) -> set[str]:
-    """Return which of the contents show in a trace of a worker's."""
+    """Return the contents that a worker's trace has."""
     found = {"cpu"} if operators(trace) else set()
     if any(event.get("cat") == "python_function" for event in trace["traceEvents"]):
         found.add("stack")
@@ -72,7 +74,7 @@ def holds(trace: dict[str, Any]) -> set[str]:
 
 
 def ranges(trace: dict[str, Any]) -> list[str]:
-    """autoprof's ranges in a trace, from outer to inner and first to last."""
+    """Return autoprof's ranges in a trace, in order of time, outer ranges first."""
     ours = ("global_step ", "mini_batch ", *(f"{role}." for role in ROLES))
     found = [
         event
@@ -91,13 +93,15 @@ def ranges(trace: dict[str, Any]) -> list[str]:
         (5, WORK, [1], {"cpu"}),
     ],
 )
-def test_discrete(critic: VerlRun, step: int, stages: list[str], workers: list[int], contents: set[str]) -> None:
+def test_discrete_captures_have_the_requested_stages_ranks_and_contents(
+    critic: VerlRun, step: int, stages: list[str], workers: list[int], contents: set[str]
+) -> None:
     captured = dict.fromkeys([*stages, *ENGINE], workers)
     if step == 4:
         captured["trainer.compute_advantage"] = [0]
     assert ranks(critic, step) == captured
     for (what, rank), trace in traces(critic, step).items():
-        if not what.endswith("frontend"):  # it computes nothing
+        if not what.endswith("frontend"):  # the front end computes nothing
             assert holds(trace) == contents, (what, rank)
         if what in WORK:
             batches = (BATCHES[1:] if step == 5 else BATCHES) if what in UPDATES else []
@@ -106,7 +110,7 @@ def test_discrete(critic: VerlRun, step: int, stages: list[str], workers: list[i
 
 
 @pytest.mark.parametrize("step", [2, 3, 4, 5])
-def test_each_trace_says_itself_what_it_is_of(critic: VerlRun, step: int) -> None:
+def test_each_trace_names_its_run_step_and_stage(critic: VerlRun, step: int) -> None:
     for (what, rank), trace in traces(critic, step).items():
         stamp = trace["autoprof"]
         assert (stamp["global_step"], stamp["rank"], stamp["run"]) == (step, rank, critic.directory.name)
@@ -121,7 +125,7 @@ def test_roles_that_share_a_process_have_their_own_names(critic: VerlRun) -> Non
     assert sorted(map(sorted, pids.values()))[:2] == [["actor", "critic", "ref"]] * 2
 
 
-def test_a_window_may_have_another_tool(critic: VerlRun) -> None:
+def test_a_window_can_use_another_tool(critic: VerlRun) -> None:
     actor = {stage: [0] for stage in WORK if stage.startswith("actor.")}
     assert ranks(critic, 6) == actor | {part: [0] for part in ENGINE}
     for meta in metas(critic, 6):
@@ -144,7 +148,9 @@ def test_a_window_may_have_another_tool(critic: VerlRun) -> None:
     ("step", "steps", "workers", "contents"),
     [(2, [2, 3], [0, 1], {"cpu"}), (5, [5], [1], EVERYTHING)],
 )
-def test_continuous(continuous: VerlRun, step: int, steps: list[int], workers: list[int], contents: set[str]) -> None:
+def test_continuous_captures_have_the_requested_steps_ranks_and_contents(
+    continuous: VerlRun, step: int, steps: list[int], workers: list[int], contents: set[str]
+) -> None:
     whole = "actor+ref+critic.step"
     captured = dict.fromkeys([whole, *ENGINE], workers)
     if 0 in workers:
@@ -162,7 +168,7 @@ def test_continuous(continuous: VerlRun, step: int, steps: list[int], workers: l
         assert (meta["state"], meta["reason"]) == ("complete", ""), meta
 
 
-def test_the_second_of_two_steps_has_its_engines_traces_only(continuous: VerlRun) -> None:
+def test_the_second_of_two_joined_steps_has_only_the_engines_traces(continuous: VerlRun) -> None:
     assert ranks(continuous, 3) == {part: [0, 1] for part in ENGINE}
 
 
@@ -179,6 +185,6 @@ def test_a_continuous_run_is_without_problems(continuous: VerlRun, python: Any) 
     assert "no problems found" in python(["-m", "autoprof", "doctor", str(continuous.directory)]).stdout
 
 
-def test_what_was_asked_for_while_it_ran_was_all_taken(critic: VerlRun, continuous: VerlRun) -> None:
+def test_all_requests_during_the_run_are_taken(critic: VerlRun, continuous: VerlRun) -> None:
     for run, asked in ((critic, 5), (continuous, 1)):
         assert len(list(Path(run.directory, "control").glob("*.taken"))) == asked

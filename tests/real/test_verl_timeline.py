@@ -1,4 +1,4 @@
-"""The timeline of real runs of verl: steps, timers, samples with their turns and rewards, requests of each replica."""
+"""Timeline of real runs of verl: steps, timers, samples with their turns and rewards, requests of each replica."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import pytest
 
 from tests.support.verl_runs import VerlRun
 
-# What a step of V1's synchronous trainer times, in the order in which it ends.
+# Timers of a step of V1's synchronous trainer, in the order of their ends.
 TIMERS = ["gen", "old_log_prob", "ref", "adv", "update_actor", "update_weights"]
 PROMPTS = 4
 Spans = list[dict[str, Any]]
 
 
 def of(run: VerlRun, kind: str, step: int | None = None, **ids: Any) -> Spans:
-    """The spans of a kind and of a step, in the order of their begin; a validation's only where that is asked for."""
+    """Return the spans of a kind and a step, in the order of their begin; of validations only with `validate=True`."""
     wanted = {"validate": None} | ids
     found = [span for span in run.spans if span["kind"] == kind and step in (None, span["step"])]
     found = [span for span in found if all(span.get("ids", {}).get(name) == value for name, value in wanted.items())]
@@ -26,7 +26,7 @@ def inside(inner: dict[str, Any], outer: dict[str, Any], slack_ns: int = 0) -> b
     return outer["start_ns"] - slack_ns <= inner["start_ns"] <= inner["end_ns"] <= outer["end_ns"] + slack_ns
 
 
-def test_every_process_says_who_it_is(v1: VerlRun) -> None:
+def test_every_timeline_names_its_process(v1: VerlRun) -> None:
     for path in v1.directory.glob("timeline/*.jsonl"):
         process, *_ = v1.lines_of(path)
         assert process["kind"] == "process"
@@ -34,7 +34,7 @@ def test_every_process_says_who_it_is(v1: VerlRun) -> None:
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 4])
-def test_the_drivers_timers_are_those_that_verl_prints(v1: VerlRun, step: int) -> None:
+def test_the_drivers_timers_equal_those_that_verl_prints(v1: VerlRun, step: int) -> None:
     (whole,) = of(v1, "step", step)
     timers = sorted(of(v1, "timer", step), key=lambda span: span["end_ns"])
     extra = {2: ["testing"], 4: ["testing", "save_checkpoint"]}.get(step, [])
@@ -47,13 +47,13 @@ def test_the_drivers_timers_are_those_that_verl_prints(v1: VerlRun, step: int) -
         assert span is around or inside(span, whole)
         assert span["name"] == "testing" or inside(span, around)
         if span["name"] in TIMERS:
-            # Both measure the same call, this one around the other, to verl's three digits.
+            # Both timers measure the same call; verl prints three digits.
             seconds = (span["end_ns"] - span["start_ns"]) / 1e9
             assert seconds == pytest.approx(printed[span["name"]], rel=0.05, abs=0.05)
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 4])
-def test_every_sample_is_there_with_its_turn_and_its_reward(v1: VerlRun, step: int) -> None:
+def test_every_sample_has_its_turn_and_its_reward(v1: VerlRun, step: int) -> None:
     (whole,) = of(v1, "step", step)
     samples = of(v1, "sample", step)
     assert len({span["ids"]["sample"] for span in samples}) == len(samples) == PROMPTS
@@ -73,7 +73,7 @@ def test_every_sample_is_there_with_its_turn_and_its_reward(v1: VerlRun, step: i
         assert turn["ids"]["request"]
 
 
-def test_samples_of_a_validation_say_so(v1: VerlRun) -> None:
+def test_samples_of_a_validation_are_marked(v1: VerlRun) -> None:
     for step in (2, 4):
         (testing,) = [span for span in of(v1, "timer", step) if span["name"] == "testing"]
         samples = of(v1, "sample", step, validate=True)
@@ -83,7 +83,7 @@ def test_samples_of_a_validation_say_so(v1: VerlRun) -> None:
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 4])
-def test_what_the_server_generates_lies_inside_the_turns(v1: VerlRun, step: int) -> None:
+def test_the_servers_requests_are_within_the_turns(v1: VerlRun, step: int) -> None:
     turns = of(v1, "turn", step)
     for request in of(v1, "request"):
         around = [turn for turn in turns if inside(request, turn)]
@@ -95,18 +95,18 @@ def test_what_the_server_generates_lies_inside_the_turns(v1: VerlRun, step: int)
     assert len([request for request in of(v1, "request") if any(inside(request, turn) for turn in turns)]) == PROMPTS
 
 
-def test_an_engines_window_holds_its_traces(v1: VerlRun) -> None:
+def test_an_engines_window_is_within_its_step(v1: VerlRun) -> None:
     assert [span["step"] for span in of(v1, "window")] == [2, 4]
     for window in of(v1, "window"):
         assert window["ids"] == {"replica": 0}
         begin, end = v1.step_window(window["step"])
         assert begin <= window["start_ns"] < window["end_ns"] <= end
-        # The engine records from the first prompt on.
+        # The window covers the first prompt.
         assert all(inside(turn, window) for turn in of(v1, "turn", window["step"])[:1])
 
 
 @pytest.mark.parametrize("step", [2, 5])
-def test_two_answers_to_each_prompt_and_two_replicas(continuous: VerlRun, step: int) -> None:
+def test_each_answer_is_a_sample_and_both_replicas_have_requests(continuous: VerlRun, step: int) -> None:
     (whole,) = of(continuous, "step", step)
     samples = of(continuous, "sample", step)
     pairs = [(span["ids"]["sample"], span["ids"]["rollout"]) for span in samples]
@@ -119,7 +119,7 @@ def test_two_answers_to_each_prompt_and_two_replicas(continuous: VerlRun, step: 
     assert len(of(continuous, "turn", step)) == len(of(continuous, "reward", step)) == 4
 
 
-def test_nothing_of_a_prompt_or_an_answer_is_on_the_timeline(v1: VerlRun) -> None:
+def test_no_text_of_prompts_or_answers_is_on_the_timeline(v1: VerlRun) -> None:
     allowed = {"sample", "rollout", "agent", "validate", "request", "replica"}
     for span in v1.spans:
         assert set(span.get("ids", {})) <= allowed

@@ -1,4 +1,4 @@
-"""verl's own tool agent: each call of a tool is on the timeline, in its sample, by its name."""
+"""verl's own tool agent: the timeline has each call of a tool, with its name and sample."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return spans(folder / "autoprof_runs" / "latest")
 
 
-def test_each_call_of_a_tool_is_in_its_sample(found: list[dict[str, Any]]) -> None:
+def test_each_tool_call_is_within_its_sample(found: list[dict[str, Any]]) -> None:
     assert {span["step"] for span in found} == {5}
     for number in range(4):
         ids = {"sample": number, "rollout": 1, "agent": "tool_agent"}
@@ -46,17 +46,17 @@ def test_each_call_of_a_tool_is_in_its_sample(found: list[dict[str, Any]]) -> No
         turns = [span for span in mine if span["kind"] == "turn"]
         assert len(turns) == (3 if number else 1)
         assert len({span["ids"]["request"] for span in turns}) == 1
-        # The conversation grows.
+        # The prompt grows with each turn.
         lengths = [span["counts"]["prompt_tokens"] for span in turns]
         assert lengths == sorted(set(lengths))
         for span in mine:
             assert sample["start_ns"] <= span["start_ns"] <= span["end_ns"] <= sample["end_ns"]
 
 
-def test_the_slow_tool_is_seen(found: list[dict[str, Any]]) -> None:
+def test_the_slow_tool_is_on_the_timeline(found: list[dict[str, Any]]) -> None:
     slow = [span for span in found if span["kind"] == "tool" and span["end_ns"] - span["start_ns"] >= SLOW_NS]
     assert ("crawl", 2) in [(span["name"], span["ids"]["sample"]) for span in slow]
 
 
-def test_what_was_asked_is_not_on_the_timeline(found: list[dict[str, Any]]) -> None:
+def test_the_text_of_questions_is_not_on_the_timeline(found: list[dict[str, Any]]) -> None:
     assert "secret" not in json.dumps(found)

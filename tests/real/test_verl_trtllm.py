@@ -1,5 +1,7 @@
-"""verl 0.9.1's TensorRT-LLM server with autoprof's request. TensorRT-LLM needs a GPU to be imported: its engine is made
-up, the server's class is verl's own."""
+"""autoprof's requests to the TensorRT-LLM server of verl 0.9.1.
+
+The server's class is verl's own. Its engine is a fake, because TensorRT-LLM can only be imported on a GPU machine.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ print(json.dumps({"answers": answers, "calls": Engine.calls}))
 
 @pytest.fixture(scope="module")
 def asked(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
-    """Return what the server answered to autoprof and asked of its engine, and the run's folder."""
+    """Return the server's answers and its calls to the engine, and the run directory."""
     folder = tmp_path_factory.mktemp("trtllm")
     environment = clean_environment(AUTOPROF="1", AUTOPROF_DIR=str(folder))
     finished = processes.run([sys.executable, "-c", _SCRIPT], cwd=folder, env=environment, timeout_s=120)
@@ -56,11 +58,11 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Pat
 
 def test_the_workers_own_start_and_stop_are_called(asked: Any) -> None:
     result, _ = asked
-    # The last one is verl's own request, which does what autoprof's do.
+    # The last call comes from verl's own request.
     assert result["calls"] == ["start_profile", "stop_profile", "start_profile"]
 
 
-def test_what_did_not_work_is_answered(asked: Any) -> None:
+def test_the_server_answers_with_the_problem(asked: Any) -> None:
     result, _ = asked
     assert [answer["problem"] for answer in result["answers"]] == [
         "",
@@ -72,7 +74,7 @@ def test_what_did_not_work_is_answered(asked: Any) -> None:
     ]
 
 
-def test_the_step_says_where_the_recording_is(asked: Any) -> None:
+def test_the_meta_file_refers_to_nsight_systems(asked: Any) -> None:
     _, run = asked
     (path,) = (run / "global_step_000007").iterdir()
     assert path.name.startswith("rollout.replica1.engine.")

@@ -1,4 +1,4 @@
-"""A window that a slow step of a real run of verl opens by `AUTOPROF_WHEN`, for the ranks that were the slowest."""
+"""Window that a slow step of a real run of verl opens through a condition, for the slowest ranks."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 from autoprof.base.units import seconds
 from tests.support.verl_runs import VerlRun
 
-# The step whose reward is slow.
+# Step with a very slow reward.
 SLOW = 22
 
 
-def test_the_step_after_the_slow_one_is_captured_and_says_why(planted: VerlRun) -> None:
+def test_the_step_after_a_slow_step_is_captured_with_its_reason(planted: VerlRun) -> None:
     folders = sorted(path.name for path in planted.directory.glob("global_step_*"))
-    # Others ask for those before.
+    # Other conditions open the windows of earlier steps.
     assert [name for name in folders if int(name[-6:]) >= 17] == [planted.step_folder(SLOW + 1).name]
     metas = [json.loads(path.read_text()) for path in planted.step_folder(SLOW + 1).glob("*.meta.json")]
     assert {meta["state"] for meta in metas} == {"complete"}
@@ -32,12 +32,12 @@ def test_the_step_after_the_slow_one_is_captured_and_says_why(planted: VerlRun) 
     assert times == pytest.approx(took / usual * (1000 if figures[4] else 1), rel=0.1)
 
 
-def test_the_ranks_are_those_that_were_the_slowest_and_the_meta_files_say_why(planted: VerlRun) -> None:
+def test_the_slowest_ranks_are_captured_with_their_reason(planted: VerlRun) -> None:
     metas = [json.loads(path.read_text()) for path in planted.step_folder(SLOW + 1).glob("*.meta.json")]
     assert {meta["role"] for meta in metas} == {"actor", "ref", "rollout", "trainer"}
     took = {}
     for role in ("actor", "ref", "rollout"):
-        # One rank of each role.
+        # One rank of each role is captured.
         (rank,) = {meta["rank"] for meta in metas if meta["role"] == role}
         (why,) = {meta["slowest"] for meta in metas if meta["role"] == role}
         what, unit = ("replica", "token") if role == "rollout" else ("rank", "step")
@@ -46,7 +46,7 @@ def test_the_ranks_are_those_that_were_the_slowest_and_the_meta_files_say_why(pl
         )
         assert said, why
         took[role] = said[1]
-    # What the timeline has of the same five steps; what is told of the last may come too late for the next.
+    # Compare with the timeline of the same five steps. The figures of the last step may arrive too late to count.
     (rank,) = {meta["rank"] for meta in metas if meta["role"] == "ref"}
     stages = [span for span in planted.spans if (span["role"], span["rank"], span["kind"]) == ("ref", rank, "stage")]
     by_step = {span["step"]: (span["end_ns"] - span["start_ns"]) / 1e9 for span in stages}

@@ -1,4 +1,4 @@
-"""A real AsyncLLM, driven as a verl server drives it: no profiler configured, and one that the user configured."""
+"""Real AsyncLLM, called as verl's server calls it, with and without a profiler configured by the user."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def driven(request: pytest.FixtureRequest) -> Driven:
     return found
 
 
-def test_each_capture_goes_to_its_steps_folder(driven: Driven) -> None:
+def test_each_capture_is_in_its_steps_folder(driven: Driven) -> None:
     assert driven.said["start 1"] == driven.said["stop 1"] == {"problem": ""}
     assert driven.said["start 2"] == driven.said["stop 2"] == {"problem": ""}
-    # 6 tokens; vLLM's asynchronous scheduling runs one pass more before it knows of the last.
+    # 6 tokens. vLLM's asynchronous scheduling may run one more pass before it knows that the last token is done.
     assert driven.passes(1) == driven.passes(2)
     assert driven.passes(1) in (6, 7)
     found = driven.meta(1)
@@ -48,7 +48,7 @@ def test_a_second_start_and_a_second_stop_are_refused(driven: Driven) -> None:
     assert driven.said["stop again"] == driven.said["stop without start"] == {"problem": "it was not recording"}
 
 
-def test_the_engine_generates_the_same_all_along(driven: Driven) -> None:
+def test_the_engine_always_generates_the_same_tokens(driven: Driven) -> None:
     assert len(driven.said["before"]) == 6
     assert driven.said["before"] == driven.said["recorded"] == driven.said["after"]
 
@@ -59,7 +59,7 @@ def test_a_capture_without_any_work_is_complete_and_empty(driven: Driven) -> Non
     assert (driven.meta(3)["state"], driven.meta(3)["reason"]) == ("complete", "the engine ran no forward pass")
 
 
-def test_the_users_own_calls_are_as_without_autoprof(plain: Driven, configured: Driven) -> None:
+def test_the_users_own_calls_behave_as_without_autoprof(plain: Driven, configured: Driven) -> None:
     assert plain.said["user before"] == plain.said["user after"] == "Exception"  # no profiler is configured
     assert configured.said["user before"] == configured.said["user after"] == "ok"
     theirs = configured.folder / "users"
@@ -67,7 +67,7 @@ def test_the_users_own_calls_are_as_without_autoprof(plain: Driven, configured: 
     assert len(list(theirs.glob("*rank*.gz"))) == 4
 
 
-def test_autoprof_yields_to_a_profiling_of_the_users(driven: Driven) -> None:
+def test_the_users_profiler_ends_autoprofs_capture(driven: Driven) -> None:
     assert driven.said["user during"] == driven.said["user after"]
     assert driven.said["stop 4"] == {"problem": "it was not recording"}
     found = driven.meta(4)
@@ -75,22 +75,22 @@ def test_autoprof_yields_to_a_profiling_of_the_users(driven: Driven) -> None:
     assert driven.passes(4) in (6, 7)
 
 
-def test_autoprof_does_not_start_in_a_profiling_of_the_users(configured: Driven) -> None:
+def test_autoprof_does_not_start_while_the_users_profiler_runs(configured: Driven) -> None:
     assert configured.said["start during the user's"] == {"problem": "somebody else profiles the engine"}
     assert not configured.step(5).exists()
 
 
-def test_nothing_is_left_half_written(driven: Driven) -> None:
+def test_no_part_files_remain(driven: Driven) -> None:
     assert list(driven.folder.rglob("*.part")) == []
 
 
 @pytest.mark.fault(
-    "vLLM: folders, room, start, stop go wrong",
+    "vLLM: folders, disk space, start or stop fail",
     "generates the same tokens",
-    "the traces; `failed` or `truncated` and why",
+    "the traces; meta files say `failed` or `truncated` and why",
 )
 @pytest.mark.parametrize("fault", FAULTS)
-def test_the_engine_goes_on_after_a_fault_and_the_meta_file_has_its_reason(faulty: Driven, fault: str) -> None:
+def test_the_engine_works_after_a_fault_and_the_meta_file_has_the_reason(faulty: Driven, fault: str) -> None:
     survived(faulty, fault)
 
 
@@ -100,7 +100,7 @@ def test_the_engine_generates_after_a_call_out_of_turn(faulty: Driven, call: str
     assert faulty.said[f"after a {call}"] == faulty.said["before"]
 
 
-def test_contents_are_what_was_asked_for_and_what_was_left_out_is_named(faulty: Driven, plain: Driven) -> None:
+def test_requested_contents_are_recorded_and_unsupported_ones_are_named(faulty: Driven, plain: Driven) -> None:
     recorded_what_was_asked_for(faulty, plain)
 
 
@@ -114,7 +114,7 @@ def test_the_front_end_is_recorded_beside_its_worker(driven: Driven) -> None:
 
 
 @pytest.mark.parametrize(("ranks", "recorded"), [("all", [2, 3]), ("3", [3])])
-def test_each_tensor_parallel_rank_has_a_file_and_ranks_picks_among_them(
+def test_each_selected_tensor_parallel_rank_has_a_trace(
     tmp_path: Path, request: pytest.FixtureRequest, ranks: str, recorded: list[int]
 ) -> None:
     if ranks == "all":
@@ -129,6 +129,6 @@ def test_each_tensor_parallel_rank_has_a_file_and_ranks_picks_among_them(
     assert all(meta["left_out"] == [] for meta in metas)
     traces = sorted(path.name for path in driven.step(1).glob("rollout.replica1.[fr]*.gz"))
     assert len(traces) == len(recorded) + 1
-    # Made after the run, by a process of its own.
+    # A separate process merges after the run.
     merged = json.loads(wait_for(driven.step(1) / "rollout.replica1.merged.meta.json"))
     assert (merged["state"], sorted(merged["merged"])) == ("complete", traces)

@@ -1,6 +1,7 @@
-"""A real AsyncLLM whose workers find an NPU to record, by the stand-in for torch_npu that torch itself imports.
+"""Real AsyncLLM whose workers record a fake NPU, through the stand-in for torch_npu that torch itself imports.
 
-With --thorough: a step of the run `critic` of verl is recorded so (test_verl_table.py)."""
+These tests need --thorough. A step of the run `critic` of verl also uses the stand-in (test_verl_table.py).
+"""
 
 from __future__ import annotations
 
@@ -32,10 +33,10 @@ def test_each_capture_is_a_folder_in_its_steps_folder(driven: Driven, step: int)
     assert (common["record_shapes"], common["with_stack"]) == (True, False)
 
 
-def test_the_engine_generates_the_same_all_along(driven: Driven) -> None:
+def test_the_engine_always_generates_the_same_tokens(driven: Driven) -> None:
     assert driven.said["before"] == driven.said["recorded"] == driven.said["after"]
 
 
-def test_nothing_is_left_half_written(driven: Driven) -> None:
+def test_no_part_files_remain(driven: Driven) -> None:
     run: Path = driven.step(1).parent
     assert [path.name for path in run.rglob("*.part")] == []

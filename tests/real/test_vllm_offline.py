@@ -1,4 +1,4 @@
-"""A script with vLLM's `LLM`, with autoprof in front and no trainer: each call that generates is a step."""
+"""Script with vLLM's `LLM` under autoprof, without a trainer: each call that generates is a step."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from tests.support.helpers import spans
 from tests.support.vllm_runs import SCRIPT, Driven, drive
 
 OFFLINE = SCRIPT.with_name("offline.py")
-# The sixth is the beam search, in the eighth the user profiles.
+# Step 6 is a beam search; in step 8 the user profiles.
 STEPS = "2,4,6,8,9"
-# A batch that takes much longer than the others opens a window for the next.
+# A batch that takes much longer than the others opens a window in the next step.
 WHEN, LONG = "step>25x", 18
 
 
 @pytest.fixture(scope="module")
 def apart(tmp_path_factory: pytest.TempPathFactory) -> Driven:
-    """The engine in processes of its own; no profiler configured."""
+    """Run with the engine in separate processes, and no profiler configured."""
     return drive(tmp_path_factory.mktemp("apart"), "apart", script=OFFLINE, AUTOPROF_STEPS=STEPS, AUTOPROF_WHEN=WHEN)
 
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Driven:
-    """The engine and its worker in the script's process; vLLM's profiler configured by the user."""
+    """Run with the engine and its worker in the script's process, and vLLM's profiler configured by the user."""
     folder = tmp_path_factory.mktemp("here")
     arguments = ("here", str(folder / "users"))
     variables = {"AUTOPROF_STEPS": STEPS, "AUTOPROF_WHEN": WHEN, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
@@ -44,7 +44,7 @@ def steps(driven: Driven) -> list[int]:
 
 
 def passes(driven: Driven, step: int) -> int:
-    """Return how many forward passes the one complete trace of a worker in a step holds."""
+    """Return the number of forward passes in the only complete trace of a step's worker."""
     (meta,) = driven.step(step).glob("rollout.replica0.rank0.*.meta.json")
     assert json.loads(meta.read_text())["state"] == "complete"
     (trace,) = driven.step(step).glob("rollout.replica0.rank0.*.gz")
@@ -59,11 +59,11 @@ def test_the_chosen_calls_are_captured(driven: Driven) -> None:
 
 
 def test_a_beam_search_is_one_step(driven: Driven) -> None:
-    # A pass and more for each of its four tokens.
+    # At least one pass for each of the four tokens.
     assert passes(driven, 6) in range(4, 20)
 
 
-def test_the_engine_generates_the_same_all_along(driven: Driven) -> None:
+def test_the_engine_always_generates_the_same_tokens(driven: Driven) -> None:
     (tokens,) = driven.said["last"]
     assert len(tokens) == 6
     assert driven.said["batches"] == [[tokens]] * 3
@@ -75,16 +75,16 @@ def test_every_call_is_a_step_of_the_timeline(driven: Driven) -> None:
     assert [span["step"] for span in spans(driven.step(1).parent) if span["kind"] == "step"][:9] == list(range(1, 10))
 
 
-def test_a_profiling_of_the_users_goes_first(apart: Driven, here: Driven) -> None:
+def test_the_users_profiler_takes_precedence(apart: Driven, here: Driven) -> None:
     assert here.said["user start"] == here.said["user stop"] == "ok"
     assert len(list((here.folder / "users").glob("*.gz"))) == 1
     assert steps(here) == [2, 4, 6, 9, LONG + 1]
-    # Without a profiler configured theirs fails, as it does without autoprof, and is in nobody's way.
+    # If no profiler is configured, the user's call fails as without autoprof, and autoprof can capture step 8.
     assert apart.said["user start"] == apart.said["user stop"] == "Exception"
     assert steps(apart) == [2, 4, 6, 8, 9, LONG + 1]
 
 
-def test_the_call_after_a_slow_one_is_captured_and_says_why(driven: Driven) -> None:
+def test_the_call_after_a_slow_one_is_captured_with_its_reason(driven: Driven) -> None:
     assert passes(driven, LONG + 1) in (6, 7)
     whys = {number: {meta["window"] for meta in driven.metas(number)} for number in (9, LONG + 1)}
     assert whys[9] == {f"AUTOPROF_STEPS={STEPS}"}
@@ -93,11 +93,11 @@ def test_the_call_after_a_slow_one_is_captured_and_says_why(driven: Driven) -> N
     assert re.fullmatch(said, why), why
 
 
-def test_a_request_that_is_refused_leaves_the_engine_well(driven: Driven) -> None:
+def test_the_engine_works_after_a_refused_request(driven: Driven) -> None:
     assert driven.said["refused"] is True
 
 
-def test_the_log_has_no_error_of_ours(driven: Driven) -> None:
+def test_autoprof_has_no_errors_and_no_hook_failed(driven: Driven) -> None:
     assert list(driven.folder.rglob("*.part")) == []
     for path in driven.step(1).parent.glob("hooks/*.json"):
         process = json.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""`vllm serve` with autoprof in front and no trainer: windows by a count of generation batches, and by request."""
+"""`vllm serve` under autoprof, without a trainer: windows by number of the generation batch, and by request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.helpers import clean_environment
 from tests.support.servers import serve
 
 PROMPT = {"model": "tiny", "prompt": [5, 6, 7], "temperature": 0, "ignore_eos": True}
-# Four at a time: several seconds.
+# Takes several seconds: 16 answers, four at a time.
 LONG = PROMPT | {"max_tokens": 480, "n": 16, "stream": True, "temperature": 1}
 
 
@@ -32,7 +32,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]
 
 @pytest.fixture(scope="module")
 def batches(server: servers.Server) -> list[str]:
-    """Five generation batches: single requests, but for the fourth of three at once."""
+    """Send five generation batches: the fourth has three concurrent requests, the others one request."""
     texts = [generate(server) for _ in range(3)]
     with ThreadPoolExecutor(3) as pool:
         texts += pool.map(lambda _: generate(server, 12), range(3))
@@ -41,7 +41,8 @@ def batches(server: servers.Server) -> list[str]:
 
 def test_the_chosen_batches_are_captured(server: servers.Server, batches: list[str]) -> None:
     assert server.passes(2) in (6, 7)
-    # Twelve tokens each: together, or one after the other where the machine is slow. The batch after it is not in it.
+    # Three answers of twelve tokens, generated together, or one after the other on a slow machine. The fifth batch is
+    # not in the trace.
     assert server.passes(4) in range(12, 37)
     assert [step for step in server.steps() if step < 1000] == [2, 4]
     assert len({text for text in batches if len(text) == len(batches[0])}) == 1
@@ -51,7 +52,7 @@ def test_every_batch_is_a_step_of_the_timeline(server: servers.Server, batches: 
     assert [span["step"] for span in server.spans()][:4] == [1, 2, 3, 4]
 
 
-def test_a_request_opens_a_window_and_may_name_the_step(server: servers.Server, batches: list[str]) -> None:
+def test_a_request_opens_a_window_and_can_name_the_step(server: servers.Server, batches: list[str]) -> None:
     assert server.post("/start_profile", {"global_step": 1107}) == (200, {"problem": ""})
     before = generate(server)
     assert generate(server) == before
@@ -59,7 +60,9 @@ def test_a_request_opens_a_window_and_may_name_the_step(server: servers.Server, 
     assert server.passes(1107) in range(12, 16)
 
 
-def test_requests_out_of_order_are_refused_and_the_server_goes_on(server: servers.Server, batches: list[str]) -> None:
+def test_requests_out_of_order_are_refused_and_the_server_still_works(
+    server: servers.Server, batches: list[str]
+) -> None:
     assert server.post("/stop_profile") == (409, {"problem": "no window is open"})
     assert server.post("/start_profile", {"global_step": 1108})[0] == 200
     assert server.post("/start_profile", {"global_step": 1109}) == (409, {"problem": "a window is open already"})
@@ -72,7 +75,7 @@ def test_requests_out_of_order_are_refused_and_the_server_goes_on(server: server
     assert server.steps()[-1] == 1108
 
 
-def test_a_request_without_a_body_counts(server: servers.Server, batches: list[str]) -> None:
+def test_a_request_without_a_body_opens_a_window(server: servers.Server, batches: list[str]) -> None:
     known = set(server.steps())
     assert server.post("/start_profile")[0] == 200
     generate(server)
@@ -81,14 +84,14 @@ def test_a_request_without_a_body_counts(server: servers.Server, batches: list[s
     assert 5 < new < 1000
 
 
-def test_a_window_opens_in_the_midst_of_a_batch(server: servers.Server, batches: list[str]) -> None:
+def test_a_window_opens_in_the_middle_of_a_batch(server: servers.Server, batches: list[str]) -> None:
     known = set(server.steps())
     began = time.time_ns()
     with server.streaming("/v1/completions", LONG) as answer:
         assert server.post("/start_profile") == (200, {"problem": ""})
         answer.read()
     assert server.post("/stop_profile") == (200, {"problem": ""})
-    # It is named after the batch that it was opened in.
+    # The window has the number of the batch in which it was opened.
     (new,) = set(server.steps()) - known
     assert server.passes(new) in range(1, 101)
     assert server.batch_since(began) == new
@@ -108,7 +111,7 @@ def test_a_trigger_opens_the_next_batch(server: servers.Server, batches: list[st
     assert server.meta(new)["contents"] == ["cpu", "shapes"]
 
 
-def test_who_waits_for_the_next_batches_is_told_when_they_are_there(server: servers.Server, batches: list[str]) -> None:
+def test_a_waiting_trigger_prints_the_paths_of_the_next_batches(server: servers.Server, batches: list[str]) -> None:
     known = set(server.steps())
     command = [sys.executable, "-m", "autoprof", "trigger", "--steps", "2", "--wait"]
     with subprocess.Popen(
@@ -117,11 +120,11 @@ def test_who_waits_for_the_next_batches_is_told_when_they_are_there(server: serv
         deadline = time.monotonic() + 120
         while waiting.poll() is None and time.monotonic() < deadline:
             generate(server)
-        said = waiting.communicate(timeout=60)[0].splitlines()
-    assert waiting.returncode == 0, said
+        lines = waiting.communicate(timeout=60)[0].splitlines()
+    assert waiting.returncode == 0, lines
     new = sorted(set(server.steps()) - known)
     assert len(new) == 2
-    assert said[-2:] == [str(server.run().resolve() / f"global_step_{step:06d}") for step in new]
+    assert lines[-2:] == [str(server.run().resolve() / f"global_step_{step:06d}") for step in new]
     assert {meta["window"] for meta in map(server.meta, new)} == {"autoprof trigger"}
 
 
@@ -132,7 +135,7 @@ def test_a_trigger_reaches_a_server_that_is_never_idle(server: servers.Server, b
         trigger(server, "--rollout-iterations", "0:2")
         with ThreadPoolExecutor(1) as pool:
             reading = pool.submit(answer.read)
-            # Looked for with the first request that comes a second after the last look.
+            # autoprof looks for triggers at most once a second, when a request arrives.
             while set(server.steps()) == known and time.monotonic() < deadline:
                 generate(server, 2)
             reading.result()
@@ -167,13 +170,13 @@ def test_a_wrong_time_is_refused(server: servers.Server, wrong: object) -> None:
     assert answer["problem"].endswith("; it takes seconds, above 0 and below 1e9")
 
 
-def test_what_is_no_object_in_json_is_refused(server: servers.Server) -> None:
+def test_a_body_other_than_a_json_object_is_refused(server: servers.Server) -> None:
     for body in (b"{", b"[1]"):
         status, answer = server.post("/start_profile", body)
-        said = f"body: got {body.decode()!r}; it takes an object in JSON, or nothing"
-        assert (status, answer["problem"]) == (400, said)
+        problem = f"body: got {body.decode()!r}; it takes an object in JSON, or nothing"
+        assert (status, answer["problem"]) == (400, problem)
 
 
-def test_the_log_has_no_error_of_ours(server: servers.Server, batches: list[str]) -> None:
+def test_autoprof_has_no_errors_and_no_hook_failed(server: servers.Server, batches: list[str]) -> None:
     generate(server)
     assert server.errors() == []

@@ -72,11 +72,11 @@ def test_every_capture_is_complete(name: str, run: VerlRun) -> None:
         assert meta["replica"] == (0 if meta["role"] == "rollout" else None)
 
 
-def test_nothing_is_left_half_written(run: VerlRun) -> None:
+def test_no_part_files_remain(run: VerlRun) -> None:
     assert list(run.directory.rglob("*.part")) == []
 
 
-def test_the_actors_update_holds_the_backward_pass(run: VerlRun) -> None:
+def test_the_trace_of_the_actors_update_has_the_backward_pass(run: VerlRun) -> None:
     names = names_in(run.trace(STEP, "actor.update_actor"))
     assert any(name.startswith("autograd::engine::evaluate_function") for name in names)
 
@@ -111,14 +111,14 @@ def test_new_weights_go_over_in_each_step(name: str, run: VerlRun) -> None:
     assert {1, 2, 3} <= {span["step"] for span in spans}
 
 
-def test_no_hook_failed_and_autoprof_made_no_error(run: VerlRun) -> None:
+def test_no_hook_failed_and_autoprof_has_no_errors(run: VerlRun) -> None:
     for process in run.processes:
         assert process["errors"] == {}
     assert [key for key, states in hooks(run).items() if "failed" in states] == []
     assert "autoprof: " not in run.finished.output
 
 
-def test_nothing_is_left_running(name: str, run: VerlRun) -> None:
+def test_no_process_is_left_running(name: str, run: VerlRun) -> None:
     left = [title.strip() for title in run.finished.left_behind]
     # A thread of its worker's is no daemon and never ends: where Ray asks it to exit and does not kill it, it stays
     # (verl 0.5.0, vllm_rollout_spmd.py, `_loop_forever`).

@@ -1,4 +1,4 @@
-"""The benchmarks: their statistics, the page of results, and one of them for real."""
+"""Benchmarks: their statistics, the page of results, and one real benchmark."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bench.results import Findings, Section
 
 @pytest.fixture
 def table() -> Table:
-    """A machine that gets slower and slower: only the ratios stay."""
+    """Table of a machine that becomes slower with each turn; only the ratios stay the same."""
     return Table(
         title="Time",
         unit="ms",
@@ -28,7 +28,7 @@ def table() -> Table:
 
 @pytest.fixture
 def section(table: Table) -> Callable[..., Section]:
-    """Makes a section of the results."""
+    """Return a function that makes a section of the results."""
 
     def make(name: str = "boot", **values: Any) -> Section:
         findings = Findings(tables=[table], goals=[goal(limit=1.2), goal(limit=1.05)], notes=["nothing else"])
@@ -76,7 +76,7 @@ def test_a_goal_is_judged_by_the_middle_of_the_ratios(table: Table) -> None:
     assert met(limit=0.31, base="theirs")
 
 
-def test_noise_is_what_the_base_differs_by_from_itself(table: Table) -> None:
+def test_noise_is_the_variation_of_the_base(table: Table) -> None:
     verdict = judge(goal(limit=1.0, within_noise=True), [table])
     assert verdict is not None
     assert (verdict.met, verdict.noise) == (True, 1.5)
@@ -86,7 +86,7 @@ def test_noise_is_what_the_base_differs_by_from_itself(table: Table) -> None:
     assert judge(goal(limit=1.0, within_noise=True), [once]).met is None  # type: ignore[union-attr]
 
 
-def test_a_goal_of_which_a_case_is_missing_is_not_judged(table: Table) -> None:
+def test_a_goal_with_a_missing_case_is_not_judged(table: Table) -> None:
     assert judge(goal(limit=1.0, case="absent"), [table]) is None
     assert judge(goal(limit=1.0, table="absent"), [table]) is None
 
@@ -110,7 +110,7 @@ def test_every_case_runs_once_a_turn_in_changing_order() -> None:
     assert taken["Only of b"] == {"b": [0.0] * 4}
 
 
-def test_the_page_says_what_was_found_and_which_goals_are_missed(section: Callable[..., Section]) -> None:
+def test_the_page_shows_results_and_missed_goals(section: Callable[..., Section]) -> None:
     page = results.render([section()])
     assert "## boot: What it costs\n\nTwo lines\nof prose.\n" in page
     assert "| ours   | 2.00 | 1.100 (1.000 to 1.200) |     0.10 |" in page
@@ -122,7 +122,7 @@ def test_the_page_says_what_was_found_and_which_goals_are_missed(section: Callab
     assert "A quick run" in results.render([section(quick=True)])
 
 
-def test_sections_that_are_not_measured_again_stay(section: Callable[..., Section], tmp_path: Path) -> None:
+def test_sections_that_are_not_measured_again_are_kept(section: Callable[..., Section], tmp_path: Path) -> None:
     store, page = tmp_path / "results.json", tmp_path / "RESULTS.md"
     assert results.load(store) == {}
     results.save([section("boot"), section("calls", date="2026-11-01")], store, page)
@@ -138,7 +138,7 @@ def test_the_times_of_verls_steps_are_read_from_its_console() -> None:
     assert steps.step_times(output) == {1: 9.75, 2: 1.25}
 
 
-def test_a_benchmark_goes_on_without_its_peers(
+def test_a_benchmark_runs_without_its_peers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(processes, "interpreter", lambda peer: None)
@@ -153,7 +153,7 @@ def test_a_benchmark_goes_on_without_its_peers(
     assert "A quick run" in said
 
 
-def test_a_benchmark_that_fails_leaves_its_section_alone(
+def test_a_failed_benchmark_keeps_its_old_section(
     monkeypatch: pytest.MonkeyPatch, section: Callable[..., Section], tmp_path: Path
 ) -> None:
     def fail(turns: int) -> Findings:

@@ -1,4 +1,4 @@
-"""Figures of the code: what is counted, and that the count of a stage repeats."""
+"""Figures of the code: counts of lines and clauses, and reproducible counts of a stage."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ SOURCE = dedent('''\
     ''')
 
 
-def test_comments_docstrings_and_blank_lines_are_no_code() -> None:
+def test_comments_docstrings_and_blank_lines_do_not_count_as_code() -> None:
     assert figures.code_lines(SOURCE) == 19
     assert figures.code_lines('"""A module."""\n\n# Nothing.\n') == 0
 
 
-def test_clauses_that_catch_everything_are_counted_also_in_a_tuple() -> None:
+def test_clauses_that_catch_everything_are_counted_in_tuples_too() -> None:
     assert figures.broad_clauses(ast.parse(SOURCE)) == 3
 
 
-def test_a_name_of_three_classes_is_one_name_used_twice() -> None:
+def test_a_name_of_three_classes_counts_once() -> None:
     trees = [ast.parse(SOURCE), ast.parse("class First: pass"), ast.parse("class First: pass\nclass Third: pass")]
     assert figures.used_twice(trees) == 1
 
@@ -71,7 +71,7 @@ def test_figures_of_a_package_are_sums_over_its_modules(tmp_path: Path) -> None:
     }
 
 
-def test_the_count_of_a_stage_repeats(tmp_path: Path) -> None:
+def test_the_counts_of_a_stage_are_reproducible(tmp_path: Path) -> None:
     found = figures.of_stage(tmp_path / "first", captured=False)
     assert found == figures.of_stage(tmp_path / "second", captured=False)
     assert found["uncaptured stage: files"] < found["uncaptured stage: calls"]
@@ -79,7 +79,7 @@ def test_the_count_of_a_stage_repeats(tmp_path: Path) -> None:
 
 
 @pytest.mark.needs("torch")
-def test_a_captured_stage_costs_more_calls_than_another_one(tmp_path: Path) -> None:
+def test_a_captured_stage_makes_more_calls_than_an_uncaptured_one(tmp_path: Path) -> None:
     captured = figures.of_stage(tmp_path, captured=True)
     other = figures.of_stage(tmp_path, captured=False)
     for name, count in other.items():

@@ -1,4 +1,4 @@
-"""`make gpu`: its runner, its wheels, and what it reads in traces; tests/real/test_gpu.py runs it on the CPU."""
+"""`make gpu`: its runner, its wheels, and its reader of traces; tests/real/test_gpu.py runs it on the CPU."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Results = Callable[..., tuple[int, dict[str, Any]]]
 
 @pytest.fixture
 def results(tmp_path: Path) -> Results:
-    """Runs made-up rows and returns the exit status and what was written."""
+    """Return a function that runs invented rows, and returns the exit status and the written results."""
 
     def run(
         *rows: Row, device: str = "cuda", named: bool = False, described: bool = True, **machine: Any
@@ -62,17 +62,17 @@ def made(work: Callable[[Workbench], Iterator[Fact]], limit_s: float = 60, **nee
 
 @pytest.mark.parametrize("name", MODULES)
 def test_every_module_can_be_imported(name: str) -> None:
-    # The programs among them run where they are started only.
+    # Modules that are programs do nothing on import.
     assert importlib.import_module(name).__doc__
 
 
-def test_every_row_says_what_it_is_about_and_has_a_name_of_its_own() -> None:
+def test_every_row_has_a_description_and_a_unique_name() -> None:
     assert len({row.name for row in ROWS}) == len(ROWS)
     assert all(row.about for row in ROWS)
     assert ROWS[0].name == "machine"
 
 
-def test_a_row_that_fails_keeps_its_log_and_the_others_run(results: Results, tmp_path: Path) -> None:
+def test_a_failed_row_keeps_its_log_and_the_others_run(results: Results, tmp_path: Path) -> None:
     def bad(bench: Workbench) -> Iterator[Fact]:
         yield bench.fact("it holds", True)
         bench.run([sys.executable, "-c", "print('the end'); raise SystemExit(3)"], label="child")
@@ -86,7 +86,7 @@ def test_a_row_that_fails_keeps_its_log_and_the_others_run(results: Results, tmp
     assert log in (tmp_path / PAGE).read_text()
 
 
-def test_a_fact_that_does_not_hold_is_a_failure(results: Results) -> None:
+def test_a_false_fact_is_a_failure(results: Results) -> None:
     def wrong(bench: Workbench) -> Iterator[Fact]:
         yield bench.fact("it holds", [], "nothing")
         yield bench.fact("so does this", [1])
@@ -96,7 +96,7 @@ def test_a_fact_that_does_not_hold_is_a_failure(results: Results) -> None:
     assert [(fact["state"], fact["figure"]) for fact in written["rows"][0]["facts"]] == [(FAIL, "nothing"), (PASS, "")]
 
 
-def test_a_program_ends_with_the_time_of_its_row(results: Results) -> None:
+def test_a_program_is_ended_at_the_time_limit_of_its_row(results: Results) -> None:
     def endless(bench: Workbench) -> Iterator[Fact]:
         bench.run(["sleep", "600"], label="sleep")
         yield bench.fact("it comes to an end", True)
@@ -106,7 +106,7 @@ def test_a_program_ends_with_the_time_of_its_row(results: Results) -> None:
     assert written["rows"][0]["reason"] == "sleep: it was ended, since the row's time was over"
 
 
-def test_what_a_run_that_is_cut_off_has_done_is_written(results: Results, tmp_path: Path) -> None:
+def test_the_results_of_an_interrupted_run_are_written(results: Results, tmp_path: Path) -> None:
     def cut_off(bench: Workbench) -> Iterator[Fact]:
         yield bench.fact("it holds", True)
         os.kill(os.getpid(), signal.SIGTERM)
@@ -121,7 +121,7 @@ def test_what_a_run_that_is_cut_off_has_done_is_written(results: Results, tmp_pa
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
-def test_rows_that_can_not_be_run_here_say_why(results: Results) -> None:
+def test_skipped_rows_have_a_reason(results: Results) -> None:
     def left_out(bench: Workbench) -> Iterator[Fact]:
         raise Skipped("there is no such thing")
         yield
@@ -157,7 +157,7 @@ def test_the_table_names_device_driver_and_torch(results: Results, tmp_path: Pat
     assert "driver 570.1, ROCm 6.2," in (tmp_path / PAGE).read_text()
 
 
-def test_no_row_is_tried_where_torch_sees_no_gpu(results: Results) -> None:
+def test_no_row_runs_if_torch_sees_no_gpu(results: Results) -> None:
     def machine(bench: Workbench) -> Iterator[Fact]:
         bench.run([sys.executable, "-c", "raise SystemExit('torch sees no GPU here')"], label="machine")
         yield bench.fact("there is a GPU", True)
@@ -170,14 +170,14 @@ def test_no_row_is_tried_where_torch_sees_no_gpu(results: Results) -> None:
     ]
 
 
-def test_rows_for_a_gpu_run_on_the_cpu_where_they_are_named(results: Results) -> None:
+def test_rows_for_a_gpu_run_on_the_cpu_if_they_are_named(results: Results) -> None:
     _, written = results(made(good, gpu=True), device="cpu")
     assert written["rows"][0]["reason"] == "it needs a GPU"
     _, written = results(made(good, gpu=True), device="cpu", named=True)
     assert written["rows"][0]["state"] == PASS
 
 
-def test_a_wrong_name_is_said_with_the_right_ones(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_wrong_name_is_reported_with_the_right_ones(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="2"):
         gpu.main(["trainr"])
     assert "there is no row trainr; there are machine, trainer," in capsys.readouterr().err
@@ -198,7 +198,7 @@ def launched(name: str, thread: int, at: float, number: int) -> list[traces.Even
 
 @pytest.fixture
 def recorded(tmp_path: Path) -> Path:
-    """A trace with two kernels of the forward pass, one of the backward pass, communication and a copy."""
+    """Write a trace with two kernels of the forward pass, one of the backward pass, communication and a copy."""
     backward = {"name": "autograd::engine::evaluate_function: MmBackward0", "ts": 100.0, "dur": 50.0}
     copy = {"name": "Memcpy HtoD", "pid": 0, "tid": 8, "ts": 200.0, "dur": 3.0}
     events = [
@@ -213,11 +213,11 @@ def recorded(tmp_path: Path) -> Path:
 
 
 def test_kernels_belong_to_the_pass_that_launched_them(recorded: Path) -> None:
-    # The call of the fourth is within the time of the backward pass, but in another thread.
+    # The fourth kernel is launched during the backward pass, but in another thread.
     assert Trace(recorded).backward_and_forward() == (1, 3)
 
 
-def test_sums_made_in_two_ways_are_compared(recorded: Path) -> None:
+def test_two_ways_to_sum_a_trace_are_compared(recorded: Path) -> None:
     trace = Trace(recorded)
     assert public.by_device(trace) == {0: public.Sums(5, 15.0, 12.0, 4.0, 3.0)}
     assert public.same(summarize(recorded), trace)
@@ -230,7 +230,7 @@ def test_sums_made_in_two_ways_are_compared(recorded: Path) -> None:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A run with a trace, its memory history, a replica's trace, a merged one, and a snapshot of a full device."""
+    """Write a run with a trace, its memory history, traces of a replica and of a merge, and a snapshot."""
     run = tmp_path / "autoprof_runs" / "20261123-000000-aaaaaa"
     step = run / "global_step_000002"
     step.mkdir(parents=True)
@@ -239,15 +239,15 @@ def run(tmp_path: Path) -> Path:
     history = "actor.update_actor.rank0.n1.pid5.memory"
     (step / f"{history}.meta.json").write_text('{"state": "complete"}')
     trace = [{"action": "alloc", "frames": [{"name": "f"}]}, {"action": "free", "frames": []}]
-    said = {"device_traces": [trace, []], "segments": [], "autoprof": {"global_step": 2}}
-    (step / f"{history}.pickle").write_bytes(pickle.dumps(said))
+    snapshot = {"device_traces": [trace, []], "segments": [], "autoprof": {"global_step": 2}}
+    (step / f"{history}.pickle").write_bytes(pickle.dumps(snapshot))
     (run / "oom").mkdir()
     full = {"asked_bytes": 160_000_000_000, "total_bytes": 80_000_000_000}
     (run / "oom" / "n1.pid5.meta.json").write_text(json.dumps(full))
     return run
 
 
-def test_captures_of_ranks_and_replicas_are_read_and_merged_ones_are_not(run: Path) -> None:
+def test_captures_of_ranks_and_replicas_are_read_without_merged_ones(run: Path) -> None:
     assert [(capture.stage.partition(".n1")[0], capture.step) for capture in captures(run)] == [
         ("actor.update_actor", 2),
         ("actor.update_actor", 2),
@@ -283,7 +283,7 @@ def figures(compute: float, copy: float, idle: float) -> dict[str, Any]:
         ("idle", {}, {"device_idle"}, False),
     ],
 )
-def test_findings_are_held_against_the_planted_cause(
+def test_findings_are_compared_with_the_planted_cause(
     cause: str, capture: dict[str, Any], kinds: set[str], fits: bool
 ) -> None:
     assert causes._verdict(cause, capture, kinds)[0] is fits
@@ -297,7 +297,7 @@ def wheel(folder: Path, name: str, **content: str) -> Path:
     return path
 
 
-def test_wheels_of_what_is_missing_are_unpacked(tmp_path: Path) -> None:
+def test_wheels_of_missing_packages_are_unpacked(tmp_path: Path) -> None:
     wheel(tmp_path, "msgspec", **{"msgspec/__init__.py": "older"})
     members = {"absent.py": "1", "absent-1.0.data/purelib/more.py": "2", "absent-1.0.data/scripts/x": "3"}
     wheel(tmp_path, "absent", **members)
@@ -308,7 +308,7 @@ def test_wheels_of_what_is_missing_are_unpacked(tmp_path: Path) -> None:
     assert not (tmp_path / "outside.py").exists()
 
 
-def test_wheels_lose_what_nothing_imports(tmp_path: Path) -> None:
+def test_files_that_nothing_imports_are_removed_from_wheels(tmp_path: Path) -> None:
     kept = {"pyarrow/lib.so": "1", "pyarrow/libarrow.so.2600": "2", "pyarrow/dataset.py": "3"}
     lost = {"pyarrow/tests/test_x.py": "4", "pyarrow/libarrow_flight.so.2600": "5", "pyarrow/include/api.h": "6"}
     path = wheel(tmp_path, "pyarrow", **kept, **lost)
@@ -317,9 +317,7 @@ def test_wheels_lose_what_nothing_imports(tmp_path: Path) -> None:
         assert {name: archive.read(name).decode() for name in archive.namelist()} == kept
 
 
-def test_a_release_of_python_that_autoprof_does_not_support_has_no_wheels(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_an_unsupported_release_of_python_has_no_wheels(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="2"):
         wheels.main(["--python-version", "3.9", str(tmp_path)])
     assert "'3.9' is none of 3.10, 3.11, 3.12 and 3.13" in capsys.readouterr().err

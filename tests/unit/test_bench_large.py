@@ -1,4 +1,4 @@
-"""The maker of large runs, with a small one: commands read it as they read a real run."""
+"""Generator of large runs, tested with a small run: commands read it like a real run."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ SIZE = ["--ranks", "8", "--steps", "12", "--gpus", "4"]
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A run of 8 ranks on two hosts, of which one is missing, and what its maker says of it."""
+    """Generate a run of 8 ranks on two hosts, one of them missing; return its folder and the generator's summary."""
     folder = tmp_path_factory.mktemp("runs") / RUN_ID
-    said = processes.run([MAIN, "-m", "bench.large_runs", folder, *SIZE]).output
-    return folder, json.loads(said)
+    summary = processes.run([MAIN, "-m", "bench.large_runs", folder, *SIZE]).output
+    return folder, json.loads(summary)
 
 
-def test_the_maker_says_what_it_made(made: tuple[Path, dict[str, Any]]) -> None:
-    folder, said = made
+def test_the_generator_prints_a_summary(made: tuple[Path, dict[str, Any]]) -> None:
+    folder, summary = made
     found = [path for path in folder.rglob("*") if path.is_file()]
-    # The maker has left its exit status after that.
-    assert said.pop("bytes") == sum(path.stat().st_size for path in found if path.name != file_names.EXIT)
-    assert said == {
+    # The generator writes its exit status after the summary.
+    assert summary.pop("bytes") == sum(path.stat().st_size for path in found if path.name != file_names.EXIT)
+    assert summary == {
         **{"ranks": 8, "hosts": 2, "missing": "node0001", "steps": 12, "captured": [4, 9], "files": len(found)},
     }
 
@@ -41,7 +41,7 @@ def test_a_made_run_is_read_without_damage(made: tuple[Path, dict[str, Any]]) ->
     assert run.left_out == []
     assert run.state == "ended"
     assert [attempt.state for attempt in run.info.earlier] == ["unfinished"]
-    # The four ranks of the host that was collected, five stages each.
+    # Four ranks of the collected host, with five stages each.
     assert {step.number: len(step.captures) for step in run.steps} == {4: 20, 9: 20}
     assert {capture.state for capture in run.captures} == {"complete"}
 
@@ -50,14 +50,14 @@ def test_each_rank_has_five_stages_in_each_step(made: tuple[Path, dict[str, Any]
     folder, _ = made
     stages = [span for span in spans(folder) if span["kind"] == "stage"]
     of_rank = [span for span in stages if span["rank"] == 3]
-    # The first attempt is killed in update_actor of step 6, the second begins with step 5.
+    # The first attempt is killed in update_actor of step 6; the second begins with step 5.
     assert [span["step"] for span in of_rank].count(12) == 5
     assert [span["step"] for span in of_rank].count(5) == 10
     assert [span["step"] for span in of_rank].count(6) == 8
     assert {span["rank"] for span in stages} == {0, 1, 2, 3}
 
 
-def test_workers_write_an_exit_line_if_that_is_asked_for(made: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+def test_workers_write_an_exit_line_if_requested(made: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     folder = tmp_path / RUN_ID
     processes.run([MAIN, "-m", "bench.large_runs", folder, *SIZE, "--exits"])
     assert _exits(folder) == ["node0000-5100002", "node0000-5100003", "node0000-5100004", "node0000-5100005"]
@@ -69,7 +69,7 @@ def _exits(folder: Path) -> list[str]:
     return sorted(path.stem for path in folder.glob("timeline/*.jsonl") if '{"kind":"exit"' in path.read_text())
 
 
-def test_commands_find_no_problem_in_a_made_run_but_the_missing_host(made: tuple[Path, dict[str, Any]]) -> None:
+def test_commands_report_only_the_missing_host_of_a_made_run(made: tuple[Path, dict[str, Any]]) -> None:
     folder, _ = made
     where = ["--dir", str(folder.parent)]
     doctor = autoprof("doctor", RUN_ID, "--json", *where, cwd=folder.parent)

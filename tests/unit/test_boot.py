@@ -36,11 +36,11 @@ def test_off_imports_nothing(python: Python, value: str | None) -> None:
 
 
 @pytest.mark.parametrize("value", ["1", "true", "ON", " yes "])
-def test_on_imports_the_boot_and_nothing_else_of_autoprof(python: Python, value: str) -> None:
+def test_on_imports_only_the_boot_package_of_autoprof(python: Python, value: str) -> None:
     assert python(SHOW, AUTOPROF=value).stdout.strip() == str(BOOT)
 
 
-def test_on_loads_nothing_outside_the_standard_library_and_none_of_its_slow_parts(python: Python) -> None:
+def test_on_imports_only_fast_modules_of_the_standard_library(python: Python) -> None:
     code = "import sys; print('\\n'.join(sys.modules))"
     # Other packages have .pth files too, so the difference counts.
     off = set(python(code).stdout.split())
@@ -49,7 +49,7 @@ def test_on_loads_nothing_outside_the_standard_library_and_none_of_its_slow_part
     assert not new & {"asyncio", "logging", "tomllib", "importlib.metadata", "re", "json", "typing"}
 
 
-def test_nothing_is_left_on_disk_without_a_target(python: Python, tmp_path: Path) -> None:
+def test_nothing_is_written_without_a_target(python: Python, tmp_path: Path) -> None:
     python("import json", AUTOPROF="1")
     assert list(tmp_path.iterdir()) == []
 
@@ -90,7 +90,7 @@ print(os.environ["AUTOPROF_RUN_ID"], subprocess.check_output([sys.executable, "-
         ("python", False),
     ],
 )
-def test_processes_that_are_no_business_of_ours(command: str, foreign: bool) -> None:
+def test_foreign_processes_are_recognised(command: str, foreign: bool) -> None:
     assert Command(command.split()).foreign is foreign
 
 
@@ -106,11 +106,11 @@ def test_processes_that_are_no_business_of_ours(command: str, foreign: bool) -> 
         ("python", False),
     ],
 )
-def test_what_starts_the_ranks_of_a_run(command: str, launches: bool) -> None:
+def test_launchers_are_recognised(command: str, launches: bool) -> None:
     assert Command(command.split()).launcher is launches
 
 
-def test_ranks_belong_to_the_run_of_what_started_them(tmp_path: Path, python: Python) -> None:
+def test_ranks_belong_to_the_run_of_their_launcher(tmp_path: Path, python: Python) -> None:
     show = (
         "import os; info = json.loads(os.environ['AUTOPROF_RUN_INFO']); print(info['pid'], info['settings']['steps'])"
     )
@@ -119,16 +119,16 @@ def test_ranks_belong_to_the_run_of_what_started_them(tmp_path: Path, python: Py
     assert (mine, steps) == (pid, "+2")
     wrong = python(["torchrun"], check=False, AUTOPROF="1", AUTOPROF_STEPS="x")
     assert wrong.stderr.count("autoprof") >= 1
-    assert "AUTOPROF_RUN_INFO" in wrong.stderr  # the script's own KeyError: it was started, without autoprof
+    assert "AUTOPROF_RUN_INFO" in wrong.stderr  # the script's own KeyError, because it runs without autoprof
 
 
-def test_spawned_children_are_ours_and_the_resource_tracker_is_not() -> None:
+def test_spawned_children_are_not_foreign_and_the_resource_tracker_is() -> None:
     spawn = "from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=5, pipe_handle=7)"
     assert not Command(["python", "-c", spawn, "--multiprocessing-fork"]).foreign
     assert Command(["python", "-c", "from multiprocessing.resource_tracker import main;main(5)"]).foreign
 
 
-def test_a_ray_worker_starts_no_run_of_its_own(tmp_path: Path, python: Python) -> None:
+def test_a_ray_worker_does_not_start_a_run(tmp_path: Path, python: Python) -> None:
     worker = tmp_path / "ray" / "_private" / "workers" / "default_worker.py"
     worker.parent.mkdir(parents=True)
     worker.write_text("import os; print(os.environ.get('AUTOPROF_RUN_ID'))")
@@ -136,7 +136,7 @@ def test_a_ray_worker_starts_no_run_of_its_own(tmp_path: Path, python: Python) -
     assert python([str(worker)], AUTOPROF="1", AUTOPROF_RUN_ID="of-the-driver").stdout.strip() == "of-the-driver"
 
 
-def test_a_boot_that_fails_is_one_line_and_off_for_the_children(python: Python) -> None:
+def test_a_failed_boot_prints_one_line_and_switches_children_off(python: Python) -> None:
     paths = [str(ROOT), str(ROOT / "sitecustomize")]
     code = f"""
 import os, subprocess, sys
@@ -148,7 +148,7 @@ show = "import os; print(os.environ['AUTOPROF'])"
 child = subprocess.run([sys.executable, "-c", show], capture_output=True, text=True)
 print(child.stdout.strip(), repr(child.stderr))
 """
-    # -S: nothing was activated before.
+    # -S, so that `site` has not activated autoprof before.
     result = python(["-S", "-c", code], AUTOPROF="1")
     assert result.stdout.splitlines() == ["0", "0 ''"]
     assert result.stderr.count("\n") == 1
@@ -165,17 +165,19 @@ if len(sys.argv) == 1:
 """
 
 
-@pytest.mark.fault("a variable holds anything", "goes on, and so do its children", "the captures")
+@pytest.mark.fault("a variable has any content", "continues, and so do its children", "the captures")
 @pytest.mark.parametrize(
     ("content", "names"),
     [*((content, "all") for content in HOSTILE), ("controls", "CONFIG"), ("long", "DIR"), ("no UTF-8", "DIR")],
 )
-def test_whatever_variables_hold_costs_a_line_at_most(content: str, names: str, tmp_path: Path, python: Python) -> None:
+def test_any_content_of_variables_costs_at_most_one_line(
+    content: str, names: str, tmp_path: Path, python: Python
+) -> None:
     (tmp_path / "tiny.py").write_text("def step(number): return number\n")
     options = 'attribute = "step", behaviour = "step.wrap", options = { number = "number" }'
     (tmp_path / "tiny.toml").write_text(f'target = "tiny"\nhook = [{{ name = "step", {options} }}]\n')
     (tmp_path / "main.py").write_text(TWICE)
-    # What processes of autoprof hand on would keep the settings from being read.
+    # Leave out the variables that autoprof passes to child processes: with them it does not read the settings.
     every = [name for name in settings.VARIABLES if name not in ("RUN_INFO", "STARTER", "RECIPES")]
     value = os.fsdecode(HOSTILE[content])
     variables = {f"AUTOPROF_{name}": value for name in (every if names == "all" else [names])}
@@ -221,7 +223,7 @@ print(tiny.step(7))
     )
 
 
-def test_sitecustomize_chains_to_the_one_that_it_hides(tmp_path: Path, python: Python) -> None:
+def test_sitecustomize_runs_the_one_that_it_hides(tmp_path: Path, python: Python) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.users_sitecustomize = __name__")
     path = f"{ROOT / 'sitecustomize'}:{tmp_path}"
     code = "import sys; print(sys.users_sitecustomize, 'autoprof._boot' in sys.modules)"
@@ -229,7 +231,7 @@ def test_sitecustomize_chains_to_the_one_that_it_hides(tmp_path: Path, python: P
     assert python(code, PYTHONPATH=path, AUTOPROF="1").stdout.strip() == "sitecustomize True"
 
 
-# What a program can see of its sitecustomize, and what is imported with it.
+# Program that prints all that it can observe of its sitecustomize.
 LOOK = """
 import importlib, importlib.util, json, os, sys
 def look():
@@ -270,7 +272,7 @@ USERS = {
 
 
 @pytest.mark.parametrize("users", USERS)
-def test_a_sitecustomize_is_what_it_is_without_autoprof(users: str, tmp_path: Path, python: Python) -> None:
+def test_a_sitecustomize_behaves_as_without_autoprof(users: str, tmp_path: Path, python: Python) -> None:
     for name, text in USERS[users].items():
         (tmp_path / "users" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "users" / name).write_text(text)
@@ -283,18 +285,18 @@ def test_a_sitecustomize_is_what_it_is_without_autoprof(users: str, tmp_path: Pa
 
 
 def said(result: subprocess.CompletedProcess[str]) -> list[str]:
-    """Return what was written to stderr, without frames of tracebacks and autoprof's line for a run without hooks."""
+    """Return the lines on stderr, without frames of tracebacks and autoprof's line for a run without hooks."""
     return [line for line in result.stderr.splitlines() if not line.startswith(("  ", "autoprof: no hook was applied"))]
 
 
-def test_a_sitecustomize_in_a_zip_is_what_it_is_without_autoprof(tmp_path: Path, python: Python) -> None:
+def test_a_sitecustomize_in_a_zip_behaves_as_without_autoprof(tmp_path: Path, python: Python) -> None:
     with zipfile.ZipFile(tmp_path / "users.zip", "w") as archive:
         archive.writestr("sitecustomize.py", "X = 7")
     path = f"{ROOT / 'sitecustomize'}{os.pathsep}users.zip"
     assert python(LOOK, PYTHONPATH=path, AUTOPROF="1").stdout == python(LOOK, PYTHONPATH="users.zip").stdout
 
 
-def test_a_command_that_autoprof_runs_has_its_own_sitecustomize(tmp_path: Path, python: Python) -> None:
+def test_a_command_under_autoprof_run_has_its_own_sitecustomize(tmp_path: Path, python: Python) -> None:
     (tmp_path / "sitecustomize.py").write_text("X = 8")
     code = "import os, subprocess, sys, sitecustomize; print(sitecustomize.X, os.environ['AUTOPROF']"
     twice = f"{code}, flush=True); subprocess.run([sys.executable, '-c', {f'{code})'!r}])"
@@ -302,8 +304,8 @@ def test_a_command_that_autoprof_runs_has_its_own_sitecustomize(tmp_path: Path, 
     assert python(run, PYTHONPATH=str(tmp_path)).stdout.split() == ["8", "1", "8", "1"]
 
 
-def test_sitecustomize_activates_where_autoprof_is_not_installed(python: Python, tmp_path: Path) -> None:
-    # -S leaves out site-packages and with it the installed .pth; what the site module does is done by hand.
+def test_sitecustomize_activates_autoprof_if_it_is_not_installed(python: Python, tmp_path: Path) -> None:
+    # -S leaves out site-packages and with it the installed .pth; the code imports sitecustomize as `site` does.
     code = f"""
 import sys
 sys.path.insert(0, {str(ROOT / "sitecustomize")!r})
@@ -318,7 +320,7 @@ except ImportError:
 
 @pytest.fixture(params=["checkout", "wheel"])
 def laid_out(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A copy of autoprof in a folder called as `git clone` calls it, in one whose name has a space."""
+    """Copy autoprof to a folder with the name that `git clone` uses, below a folder with a space in its name."""
     root = tmp_path / "a folder" / "autoprof"
     inside = root if request.param == "checkout" else root / "autoprof"
     without = shutil.ignore_patterns("__pycache__")
@@ -332,7 +334,7 @@ def laid_out(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 def test_run_activates_from_a_checkout_called_autoprof_and_from_a_wheel(
     laid_out: Path, python: Python, python_path: str
 ) -> None:
-    # -S leaves out site-packages, as where nothing is installed; what the site module does is done by hand.
+    # -S leaves out site-packages, as if nothing were installed; the code imports sitecustomize as `site` does.
     start = "import sys; sys.path.insert(0, sys.argv[1]); from autoprof.cli.main import main; main(sys.argv[2:])"
     show = """
 import contextlib, sys
@@ -346,7 +348,7 @@ print(sys.modules['autoprof._boot'].__file__, *sys.modules['autoprof'].__path__)
     assert result.stderr == ""
 
 
-def test_an_error_of_the_hidden_sitecustomize_is_the_users(tmp_path: Path, python: Python) -> None:
+def test_an_error_of_the_hidden_sitecustomize_reaches_the_user(tmp_path: Path, python: Python) -> None:
     (tmp_path / "sitecustomize.py").write_text("raise RuntimeError('the user made this')")
     result = python(SHOW, PYTHONPATH=f"{ROOT / 'sitecustomize'}:{tmp_path}", AUTOPROF="1")
     assert "the user made this" in result.stderr

@@ -1,4 +1,4 @@
-"""The pages for people: their links, the modules that they name, their examples, their lengths."""
+"""Documentation pages: their links, the modules that they name, their examples, their lengths."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from tests.support import reference
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MODULES = [path.relative_to(ROOT).as_posix() for path in (ROOT / "autoprof").rglob("*.py")]
-# Examples of what somebody may write, and what lies elsewhere.
+# Paths on pages that are examples, or outside autoprof/.
 EXAMPLES = {"autoprof/cli/steps.py"}
 OUTSIDE = ("examples/", "tests/", "bench/", "train.py", "small_trainer.py")
 
 
 def anchors(page: Path) -> set[str]:
-    """Return the anchors of a page's headings, as GitHub makes them."""
+    """Return the anchors that GitHub makes for the headings of a page."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^a-z0-9_ -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def links() -> Iterator[tuple[str, str, str]]:
-    """Yield each link to a file of the repository: its page, the file, the anchor."""
+    """Yield page, file and anchor of each link to a file of the repository."""
     for page in PAGES:
         for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
             if "://" not in target:
@@ -40,19 +40,19 @@ def links() -> Iterator[tuple[str, str, str]]:
 
 
 def blocks(page: Path, kind: str) -> list[str]:
-    """Return the blocks of code of one kind."""
+    """Return the code blocks of one language."""
     found = re.findall(rf"^ *```{kind}\n(.*?)^ *```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     return [textwrap.dedent(block) for block in found]
 
 
 @pytest.mark.parametrize(("page", "path", "anchor"), sorted(set(links())))
-def test_links_lead_somewhere(page: str, path: str, anchor: str) -> None:
+def test_link_targets_exist(page: str, path: str, anchor: str) -> None:
     assert (ROOT / path).exists()
     assert not anchor or anchor in anchors(ROOT / path)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_modules_that_pages_name_are_there(page: Path) -> None:
+def test_modules_named_on_pages_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert {name for name in re.findall(r"`(autoprof/[a-z_/]+/)`", text) if not (ROOT / name).is_dir()} == set()
     named = set(re.findall(r"`([A-Za-z_/]+\.py)`", text)) - EXAMPLES
@@ -73,24 +73,24 @@ def test_pages_for_developers_are_short(page: str, most: int) -> None:
     assert max(len(line) for line in lines if not line.startswith("|")) <= 120
 
 
-def test_examples_of_recipes_are_right(tmp_path: Path) -> None:
+def test_example_recipes_are_valid(tmp_path: Path) -> None:
     for block in blocks(ROOT / "CONTRIBUTING.md", "toml"):
         target = re.search(r'module = "(\w+)', block)
         assert target
-        said = block if block.startswith("target") else f'target = "{target[1]}"\n{block}'
+        text = block if block.startswith("target") else f'target = "{target[1]}"\n{block}'
         path = tmp_path / f"{target[1]}.toml"
-        path.write_text(said, encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
         assert recipe.load(str(path))
 
 
-def test_examples_of_code_can_be_read() -> None:
+def test_example_code_can_be_parsed() -> None:
     examples = blocks(ROOT / "CONTRIBUTING.md", "python")
     assert len(examples) == 5
     for example in examples:
         ast.parse(example)
 
 
-def test_generated_parts_are_what_the_code_says() -> None:
+def test_generated_parts_are_up_to_date() -> None:
     stale = [str(path.relative_to(ROOT)) for path, text in reference.pages().items() if path.read_text() != text]
     assert stale == [], "run make formats"
 
@@ -108,7 +108,7 @@ def test_choices_and_conditions_have_their_entries() -> None:
 
 
 def templates(modules: Iterable[Path], attributes: set[str], keyword: str = "") -> Iterator[tuple[str, ast.expr]]:
-    """Yield the first argument, or one keyword, of each call of these names, and its module."""
+    """Yield the module, and the first argument or one keyword argument, of each call of these names."""
     for module in modules:
         for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and attributes & {
@@ -120,7 +120,7 @@ def templates(modules: Iterable[Path], attributes: set[str], keyword: str = "") 
 
 
 def pattern(template: ast.expr) -> str:
-    """Return a regular expression for the texts that an expression of f-strings makes."""
+    """Return a regular expression that matches the possible values of an expression of f-strings."""
     if isinstance(template, ast.Constant):
         return re.escape(str(template.value))
     if isinstance(template, ast.JoinedStr):
@@ -132,10 +132,10 @@ def pattern(template: ast.expr) -> str:
     return ".*"
 
 
-def test_examples_of_findings_are_lines_of_theirs() -> None:
+def test_example_findings_match_the_code() -> None:
     rules = [*(ROOT / "autoprof" / "report" / "findings").glob("*.py"), ROOT / "autoprof" / "report" / "comparison.py"]
     made = [pattern(template) for _, template in templates(rules, {"Finding"}, "text")]
-    # Where a text is made of others it says little by itself.
+    # Leave out patterns of texts that are composed of other texts: they match nearly anything.
     made = [each for each in made if len(each.replace(".*", "")) > 10]
     made.append(r"step \d+ has been stuck for .*: .*")
     made.append(r"step \d+: generation waited .* for \d+ of \d+ samples: .*")
@@ -154,5 +154,5 @@ def fragment(template: ast.expr) -> str:
 def test_warnings_have_an_entry() -> None:
     text = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
     warnings = templates((ROOT / "autoprof").rglob("*.py"), {"warning", "warning_once", "switch_off", "_say"})
-    missing = [f"{module}: {said}" for module, template in warnings if (said := fragment(template)) not in text]
+    missing = [f"{module}: {part}" for module, template in warnings if (part := fragment(template)) not in text]
     assert missing == [], "docs/troubleshooting.md lists each message with its cause and remedy"

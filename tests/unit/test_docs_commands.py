@@ -1,4 +1,4 @@
-"""The commands, outputs, settings and examples on the pages: run where they can be, and checked where they can't."""
+"""Commands, outputs, settings and examples on the pages: they are run if possible, and otherwise checked."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from tests.support.page_blocks import PAGES, Block
 BLOCKS = [block for page in PAGES for block in page_blocks.blocks(page)]
 EVERY_PAGE = sorted({*PAGES, *(ROOT / "docs").rglob("*.md")})
 RUN = [page for page in PAGES if page_blocks.runs_in(page)]
-# The programs on these pages import torch.
+# Pages whose programs import torch.
 TORCH = ("object-stores.md", "torchrun.md")
 MODULES = [*(ROOT / "autoprof").rglob("*.py"), *(ROOT / "sitecustomize").iterdir()]
 SOURCE = "\n".join(path.read_text(encoding="utf-8") for path in MODULES if path.is_file())
 WRITTEN = set(re.findall(r"AUTOPROF_\w+", SOURCE)) | {f"{PREFIX}CONFIG", f"{PREFIX}RUN_DIR"}
-# What they lead to, or take, is not here.
+# Variables whose values refer to files that don't exist here.
 ELSEWHERE = {"AUTOPROF", "AUTOPROF_CONFIG", "AUTOPROF_RECIPES", "AUTOPROF_DIR"}
 
 
@@ -45,7 +45,7 @@ def of_kind(*kinds: str) -> list[Block]:
 
 
 def shell_lines(page: Path) -> list[str]:
-    """Return the lines of shell of a page, and the code in its sentences."""
+    """Return the shell lines and the inline code of a page."""
     found = [line for block in page_blocks.blocks(page) for line in page_blocks.command_lines(block)]
     return [*found, *page_blocks.in_prose(page)]
 
@@ -60,29 +60,29 @@ def test_commands_print_what_the_page_shows(page: Path) -> None:
         if not page_runs.matches(command.output, printed)
         for shown, seen in [("\n".join(command.output), "\n".join(printed))]
     ]
-    assert not wrong, "\n\n".join([*wrong, "make docs-outputs writes outputs anew"])
+    assert not wrong, "\n\n".join([*wrong, "make docs-outputs updates the outputs"])
 
 
-def test_blocks_are_run_or_say_what_they_need() -> None:
+def test_blocks_are_run_or_name_their_needs() -> None:
     for block in of_kind("console"):
         needs = "needs" in block.marks
-        assert needs or block.page in RUN, f"{block.place}: nothing runs it: add a `needs`, or `runs in` to the page"
+        assert needs or block.page in RUN, f"{block.place}: the block is not run; add `needs`, or `runs in` to the page"
         outputs = [command for command in block.commands() if command.output]
-        assert not (needs and outputs), f"{block.place}: nothing checks this output"
+        assert not (needs and outputs), f"{block.place}: this output is not checked"
     assert {block.kind for block in BLOCKS} <= {"console", "toml", "python", "sh", "yaml", "dockerfile"}
     assert [block.place for block in of_kind("sh", "yaml", "dockerfile") if "needs" not in block.marks] == []
 
 
 def parse(arguments: list[str]) -> None:
-    """Have the command's own parser read its arguments.
+    """Parse the arguments of a command with its own parser.
 
     Raises:
-        AssertionError: It does not take them.
+        AssertionError: The parser rejects the arguments.
     """
     if not arguments or arguments[0].startswith("-"):
         return
     command, *rest = arguments
-    assert command in COMMANDS, f"there is no command {command}"
+    assert command in COMMANDS, f"{command} is not a command"
     parser = argparse.ArgumentParser(f"autoprof {command}", exit_on_error=False)
     importlib.import_module(f"autoprof.cli.{COMMANDS[command][0]}").add_arguments(parser)
     try:
@@ -92,12 +92,12 @@ def parse(arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize("page", EVERY_PAGE, ids=name)
-def test_commands_take_the_options_that_pages_give_them(page: Path) -> None:
+def test_commands_accept_the_options_on_pages(page: Path) -> None:
     for line in shell_lines(page):
-        # In tables of commands brackets say what may be left out.
+        # Leave out tables of commands, in which brackets mark optional arguments.
         if not re.search(r"\[|\.\.\.|\||COMMAND|ADDRESS", line):
             for arguments in page_blocks.autoprof_commands(line):
-                # Elsewhere messages of autoprof are told, too, which begin with its name.
+                # Other pages also quote messages, which begin with "autoprof".
                 if page in PAGES or arguments[:1] in [[command] for command in COMMANDS]:
                     parse(arguments)
 
@@ -106,12 +106,12 @@ def test_commands_take_the_options_that_pages_give_them(page: Path) -> None:
 def test_variables_on_pages_are_settings(page: Path) -> None:
     named = set(re.findall(r"\bAUTOPROF_[A-Z_]*[A-Z]", page.read_text(encoding="utf-8")))
     known = {PREFIX + field.upper() for field in Settings.__struct_fields__}
-    # Others are written in the code: `AUTOPROF_RUN_DIR`, `AUTOPROF_CONFIG`.
+    # Other variables are named in the code, such as `AUTOPROF_RUN_DIR` and `AUTOPROF_CONFIG`.
     assert {each for each in named - known if each not in WRITTEN} == set()
 
 
 def variables(block: Block) -> Iterator[tuple[str, str]]:
-    """Yield the variables of autoprof's that a YAML file sets, those of an environment in a text within it too."""
+    """Yield name and value of each autoprof variable that a YAML file sets, also in YAML texts within it."""
     left: list[Any] = list(yaml.safe_load_all(block.text))
     while left:
         each = left.pop()
@@ -125,17 +125,17 @@ def variables(block: Block) -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_values_on_pages_are_right(page: Path, tmp_path: Path) -> None:
-    said = [pair for line in shell_lines(page) for pair in page_blocks.assignments(line)]
-    said += [pair for block in page_blocks.blocks(page) if block.kind == "yaml" for pair in variables(block)]
-    for variable, value in said:
+def test_values_of_settings_on_pages_are_valid(page: Path, tmp_path: Path) -> None:
+    pairs = [pair for line in shell_lines(page) for pair in page_blocks.assignments(line)]
+    pairs += [pair for block in page_blocks.blocks(page) if block.kind == "yaml" for pair in variables(block)]
+    for variable, value in pairs:
         assert isinstance(value, str)
         if variable not in ELSEWHERE and value and value != "URL" and "$" not in value:
             settings.load({variable: value}, tmp_path)
 
 
 @pytest.mark.parametrize("block", of_kind("toml"), ids=lambda block: block.place)
-def test_files_on_pages_are_right(block: Block, tmp_path: Path) -> None:
+def test_files_on_pages_are_valid(block: Block, tmp_path: Path) -> None:
     path = tmp_path / block.title
     path.write_text(block.text, encoding="utf-8")
     if block.title == settings.CONFIG_FILE:
@@ -145,12 +145,12 @@ def test_files_on_pages_are_right(block: Block, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("block", of_kind("sh"), ids=lambda block: block.place)
-def test_scripts_on_pages_can_be_read(block: Block) -> None:
+def test_scripts_on_pages_can_be_parsed(block: Block) -> None:
     subprocess.run(["bash", "-n"], input=block.text, text=True, check=True)
 
 
 @pytest.mark.parametrize("block", of_kind("python"), ids=lambda block: block.place)
-def test_python_on_pages_is_there(block: Block) -> None:
+def test_functions_of_autoprof_on_pages_exist(block: Block) -> None:
     tree = ast.parse(re.sub("^%", "#", block.text, flags=re.MULTILINE))
     named = {
         node.attr
@@ -163,7 +163,7 @@ def test_python_on_pages_is_there(block: Block) -> None:
 
 def test_the_pages_are_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
-    # The list of what ran grows with what runs; of the trainers' pages a reader takes one.
+    # status.md grows with each tested release, and a user reads only one of the trainers' pages.
     trainers = ("openrlhf.md", "areal.md", "swift.md", "more-trainers.md")
     words = {
         page: len([word for word in page.read_text(encoding="utf-8").split() if re.search(r"\w", word)])
@@ -191,7 +191,7 @@ def test_outputs_are_compared(shown: list[str], printed: list[str], like: bool) 
     assert page_runs.matches(shown, printed) is like
 
 
-def test_new_outputs_leave_out_what_old_ones_did() -> None:
+def test_updated_outputs_omit_the_same_lines() -> None:
     assert page_runs.renewed(["a", "...", "z"], ["a", "b", "c", "y"]) == ["a", "...", "y"]
     assert page_runs.renewed(["1 s: ...", "old"], ["2 s: more", "new"]) == ["1 s: ...", "new"]
     assert page_runs.renewed([], ["all"]) == ["all"]

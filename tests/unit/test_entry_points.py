@@ -1,4 +1,4 @@
-"""Recipes of other distributions: found by who starts a run, handed on to the children, never imported."""
+"""Recipes of other distributions: the process that starts a run finds them and passes them to its children."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autoprof._boot import entry_points
 from tests.support.distributions import declare, install
 
 Python = Callable[..., "subprocess.CompletedProcess[str]"]
-# What a process knows: the recipes for `thing`, and whether it looked for entry points itself.
+# Program that prints the number of known recipes for `thing`, and True if it looked for entry points itself.
 KNOWS = """
 import sys, {imported}
 from autoprof import _boot
@@ -32,7 +32,7 @@ def site(tmp_path: Path) -> Path:
     return folder
 
 
-def test_what_distributions_declare(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_declared_folders_of_recipes_are_found(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(site))
     install(site, "inner", declare("inner.recipes.all"), package="inner/recipes/all")
     install(site, "colon", declare("colon:recipes"), package="colon/recipes")
@@ -55,19 +55,19 @@ def test_what_distributions_declare(site: Path, monkeypatch: pytest.MonkeyPatch)
     }
 
 
-def test_nobody_looks_before_something_is_imported_that_was_installed(python: Python, site: Path) -> None:
+def test_the_first_import_of_an_installed_module_starts_the_search(python: Python, site: Path) -> None:
     assert python(KNOWS.format(imported="json"), AUTOPROF="1", PYTHONPATH=str(site)).stdout.split() == ["0", "False"]
     assert python(KNOWS.format(imported="plain"), AUTOPROF="1", PYTHONPATH=str(site)).stdout.split() == ["1", "True"]
     assert python(KNOWS.format(imported="plain"), PYTHONPATH=str(site)).stdout.split() == ["0", "False"]
 
 
-def test_what_is_imported_while_the_interpreter_starts_is_no_reason_to_look(python: Python, site: Path) -> None:
+def test_imports_during_interpreter_start_do_not_start_the_search(python: Python, site: Path) -> None:
     (site / "sitecustomize.py").write_text("import plain")
     code = "import sys; print('plain' in sys.modules, 'autoprof._boot.entry_points' in sys.modules)"
     assert python(code, AUTOPROF="1", PYTHONPATH=str(site)).stdout.split() == ["True", "False"]
 
 
-def test_children_are_told_and_do_not_look(python: Python, site: Path) -> None:
+def test_children_get_the_folders_and_do_not_search(python: Python, site: Path) -> None:
     code = f"""
 import plain, subprocess, sys
 sys.stdout.write(subprocess.check_output([sys.executable, "-c", {KNOWS.format(imported="plain")!r}], text=True))
@@ -75,7 +75,7 @@ sys.stdout.write(subprocess.check_output([sys.executable, "-c", {KNOWS.format(im
     assert python(code, AUTOPROF="1", PYTHONPATH=str(site)).stdout.split() == ["1", "False"]
 
 
-def test_a_child_of_one_that_had_no_reason_to_look_looks(python: Python, site: Path) -> None:
+def test_a_child_searches_if_its_parent_did_not(python: Python, site: Path) -> None:
     code = f"""
 import subprocess, sys
 sys.stdout.write(subprocess.check_output([sys.executable, "-c", {KNOWS.format(imported="plain")!r}], text=True))
@@ -83,20 +83,20 @@ sys.stdout.write(subprocess.check_output([sys.executable, "-c", {KNOWS.format(im
     assert python(code, AUTOPROF="1", PYTHONPATH=str(site)).stdout.split() == ["1", "True"]
 
 
-def test_other_site_packages_are_looked_at_where_they_are(python: Python, site: Path) -> None:
-    # What a worker on another node gets from the driver: another prefix, folders that are not there.
-    told = {"AUTOPROF": "1", "AUTOPROF_RUN_ID": "of-the-driver", _boot.FOUND: "/other/prefix:/other/prefix/recipes"}
-    result = python(KNOWS.format(imported="plain"), PYTHONPATH=str(site), **told)
+def test_a_process_with_another_prefix_searches_its_own_site_packages(python: Python, site: Path) -> None:
+    # Variables that a worker on another node gets from the driver: another prefix, with folders that don't exist.
+    passed = {"AUTOPROF": "1", "AUTOPROF_RUN_ID": "of-the-driver", _boot.FOUND: "/other/prefix:/other/prefix/recipes"}
+    result = python(KNOWS.format(imported="plain"), PYTHONPATH=str(site), **passed)
     assert (result.stdout.split(), result.stderr) == (["1", "True"], "")
 
 
-def test_folders_that_are_gone_are_passed_over(python: Python, site: Path) -> None:
-    told = {"AUTOPROF": "1", "AUTOPROF_RUN_ID": "of-the-driver", _boot.FOUND: f"{sys.prefix}:/nowhere:/gone.toml"}
-    result = python(KNOWS.format(imported="plain"), PYTHONPATH=str(site), **told)
+def test_missing_folders_are_skipped(python: Python, site: Path) -> None:
+    passed = {"AUTOPROF": "1", "AUTOPROF_RUN_ID": "of-the-driver", _boot.FOUND: f"{sys.prefix}:/nowhere:/gone.toml"}
+    result = python(KNOWS.format(imported="plain"), PYTHONPATH=str(site), **passed)
     assert (result.stdout.split(), result.stderr) == (["0", "False"], "")
 
 
-def test_a_path_that_a_script_adds_is_looked_at_too(python: Python, site: Path, tmp_path: Path) -> None:
+def test_a_path_that_a_script_adds_is_searched_too(python: Python, site: Path, tmp_path: Path) -> None:
     (tmp_path / "later" / "side").mkdir(parents=True)
     install(tmp_path / "later", "later-recipes", declare("later_recipes"), "late")
     code = f"""
@@ -115,7 +115,7 @@ def test_a_hook_of_a_distribution_is_applied(python: Python, site: Path, tmp_pat
     assert '"work"' in timeline.read_text()
 
 
-def test_a_target_may_bring_its_own_recipe(python: Python, site: Path, tmp_path: Path) -> None:
+def test_a_target_can_contain_its_own_recipe(python: Python, site: Path, tmp_path: Path) -> None:
     install(site, "self-made", declare("self_made.autoprof"), "self_made", package="self_made/autoprof")
     (site / "self_made" / "__init__.py").write_text("def work():\n    return 4\n")
     python("import self_made; assert self_made.work() == 4", AUTOPROF="1", PYTHONPATH=str(site))
@@ -123,7 +123,7 @@ def test_a_target_may_bring_its_own_recipe(python: Python, site: Path, tmp_path:
     assert '"work"' in timeline.read_text()
 
 
-def test_what_can_not_be_looked_at_breaks_nothing(python: Python, site: Path) -> None:
+def test_a_failed_search_does_not_break_the_program(python: Python, site: Path) -> None:
     code = """
 import os, sys
 from autoprof import _boot
@@ -137,7 +137,7 @@ print(thing.work(), os.environ["AUTOPROF"])
     assert result.stderr == ("autoprof: could not look for recipes of distributions (RuntimeError: a disk is gone)\n")
 
 
-def test_looking_costs_a_listing_and_no_import(python: Python, site: Path) -> None:
+def test_the_search_imports_only_its_own_module(python: Python, site: Path) -> None:
     code = "import sys; before = set(sys.modules); import plain; print(*(set(sys.modules) - before))"
     assert set(python(code, AUTOPROF="1", PYTHONPATH=str(site)).stdout.split()) == {
         "plain",
@@ -145,7 +145,7 @@ def test_looking_costs_a_listing_and_no_import(python: Python, site: Path) -> No
     }
 
 
-def test_found_is_of_this_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_found_folders_are_ignored_under_another_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _boot.declared_folders() is None
     monkeypatch.setenv(_boot.FOUND, sys.prefix)
     assert _boot.declared_folders() == []

@@ -1,4 +1,4 @@
-"""Installation: activation by itself, and nothing that breaks Python after an uninstall."""
+"""Installation: autoprof is activated automatically, and an uninstall leaves nothing that breaks Python."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def pip(*arguments: str) -> str:
 
 @pytest.fixture(scope="module", params=["wheel", "editable"])
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel, or what an editable install installs, as the project's build backend makes it."""
+    """Build a wheel, or the wheel of an editable install, with the project's build backend."""
     return build(request.param, tmp_path_factory.mktemp(request.param))
 
 
@@ -63,7 +63,7 @@ def fresh(tmp_path: Path) -> Environment:
     return Environment(tmp_path / "venv")
 
 
-def test_the_wheel_holds_recipes_and_both_ways_of_activation(wheel: Path) -> None:
+def test_the_wheel_contains_recipes_and_both_ways_of_activation(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     assert wheel.name.startswith("autoprof_rl-")
     assert {"autoprof.pth", "autoprof.start", "_autoprof_gate.py"} <= names
@@ -76,7 +76,7 @@ def test_the_wheel_holds_recipes_and_both_ways_of_activation(wheel: Path) -> Non
     assert top == {"autoprof", "autoprof.pth", "autoprof.start", "_autoprof_gate.py"}
 
 
-def test_installed_active_uninstalled(built: Path, fresh: Environment) -> None:
+def test_autoprof_is_active_while_installed_and_removed_completely(built: Path, fresh: Environment) -> None:
     (fresh.site / "other.py").touch()
     fresh.pip("install", "--quiet", "--no-deps", str(built))
     assert fresh.show(AUTOPROF="1") == "True"
@@ -88,7 +88,7 @@ def test_installed_active_uninstalled(built: Path, fresh: Environment) -> None:
     assert fresh.show(AUTOPROF="1") == "False"
 
 
-def test_files_left_behind_break_nothing(fresh: Environment) -> None:
+def test_remaining_files_do_not_break_python(fresh: Environment) -> None:
     for name in ("autoprof.pth", "_autoprof_gate.py"):
         (fresh.site / name).write_bytes((ROOT / "sitecustomize" / name).read_bytes())
     assert fresh.show(AUTOPROF="1") == "False"
@@ -98,27 +98,25 @@ def test_files_left_behind_break_nothing(fresh: Environment) -> None:
 
 @pytest.fixture
 def read_only(fresh: Environment, wheel: Path) -> Iterator[Environment]:
-    """An environment with autoprof, whose site-packages nobody can write to, root included."""
+    """Environment with autoprof whose site-packages is mounted read-only, so that even root can't write to it."""
     fresh.pip("install", "--quiet", "--no-deps", "--no-compile", str(wheel))
     site = str(fresh.site)
     if subprocess.run(["mount", "--bind", site, site], capture_output=True, check=False).returncode:
-        pytest.skip("mounting is not permitted here")
+        pytest.skip("needs the right to mount a disk")
     subprocess.run(["mount", "-o", "remount,bind,ro", site], check=True)
     yield fresh
     subprocess.run(["umount", "-l", site], check=True)
 
 
-@pytest.mark.fault("site-packages can't be written", "goes on", "nothing")
-def test_site_packages_that_can_not_be_written(read_only: Environment) -> None:
+@pytest.mark.fault("site-packages can't be written", "continues", "nothing")
+def test_autoprof_works_if_site_packages_is_read_only(read_only: Environment) -> None:
     with pytest.raises(OSError, match="Read-only file system"):
         (read_only.site / "x").touch()
     assert read_only.show(AUTOPROF="1") == "True"
 
 
-def test_autoprof_run_activates_where_nothing_could_be_installed(
-    wheel: Path, fresh: Environment, tmp_path: Path
-) -> None:
-    # pip install --target leaves a folder that PYTHONPATH names: its .pth is never run.
+def test_autoprof_run_activates_a_folder_on_pythonpath(wheel: Path, fresh: Environment, tmp_path: Path) -> None:
+    # A folder of `pip install --target` is used through PYTHONPATH, where Python does not run .pth files.
     folder = tmp_path / "target"
     pip("install", "--quiet", "--no-deps", "--target", str(folder), str(wheel))
     site = str(folder / "autoprof" / "sitecustomize")

@@ -1,4 +1,4 @@
-"""Rules for where a process records, judged from outside: moved folders, full disks, equal pids."""
+"""Rules for the place where a process records, checked from outside: moved folders, full disks, equal pids."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
-# The folder goes in the update of step 2. The program trains until the folder is there again, then for two more steps.
+# The folder disappears during the update of step 2. The program trains until the folder exists again, then for two more
+# steps.
 AWAY = """
 import shutil
 from small import *
@@ -35,7 +36,7 @@ trainer.number = 100
 trainer.fit(2)
 print(trainer.number)
 """
-# autoprof may write to the moved folder for ten seconds.
+# autoprof can take ten seconds to notice that the folder was moved.
 UNTIL = """
 import time
 deadline = time.monotonic() + 60
@@ -46,7 +47,7 @@ while not os.path.exists(run) and time.monotonic() < deadline:
 
 
 class Away:
-    """A run whose folder is moved away or removed while it trains."""
+    """Run whose folder is moved away or removed during training."""
 
     def __init__(self, folder: Path, does: str, until: str) -> None:
         self.place = Place(folder)
@@ -63,8 +64,8 @@ def away(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Away(tmp_path_factory.mktemp("away"), *request.param)
 
 
-@pytest.mark.fault("the run's folder is moved away or removed", "goes on", "what was in it")
-def test_a_program_whose_run_folder_goes_ends_as_without_autoprof(away: Away) -> None:
+@pytest.mark.fault("the run's folder is moved away or removed", "continues", "its files")
+def test_a_program_whose_run_folder_disappears_ends_as_without_autoprof(away: Away) -> None:
     assert (away.ended.status, away.ended.stdout) == (0, "102\n")
     assert [line for line in away.ended.stderr.splitlines() if line not in away.ended.said] == []
 
@@ -77,25 +78,25 @@ def test_a_moved_folder_has_the_steps_from_before_the_move(away: Away) -> None:
 
 @pytest.mark.xfail(
     strict=True,
-    reason="rule: a process whose folder has gone reopens its file at the run's path, and the end of the run is written"
-    " there. Today the new folder has no run.json, so no command reads it",
+    reason="rule: a process whose folder has disappeared reopens its file at the run's path, and writes the end of the"
+    " run there. Today the new folder has no run.json, so no command reads it",
 )
-def test_steps_after_the_folder_has_gone_are_a_run_at_its_path(away: Away) -> None:
+def test_steps_after_the_folder_disappears_are_a_run_at_its_path(away: Away) -> None:
     assert judged_runs.steps(away.place.run)[-2:] == [101, 102]
     assert judged_runs.names(away.place.run, 102) == WHOLE_STEP
     assert judged_runs.problems(away.place.run) == []
 
 
 @pytest.mark.xfail(
-    strict=True, reason="rule: autoprof reports in one line that the folder has gone. Today it reports nothing"
+    strict=True, reason="rule: autoprof reports in one line that the folder disappeared. Today it reports nothing"
 )
 def test_a_missing_folder_is_reported_in_one_line(away: Away) -> None:
-    (said,) = away.ended.said
-    assert str(away.place.run) in said
+    (line,) = away.ended.said
+    assert str(away.place.run) in line
 
 
 MOUNTS = ("-m",)
-# The command of Python follows. The disk ends with the namespace, so its files are copied first.
+# The arguments are the Python command. The disk disappears with the namespace, so its files are copied first.
 ON_A_SMALL_DISK = """
 mount -t tmpfs -o size=$SIZE none "$AUTOPROF_DIR" || exit
 "$@"
@@ -103,11 +104,11 @@ status=$?
 cp -a "$AUTOPROF_DIR/." kept
 exit $status
 """
-namespaces = pytest.mark.skipif(not judged_runs.permitted(*MOUNTS), reason="only root may mount a disk")
+namespaces = pytest.mark.skipif(not judged_runs.permitted(*MOUNTS), reason="needs root, to mount a disk")
 
 
 class SmallDisk:
-    """A run on a disk of this size. Its files are copied to the folder `kept`."""
+    """Run on a disk of the given size. Its files are copied to the folder `kept`."""
 
     def __init__(self, folder: Path, size: str, code: str) -> None:
         place = Place(folder)
@@ -136,8 +137,8 @@ def small_disk(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 
 @namespaces
-@pytest.mark.fault("a disk with room for a few files or steps", "goes on", "steps that do not fit; each file is whole")
-def test_on_a_small_disk_the_program_ends_as_without_autoprof_and_each_file_is_whole(small_disk: SmallDisk) -> None:
+@pytest.mark.fault("a disk with space for few files or steps", "continues", "steps that do not fit; files are complete")
+def test_on_a_small_disk_the_program_ends_as_without_autoprof_and_files_are_complete(small_disk: SmallDisk) -> None:
     ended = small_disk.ended
     assert (ended.status, ended.stdout) == (0, "100\n")
     assert [line for line in ended.stderr.splitlines() if line not in ended.said] == []
@@ -165,8 +166,8 @@ def test_on_a_small_disk_the_first_steps_are_recorded(small_disk: SmallDisk) -> 
     " and the end of the run each report it",
 )
 def test_a_full_disk_is_reported_in_one_line(small_disk: SmallDisk) -> None:
-    (said,) = small_disk.ended.said
-    assert "No space left on device" in said
+    (line,) = small_disk.ended.said
+    assert "No space left on device" in line
 
 
 FILLED = """
@@ -189,12 +190,12 @@ print(trainer.number)
 
 
 @namespaces
-@pytest.mark.fault("a disk is full for a while", "goes on", "the steps of that time")
-def test_a_run_is_recorded_again_when_there_is_room_again(tmp_path: Path) -> None:
+@pytest.mark.fault("a disk is full for a while", "continues", "the steps of that time")
+def test_a_run_is_recorded_again_once_the_disk_has_space(tmp_path: Path) -> None:
     disk = SmallDisk(tmp_path, "256k", FILLED)
     assert (disk.ended.status, disk.ended.stdout) == (0, "102\n")
-    (said,) = disk.ended.said
-    assert "No space left on device" in said
+    (line,) = disk.ended.said
+    assert "No space left on device" in line
     steps = judged_runs.steps(disk.run)
     assert (steps[:2], steps[-2:]) == ([1, 2], [101, 102])
     assert judged_runs.names(disk.run, 102) == WHOLE_STEP
@@ -218,8 +219,8 @@ trainer.fit(3, at)
 """
 
 
-@pytest.mark.skipif(not judged_runs.permitted(*HOSTS), reason="only root may give a host name and mount a disk")
-def test_each_of_two_hosts_without_a_shared_disk_has_its_part_and_the_copied_parts_are_one_run(place: Place) -> None:
+@pytest.mark.skipif(not judged_runs.permitted(*HOSTS), reason="needs root, for a host name and a disk")
+def test_two_hosts_without_a_shared_disk_have_parts_that_form_one_run_when_copied(place: Place) -> None:
     place.runs.mkdir()
     started, parts = [], [place.folder / "n1", place.folder / "n2"]
     for rank, part in enumerate(parts):
@@ -238,7 +239,7 @@ def test_each_of_two_hosts_without_a_shared_disk_has_its_part_and_the_copied_par
 
 
 def both_are_in_each_step(run: Path) -> None:
-    """Check that a report shows all spans of two ranks, each rank's from one file."""
+    """Assert that a report shows all spans of two ranks, with one file for each rank."""
     assert judged_runs.steps(run) == [1, 2, 3]
     for step in (1, 2, 3):
         shown = judged_runs.spans(run, step)
@@ -249,8 +250,8 @@ def both_are_in_each_step(run: Path) -> None:
 
 
 PIDS = ("--pid", "--fork", "--mount-proc")
-pids = pytest.mark.skipif(not judged_runs.permitted(*PIDS), reason="only root may make a namespace of pids")
-# Each worker has a container with the host's name, where its pid is 1. It waits in the update of step 2.
+pids = pytest.mark.skipif(not judged_runs.permitted(*PIDS), reason="needs root, for a namespace of pids")
+# Each worker runs in a container with the host's name, in which its pid is 1. It waits in the update of step 2.
 CONTAINERS = f"""
 from small import *
 if sys.argv[1:]:
@@ -296,10 +297,10 @@ for rank, end in ((0, "end"), (1, "")):
 
 
 class Together:
-    """A run with two processes at a time that have the same host name and pid.
+    """Run with two concurrent processes that have the same host name and pid.
 
     Attributes:
-        during: The problems that doctor reports while both are in step 2.
+        during: Problems that doctor reports while both are in step 2.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -327,7 +328,7 @@ def test_two_processes_with_the_same_pid_are_both_in_the_report(together: Togeth
 
 
 @pids
-def test_doctor_finds_no_problem_in_two_processes_with_the_same_pid_that_have_ended(together: Together) -> None:
+def test_doctor_finds_no_problem_in_two_ended_processes_with_the_same_pid(together: Together) -> None:
     assert judged_runs.problems(together.run) == []
     assert judged_runs.opened(together.run) == []
 
@@ -338,18 +339,18 @@ def test_doctor_does_not_report_a_running_process_of_a_container_as_dead(togethe
 
 
 @pids
-def test_a_process_with_the_pid_of_one_that_died_has_its_own_spans(place: Place) -> None:
+def test_a_process_with_the_pid_of_a_dead_one_has_its_own_spans(place: Place) -> None:
     started = place.start(CONTAINERS + ONE_AFTER_THE_OTHER)
 
-    def goes_on(says: str) -> list[str]:
-        assert started.stdout.readline() == says
+    def proceed(line: str) -> list[str]:
+        assert started.stdout.readline() == line
         found = judged_runs.problems(place.run)
         print("go on", file=started.stdin, flush=True)
         return found
 
-    for says in ("0 1\n", "3\n", "1 1\n", "0\n"):
-        found = goes_on(says)
-    # The second one did not die in the stage that the first one left open.
+    for line in ("0 1\n", "3\n", "1 1\n", "0\n"):
+        found = proceed(line)
+    # Doctor must not attribute the open stage of the first process to the second.
     assert [problem for problem in found if "rank 1" in problem] == []
     assert started.communicate() == ("", "")
     assert judged_runs.steps(place.run) == [1, 2, 3]
@@ -371,7 +372,7 @@ trainer.fit(3, at)
 """
 
 
-@pytest.mark.fault("a program calls exec in a stage", "goes on", "that stage")
+@pytest.mark.fault("a program calls exec in a stage", "continues", "that stage")
 @pytest.mark.parametrize("ends", [True, False], ids=["ends", "is killed"])
 def test_spans_that_were_open_before_an_exec_are_not_open_after_it(place: Place, ends: bool) -> None:
     started = place.start(EXECUTED)

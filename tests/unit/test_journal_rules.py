@@ -1,4 +1,4 @@
-"""Rules for when and into which file a process records, judged from outside."""
+"""Rules for the time and the file of a process's records, checked from outside."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
-# The places of a step with the spans that are open there, the innermost last.
+# Points of a step -> spans that are open there, the innermost last.
 PLACES = {
     "in the step": ["step"],
     "in generate": ["step", "generate"],
@@ -43,7 +43,7 @@ trainer.fit(3, end)
 """
 
 
-@pytest.mark.fault("SIGKILL or os._exit at any place of a step", "ended as without autoprof", "nothing")
+@pytest.mark.fault("SIGKILL or os._exit at any point of a step", "ends as without autoprof", "nothing")
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("at", PLACES)
 def test_doctor_names_the_stage_that_was_open_when_the_process_died_and_no_other(
@@ -144,7 +144,7 @@ def close(place):
 trainer.fit(4, close)
 print(trainer.number)
 """
-# The program takes all descriptors but the last hundred: odd numbers for a file, even ones for a pipe.
+# The program uses all descriptors except the last hundred: odd numbers for a file, even numbers for a pipe.
 REUSING = """
 import resource
 from small import *
@@ -175,7 +175,7 @@ look()
 
 
 def as_without(place: Place, code: str, *arguments: str) -> Ended:
-    """Run a program without autoprof and with it; check that it prints the same, and return the second run."""
+    """Run a program without autoprof and with it, assert that the output is the same, and return the second result."""
     without = place.ended(code, *arguments, AUTOPROF="0")
     (place.folder / "own").unlink(missing_ok=True)
     ended = place.ended(code, *arguments)
@@ -184,10 +184,10 @@ def as_without(place: Place, code: str, *arguments: str) -> Ended:
     return ended
 
 
-@pytest.mark.fault("a program closes all descriptors from 3 on", "goes on; is recorded", "nothing")
+@pytest.mark.fault("a program closes all descriptors from 3 on", "continues, and is recorded", "nothing")
 @pytest.mark.parametrize("at", ["in update", "after the step"])
 @pytest.mark.parametrize("code", [CLOSING, REUSING], ids=["closed", "reused"])
-def test_autoprof_does_not_write_to_descriptors_that_the_program_took_and_records_on(
+def test_autoprof_does_not_write_to_descriptors_of_the_program_and_still_records(
     place: Place, code: str, at: str
 ) -> None:
     as_without(place, code, at)
@@ -198,7 +198,7 @@ def test_autoprof_does_not_write_to_descriptors_that_the_program_took_and_record
     assert recorded == dict.fromkeys((1, 2, 3, 4), WHOLE_STEP)
 
 
-# The handler is registered before autoprof's, so it is called after them.
+# The handler is registered before autoprof's handlers, so Python calls it after them.
 AT_EXIT = """
 import atexit, os, sys
 
@@ -219,8 +219,8 @@ sys.exit(65)
 
 @pytest.mark.xfail(
     strict=True,
-    reason="rule: autoprof checks before each write that a descriptor is still its own file. Today the C library"
-    " writes the exit status into whatever file has the number",
+    reason="rule: autoprof checks before each write that a descriptor is still its own file. Today the C library writes"
+    " the exit status into any file that has the number",
 )
 def test_autoprof_does_not_write_to_descriptors_that_the_program_took_at_exit(place: Place) -> None:
     as_without(place, AT_EXIT)
@@ -238,12 +238,12 @@ trainer.fit(2, look)
 """
 
 
-def test_a_program_and_its_children_get_the_descriptors_that_they_get_without_autoprof(place: Place) -> None:
+def test_a_program_and_its_children_get_the_same_descriptors_as_without_autoprof(place: Place) -> None:
     as_without(place, INHERITED)
 
 
-# Code of a forked child, and True if it ends with Python's own exit. At the fork, the parent still holds lines of ended
-# samples, since another sample is open.
+# Code of a forked child -> True if it ends through Python's own exit. At the fork, the parent has unwritten lines of
+# ended samples, because another sample is open.
 FORKS = {
     "os._exit(0)": False,
     "sys.exit()": True,
@@ -289,11 +289,11 @@ print(json.dumps([os.getpid(), children]))
 
 
 class Forked:
-    """A run with forked children.
+    """Run with forked children.
 
     Attributes:
-        parent: The pid of the parent.
-        children: The code of each child by its pid.
+        parent: Pid of the parent.
+        children: Code of each child, by pid.
     """
 
     def __init__(self, folder: Path) -> None:

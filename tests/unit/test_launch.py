@@ -1,4 +1,4 @@
-"""Name of a launch and number of a rank, from the variables of launchers."""
+"""Name of a launch, and number of a rank, from the variables of launchers."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def test_another_job_step_or_start_has_another_name(other: dict[str, str]) -> No
     assert name(other) != name(srun(0, 2))
 
 
-def test_another_mpirun_port_or_attempt_of_torchruns_has_another_name() -> None:
+def test_another_mpirun_port_or_attempt_of_torchrun_has_another_name() -> None:
     assert name(mpirun(0, 2, job="d18d780aae960fed-eec27e2d16ac97b7")) != name(mpirun(0, 2))
     assert name(by_hand(0, 2, 1)) != name(by_hand(0, 2, 2))
     again = {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "1"}
     assert name(by_hand(0, 2, 1) | again) != name(by_hand(0, 2, 1) | again | {"TORCHELASTIC_RESTART_COUNT": "0"})
 
 
-def test_one_host_s_loopback_is_not_another_s(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loopback_addresses_of_two_hosts_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     here = name(by_hand(0, 2, 29500))
     far = name(by_hand(0, 2, 29500) | {"MASTER_ADDR": "node1"})
     monkeypatch.setattr(command, "_network", lambda: ["another"])
@@ -72,15 +72,15 @@ def test_one_host_s_loopback_is_not_another_s(monkeypatch: pytest.MonkeyPatch) -
     ],
     ids=["none", "batch script", "one task", "one rank", "no address", "no number", "no job"],
 )
-def test_what_is_no_launch_of_several_has_no_name(variables: dict[str, str]) -> None:
+def test_a_program_without_several_ranks_has_no_name(variables: dict[str, str]) -> None:
     assert command.find_launch(variables, "train.py") is None
 
 
-def test_mpirun_goes_before_the_step_of_its_daemon() -> None:
+def test_mpirun_takes_precedence_over_the_step_of_its_daemon() -> None:
     assert command.find_launch(srun(0, 2) | mpirun(5, 8), "train.py") == command.find_launch(mpirun(5, 8), "train.py")
 
 
-def test_what_rank_0_prepares_alone_is_another_program() -> None:
+def test_another_program_of_rank_0_has_another_name() -> None:
     assert name(srun(0, 2), "prepare.py") != name(srun(0, 2), "train.py")
 
 
@@ -94,14 +94,14 @@ def test_a_rank_that_starts_a_run_names_it_and_its_children_keep_the_name() -> N
     assert child == environ
 
 
-def test_a_given_run_id_stays() -> None:
+def test_a_given_run_id_is_kept() -> None:
     environ = srun(1, 2) | {command.LAUNCH_RUN_ID: "mine"}
     command.note_launch(environ, TRAIN, starts=True)
     assert environ[command.LAUNCH_RUN_ID] == "mine"
     assert environ[command.LAUNCH].startswith("slurm-12.0-")
 
 
-def test_rays_workers_are_no_ranks_of_what_started_the_raylet() -> None:
+def test_rays_workers_are_not_ranks_of_the_raylets_launcher() -> None:
     environ = srun(1, 2) | {command.LAUNCH_RANK: "1/2", command.LAUNCH: "x:y", command.LAUNCH_RUN_ID: "of-the-driver"}
     command.note_launch(environ, RAY_WORKER, starts=False)
     assert environ == srun(1, 2) | {command.LAUNCH_RUN_ID: "of-the-driver"}

@@ -1,4 +1,4 @@
-"""Processes that die, each in its way: the run says which one, of what, and what it was doing."""
+"""Processes that die, for different causes: the run names the process, the cause, and the open stage."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Trainer:
         if self.global_step == self.dies_in:
             inside()
 """
-# What each program does in step 2.
+# Program that runs the given code in step 2.
 PROGRAM = """from small import *
 
 def fetch_score(token):
@@ -50,7 +50,7 @@ Go = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def go(tmp_path: Path) -> Go:
-    """Runs a program that may import the small trainer."""
+    """Return a function that runs a program which can import the small trainer."""
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "small.py").write_text(TRAINER)
     recipe = tmp_path / "lib" / "small.toml"
@@ -120,7 +120,7 @@ WITHOUT_A_WORD = "actor rank 0 vanished in update_actor of step 2 (killed by a s
             "failed",
             "actor rank 0 exited with status 3 in train.py:4 fetch_score, in update_actor of step 2",
         ),
-        # A thread's exception ends no process.
+        # The exception of a thread does not end the process.
         (
             "thread = threading.Thread(target=lambda: 1 / 0); thread.start(); thread.join()",
             0,
@@ -130,7 +130,7 @@ WITHOUT_A_WORD = "actor rank 0 vanished in update_actor of step 2 (killed by a s
         ("pass", 0, "ended", ""),
     ],
 )
-def test_the_run_says_what_ended_its_process(
+def test_commands_report_how_the_process_died(
     go: Go, tmp_path: Path, does: str, status: int, state: str, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     died = go(PROGRAM.format(does))
@@ -151,11 +151,11 @@ def test_the_run_says_what_ended_its_process(
     findings = json.loads(capsys.readouterr().out)["findings"]
     assert [finding["text"] for finding in findings] == ([text] if text else [])
     main.main(["report", run.path, "--md", "-"])
-    # A death has no cost in seconds.
+    # The finding shows no seconds.
     assert (f"\n- {markdown._safe(text)}\n" in capsys.readouterr().out) == bool(text)
 
 
-# One attempt at a run. It prints for how long a step was open when it dies in it.
+# One attempt at a run. Before it dies, it prints for how many seconds the step has been open.
 ATTEMPT = """from small import *
 
 trainer = Trainer()
@@ -176,7 +176,7 @@ EARLIER = "in an earlier attempt, "
 
 
 @pytest.mark.parametrize(
-    ("attempts", "told", "open_steps"),
+    ("attempts", "sentences", "open_steps"),
     [
         ([(KILL, "1 4 3"), ("pass", "2 5 0")], [], []),
         ([(KILL, "1 4 3"), (KILL, "2 5 3")], [GONE.format(3), EARLIER + GONE.format(3)], [3]),
@@ -203,20 +203,20 @@ EARLIER = "in an earlier attempt, "
         ),
     ],
 )
-def test_a_resumed_run_tells_its_last_attempt_from_earlier_ones(
+def test_a_resumed_run_distinguishes_its_last_attempt_from_earlier_ones(
     go: Go,
     tmp_path: Path,
     attempts: list[tuple[str, str]],
-    told: list[str],
+    sentences: list[str],
     open_steps: list[int],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     last = [go(ATTEMPT.format(does), STEPS=steps, AUTOPROF_RUN_ID="one") for does, steps in attempts][-1]
     run = the_run(tmp_path)
-    assert [deaths.sentence(death) for death in the_deaths(tmp_path)] == told
-    evidence = deaths.evidence(the_deaths(tmp_path)) if told else []
-    assert [line for line in evidence if line.startswith(("then", "in an earlier"))] == told[1:]
-    assert main.main(["doctor", run.path, "--json"]) == bool(told)
+    assert [deaths.sentence(death) for death in the_deaths(tmp_path)] == sentences
+    evidence = deaths.evidence(the_deaths(tmp_path)) if sentences else []
+    assert [line for line in evidence if line.startswith(("then", "in an earlier"))] == sentences[1:]
+    assert main.main(["doctor", run.path, "--json"]) == bool(sentences)
     executed = json.loads(capsys.readouterr().out)["facts"]["steps executed"]
     assert re.findall(r"step (\d+) was open for (?:at least|an unknown)", executed) == [
         str(step) for step in open_steps
@@ -240,7 +240,7 @@ VANISHED = "the process that started the run vanished (killed by a signal, or en
         ("'/bin/sh', 'sh', '-c', 'exit 0'", 0, "unfinished", VANISHED),
     ],
 )
-def test_a_run_whose_process_becomes_another_program_ends_with_that_one(
+def test_a_run_whose_process_calls_exec_ends_with_the_new_program(
     go: Go, tmp_path: Path, becomes: str, status: int, state: str, text: str
 ) -> None:
     go(ATTEMPT.format(KILL), STEPS="1 1 1", AUTOPROF_RUN_ID="one")
@@ -252,12 +252,12 @@ def test_a_run_whose_process_becomes_another_program_ends_with_that_one(
     assert current == ([text] if text else [])
 
 
-def test_no_empty_crash_file_stays(go: Go, tmp_path: Path) -> None:
+def test_an_empty_crash_file_is_removed(go: Go, tmp_path: Path) -> None:
     go(PROGRAM.format("pass"))
     assert not Path(the_run(tmp_path).path, CRASHES).exists()
 
 
-# Two ranks that meet in each step, as those of a real trainer do.
+# Two ranks that meet at a barrier in each step, as in a real trainer.
 RANKS = """from small import *
 import torch.distributed as dist
 dist.init_process_group("gloo")
@@ -270,7 +270,7 @@ def meet():
 Trainer().fit(meet)
 dist.destroy_process_group()
 """
-# The launcher imports autoprof's dependencies before all of `site` is through.
+# The launcher imports autoprof's dependencies before `site` has set all paths.
 _PATH = f"{{}}/lib:{Path(wrapt.__file__).parent.parent}"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
@@ -295,7 +295,7 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "
             "actor rank 1 crashed (SIGSEGV) in update_actor of step 2: train.py:7 meet",
             True,
         ),
-        # torch's class has the name of one of Ray's.
+        # Ray has a class with the same name.
         (
             "import torch; raise torch.OutOfMemoryError('CUDA out of memory')",
             (
@@ -308,7 +308,7 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "
     ],
 )
 @pytest.mark.needs("torch")
-def test_of_torchruns_ranks_the_one_is_named_that_died_first(
+def test_the_rank_of_torchrun_that_died_first_is_named(
     go: Go,
     tmp_path: Path,
     does: str,

@@ -1,4 +1,4 @@
-"""Processes that end in a window, each in its way: what is on disk is true, and the next run says what was cut off."""
+"""Processes that end during a window, in different ways: files are correct, and the next run reports lost captures."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def the_run(folder: Path) -> runs.Run:
 
 
 @pytest.mark.fault(
-    "os._exit, SIGTERM, SIGKILL in a window", "ended as without autoprof", "the capture; `unfinished` in ls and doctor"
+    "os._exit, SIGTERM, SIGKILL in a window", "ends as without autoprof", "the capture; ls and doctor say `unfinished`"
 )
 @pytest.mark.parametrize(
     ("end", "status"),
@@ -40,7 +40,7 @@ def the_run(folder: Path) -> runs.Run:
         ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
     ],
 )
-def test_a_process_that_is_ended_in_a_window_leaves_the_name_of_what_was_lost(
+def test_a_process_that_ends_in_a_window_leaves_the_name_of_its_lost_capture(
     go: Go, tmp_path: Path, end: str, status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     died = go(f"Trainer().fit(lambda: {end})", check=False)
@@ -54,18 +54,18 @@ def test_a_process_that_is_ended_in_a_window_leaves_the_name_of_what_was_lost(
     assert "actor.update_actor.rank0" in capsys.readouterr().out
 
 
-@pytest.mark.fault("the run before was killed", "says so in one line", "nothing")
-def test_the_next_run_says_that_it_was_killed_and_the_one_after_it_nothing(go: Go, tmp_path: Path) -> None:
+@pytest.mark.fault("the previous run was killed", "reports it in one line", "nothing")
+def test_only_the_next_run_reports_that_a_run_was_killed(go: Go, tmp_path: Path) -> None:
     go("Trainer().fit(lambda: os._exit(3))", check=False)
     run = the_run(tmp_path)
-    (said,) = warnings(go("Trainer().fit(steps=1)"))
-    assert said.startswith(f"autoprof: the previous run, {run.id}: its process ")
-    assert said.endswith(f" was killed, crashed, or ended by os._exit or os.exec; see autoprof doctor {run.id}")
+    (warning,) = warnings(go("Trainer().fit(steps=1)"))
+    assert warning.startswith(f"autoprof: the previous run, {run.id}: its process ")
+    assert warning.endswith(f" was killed, crashed, or ended by os._exit or os.exec; see autoprof doctor {run.id}")
     assert warnings(go("Trainer().fit(steps=1)")) == []
 
 
-@pytest.mark.fault("a rank of the run before was killed", "says so in one line", "nothing")
-def test_the_next_run_says_what_was_cut_off(go: Go, tmp_path: Path) -> None:
+@pytest.mark.fault("a rank of the previous run was killed", "reports it in one line", "nothing")
+def test_the_next_run_reports_unfinished_captures(go: Go, tmp_path: Path) -> None:
     go("""
 if os.fork() == 0:
     Trainer().fit(lambda: os._exit(3))
@@ -73,12 +73,13 @@ os.wait()
 """)
     run = the_run(tmp_path)
     assert run.state == "ended"
-    (said,) = warnings(go("Trainer().fit(steps=1)"))
-    assert f", {run.id}: captures were cut off: global_step_000002/{run.captures[0].name}; see autoprof doctor" in said
+    (warning,) = warnings(go("Trainer().fit(steps=1)"))
+    lost = f"captures were cut off: global_step_000002/{run.captures[0].name}"
+    assert f", {run.id}: {lost}; see autoprof doctor" in warning
     assert warnings(go("Trainer().fit(steps=1)")) == []
 
 
-def test_what_was_cut_off_is_named_by_its_first_and_counted(tmp_path: Path) -> None:
+def test_the_first_three_unfinished_captures_are_named_and_the_others_counted(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "one")
     folder = run.make(run.step(1))
     for name in ("whole", *"abcde"):
@@ -88,8 +89,8 @@ def test_what_was_cut_off_is_named_by_its_first_and_counted(tmp_path: Path) -> N
     assert note(run) == {"cut_off": "global_step_000001/a, global_step_000001/b, global_step_000001/c and 1 more"}
 
 
-@pytest.mark.fault("SIGKILL while a trace is written", "ended as without autoprof", "the trace; a `.part` is left")
-def test_a_process_that_is_killed_while_it_writes_leaves_nothing_with_a_final_name(go: Go, tmp_path: Path) -> None:
+@pytest.mark.fault("SIGKILL while a trace is written", "ends as without autoprof", "the trace; a `.part` remains")
+def test_a_process_killed_while_it_writes_leaves_nothing_with_a_final_name(go: Go, tmp_path: Path) -> None:
     code = """
 from autoprof.capture.profilers import torch as tool
 def export(self, path):
@@ -106,7 +107,7 @@ Trainer().fit()
     assert [capture.state for capture in the_run(tmp_path).captures] == ["unfinished"]
 
 
-@pytest.mark.fault("SIGKILL of the compression", "goes on", "the trace; a `.part` is left")
+@pytest.mark.fault("SIGKILL of the compression", "continues", "the trace; a `.part` remains")
 def test_a_killed_compression_leaves_nothing_with_a_final_name(tmp_path: Path, python: Python) -> None:
     (tmp_path / "x.pt.trace.json.part").write_bytes(os.urandom(100_000))
     (tmp_path / "x.meta.json.part").touch()
@@ -130,7 +131,7 @@ job.finish({job!r} | {{"max_bytes": 1e9}})
         ("sys.exit(7)", 7, "truncated", "the stage raised SystemExit"),
     ],
 )
-def test_a_script_that_ends_inside_a_stage_has_the_trace_so_far(
+def test_a_script_that_ends_inside_a_stage_has_a_truncated_trace(
     go: Go, tmp_path: Path, end: str, status: int, state: str, reason: str
 ) -> None:
     ended = go(f"Trainer().fit(lambda: {end})", check=False)
@@ -144,13 +145,11 @@ def test_a_script_that_ends_inside_a_stage_has_the_trace_so_far(
     )
 
 
-@pytest.mark.fault(
-    "the script ends, a thread is in a window", "ends with its own status", "nothing that has a final name"
-)
+@pytest.mark.fault("the script ends, a thread is in a window", "ends with its own status", "nothing with a final name")
 @pytest.mark.parametrize(
     ("daemon", "lasts_s", "state"), [(True, 1, "complete"), (False, 1, "complete"), (True, 60, "failed")]
 )
-def test_a_script_that_ends_while_a_thread_is_in_a_window(
+def test_a_script_can_end_while_a_thread_is_in_a_window(
     go: Go, tmp_path: Path, daemon: bool, lasts_s: int, state: str
 ) -> None:
     code = f"""
@@ -162,29 +161,29 @@ there.wait()
     ended = go(code, check=False)
     assert "Traceback" not in ended.stderr
     assert [meta["state"] for meta in metas(tmp_path)] == [state]
-    # With a daemon thread in a profiler that nobody can stop, torch may crash at the very end (2.13).
+    # If a daemon thread is in a profiler, which can't be stopped then, torch may crash at exit (2.13).
     assert ended.returncode in ((0, -signal.SIGSEGV) if state == "failed" else (0,))
 
 
-def test_the_signals_of_the_user_are_left_alone(go: Go) -> None:
+def test_the_users_signal_handlers_are_kept(go: Go) -> None:
     code = "print([signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)])"
     assert go(f"Trainer().fit(); {code}").stdout == go(code, AUTOPROF="0").stdout
 
 
-def test_a_run_whose_pid_is_another_processes_now_is_not_going_on(tmp_path: Path) -> None:
+def test_a_run_whose_pid_was_reused_is_unfinished(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "one")
-    told = {"id": "one", "state": "running", "host": HOST, "pid": os.getpid(), "ticks": 1}
-    write_json(run.run_json, told)
+    info = {"id": "one", "state": "running", "host": HOST, "pid": os.getpid(), "ticks": 1}
+    write_json(run.run_json, info)
     assert runs.read(run.path).state == "unfinished"
     assert "its process" in cut_off(run.path)
-    write_json(run.run_json, told | {"host": "another"})
+    write_json(run.run_json, info | {"host": "another"})
     assert runs.read(run.path).state == "running"
     assert cut_off(run.path) == ""
 
 
-def test_a_zombie_does_not_run_any_more(tmp_path: Path) -> None:
+def test_a_run_whose_process_is_a_zombie_is_unfinished(tmp_path: Path) -> None:
     child = subprocess.Popen(["true"])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    told = decoder.record({"state": "running", "host": HOST, "pid": child.pid}, RunFile)
-    assert runs.state(told, tmp_path) == "unfinished"
+    info = decoder.record({"state": "running", "host": HOST, "pid": child.pid}, RunFile)
+    assert runs.state(info, tmp_path) == "unfinished"
     child.wait()

@@ -1,4 +1,4 @@
-"""Children of a process of a run: forked, spawned, or of a fork server, in a window and outside."""
+"""Children of a run's process: forked, spawned, or from a fork server, during a window and outside."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def go(tmp_path: Path, python: Python) -> Go:
 
 
 def processes(folder: Path) -> list[dict[str, Any]]:
-    """Return what is in `hooks/` of the newest run, the process that began it first."""
+    """Return the files in `hooks/` of the newest run; the process that began the run comes first."""
     run = runs.find(folder / "autoprof_runs", "latest")
     found = [json.loads(path.read_text()) for path in Path(run.path, "hooks").glob("*.json")]
     return sorted(found, key=lambda process: process["pid"] != run.info.pid)
 
 
-# What a child does, and its exit status. torch alone lets children that end by themselves hang or abort (2.13).
+# Code of a child and its exit status. Without autoprof, torch lets children that exit normally hang or abort (2.13).
 CHILDREN = {
     "computes and leaves at once": ("torch.ones(9, 9) @ torch.ones(9, 9); os._exit(4)", 4),
     "leaves by sys.exit": ("sys.exit(3)", 3),
@@ -33,8 +33,8 @@ CHILDREN = {
 }
 
 
-@pytest.mark.fault("os.fork in a window", "parent and child go on", "nothing")
-def test_children_that_are_forked_in_a_window_leave_their_parents_capture_alone(go: Go, tmp_path: Path) -> None:
+@pytest.mark.fault("os.fork in a window", "parent and child continue", "nothing")
+def test_children_forked_in_a_window_do_not_change_their_parents_capture(go: Go, tmp_path: Path) -> None:
     code = f"""
 me = os.getpid()
 def inside():
@@ -58,16 +58,16 @@ Trainer().fit(inside)
     assert not list(Path(run.path).rglob("*.part"))
     mine = [meta for meta in metas(tmp_path) if meta["pid"] == run.info.pid]
     assert [(meta["state"], meta["reason"]) for meta in mine] == [("complete", "")]
-    # Of the one that trains: what the child's own calls were is in a file of its own.
+    # The child that trains has its own file with its own calls.
     parent, own = processes(tmp_path)
     assert own["parent"] == parent["pid"]
     assert all(hook["called"] for hook in own["hooks"].values())
     assert len(list(Path(run.path, "timeline").glob("*.jsonl"))) == 2
 
 
-@pytest.mark.fault("fork, spawn and forkserver children", "go on", "nothing")
+@pytest.mark.fault("fork, spawn and forkserver children", "continue", "nothing")
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_children_of_multiprocessing_have_files_of_their_own(go: Go, tmp_path: Path, method: str) -> None:
+def test_children_of_multiprocessing_have_their_own_files(go: Go, tmp_path: Path, method: str) -> None:
     code = f"""
 import multiprocessing
 child = multiprocessing.get_context("{method}").Process(target=Trainer().fit, kwargs={{"steps": 2}})
@@ -87,10 +87,10 @@ print(child.exitcode)
     assert set(captured) <= {process["pid"] for process in found}
 
 
-@pytest.mark.fault("os.fork while another thread makes the first call of a hook", "goes on", "nothing")
+@pytest.mark.fault("os.fork while a thread first calls a hook", "continues", "nothing")
 @pytest.mark.parametrize("when", ["", "step>2x"])
 def test_the_first_call_of_a_hook_imports_nothing(go: Go, when: str) -> None:
-    # A child that is forked while another thread imports a module waits for that import forever.
+    # A child forked while another thread imports a module would wait for that import forever.
     code = """
 trainer = Trainer()
 before = set(sys.modules)

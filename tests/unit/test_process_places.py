@@ -1,4 +1,4 @@
-"""Places and times of runs: odd folders, clocks that are set, runs beside runs and after runs."""
+"""Places and times of runs: unusual folders, changed clocks, concurrent and successive runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CODE = "import tiny; print([tiny.Trainer().step(number) for number in (1, 2)])"
 
 
 def start(folder: Path, code: str = CODE, cwd: Path | None = None, **variables: str) -> subprocess.Popen[str]:
-    """A run that does next to nothing."""
+    """Start a small run."""
     lib = folder / "lib"
     lib.mkdir(exist_ok=True)
     (lib / "tiny.py").write_text(TARGET)
@@ -50,14 +50,14 @@ def start(folder: Path, code: str = CODE, cwd: Path | None = None, **variables: 
 
 
 def through(process: subprocess.Popen[str]) -> str:
-    """Return what a run says on stderr, when it has ended well."""
-    output, said = process.communicate(timeout=100)
-    assert (process.returncode, output) == (0, "[1, 2]\n"), said
-    return said
+    """Wait until a run has ended successfully, and return its stderr."""
+    output, errors = process.communicate(timeout=100)
+    assert (process.returncode, output) == (0, "[1, 2]\n"), errors
+    return errors
 
 
-@pytest.mark.fault("runs that begin at the same time", "go on", "nothing")
-def test_runs_that_begin_at_the_same_time_have_folders_of_their_own(tmp_path: Path) -> None:
+@pytest.mark.fault("runs that begin at the same time", "continue", "nothing")
+def test_runs_that_begin_at_the_same_time_have_their_own_folders(tmp_path: Path) -> None:
     for process in [start(tmp_path) for _ in range(3)]:
         through(process)
     runs = run_reader.runs(tmp_path / "autoprof_runs")
@@ -66,8 +66,8 @@ def test_runs_that_begin_at_the_same_time_have_folders_of_their_own(tmp_path: Pa
     assert not list((tmp_path / "autoprof_runs").rglob("*.part"))
 
 
-@pytest.mark.fault("a run is resumed in its directory", "goes on", "nothing")
-def test_a_run_that_is_resumed_keeps_what_was_there_and_says_so(tmp_path: Path) -> None:
+@pytest.mark.fault("a run is resumed in its directory", "continues", "nothing")
+def test_a_resumed_run_keeps_its_files_and_lists_the_earlier_attempt(tmp_path: Path) -> None:
     through(start(tmp_path, AUTOPROF_RUN_ID="mine"))
     run = tmp_path / "autoprof_runs" / "mine"
     before = {path: path.read_bytes() for path in [*run.glob("hooks/*"), *run.glob("timeline/*")]}
@@ -80,9 +80,9 @@ def test_a_run_that_is_resumed_keeps_what_was_there_and_says_so(tmp_path: Path) 
     assert info["earlier"][0]["pid"] != info["pid"]
 
 
-# What is done in a folder of runs until the last step is through.
+# Program that counts file operations in the folder of runs until the last step has ended.
 WATCH = """
-import collections, os, pathlib, sys  # pathlib of 3.10 keeps `os.stat` as it is when it is imported
+import collections, os, pathlib, sys  # pathlib of 3.10 keeps the `os.stat` of its import
 done = collections.Counter()
 def note(event, path):
     if isinstance(path, (str, os.PathLike)) and "autoprof_runs" in str(path):
@@ -98,9 +98,7 @@ for each in (os, own):
 
 @pytest.mark.parametrize("run_id", ["old", "new"])
 @pytest.mark.parametrize("state", ["running", "ended"])
-def test_the_start_of_a_run_and_its_steps_do_not_grow_with_what_is_there(
-    tmp_path: Path, run_id: str, state: str
-) -> None:
+def test_the_cost_of_a_run_does_not_grow_with_the_existing_files(tmp_path: Path, run_id: str, state: str) -> None:
     counted = []
     for count in (10, 1_000):
         place = tmp_path / f"{count}"
@@ -109,8 +107,8 @@ def test_the_start_of_a_run_and_its_steps_do_not_grow_with_what_is_there(
         for number in range(count // 2):
             (step / f"x{number}.meta.json.part").touch()
             (step / f"x{number}.pt.trace.json.part").touch()
-        told = {"id": "old", "state": state, "host": HOST, "pid": 2**30}
-        layout.write_json(step.parent / "run.json", told)
+        info = {"id": "old", "state": state, "host": HOST, "pid": 2**30}
+        layout.write_json(step.parent / "run.json", info)
         (step.parent.parent / "latest").symlink_to("old")
         code = f"{WATCH}\n{CODE}; print(sorted(done.items()), file=sys.stderr)"
         counted.append(through(start(place, code, AUTOPROF_RUN_ID=run_id)).splitlines()[-1])
@@ -119,8 +117,8 @@ def test_the_start_of_a_run_and_its_steps_do_not_grow_with_what_is_there(
     assert "global_step" not in counted[0]
 
 
-@pytest.mark.fault("a relative AUTOPROF_DIR, actors elsewhere", "go on", "nothing")
-def test_a_relative_folder_is_that_of_the_process_that_began(tmp_path: Path) -> None:
+@pytest.mark.fault("a relative AUTOPROF_DIR, actors elsewhere", "continue", "nothing")
+def test_a_relative_folder_is_relative_to_the_process_that_began_the_run(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     run = f"subprocess.check_output([sys.executable, '-c', {CODE!r}], text=True, cwd='elsewhere')"
     code = f"import subprocess, sys; print({run}, end='')"
@@ -128,9 +126,9 @@ def test_a_relative_folder_is_that_of_the_process_that_began(tmp_path: Path) -> 
     assert len(run_reader.runs(tmp_path / "some" / "runs")) == 1
 
 
-@pytest.mark.fault("spaces, line ends, non-ASCII in paths", "goes on", "nothing")
+@pytest.mark.fault("spaces, line ends, non-ASCII in paths", "continues", "nothing")
 @pytest.mark.parametrize("name", ["with spaces", "数据 é", "new\nline", "100%s {x}", "-dash"])
-def test_folders_with_odd_names(tmp_path: Path, name: str) -> None:
+def test_folders_with_unusual_names_work(tmp_path: Path, name: str) -> None:
     place = tmp_path / name
     (place / "cwd").mkdir(parents=True)
     assert through(start(tmp_path, cwd=place / "cwd", AUTOPROF_DIR=str(place / "runs"), TMPDIR=str(place))) == ""
@@ -138,39 +136,39 @@ def test_folders_with_odd_names(tmp_path: Path, name: str) -> None:
     assert (run.state, run.info.cwd) == ("ended", str(place / "cwd"))
 
 
-def test_a_locale_without_utf8(tmp_path: Path) -> None:
+def test_a_run_works_in_a_locale_without_utf8(tmp_path: Path) -> None:
     through(start(tmp_path, LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0"))
     assert [run.state for run in run_reader.runs(tmp_path / "autoprof_runs")] == ["ended"]
 
 
-@pytest.mark.fault("a path that the locale can't read", "goes on", "autoprof is off; said on stderr")
-def test_a_name_that_the_locale_can_not_read_costs_the_profile_only(tmp_path: Path) -> None:
+@pytest.mark.fault("a path that the locale can't decode", "continues", "the profile; a warning on stderr")
+def test_a_path_that_the_locale_can_not_decode_costs_only_the_profile(tmp_path: Path) -> None:
     (tmp_path / "é").mkdir()
     locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     assert through(start(tmp_path, cwd=tmp_path / "é", **locale)).count("\n") <= 1
 
 
-@pytest.mark.fault("a folder of another user's", "goes on", "autoprof's files; said on stderr")
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
-def test_a_folder_that_this_user_may_not_write_costs_the_profile_only(tmp_path: Path) -> None:
+@pytest.mark.fault("a folder of another user", "continues", "autoprof's files; a warning on stderr")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
+def test_a_folder_without_write_permission_costs_only_the_profile(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir(mode=0o755)
     for place in (tmp_path, *list(tmp_path.parents)[:3]):
         place.chmod(place.stat().st_mode | 0o055)
-    # What there is to import may be closed to others.
+    # Import before the change of user, since other users may have no access to the modules.
     early = f"import os, autoprof.agent, autoprof.behaviours.trainer.steps, {TOML}, importlib.metadata"
     nobody = f"{early}\nos.setgid(65534); os.setuid(65534)\n"
-    said = through(start(tmp_path, nobody + CODE, AUTOPROF_DIR=str(tmp_path / "runs")))
-    assert "can't write to" in said or "(it is too long); it takes a folder" in said
+    errors = through(start(tmp_path, nobody + CODE, AUTOPROF_DIR=str(tmp_path / "runs")))
+    assert "can't write to" in errors or "(it is too long); it takes a folder" in errors
     assert list((tmp_path / "runs").iterdir()) == []
 
 
 @pytest.fixture
 def deleted_mount(tmp_path: Path) -> Iterator[Path]:
-    """A folder of another place, as containers have them, that was deleted there."""
+    """Mount a folder, as containers do, and delete it at its source."""
     (tmp_path / "source").mkdir()
     (tmp_path / "mounted").mkdir()
     if subprocess.run(["mount", "--bind", tmp_path / "source", tmp_path / "mounted"], check=False).returncode:
-        pytest.skip("mounting is not permitted here")
+        pytest.skip("needs the right to mount a disk")
     (tmp_path / "source").rmdir()
     yield tmp_path / "mounted"
     subprocess.run(["umount", "-l", tmp_path / "mounted"], check=True)
@@ -181,58 +179,56 @@ def read_only(tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "mounted").mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "ro", "none", tmp_path / "mounted"]
     if subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("mounting is not permitted here")
+        pytest.skip("needs the right to mount a disk")
     yield tmp_path / "mounted"
     subprocess.run(["umount", "-l", tmp_path / "mounted"], check=True)
 
 
-def costs_the_profile_only(folder: Path, runs: str | Path, why: str = "can't write to") -> None:
-    said = through(start(folder, CODE, AUTOPROF_DIR=str(runs)))
-    assert why in said
-    assert (said.count("\n"), said.count("autoprof:")) == (1, 1)
+def assert_costs_only_the_profile(folder: Path, runs: str | Path, why: str = "can't write to") -> None:
+    errors = through(start(folder, CODE, AUTOPROF_DIR=str(runs)))
+    assert why in errors
+    assert (errors.count("\n"), errors.count("autoprof:")) == (1, 1)
 
 
-@pytest.mark.fault("AUTOPROF_DIR can't be made", "goes on", "autoprof's files; said on stderr")
+@pytest.mark.fault("AUTOPROF_DIR can't be made", "continues", "autoprof's files; a warning on stderr")
 @pytest.mark.parametrize("place", ["/proc/x", "dangling/x", "loop/x", "file/x", f"{'x' * 300}", "/".join("x" * 2100)])
-def test_a_folder_that_can_not_be_made_costs_the_profile_only(tmp_path: Path, place: str) -> None:
+def test_a_folder_that_can_not_be_made_costs_only_the_profile(tmp_path: Path, place: str) -> None:
     (tmp_path / "dangling").symlink_to("nowhere")
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "file").touch()
     long = {"why": "(it is too long); it takes a folder"} if len(place) > 255 else {}
-    costs_the_profile_only(tmp_path, tmp_path / place, **long)
+    assert_costs_only_the_profile(tmp_path, tmp_path / place, **long)
 
 
-@pytest.mark.fault("AUTOPROF_DIR was deleted where it is mounted from", "goes on", "autoprof's files; said on stderr")
-def test_a_folder_that_was_deleted_where_it_is_mounted_from_costs_the_profile_only(
-    tmp_path: Path, deleted_mount: Path
-) -> None:
-    costs_the_profile_only(tmp_path, deleted_mount)
-    costs_the_profile_only(tmp_path, deleted_mount / "runs")
+@pytest.mark.fault("the source of a mounted AUTOPROF_DIR is gone", "continues", "autoprof's files; a warning on stderr")
+def test_a_mounted_folder_with_a_deleted_source_costs_only_the_profile(tmp_path: Path, deleted_mount: Path) -> None:
+    assert_costs_only_the_profile(tmp_path, deleted_mount)
+    assert_costs_only_the_profile(tmp_path, deleted_mount / "runs")
 
 
-@pytest.mark.fault("AUTOPROF_DIR is on a read-only disk", "goes on", "autoprof's files; said on stderr")
-def test_a_folder_on_a_read_only_disk_costs_the_profile_only(tmp_path: Path, read_only: Path) -> None:
-    costs_the_profile_only(tmp_path, read_only / "a" / "b")
+@pytest.mark.fault("AUTOPROF_DIR is on a read-only disk", "continues", "autoprof's files; a warning on stderr")
+def test_a_folder_on_a_read_only_disk_costs_only_the_profile(tmp_path: Path, read_only: Path) -> None:
+    assert_costs_only_the_profile(tmp_path, read_only / "a" / "b")
 
 
-def test_a_folder_far_below_where_nothing_can_be_made_is_an_error_of_the_disk() -> None:
+def test_a_deep_folder_that_can_not_be_made_raises_the_error_of_the_disk() -> None:
     with pytest.raises(OSError, match="No such file"):
         files.folder("/proc/" + "x/" * 2000)
 
 
-@pytest.mark.fault("the working directory was deleted", "goes on", "autoprof is off; said on stderr")
+@pytest.mark.fault("the working directory was deleted", "continues", "the profile; a warning on stderr")
 @pytest.mark.parametrize("runs", ["", "some/runs"])
-def test_a_working_directory_that_was_deleted_costs_the_profile_only(tmp_path: Path, runs: str) -> None:
+def test_a_deleted_working_directory_costs_only_the_profile(tmp_path: Path, runs: str) -> None:
     run = f"subprocess.check_output([sys.executable, '-c', {CODE!r}], text=True)"
     on = {"AUTOPROF": "1", "AUTOPROF_DIR": runs}
     gone = "import os, subprocess, sys; os.mkdir('x'); os.chdir('x'); os.rmdir('../x')"
     code = f"{gone}; os.environ |= {on}; print({run}, end='')"
-    said = through(start(tmp_path, code, AUTOPROF="0"))
-    assert said.count("autoprof:") == 1
+    errors = through(start(tmp_path, code, AUTOPROF="0"))
+    assert errors.count("autoprof:") == 1
 
 
-@pytest.mark.fault("the run directory is removed", "goes on", "what was in it")
-def test_a_folder_that_is_taken_away_in_the_middle_costs_the_profile_only(tmp_path: Path) -> None:
+@pytest.mark.fault("the run directory is removed", "continues", "its files")
+def test_a_folder_removed_during_the_run_costs_only_the_profile(tmp_path: Path) -> None:
     code = """
 import os, shutil, tiny
 print([tiny.Trainer().step(1), shutil.rmtree("autoprof_runs") or open("autoprof_runs", "w") and tiny.Trainer().step(2)])
@@ -240,8 +236,8 @@ print([tiny.Trainer().step(1), shutil.rmtree("autoprof_runs") or open("autoprof_
     assert "Traceback" not in through(start(tmp_path, code))
 
 
-@pytest.mark.fault("the clock is set back", "is not held up", "nothing")
-def test_files_from_before_a_clock_was_set_back_are_not_waited_for(made: Any) -> None:
+@pytest.mark.fault("the clock is set back", "continues without a wait", "nothing")
+def test_autoprof_does_not_wait_for_files_from_before_the_clock_was_set_back(made: Any) -> None:
     run = made(stop_timeout_s=20.0)
     part = run.rundir.make(run.rundir.step(1)) / "x.pt.trace.json.part"
     part.touch()
@@ -251,7 +247,7 @@ def test_files_from_before_a_clock_was_set_back_are_not_waited_for(made: Any) ->
     assert time.monotonic() - begun < 10
 
 
-# The name of a capture, for a host and a pid; no process has the last number.
+# Name of a capture, with host and pid to fill in, and a pid that no process has.
 CAPTURE, GONE_PID = "actor.update.rank0.{}.pid{}", 9_000_001
 
 
@@ -259,20 +255,20 @@ CAPTURE, GONE_PID = "actor.update.rank0.{}.pid{}", 9_000_001
     ("name", "age_s", "locked", "waits"),
     [
         (CAPTURE.format(HOST, GONE_PID), 3, False, False),
-        # A finisher may be about to start, or at work.
+        # A finisher may be about to start.
         (CAPTURE.format(HOST, GONE_PID), 1, False, True),
         (CAPTURE.format(HOST, GONE_PID), 3, True, True),
         (CAPTURE.format(HOST, os.getppid()), 3, False, True),
         (CAPTURE.format("elsewhere", GONE_PID), 3, False, True),
         (CAPTURE.format(HOST, os.getpid()), 3, False, True),
-        # By another program, which became this one by `os.exec`.
+        # Written by an earlier program of this process, before os.exec.
         (CAPTURE.format(HOST, os.getpid()), 6, False, False),
     ],
-    # The names have pids, which differ in each process of the tests.
+    # Explicit ids, because the names contain pids, which differ between the worker processes of pytest.
     ids=["gone", "gone lately", "at work", "running", "elsewhere", "own", "earlier program"],
 )
 @pytest.mark.parametrize("ending", [".pt.trace.json", ".pt.trace.json.gz", ".pickle"])
-def test_recordings_of_processes_that_are_gone_are_not_waited_for(
+def test_autoprof_does_not_wait_for_recordings_of_dead_processes(
     made: Any, mocker: Any, name: str, ending: str, age_s: float, locked: bool, waits: bool
 ) -> None:
     run = made(stop_timeout_s=20.0)
@@ -295,8 +291,8 @@ def test_recordings_of_processes_that_are_gone_are_not_waited_for(
     assert slept.call_count == int(waits)
 
 
-@pytest.mark.fault("the clock is set back in a capture", "goes on", "nothing; both clocks in the meta file")
-def test_a_clock_that_is_set_back_in_a_capture_shows_in_its_meta_file_only(made: Any, mocker: Any) -> None:
+@pytest.mark.fault("the clock is set back in a capture", "continues", "nothing; the meta file has both clocks")
+def test_only_the_meta_file_shows_that_the_clock_was_set_back(made: Any, mocker: Any) -> None:
     run = made()
     recording = lifecycle.begin(run, SUBJECT)
     span = Span(run.timeline, "stage", "x", step=2, role="actor", rank=3)
@@ -317,8 +313,8 @@ def test_a_clock_that_is_set_back_in_a_capture_shows_in_its_meta_file_only(made:
     assert HOST in str(run.rundir.process_file("timeline", ".jsonl"))
 
 
-@pytest.mark.fault("a command line of 200 kB", "goes on, and starts what it starts", "nothing")
-def test_what_travels_in_the_environment_is_small_whatever_the_command_is(tmp_path: Path) -> None:
+@pytest.mark.fault("a command line of 200 kB", "continues, and can start programs", "nothing")
+def test_the_run_info_variable_is_small_even_for_a_long_command(tmp_path: Path) -> None:
     code = f"""
 import os, subprocess
 {CODE.replace("print", "found =")}
@@ -339,20 +335,20 @@ print(found)
     assert "trainer.some_argument_100=1" in max(commands, key=len)
 
 
-def test_settings_that_are_too_large_to_travel_switch_autoprof_off(tmp_path: Path) -> None:
+def test_settings_too_large_for_the_environment_switch_autoprof_off(tmp_path: Path) -> None:
     (tmp_path / "autoprof.toml").write_text("\n".join(f'[role.r{number}]\nranks = "0"' for number in range(5000)))
     assert "can be handed to the processes of a run" in through(start(tmp_path))
 
 
 @pytest.mark.parametrize("run_id", ["../x", "a/b", "..", "latest"])
-def test_a_runs_id_that_is_no_folders_name_costs_the_profile_only(tmp_path: Path, run_id: str) -> None:
-    said = through(start(tmp_path, CODE, AUTOPROF_RUN_ID=run_id))
-    assert "it takes a folder's name" in said
+def test_an_invalid_run_id_costs_only_the_profile(tmp_path: Path, run_id: str) -> None:
+    errors = through(start(tmp_path, CODE, AUTOPROF_RUN_ID=run_id))
+    assert "it takes a folder's name" in errors
     assert not list(tmp_path.rglob(".gitignore"))
 
 
-def test_an_end_that_fails_without_a_text_names_the_type(tmp_path: Path) -> None:
-    """The sum of the hooks files is what fails: a large run may leave no memory for it."""
+def test_a_failed_end_without_a_message_is_reported_by_type(tmp_path: Path) -> None:
+    """The summary of the hooks files fails, as with a large run and little memory."""
     code = "import tiny; from autoprof.rundir import processes\ndef summary(*_): raise MemoryError\n"
-    said = through(start(tmp_path, f"{code}processes.summary = summary\n{CODE}"))
-    assert said == "autoprof: the end of the run can't be written: MemoryError\n"
+    errors = through(start(tmp_path, f"{code}processes.summary = summary\n{CODE}"))
+    assert errors == "autoprof: the end of the run can't be written: MemoryError\n"

@@ -1,4 +1,4 @@
-"""Ranks of `srun`, `mpirun` and of torchrun over several nodes: one run for all of them, and no other's."""
+"""Ranks of `srun`, `mpirun` and torchrun on several nodes: all ranks of a launch are one run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.servers import free_port
 from tests.support.small_trainer import TRAINER
 
 TRAIN = "from small import *\nTrainer().fit()\nprint(os.environ['AUTOPROF_RUN_ID'])\n"
-# Ranks meet at an address, as those of a real trainer do.
+# Program whose ranks meet at an address, as in a real trainer.
 MEET = """
 from small import *
 import torch.distributed as dist
@@ -37,7 +37,7 @@ def left(folder: Path) -> list[Run]:
 
 
 def trained(run: Run) -> list[int]:
-    """The ranks of the processes that made step 2."""
+    """Return the ranks of the processes that made step 2."""
     lines = [json.loads(line) for path in Path(run.path, "timeline").glob("*.jsonl") for line in path.open()]
     return sorted(line["rank"] for line in lines if line["kind"] == "step" and line["step"] == 2)
 
@@ -47,7 +47,7 @@ def captured(run: Run) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", [srun, mpirun])
-def test_ranks_are_one_run_and_their_files_have_their_numbers(tmp_path: Path, kind) -> None:
+def test_ranks_are_one_run_and_their_files_have_their_ranks(tmp_path: Path, kind) -> None:
     prepare(tmp_path, TRAIN, TRAINER)
     done = together(tmp_path, [kind(rank, 2) for rank in range(2)], captured=True)
     (run,) = left(tmp_path)
@@ -59,7 +59,7 @@ def test_ranks_are_one_run_and_their_files_have_their_numbers(tmp_path: Path, ki
     assert not any("autoprof:" in result.stderr for result in done)
 
 
-def test_two_steps_at_once_and_a_requeued_job_are_runs_of_their_own(tmp_path: Path) -> None:
+def test_concurrent_steps_and_a_requeued_job_are_separate_runs(tmp_path: Path) -> None:
     prepare(tmp_path, TRAIN)
     again = {"SLURM_RESTART_COUNT": "1"}
     together(tmp_path, [srun(0, 2), srun(1, 2), srun(0, 2, step=1), srun(0, 2) | again])
@@ -91,7 +91,7 @@ def test_children_of_a_rank_are_in_its_run(tmp_path: Path) -> None:
     assert trained(run) == [1, 1]
 
 
-def test_a_given_id_is_the_run_of_all_ranks_and_of_the_next_job(tmp_path: Path) -> None:
+def test_a_given_id_is_used_by_all_ranks_and_by_the_next_job(tmp_path: Path) -> None:
     prepare(tmp_path, TRAIN)
     for job in (12, 13):
         together(tmp_path, [srun(rank, 2, job=job) | {"AUTOPROF_RUN_ID": "mine"} for rank in range(2)])
@@ -100,7 +100,7 @@ def test_a_given_id_is_the_run_of_all_ranks_and_of_the_next_job(tmp_path: Path) 
     assert [attempt.state for attempt in run.info.earlier] == ["ended"]
 
 
-def test_the_run_has_failed_where_one_rank_has(tmp_path: Path) -> None:
+def test_the_run_has_failed_if_one_rank_has_failed(tmp_path: Path) -> None:
     fails = "open('failed', 'w').close()\n    raise ValueError"
     waits = "while not os.path.exists('failed'): time.sleep(0.05)\n"
     prepare(
@@ -115,7 +115,7 @@ def test_the_run_has_failed_where_one_rank_has(tmp_path: Path) -> None:
     assert trained(run) == [0, 1]
 
 
-def test_ranks_that_meet_at_an_address_are_one_run_and_those_of_the_next_job_there_another(tmp_path: Path) -> None:
+def test_ranks_that_meet_at_an_address_are_one_run_for_each_job(tmp_path: Path) -> None:
     prepare(tmp_path, TRAIN)
     port = free_port()
     for _ in range(2):
@@ -136,7 +136,7 @@ def test_agents_of_torchrun_on_two_nodes_agree_on_one_run(tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("thorough")
-def test_a_node_goes_on_alone_where_the_first_is_without_autoprof(tmp_path: Path) -> None:
+def test_a_node_makes_its_own_run_if_the_first_node_has_no_autoprof(tmp_path: Path) -> None:
     prepare(tmp_path, MEET.replace('print(os.environ["AUTOPROF_RUN_ID"])', ""))
     port = free_port()
     static = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=localhost", f"--master-port={port}"]
@@ -154,14 +154,14 @@ def test_a_node_goes_on_alone_where_the_first_is_without_autoprof(tmp_path: Path
     assert trained(run) == [1]
 
 
-def test_a_wrong_setting_leaves_the_program_alone(tmp_path: Path) -> None:
+def test_a_wrong_setting_does_not_stop_the_program(tmp_path: Path) -> None:
     prepare(tmp_path, "from small import *\nTrainer().fit()\nprint('done')\n")
     variables = [srun(rank, 2) | {"AUTOPROF_STEPS": "x"} for rank in range(2)]
     assert [result.stdout for result in together(tmp_path, variables)] == ["done\n", "done\n"]
     assert not (tmp_path / "autoprof_runs").exists()
 
 
-def test_the_group_may_read_what_ranks_leave(tmp_path: Path) -> None:
+def test_the_group_can_read_the_files_of_ranks(tmp_path: Path) -> None:
     prepare(tmp_path, TRAIN)
     together(tmp_path, [srun(0, 2) | {"AUTOPROF_ACCESS": "group"}])
     (run,) = left(tmp_path)
@@ -169,15 +169,15 @@ def test_the_group_may_read_what_ranks_leave(tmp_path: Path) -> None:
     assert {path.stat().st_mode & 0o777 for path in made} == {0o750, 0o640}
 
 
-def test_ranks_that_import_no_target_leave_nothing(tmp_path: Path) -> None:
+def test_ranks_that_import_no_target_write_nothing(tmp_path: Path) -> None:
     prepare(tmp_path, "print('done')\n")
     zero, one = together(tmp_path, [srun(rank, 2) for rank in range(2)])
     assert not (tmp_path / "autoprof_runs").exists()
-    # One says it for all.
+    # One rank reports it for all.
     assert ("no hook was applied" in zero.stderr, one.stderr) == (True, "")
 
 
-def test_a_folder_that_cannot_be_written_leaves_the_program_alone(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_does_not_stop_the_program(tmp_path: Path) -> None:
     prepare(tmp_path, "from small import *\nTrainer().fit()\nprint('done')\n")
     (tmp_path / "file").touch()
     done = together(tmp_path, [srun(rank, 2) | {"AUTOPROF_DIR": "file"} for rank in range(2)])

@@ -1,4 +1,4 @@
-"""Ranks that torchrun starts anew: both attempts are in the run, under their own pids."""
+"""Ranks that torchrun restarts: both attempts are in the run, under their own pids."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SCRIPT = """
 from small import *
 
 def inside():
-    # The second rank dies in the window, in the first attempt, when the first one is in it, too.
+    # In the first attempt, rank 1 dies during the window, once rank 0 is in it too.
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         if os.environ["RANK"] == "1":
             while not os.path.exists("there"):
@@ -26,12 +26,12 @@ Trainer().fit(inside)
 """
 
 
-@pytest.mark.fault("torchrun starts ranks anew", "goes on", "the dead rank's capture")
-def test_ranks_that_are_started_anew_overwrite_nothing(tmp_path: Path) -> None:
+@pytest.mark.fault("torchrun restarts ranks", "continues", "the capture of the dead rank")
+def test_restarted_ranks_overwrite_nothing(tmp_path: Path) -> None:
     run = torchrun(tmp_path, SCRIPT, "--max-restarts", "1", AUTOPROF_STEPS="2")
     hooks = [json.loads(path.read_text()) for path in Path(run.path, "hooks").glob("*.json")]
     assert run.info.pid in {process["parent"] for process in hooks}
-    # In the first attempt both ranks were ended in the window, which is what the names say that they had taken.
+    # In the first attempt, both ranks end during the window, so their captures stay unfinished.
     assert sorted((capture.state, capture.name.split(".")[2]) for capture in run.captures) == [
         ("complete", "rank0"),
         ("complete", "rank1"),

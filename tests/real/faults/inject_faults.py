@@ -1,7 +1,7 @@
-"""Lets things go wrong in the processes of a real run: `FAULTS=hook-raises@1,start-fails@2,stop-hangs@3`.
+"""Fault injection in the processes of a real run: `FAULTS=hook-raises@1,start-fails@2,stop-hangs@3`.
 
-Imported by the import probe, in every process. What goes wrong is in autoprof, or in what it calls; with `killed`,
-`crashes`, `raises` and `memory` it is in the target, so that the same goes wrong without autoprof.
+The import probe imports this module in every process. Most faults are in autoprof or in functions that it calls.
+`killed`, `crashes`, `raises` and `memory` are faults of the target, which happen without autoprof too.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ HANGS_S = 1200
 
 
 def _hook_raises(step):
-    """Hooks of stages raise in this step: the actor's before the call, the reference's after it, while it records."""
+    """Let two hooks raise in this step: the actor's before the call, the reference's after the call, in a capture."""
 
     def stage(module):
         wanted = module.Stage.wanted
@@ -45,7 +45,7 @@ def _hook_raises(step):
 
 
 def _start_fails(step):
-    """torch's profiler does not start in this step."""
+    """Let torch's profiler fail to start in this step."""
 
     def tool(module):
         start = module.TorchTool.start
@@ -61,7 +61,7 @@ def _start_fails(step):
 
 
 def _stop_hangs(call):
-    """This call of the engine's own stop does not come back, as vLLM's may not for 20 minutes."""
+    """Let this call of the engine's own stop hang for 20 minutes, as vLLM's stop can."""
 
     def engine(module):
         import asyncio
@@ -81,12 +81,12 @@ def _stop_hangs(call):
 
 
 def score_or_fail():
-    """Where a reward's exception comes from."""
+    """Raise the exception of the reward."""
     raise ValueError("no score")
 
 
 def _raises(call):
-    """The reward raises in this call of it in a process."""
+    """Let the reward raise in this call; calls are counted per process."""
 
     def rewards(module):
         load, calls = module.load_extern_object, []
@@ -111,7 +111,7 @@ def _raises(call):
 
 
 def _crashes(step):
-    """The trainer reads where no memory is, as it computes this step's advantages."""
+    """Let the trainer read an invalid address while it computes the advantages of this step."""
 
     def algorithms(module):
         compute, calls = module.compute_grpo_outcome_advantage, []
@@ -129,8 +129,10 @@ def _crashes(step):
 
 
 def _memory(call):
-    """All is in the control group MEMORY_GROUP, whose memory is limited, and the worker takes what there is in this
-    call of its loss."""
+    """Put all processes into the control group MEMORY_GROUP, whose memory is limited.
+
+    The worker allocates memory without end in this call of its loss.
+    """
     (Path(os.environ["MEMORY_GROUP"]) / "cgroup.procs").write_text(str(os.getpid()))
 
     def take_all():
@@ -142,7 +144,7 @@ def _memory(call):
 
 
 def _killed(call):
-    """The worker is killed in this call of its loss, inside of its update."""
+    """Kill the worker in this call of its loss, during its update."""
     _in_loss(call, lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
@@ -163,7 +165,7 @@ def _in_loss(call, work):
 
 
 def _without_autoprof(_):
-    """Ray's workers are on a node where autoprof is not installed."""
+    """Remove autoprof from Ray's workers, as on a node without autoprof."""
     if any("default_worker.py" in word for word in sys.orig_argv[:4]):
         sys.meta_path[:] = [finder for finder in sys.meta_path if "autoprof" not in type(finder).__module__]
         for name in [name for name in sys.modules if name.split(".")[0] in ("autoprof", "_autoprof_gate")]:

@@ -1,4 +1,4 @@
-"""Has the scheduler of vLLM stand still in one step. Imported by the import probe, in every process."""
+"""Fault that stops vLLM's scheduler in one step. The import probe imports this module in every process."""
 
 import functools
 import os
@@ -17,7 +17,7 @@ def _step():
 
 
 def slow_schedule(schedule):
-    """Return a function that schedules nothing in that step until it may go on."""
+    """Return a function that waits in that step, until a file lets it continue, before it schedules."""
 
     @functools.wraps(schedule)
     def stand_still(self, *args, **options):

@@ -1,7 +1,7 @@
-"""A user's module for verl, its `actor_rollout_ref.model.external_lib`, with what makes a step stand still.
+"""User module for verl, `actor_rollout_ref.model.external_lib`, with causes of stuck steps.
 
-Each step stands until there is a file of its number in the folder that STANDING names, so that the run ends as others.
-The number of updates tells the step, as in planted.py.
+Each step is stuck until a file with its number appears in the folder STANDING, so that the run ends normally. The
+number of updates gives the step, as in planted.py.
 """
 
 import os
@@ -12,7 +12,7 @@ import torch
 from verl.experimental.agent_loop.tool_parser import FunctionCall, ToolParser
 from verl.trainer.ppo.core_algos import get_policy_loss_fn, register_policy_loss
 
-# The steps, each with one cause.
+# Stuck steps, each with one cause.
 REWARD, TOOL, RANK, LOCKS, ENGINE, ITSELF = 2, 3, 4, 5, 6, 7
 FOLDER = Path(os.environ["STANDING"])
 DEADLINE_S = 240
@@ -23,17 +23,17 @@ _begun = set()
 
 
 def step():
-    """Return the step whose samples are made."""
+    """Return the step whose samples are being generated."""
     return 1 + (_updates.stat().st_size if _updates.exists() else 0)
 
 
 def stands(number):
-    """Return whether this step still has to stand."""
+    """Return True if this step must still be stuck."""
     return step() == number and not (FOLDER / f"go_on_{number}").exists()
 
 
 def first(number):
-    """The same, for the first one in a process that asks."""
+    """Return True for the first call in a process while this step must be stuck."""
     if number in _begun or not stands(number):
         return False
     _begun.add(number)
@@ -41,7 +41,7 @@ def first(number):
 
 
 def stand(number):
-    """Stand still, but not for ever where a test has failed."""
+    """Wait until the step may continue. A deadline ends the wait if a test has failed."""
     end = time.monotonic() + DEADLINE_S
     while not (FOLDER / f"go_on_{number}").exists() and time.monotonic() < end:
         time.sleep(0.2)
@@ -49,7 +49,7 @@ def stand(number):
 
 @ToolParser.register("standing")
 class Parser(ToolParser):
-    """Takes a sample's first turn for a call of the tool."""
+    """Parser that treats the first turn of each sample as a call of the tool."""
 
     called = False
 
@@ -64,13 +64,13 @@ class Parser(ToolParser):
 
 
 def wait_for_rank():
-    """Where rank 1 stands, while the others are in a collective."""
+    """Make rank 1 wait while the other ranks are in a collective."""
     stand(RANK)
 
 
 @register_policy_loss("standing")
 def loss(*args, **options):
-    """verl's own. In one step rank 1 does not come to FSDP's collectives."""
+    """Return verl's own loss. In one step, rank 1 does not join FSDP's collectives."""
     global _own_updates
     _own_updates += 1
     rank = torch.distributed.get_rank()

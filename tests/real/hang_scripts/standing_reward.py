@@ -1,4 +1,4 @@
-"""A reward whose first score of one step does not come, and of another is in a deadlock of two locks."""
+"""Reward that hangs at the first score of one step, and is in a deadlock of two locks at the first of another."""
 
 import threading
 import time
@@ -10,7 +10,7 @@ _both = threading.Barrier(2)
 
 
 def fetch_score():
-    """Wait for a server that does not answer."""
+    """Wait, as for a server that does not answer."""
     while stands(REWARD):
         time.sleep(0.2)
 
@@ -30,7 +30,7 @@ def score_and_cache():
 
 
 def _let_go():
-    """Take a lock away from whom it belongs to, so that the run can end."""
+    """Release a lock that another thread holds, so that the run can end."""
     stand(LOCKS)
     _scores.release()
 
@@ -38,12 +38,12 @@ def _let_go():
 def _tried(work):
     try:
         work()
-    except RuntimeError:  # the lock was taken away
+    except RuntimeError:  # _let_go has released the lock
         pass
 
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
-    """The share of digits in the answer."""
+    """Return the share of digits in the answer."""
     if first(REWARD):
         fetch_score()
     if first(LOCKS):

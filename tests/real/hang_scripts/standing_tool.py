@@ -1,5 +1,7 @@
-"""A tool, as `multi_turn.function_tool_path`: its first call of one step does not return, and of another waits for an
-answer of the actor that it is in."""
+"""Tool for `multi_turn.function_tool_path`, with two causes of stuck steps.
+
+Its first call in one step does not return. Its first call in another step waits for a method of the actor that runs it.
+"""
 
 import asyncio
 
@@ -9,7 +11,7 @@ from verl.tools.function_tool import function_tool
 
 
 def ask_itself():
-    """Wait for a method of the actor whose event loop this holds up."""
+    """Wait for a method of this actor, whose event loop this function blocks."""
     answer = ray.get_runtime_context().current_actor._get_mm_processor_kwargs.remote()
     while stands(ITSELF):
         try:
@@ -24,7 +26,7 @@ async def search(query: str) -> str:
     """Search.
 
     Args:
-        query: What for.
+        query: Search terms.
     """
     if first(TOOL):
         while stands(TOOL):

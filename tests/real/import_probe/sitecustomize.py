@@ -1,6 +1,6 @@
-"""Notes, in every process of a run, that the process is there and which modules of autoprof it imports.
+"""Recorder of each process of a run, and of its imports of autoprof, verl, vLLM and Ray.
 
-A line is written at once: Ray kills its workers, so nothing can wait for their end.
+Each line is written immediately, because Ray kills its workers.
 """
 
 import gc
@@ -21,7 +21,7 @@ def _watch(event: str, arguments: tuple) -> None:
         _note(f"import {arguments[0]}")
 
 
-# Nearly all of a run is imports, and a sixth of an import is the collection of garbage that is none.
+# Imports take most of a run, and garbage collection takes a sixth of an import without finding garbage.
 gc.set_threshold(50_000, 20, 100)
 _note(f"start {' '.join(sys.orig_argv)}")
 for _name in [name for name in sys.modules if name.split(".")[0] == "autoprof"]:

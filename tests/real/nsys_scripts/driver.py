@@ -1,4 +1,4 @@
-"""Trains four steps with two actors that have a GPU each, and ends at once; prints as JSON where the actors ran."""
+"""Driver of four steps with two GPU actors. It prints as JSON where the actors ran, and ends without a wait."""
 
 import glob
 import json

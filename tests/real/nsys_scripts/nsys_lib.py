@@ -1,4 +1,4 @@
-"""A trainer with actors, as a target. On a machine without a GPU they pretend to have CUDA."""
+"""Trainer with actors, used as a target. On a machine without a GPU, the actors pretend to have CUDA."""
 
 import os
 import sys
@@ -7,7 +7,7 @@ import ray
 
 
 class Worker:
-    """An actor that uses a GPU."""
+    """Actor that uses a GPU."""
 
     def __init__(self):
         self.nvtx = pretend_cuda(os.environ["NSYS_STAND_IN_WINDOWS"]) if "NSYS_STAND_IN_WINDOWS" in os.environ else []
@@ -24,7 +24,7 @@ class Worker:
 
 
 class Trainer:
-    """Drives the workers, in the process that started the run."""
+    """Trainer that calls the workers, in the process that started the run."""
 
     def __init__(self, workers):
         self.workers = workers
@@ -40,7 +40,7 @@ class Trainer:
 
 
 def pretend_cuda(windows):
-    """Say to the stand-in for nsys in the file `windows` what torch would say by the CUDA runtime."""
+    """Replace torch's CUDA calls, and write their starts and stops to the file that the nsys stand-in reads."""
     import torch.cuda.nvtx
     import torch.cuda.profiler
 

@@ -1,5 +1,6 @@
-"""A small run in a cluster that is there: a trainer in an actor, which calls a worker in each step until it is told to
-end. asked.py ADDRESS FOLDER
+"""Small run in an existing cluster: asked.py ADDRESS FOLDER
+
+The trainer, an actor, calls a worker in each step until the file `enough` is in the folder.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Measures the clocks of a cluster of three nodes on this machine and prints what was found, as JSON."""
+"""Measurement of the clocks of a cluster of three nodes on this machine, with the result printed as JSON."""
 
 import json
 import sys
@@ -14,7 +14,7 @@ from autoprof.run import clocks, runtime
 
 cluster = Cluster(head_node_args={"num_cpus": 1, "object_store_memory": 100_000_000, "include_dashboard": False})
 others = [cluster.add_node(num_cpus=1, object_store_memory=100_000_000) for _ in range(2)]
-# A package `autoprof` that can't be imported, as on a node that has none.
+# A package `autoprof` that raises on import, as on a node without autoprof.
 ray.init(address=cluster.address, runtime_env={"env_vars": {"PYTHONPATH": sys.argv[1]}})
 run = runtime.start()
 assert run is not None
@@ -29,14 +29,14 @@ gone = others.pop()
 cluster.remove_node(gone)
 one_gone = clocks.offsets(ray, nodes, lambda node, name: f"{name}-{nodes.index(node)}")
 
-# From a step, in the background: another node of this host needs no line, and has none.
+# Measure in the background, as a step does. A node on the driver's own host needs no line.
 clocks.measure(run.rundir, run.hooks)
 first = clocks._state.thread
 clocks.measure(run.rundir, run.hooks)
 assert clocks._state.thread is first
 first.join(60)
 
-# Ray ends while it waits for a node.
+# Let Ray end while the measurement waits for a node.
 clocks._state.asked_at.clear()
 clocks._remote_clock = lambda: lambda: time.sleep(60)
 clocks.measure(run.rundir, run.hooks)

@@ -1,6 +1,6 @@
-"""Calls actors of every kind and prints, as JSON, in which process each call ran.
+"""Driver that calls actors of every kind, and prints as JSON in which process each call ran.
 
-driver.py ADDRESS|local [FOLDER]: with a folder, workers find a package `autoprof` there that can't be imported.
+driver.py ADDRESS|local [FOLDER]: with a folder, workers find a package `autoprof` there that raises on import.
 """
 
 import json

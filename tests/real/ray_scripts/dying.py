@@ -1,4 +1,4 @@
-"""A trainer in an actor and a worker that ends in step 2. dying.py HOW"""
+"""Trainer in an actor, with a worker that dies in step 2: dying.py HOW"""
 
 import ctypes
 import faulthandler
@@ -15,7 +15,7 @@ def fetch_score():
 
 
 def hold_memory():
-    """Take 3 GB, and so slowly that Ray notices."""
+    """Allocate 3 GB slowly, so that Ray notices."""
     held = []
     for _ in range(60):
         held.append(b"x" * (50 << 20))

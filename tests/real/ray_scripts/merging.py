@@ -1,4 +1,4 @@
-"""merging.py RUN: an actor hands a run to be merged and dies at once, and Ray with it."""
+"""Actor that starts the merge of a run and dies at once, before Ray ends: merging.py RUN"""
 
 import sys
 from pathlib import Path

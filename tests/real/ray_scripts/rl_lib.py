@@ -1,4 +1,4 @@
-"""A library with Ray actors, as a target: decorated where it is defined, and passed to ray.remote() later."""
+"""Library with Ray actors, used as a target. Some classes are decorated, one is passed to ray.remote() later."""
 
 import os
 
@@ -29,7 +29,7 @@ class DecoratedWithOptions(_Work):
 
 
 class Base:
-    """A base that is not decorated, in the module of the actor class."""
+    """Undecorated base class in the module of the actor class."""
 
     def work(self, value):
         return value + 1, os.getpid()
@@ -40,7 +40,7 @@ class Base:
 
 @ray.remote
 class Inherits(Base):
-    """What runs are the methods of its base."""
+    """Actor class that inherits its methods."""
 
 
 class Later:
@@ -53,7 +53,7 @@ class Later:
 
 @ray.remote
 class Server:
-    """A server actor without start_profile."""
+    """Server actor without start_profile."""
 
     async def generate(self, value):
         return value

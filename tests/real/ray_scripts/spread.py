@@ -1,8 +1,8 @@
-"""spread.py ADDRESS window|loss|asked: a run over all nodes of a cluster, which prints what it saw as JSON.
+"""Run over all nodes of a cluster, which prints its results as JSON: spread.py ADDRESS window|loss|asked
 
-`window`: waits, after the first captured step, for a node `later` to be added, and kills a worker that Ray starts anew.
-`loss`: waits in the captured step until somebody has killed the node `later`.
-`asked`: goes on until somebody makes a file `enough`.
+`window`: after the first captured step, it waits for a node `later`, and ends a worker, which Ray restarts.
+`loss`: it waits in the captured step until the test has killed the node `later`.
+`asked`: it continues until the test creates a file `enough`.
 """
 
 import json
@@ -51,7 +51,7 @@ def window():
     Path("wants-later").touch()
     workers[LATER] = worker(len(workers), later(True))
     trainer.workers.append(workers[LATER])
-    # Ray starts it anew on its node.
+    # Ray restarts this worker on the same node.
     anew = workers["node-b"]
     try:
         ray.get(anew.die.remote())

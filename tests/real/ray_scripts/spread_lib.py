@@ -1,4 +1,4 @@
-"""A small trainer with Ray actors on several nodes, as a target."""
+"""Small trainer with Ray actors on several nodes, used as a target."""
 
 import os
 import time
@@ -8,7 +8,7 @@ import torch
 
 
 class Trainer:
-    """Drives `workers`, each at its own node."""
+    """Trainer that calls `workers`, each on its own node."""
 
     def __init__(self, workers):
         self.workers = workers

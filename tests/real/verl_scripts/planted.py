@@ -1,7 +1,7 @@
-"""A user's module for verl, its `actor_rollout_ref.model.external_lib`, with causes for slow steps in it.
+"""User module for verl, `actor_rollout_ref.model.external_lib`, with causes of slow steps.
 
-verl imports it in the trainer's workers, the agent loops and the servers. The number of updates tells the step: the
-loss writes it into the folder that PLANTED names.
+verl imports it in the trainer's workers, the agent loops and the servers. The number of updates gives the step; the
+loss writes it into the folder PLANTED.
 """
 
 import asyncio
@@ -16,10 +16,10 @@ from verl.experimental.agent_loop.tool_parser import FunctionCall, ToolParser
 from verl.trainer.ppo.core_algos import get_policy_loss_fn, register_policy_loss
 from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
 
-# The steps, each with one cause.
+# Slow steps, each with one cause.
 SLOW_TOOL, SLOW_SYNC, SLOW_RANK, SLOW_REPLICA, SLOW_REWARD, SLOW_SENDER, VERY_SLOW_REWARD = 3, 5, 7, 9, 12, 14, 22
 SLOW_S, VERY_SLOW_S = 4.0, 30.0
-# A turn ends with one of these of 512 tokens, after eight of them or so.
+# Stop tokens, 64 of the 512 tokens, so that a turn ends after about eight tokens.
 STOPS = list(range(100, 164))
 
 _updates = Path(os.environ["PLANTED"], "updates")
@@ -28,12 +28,12 @@ _own_updates = 0
 
 
 def generates_for(step):
-    """Return whether the samples of this step are made."""
+    """Return True if the samples of this step are being generated."""
     return step == 1 + (_updates.stat().st_size if _updates.exists() else 0)
 
 
 def once(step):
-    """The same, once in a process."""
+    """Return True for the first call in a process while the samples of this step are being generated."""
     if not generates_for(step) or step in _done:
         return False
     _done.add(step)
@@ -42,7 +42,7 @@ def once(step):
 
 @ToolParser.register("planted")
 class Parser(ToolParser):
-    """Takes a sample's first turn for a call of the tool, whatever a model says that has learned nothing."""
+    """Parser that treats the first turn of each sample as a call of the tool, since the model is untrained."""
 
     called = False
 
@@ -58,7 +58,7 @@ class Parser(ToolParser):
 
 @register_policy_loss("planted")
 def loss(*args, **options):
-    """verl's own, once an update. In one step rank 1 is late with it, and rank 0 waits in FSDP's collectives."""
+    """Return verl's own loss. In one step, rank 1 is late, and rank 0 waits in FSDP's collectives."""
     global _own_updates
     _own_updates += 1
     rank = torch.distributed.get_rank()
@@ -77,7 +77,7 @@ async def _send_slowly(self, weights):
     if _own_updates == SLOW_SYNC:
         await asyncio.sleep(SLOW_S)
     await _send(self, weights)
-    # The collectives are over: the other rank does not wait for this one.
+    # No collectives follow, so the other rank does not wait for this one.
     if _own_updates == SLOW_SENDER and torch.distributed.get_rank() == 1:
         await asyncio.sleep(SLOW_S)
 

@@ -1,4 +1,4 @@
-"""A reward whose first score of one step takes long, and of another much longer."""
+"""Reward whose first score is slow in one step and very slow in another."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ from planted import SLOW_REWARD, SLOW_S, VERY_SLOW_REWARD, VERY_SLOW_S, once
 
 
 async def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
-    """The share of digits in the answer."""
+    """Return the share of digits in the answer."""
     if once(SLOW_REWARD):
         await asyncio.sleep(SLOW_S)
     if once(VERY_SLOW_REWARD):

@@ -1,4 +1,4 @@
-"""The tool of planted.py, as `multi_turn.function_tool_path`: its first call of one step takes long."""
+"""Tool of planted.py, for `multi_turn.function_tool_path`. Its first call in one step is slow."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ async def search(query: str) -> str:
     """Search.
 
     Args:
-        query: What for.
+        query: Search terms.
     """
     await asyncio.sleep(SLOW_S if once(SLOW_TOOL) else 0.01)
     return "found"

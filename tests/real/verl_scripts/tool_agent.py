@@ -1,6 +1,6 @@
-"""Runs verl's own ToolAgentLoop, with a server that answers by calls of tools: tool_agent.py MODEL.
+"""Run of verl's own ToolAgentLoop with a server whose answers call tools: tool_agent.py MODEL
 
-Of four samples one calls a tool that takes long. All that is verl's is real but the engine and the postprocessing.
+One of four samples calls a slow tool. Only the engine and the postprocessing are fakes.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ async def search(query: str) -> str:
     """Search.
 
     Args:
-        query: What for.
+        query: Search terms.
     """
     await asyncio.sleep(0.01)
     return "found"
@@ -33,10 +33,10 @@ async def search(query: str) -> str:
 
 @function_tool("crawl")
 async def crawl(query: str) -> str:
-    """Search for long.
+    """Search slowly.
 
     Args:
-        query: What for.
+        query: Search terms.
     """
     await asyncio.sleep(SLOW_S)
     return "found at last"
@@ -47,13 +47,13 @@ async def broken(query: str) -> str:
     """Fail.
 
     Args:
-        query: What for.
+        query: Search terms.
     """
     raise RuntimeError("out of order")
 
 
 class Server:
-    """Answers a turn with the calls that are left for the conversation, then with words."""
+    """Server that answers each turn with the next tool calls of the conversation, then with text."""
 
     def __init__(self, tokenizer, calls):
         self.tokenizer, self.calls = tokenizer, calls
@@ -67,7 +67,7 @@ class Server:
 
 
 class Client(LLMServerClient):
-    """verl's client, whose servers are found without Ray."""
+    """verl's client without Ray."""
 
     def __init__(self, config, tokenizer, calls):
         super().__init__(config)

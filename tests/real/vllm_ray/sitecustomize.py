@@ -1,4 +1,4 @@
-"""Lets vLLM's Ray executors take the CPU: they ask for a resource of Ray's that a worker has, which CPUs are not."""
+"""Patch that lets vLLM's Ray executors run on a CPU: they need a Ray resource key for each worker, which CPUs lack."""
 
 import wrapt
 

@@ -1,7 +1,7 @@
-"""Drives a real AsyncLLM as a server actor would, and prints what each call answered as JSON.
+"""Script that calls a real AsyncLLM as a server actor does, and prints the answers as JSON.
 
-engine.py MODEL plain|configured [FOLDER]: with `configured` the user has set up vLLM's own profiler for FOLDER, and
-the worker lives in the engine's process, as with one GPU.
+engine.py MODEL plain|configured [FOLDER]: with `configured`, vLLM's own profiler is configured for FOLDER, and the
+worker runs in the engine's process, as with one GPU.
 """
 
 import asyncio
@@ -29,14 +29,14 @@ async def generate(engine, name):
 
 
 def arguments(engine):
-    """An argument for each that this release's start_profile takes."""
+    """Return arguments for the parameters that this release's start_profile has."""
     values = {"profile_prefix": "mine", "delay_iterations": 1, "max_iterations": 2}
     taken = inspect.signature(engine.start_profile).parameters
     return {name: value for name, value in values.items() if name in taken}
 
 
 async def users_own(engine, name, **given):
-    """Return what the user's own calls of start_profile and stop_profile do."""
+    """Call start_profile and stop_profile as the user; return "ok" or the name of the exception."""
     try:
         await engine.start_profile(**given)
         await generate(engine, name)
@@ -50,7 +50,7 @@ def make_engine(model, **more):
     return AsyncLLM.from_engine_args(
         AsyncEngineArgs(
             model=model,
-            # In bfloat16 the attention kernel of 0.30 and 0.32 dies of an illegal instruction on some CPUs with AMX.
+            # In bfloat16, the attention kernel of vLLM 0.30 and 0.32 dies of SIGILL on some CPUs with AMX.
             dtype="float32",
             enforce_eager=True,
             max_model_len=64,
@@ -64,8 +64,8 @@ def make_engine(model, **more):
 
 async def main():
     model, kind, *folder = sys.argv[1:]
-    # vLLM starts and stops its front end's profiler in whichever thread of the loop's pool is free, and torch crashes
-    # when the two differ (vLLM 0.27.1, torch 2.13): that is the user's risk, not what is tested here.
+    # vLLM starts and stops its front end's profiler in any free thread of the loop's pool, and torch crashes if the two
+    # threads differ (vLLM 0.27.1, torch 2.13). One thread avoids this crash, which has nothing to do with autoprof.
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(max_workers=1))
     more = {}
     if kind == "configured":
@@ -87,14 +87,14 @@ async def main():
     said["stop 2"] = await vllm_engine.stop(engine)
     said["start 3"] = await vllm_engine.start(engine, request(3))
     said["stop 3"] = await vllm_engine.stop(engine)
-    # The second and the third pass only.
+    # Record only the second and the third pass.
     for step in (6, 7):
         said[f"start {step}"] = await vllm_engine.start(engine, request(step, rollout_iterations="1:3"))
         said[f"recorded {step}"] = await generate(engine, f"bounded {step}")
         said[f"stop {step}"] = await vllm_engine.stop(engine)
     said["start 8"] = await vllm_engine.start(engine, request(8, rollout_iterations="1:3"))
     said["stop 8"] = await vllm_engine.stop(engine)
-    # The other two orders, for those who have a profiler of their own to start and stop.
+    # The user's profiler starts during a capture, and the other way round.
     said["start 4"] = await vllm_engine.start(engine, request(4))
     await generate(engine, "g")
     said["user during"] = await users_own(engine, "h")

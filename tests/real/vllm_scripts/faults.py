@@ -1,4 +1,4 @@
-"""Drives a real AsyncLLM through what can go wrong, and prints what each call answered and generated as JSON.
+"""Script that injects faults while it calls a real AsyncLLM, and prints answers and generated tokens as JSON.
 
 faults.py MODEL
 """
@@ -17,7 +17,7 @@ from engine import generate, make_engine, request
 from autoprof.behaviours.vllm import engine as vllm_engine
 
 RUN = Path("autoprof_runs", "latest")
-# What the parts of a capture are called while they are written: the raw trace, by Kineto too, the trace, the meta file.
+# Suffixes of a capture's files while they are written: the raw trace, Kineto's own file, the trace, the meta file.
 PARTS = (".pt.trace.json.part", ".pt.trace.json.part.tmp", ".pt.trace.json.gz.part", ".meta.json.part")
 
 
@@ -26,7 +26,7 @@ def folder(step):
 
 
 def captures(step):
-    """The names of a step's captures, without endings, when all of them are there."""
+    """Wait until a step has both captures, and return their names without suffixes."""
     deadline = time.monotonic() + 120
     while len(found := list(folder(step).glob("*.meta.json"))) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -50,7 +50,7 @@ def a_file_in_place_of_the_run(step):
 
 
 def full_disk(size, finished=True):
-    """The processes that are captured can write no file of more than `size` bytes. Root or not, on any disk."""
+    """Return a fault: captured processes can't write files of more than `size` bytes, even as root."""
 
     @contextmanager
     def fault(step):
@@ -71,7 +71,7 @@ def full_disk(size, finished=True):
 
 @contextmanager
 def planted_links(step):
-    """Somebody has put links where the files of the capture are going to be."""
+    """Put symlinks in place of the files that the capture is going to write."""
     theirs = Path("theirs")
     theirs.write_text("precious")
     folder(step).mkdir()
@@ -93,7 +93,7 @@ def a_stop_that_hangs(step):
     async def hang(self):
         await asyncio.sleep(1200)
 
-    # With stacks, the worker records how it waits for work: 1.5 million events in a second (vLLM 0.32).
+    # With stacks, an idle worker records 1.5 million events per second (vLLM 0.32), so shorten the wait.
     share, vllm_engine._ITS_SHARE = vllm_engine._ITS_SHARE, 0.002
     made["engine"].stop_profile = MethodType(hang, made["engine"])
     yield
@@ -110,7 +110,7 @@ FAULTS = {
     "no room for the trace": full_disk(8_000),
     "links in place of the files": planted_links,
     "no room at all": full_disk(0, finished=False),
-    # `inject_faults.py` sees to it, in the worker.
+    # inject_faults.py injects this fault in the worker.
     "a profiler that does not start": nothing_wrong,
     "a stop that hangs": a_stop_that_hangs,
     "nothing": nothing_wrong,
@@ -128,7 +128,7 @@ async def main():
     said["stop 1"] = await vllm_engine.stop(engine)
     said["stop again"] = await vllm_engine.stop(engine)
     said["after a second stop"] = await generate(engine, "d")
-    captures(1)  # or a fault would move the run away while they are being finished
+    captures(1)  # wait until they are complete, because a fault moves the run away
     for step, (name, fault) in enumerate(FAULTS.items(), 2):
         with fault(step):
             start = await vllm_engine.start(engine, request(step))

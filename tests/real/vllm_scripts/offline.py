@@ -1,6 +1,6 @@
-"""A script of a user's with vLLM's `LLM`. offline.py MODEL apart|here [FOLDER]
+"""User script with vLLM's `LLM`: offline.py MODEL apart|here [FOLDER]
 
-With `here` the engine and its worker live in this process, and with FOLDER the user has set up vLLM's own profiler.
+With `here`, the engine and its worker run in this process. With FOLDER, vLLM's own profiler is configured.
 """
 
 import json
@@ -48,18 +48,18 @@ def main():
     said["chat"] = len(llm.chat([{"role": "user", "content": "a"}], SamplingParams(max_tokens=2), use_tqdm=False))
     llm.beam_search([PROMPT], BeamSearchParams(beam_width=2, max_tokens=4, ignore_eos=True))
     said["seventh"] = generate()
-    # In the eighth somebody else profiles.
+    # In the eighth call, the user profiles.
     said["user start"] = users_own(llm.start_profile)
     said["eighth"] = generate()
     said["user stop"] = users_own(llm.stop_profile)
     said["ninth"] = generate()
     try:
-        # The second is refused, and with it the first taken back.
+        # vLLM refuses the second prompt and cancels the first.
         llm.generate([PROMPT, {"prompt_token_ids": [5] * 100}], SamplingParams(max_tokens=2), use_tqdm=False)
     except Exception as error:
         said["refused"] = "maximum context length" in str(error)
     said["last"] = generate()
-    # From the twelfth on: six like the others, a long one, and one more.
+    # Calls from the twelfth on: six normal ones, a long one, and another normal one.
     for _ in range(6):
         generate()
     generate(48, prompts=40)

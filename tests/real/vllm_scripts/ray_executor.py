@@ -1,4 +1,4 @@
-"""An AsyncLLM whose worker is a Ray actor, captured twice. ray_executor.py MODEL"""
+"""AsyncLLM whose worker is a Ray actor, captured twice: ray_executor.py MODEL"""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""An AsyncLLM with two tensor-parallel workers, captured once. tensor_parallel.py MODEL"""
+"""AsyncLLM with two tensor-parallel workers, captured once: tensor_parallel.py MODEL"""
 
 import asyncio
 import json

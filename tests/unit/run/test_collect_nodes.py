@@ -144,7 +144,7 @@ def test_the_drivers_run_json_is_the_one_that_counts(cluster: Cluster) -> None:
     assert json.loads(cluster.content()["run.json"])["state"] == "ended"
 
 
-def test_run_json_tells_of_all_hosts(cluster: Cluster) -> None:
+def test_run_json_lists_all_hosts(cluster: Cluster) -> None:
     process = {"host": "n2", "versions": {"verl": "0.9.1"}, "hooks": {"verl/step": {"state": "applied"}}}
     cluster.put("n2", "hooks/n2-7.json", json.dumps(process))
     cluster.put("n1", "run.json", '{"host": "n1", "state": "ended", "hosts": ["n1"], "versions": {"ray": "2.60.0"}}')
