@@ -1,8 +1,8 @@
 """`make contracts`: stores the signatures of the releases in `releases.toml`, and prints the changes.
 
-Each wheel is downloaded with pip, read, and deleted; nothing of it is installed or run. Where a release has no wheel,
-its source distribution is read, and pip runs what names its version. Of targets that are on no index, commits are read
-in a clone of their repository, which `--clone` names; without it they stay as they are.
+Each wheel is downloaded with pip, read, and deleted; nothing is installed or run. If a release has no wheel, its source
+distribution is read; pip then runs the code that computes its version. Targets that are on no index are read from
+commits in a clone of their repository, given by `--clone`. Without `--clone` their stored signatures are kept.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("releases", nargs="*", metavar="TARGET[==VERSION]", help="only these")
-    parser.add_argument("--new", action="store_true", help="store nothing: say which releases are newer than known")
+    parser.add_argument("releases", nargs="*", metavar="TARGET[==VERSION]", help="store only these releases")
+    parser.add_argument("--new", action="store_true", help="list releases newer than the known ones, and store nothing")
     parser.add_argument("--clone", metavar="FOLDER", help="a git repository with the commits of the named target")
     arguments = parser.parse_args()
     if arguments.new:
@@ -53,7 +53,7 @@ def _chosen(asked: list[str], clone: str | None) -> Iterator[tuple[str, str]]:
 
 
 def _refresh(target: str, version: str, clone: str | None) -> None:
-    """Store one release, and print what is different from what was stored of it, or else of the release before it."""
+    """Store one release, and print the differences from its stored signatures, or from those of the release before."""
     distribution, after = _read_release(target, version, clone)
     store = signature_files.read(target)
     known = store.versions()
@@ -63,12 +63,14 @@ def _refresh(target: str, version: str, clone: str | None) -> None:
     store.put(version, distribution, after)
     store.keep(stored.releases()[target].releases)
     signature_files.write(target, store)
-    compared = "stored before" if against == version else f"new; {against or 'nothing'} before it"
+    compared = f"compared with {against}" if against else "the first release"
+    if against == version:
+        compared = "compared with its stored signatures"
     print(f"{target} {version}: {compared}, {len(changes)} changes", *changes, sep="\n    ", flush=True)
 
 
 def _read_release(target: str, version: str, clone: str | None) -> tuple[str, dict[str, Facts | None]]:
-    """Return the distribution that has a release, and its modules; None for those that it lacks."""
+    """Return the distribution that contains a release, and its modules; a module that it lacks is None."""
     table = stored.releases()[target]
     hooks = stored.hooks(target)
     wanted = Wanted(
@@ -90,7 +92,7 @@ def _read_release(target: str, version: str, clone: str | None) -> tuple[str, di
         distribution, file = _download(table.wheels, version, folder)
         if file.suffix == ".whl":
             with zipfile.ZipFile(file) as archive:
-                # Where a wheel has pure Python beside what is built, it may lie in a folder of its own.
+                # A wheel with compiled parts may have its Python files in a separate folder.
                 apart = next((file.partition("/")[0] for file in archive.namelist() if ".data/purelib/" in file), "")
                 folders = ["", f"{apart}/purelib/"] if apart else [""]
                 return distribution, collect(lambda name: _parse(archive.read, folders, name), modules, wanted)
@@ -107,7 +109,11 @@ def _read_release(target: str, version: str, clone: str | None) -> tuple[str, di
 
 
 def _download(distributions: list[str], version: str, folder: str) -> tuple[str, Path]:
-    """Download the wheel of the first distribution that has the version, or its sources; return both."""
+    """Download the wheel, or else the sources, of the first distribution that has the version.
+
+    Returns:
+        The name of the distribution, and the path of the file.
+    """
     for kind in (["--only-binary", ":all:"], ["--no-binary", ":all:", "--no-build-isolation"]):
         for distribution in distributions:
             what = ["--no-deps", *kind, "--ignore-requires-python", f"{distribution}=={version}"]
@@ -115,14 +121,14 @@ def _download(distributions: list[str], version: str, folder: str) -> tuple[str,
             result = subprocess.run(command, capture_output=True, text=True, check=False)
             if result.returncode == 0:
                 return distribution, next(iter([*Path(folder).glob("*.whl"), *Path(folder).glob("*.tar.gz")]))
-    raise LookupError(f"pip can't download it: {(result.stderr.strip().splitlines() or ['no output'])[-1]}")
+    raise LookupError(f"pip can't download the release: {(result.stderr.strip().splitlines() or ['no output'])[-1]}")
 
 
 def _show(clone: str, commit: str, path: str) -> bytes:
-    """Return a file of a commit."""
+    """Return the content of a file in a commit."""
     git = ["git", "-C", clone]
     if subprocess.run([*git, "cat-file", "-e", f"{commit}^{{commit}}"], capture_output=True, check=False).returncode:
-        raise LookupError(f"{clone} is no git repository with the commit {commit}")
+        raise LookupError(f"{clone} is not a git repository with commit {commit}")
     result = subprocess.run([*git, "show", f"{commit}:{path}"], capture_output=True, check=False)
     if result.returncode:
         raise KeyError(path)
@@ -141,7 +147,7 @@ def _parse(read: Callable[[str], bytes], folders: list[str], name: str) -> Modul
 
 
 def _changes(before: dict[str, Facts | None], after: dict[str, Facts | None]) -> Iterator[str]:
-    """Yield the names that were added, removed, or changed."""
+    """Yield a line for each name that was added, removed, or changed."""
     old, new = (dict(_flat({name: facts for name, facts in each.items() if facts})) for each in (before, after))
     for name in sorted(old.keys() | new.keys()):
         if name not in old:
@@ -153,7 +159,7 @@ def _changes(before: dict[str, Facts | None], after: dict[str, Facts | None]) ->
 
 
 def _flat(facts: Facts, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every function and every other fact by its full name."""
+    """Yield each function and each other fact with its full name."""
     for name, value in facts.items():
         place = path if name in ("classes", "functions", "methods") else f"{path}.{name}".lstrip(".")
         if isinstance(value, dict) and "parameters" not in value:
@@ -163,7 +169,7 @@ def _flat(facts: Facts, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _look_for_newer() -> int:
-    """Ask pip for the releases of each target; return 1 if one is newer than all known."""
+    """Ask pip for the releases of each target. Return 1 if one is newer than all known ones."""
     newer = 0
     for target, table in stored.releases().items():
         if table.git:
@@ -172,12 +178,12 @@ def _look_for_newer() -> int:
         there = {version for name in table.wheels for version in _published(name)}
         if not there:
             newer = 1
-            print(f"{target}: pip finds no release at all", flush=True)
+            print(f"{target}: pip finds no release", flush=True)
             continue
         unknown = sorted(version for version in there if version > known and not version.is_prerelease)
         newer |= bool(unknown)
-        said = f"{', '.join(map(str, unknown))} is not in releases.toml" if unknown else "nothing newer"
-        print(f"{target}: newest known {known}; {said}", flush=True)
+        news = f"{', '.join(map(str, unknown))} is not in releases.toml" if unknown else "no newer release"
+        print(f"{target}: newest known {known}; {news}", flush=True)
     return newer
 
 

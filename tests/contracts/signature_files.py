@@ -1,4 +1,4 @@
-"""Files of stored signatures: one for each target, with each distinct module once and the releases that have it."""
+"""Files of stored signatures: one for each target, which stores each distinct module once with its releases."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _WIDTH = 118
 
 
 class Variant(msgspec.Struct, forbid_unknown_fields=True):
-    """One module as some releases have it.
+    """Version of a module that some releases share.
 
     Attributes:
-        releases: These releases, with spaces between them.
-        facts: Its classes, functions and imports; None where these releases have no module of the name.
+        releases: These releases, separated by spaces.
+        facts: Classes, functions and imports of the module; None if these releases lack the module.
     """
 
     releases: str
@@ -29,11 +29,11 @@ class Variant(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Store(msgspec.Struct, forbid_unknown_fields=True):
-    """The signatures of one target.
+    """Signatures of one target.
 
     Attributes:
-        distributions: Releases that were read from each distribution, with spaces between them.
-        modules: The variants of each module. A release that none of them names did not ask for the module.
+        distributions: Releases read from each distribution, separated by spaces.
+        modules: Variants of each module. If no variant has a release, the module was not read for that release.
     """
 
     distributions: dict[str, str] = {}
@@ -44,7 +44,7 @@ class Store(msgspec.Struct, forbid_unknown_fields=True):
         return sorted((version for text in self.distributions.values() for version in text.split()), key=Version)
 
     def release(self, version: str) -> dict[str, Facts | None]:
-        """Return the modules of one release; None for those that it lacks."""
+        """Return the modules of one release; a module that it lacks is None."""
         return {
             name: variant.facts
             for name, variants in self.modules.items()
@@ -53,11 +53,11 @@ class Store(msgspec.Struct, forbid_unknown_fields=True):
         }
 
     def put(self, version: str, distribution: str, modules: dict[str, Facts | None]) -> None:
-        """Store one release, in the place of what was stored of it."""
+        """Store one release, and replace its earlier signatures."""
         self._store(self._releases() | {version: (distribution, modules)})
 
     def keep(self, versions: Iterable[str]) -> None:
-        """Forget all releases but these."""
+        """Remove all releases except these."""
         self._store({version: found for version, found in self._releases().items() if version in set(versions)})
 
     def _releases(self) -> dict[str, tuple[str, dict[str, Facts | None]]]:
@@ -82,23 +82,23 @@ class Store(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def path(target: str) -> Path:
-    """Return the file of a target."""
+    """Return the path of a target's file."""
     return HERE / f"{target}.json"
 
 
 def read(target: str) -> Store:
-    """Read a target's file; a target without one has no releases."""
+    """Read the file of a target; without a file, the target has no releases."""
     file = path(target)
     return msgspec.json.decode(file.read_bytes(), type=Store) if file.exists() else Store()
 
 
 def write(target: str, store: Store) -> None:
-    """Write a target's file."""
+    """Write the file of a target."""
     path(target).write_text(pretty(msgspec.to_builtins(store)) + "\n", encoding="utf-8")
 
 
 def pretty(value: Any, depth: int = 0) -> str:
-    """Return JSON with whatever fits on one line on one line, so that differences are read easily."""
+    """Return JSON in which each value that fits is on one line, so that differences are easy to read."""
     line = json.dumps(value, ensure_ascii=False)
     if not isinstance(value, dict | list) or len(line) + depth <= _WIDTH:
         return line

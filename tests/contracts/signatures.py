@@ -1,6 +1,6 @@
-"""Facts of a module's classes and functions, from its parsed source: nothing is imported or run.
+"""Facts about the classes and functions of a module, from its parsed source: nothing is imported or run.
 
-They are names, parameters with their defaults, decorators, bases and fields, and no text of the source.
+Facts are names, parameters with their defaults, decorators, bases and fields, without text of the source.
 """
 
 from __future__ import annotations
@@ -16,19 +16,18 @@ from autoprof.cli.recipes.source import Function, Module, attributes_set, genera
 
 Facts = dict[str, Any]
 
-# A default or an annotation that is longer says nothing that a test could use.
-_LONGEST = 100
+# Characters of a default or an annotation; tests can't use longer ones.
+_MAX_EXPRESSION = 100
 
 
 class Wanted(msgspec.Struct, kw_only=True):
-    """A choice of facts to keep of modules.
+    """Selection of the facts to keep.
 
     Attributes:
-        names: Patterns of `function`, `Class.method`, or `Class`, which keeps its fields.
-        attributes: Names that are noted where a kept class sets them on itself.
-        followed: Full names of classes and functions that are kept wherever they are defined. Grows by what these
-            inherit from.
-        members: Methods and attributes that are kept of the classes in `followed`.
+        names: Patterns of `function`, `Class.method`, or `Class`; the latter keeps the fields of the class.
+        attributes: Names of attributes to record if a kept class sets them on `self`.
+        followed: Full names of classes and functions to keep, wherever they are defined. Their bases are added.
+        members: Methods and attributes to keep of the classes in `followed`.
     """
 
     names: set[str]
@@ -37,19 +36,19 @@ class Wanted(msgspec.Struct, kw_only=True):
     members: set[str] = set()
 
     def keeps(self, name: str) -> bool:
-        """Return whether a pattern in `names` names it."""
+        """Return True if a pattern in `names` matches."""
         return any(fnmatchcase(name, pattern) for pattern in self.names if pattern.count(".") == name.count("."))
 
 
 def collect(read: Callable[[str], Module | None], modules: Iterable[str], wanted: Wanted) -> dict[str, Facts | None]:
-    """Return the facts of `modules`, and of what their kept classes inherit from in the same package.
+    """Return the facts of `modules`, and of the bases of their kept classes in the same package.
 
-    A module that the release lacks has None; one of which nothing is kept is left out.
+    A module that the release lacks is None; a module without kept facts is left out.
 
     Args:
-        read: Parses a module, or returns None where the release has none of that name.
-        modules: The modules to begin with.
-        wanted: What to keep of them.
+        read: Function that parses a module, or returns None if the release lacks it.
+        modules: Names of the modules to begin with.
+        wanted: Selection of the facts to keep.
     """
     found: dict[str, Facts] = {}
     absent: set[str] = set()
@@ -74,9 +73,9 @@ def collect(read: Callable[[str], Module | None], modules: Iterable[str], wanted
 
 
 def _drop_empty(modules: dict[str, Facts], asked: Callable[[str, str], bool]) -> None:
-    """Leave out bases of which nothing is kept, and imports of them, unless they were asked for by name."""
+    """Remove bases without kept facts, and imports of them, unless they are requested by name."""
 
-    def says_something(module: str, name: str, content: Any) -> bool:
+    def has_facts(module: str, name: str, content: Any) -> bool:
         if asked(module, name):
             return True
         if isinstance(content, str):
@@ -89,9 +88,7 @@ def _drop_empty(modules: dict[str, Facts], asked: Callable[[str, str], bool]) ->
         dropped = False
         for module, facts in modules.items():
             for group in facts.keys() & {"classes", "imports"}:
-                kept = {
-                    name: content for name, content in facts[group].items() if says_something(module, name, content)
-                }
+                kept = {name: content for name, content in facts[group].items() if has_facts(module, name, content)}
                 dropped |= len(kept) < len(facts[group])
                 facts[group] = kept
 
@@ -157,7 +154,7 @@ def _function_facts(module: Module, node: Function) -> Facts:
 
 
 def _parameters(arguments: ast.arguments) -> Iterator[str]:
-    """Yield each parameter as in the source, `*` and `/` among them."""
+    """Yield each parameter as in the source, including `*` and `/`."""
     positional = [*arguments.posonlyargs, *arguments.args]
     defaults = [None] * (len(positional) - len(arguments.defaults)) + [*arguments.defaults]
     for place, (parameter, default) in enumerate(zip(positional, defaults, strict=True), 1):
@@ -187,7 +184,7 @@ def _field(item: ast.AnnAssign) -> str:
 
 def _short(node: ast.expr) -> str:
     text = ast.unparse(node)
-    return text if len(text) <= _LONGEST else "..."
+    return text if len(text) <= _MAX_EXPRESSION else "..."
 
 
 def _filled(**facts: Any) -> Facts:

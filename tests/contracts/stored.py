@@ -1,4 +1,4 @@
-"""Stored signatures: the releases, and names looked up in one of them."""
+"""Stored signatures: the releases, and the look-up of names in a release."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RECIPES = HERE.parent.parent / "recipes"
 
 
 class Releases(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A table of `releases.toml`, which explains the fields."""
+    """Table of `releases.toml`, which explains the fields."""
 
     wheels: list[str] = []
     git: str = ""
@@ -28,11 +28,11 @@ class Releases(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class NotFound(LookupError):
-    """A release lacks a name, or the name was not stored."""
+    """Error of a name that a release lacks, or that was not stored."""
 
 
 class Contract:
-    """The stored signatures of one release of a target."""
+    """Stored signatures of one release of a target."""
 
     def __init__(self, target: str, version: str) -> None:
         self.name = f"{target} {version}"
@@ -41,15 +41,19 @@ class Contract:
         self.modules = {name: facts for name, facts in self._stored.items() if facts is not None}
 
     def module(self, name: str) -> Facts:
-        """Return a module's facts."""
+        """Return the facts of a module.
+
+        Raises:
+            NotFound: The release lacks the module, or it was not stored.
+        """
         if name in self.modules:
             return self.modules[name]
         if name in self._stored:
             raise NotFound(f"{self.name} has no module {name}")
-        raise NotFound(f"nothing is stored of {name} in {self.name}; run make contracts")
+        raise NotFound(f"module {name} is not stored for {self.name}; run make contracts")
 
     def has(self, module: str, attribute: str) -> bool:
-        """Return whether the release has `Class`, `Class.method` or `function` in a module."""
+        """Return True if the release has `Class`, `Class.method` or `function` in a module."""
         try:
             self.find(module, attribute)
         except NotFound:
@@ -57,7 +61,11 @@ class Contract:
         return True
 
     def find(self, module: str, attribute: str) -> Facts:
-        """Return the facts of a class, a function, or a method, which may be inherited."""
+        """Return the facts of a class, a function, or a method, which may be inherited.
+
+        Raises:
+            NotFound: The release lacks the name, or it was not stored.
+        """
         head, _, method = attribute.partition(".")
         module, head = self._origin(module, head)
         facts = self.module(module)
@@ -70,7 +78,7 @@ class Contract:
             if head in facts.get(group, {}):
                 top: Facts = facts[group][head]
                 return top
-        raise NotFound(f"{self.name}: {module} has no {attribute}, or it was not asked for; make contracts asks")
+        raise NotFound(f"{self.name}: {module} has no {attribute}, or it is not stored; run make contracts")
 
     def lineage(self, module: str, name: str) -> list[Facts]:
         """Return the stored facts of a class and its bases, the nearest first."""
@@ -86,13 +94,13 @@ class Contract:
         return found
 
     def _origin(self, module: str, name: str) -> tuple[str, str]:
-        """Return the module that defines a name which this one may only import, and its name there."""
+        """Return the module that defines a name, and the name there, if this module only imports it."""
         while name in self.modules.get(module, {}).get("imports", {}):
             module, name = _divided(self.modules[module]["imports"][name])
         return module, name
 
     def sets(self, module: str, name: str, attribute: str) -> bool:
-        """Return whether instances of a class have an attribute: set by a method, a field, or a property."""
+        """Return True if instances of a class have an attribute, set by a method, or as a field or property."""
         return any(
             attribute in kind.get(facts, ())
             for kind in self.lineage(module, name)
@@ -106,7 +114,7 @@ def _divided(full: str) -> tuple[str, str]:
 
 
 def parameters(function: Facts) -> dict[str, str]:
-    """Return the parameters by name, `**kwargs` as `**`, each as in the source."""
+    """Return the parameters as in the source, by name; the name of `**kwargs` is `**`."""
     named = {}
     for text in function["parameters"]:
         name = text.split(":", 1)[0].split("=", 1)[0].strip()
@@ -116,14 +124,14 @@ def parameters(function: Facts) -> dict[str, str]:
 
 @functools.cache
 def releases() -> dict[str, Releases]:
-    """Return `releases.toml`, by target."""
+    """Return the tables of `releases.toml`, by target."""
     document = msgspec.toml.decode((HERE / "releases.toml").read_bytes())
     return msgspec.convert(document, dict[str, Releases])
 
 
 @functools.cache
 def store(target: str) -> signature_files.Store:
-    """Return the stored signatures of a target, read once."""
+    """Return the stored signatures of a target; they are read once."""
     return signature_files.read(target)
 
 
@@ -150,7 +158,7 @@ def _all_hooks() -> list[BoundHook]:
 
 
 def option_paths(hook: BoundHook) -> list[str]:
-    """Return the paths in a hook's options, each of which begins with a parameter of the function."""
+    """Return the paths in a hook's options. Each path begins with a parameter of the function."""
     options: dict[str, Any] = hook.hook.options
     plain = [options.get(name) for name in ("engine", "number", "of", "rank", "step", "unless")]
     read = [options.get(name) for name in ("role", "stage")]
@@ -161,9 +169,9 @@ def option_paths(hook: BoundHook) -> list[str]:
 
 
 def attribute_options(hook: BoundHook) -> set[str]:
-    """Return the attributes of the instance that a hook's options name, without which it would not work.
+    """Return the attributes of the instance that a hook needs, according to its options.
 
-    One of `unless` may be that of a subclass.
+    The attribute of `unless` is left out, since only a subclass may have it.
     """
     paths = [path for path in option_paths(hook) if path != hook.hook.options.get("unless")]
     return {path.split(".")[1] for path in paths if path.startswith("self.")}

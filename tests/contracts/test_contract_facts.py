@@ -1,6 +1,6 @@
-"""Facts that autoprof's code relies on in vLLM, vllm-ascend, SGLang and verl, by release, in the stored signatures.
+"""Facts about vLLM, vllm-ascend, SGLang and verl that autoprof's code relies on, checked in the stored signatures.
 
-A table says from which release on something holds, up to the next line.
+Each row of a table is valid from its release on, up to the release of the next row.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ SERVERS = {
 
 
 def since(table: Table, version: str) -> Any:
-    """A table's row for a release."""
+    """Return the row of a table that is valid for a release."""
     lines = [value for first, value in table.items() if Version(first) <= Version(version)]
     return lines[-1] if lines else None
 
 
 def together(table: Table, version: str) -> set[str]:
-    """All that a table has added up to a release."""
+    """Return all names that the rows of a table add up to a release."""
     return {name for first, names in table.items() if Version(first) <= Version(version) for name in names.split()}
 
 
@@ -41,7 +41,7 @@ def before(version: str, release: str) -> bool:
 
 
 def taken(function: Facts) -> list[str]:
-    """The names of the parameters, `self` left out, `*` as it stands."""
+    """Return the names of the parameters without `self`, including `*`."""
     return [name for name in parameters(function) if name != "self"]
 
 
@@ -80,7 +80,7 @@ def test_vllm_engines_start_and_stop(vllm: Contract) -> None:
     assert start["async"]
     assert stop["async"]
     assert taken(start) == since(VLLM_SESSION, vllm.version).split()
-    assert not required(start), "autoprof calls it without arguments"
+    assert not required(start), "autoprof calls start_profile without arguments"
     assert taken(stop) == []
 
 
@@ -109,7 +109,7 @@ def test_vllm_workers_know_their_rank_and_keep_a_profiler(vllm: Contract) -> Non
     assert any("WorkerBase" in base for kind in vllm.lineage(*gpu) for base in kind.get("bases", []))
 
 
-def test_vllm_workers_take_what_the_engine_sends(vllm: Contract) -> None:
+def test_vllm_workers_accept_the_arguments_of_the_engine(vllm: Contract) -> None:
     sent = ["is_start", *since(VLLM_SESSION, vllm.version).split()]
     assert taken(vllm.find("vllm.v1.worker.gpu_worker", "Worker.profile")) == sent
     assert taken(vllm.find("vllm.v1.executor.abstract", "Executor.profile")) == sent
@@ -120,13 +120,13 @@ def test_vllm_workers_take_what_the_engine_sends(vllm: Contract) -> None:
 @pytest.mark.parametrize(
     ("kind", "first", "last"), [("cpu_worker.CPUWorker", "0.11.2", "0.30"), ("xpu_worker.XPUWorker", "0.22", "0.30")]
 )
-def test_vllm_workers_of_other_devices(vllm: Contract, kind: str, first: str, last: str) -> None:
+def test_vllm_workers_of_other_devices_have_their_own_profile(vllm: Contract, kind: str, first: str, last: str) -> None:
     module, _, name = kind.partition(".")
     own = "profile" in vllm.find(f"vllm.v1.worker.{module}", name).get("methods", {})
     assert own == (Version(first) <= Version(vllm.version) < Version(f"{last}.99"))
 
 
-def test_vllm_profiler_is_made_with_what_autoprof_offers(vllm: Contract) -> None:
+def test_vllm_profiler_takes_the_arguments_that_autoprof_passes(vllm: Contract) -> None:
     table: Table = {
         "0.13": "profiler_config worker_name local_rank activities",
         "0.15.1": "profiler_config worker_name local_rank activities on_trace_ready",
@@ -146,7 +146,7 @@ def test_vllm_profiler_is_made_with_what_autoprof_offers(vllm: Contract) -> None
     assert not required(vllm.find(WRAPPER, "TorchProfilerWrapper.start"))
 
 
-def test_vllm_profiler_configuration(vllm: Contract) -> None:
+def test_vllm_profiler_configuration_has_these_fields(vllm: Contract) -> None:
     table: Table = {
         "0.13": (
             "profiler torch_profiler_dir torch_profiler_with_stack torch_profiler_with_flops torch_profiler_use_gzip "
@@ -167,21 +167,21 @@ def test_vllm_profiler_configuration(vllm: Contract) -> None:
     assert set(vllm.find("vllm.config", "ProfilerConfig")["fields"]) == together(table, vllm.version)
 
 
-def test_vllm_names_a_workers_rank(vllm: Contract) -> None:
+def test_vllm_has_a_function_for_the_suffix_of_a_workers_rank(vllm: Contract) -> None:
     there = vllm.has("vllm.distributed.utils", "get_worker_rank_suffix")
     assert there == (not before(vllm.version, "0.17"))
     if there:
         assert taken(vllm.find("vllm.distributed.utils", "get_worker_rank_suffix")) == ["global_rank"]
 
 
-def test_vllm_offline_engines_wait_for_nobody(vllm: Contract) -> None:
+def test_vllm_offline_engines_have_no_coroutines(vllm: Contract) -> None:
     for name in ("add_request", "step", "start_profile", "stop_profile"):
         found = vllm.find("vllm.v1.engine.llm_engine", f"LLMEngine.{name}")
         assert not found["async"], name
         assert required(found) <= {"request_id", "prompt", "params"}
 
 
-def test_vllm_outputs_are_handed_on_by_functions(vllm: Contract) -> None:
+def test_vllm_passes_outputs_on_in_plain_functions(vllm: Contract) -> None:
     for name in ("process_outputs", "abort_requests"):
         assert not vllm.find("vllm.v1.engine.output_processor", f"OutputProcessor.{name}")["async"]
 
@@ -219,7 +219,7 @@ def test_sglang_engines_start_and_stop(sglang: Contract) -> None:
     assert taken(stop) == []
 
 
-def test_sglang_requests(sglang: Contract) -> None:
+def test_sglang_requests_have_these_fields(sglang: Contract) -> None:
     fields = set(sglang.find(f"{MANAGERS}.io_struct", "ProfileReq")["fields"])
     kind = "type" if before(sglang.version, "0.5.15") else "req_type"
     assert fields == together(SGLANG_REQUEST, sglang.version) | {kind}
@@ -228,7 +228,7 @@ def test_sglang_requests(sglang: Contract) -> None:
     assert sglang.has(f"{MANAGERS}.io_struct", "ProfileReqInput") == before(sglang.version, "0.5.15")
 
 
-def test_sglang_schedulers(sglang: Contract) -> None:
+def test_sglang_schedulers_start_profiles_and_run_batches(sglang: Contract) -> None:
     in_the_scheduler = before(sglang.version, "0.5.13")
     assert sglang.has(f"{MANAGERS}.scheduler", "Scheduler.start_profile") == in_the_scheduler
     manager = (f"{MANAGERS}.scheduler_components.profiler_manager", "SchedulerProfilerManager._start_profile")
@@ -236,13 +236,13 @@ def test_sglang_schedulers(sglang: Contract) -> None:
     assert taken(sglang.find(f"{MANAGERS}.scheduler", "Scheduler.run_batch"))[0] == "batch"
 
 
-def test_sglang_servers(sglang: Contract) -> None:
+def test_sglang_servers_have_the_functions_that_autoprof_hooks(sglang: Contract) -> None:
     state = sglang.find("sglang.srt.entrypoints.http_server", "set_global_state")
     assert not state["async"]
     assert taken(state) == ["global_state"]
     for name in ("_tokenize_one_request", "_batch_tokenize_and_process"):
         found = sglang.find(f"{MANAGERS}.tokenizer_manager", f"TokenizerManager.{name}")
-        assert found["async"], "a request waits there until the engine records"
+        assert found["async"], "autoprof lets a request wait there until the engine records"
         assert "obj" in taken(found)
     utils = "" if before(sglang.version, "0.5.4") else "utils."
     assert sglang.find(f"sglang.srt.{utils}aio_rwlock", "RWLock.release_reader")["async"]
@@ -251,17 +251,19 @@ def test_sglang_servers(sglang: Contract) -> None:
 # verl
 
 
-def test_verl_rollout_servers(verl: Contract) -> None:
+def test_verl_rollout_servers_start_profiles_from_0_7_1_on(verl: Contract) -> None:
     for name, module in SERVERS.items():
         assert verl.has(module, f"{name}.start_profile") == (not before(verl.version, "0.7.1")), name
         if verl.has(module, f"{name}.start_profile"):
             start = verl.find(module, f"{name}.start_profile")
             assert start["async"]
             assert taken(start) == ["**"]
-            assert "decorators" not in verl.find(module, name), "Ray copies its methods later"
+            assert "decorators" not in verl.find(module, name), (
+                "a decorated class would be copied by Ray before autoprof adds its hooks"
+            )
 
 
-def test_verl_trainers_step(verl: Contract) -> None:
+def test_verl_trainers_start_profiling_in_each_step(verl: Contract) -> None:
     legacy = ("verl.trainer.ppo.ray_trainer", "RayPPOTrainer._start_profiling")
     assert verl.has(*legacy) == (not before(verl.version, "0.5"))
     if verl.has(*legacy):
@@ -283,7 +285,7 @@ def test_verl_generation_is_awaited_by_its_caller(verl: Contract) -> None:
     assert "prompts" in taken(found)
 
 
-def test_verl_workers_move(verl: Contract) -> None:
+def test_verl_workers_are_in_other_modules_from_0_7_on(verl: Contract) -> None:
     assert verl.has("verl.workers.engine_workers", "TrainingWorker.infer_batch") == (not before(verl.version, "0.7"))
     assert verl.has("verl.workers.fsdp_workers", "ActorRolloutRefWorker.update_actor") == before(verl.version, "0.8")
     updates = verl.has("verl.workers.engine_workers", "ActorRolloutRefWorker.update_weights")
@@ -291,12 +293,12 @@ def test_verl_workers_move(verl: Contract) -> None:
 
 
 @pytest.mark.parametrize("version", stored.versions("vllm_ascend"))
-def test_workers_on_npus_keep_their_profiler_as_vllms_do(version: str) -> None:
+def test_workers_on_npus_have_a_profiler_like_vllms(version: str) -> None:
     ascend = contract("vllm_ascend", version)
     module = f"vllm_ascend.worker.{'worker_v1' if before(version, '0.13') else 'worker'}"
     assert "vllm.v1.worker.worker_base.WorkerBase" in ascend.find(module, "NPUWorker")["bases"]
     assert ascend.sets(module, "NPUWorker", "profiler")
-    # Without one that is configured, `profile` refuses.
+    # From 0.18 on, `profile` raises if no profiler is configured.
     assert ascend.sets(module, "NPUWorker", "profiler_config") == (not before(version, "0.18"))
     profile = ["is_start"] if before(version, "0.18") else ["is_start", "profile_prefix"]
     assert taken(ascend.find(module, "NPUWorker.profile")) == profile

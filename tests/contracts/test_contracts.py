@@ -1,4 +1,4 @@
-"""Every hook of every recipe, looked for in the stored signatures of each release that it is for."""
+"""Each hook of each recipe exists in the stored signatures of each release that the hook supports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RELEASES = [(target, version) for target in stored.releases() for version in sto
 
 @functools.cache
 def covered(target: str, version: str) -> list[BoundHook]:
-    """The hooks that a recipe promises for a release."""
+    """Return the hooks that the recipes have for a release."""
     return [
         hook
         for hook in stored.hooks(target)
@@ -28,25 +28,25 @@ def covered(target: str, version: str) -> list[BoundHook]:
     ]
 
 
-# The releases for which there are hooks, each with all of them: a test for each hook of each were thousands.
+# Releases with hooks. One test checks all hooks of a release, because one test per hook would make thousands.
 COVERED = [(target, version) for target, version in RELEASES if covered(target, version)]
 covered_releases = pytest.mark.parametrize(("target", "version"), COVERED)
 
 
 def installs(hook: BoundHook) -> bool:
-    """Return whether the hook's behaviour changes what it finds in place, such as a class."""
+    """Return True if the hook's behaviour changes an object such as a class, instead of wrapping a function."""
     return type(hook.behaviour).install is not Behaviour.install
 
 
 def supplied(target: str, version: str, hook: BoundHook) -> bool:
-    """Return whether the hook's attribute is one that the release lacks and the behaviour adds."""
+    """Return True if the release lacks the hook's attribute and the behaviour adds it."""
     contract = stored.contract(target, version)
     adds = type(hook.behaviour).supply is not Behaviour.supply
     return adds and not contract.has(hook.hook.module, hook.hook.attribute)
 
 
 def wrapped(target: str, version: str) -> list[tuple[BoundHook, Facts]]:
-    """The hooks of a release, and the functions that they wrap: not those that they supply."""
+    """Return the hooks of a release with the functions that they wrap, without attributes that they add."""
     contract = stored.contract(target, version)
     return [
         (hook, contract.find(hook.hook.module, hook.hook.attribute))
@@ -56,14 +56,14 @@ def wrapped(target: str, version: str) -> list[tuple[BoundHook, Facts]]:
 
 
 def everywhere(behaviour: str) -> list[tuple[BoundHook, Facts]]:
-    """Those of all releases whose behaviour's name ends so."""
+    """Return the hooks of all releases whose behaviour has this suffix, with their functions."""
     found = [each for case in COVERED for each in wrapped(*case) if each[0].hook.behaviour.endswith(behaviour)]
-    assert found, "no recipe has it"
+    assert found, f"no recipe uses {behaviour}"
     return found
 
 
 @covered_releases
-def test_hooks_find_their_targets(target: str, version: str) -> None:
+def test_the_targets_of_hooks_exist(target: str, version: str) -> None:
     contract = stored.contract(target, version)
     for hook in covered(target, version):
         if supplied(target, version, hook):
@@ -74,16 +74,18 @@ def test_hooks_find_their_targets(target: str, version: str) -> None:
             continue
         assert isinstance(found["async"], bool), hook.key
         around, generator = hook.hook.around, found.get("generator", False)
-        assert around != "call" or not generator, f"{hook.key}: a wrapper would end before the generator begins"
+        assert around != "call" or not generator, (
+            f"{hook.key}: the wrapper of a generator would end before the generator begins"
+        )
         decorators = found.get("decorators", [])
         assert "property" not in decorators, hook.key
-        assert "abc.abstractmethod" not in decorators, f"{hook.key}: what overrides it would be called instead"
+        assert "abc.abstractmethod" not in decorators, f"{hook.key}: overriding methods are called instead of this one"
         looks_at_its_caller = [name for name in decorators if name == "verl.utils.ray_utils.auto_await"]
         assert looks_at_its_caller == ([hook.hook.rewrap] if hook.hook.rewrap else []), hook.key
 
 
 @covered_releases
-def test_attributes_that_options_name_are_there(target: str, version: str) -> None:
+def test_attributes_named_in_options_exist(target: str, version: str) -> None:
     contract = stored.contract(target, version)
     for hook in covered(target, version):
         owner, _, method = hook.hook.attribute.partition(".")
@@ -100,17 +102,17 @@ def test_paths_of_options_begin_with_a_parameter(target: str, version: str) -> N
             assert names <= {*parameters(found), "self"} or "**" in parameters(found), hook.key
 
 
-def test_requests_travel_by_any_keyword() -> None:
+def test_servers_accept_any_keyword() -> None:
     for hook, found in everywhere(".server"):
         assert found["async"], f"{hook.key}: the behaviour awaits the engine"
         assert "**" in parameters(found), hook.key
 
 
-def test_engines_are_awaited() -> None:
+def test_methods_of_engines_are_coroutines() -> None:
     assert [hook.key for hook, found in everywhere(".engine") if not found["async"]] == []
 
 
-def test_validation_is_told_by_an_argument() -> None:
+def test_an_argument_marks_validation() -> None:
     for hook, found in everywhere("rollout.around"):
         name = str(hook.hook.options.get("unless", "")).partition(".")[0]
         assert not name or name in parameters(found), hook.key
@@ -122,18 +124,18 @@ def test_all_releases_are_stored(target: str) -> None:
 
 
 @pytest.mark.parametrize("target", [target for target in stored.releases() if stored.hooks(target)])
-def test_a_recipe_is_for_some_stored_release(target: str) -> None:
+def test_each_hook_is_for_a_stored_release(target: str) -> None:
     for hook in stored.hooks(target):
         assert any(hook in covered(target, version) for version in stored.versions(target)), hook.key
 
 
 @pytest.mark.parametrize(("target", "version"), RELEASES)
-def test_a_release_is_small_facts(target: str, version: str) -> None:
+def test_the_facts_of_a_release_are_small(target: str, version: str) -> None:
     assert len(json.dumps(stored.store(target).release(version))) < _LARGEST_RELEASE
 
 
 @pytest.mark.parametrize("target", list(stored.releases()))
-def test_files_hold_no_places(target: str) -> None:
+def test_files_contain_no_paths_and_urls(target: str) -> None:
     text = signature_files.path(target).read_text()
     assert str(ROOT) not in text
     assert "://" not in text
@@ -150,11 +152,11 @@ def test_a_distinct_module_is_stored_once(target: str) -> None:
         )
 
 
-def test_what_is_missing_is_said() -> None:
+def test_errors_name_the_missing_module_or_attribute() -> None:
     contract = Contract("vllm", "0.9.2")
     with pytest.raises(NotFound, match=r"vllm 0\.9\.2 has no module vllm\.profiler\.wrapper"):
         contract.find("vllm.profiler.wrapper", "TorchProfilerWrapper")
-    with pytest.raises(NotFound, match=r"nothing is stored of vllm\.nowhere in vllm 0\.9\.2; run make contracts"):
+    with pytest.raises(NotFound, match=r"module vllm\.nowhere is not stored for vllm 0\.9\.2; run make contracts"):
         contract.find("vllm.nowhere", "Nothing")
     with pytest.raises(NotFound, match=r"vllm\.v1\.engine\.async_llm has no AsyncLLM\.sing"):
         contract.find("vllm.v1.engine.async_llm", "AsyncLLM.sing")

@@ -1,4 +1,4 @@
-"""Signatures: read from source, and stored once for all releases that share them."""
+"""Signatures are read from source, and stored once for all releases that share them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def facts(*modules: str, **wanted: set[str]) -> dict[str, Facts | None]:
     return collect(read, modules, Wanted(**{"names": set(), **wanted}))
 
 
-def test_a_class() -> None:
+def test_the_facts_of_a_class_are_collected() -> None:
     found = facts("lib.work.worker", names={"Worker", "Worker.*", "run"}, attributes={"place", "held"})
     assert found["lib.work.worker"] == {
         "functions": {"run": {"async": False, "parameters": ["*names: str", "key"]}},
@@ -90,7 +90,7 @@ def test_a_class() -> None:
     }
 
 
-def test_what_a_hooks_class_inherits_is_kept_too() -> None:
+def test_inherited_members_of_a_hooks_class_are_kept() -> None:
     found = facts("lib.work.worker", "lib.gone", followed={"lib.work.worker.Worker"}, members={"stop", "rank"})
     assert [name for name in found if found[name] is None] == ["lib.gone"]
     assert sorted(found) == ["lib", "lib.base", "lib.gone", "lib.work.worker"]
@@ -101,12 +101,12 @@ def test_what_a_hooks_class_inherits_is_kept_too() -> None:
     assert list(classes["Root"]["methods"]) == ["stop"]
 
 
-def test_bases_of_which_nothing_is_kept_are_left_out() -> None:
+def test_bases_without_kept_facts_are_left_out() -> None:
     found = facts("lib.work.worker", names={"Worker.start"})
     assert list(found) == ["lib.work.worker"]
 
 
-def test_names_that_a_module_only_imports() -> None:
+def test_imported_names_are_followed_to_their_module() -> None:
     found = facts("lib.work.worker", followed={"lib.work.worker.imported"})
     assert found == {
         "lib.tools": {"functions": {"run": {"async": False, "parameters": ["x"]}}},
@@ -118,15 +118,15 @@ def test_names_that_a_module_only_imports() -> None:
     "parameters",
     ["self", "a, b=1", "a, /", "a=1, /, b=2", "*, a", "*args, a=1", "a, *, b: int = 3, c, **d: str", "**d", ""],
 )
-def test_parameters_are_those_of_the_source(parameters: str) -> None:
+def test_parameters_equal_the_source(parameters: str) -> None:
     module = Module("m", f"def f({parameters}): ...", is_package=False)
     found = collect(lambda name: module, ["m"], Wanted(names={"f"}))
     assert found["m"] is not None
-    said = ", ".join(found["m"]["functions"]["f"]["parameters"])
-    assert ast.dump(ast.parse(f"def f({said}): ...")) == ast.dump(ast.parse(f"def f({parameters}): ..."))
+    listed = ", ".join(found["m"]["functions"]["f"]["parameters"])
+    assert ast.dump(ast.parse(f"def f({listed}): ...")) == ast.dump(ast.parse(f"def f({parameters}): ..."))
 
 
-def test_a_file_reads_back_and_its_changes_are_named() -> None:
+def test_a_stored_file_can_be_read_and_changes_are_listed() -> None:
     before = facts("lib.work.worker", "lib.gone", names={"Worker", "Worker.start", "run"})
     after = json.loads(pretty(before))
     assert after == before
@@ -145,7 +145,7 @@ modules = st.dictionaries(st.sampled_from("abc"), st.sampled_from([None, {"x": 1
 
 
 @given(puts=st.lists(st.tuples(st.sampled_from(["1.0", "1.9", "1.10", "2.0"]), st.sampled_from("pq"), modules)))
-def test_each_release_is_stored_as_it_was_put_last(puts: list[tuple[str, str, dict[str, Facts | None]]]) -> None:
+def test_the_last_stored_facts_of_each_release_are_kept(puts: list[tuple[str, str, dict[str, Facts | None]]]) -> None:
     store = Store()
     for version, distribution, found in puts:
         store.put(version, distribution, found)

@@ -1,4 +1,4 @@
-"""The state of a real engine that has more requests than it runs at a time, as its scheduler's process tells it."""
+"""State of a real engine with more requests than it runs at a time, as its scheduler's process reports it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ AT_A_TIME, REQUESTS = 4, 100
 
 
 @pytest.mark.parametrize("release", engines.NAMES)
-def test_the_scheduler_tells_its_requests_and_its_blocks(release: str, tmp_path: Path) -> None:
+def test_the_scheduler_reports_its_requests_and_its_blocks(release: str, tmp_path: Path) -> None:
     python, name = engines.python_of(release), release.partition("-")[0]
     if name not in ("vllm", "sglang"):
-        pytest.skip("no engine of its own")
+        pytest.skip(f"{name} is not an engine")
     environment = clean_environment(
         OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", TORCHDYNAMO_DISABLE="1", VLLM_CPU_OMP_THREADS_BIND="nobind"
     )
@@ -43,18 +43,18 @@ def test_the_scheduler_tells_its_requests_and_its_blocks(release: str, tmp_path:
     )
     assert finished.status == 0, finished.output[-4000:]
     (line,) = re.findall(r"^RESULT (.*)$", finished.output, re.MULTILINE)
-    said = json.loads(line)
-    (told,) = (each for each in said if each.get("engine"))
-    state = told["engine"]
+    answers = json.loads(line)
+    (scheduler,) = (each for each in answers if each.get("engine"))
+    state = scheduler["engine"]
     assert 0 < state["running"] <= AT_A_TIME
     assert state["running"] + state["waiting"] <= REQUESTS
     assert state["waiting"] > 0
     assert 0 < state["free_blocks"] < state["total_blocks"]
     assert 0 < state["longest_s"] < 600
     assert state["longest"]
-    assert "left_out" not in told
-    assert told["memory"]["resident"] > 1 << 20
+    assert "left_out" not in scheduler
+    assert scheduler["memory"]["resident"] > 1 << 20
     if name == "vllm":
-        # The worker has a process of its own, and one rank has nothing to record.
-        (worker,) = (each for each in said if "Worker" in each["process"])
+        # The worker runs in its own process; a single rank has no flight record.
+        (worker,) = (each for each in answers if "Worker" in each["process"])
         assert worker["threads"][0]["frames"]

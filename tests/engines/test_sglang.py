@@ -1,7 +1,8 @@
-"""A real SGLang engine of each release, over two ranks, driven as a verl server drives it.
+"""Real SGLang engine of each release on two ranks, called as verl's server calls it.
 
-Forward passes are counted in the traces. What goes wrong goes wrong here too: after each fault the same engine still
-generates the same."""
+Forward passes are counted in the traces. The scenarios include faults, and after each fault the same engine must still
+generate the same tokens.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +22,15 @@ from tests.support.helpers import clean_environment
 HERE = Path(__file__).parent
 SCRIPTS = HERE / "sglang_scripts"
 RANKS = 2
-# 8 tokens; with overlapped scheduling SGLang up to some release runs one pass more before it knows of the last.
+# Passes for 8 tokens. With overlapped scheduling, older releases of SGLang run one more pass before they know that the
+# last token is done.
 WHOLE = (8, 9)
 FINE = [{"problem": ""}, {"problem": ""}]
 
 
 @dataclass(frozen=True)
 class Driven:
-    """The output and files of one engine."""
+    """Output and files of one engine."""
 
     folder: Path
     said: dict[str, Any]
@@ -47,7 +49,7 @@ class Driven:
         return found
 
     def passes(self, number: int, part: str = "TP-0") -> int:
-        """Forward passes: each begins with the one embedding of the model."""
+        """Return the number of forward passes; each begins with the model's only embedding."""
         return sum(event.get("name") == "aten::embedding" for event in self.events(number, part))
 
 
@@ -61,13 +63,13 @@ def driven(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         TORCHDYNAMO_DISABLE="1",
         OMP_NUM_THREADS="1",
         HF_HUB_OFFLINE="1",
-        # The cores of each rank; without it SGLang wants a NUMA node for each.
+        # Cores of each rank. Without this variable, SGLang needs a NUMA node for each rank.
         SGLANG_CPU_OMP_THREADS_BIND=f"0|{min(1, (os.cpu_count() or 1) - 1)}",
     )
     model = folder / "model"
     made = processes.run([python, str(SCRIPTS / "model.py"), str(model)], cwd=folder, env=environment, timeout_s=120)
     assert made.status == 0, made.output[-4000:]
-    # A failing engine ends its whole tree of processes, so it gets one of its own.
+    # A failed engine ends its whole process tree, so it runs in its own tree.
     finished = processes.run(
         [python, str(SCRIPTS / "engine.py"), str(model), str(RANKS)],
         cwd=folder,
@@ -105,7 +107,7 @@ def test_windows_of_passes_are_exact(driven: Driven, name: str, step: int, passe
     assert driven.meta(step)["left_out"] == []
 
 
-def test_a_window_may_end_after_the_work(driven: Driven) -> None:
+def test_a_window_can_end_after_the_last_pass(driven: Driven) -> None:
     assert driven.said["over the end"] == FINE
     assert driven.passes(5) == driven.passes(1) - 5
     assert driven.meta(5)["state"] == "complete"
@@ -118,12 +120,12 @@ def test_every_rank_records_the_same_passes(driven: Driven) -> None:
     assert (driven.meta(1, "TP-0")["rank"], driven.meta(1, "TP-1")["rank"]) == (4, 5)
 
 
-def test_the_first_pass_of_a_window_is_the_one_asked_for(driven: Driven) -> None:
-    # The pass that takes the prompt in is longer than those that decode: 0:3 has it, 2:5 has not.
+def test_a_window_begins_with_the_requested_pass(driven: Driven) -> None:
+    # The prefill pass is longer than decode passes. The window 0:3 has it, the window 2:5 does not.
     assert len(driven.events(2)) > len(driven.events(3)) > 2 * len(driven.events(4))
 
 
-def test_stacks_and_shapes_are_on_when_asked_for_and_off_otherwise(driven: Driven) -> None:
+def test_stacks_and_shapes_are_recorded_only_if_requested(driven: Driven) -> None:
     def has(step: int) -> tuple[bool, bool]:
         events = driven.events(step)
         stacks = any(event.get("cat") == "python_function" for event in events)
@@ -134,19 +136,19 @@ def test_stacks_and_shapes_are_on_when_asked_for_and_off_otherwise(driven: Drive
     assert driven.meta(7)["contents"] == ["cpu", "stack", "shapes"]
 
 
-def test_stages_are_files_of_their_own(driven: Driven) -> None:
+def test_each_stage_has_its_own_file(driven: Driven) -> None:
     assert driven.said["stages"] == FINE
-    # The prompt is taken in by one pass; SGLang counts the passes of each stage.
+    # One pass is the prefill; SGLang counts the passes of each stage separately.
     assert (driven.passes(8, "TP-0-EXTEND"), driven.passes(8, "TP-0-DECODE")) == (1, 3)
     assert driven.meta(8, "TP-0-DECODE")["contents"] == ["cpu", "profile-by-stage"]
 
 
-def test_stages_without_an_end(driven: Driven) -> None:
+def test_stages_can_be_recorded_without_an_end(driven: Driven) -> None:
     assert driven.said["stages without an end"] == FINE
     assert driven.passes(9, "TP-0-EXTEND") + driven.passes(9, "TP-0-DECODE") in WHOLE
 
 
-def test_stages_of_several_requests_are_told_apart(driven: Driven) -> None:
+def test_stages_of_several_requests_are_separated(driven: Driven) -> None:
     assert driven.said["several"] == FINE
 
     def passes(stage: str) -> tuple[int, int]:
@@ -155,7 +157,7 @@ def test_stages_of_several_requests_are_told_apart(driven: Driven) -> None:
 
     assert passes("EXTEND")[0] > 0
     assert passes("EXTEND")[1] == 0
-    # Prompts that are taken in between are in the trace of what they hold up, and are not counted.
+    # Prefill passes between decode passes are in the trace of the decode stage, but not counted.
     assert passes("DECODE")[0] > 0
     assert passes("DECODE")[1] == 6
 
@@ -176,13 +178,13 @@ def test_contents_that_this_build_lacks_are_left_out(driven: Driven) -> None:
         ("no work, stages", 13, "the engine ran 0 forward passes"),
     ],
 )
-def test_a_window_that_was_not_reached_is_failed_and_never_fires(
+def test_a_window_that_is_not_reached_has_failed_and_never_opens_later(
     driven: Driven, name: str, step: int, reason: str
 ) -> None:
     started, stopped = driven.said[name]
     assert started == {"problem": ""}
     assert reason in stopped["problem"]
-    # The passes that followed were more than enough to fire it.
+    # Enough passes followed to open the window, if it had still been waiting.
     left = list(driven.step(step).iterdir())
     assert len(left) == RANKS
     metas = [json.loads(path.read_text()) for path in left]
@@ -202,19 +204,19 @@ def test_a_folder_that_cannot_be_written_is_refused(driven: Driven) -> None:
     assert stopped == {"problem": "it was not recording"}
 
 
-def test_a_full_disk_costs_the_trace_and_nothing_else(driven: Driven) -> None:
+def test_a_full_disk_costs_only_the_trace(driven: Driven) -> None:
     assert driven.said["full disk"] == FINE
     metas = [json.loads(path.read_text()) for path in driven.step(16).glob("*.meta.json")]
     assert len(metas) == RANKS
     assert {meta["state"] for meta in metas} == {"failed"}
     assert list(driven.step(16).glob("*.gz")) == []
-    # A real one, where a file system can be mounted: that the engine went on is what all other tests rest on.
+    # A real full disk, if a file system can be mounted. The other tests show that the engine still works.
     started, _, mounted = driven.said["small disk"]
     assert started == {"problem": ""}
     assert (list(driven.step(17).glob("*.gz")) == []) == mounted
 
 
-def test_a_rank_that_nobody_asked_for_writes_nothing(driven: Driven) -> None:
+def test_a_rank_that_is_not_requested_writes_nothing(driven: Driven) -> None:
     assert driven.said["second rank"] == FINE
     assert driven.meta(18, "TP-1")["rank"] == 5
     assert {path.name.split(".")[2] for path in driven.step(18).iterdir()} == {"TP-1"}
@@ -224,7 +226,7 @@ def test_stacks_of_an_engine_without_work_do_not_flood_the_trace(driven: Driven)
     assert driven.said["idle"] == FINE
     events = driven.events(19)
     assert sum(event.get("cat") == "python_function" for event in events) > 0
-    # Two seconds without work: some 10,000 events in 0.5.8, against more than five million without pauses.
+    # Two seconds without work make about 10,000 events in 0.5.8; without pauses, more than five million.
     assert len(events) < 500_000
 
 
@@ -237,19 +239,19 @@ def test_the_ranks_of_a_step_can_be_merged(driven: Driven, python: Any) -> None:
     assert len({event["pid"] for event in passes}) == RANKS
 
 
-def test_the_trace_is_named_after_the_process_that_recorded(driven: Driven) -> None:
+def test_the_trace_has_the_pid_of_its_process(driven: Driven) -> None:
     pids = {driven.meta(1, part)["pid"] for part in ("TP-0", "TP-1")}
     assert len(pids) == RANKS
     assert {event["pid"] for event in driven.events(1) if event.get("name") == "aten::embedding"} < pids
 
 
-def test_autoprof_yields_to_profiling_by_somebody_else(driven: Driven) -> None:
-    # Their start is let through, autoprof's stop leaves theirs going on, and their stop finds it.
+def test_the_users_profile_ends_autoprofs_capture(driven: Driven) -> None:
+    # The user's start succeeds, autoprof's stop does not stop the user's profile, and the user's stop succeeds.
     assert driven.said["their start"] == [{"problem": ""}, "ok", {"problem": ""}, "ok"]
     assert driven.meta(21)["state"] == "truncated"
     assert driven.meta(21)["reason"] == "another torch profiler was started in this process"
     assert len(list((driven.folder / "theirs" / "a").glob("*.trace.json.gz"))) == RANKS
-    # A stop of theirs does what it would do without autoprof.
+    # The user's stop fails as it does without autoprof.
     started, theirs, ours = driven.said["their stop"]
     assert (started, ours) == ({"problem": ""}, {"problem": ""})
     assert theirs.startswith("RuntimeError: Profiling is not in progress")
@@ -257,17 +259,17 @@ def test_autoprof_yields_to_profiling_by_somebody_else(driven: Driven) -> None:
     assert driven.passes(23) in WHOLE
 
 
-def test_autoprof_does_not_record_while_somebody_else_does(driven: Driven) -> None:
+def test_autoprof_does_not_record_while_the_user_does(driven: Driven) -> None:
     started, stopped = driven.said["start in theirs"]
     assert "another torch profiler is on" in started["problem"]
     assert stopped == {"problem": "it was not recording"}
     assert not driven.step(22).exists()
-    # Theirs began after autoprof's start and before its first pass.
+    # The user's profile begins after autoprof's start and before its first pass.
     started, theirs, stopped = driven.said["theirs before the first pass"]
     assert (started, theirs) == ({"problem": ""}, "ok")
     assert driven.meta(24)["reason"] == stopped["problem"] != ""
     assert len(list((driven.folder / "theirs" / "b").glob("*.trace.json.gz"))) == RANKS
-    # What they armed for later is in nobody's way.
+    # A user's profile that is to begin later does not prevent a capture.
     assert driven.said["their armed"] == ["ok"]
     assert driven.said["in their armed"] == FINE
     assert driven.passes(25) == 3

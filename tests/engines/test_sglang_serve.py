@@ -1,5 +1,7 @@
-"""SGLang's own server with autoprof in front and no trainer, in each release: windows by a count of generation batches,
-by request, and by time."""
+"""SGLang's own server of each release under autoprof, without a trainer.
+
+Windows open by number of the generation batch and by request, and close after a time.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,14 @@ from tests.support import engines, processes, servers
 from tests.support.helpers import clean_environment
 
 HERE = Path(__file__).parent
-# How each release is started: the second form is the one that newer ones recommend.
+# Command of each release. Newer releases recommend `sglang serve`.
 FORMS = {"sglang-0.5.8": ["python", "-m", "sglang.launch_server"], "sglang-0.5.23": ["sglang", "serve"]}
 OPTIONS = (
     "--device cpu --attention-backend torch_native --sampling-backend pytorch --grammar-backend none --dtype float32 "
     "--max-total-tokens 1024 --max-running-requests 4 --mem-fraction-static 0.1 --host 127.0.0.1"
 )
 
-# Four at a time: several seconds.
+# Takes several seconds: 16 answers, four at a time.
 LONG = {
     "input_ids": [5, 6, 7],
     "sampling_params": {"max_new_tokens": 480, "temperature": 1, "ignore_eos": True, "n": 16},
@@ -31,7 +33,7 @@ LONG = {
 
 
 def generate(server: servers.Server, tokens: int = 6, samples: int = 1) -> Any:
-    """Token ids, of each sample if there are several."""
+    """Generate, and return the token ids, as a list for each sample if there are several."""
     parameters = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True, "n": samples}
     status, answer = server.post("/generate", {"input_ids": [5, 6, 7], "sampling_params": parameters})
     assert status == 200, answer
@@ -74,7 +76,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def batches(server: servers.Server) -> list[list[int]]:
-    """Five generation batches: single requests, but for the fourth of three at once."""
+    """Send five generation batches: the fourth has three concurrent requests, the others one request."""
     answers = [generate(server) for _ in range(3)]
     with ThreadPoolExecutor(3) as pool:
         answers += pool.map(lambda _: generate(server, 12), range(3))
@@ -89,7 +91,7 @@ def test_the_chosen_batches_are_captured(server: servers.Server, batches: list[l
 
 
 def test_every_batch_is_a_step_of_the_timeline(server: servers.Server, batches: list[list[int]]) -> None:
-    # SGLang's own generation, to warm up, is none of them.
+    # SGLang's own warm-up request is not a step.
     assert [span["step"] for span in server.spans()][:5] == [1, 2, 3, 4, 5]
 
 
@@ -115,7 +117,7 @@ def test_a_window_opens_in_the_middle_of_a_batch(server: servers.Server, batches
         assert server.post("/start_profile") == (200, {"problem": ""})
         answer.read()
     assert server.post("/stop_profile") == (200, {"problem": ""})
-    # It is named after the batch that it was opened in.
+    # The window has the number of the batch in which it was opened.
     (new,) = set(server.steps()) - known
     assert server.passes(new) in range(1, 101)
     assert server.batch_since(began) == new
@@ -126,7 +128,7 @@ def test_a_window_closes_after_its_time(server: servers.Server, batches: list[li
     assert generate(server) == batches[0]
     assert server.passes(1111) in (6, 7)
     assert server.post("/stop_profile") == (409, {"problem": "no window is open"})
-    # What is stopped before its time is not closed again by it.
+    # A window that was stopped early is not closed again when its time is over.
     assert server.post("/start_profile", {"global_step": 1112, "duration_s": 0.5})[0] == 200
     assert server.post("/stop_profile")[0] in (200, 409)
     assert server.post("/start_profile", {"global_step": 1113, "duration_s": 600})[0] == 200
@@ -160,10 +162,10 @@ def test_a_request_without_a_body_opens_a_window(server: servers.Server, batches
     assert 5 < new < 1000
 
 
-def test_a_request_with_fields_of_sglangs_is_sglangs(server: servers.Server, batches: list[list[int]]) -> None:
+def test_sglang_answers_a_request_with_its_own_fields(server: servers.Server, batches: list[list[int]]) -> None:
     theirs = server.folder / "theirs"
     body = {"output_dir": str(theirs), "activities": ["CPU"], "with_stack": False}
-    # It ends what autoprof records, and is answered and stopped by SGLang.
+    # The request ends autoprof's capture, and SGLang itself answers it and stops its profile.
     assert server.post("/start_profile", {"global_step": 1114})[0] == 200
     generate(server)
     status, answer = server.post("/start_profile", body)
@@ -175,14 +177,14 @@ def test_a_request_with_fields_of_sglangs_is_sglangs(server: servers.Server, bat
     assert (status, "Stop profiling" in str(answer)) == (200, True)
     assert len(list(theirs.glob("*.trace.json.gz"))) == 1
     assert 1115 not in server.steps()
-    # Afterwards windows are autoprof's again.
+    # After that, requests open autoprof's windows again.
     assert server.post("/start_profile", {"global_step": 1116})[0] == 200
     assert generate(server) == batches[0]
     assert server.post("/stop_profile") == (200, {"problem": ""})
     assert server.passes(1116) in (6, 7)
 
 
-def test_a_profiling_of_sglangs_that_ended_by_itself_needs_no_stop(
+def test_a_profile_of_sglang_that_ended_automatically_needs_no_stop(
     server: servers.Server, batches: list[list[int]]
 ) -> None:
     theirs = server.folder / "theirs-bounded"
@@ -196,14 +198,14 @@ def test_a_profiling_of_sglangs_that_ended_by_itself_needs_no_stop(
     assert server.passes(1120) in (6, 7)
 
 
-def test_what_is_no_json_is_answered_by_sglang(server: servers.Server, batches: list[list[int]]) -> None:
+def test_sglang_answers_a_body_that_is_not_json(server: servers.Server, batches: list[list[int]]) -> None:
     status, _ = server.post("/start_profile", b"{")
     assert status in (400, 422)
     assert server.post("/stop_profile")[0] >= 400
     assert server.post("/stop_profile") == (409, {"problem": "no window is open"})
 
 
-def test_health_checks_are_no_batches(server: servers.Server, batches: list[list[int]]) -> None:
+def test_health_checks_are_not_batches(server: servers.Server, batches: list[list[int]]) -> None:
     generate(server)
     generate(server)
     known = len(server.spans())
@@ -220,7 +222,7 @@ def test_autoprof_has_no_errors_and_no_hook_failed(server: servers.Server, batch
 
 def test_a_batch_ends_when_its_last_client_goes_away(server: servers.Server, batches: list[list[int]]) -> None:
     began = time.time_ns()
-    # The last test: SGLang may compute on for a while (0.5.8).
+    # This is the last test, because SGLang 0.5.8 may continue to generate for a while.
     with server.streaming("/generate", LONG):
         pass
     server.batch_since(began)

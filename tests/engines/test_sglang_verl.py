@@ -1,4 +1,4 @@
-"""verl's own SGLang server, with a real engine of each release: what it generates is on the timeline."""
+"""verl's own SGLang server with a real engine of each release: the timeline has its requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCRIPTS = HERE / "sglang_scripts"
 
 @pytest.fixture(scope="module", params=[name for name in engines.NAMES if name.startswith("sglang-")])
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """The spans of three requests at once."""
+    """Send three concurrent requests, and return the spans of the timeline."""
     verl = importlib.util.find_spec("verl")
     assert verl is not None
     assert verl.origin is not None
@@ -48,7 +48,7 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return spans(run)
 
 
-def test_each_request_is_on_the_timeline_with_its_replica_and_its_tokens(found: list[dict[str, Any]]) -> None:
+def test_each_request_is_on_the_timeline_with_replica_and_tokens(found: list[dict[str, Any]]) -> None:
     requests = sorted((span for span in found if span["kind"] == "request"), key=lambda span: span["ids"]["request"])
     assert [span["ids"] for span in requests] == [{"replica": 3, "request": f"request{number}"} for number in range(3)]
     assert [span["counts"] for span in requests] == [
@@ -57,5 +57,5 @@ def test_each_request_is_on_the_timeline_with_its_replica_and_its_tokens(found: 
     assert {(span["name"], span["role"]) for span in requests} == {("generate", "rollout")}
 
 
-def test_nothing_is_taken_for_a_batch_of_a_server_without_a_trainer(found: list[dict[str, Any]]) -> None:
+def test_requests_of_verls_server_are_not_counted_as_batches(found: list[dict[str, Any]]) -> None:
     assert {span["kind"] for span in found} == {"request"}

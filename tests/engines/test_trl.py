@@ -1,4 +1,4 @@
-"""TRL's trainers and transformers' own, in real runs on the CPU with `AUTOPROF=1` in front of the command."""
+"""Trainers of TRL and transformers in real runs on the CPU, with `AUTOPROF=1` before the command."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.trl_runs import NAMES, SCRIPT, Ran
 
 @pytest.fixture(scope="session", params=NAMES)
 def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Ran]:
-    """Runs trainers of the script, each kind of run once."""
+    """Return a function that runs trainers of the script; each kind of run is made once."""
     python = engines.python_of(request.param)
 
     @functools.cache
@@ -58,7 +58,7 @@ def slowed(ran: Callable[..., Ran]) -> Ran:
 
 @pytest.fixture
 def several(ran: Callable[..., Ran]) -> Ran:
-    """Training that fails, and then others in the same process."""
+    """Run a training that fails, and then two others in the same process."""
     return ran("failing", "sft", "rloo", AUTOPROF="1", AUTOPROF_STEPS="2", AUTOPROF_ROLLOUT_ITERATIONS="0:3")
 
 
@@ -78,7 +78,7 @@ def both_ranks(ran: Callable[..., Ran]) -> Ran:
     )
 
 
-def test_a_grpo_step_holds_rollout_and_update_apart(grpo: Ran) -> None:
+def test_rollout_and_update_of_a_grpo_step_have_separate_traces(grpo: Ran) -> None:
     assert grpo.steps() == [2]
     assert grpo.names(2) == {"rollout.generate", "reward.compute_reward", "actor.update_actor", "actor.optimizer_step"}
     assert not any("Backward" in name for name in grpo.operators(2, "rollout.generate"))
@@ -103,7 +103,7 @@ def test_training_is_the_same_without_autoprof(grpo: Ran, ran: Callable[..., Ran
     assert any(line.get("loss") for line in grpo.said["grpo"])
 
 
-def test_a_step_may_have_several_updates_and_no_rollout(accumulated: Ran) -> None:
+def test_a_step_can_have_several_updates_and_no_rollout(accumulated: Ran) -> None:
     updates = {"actor.update_actor", "actor.update_actor.2", "actor.optimizer_step"}
     rollout = {"rollout.generate", "reward.compute_reward"}
     assert accumulated.steps() == [1, 2, 3]
@@ -117,7 +117,7 @@ def test_a_step_may_have_several_updates_and_no_rollout(accumulated: Ran) -> Non
     }
 
 
-def test_scores_are_a_stage_and_the_loss_holds_its_own(scored: Ran) -> None:
+def test_log_probs_are_a_stage_unless_the_loss_computes_them(scored: Ran) -> None:
     assert "actor.compute_log_prob" in scored.names(1)
     assert "actor.compute_log_prob" not in scored.names(2)
     inside = [span["name"] for span in scored.spans() if span["step"] == 2]
@@ -125,14 +125,14 @@ def test_scores_are_a_stage_and_the_loss_holds_its_own(scored: Ran) -> None:
     assert "compute_log_prob" not in inside
 
 
-def test_an_evaluation_is_on_the_timeline_and_in_no_trace(scored: Ran) -> None:
+def test_an_evaluation_is_on_the_timeline_but_in_no_trace(scored: Ran) -> None:
     evaluations = [span for span in scored.spans() if span["name"] == "evaluate"]
     assert [span["step"] for span in evaluations] == [None, 2, 4]
     assert "rollout.generate" not in scored.names(2)
     assert scored.steps() == [1, 2, 3, 4]
 
 
-def test_the_step_after_a_slow_one_is_captured_and_says_why(slowed: Ran) -> None:
+def test_the_step_after_a_slow_one_is_captured_with_its_reason(slowed: Ran) -> None:
     assert slowed.steps() == [10]
     assert {"rollout.generate", "reward.compute_reward", "actor.update_actor"} <= slowed.names(10)
     metas = [json.loads(path.read_text()) for path in slowed.run.glob("global_step_000010/*.meta.json")]
@@ -143,7 +143,7 @@ def test_the_step_after_a_slow_one_is_captured_and_says_why(slowed: Ran) -> None
     assert re.fullmatch(f"{step}; {stage}", why), why
 
 
-def test_a_training_that_fails_leaves_nothing_on(several: Ran) -> None:
+def test_a_failed_training_does_not_affect_the_next_one(several: Ran) -> None:
     assert several.said["raised"] == """KeyError("the user's own")"""
     captures = several.captures(2)
     assert captures.pop("actor.update_actor@0") == "truncated"
@@ -154,7 +154,7 @@ def test_a_training_that_fails_leaves_nothing_on(several: Ran) -> None:
 
 def test_sft_and_rloo_share_the_recipes(several: Ran) -> None:
     names = {name.removesuffix("@0") for name in several.captures(2)}
-    # Of the training that failed, which came first; numbered alike, rloo's are its second.
+    # The failed training came first. Its step has the same number, so rloo's captures have the suffix 2.
     of_grpo = {"rollout.generate", "reward.compute_reward", "actor.update_actor"}
     of_sft = {"trainer.training_step", "trainer.optimizer_step"}
     of_rloo = {"rollout.generate.2", "reward.compute_reward.2", "actor.update_actor.2", "actor.optimizer_step"}
@@ -162,13 +162,13 @@ def test_sft_and_rloo_share_the_recipes(several: Ran) -> None:
     assert len(several.spans("step")) == 2 + 4 + 4
 
 
-def test_as_many_forward_passes_of_a_rollout_as_asked_for(several: Ran, grpo: Ran) -> None:
-    # Each begins with the one embedding of the model.
+def test_a_rollout_has_the_requested_number_of_forward_passes(several: Ran, grpo: Ran) -> None:
+    # Each pass begins with the model's only embedding.
     assert several.operators(2, "rollout.generate")["aten::embedding"] == 3
     assert grpo.operators(2, "rollout.generate")["aten::embedding"] > 3
 
 
-def test_a_plain_trainer(plain: Ran) -> None:
+def test_transformers_own_trainer_is_captured(plain: Ran) -> None:
     assert plain.steps() == [2]
     assert plain.names(2) == {"trainer.training_step", "trainer.optimizer_step", "trainer.save_checkpoint"}
     assert any("Backward" in name for name in plain.operators(2, "trainer.training_step"))
@@ -179,37 +179,37 @@ def test_a_plain_trainer(plain: Ran) -> None:
     assert wait_for_line(plain.folder / "finished").split() == [str(plain.run)]
 
 
-def test_torchrun_leaves_a_file_of_each_rank_in_one_run(both_ranks: Ran) -> None:
+def test_all_ranks_of_torchrun_have_captures_in_one_run(both_ranks: Ran) -> None:
     captures = both_ranks.captures(2)
     for name in ("trainer.training_step", "trainer.optimizer_step", "trainer.save_checkpoint"):
         assert captures[f"{name}@0"] == captures[f"{name}@1"] == "complete"
     assert len(both_ranks.processes()) == 2
     assert {span["rank"] for span in both_ranks.spans("step")} == {0, 1}
-    # Once, and when the files of all ranks were there.
+    # The command at the end ran once, after all ranks had written their files.
     assert len(wait_for_line(both_ranks.folder / "finished").split()) == len(captures)
     run = json.loads((both_ranks.run / "run.json").read_text())
     assert run["state"] == "ended"
     assert "torchrun" in run["command"]
 
 
-def test_torchrun_captures_rank_0_unless_asked(ran: Callable[..., Ran]) -> None:
+def test_only_rank_0_of_torchrun_is_captured_by_default(ran: Callable[..., Ran]) -> None:
     ranks = ran("plain", launcher="torchrun", AUTOPROF="1")
     assert ranks.steps() == [2]
     assert {name.rpartition("@")[2] for name in ranks.captures(2)} == {"0"}
     assert {span["rank"] for span in ranks.spans("step")} == {0, 1}
 
 
-@pytest.mark.fault("a rank is late for a collective", "goes on", "nothing; it is said who is late")
-def test_a_rank_that_does_not_join_is_told_apart(ran: Callable[..., Ran], thorough: None) -> None:
+@pytest.mark.fault("a rank is late for a collective", "continues", "nothing; doctor names the late rank")
+def test_a_rank_that_does_not_join_a_collective_is_named(ran: Callable[..., Ran], thorough: None) -> None:
     late = ran("late", launcher="torchrun", AUTOPROF="1", AUTOPROF_STEPS="", AUTOPROF_WHEN="hang>20s")
     assert late.said["global_step"] == 4
     folder = late.run / "hangs" / "step_000003"
-    told = {each["rank"]: each for each in (json.loads(path.read_text()) for path in folder.glob("*-[0-9]*.json"))}
-    stacks = {rank: [frame["function"] for frame in each["threads"][0]["frames"]] for rank, each in told.items()}
+    ranks = {each["rank"]: each for each in (json.loads(path.read_text()) for path in folder.glob("*-[0-9]*.json"))}
+    stacks = {rank: [frame["function"] for frame in each["threads"][0]["frames"]] for rank, each in ranks.items()}
     assert sorted(stacks) == [0, 1]
     assert stacks[1][-1].endswith("fetch_score")
     assert not any("fetch_score" in name for name in stacks[0])
-    assert told[1]["spans"][0]["kind"] == "step"
+    assert ranks[1]["spans"][0]["kind"] == "step"
     command = ["-m", "torch.distributed.flight_recorder.fr_trace", str(folder), "--prefix", "rank_"]
     analysed = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=100, check=False)
     assert "missing ranks: {1}" in analysed.stdout + analysed.stderr
@@ -220,21 +220,21 @@ def test_a_rank_that_does_not_join_is_told_apart(ran: Callable[..., Ran], thorou
     assert re.fullmatch(where, problems(late)[0])
 
 
-@pytest.mark.fault("torchrun's rank is killed", "ended as without autoprof", "nothing; doctor says who died")
+@pytest.mark.fault("a rank of torchrun is killed", "ends as without autoprof", "nothing; doctor names the rank")
 def test_a_rank_that_is_killed_is_named(ran: Callable[..., Ran], thorough: None) -> None:
     killed = ran("killed", launcher="torchrun", status=1, AUTOPROF="1", AUTOPROF_STEPS="")
     assert problems(killed)[0] == "reward rank 1 was killed by SIGKILL in compute_reward of step 3"
 
 
 def problems(run: Ran) -> list[str]:
-    """What doctor says that does not work."""
+    """Return the problems that doctor reports."""
     command = [sys.executable, "-m", "autoprof", "doctor", str(run.run), "--json"]
-    told = subprocess.run(command, capture_output=True, text=True, env=clean_environment(), check=False)
-    found: list[str] = json.loads(told.stdout)["problems"]
+    doctor = subprocess.run(command, capture_output=True, text=True, env=clean_environment(), check=False)
+    found: list[str] = json.loads(doctor.stdout)["problems"]
     return found
 
 
-def test_a_wrong_setting_is_said_once_for_all_ranks(ran: Callable[..., Ran]) -> None:
+def test_a_wrong_setting_is_reported_once_for_all_ranks(ran: Callable[..., Ran]) -> None:
     wrong = ran("plain", launcher="torchrun", AUTOPROF="1", AUTOPROF_STEPS="x")
     assert wrong.said["global_step"] == 4
     assert all(f"{name}.".startswith(("autoprof._boot.", "autoprof.__")) for name in wrong.said["autoprof"])
@@ -242,7 +242,7 @@ def test_a_wrong_setting_is_said_once_for_all_ranks(ran: Callable[..., Ran]) -> 
 
 
 @pytest.mark.parametrize("name", ["grpo", "accumulated", "scored", "slowed", "several", "plain", "both_ranks"])
-def test_no_hook_failed_and_no_error_is_ours(ran: Any, name: str, request: pytest.FixtureRequest) -> None:
+def test_no_hook_failed_and_autoprof_has_no_error(ran: Any, name: str, request: pytest.FixtureRequest) -> None:
     run: Ran = request.getfixturevalue(name)
     assert list(run.run.rglob("*.part")) == []
     for process in run.processes():
@@ -251,7 +251,7 @@ def test_no_hook_failed_and_no_error_is_ours(ran: Any, name: str, request: pytes
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_doctor_says_of_every_hook_why(name: str, tmp_path: Path) -> None:
+def test_doctor_gives_the_reason_of_each_skipped_hook(name: str, tmp_path: Path) -> None:
     doctor = Path(engines.python_of(name)).with_name("autoprof")
     command = [str(doctor), "doctor", "--deep", "--json"]
     result = subprocess.run(command, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, check=False)

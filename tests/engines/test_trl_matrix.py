@@ -1,8 +1,8 @@
-"""Sameness with and without captures: every figure that TRL's GRPO logs and every byte that it saves, whatever is
-recorded, in each mode: with gradient checkpointing, after a resume, with an adapter of PEFT's, with torch.compile.
+"""Same logged figures and saved files of TRL's GRPO with and without captures.
 
-Each step is captured, evaluated and saved. Each of the six contents goes with both modes, and each technique too. The
-compiler goes without stacks: its Python calls are a gigabyte a step, and a capture that large ends for its size.
+The table combines six contents and both modes with gradient checkpointing, a resume, an adapter of PEFT, and
+torch.compile. Each step is captured, evaluated and saved. torch.compile is not combined with stacks: its Python calls
+fill a gigabyte per step, and such a capture ends at its size limit.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from tests.support import engines, processes
 from tests.support.helpers import clean_environment
 from tests.support.trl_runs import NAMES, SCRIPT, Ran
 
-# None: what is recorded unless somebody asks for something.
+# Contents of the captures; None stands for the default.
 CONTENTS = (None, "cpu,shapes", "cpu,stack", "cpu,shapes,stack", "cpu,memory", "cpu,shapes,stack,memory,flops,module")
-# What one process trains, one after the other.
+# Trainings that one process runs one after the other.
 TECHNIQUES = (("checkpointed", "resumed", "adapted"), ("compiled",))
 MODES = ("discrete", "continuous")
-# Where there are no stacks the techniques take turns.
+# Without stacks, the two groups of techniques alternate.
 TABLE = [
     pytest.param(
         contents,
@@ -42,7 +42,10 @@ TABLE = [
 def train(
     thorough: None, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., Ran]:
-    """Trains in a process of its own, each kind of run once. What torch.compile makes is kept for the next."""
+    """Return a function that trains in a separate process; each kind of run is made once.
+
+    The cache of torch.compile is shared by all runs.
+    """
     python = engines.python_of(request.param)
     compiled = str(tmp_path_factory.mktemp("compiled"))
 
@@ -58,13 +61,13 @@ def train(
 
 
 def saved(folder: Path) -> dict[str, str]:
-    """The digest of each file of weights or of an optimizer's state in each checkpoint."""
+    """Return the digest of each file of weights or optimizer state in the checkpoints."""
     files = [path for kind in ("*.safetensors", "optimizer.pt") for path in (folder / "out").rglob(kind)]
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 @pytest.mark.parametrize(("contents", "mode", "names"), TABLE)
-def test_figures_and_checkpoints_are_those_of_the_run_without_autoprof(
+def test_figures_and_checkpoints_equal_those_without_autoprof(
     contents: str | None, mode: str, names: tuple[str, ...], train: Callable[..., Ran]
 ) -> None:
     asked = {"AUTOPROF_CONTENTS": contents} if contents else {}
@@ -72,7 +75,7 @@ def test_figures_and_checkpoints_are_those_of_the_run_without_autoprof(
     off = train(*names)
     for name in names:
         assert on.said[name] == off.said[name]
-        # After the resume from the second step, two are left.
+        # `resumed` begins after step 2, and its log also has the first two steps.
         assert len([line for line in off.said[name] if "grad_norm" in line]) == 4
     assert saved(on.folder) == saved(off.folder)
     assert len(saved(on.folder)) >= 8

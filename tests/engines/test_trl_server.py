@@ -1,4 +1,4 @@
-"""TRL's GRPO with vLLM in a server: both run with autoprof, and the trainer says in which step the server records."""
+"""TRL's GRPO with a vLLM server: both run with autoprof, and the server records the trainer's steps."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ SCRIPT = ROOT / "tests" / "engines" / "trl_scripts" / "trainers.py"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
-    """`vllm serve` as TRL wants it, which by itself would record its second batch."""
+    """Start `vllm serve` as TRL needs it; without a trainer it would record its second batch."""
     folder = tmp_path_factory.mktemp("server")
     yield from serve(folder, AUTOPROF="1", AUTOPROF_STEPS="2", VLLM_SERVER_DEV_MODE="1")
 
 
 @pytest.fixture(scope="module")
 def run(server: servers.Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The trainer's run directory: four steps, the third captured, an evaluation before the first and two later on."""
+    """Train four steps, the third captured, with three evaluations; return the run directory."""
     folder = tmp_path_factory.mktemp("trainer")
     places = {"SERVER": server.url, "MODEL": tiny_model()}
     path = engines.one_package("trl-1.16.0", "trl", folder / "path")
@@ -46,17 +46,17 @@ def spans(run: Path, name: str) -> list[dict[str, Any]]:
     return [span for span in helpers.spans(run) if span["name"] == name]
 
 
-def test_the_server_records_the_trainers_step_and_no_batch_by_its_number(run: Path, server: servers.Server) -> None:
+def test_the_server_records_the_trainers_step_instead_of_its_own_batch(run: Path, server: servers.Server) -> None:
     assert server.steps() == [3]
-    # Eight tokens for each of four answers, together or, on a slow machine, not quite.
+    # Four answers of eight tokens, generated together, or less so on a slow machine.
     assert server.passes(3) in range(8, 33)
     clock = server.meta(3)["clock"]
     (generation,) = [span for span in spans(run, "generate") if span["step"] == 3]
     assert generation["start_ns"] < clock["start"]["unix_ns"] < clock["stop"]["unix_ns"] < generation["end_ns"]
 
 
-def test_batches_of_the_server_are_counted(run: Path, server: servers.Server) -> None:
-    # Four steps, and three evaluations of two batches.
+def test_all_batches_of_the_server_are_on_its_timeline(run: Path, server: servers.Server) -> None:
+    # Four batches of the steps, and three evaluations of two batches each.
     assert [span["step"] for span in server.spans()] == list(range(1, 11))
 
 
@@ -71,7 +71,7 @@ def test_the_trainers_own_stages_are_captured(run: Path) -> None:
     assert "no problems found" in examined.stdout
 
 
-def test_no_error_is_ours(run: Path, server: servers.Server) -> None:
+def test_autoprof_has_no_error(run: Path, server: servers.Server) -> None:
     assert server.errors() == []
     for path in run.glob("hooks/*.json"):
         assert json.loads(path.read_text())["errors"] == {}

@@ -1,4 +1,4 @@
-"""TRL's GRPO with vLLM in the trainer's process: the trainer says which step it is, and vLLM's batches are none."""
+"""TRL's GRPO with vLLM in the trainer's process: the trainer counts the steps, not vLLM's batches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SCRIPT = ROOT / "tests" / "engines" / "trl_scripts" / "trainers.py"
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run directory of a training of four steps, the second captured, of each rollout three passes."""
+    """Train four steps, the second captured, with three passes of each rollout; return the run directory."""
     folder = tmp_path_factory.mktemp("colocated")
     path = engines.one_package("trl-1.16.0", "trl", folder / "path")
     variables = {
@@ -40,7 +40,7 @@ def spans(run: Path, kind: str) -> list[dict[str, Any]]:
     return [span for span in helpers.spans(run) if span["kind"] == kind]
 
 
-def test_vllm_records_itself_into_the_trainers_step(run: Path) -> None:
+def test_vllm_records_into_the_trainers_step(run: Path) -> None:
     assert [path.name for path in run.glob("global_step_*")] == ["global_step_000002"]
     metas = [json.loads(path.read_text()) for path in run.glob("global_step_000002/*.meta.json")]
     assert {meta["state"] for meta in metas} == {"complete"}
@@ -50,20 +50,20 @@ def test_vllm_records_itself_into_the_trainers_step(run: Path) -> None:
     assert stages == {"update_weights", "compute_log_prob", "compute_reward", "update_actor", "optimizer_step"}
 
 
-def test_passes_of_vllm_are_bounded(run: Path) -> None:
+def test_only_the_requested_passes_of_vllm_are_recorded(run: Path) -> None:
     (trace,) = run.glob("global_step_000002/rollout.replica0.rank0.*.gz")
     events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
     assert sum(str(event.get("name")).startswith("execute_") for event in events) == 3
 
 
-def test_generation_batches_are_no_steps(run: Path) -> None:
+def test_generation_batches_are_not_steps(run: Path) -> None:
     assert [span["step"] for span in spans(run, "step")] == [1, 2, 3, 4]
     generations = [span["step"] for span in spans(run, "stage") if span["name"] == "generate"]
     assert generations == [1, 2, 3, 4]
     assert [span["step"] for span in spans(run, "stage") if span["name"] == "evaluate"] == [None, 2, 4]
 
 
-def test_no_error_is_ours(run: Path) -> None:
+def test_autoprof_has_no_error(run: Path) -> None:
     for path in run.glob("hooks/*.json"):
         process = json.loads(path.read_text())
         assert process["errors"] == {}

@@ -1,4 +1,4 @@
-"""A real AsyncLLM of each other release of vLLM, driven as a verl server drives it."""
+"""Real AsyncLLM of each other release of vLLM, called as verl's server calls it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tests.support.vllm_runs import FAULTS, Driven, drive, drive_faults, recorde
 
 RELEASES = [name for name in NAMES if name.startswith("vllm-")]
 TOKENS = 6
-# vLLM's asynchronous scheduling runs one pass more before it knows of the last token.
+# vLLM's asynchronous scheduling may run one more pass before it knows that the last token is done.
 WHOLE = (TOKENS, TOKENS + 1)
-# Steps of which the second and the third pass alone were asked for; there is no pass in the last.
+# Steps of which only the second and third pass are requested, and a step in which no pass runs.
 BOUNDED, WITHOUT_PASSES = (6, 7), 8
 
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Driven]:
-    """One run of each kind in each release, made when it is first asked for."""
+    """Return a function that makes a run of a kind in a release; each is made once."""
 
     @functools.cache
     def run(release: str, kind: str) -> Driven:
@@ -43,19 +43,19 @@ def release(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def plain(runs: Any, release: str) -> Driven:
-    """No profiler configured."""
+    """Run without a configured profiler."""
     return runs(release, "plain")
 
 
 @pytest.fixture
 def configured(runs: Any, release: str) -> Driven:
-    """vLLM's own profiler configured by the user."""
+    """Run with vLLM's own profiler configured by the user."""
     return runs(release, "configured")
 
 
 @pytest.fixture
 def faulty(runs: Any, release: str) -> Driven:
-    """All that can go wrong with files, and contents that no vLLM knows."""
+    """Run with all faults of files, and with contents that vLLM does not support."""
     return runs(release, "faulty")
 
 
@@ -64,11 +64,11 @@ def driven(runs: Any, release: str, request: pytest.FixtureRequest) -> Driven:
     return runs(release, request.param)
 
 
-def test_it_is_the_release_that_was_asked_for(plain: Driven, release: str) -> None:
+def test_the_engine_is_of_the_requested_release(plain: Driven, release: str) -> None:
     assert plain.meta(1)["versions"]["vllm"] == release.removeprefix("vllm-")
 
 
-def test_two_windows_without_a_restart_go_to_a_folder_each(driven: Driven) -> None:
+def test_two_windows_without_a_restart_have_separate_folders(driven: Driven) -> None:
     for step in (1, 2):
         assert (driven.said[f"start {step}"], driven.said[f"stop {step}"]) == ({"problem": ""}, {"problem": ""})
         assert driven.passes(step) in WHOLE
@@ -94,7 +94,7 @@ def test_exactly_the_requested_passes_are_recorded(driven: Driven) -> None:
         assert driven.passes(step) == driven.annotations(step, "process_outputs") == 2
 
 
-def test_a_capture_whose_passes_never_came_says_so(driven: Driven) -> None:
+def test_a_capture_whose_passes_never_came_has_failed_with_a_reason(driven: Driven) -> None:
     reason = "the engine ran 0 forward passes; recording was to begin after 1"
     meta = driven.meta(WITHOUT_PASSES)
     assert driven.said[f"stop {WITHOUT_PASSES}"] == {"problem": reason}
@@ -114,7 +114,7 @@ def test_the_users_own_calls_behave_as_without_autoprof(plain: Driven, configure
 
 
 def test_the_users_arguments_reach_the_engine(configured: Driven, release: str) -> None:
-    # The prefix of one start. Up to 0.31 vLLM takes that of the first only, which had none.
+    # One start has a prefix. Up to 0.31, vLLM uses only the prefix of the first start, which had none.
     honoured = release == "vllm-0.32.0"
     theirs = configured.folder / "users"
     assert len(list(theirs.glob("mine_*rank*.gz"))) == len(list(theirs.glob("mine_*async_llm*.gz"))) == honoured
@@ -146,7 +146,7 @@ def test_the_front_end_is_recorded_beside_its_worker(driven: Driven) -> None:
         assert driven.annotations(step, "process_outputs") in WHOLE
 
 
-def test_every_hook_of_the_recipe_applies(plain: Driven) -> None:
+def test_the_main_hooks_of_the_recipe_are_applied(plain: Driven) -> None:
     applied = set()
     for path in (plain.folder / "autoprof_runs" / "latest" / "hooks").glob("*.json"):
         hooks = json.loads(path.read_text())["hooks"]

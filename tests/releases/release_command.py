@@ -1,4 +1,4 @@
-"""verl's command line for a tiny GRPO run of any release, from one list of which each release gets what it knows."""
+"""Command line of verl for a tiny GRPO run of any release; each release gets the overrides that it supports."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-# As in examples/verl_cpu/run_grpo.sh, which says why; and what older releases call by other names.
-# Those with ++ stand in the class of the rollout's configuration alone.
+# Overrides of examples/verl_cpu/run_grpo.sh, which gives the reasons, and their names in older releases.
+# Overrides with ++ exist only in the class of the rollout's configuration.
 OVERRIDES = """
 algorithm.adv_estimator=grpo
 actor_rollout_ref.actor.use_kl_loss=True
@@ -69,21 +69,22 @@ ray_init.num_cpus=16
 ray_kwargs.ray_init.num_cpus=16
 """
 
-# Where reward functions have a section of their own: in releases that send new weights to the engine's own processes.
+# Overrides of releases in which reward functions have their own section. These releases send new weights to the
+# engine's own processes.
 FROM_0_7_1 = """
 actor_rollout_ref.rollout.free_cache_engine=False
 reward.num_workers=1
 reward.custom_reward_function.path={examples}/reward.py
 """
 
-# The others hand them over when they wake the engine up.
+# Overrides of earlier releases, which pass on weights when they wake up the engine.
 UP_TO_0_7_0 = """
 actor_rollout_ref.rollout.free_cache_engine=True
 reward_model.num_workers=1
 custom_reward_function.path={examples}/reward.py
 """
 
-# Keys that are in no release's own configuration, but are read.
+# Keys that releases read, although their configurations lack them.
 ADDED = """
 actor_rollout_ref.model.override_config.attn_implementation=sdpa
 actor_rollout_ref.actor.fsdp_config.wrap_policy.transformer_layer_cls_to_wrap=[Qwen2DecoderLayer]
@@ -99,7 +100,7 @@ hydra.run.dir={assets}/hydra
 
 
 def overrides(package: Path, **places: Path) -> list[str]:
-    """The overrides for the release whose package `verl` lies here."""
+    """Return the overrides for the release whose package `verl` is in the folder `package`."""
     generated = package / "verl" / "trainer" / "config" / "_generated_ppo_trainer.yaml"
     known = yaml.safe_load(generated.read_text())
     classes = package / "verl" / "workers" / "config" / "rollout.py"

@@ -1,4 +1,4 @@
-"""Real GRPO runs of older releases of verl, with vLLM on the CPU: what autoprof leaves of them."""
+"""Real GRPO runs of older releases of verl, with vLLM on the CPU, and their run directories."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STEP = 2
 
 
 def stages(name: str) -> set[str]:
-    """The captures of a step, by the parts of their names that don't differ between runs."""
+    """Return the captures of a step, as the parts of their names that are the same in each run."""
     found = {
         "trainer.compute_advantage",
         "actor.compute_log_prob",
@@ -39,7 +39,7 @@ def names_in(trace: dict[str, Any]) -> list[str]:
 
 
 def hooks(run: VerlRun) -> dict[str, set[str]]:
-    """The states of each hook in the processes of the run."""
+    """Return the states of each hook in the processes of the run."""
     found: dict[str, set[str]] = {}
     for process in run.processes:
         for key, hook in process["hooks"].items():
@@ -47,12 +47,12 @@ def hooks(run: VerlRun) -> dict[str, set[str]]:
     return found
 
 
-def test_it_is_this_release(name: str, run: VerlRun) -> None:
+def test_the_run_has_the_versions_of_its_release(name: str, run: VerlRun) -> None:
     assert run.info.versions["verl"] == name.removeprefix("verl-")
     assert run.info.versions["vllm"] == "0.27.1+cpu"
 
 
-def test_all_steps_were_seen_and_the_chosen_one_was_captured(run: VerlRun) -> None:
+def test_all_steps_are_on_the_timeline_and_the_chosen_one_is_captured(run: VerlRun) -> None:
     assert [span["step"] for span in run.spans if span["kind"] == "step"] == [1, 2, 3]
     assert [path.name for path in run.directory.glob("global_step_*")] == ["global_step_000002"]
 
@@ -81,21 +81,21 @@ def test_the_trace_of_the_actors_update_has_the_backward_pass(run: VerlRun) -> N
     assert any(name.startswith("autograd::engine::evaluate_function") for name in names)
 
 
-def test_the_rollout_holds_the_models_forward_passes(name: str, run: VerlRun) -> None:
+def test_the_trace_of_the_rollout_has_the_models_forward_passes(name: str, run: VerlRun) -> None:
     names = names_in(run.trace(STEP, "rollout.replica0.rank0"))
     assert "aten::linear" in names or "aten::mm" in names
-    # 4 prompts, as many in a pass as have come by then. Up to 0.6.1 an answer goes on to the end of the context.
+    # 4 prompts; a pass takes all that have arrived. Up to 0.6.1, an answer continues to the end of the context.
     passes = [name for name in names if name.startswith("execute_")]
     prompts = [int(found[1]) for name in passes if (found := re.search(r"_context_([1-9]\d*)\(", name))]
     assert 1 <= sum(prompts) <= 4
     assert len(prompts) < len(passes) <= 4 * CONTEXT
     (rollout,) = [meta for meta in metas(run) if meta["part"] == "rank0"]
     (update,) = [meta for meta in metas(run) if meta["stage"] == "update_actor"]
-    # Up to 0.7.0 the engine's worker lives in the process of the trainer's.
+    # Up to 0.7.0, the engine's worker runs in the process of the trainer's worker.
     assert (rollout["pid"] == update["pid"]) == (version_of(name) <= (0, 7, 0))
 
 
-def test_the_engine_is_through_before_the_first_stage(run: VerlRun) -> None:
+def test_the_engine_stops_before_the_first_stage(run: VerlRun) -> None:
     (rollout,) = [meta for meta in metas(run) if meta["part"] == "rank0"]
     first = min(meta["clock"]["start"]["unix_ns"] for meta in metas(run) if meta["role"] in ("actor", "ref"))
     assert rollout["clock"]["stop"]["unix_ns"] < first
@@ -106,7 +106,7 @@ def test_each_step_generates_once(run: VerlRun) -> None:
     assert [span["step"] for span in spans] == [1, 2, 3]
 
 
-def test_new_weights_go_over_in_each_step(name: str, run: VerlRun) -> None:
+def test_weights_are_updated_in_each_step(name: str, run: VerlRun) -> None:
     spans = [span for span in run.spans if span["kind"] == "stage" and span["name"] == "update_weights"]
     assert {1, 2, 3} <= {span["step"] for span in spans}
 
@@ -120,14 +120,14 @@ def test_no_hook_failed_and_autoprof_has_no_errors(run: VerlRun) -> None:
 
 def test_no_process_is_left_running(name: str, run: VerlRun) -> None:
     left = [title.strip() for title in run.finished.left_behind]
-    # A thread of its worker's is no daemon and never ends: where Ray asks it to exit and does not kill it, it stays
-    # (verl 0.5.0, vllm_rollout_spmd.py, `_loop_forever`).
+    # verl 0.5.0: the worker has a non-daemon thread that never ends, so the process stays if Ray asks it to exit
+    # instead of killing it (vllm_rollout_spmd.py, `_loop_forever`).
     endless = package_of(name) / "verl" / "workers" / "rollout" / "vllm_rollout" / "vllm_rollout_spmd.py"
     of_verl = "threading.Thread(target=self._loop_forever)" in (endless.read_text() if endless.exists() else "")
     assert [title for title in left if not (of_verl and title == "ray::WorkerDict")] == []
 
 
-def test_the_run_can_be_examined(run: VerlRun) -> None:
+def test_doctor_finds_no_problem_in_the_run(run: VerlRun) -> None:
     command = [sys.executable, "-m", "autoprof", "doctor", str(run.directory)]
     examined = subprocess.run(command, capture_output=True, text=True, check=False)
     assert examined.returncode == 0, examined.stdout
@@ -144,7 +144,7 @@ def test_training_is_the_same_without_autoprof(run: VerlRun, run_off: VerlRun) -
 
 @pytest.fixture(scope="session")
 def report(name: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Return what `autoprof doctor` says of the environment."""
+    """Return the output of `autoprof doctor --deep --json` in the environment."""
     command = [sys.executable, "-m", "autoprof", "doctor", "--deep", "--json"]
     found = subprocess.run(
         command,
@@ -165,9 +165,9 @@ def test_doctor_finds_the_release_and_no_problem(name: str, report: dict[str, An
     assert report["problems"] == []
 
 
-# Why a hook of a target that is installed may be left out.
-# The longest answer's tokens, with its prompt's (release_command.py).
+# Tokens of the longest answer with its prompt (release_command.py).
 CONTEXT = 128
+# Allowed reasons for a skipped hook.
 REASONS = re.compile(
     r"verl is [\d.]+, the hook is for .*"
     r"|vllm is [\d.]+\+cpu, the hook is for .*"
@@ -177,14 +177,14 @@ REASONS = re.compile(
 )
 
 
-def test_doctor_says_why_a_hook_is_left_out(report: dict[str, Any]) -> None:
+def test_doctor_gives_the_reason_of_a_skipped_hook(report: dict[str, Any]) -> None:
     for key, state, reason in report["hooks"]:
         assert state in ("applied", "skipped"), (key, reason)
         if state == "skipped":
             assert REASONS.fullmatch(reason), (key, reason)
 
 
-def test_doctor_finds_what_a_run_needs(name: str, report: dict[str, Any]) -> None:
+def test_doctor_finds_the_hooks_that_a_run_needs(name: str, report: dict[str, Any]) -> None:
     states = {key: state for key, state, _ in report["hooks"]}
     needed = ["verl/step-end", "verl/advantage", "verl/agent-loop", "vllm/worker"]
     if version_of(name) < (0, 6):
@@ -225,7 +225,7 @@ def test_every_sample_is_on_the_timeline_with_its_turn(name: str, run: VerlRun, 
         assert 0 < turn["counts"]["prompt_tokens"] <= 64
         assert turn["counts"]["response_tokens"] > 0
         rewards = [span for span in mine if span["kind"] == "reward" and span["step"] == step]
-        # Before, the driver scores.
+        # Before 0.7, the driver computes the scores.
         assert len(rewards) == (1 if version_of(name) >= (0, 7) else 0)
         assert all(inside(reward, sample) and reward["start_ns"] >= turn["end_ns"] for reward in rewards)
 

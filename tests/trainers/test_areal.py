@@ -1,4 +1,4 @@
-"""AReaL: asynchronous GRPO with a driver, a worker that trains, one that generates, and vLLM's server."""
+"""AReaL: asynchronous GRPO with a driver, a training worker, a generating worker, and vLLM's server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HERE = SCRIPTS / "areal"
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    """Three steps, of which the first two are captured."""
+    """Run three steps; the first two are captured."""
     folder = tmp_path_factory.mktemp("grpo")
     environment = trainer_runs.environment(
         HERE,
@@ -28,7 +28,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
         AUTOPROF_STEPS="1,2",
         MODEL=tiny_model(),
         FOLDER=str(folder),
-        # AReaL starts the server as `python3`.
+        # AReaL starts the server with `python3`.
         PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         TORCHDYNAMO_DISABLE="1",
         VLLM_CPU_KVCACHE_SPACE="1",
@@ -38,7 +38,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
 
 def process_of(ran: Ran, part: str) -> dict[str, Any]:
-    """The process whose command line has this in it."""
+    """Return the process whose command line contains this text."""
     (found,) = [each for each in ran.processes() if part in each["process"]]
     return found
 
@@ -47,13 +47,13 @@ def spans_of(ran: Ran, name: str, kind: str = "stage") -> list[dict[str, Any]]:
     return [span for span in ran.spans(kind) if span["name"] == name]
 
 
-def test_the_driver_counts_the_steps_from_the_first(ran: Ran) -> None:
-    # The server's batches are none.
+def test_the_driver_counts_all_steps(ran: Ran) -> None:
+    # The server's batches are not steps.
     assert [(span["step"], span["role"]) for span in ran.spans("step")] == [(step, "trainer") for step in (1, 2, 3)]
     assert [span["step"] for span in spans_of(ran, "prepare_batch")] == [1, 2, 3]
 
 
-def test_the_worker_has_the_drivers_step_in_the_first_call_of_it(ran: Ran) -> None:
+def test_the_workers_stages_have_the_drivers_step_from_its_first_call_on(ran: Ran) -> None:
     for stage in ("compute_log_prob", "compute_advantages", "update_actor"):
         assert [span["step"] for span in spans_of(ran, stage)] == [1, 2, 3], stage
     synced = spans_of(ran, "update_weights")
@@ -76,24 +76,24 @@ def test_the_captured_steps_have_the_worker_and_the_server(ran: Ran) -> None:
     assert any("Backward" in name for name in operators["update_actor"])
 
 
-def test_the_server_is_led_by_the_trainers_steps(ran: Ran) -> None:
+def test_the_servers_windows_follow_the_trainers_steps(ran: Ran) -> None:
     windows = ran.spans("window")
     assert [window["step"] for window in windows] == [1, 2]
     taken = {span["step"]: span for span in spans_of(ran, "prepare_batch")}
     changed = {span["step"]: span for span in spans_of(ran, "update_weights") if span["role"] == "trainer"}
     for window in windows:
-        # While the trainer works on one batch, the server goes on with the next: until the weights are to change.
+        # While the trainer works on a batch, the server generates the next one, until the weights are updated.
         assert window["start_ns"] < taken[window["step"]]["end_ns"]
         assert taken[window["step"]]["end_ns"] < window["end_ns"] < changed[window["step"]]["start_ns"]
 
 
 def test_each_sample_has_the_version_of_its_weights(ran: Ran) -> None:
     samples = ran.spans("sample")
-    # Two answers to each of two prompts, in each of three steps. What was begun ahead is there, too: it is cancelled.
+    # Three steps of two prompts with two answers each. Answers that were begun in advance and cancelled are there too.
     assert len([span for span in samples if span.get("error") is None]) >= 12
     assert len({span["ids"]["sample"] for span in samples}) == len(samples)
     for span in samples:
-        # The trainer's step n begins with version n - 1, and ends with n. After the last there is none.
+        # Step n begins with version n - 1 and ends with version n. After the last step there is no step.
         assert span["ids"]["version"] in ((3,) if span["step"] is None else (span["step"] - 1, span["step"]))
     assert 0 in {span["ids"]["version"] for span in samples}
     turns = ran.spans("turn")
@@ -106,10 +106,10 @@ def test_each_sample_has_the_version_of_its_weights(ran: Ran) -> None:
     assert rewarded >= {span["ids"]["sample"] for span in samples if span.get("error") is None}
 
 
-def test_all_processes_are_of_one_run_and_nothing_failed(ran: Ran) -> None:
+def test_all_processes_are_in_one_run_and_nothing_failed(ran: Ran) -> None:
     for part in ("train.py", "areal_vllm_server"):
         assert process_of(ran, part)["errors"] == {}
-    # One trains, one generates, and one is for evaluations.
+    # One worker each for training, generation and evaluation.
     workers = [each for each in ran.processes() if "areal.infra.rpc.rpc_server" in each["process"]]
     assert [each["errors"] for each in workers] == [{}, {}, {}]
     for each in [process_of(ran, "train.py"), *workers]:

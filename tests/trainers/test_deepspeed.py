@@ -1,4 +1,4 @@
-"""Loops without a trainer class: DeepSpeed's engine with ZeRO-2, accelerate, both, and a trainer above both."""
+"""Loops without a trainer class (DeepSpeed's engine with ZeRO-2, accelerate, both), and a trainer that uses both."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.trl_runs import Ran
 
 SCRIPT = SCRIPTS / "deepspeed" / "loops.py"
 STAGES = ["forward", "backward", "forward", "backward", "optimizer_step"]
-# Of the step with a checkpoint.
+# Captures of the step with a checkpoint.
 CAPTURED = {f"trainer.{stage}{number}" for stage in ("forward", "backward") for number in ("", ".2")}
 CAPTURED |= {"trainer.optimizer_step", "trainer.save_checkpoint"}
 
@@ -51,7 +51,7 @@ def above(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
 @pytest.fixture(scope="module")
 def launched(thorough: None, tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    """The loop with both, whose launcher says everything of DeepSpeed."""
+    """Run the loop with both; the launcher has the whole configuration of DeepSpeed."""
     ours = ["--use_deepspeed", "--zero_stage", "2", "--gradient_accumulation_steps", "2"]
     common = ["--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
     launcher = ["-m", "accelerate.commands.launch", *ours, *common]
@@ -59,7 +59,7 @@ def launched(thorough: None, tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
 
 def stages(ran: Ran, rank: int = 0) -> list[list[str]]:
-    """The stages of each step that a rank made, in their order."""
+    """Return the stages of each step of a rank, in order."""
     steps = [span for span in ran.spans("step") if span["rank"] == rank]
     spans = [span for span in ran.spans() if span["rank"] == rank]
     return [
@@ -67,7 +67,7 @@ def stages(ran: Ran, rank: int = 0) -> list[list[str]]:
     ]
 
 
-def test_the_micro_batches_of_an_engine_are_one_step_in_each_rank(engine: Ran) -> None:
+def test_the_micro_batches_of_an_engine_are_one_step_on_each_rank(engine: Ran) -> None:
     assert engine.said["losses"]["engine"][-1] == 3  # `global_steps`
     for rank in (0, 1):
         steps = [span["step"] for span in engine.spans("step") if span["rank"] == rank]
@@ -83,7 +83,7 @@ def test_forward_backward_and_step_of_an_engine_are_captured(engine: Ran) -> Non
     assert engine.operators(2, "trainer.optimizer_step")["aten::addcdiv_"] > 0
 
 
-def test_a_loop_with_accumulate_has_the_steps_of_its_optimizer(accelerated: Ran) -> None:
+def test_a_loop_with_accumulate_has_one_step_per_optimizer_step(accelerated: Ran) -> None:
     updates = ["backward", "backward", "optimizer_step"]
     steps = stages(accelerated)
     assert [span["step"] for span in accelerated.spans("step")] == [1, 2, 3, 4, 5, 6]
@@ -114,9 +114,10 @@ def test_accelerate_launch_has_one_run_whose_ranks_share_its_steps(launched: Ran
     assert any("Backward" in name for name in launched.operators(2, "trainer.backward"))
 
 
-def test_a_trainer_above_makes_the_steps_and_the_stages(above: Ran) -> None:
+def test_the_steps_and_stages_come_from_a_trainer_above_the_engine(above: Ran) -> None:
     assert [span["step"] for span in above.spans("step")] == [1, 2, 3, 1, 2, 3]
     assert stages(above)[3:] == [["training_step", "training_step", "optimizer_step"]] * 3
     update = above.operators(2, "trainer.training_step.2")
-    assert update["aten::mse_loss"] == 1  # the engine's forward, and, with the last micro batch, its step
+    # The training step contains the engine's forward, and with the last micro batch its optimizer step.
+    assert update["aten::mse_loss"] == 1
     assert update["aten::addcdiv_"] > 0

@@ -1,4 +1,4 @@
-"""Lightning under both of its names: two ranks that Lightning starts itself, and both kinds of optimisation."""
+"""Lightning under both of its names: two ranks that Lightning starts, and both kinds of optimisation."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ def fit(tmp_path_factory: pytest.TempPathFactory, kind: str, **variables: str) -
 
 @pytest.fixture(scope="module")
 def automatic(tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    """`lightning`, two ranks: two steps of two batches each, and two more after a resumption."""
+    """Run `lightning` on two ranks: two steps of two batches each, and two more after a resumption."""
     return fit(tmp_path_factory, "automatic", AUTOPROF="1", AUTOPROF_STEPS="2,3", AUTOPROF_RANKS="all")
 
 
 @pytest.fixture(scope="module")
 def manual(tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    """`pytorch_lightning`, one rank: three steps with two optimizers."""
+    """Run `pytorch_lightning` on one rank: three steps with two optimizers."""
     return fit(tmp_path_factory, "manual", AUTOPROF="1")
 
 
-def test_accumulated_batches_are_one_step_in_each_rank(automatic: Ran) -> None:
+def test_accumulated_batches_are_one_step_on_each_rank(automatic: Ran) -> None:
     batches = {f"trainer.{stage}{number}" for stage in ("training_step", "backward") for number in ("", ".2")}
     step = batches | {"trainer.optimizer_step"}
     assert automatic.steps() == [2, 3]
@@ -40,26 +40,26 @@ def test_accumulated_batches_are_one_step_in_each_rank(automatic: Ran) -> None:
         assert automatic.captures(number) == dict.fromkeys(expected, "complete")
 
 
-def test_steps_have_the_trainers_numbers_after_a_resumption_too(automatic: Ran) -> None:
+def test_steps_have_the_trainers_numbers_even_after_a_resumption(automatic: Ran) -> None:
     assert automatic.said["global_step"] == 4
     for rank in (0, 1):
         steps = [span["step"] for span in automatic.spans("step") if span["rank"] == rank]
         assert steps == [1, 2, 3, 4], f"rank {rank}"
 
 
-def test_forward_backward_and_optimizer_are_apart(automatic: Ran) -> None:
+def test_forward_backward_and_optimizer_have_separate_traces(automatic: Ran) -> None:
     kinds = {stage: automatic.operators(2, f"trainer.{stage}") for stage in ("training_step", "backward")}
     optimizer = automatic.operators(2, "trainer.optimizer_step")
     assert any("mse_loss" in name for name in kinds["training_step"])
     assert not any("Backward" in name for name in kinds["training_step"])
     assert any("Backward" in name for name in kinds["backward"])
-    assert optimizer["aten::addcdiv_"] == 2  # of AdamW, for weight and bias
+    assert optimizer["aten::addcdiv_"] == 2  # AdamW, for weight and bias
     assert not any("mse_loss" in name or "Backward" in name for name in optimizer)
 
 
 def test_validation_and_checkpoint_belong_to_the_step_before_them(automatic: Ran) -> None:
     first = [span for span in automatic.spans() if span["rank"] == 0]
-    # The one that Lightning makes as a check before it trains is of no step.
+    # Lightning's check of the validation before the training belongs to no step.
     assert [span["step"] for span in first if span["name"] == "validate"] == [None, 2, None, 4]
     assert [span["step"] for span in first if span["name"] == "save_checkpoint"] == [2, 4]
     for each in (span for span in first if span["name"] == "save_checkpoint"):
@@ -67,20 +67,20 @@ def test_validation_and_checkpoint_belong_to_the_step_before_them(automatic: Ran
         assert before["end_ns"] <= each["start_ns"]
 
 
-def test_both_ranks_are_of_one_run(automatic: Ran) -> None:
+def test_both_ranks_are_in_one_run(automatic: Ran) -> None:
     assert len(automatic.processes()) == 2
     assert [process["errors"] for process in automatic.processes()] == [{}, {}]
 
 
 def test_a_batch_of_manual_optimisation_is_a_step(manual: Ran) -> None:
-    assert manual.said["global_step"] == 4  # of optimizers: the second steps with each other batch
+    assert manual.said["global_step"] == 4  # steps of both optimizers; the second steps with every other batch
     assert [span["step"] for span in manual.spans("step")] == [1, 2, 3]
     assert manual.steps() == [2]
     assert manual.names(2) == {"trainer.training_step"}
     assert any("Backward" in name for name in manual.operators(2, "trainer.training_step"))
 
 
-def test_manual_work_is_told_apart_on_the_timeline(manual: Ran) -> None:
+def test_the_timeline_separates_the_parts_of_manual_optimisation(manual: Ran) -> None:
     inside = [span for span in manual.spans() if span["step"] == 2 and span["name"] != "training_step"]
     (whole,) = [span for span in manual.spans() if span["step"] == 2 and span["name"] == "training_step"]
     assert [span["name"] for span in inside] == ["backward", "optimizer_step", "optimizer_step"]

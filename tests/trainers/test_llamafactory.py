@@ -1,4 +1,4 @@
-"""LLaMA-Factory's SFT and DPO in real runs on the CPU, with the recipes of transformers and TRL: it has none."""
+"""LLaMA-Factory's SFT and DPO in real runs on the CPU, captured by the recipes of transformers and TRL."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ FORMATS = {
 
 
 def train(folder: Path, stage: str, dataset: str) -> Ran:
-    """Train three steps in a folder, by LLaMA-Factory's own command line; the second is captured."""
+    """Train three steps in a folder with LLaMA-Factory's own command line; the second is captured."""
     packages = trainer_runs.packages_of("llamafactory")
     for name, row in ROWS.items():
         (folder / f"{name}.json").write_text(json.dumps([row] * 24))
@@ -65,7 +65,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return train(tmp_path_factory.mktemp(f"llamafactory_{stage}"), stage, dataset)
 
 
-def test_no_recipe_is_its_own() -> None:
+def test_llamafactory_has_no_recipe() -> None:
     assert "llamafactory" not in _boot.recipe_files()
 
 
@@ -74,9 +74,9 @@ def test_the_chosen_step_is_captured(trained: Ran) -> None:
     assert trained.names(2) == {"trainer.optimizer_step", "trainer.training_step"}
 
 
-def test_the_training_step_holds_the_backward_pass(trained: Ran) -> None:
+def test_the_trace_of_the_training_step_has_the_backward_pass(trained: Ran) -> None:
     assert "MmBackward0" in trained.operators(2, "trainer.training_step")
 
 
-def test_all_steps_are_in_the_timeline(trained: Ran) -> None:
+def test_all_steps_are_on_the_timeline(trained: Ran) -> None:
     assert [span["step"] for span in trained.spans("step")] == [1, 2, 3]

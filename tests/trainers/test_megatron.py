@@ -1,4 +1,4 @@
-"""Megatron-LM's own loop, alone in fp32 and as two stages of a pipeline in bf16."""
+"""Megatron-LM's own loop, on one rank in fp32, and on two ranks as a pipeline in bf16."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
 @pytest.fixture(scope="module")
 def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    """Two ranks with two stages each, interleaved."""
+    """Run two ranks with two interleaved pipeline stages each."""
     parallel = "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1"
     return pretrain(tmp_path_factory, 2, f"--num-layers 4 --bf16 --eval-iters 0 {parallel}")
 
 
 def stages(ran: Ran, rank: int = 0) -> list[list[str]]:
-    """The stages of each step that a rank made, in their order."""
+    """Return the stages of each step of a rank, in order."""
     spans = [span for span in ran.spans() if span["rank"] == rank]
     return [[span["name"] for span in spans if span["step"] == number] for number in (1, 2, 3)]
 
 
-def test_iterations_are_steps_with_their_checkpoint_and_their_evaluation(alone: Ran) -> None:
+def test_iterations_are_steps_with_checkpoint_and_evaluation(alone: Ran) -> None:
     assert alone.said["global_step"] == 3
     assert [span["step"] for span in alone.spans("step")] == [1, 2, 3]
     assert stages(alone) == [UPDATE, [*UPDATE, "save_checkpoint"], [*UPDATE, "evaluate"]]
@@ -55,27 +55,27 @@ def test_iterations_are_steps_with_their_checkpoint_and_their_evaluation(alone: 
     }
 
 
-def test_stages_hold_what_they_are_named_after(alone: Ran) -> None:
+def test_the_trace_of_each_stage_has_its_operators(alone: Ran) -> None:
     assert alone.names(2) == {"trainer.forward_backward", "trainer.optimizer_step", "trainer.save_checkpoint"}
     update, optimizer = (alone.operators(2, f"trainer.{name}") for name in UPDATE)
-    assert update["aten::embedding"] == 4  # tokens and places of both micro batches
+    assert update["aten::embedding"] == 4  # tokens and positions of both micro batches
     assert any("Backward" in name for name in update)
     assert optimizer["aten::addcdiv_"] + optimizer["aten::_foreach_addcdiv_"] > 0
     assert not any("Backward" in name for name in optimizer)
 
 
-def test_what_comes_after_the_loop_belongs_to_no_step(alone: Ran) -> None:
+def test_stages_after_the_loop_belong_to_no_step(alone: Ran) -> None:
     assert [span["name"] for span in alone.spans() if span["step"] is None] == ["save_checkpoint", *["evaluate"] * 2]
 
 
-def test_stages_of_a_pipeline_are_those_of_each_rank(pipeline: Ran) -> None:
+def test_each_rank_of_a_pipeline_has_all_stages(pipeline: Ran) -> None:
     names = [*UPDATE, "save_checkpoint"]
     for rank in (0, 1):
         assert stages(pipeline, rank) == [UPDATE, names, UPDATE], f"rank {rank}"
     assert pipeline.captures(2) == {f"trainer.{name}@{rank}": "complete" for name in names for rank in (0, 1)}
 
 
-def test_each_schedule_has_a_hook_of_its_own_and_the_optimizer_is_a_chain(alone: Ran, pipeline: Ran) -> None:
+def test_each_schedule_has_its_own_hook_and_the_optimizer_is_chained(alone: Ran, pipeline: Ran) -> None:
     for ran, schedule, ranks in ((alone, "forward-backward", 1), (pipeline, "forward-backward-interleaved", 2)):
         found = [process["hooks"] for process in ran.processes()]
         trained = [{name for name, hook in hooks.items() if hook["called"]} for hooks in found if hooks]

@@ -1,4 +1,4 @@
-"""OpenRLHF in real runs on the CPU: Ray, DeepSpeed, and the vLLM engines inside of its `RolloutRayActor`."""
+"""OpenRLHF in real runs on the CPU: Ray, DeepSpeed, and vLLM engines in its `RolloutRayActor`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.support.helpers import ROOT
 from tests.support.trl_runs import Ran
 
 SCRIPTS = trainer_runs.SCRIPTS / "openrlhf"
-# Keeps the layers of vLLM such that new weights can be loaded.
+# Patches of vLLM with which new weights can be loaded on a CPU.
 CPU = ROOT / "examples" / "verl_cpu" / "cpu"
 # A quiet machine with 2 cores needs a minute and a half.
 TIMEOUT_S = 900
-# Two engines, an actor and a reference model.
+# GPUs of two engines, an actor and a reference model.
 GPUS = 4
 ARGUMENTS = {
     "actor.num_gpus_per_node": "1",
@@ -63,7 +63,7 @@ PPO: dict[str, str | None] = {
 
 
 def train(folder: Path, *, gpus: int = GPUS, arguments: dict[str, str | None], **variables: str) -> Ran:
-    """Train in a folder, by OpenRLHF's own command line."""
+    """Train in a folder with OpenRLHF's own command line."""
     packages = trainer_runs.packages_of("openrlhf")
     prompts = folder / "prompts.jsonl"
     prompts.write_text(
@@ -94,7 +94,7 @@ def train(folder: Path, *, gpus: int = GPUS, arguments: dict[str, str | None], *
 
 @pytest.fixture(scope="module")
 def grpo(tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    """Two steps of GRPO with two engines, the second captured."""
+    """Run two steps of GRPO with two engines; the second is captured."""
     return train(tmp_path_factory.mktemp("openrlhf_grpo"), arguments={}, AUTOPROF_STEPS="2", AUTOPROF_RANKS="all")
 
 
@@ -109,7 +109,7 @@ NO_REFERENCE = STAGES - {"ref.compute_ref_log_prob"}
 
 
 def engines(ran: Ran, step: int) -> dict[str, str]:
-    """The state of what each engine recorded in a step, by replica and part."""
+    """Return the state of each engine's captures in a step, by replica and part."""
     metas = [json.loads(path.read_text()) for path in ran.run.glob(f"global_step_{step:06d}/rollout.*.meta.json")]
     return {f"{meta['replica']}.{meta['part']}": meta["state"] for meta in metas}
 
@@ -119,14 +119,14 @@ def test_every_stage_of_the_chosen_step_is_captured(grpo: Ran) -> None:
     assert {name for name in grpo.names(2) if not name.startswith("rollout.")} == STAGES
 
 
-def test_both_engines_are_captured_in_it(grpo: Ran) -> None:
+def test_both_engines_are_captured_in_the_step(grpo: Ran) -> None:
     recorded = engines(grpo, 2)
     assert set(recorded.values()) == {"complete"}
     assert recorded.keys() == {"0.rank0", "0.frontend", "1.rank0", "1.frontend"}
 
 
 def worker_operators(ran: Ran, step: int, replica: int) -> set[str]:
-    """The names in the trace of an engine's worker, of which there is one."""
+    """Return the names of the events in the trace of an engine's only worker."""
     (path,) = ran.run.glob(f"global_step_{step:06d}/rollout.replica{replica}.rank*.pt.trace.json.gz")
     return {event["name"] for event in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]}
 
@@ -143,12 +143,12 @@ def test_the_engines_have_stopped_before_the_experience_is_made(grpo: Ran) -> No
     assert max(stopped) <= experience["start_ns"]
 
 
-def test_the_update_holds_the_backward_pass(grpo: Ran) -> None:
+def test_the_trace_of_the_update_has_the_backward_pass(grpo: Ran) -> None:
     assert "MmBackward0" in grpo.operators(2, "actor.update_actor")
 
 
-def test_all_steps_and_their_stages_are_in_the_timeline(grpo: Ran) -> None:
-    # The trainer asks for samples once more when there are no prompts left.
+def test_all_steps_and_their_stages_are_on_the_timeline(grpo: Ran) -> None:
+    # The trainer requests samples once more after the last prompt.
     assert [span["step"] for span in grpo.spans("step")] == [1, 2, 3]
     for step in (1, 2):
         found = {(span["role"], span["name"]) for span in grpo.spans() if span["step"] == step}
@@ -174,7 +174,7 @@ ASYNCHRONOUS: dict[str, str | None] = {
     "train.async_enable": None,
     "vllm.num_engines": "1",
     "algo.kl.init_coef": "0",
-    # Three steps, in the second of which the samples of the third are made, for a while.
+    # Three steps. During the second one, the samples of the third are generated for a while.
     "data.max_samples": "12",
     "data.max_len": "256",
     "rollout.max_new_tokens": "192",
@@ -183,7 +183,7 @@ ASYNCHRONOUS: dict[str, str | None] = {
 
 @pytest.fixture(scope="module")
 def asynchronous(thorough: None, tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    """Three steps of the asynchronous trainer with one engine, the second captured."""
+    """Run three steps of the asynchronous trainer with one engine; the second is captured."""
     return train(tmp_path_factory.mktemp("openrlhf_async"), gpus=2, arguments=ASYNCHRONOUS, AUTOPROF_STEPS="2")
 
 
@@ -192,21 +192,21 @@ def test_the_asynchronous_trainers_step_is_captured(asynchronous: Ran) -> None:
     assert {name for name in asynchronous.names(2) if not name.startswith("rollout.")} == NO_REFERENCE
 
 
-def test_its_engine_records_what_it_generates_beside_the_step(asynchronous: Ran) -> None:
+def test_the_asynchronous_trainers_engine_is_captured(asynchronous: Ran) -> None:
     assert engines(asynchronous, 2) == {"0.rank0": "complete", "0.frontend": "complete"}
     assert "aten::linear" in worker_operators(asynchronous, 2, 0)
 
 
-def test_its_generation_is_of_the_step_that_trains_meanwhile(asynchronous: Ran) -> None:
+def test_asynchronous_generation_belongs_to_the_concurrent_step(asynchronous: Ran) -> None:
     generated = [span["step"] for span in asynchronous.spans() if span["name"] == "rollout"]
-    # The first samples are made before there is a step.
+    # The first samples are generated before the first step.
     assert generated[0] is None
     assert set(generated[1:]) <= {1, 2, 3}
 
 
 @pytest.fixture(scope="module")
 def ppo(thorough: None, tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    """Two steps of PPO with a critic; the second is captured, and its checkpoint is kept."""
+    """Run two steps of PPO with a critic; the second is captured and saved."""
     return train(
         tmp_path_factory.mktemp("openrlhf_ppo"),
         gpus=3,
@@ -220,23 +220,23 @@ def test_the_critic_and_the_checkpoint_are_captured(ppo: Ran) -> None:
     assert {name for name in ppo.names(2) if not name.startswith("rollout.")} == NO_REFERENCE | further
 
 
-def test_the_critics_update_holds_the_backward_pass(ppo: Ran) -> None:
+def test_the_trace_of_the_critics_update_has_the_backward_pass(ppo: Ran) -> None:
     assert "MmBackward0" in ppo.operators(2, "critic.update_critic")
 
 
 @pytest.fixture(scope="module")
 def resumed(ppo: Ran, tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    """Two more steps from that checkpoint, the first captured."""
+    """Run two more steps from that checkpoint; the first is captured."""
     more = {"ckpt.load_enable": None, "ckpt.path": str(ppo.folder / "checkpoints"), "train.num_episodes": "2"}
     more |= {"critic.model_name_or_path": tiny_model()}
     return train(tmp_path_factory.mktemp("openrlhf_resumed"), gpus=3, arguments=PPO | more, AUTOPROF_STEPS="3")
 
 
-def test_a_resumed_run_goes_on_with_the_steps_number(resumed: Ran) -> None:
+def test_a_resumed_run_continues_the_step_numbers_of_openrlhf(resumed: Ran) -> None:
     assert resumed.steps() == [3]
     assert [span["step"] for span in resumed.spans("step")][:2] == [3, 4]
 
 
-def test_its_engine_is_captured_once_though_its_first_samples_are_none(resumed: Ran) -> None:
+def test_the_engine_of_a_resumed_run_is_captured_once(resumed: Ran) -> None:
     assert len([span for span in resumed.spans() if span["name"] == "rollout" and span["step"] == 3]) == 2
     assert "aten::linear" in worker_operators(resumed, 3, 0)

@@ -1,4 +1,4 @@
-"""ms-swift's GRPO with vLLM in the trainer's process, GRPO without it, and SFT, in real runs on the CPU."""
+"""ms-swift in real runs on the CPU: GRPO with vLLM in the trainer's process, GRPO without vLLM, and SFT."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.helpers import ROOT
 from tests.support.trl_runs import Ran
 
 REWARDS = trainer_runs.SCRIPTS / "swift" / "rewards.py"
-# Keeps the layers of vLLM such that new weights can be loaded.
+# Patches of vLLM with which new weights can be loaded on a CPU.
 CPU = ROOT / "examples" / "verl_cpu" / "cpu"
 # A quiet machine with 2 cores needs half a minute.
 TIMEOUT_S = 600
@@ -30,7 +30,7 @@ VLLM = (
 
 
 def train(folder: Path, module: str, *words: str) -> Ran:
-    """Train three steps in a folder, by ms-swift's own command line; the second is captured."""
+    """Train three steps in a folder with ms-swift's own command line; the second is captured."""
     packages = trainer_runs.packages_of("swift")
     turns = ("user", "What is one plus one?"), ("assistant", "Two.")
     row = {"messages": [{"role": role, "content": content} for role, content in turns]}
@@ -70,7 +70,7 @@ def sft(thorough: None, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     return train(tmp_path_factory.mktemp("swift_sft"), "swift.cli.sft", "--gradient_accumulation_steps", "1")
 
 
-# The reference model is asked for log probs too, by the same method.
+# The second compute_log_prob is the reference model's, which uses the same method.
 GRPO_STAGES = {
     "actor.compute_log_prob",
     "actor.compute_log_prob.2",
@@ -90,11 +90,11 @@ def test_vllm_in_the_trainers_process_records_its_forward_passes(grpo: Ran) -> N
     assert grpo.operators(2, "rollout.replica0")["aten::linear"] > 0
 
 
-def test_the_update_holds_the_backward_pass(grpo: Ran) -> None:
+def test_the_trace_of_the_update_has_the_backward_pass(grpo: Ran) -> None:
     assert "MmBackward0" in grpo.operators(2, "actor.update_actor")
 
 
-def test_all_steps_and_their_stages_are_in_the_timeline(grpo: Ran) -> None:
+def test_all_steps_and_their_stages_are_on_the_timeline(grpo: Ran) -> None:
     assert [span["step"] for span in grpo.spans("step")] == [1, 2, 3]
     found = {span["name"] for span in grpo.spans() if span["step"] == 3}
     assert {"generate", "update_weights", "compute_reward", "compute_log_prob", "update_actor"} <= found
@@ -104,5 +104,5 @@ def test_without_vllm_generation_is_a_stage(without_vllm: Ran) -> None:
     assert without_vllm.names(2) == GRPO_STAGES | {"rollout.generate"}
 
 
-def test_fine_tuning_is_captured_by_the_recipe_of_transformers(sft: Ran) -> None:
+def test_sft_is_captured_by_the_recipe_of_transformers(sft: Ran) -> None:
     assert sft.names(2) == {"trainer.optimizer_step", "trainer.training_step"}

@@ -1,4 +1,4 @@
-"""torchtitan's Trainer with its debug model, alone."""
+"""torchtitan's Trainer with its debug model, on one rank."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_micro_batches_checkpoint_and_validation_are_parts_of_their_step(trained
     ]
 
 
-def test_stages_hold_what_they_are_named_after(trained: Ran) -> None:
+def test_the_trace_of_each_stage_has_its_operators(trained: Ran) -> None:
     assert trained.steps() == [2]
     names = {"forward_backward", "forward_backward.2", "optimizer_step", "save_checkpoint"}
     assert trained.names(2) == {f"trainer.{name}" for name in names}

@@ -1,4 +1,4 @@
-"""The Trainer of transformers after Unsloth's own code for GPUs has replaced its methods."""
+"""Trainer of transformers with methods replaced by Unsloth's own code for GPUs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def replaced(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     return trainer_runs.run(command, tmp_path_factory.mktemp("unsloth"), environment)
 
 
-def test_its_methods_are_in_place(replaced: Ran) -> None:
+def test_unsloths_methods_are_installed(replaced: Ran) -> None:
     assert replaced.said["replaced"] == {
         "training_step": "_unsloth_training_step",
         "compute_loss": "_unsloth_pre_compute_loss",
@@ -27,12 +27,12 @@ def test_its_methods_are_in_place(replaced: Ran) -> None:
     }
 
 
-def test_steps_and_stages_are_those_of_the_trainer(replaced: Ran) -> None:
+def test_steps_and_stages_equal_those_of_the_trainer(replaced: Ran) -> None:
     assert [span["step"] for span in replaced.spans("step")] == [1, 2, 3]
     assert [span["name"] for span in replaced.spans()] == ["training_step", "training_step", "optimizer_step"] * 3
 
 
-def test_updates_end_with_the_method_that_was_replaced(replaced: Ran) -> None:
+def test_updates_end_with_the_replaced_method(replaced: Ran) -> None:
     assert replaced.names(2) == {"trainer.training_step", "trainer.training_step.2", "trainer.optimizer_step"}
     for name in ("trainer.training_step", "trainer.training_step.2"):
         operators = replaced.operators(2, name)

@@ -1,4 +1,4 @@
-"""Lets SGLang run on a CPU without CUDA packages: put this folder on PYTHONPATH."""
+"""Patches that let SGLang run on a CPU without CUDA packages; active if this folder is on PYTHONPATH."""
 
 import stand_ins
 

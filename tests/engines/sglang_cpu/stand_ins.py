@@ -1,8 +1,8 @@
-"""Stand-ins for packages that SGLang imports at module level and does not use on a CPU.
+"""Stand-ins for packages that SGLang imports at module level but does not use on a CPU.
 
-With `attention_backend="torch_native"` and `sampling_backend="pytorch"` no kernel of these packages is ever called, but
-SGLang decorates functions with them, subclasses and annotates with their classes, and computes with their constants.
-They are CUDA builds, or 1 GB each, or both. A package that is really installed always wins: the finder comes last.
+With `attention_backend="torch_native"` and `sampling_backend="pytorch"`, SGLang calls no kernel of these packages. It
+does use their decorators, base classes, annotations and constants. The packages need CUDA or have 1 GB each. An
+installed package takes precedence, because the finder is the last one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import types
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-# What SGLang compares with, where it compares.
+# Versions of packages whose version SGLang checks.
 VERSIONS = {"torchao": "0.15.0", "torchaudio": "2.13.0", "torchvision": "0.28.0", "triton": "3.6.0"}
 PACKAGES = {
     "cuda",
@@ -33,14 +33,14 @@ PACKAGES = {
 
 
 class Anything:
-    """Stands for a function, a class, a decorator, a type or a number of such a package."""
+    """Stand-in for a function, class, decorator, type or number of such a package."""
 
     def __init__(self, name: str) -> None:
         self.__name__ = self.__qualname__ = name
         self.__module__ = "stand_ins"
 
     def __getattr__(self, name: str) -> Anything:
-        # Protocols that others ask for must not seem to be there.
+        # Special methods must seem to be absent, since other code checks for them.
         if name.startswith("__") and name.endswith("__"):
             raise AttributeError(name)
         return Anything(f"{self.__name__}.{name}")
@@ -100,7 +100,7 @@ class Anything:
 
 
 class _NoDriver:
-    """Triton's driver on a machine without a device: linear attention falls back where asking for it raises."""
+    """Triton's driver on a machine without a device. It raises, so that linear attention uses its fallback."""
 
     @property
     def active(self) -> Any:
@@ -108,7 +108,7 @@ class _NoDriver:
 
 
 class StandIn(types.ModuleType):
-    """A module in which every name is there."""
+    """Module that has every name."""
 
     def __getattr__(self, name: str) -> Anything:
         if name.startswith("__") and name.endswith("__"):
@@ -119,7 +119,7 @@ class StandIn(types.ModuleType):
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Makes a stand-in for each module of PACKAGES that no other finder knows."""
+    """Finder that makes a stand-in for each module of PACKAGES that no other finder has."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
@@ -134,7 +134,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         module = StandIn(spec.name)
         module.__version__ = VERSIONS.get(spec.name, "0.0.0")
         if spec.name == "triton":
-            # Called at import, in the defaults of kernels.
+            # SGLang calls these on import, in the defaults of kernels.
             module.cdiv = lambda a, b: -(-a // b)
             module.next_power_of_2 = lambda n: 1 << (max(int(n), 1) - 1).bit_length()
             module.runtime = Anything("triton.runtime")
@@ -144,13 +144,14 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return module
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Nothing is in it."""
+        """Do nothing: the module has no code."""
 
 
 def _asked_by_torch_or_for_a_look() -> bool:
-    """Return whether the import comes from torch, or from `importlib.util.find_spec`.
+    """Return True if the import comes from torch, or from `importlib.util.find_spec`.
 
-    torch's compiler would use a triton that is there, and transformers believes in what find_spec finds.
+    torch's compiler would use a stand-in of triton, and transformers treats any package that find_spec finds as
+    installed.
     """
     frame: types.FrameType | None = sys._getframe(2)
     while frame is not None and "importlib._bootstrap" in frame.f_code.co_filename:
@@ -162,7 +163,7 @@ def _asked_by_torch_or_for_a_look() -> bool:
 
 
 def _tell_torch_there_is_no_triton() -> None:
-    """Have torch look for triton now, while there is none; it remembers the answer (torch 2.13)."""
+    """Let torch look for triton before the stand-in exists; torch 2.13 caches the answer."""
     import torch._inductor.runtime.triton_compat
     import torch.utils._triton
 
@@ -170,6 +171,6 @@ def _tell_torch_there_is_no_triton() -> None:
 
 
 def install() -> None:
-    """Put the finder behind all others."""
+    """Append the finder to the finders of imports."""
     if not any(isinstance(finder, Finder) for finder in sys.meta_path):
         sys.meta_path.append(Finder())

@@ -1,7 +1,7 @@
-"""Drives a real SGLang engine as a server actor would, and prints what each call answered as JSON.
+"""Script that calls a real SGLang engine as a server actor does, and prints the answers as JSON.
 
-engine.py MODEL RANKS: one engine does everything, so that each scenario also shows that the ones before left it well.
-Its schedulers are other processes, one for each rank; some mistakes would end them and this one with them.
+engine.py MODEL RANKS: one engine runs all scenarios, so that each one also tests that the engine works after the
+earlier ones. Each rank has a scheduler in its own process; some errors would end these processes and this one.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ SAID = {}
 
 @contextlib.contextmanager
 def small_disk(folder):
-    """Put a file system of 16 kB at `folder`; False where that is not permitted."""
+    """Mount a file system of 16 kB at `folder`, and yield True if that was permitted."""
     folder.mkdir(parents=True)
     command = ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(folder)]
     mounted = shutil.which("mount") and not subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode
@@ -40,14 +40,14 @@ def small_disk(folder):
 
 @contextlib.contextmanager
 def full_disk(whole):
-    """No process that has a capture in the folder `whole` can write a file of more than 8 kB."""
+    """Limit files to 8 kB for all processes that have a capture in the folder `whole`."""
     pids = [json.loads(path.read_text())["pid"] for path in whole.glob("*.meta.json")]
     before = {pid: resource.prlimit(pid, resource.RLIMIT_FSIZE) for pid in pids}
     for pid in pids:
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (8_000, before[pid][1]))
     try:
         yield
-        # The first rank answers; the second may still be writing.
+        # Only the first rank answers, so wait until the second has written its trace.
         time.sleep(2)
     finally:
         for pid in pids:
@@ -93,7 +93,7 @@ def drive(engine):
         return call(sglang_engine.stop(manager))
 
     def users(method, **keywords):
-        """Return what a call of the user's own does, in whichever form this version takes it."""
+        """Call a method as the user; return "ok" or the exception."""
         try:
             getattr(engine, method)(**keywords)
         except Exception as error:
@@ -113,7 +113,7 @@ def drive(engine):
     record("last one", 4, rollout_iterations="7:8")
     record("over the end", 5, rollout_iterations="5:100")
 
-    # Passes are counted from the start of the capture, whoever asks for them.
+    # Passes are counted from the start of the capture, across requests.
     SAID["two requests"] = [start(6, rollout_iterations="3:6")]
     SAID["tokens two requests"] = [generate(2), generate(6)]
     SAID["two requests"].append(stop())
@@ -124,7 +124,7 @@ def drive(engine):
     unknown = ("cuda", "npu", "memory", "flops", "module", "merge-profiles")
     record("unknown contents", 10, rollout_iterations="0:3", contents=unknown)
 
-    # Armed for a pass that never comes, and for one that comes after the stop.
+    # Windows whose first pass never comes, or comes after the stop.
     record("never reached", 11, rollout_iterations="50:60")
     SAID["no work"] = [start(12, rollout_iterations="0:3"), stop()]
     SAID["no work, stages"] = [start(13, rollout_iterations="0:3", contents=("profile-by-stage",)), stop()]
@@ -134,7 +134,7 @@ def drive(engine):
     generate()
     SAID["twice"] += [stop(), stop()]
 
-    # A file where the step's folder is to be: root may write in any folder.
+    # A file in place of the step's folder, because root can write to any folder.
     steps = runtime.current().rundir.step
     steps(15).write_text("")
     SAID["unwritable"] = [start(15, rollout_iterations="all"), stop()]
@@ -145,7 +145,7 @@ def drive(engine):
         record("full disk", 16, rollout_iterations="all")
     with small_disk(steps(17)) as mounted:
         record("small disk", 17, rollout_iterations="all")
-        # The first rank answers; the second may still be writing.
+        # Only the first rank answers, so wait until the second has written its trace.
         time.sleep(2)
         SAID["small disk"].append(mounted)
 
@@ -156,13 +156,13 @@ def drive(engine):
     SAID["tokens after a pause"] = generate()
     SAID["idle"].append(stop())
 
-    # More requests than the engine takes at once: prompts are taken in between passes that decode.
+    # More requests than the engine runs at a time, so that prefill passes come between decode passes.
     SAID["several"] = [start(20, rollout_iterations="0:6", contents=("cpu", "profile-by-stage"))]
     lengths = [{"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True} for tokens in (2, 3, 9, 9, 9, 9)]
     engine.generate(input_ids=[[5, 6, 7]] * len(lengths), sampling_params=lengths)
     SAID["several"].append(stop())
 
-    # Somebody else's profiling goes first.
+    # The user's own profiling takes precedence.
     theirs = {"activities": ["CPU"], "with_stack": False}
     SAID["their start"] = [start(21, rollout_iterations="all")]
     generate()
@@ -178,7 +178,7 @@ def drive(engine):
     users("start_profile", output_dir=str(Path("theirs", "b").absolute()), **theirs)
     generate()
     SAID["theirs before the first pass"] = [started, users("stop_profile"), stop()]
-    # Armed by them for a pass that never comes.
+    # The user requests a profile from a pass that never comes.
     armed = {"output_dir": str(Path("theirs", "c").absolute()), "start_step": 10_000, "num_steps": 1}
     SAID["their armed"] = [users("start_profile", **armed, **theirs)]
     record("in their armed", 25, rollout_iterations="0:3")
@@ -189,4 +189,4 @@ def drive(engine):
 if __name__ == "__main__":
     began = time.monotonic()
     main(*sys.argv[1:])
-    print(f"through in {time.monotonic() - began:.0f} s")
+    print(f"took {time.monotonic() - began:.0f} s")

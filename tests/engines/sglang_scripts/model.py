@@ -1,6 +1,6 @@
-"""model.py FOLDER: makes the tiny model of examples/verl_cpu with this environment's own transformers.
+"""Maker of the tiny model of examples/verl_cpu with this environment's own transformers: model.py FOLDER
 
-A tokenizer that transformers 5 saved can't be read by transformers 4, which older SGLangs need.
+Older releases of SGLang need transformers 4, which can't read a tokenizer saved by transformers 5.
 """
 
 import sys

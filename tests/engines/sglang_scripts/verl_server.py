@@ -1,6 +1,7 @@
-"""verl's own SGLang server with a real engine, without Ray: verl_server.py MODEL SITE_PACKAGES, which has verl.
+"""verl's own SGLang server with a real engine, without Ray: verl_server.py MODEL SITE_PACKAGES
 
-All that is verl's is real but the start of the server, whose engine is made here. Prints what each request answered.
+SITE_PACKAGES contains verl. Only the start of the server is replaced: this script makes its engine. It prints the
+number of tokens of each answer.
 """
 
 import asyncio
@@ -8,7 +9,7 @@ import json
 import sys
 from types import SimpleNamespace
 
-# Behind this environment's own packages.
+# Last, so that this environment's own packages take precedence.
 sys.path.append(sys.argv[2])
 
 import sglang

@@ -1,6 +1,6 @@
-"""An engine that has more requests than it runs at a time, till its scheduler has said where it stands.
+"""Engine with more requests than it runs at a time, until its scheduler has written its stacks and its state.
 
-busy.py vllm|sglang MODEL: asks all processes of the run, and prints what they said.
+busy.py vllm|sglang MODEL: requests the stacks of all processes of the run, and prints their answers.
 """
 
 import json
@@ -25,7 +25,7 @@ def vllm(model):
         max_num_seqs=AT_A_TIME,
         max_num_batched_tokens=64,
         kv_cache_memory_bytes=33554432,
-        # Workers have processes of their own, and the scheduler has one, as on several GPUs.
+        # Workers and the scheduler run in separate processes, as with several GPUs.
         distributed_executor_backend="mp",
     )
     parameters = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
@@ -51,8 +51,8 @@ def sglang(model):
     return lambda requests: engine.generate(input_ids=[PROMPT] * requests, sampling_params=parameters)
 
 
-def told(processes):
-    """Read the files; none before so many processes have written theirs, and one of them has an engine."""
+def answers(processes):
+    """Return the answers, or an empty list until `processes` of them exist and one has the state of an engine."""
     found = [json.loads(path.read_text()) for path in ASKED.glob("*.json")]
     return found if len(found) >= processes and any(each.get("engine") for each in found) else []
 
@@ -62,11 +62,11 @@ def main():
     generate(1)
     ASKED.mkdir(parents=True)
     deadline = time.monotonic() + DEADLINE_S
-    # This one, the scheduler's, and with vLLM that of the worker.
+    # vLLM: this process, the scheduler and the worker.
     processes = {"vllm": 3, "sglang": 1}[sys.argv[1]]
-    while not told(processes) and time.monotonic() < deadline:
+    while not answers(processes) and time.monotonic() < deadline:
         generate(REQUESTS)
-    print("RESULT " + json.dumps(told(1)), flush=True)
+    print("RESULT " + json.dumps(answers(1)), flush=True)
 
 
 if __name__ == "__main__":

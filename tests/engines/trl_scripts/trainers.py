@@ -1,7 +1,7 @@
-"""Trainers of TRL and transformers on the CPU, as a user runs them: `trainers.py NAME...`, one after the other.
+"""Script that runs trainers of TRL and transformers on the CPU one after the other: `trainers.py NAME...`
 
-Prints as JSON, in the last line, what each logged, and whether anything of autoprof was imported. The model has two
-layers and random weights, and is made here, as is its tokenizer of single bytes.
+The last line of its output is JSON with the log of each trainer, and the imported modules of autoprof. The script makes
+the model, which has two layers and random weights, and its tokenizer of single bytes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ EACH_STEP = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps"
 GENERATES = {"num_generations": 4, "max_completion_length": 8, "beta": 0.0}
 
 
-# What is logged and depends on time.
+# Keys of the log that depend on time.
 TIMED = re.compile("time|per_second", re.IGNORECASE)
 
 
@@ -100,27 +100,27 @@ def grpo(kind: Any = None, reward_funcs: Any = reward, peft_config: Any = None, 
 
 
 def accumulated() -> Any:
-    """Two micro batches a step, four to a generation: every other step generates nothing."""
+    """Return a trainer with two micro batches per step and four per generation: every other step does not generate."""
     return grpo(gradient_accumulation_steps=2, steps_per_generation=4)
 
 
 def scored() -> Any:
-    """Two steps for each generation, so the completions are scored before the first; evaluates, generating again."""
+    """Return a trainer with two steps per generation, which computes log probs before the first; it also evaluates."""
     return grpo(steps_per_generation=2, num_iterations=2, eval_strategy="steps", eval_steps=2, eval_on_start=True)
 
 
 def checkpointed() -> Any:
-    """Activations are computed again in the backward pass; each step is evaluated and saved."""
+    """Return a trainer with gradient checkpointing, which evaluates and saves each step."""
     return grpo(gradient_checkpointing=True, output_dir="out/checkpointed", **EACH_STEP)
 
 
 def resumed() -> Any:
-    """Goes on from the second step of `checkpointed`."""
+    """Return a trainer that resumes from the second step of `checkpointed`."""
     return checkpointed()
 
 
 def adapted() -> Any:
-    """The same with an adapter of PEFT's, whose weights alone are trained and saved."""
+    """Return a trainer with gradient checkpointing that trains and saves only the weights of an adapter of PEFT."""
     from peft import LoraConfig
 
     adapter = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
@@ -128,12 +128,12 @@ def adapted() -> Any:
 
 
 def compiled() -> Any:
-    """Compiled; likewise evaluated and saved."""
+    """Return a trainer with torch.compile, which evaluates and saves each step."""
     return grpo(torch_compile=True, output_dir="out/compiled", **EACH_STEP)
 
 
 def slowed() -> Any:
-    """Twelve steps, of which the ninth waits for its rewards."""
+    """Return a trainer of twelve steps, the ninth of which has a slow reward."""
     calls = itertools.count(1)
 
     def slow_reward(completions: list[str], **_: Any) -> list[float]:
@@ -145,7 +145,7 @@ def slowed() -> Any:
 
 
 def late() -> Any:
-    """Rank 1 waits in the third step for its rewards, till both ranks have said where they stand."""
+    """Return a trainer in whose third step rank 1 waits in its reward until both ranks have written their stacks."""
     calls = itertools.count(1)
 
     def fetch_score() -> None:
@@ -164,7 +164,7 @@ def late() -> Any:
 
 
 def killed() -> Any:
-    """Rank 1 is killed in the third step, in its rewards."""
+    """Return a trainer in whose third step rank 1 is killed in its reward."""
     calls = itertools.count(1)
 
     def last_reward(completions: list[str], **_: Any) -> list[float]:
@@ -176,11 +176,11 @@ def killed() -> Any:
 
 
 def colocated() -> Any:
-    """vLLM in the trainer's process; evaluates before the first step and after the second, generating as well."""
+    """Return a trainer with vLLM in its process; it evaluates before the first step, and every two steps."""
     from trl import GRPOConfig, GRPOTrainer
     from trl.generation.vllm_generation import VLLMGeneration
 
-    # vLLM on the CPU repacks its weights when it loads them, and takes no others.
+    # vLLM on the CPU repacks its weights when it loads them, and can't load other weights later.
     VLLMGeneration.sync_weights = lambda self: None
     tokens = tokenizer()
     model(tokens).save_pretrained("model")
@@ -198,12 +198,12 @@ def colocated() -> Any:
 
 
 def served() -> Any:
-    """vLLM in a server, at SERVER, that serves the model in MODEL; evaluates as `colocated` does."""
+    """Return a trainer with a vLLM server at SERVER, which serves the model MODEL; it evaluates like `colocated`."""
     from trl import GRPOConfig, GRPOTrainer
     from trl.generation.vllm_client import VLLMClient
     from trl.generation.vllm_generation import VLLMGeneration
 
-    # New weights go over NCCL.
+    # TRL would send new weights through NCCL, which needs a GPU.
     VLLMClient.init_communicator = lambda self, device: None
     VLLMGeneration.sync_weights = lambda self: None
     server = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": os.environ["SERVER"]}
@@ -252,7 +252,7 @@ def sft() -> Any:
 
 
 def plain() -> Any:
-    """transformers' own Trainer, which evaluates and saves in its second step."""
+    """Return transformers' own Trainer, which evaluates and saves every two steps."""
     tokens = tokenizer()
     examples = [{"input_ids": torch.arange(n, n + 16), "labels": torch.arange(n, n + 16)} for n in range(64)]
     second = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
@@ -302,8 +302,8 @@ def main() -> None:
     if os.environ.get("RANK", "0") == "0":
         print(json.dumps(said), flush=True)
     if torch.distributed.is_initialized():
-        # Without it torch 2.13 hangs now and then: the end of a process group waits, with the interpreter's lock, for
-        # gloo's thread, which waits for that lock to free the last collective (ProcessGroupGloo::~ProcessGroupGloo).
+        # Without this pause, torch 2.13 sometimes hangs: the end of a process group holds the GIL while it waits for
+        # gloo's thread, which needs the GIL to free the last collective (ProcessGroupGloo::~ProcessGroupGloo).
         time.sleep(0.5)
         torch.distributed.destroy_process_group()
 

@@ -1,6 +1,6 @@
-"""Lets releases of verl from before its registry of platforms (0.9) run on a CPU; on PYTHONPATH for these runs only.
+"""Patches that let releases of verl before 0.9, which has a registry of platforms, run on a CPU.
 
-Nothing is imported that the process doesn't import itself: each correction waits for its module.
+The folder is on PYTHONPATH only for these runs. Each patch waits until the process itself imports its module.
 """
 
 import concurrent.futures
@@ -17,7 +17,7 @@ from wrapt import when_imported
 
 @when_imported("verl.utils.device")
 def _device(module):
-    """Before any module of verl has taken these functions by name."""
+    """Replace the functions of the device before other modules of verl import them by name."""
     if hasattr(module, "get_platform"):
         return
     import verl_cpu_device as cpu
@@ -32,7 +32,7 @@ def _device(module):
 
 @when_imported("verl.workers.engine.base")
 def _engines(module):
-    """Engines are registered for accelerators only."""
+    """Register engines for the CPU too; verl registers them only for accelerators."""
     register = module.EngineRegistry.register.__func__
 
     def with_cpu(cls, model_type, backend, device="cuda"):
@@ -44,14 +44,14 @@ def _engines(module):
 
 @when_imported("vllm.model_executor.layers.fused_moe.layer")
 def _fused_moe(module):
-    """A class that verl 0.7.1 and 0.8 import for quantized models; vLLM 0.27 has no such name."""
+    """Add a class that verl 0.7.1 and 0.8 import for quantized models and that vLLM 0.27 lacks."""
     if not hasattr(module, "FusedMoE"):
         module.FusedMoE = type("FusedMoE", (), {})
 
 
 @when_imported("verl.utils.attention_utils")
 def _padding(module):
-    """flash-attn needs a GPU; verl has the same functions in plain torch, for NPUs (0.8 and 0.9.0)."""
+    """Use verl's functions for NPUs in plain torch (0.8 and 0.9.0) instead of flash-attn, which needs a GPU."""
     try:
         from verl.utils import npu_flash_attn_utils as plain
     except ImportError:
@@ -62,13 +62,13 @@ def _padding(module):
 
 @when_imported("transformers.utils.import_utils")
 def _transformers(module):
-    """A name of transformers 4 that verl imports up to 0.7.0, to see whether a model is one of those. None here is."""
+    """Add a name of transformers 4 that verl up to 0.7.0 imports to recognise vision models."""
     module._LazyModule.AutoModelForVision2Seq = type("AutoModelForVision2Seq", (), {"_model_mapping": {}})
 
 
 @when_imported("transformers.tokenization_utils_base")
 def _chat_template(module):
-    """Transformers 5 answers with a dictionary, where verl up to 0.7 expects a list of tokens."""
+    """Return a list of tokens, which verl up to 0.7 expects; transformers 5 returns a dictionary."""
     original = module.PreTrainedTokenizerBase.apply_chat_template
 
     @functools.wraps(original)
@@ -80,7 +80,7 @@ def _chat_template(module):
 
 @when_imported("verl.workers.fsdp_workers")
 def _attention(module):
-    """verl 0.5 and 0.6.0 ask for flash attention by name, whatever the configuration says."""
+    """Replace flash attention, which verl 0.5 and 0.6.0 always request, regardless of the configuration."""
     from transformers import AutoConfig
 
     original = AutoConfig.from_pretrained
@@ -93,7 +93,7 @@ def _attention(module):
     AutoConfig.from_pretrained = from_pretrained
 
 
-# What releases of vLLM that verl 0.5 to 0.7.0 were made for had elsewhere.
+# Modules of older releases of vLLM, which verl 0.5 to 0.7.0 import -> their modules in vLLM 0.27.
 MOVED = {
     "vllm.lora.models": "vllm.lora.lora_model",
     "vllm.worker": "vllm.v1.worker",
@@ -101,7 +101,7 @@ MOVED = {
     "vllm.model_executor.sampling_metadata": "vllm.v1.sample.metadata",
 }
 
-# Chat completions over HTTP in verl 0.5, which these runs don't use.
+# Names for chat completions over HTTP, which verl 0.5 imports and these runs don't use.
 UNUSED = {
     "vllm.entrypoints.logger": ["RequestLogger"],
     "vllm.entrypoints.openai.protocol": ["ChatCompletionRequest", "ChatCompletionResponse", "ErrorResponse"],
@@ -131,7 +131,7 @@ class _Moved(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 sys.meta_path.insert(0, _Moved())
-# As in import_probe: nearly all of a run is imports.
+# The same as in import_probe: imports take most of a run.
 gc.set_threshold(50_000, 20, 100)
 
 
@@ -154,9 +154,10 @@ def _utils(module):
 
 @when_imported("vllm.platforms.cpu")
 def _platform(module):
-    """verl 0.7.1 and 0.8 name a socket after the device.
+    """Add two methods of the platform.
 
-    Up to 0.7.0 weights go over when the engine is woken up: vLLM on the CPU takes that call, and does nothing.
+    verl 0.7.1 and 0.8 name a socket after the device. verl up to 0.7.0 sends weights when it wakes up the engine; vLLM
+    on the CPU accepts that call and does nothing.
     """
     module.CpuPlatform.is_sleep_mode_available = lambda self: True
     module.CpuPlatform.get_device_uuid = classmethod(lambda cls, device_id=None: "CPU")
@@ -164,7 +165,7 @@ def _platform(module):
 
 @when_imported("ray")
 def _resources(module):
-    """verl 0.5 gives Ray the number of CPUs only."""
+    """Give Ray a GPU; verl 0.5 passes only the number of CPUs."""
     original = module.init
 
     @functools.wraps(original)
@@ -176,13 +177,13 @@ def _resources(module):
     module.init = init
 
 
-# verl up to 0.7.0 makes vLLM's worker itself, in the process of its trainer's worker, and drives it by ZeroMQ from an
-# executor of its own. What vLLM 0.27 expects of the two besides:
+# verl up to 0.7.0 makes vLLM's worker itself, in the process of the trainer's worker, and calls it through ZeroMQ from
+# its own executor. The following patches add what vLLM 0.27 also needs from these two.
 
 
 @when_imported("vllm.v1.worker.worker_base")
 def _wrapper(module):
-    """The worker's wrapper: the configuration comes with init_worker, and methods are called by their names."""
+    """Let the worker's wrapper get its configuration in init_worker, and call methods by name."""
     original = module.WorkerWrapperBase.__init__
 
     def __init__(self, vllm_config=None, rpc_rank=0, global_rank=None):
@@ -201,7 +202,7 @@ def _wrapper(module):
 
 @when_imported("vllm.v1.engine.async_llm")
 def _engine(module):
-    """verl 0.6 passes an option that has another name now; 0.5 has no way to limit the memory of the KV cache."""
+    """Accept an option of verl 0.6 that was renamed, and limit the memory of the KV cache, which verl 0.5 can't."""
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     make = AsyncEngineArgs.__init__
@@ -224,7 +225,7 @@ def _engine(module):
 
 @when_imported("vllm.entrypoints.openai.api_server")
 def _app(module):
-    """verl 0.6 passes the configuration as well."""
+    """Ignore the configuration, which verl 0.6 passes too."""
     original = module.init_app_state
 
     @functools.wraps(original)
@@ -237,7 +238,7 @@ def _app(module):
 
 @when_imported("verl.workers.rollout.vllm_rollout.vllm_async_server")
 def _executor(module):
-    """The executor: the size of blocks is known when the model is loaded, and an answer may be a future."""
+    """Let the executor set the size of blocks after the model is loaded, and return futures."""
     executor = getattr(module, "ExternalZeroMQDistributedExecutor", None)
     if executor is None:
         return
@@ -265,5 +266,8 @@ def _future(value):
 
 @when_imported("verl.workers.rollout.vllm_rollout.vllm_rollout_spmd")
 def _logits(module):
-    """verl 0.5 masks tokens beyond the tokenizer, of which there are none, by a function of another signature."""
+    """Disable the mask of tokens beyond the tokenizer in verl 0.5: the function has another signature now.
+
+    The tokenizer of these runs has all tokens of the model.
+    """
     module._monkey_patch_compute_logits = lambda model, vocab_size: None

@@ -1,4 +1,4 @@
-"""The CPU in place of CUDA's device, for trainers that know no other: their own code runs unchanged."""
+"""Replacement of CUDA's device by the CPU, for trainers that support only CUDA; their code runs unchanged."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-# What is imported before `enter` asks neither for CUDA nor for triton.
+# Modules to import before `enter`, while torch reports neither CUDA nor triton.
 EARLIER = ("torch._dynamo", "functorch.compile", "torch._inductor.codecache")
 
 
 class _Missing(types.ModuleType):
-    """A package whose functions decorate others, or are defined and not called."""
+    """Stand-in for a package whose functions are used only as decorators, or never called."""
 
     __version__ = "3.5.0"
 
@@ -30,7 +30,7 @@ class _Missing(types.ModuleType):
 
 
 class _Stream:
-    """A stream or an event."""
+    """Stand-in for a stream or an event."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
@@ -65,7 +65,7 @@ def _returns(value: Any) -> Any:
 
 
 def without(*names: str) -> None:
-    """Put packages in place that are imported and not used."""
+    """Install stand-ins for packages that are imported but not used."""
     for name in names:
         made = sys.modules[name] = _Missing(name)
         made.__spec__ = importlib.machinery.ModuleSpec(name, None)
@@ -73,7 +73,7 @@ def without(*names: str) -> None:
 
 
 def uncompiled() -> None:
-    """Leave out torch's compiler, and triton, which torch for CPUs does not bring."""
+    """Disable torch's compiler, and install a stand-in for triton, which torch for CPUs lacks."""
     for name in EARLIER:
         importlib.import_module(name)
     torch.compile = lambda function=None, **_: function or (lambda inner: inner)
@@ -81,7 +81,7 @@ def uncompiled() -> None:
 
 
 def enter() -> None:
-    """Have all that is asked of CUDA's device done by the CPU, in this thread, for good."""
+    """Let the CPU do the work of CUDA's device, in this thread, until the process ends."""
     cuda = torch.cuda
     device = types.SimpleNamespace(major=9, minor=0, name="CPU", multi_processor_count=1, total_memory=1 << 34)
     answers = {

@@ -1,4 +1,4 @@
-"""Two things that AReaL 1.0.4 expects of vLLM, where that of this environment (0.27, for CPUs) differs."""
+"""Patches for two differences between vLLM 0.27 for CPUs and the release that AReaL 1.0.4 expects."""
 
 import sys
 from typing import Any
@@ -8,7 +8,7 @@ from wrapt import when_imported
 
 @when_imported("vllm.entrypoints.openai.api_server")
 def moved(module: Any) -> None:
-    """Names that AReaL imports have another place."""
+    """Provide modules that AReaL imports under their old names."""
     from vllm.entrypoints.serve.utils import api_utils
 
     for name in ("vllm.entrypoints.openai.utils", "vllm.entrypoints.utils"):
@@ -17,7 +17,10 @@ def moved(module: Any) -> None:
 
 @when_imported("vllm.model_executor.layers.utils")
 def plain_weights(module: Any) -> None:
-    """A CPU's linear layers pack their weights and drop them, and then no others can be loaded into the engine."""
+    """Keep the weights of linear layers.
+
+    On a CPU, vLLM packs and drops them, and then can't load other weights.
+    """
 
     def dispatch(layer: Any, remove_weight: bool) -> None:
         from torch.nn.functional import linear

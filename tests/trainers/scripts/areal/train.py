@@ -1,4 +1,4 @@
-"""GRPO of AReaL: the driver, which starts a worker that trains, one that generates, and vLLM's server."""
+"""GRPO of AReaL: a driver, which starts a training worker, a generating worker, and vLLM's server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from datasets import Dataset
 
 
 def reward(prompt: Any, completions: Any, prompt_ids: Any, completion_ids: Any, **rest: Any) -> float:
-    """Rewards that differ, or there is nothing to learn."""
+    """Return rewards that differ between answers, so that there is something to learn."""
     return float(sum(completion_ids) % 3)
 
 

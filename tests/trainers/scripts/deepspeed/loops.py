@@ -1,6 +1,6 @@
-"""Training loops without a trainer class on the CPU: `loops.py KIND...`, one after the other in one process.
+"""Training loops without a trainer class on the CPU, one after the other in one process: `loops.py KIND...`
 
-Prints as JSON, in the last line of rank 0, the steps that were made, the losses, and whether autoprof was imported.
+The last line of rank 0 is JSON with the number of steps, the losses, and the first imported module of autoprof.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ZERO = {
 
 
 class Rows(Dataset[Any]):
-    """Enough for all steps of two ranks."""
+    """Data set with enough rows for all steps of all ranks."""
 
     def __len__(self) -> int:
         return 4 * MICRO_BATCHES * STEPS * int(os.environ.get("WORLD_SIZE", "1"))
@@ -47,14 +47,14 @@ class Model(torch.nn.Module):
 
 
 def without_compiler() -> None:
-    """DeepSpeed compiles an operator for the messages of a machine's ranks, for minutes, where it finds a compiler."""
+    """Stop DeepSpeed from compiling an operator for messages between ranks, which takes minutes."""
     import deepspeed.ops
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
 def engine() -> list[float]:
-    """DeepSpeed's own: `step` after each micro batch, and an evaluation and a checkpoint between two steps."""
+    """Run DeepSpeed's own loop: `step` after each micro batch, an evaluation, and a checkpoint."""
     import deepspeed
 
     deepspeed.init_distributed("gloo")
@@ -77,7 +77,7 @@ def engine() -> list[float]:
 
 
 def accelerated(**options: Any) -> list[float]:
-    """accelerate's loop, as in its documentation."""
+    """Run the loop of accelerate's documentation."""
     from accelerate import Accelerator
 
     accelerator = Accelerator(gradient_accumulation_steps=MICRO_BATCHES, **options or {"cpu": True})
@@ -98,7 +98,7 @@ def accelerated(**options: Any) -> list[float]:
 
 
 def plain() -> list[float]:
-    """accelerate's loop without `accumulate`: each batch is a step."""
+    """Run accelerate's loop without `accumulate`: each batch is a step."""
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True)
@@ -116,7 +116,7 @@ def plain() -> list[float]:
 
 
 def both() -> list[float]:
-    """accelerate's loop with DeepSpeed under it."""
+    """Run accelerate's loop with DeepSpeed."""
     from accelerate import DeepSpeedPlugin
 
     config = {**ZERO, "gradient_accumulation_steps": MICRO_BATCHES}
@@ -125,14 +125,14 @@ def both() -> list[float]:
 
 
 def launched() -> list[float]:
-    """The same as `accelerate launch` says it; without a GPU accelerate asks for the backend."""
+    """Run the loop that `accelerate launch` configures; without a GPU, accelerate needs a backend."""
     from accelerate import InitProcessGroupKwargs
 
     return accelerated(kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")])
 
 
 def trainer() -> list[float]:
-    """The Trainer of transformers with DeepSpeed under it: the steps are the Trainer's."""
+    """Run the Trainer of transformers with DeepSpeed; the Trainer counts the steps."""
     from transformers import Trainer, TrainingArguments
 
     options = TrainingArguments(

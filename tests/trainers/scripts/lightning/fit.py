@@ -1,6 +1,6 @@
-"""Trainings with Lightning on the CPU: `fit.py automatic|manual`, each under one of its two names.
+"""Trainings with Lightning on the CPU, each under one of its two names: `fit.py automatic|manual`
 
-Prints as JSON, in the last line, the Trainer's step at the end, the losses, and whether autoprof was imported.
+The last line is JSON with the Trainer's last step, the losses, and the first imported module of autoprof.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Small(pl.LightningModule):
 
 
 class Manual(Small):
-    """With two optimizers, the second of which steps with each other batch."""
+    """Model with manual optimisation and two optimizers; the second one steps with every other batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ def fit(model: Small, resumed: str | None = None, **options: Any) -> pl.Trainer:
 
 torch.manual_seed(0)
 if KIND == "automatic":
-    # Two steps in an epoch, of two batches each in two ranks; the second epoch is that of a run that was resumed.
+    # Two ranks and two steps per epoch, with two batches each. The second epoch is a resumed run.
     two = {"strategy": "ddp", "devices": 2, "accumulate_grad_batches": 2}
     model = Small()
     fit(model, max_epochs=1, **two)

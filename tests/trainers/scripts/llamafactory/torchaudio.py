@@ -1,1 +1,1 @@
-"""In place of torchaudio, which LLaMA-Factory imports for sound alone."""
+"""Stand-in for torchaudio, which LLaMA-Factory imports only for sound."""

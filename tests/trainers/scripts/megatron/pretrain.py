@@ -1,7 +1,8 @@
-"""Megatron-LM's `pretrain` of a tiny GPT with three iterations on the CPU: `pretrain.py ARGUMENTS`, those of Megatron.
+"""Megatron-LM's `pretrain` of a tiny GPT with three iterations on the CPU: `pretrain.py ARGUMENTS`
 
-Each iteration has two micro batches; there is a checkpoint after the second, and an evaluation after the third. Prints
-as JSON, in the last line of rank 0, the iteration at the end, and whether autoprof was imported.
+ARGUMENTS are further arguments of Megatron. Each iteration has two micro batches. A checkpoint follows the second
+iteration, an evaluation the third. The last line of rank 0 is JSON with the last iteration, and the first imported
+module of autoprof.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import cuda_as_cpu
 import torch
 import typing_extensions
 
-# Of Python 3.12, for which Megatron is; nothing else of that is needed.
+# Megatron needs Python 3.12, but uses only this name of it.
 vars(typing).setdefault("override", typing_extensions.override)
 cuda_as_cpu.uncompiled()
 cuda_as_cpu.enter()
@@ -38,7 +39,7 @@ ARGUMENTS = f"""
     --save kept --save-interval 2 --ckpt-format torch --eval-interval 3 --eval-iters 1 --log-interval 1
     --rerun-mode disabled --no-check-for-nan-in-loss-and-grad
 """
-# What a compiler or a GPU is needed for: indices of data sets, kernels that are warmed up, the device's own numbers.
+# Disable functions that need a compiler or a GPU: indices of data sets, warm-up of kernels, the device's random state.
 utils.compile_helpers = lambda: None
 training.set_jit_fusion_options = lambda **_: None
 random._set_cuda_rng_state = lambda *_, **__: None

@@ -1,6 +1,6 @@
-"""Stand-ins for what OpenRLHF takes from CUDA, in every process of a run: a device, an optimizer, a process group.
+"""Stand-ins for the parts of CUDA that OpenRLHF uses, in every process of a run: device, optimizer, process group.
 
-Its own code is unchanged. Weights travel to the engines through a store of torch's in place of NCCL.
+OpenRLHF's own code is unchanged. Weights reach the engines through a torch store instead of NCCL.
 """
 
 import datetime
@@ -14,7 +14,7 @@ import wrapt
 
 
 class _Cpu(str):
-    """A device for `tensor.to`, and a number in `f"cuda:{device}"`."""
+    """Device for `tensor.to`, which formats as a number in `f"cuda:{device}"`."""
 
     __slots__ = ()
 
@@ -23,7 +23,7 @@ class _Cpu(str):
 
 
 class _Group:
-    """A broadcast between the trainer and the engines' workers."""
+    """Process group that broadcasts between the trainer and the engines' workers."""
 
     def __init__(self, host: str, port: int, rank: int, world: int, device: object) -> None:
         import torch
@@ -56,7 +56,7 @@ def _torch(torch):
 
 @wrapt.when_imported("openrlhf")
 def _no_flash_attention(openrlhf):
-    # Imported by name, and called with packed samples only.
+    # OpenRLHF imports these names, but calls them only with packed samples.
     for name, members in {
         "flash_attn": (),
         "flash_attn.bert_padding": ("index_first_axis", "pad_input", "rearrange", "unpad_input"),
@@ -87,7 +87,7 @@ def _plain_adam(adam):
 
 @wrapt.when_imported("deepspeed.comm.torch")
 def _no_compiler(comm):
-    # It would be compiled first, for a minute.
+    # DeepSpeed would compile the operator, which takes a minute.
     comm.build_shm_op = lambda: None
 
 
@@ -117,7 +117,7 @@ def _worker(vllm_worker_wrap):
     def update_weight(self, *args, **kwargs):
         import torch
 
-        # It asks for memory of the device `cuda`.
+        # update_weight allocates memory on the device `cuda`.
         empty = torch.empty
         with mock.patch.object(torch, "empty", lambda shape, dtype, device: empty(shape, dtype=dtype)):
             return whole(self, *args, **kwargs)

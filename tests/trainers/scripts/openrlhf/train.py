@@ -1,4 +1,4 @@
-"""OpenRLHF's own command, in a Ray that believes in GPUs: `train.py GPUS ARGUMENT...`."""
+"""OpenRLHF's own command, in a Ray cluster with fake GPUs: `train.py GPUS ARGUMENT...`"""
 
 import runpy
 import sys

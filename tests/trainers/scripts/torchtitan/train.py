@@ -1,7 +1,7 @@
-"""torchtitan's Trainer with its debug model of Llama 3, cut to one layer, for three steps on the CPU.
+"""torchtitan's Trainer with its debug model of Llama 3, reduced to one layer, for three steps on the CPU.
 
-Each step has two micro batches; there is a checkpoint after the second and the last, and a validation of one batch
-after the first and the last. Prints as JSON, in the last line, the step at the end, and whether autoprof was imported.
+Each step has two micro batches. A checkpoint follows the second and the last step, a validation of one batch the first
+and the last step. The last line is JSON with the last step, and the first imported module of autoprof.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ cuda_as_cpu.without("torch.utils.tensorboard")
 
 from torchtitan.tools import utils
 
-# Others take it from there at their import.
+# Set before other modules of torchtitan import these values.
 utils.device_type, utils.device_module = "cpu", torch.cpu
 
 from torchtitan.components import metrics
@@ -32,7 +32,7 @@ WORDS = ["<s>", "</s>", "the", "cat", "sat", "on", "a", "mat", "and", "saw", "an
 
 
 class Memory:
-    """In place of the figures of CUDA's allocator."""
+    """Stand-in for the figures of CUDA's allocator."""
 
     device_name = "CPU"
 
@@ -43,7 +43,7 @@ class Memory:
 
 
 def attention(query: Any, key: Any, value: Any, **_: Any) -> Any:
-    """In place of flex attention, which has no backward on a CPU."""
+    """Replace flex attention, which has no backward pass on a CPU."""
     found = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
     return found, SimpleNamespace(lse=None)
 
@@ -51,10 +51,10 @@ def attention(query: Any, key: Any, value: Any, **_: Any) -> Any:
 torch.cpu.current_device = lambda: 0
 metrics.build_device_memory_monitor = Memory
 FlexAttention._compiled_flex_attn = staticmethod(attention)
-if not hasattr(torch.distributed, "set_timeout"):  # of torch newer than 2.13
+if not hasattr(torch.distributed, "set_timeout"):  # only in torch newer than 2.13
     torch.distributed.set_timeout = lambda *_: None
 
-# The tokenizer, and the data set `c4_test`, which torchtitan has in its repository.
+# Make a tokenizer, and the data set `c4_test`, which only torchtitan's repository contains.
 tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="the"))
 tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
 texts, rows = Path("tokenizer"), Path("tests/assets/c4_test")

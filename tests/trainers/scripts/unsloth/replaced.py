@@ -1,7 +1,7 @@
-"""The Trainer of transformers with what Unsloth puts in its place on a GPU: `replaced.py PACKAGES`.
+"""Trainer of transformers with the methods that Unsloth replaces on a GPU: `replaced.py PACKAGES`
 
-Unsloth itself can't be imported without a GPU but for tests of its own. Its functions that replace methods are taken
-from its source as they are, with those that they refer to, and stand in a package of the same name.
+Unsloth can't be imported without a GPU. This script copies the functions that replace methods, and the functions that
+they use, unchanged from Unsloth's source into a package with the same name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from transformers.utils import logging
 from ._gc_train_scope import patch_trainer_train_gc_scope as _patch_trainer_train_gc_scope
 logger = logging.get_logger(__name__)
 """
-# With others that text calls which they make.
+# Functions that replace methods. The functions that they use are added.
 FUNCTIONS = {"patch_gradient_accumulation_fix", "_unsloth_pre_compute_loss", "_unsloth_train_if_needed"}
 LEFT_OUT = """
 def patch_fla_autotuner_fast_path(): ...
@@ -57,7 +57,7 @@ def cut() -> str:
     functions = [ast.get_source_segment(utils, node) for name, node in defined.items() if name in seen]
     llama = (PACKAGES / "unsloth" / "models" / "llama.py").read_text()
     begin = llama.index(LOOP_BEGIN)
-    # As far to the right as it is there: lines of its texts are cut by that.
+    # Keep the indentation, because the code cuts its own source lines by it.
     loop = "def replace_loop(Trainer):\n" + llama[begin : llama.index(LOOP_END, begin)] + LOOP_END
     return "\n\n".join([NEEDED, LEFT_OUT, *map(str, functions), loop])
 
@@ -92,7 +92,7 @@ class Model(torch.nn.Module):
 
 
 methods = ("training_step", "compute_loss", "_inner_training_loop")
-# What it does to `Trainer.__init__` is for models of its own and for devices.
+# Skip Unsloth's changes of `Trainer.__init__`, which are for its own models and for devices.
 Trainer._unsloth_init_wrapped_for_accelerate_gas = True
 Trainer.get_batch_samples_of_transformers = Trainer.get_batch_samples
 _utils.replace_loop(Trainer)
