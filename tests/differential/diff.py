@@ -1,4 +1,4 @@
-"""`python -m tests.differential.diff [--captures] NAME...`: how programs differ with autoprof on, line by line."""
+"""Line-by-line differences of programs with autoprof: `python -m tests.differential.diff [--captures] NAME...`"""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.differential.running import captures, hooks_called, programs
 
 
 def main(names: list[str]) -> None:
-    """Run programs off and on, all without names, and print what differs."""
+    """Run the named programs, or all, without autoprof and with it, and print the differences."""
     recording = "--captures" in names
     names = [name for name in names if name != "--captures"]
     for program in programs():

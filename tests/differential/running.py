@@ -1,20 +1,20 @@
-"""Programs that know nothing of autoprof, run without it and with it, and what of them a user could observe.
+"""Runner of programs without autoprof and with it, which compares their observable results.
 
-A program says in lines `#: key: value` at its top how it is run:
+Lines `#: key: value` at the top of a program are directives:
 
-    python: -O {script} a    what follows the interpreter; `{script}` alone without it. Each such line is a run
-    shell: $PYTHON a.py      a command of `sh` in its place
-    stdin: text              what it reads; `{script}` is the program itself
-    set: NAME=value          a variable of its environment; `unset: NAME` takes one away
-    steps: 1                 AUTOPROF_STEPS, in place of every step or none
-    captures: yes            it is there for its captures. Others are tried with captures too with --thorough, if it is
-                             not `no`: captures cost memory, time and garbage, which some programs measure
-    hooks: none              no hook applies, as where `site` is not imported; `unseen`: nothing can be left by them
-    files: no                what it leaves is not compared: no two runs leave the same
-    needs: dill              modules without which it is skipped
-    ignore: REGEX            lines of its output that no two runs have alike
-    slow:                    only with --thorough
-    differs: REASON          it is known to differ, and must until that is mended; `sometimes: REASON`: it may
+    python: -O {script} a    arguments of the interpreter, by default `{script}`; each such line makes a run
+    shell: $PYTHON a.py      command of `sh` to run instead
+    stdin: text              standard input; `{script}` is the program itself
+    set: NAME=value          set an environment variable; `unset: NAME` removes one
+    steps: 1                 value of AUTOPROF_STEPS, by default every step or none
+    captures: yes            always run with captures; without this line, only with --thorough. `no`: never run with
+                             captures, because they change the memory, time or garbage that the program measures
+    hooks: none              expect that no hook is called, for example without `site`; `unseen`: don't check hooks
+    files: no                don't compare files, because they differ between runs
+    needs: dill              skip the program if this module is not installed
+    ignore: REGEX            ignore lines of output that differ between runs
+    slow:                    run only with --thorough
+    differs: REASON          known difference, a strict xfail; `sometimes: REASON` is an xfail that is not strict
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from tests.support.helpers import ROOT, clean_environment
 HERE = Path(__file__).resolve().parent
 PROGRAMS = HERE / "programs"
 LIBRARY = HERE / "library"
-# Where tests/differential/requirements.txt is installed, with `make differential`.
+# Folder into which `make differential` installs tests/differential/requirements.txt.
 TOOLS = [str(Path(place).resolve()) for place in [os.environ.get("DIFFERENTIAL", "")] if place]
-# Longer than any takes: it only ends what hangs.
+# Longer than any program takes, so that only hanging programs are ended.
 HANGS_S = 90
 _DIRECTIVE = re.compile(rb"#: ?([a-z]+): ?(.*)")
-# What torch 2.13's own profiler says on stderr, and where it first records in another thread than the main one.
+# Lines that torch 2.13's profiler writes to stderr, also if its first recording is not in the main thread.
 KINETO = ("USDT:", "ERROR: External init callback must run in same thread")
 _ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
-# Of an import of torch, and of the processes that finish traces.
+# Files made by the import of torch, and by the processes that finish traces.
 _BYPRODUCTS = {"__pycache__", f"torchinductor_{getpass.getuser()}", f"autoprof-{os.getuid()}"}
 _OWN_FRAME = re.compile(rf'^[ |]*File "{re.escape(str(ROOT))}/autoprof/')
 _KEYS = {
@@ -67,42 +67,46 @@ _KEYS = {
 
 
 class Program:
-    """A file in `programs/`, or a folder there with a `main.py`; `variant` says which of several `python:` lines."""
+    """Program of the suite: a file in `programs/`, or a folder with a `main.py`.
+
+    `variant` is the index of one of several `python:` lines.
+    """
 
     def __init__(self, path: Path, variant: int = 0) -> None:
         self.path = path
         self.variant = variant
         self.script = "main.py" if path.is_dir() else path.name
-        self.says: dict[str, list[str]] = defaultdict(list)
+        self.directives: dict[str, list[str]] = defaultdict(list)
         for line in (path / "main.py" if path.is_dir() else path).read_bytes().splitlines():
             found = _DIRECTIVE.fullmatch(line)
             if found is None:
                 break
             key, value = (part.decode() for part in found.groups())
-            assert key in _KEYS, f"{path}: {key} is none of {', '.join(sorted(_KEYS))}"
-            self.says[key].append(value)
-        several = len(self.says["python"]) > 1
-        self.name = path.stem + (f" {self.says['python'][variant].partition(' {')[0]}" if several else "")
+            assert key in _KEYS, f"{path}: {key} is not a directive; use one of {', '.join(sorted(_KEYS))}"
+            self.directives[key].append(value)
+        several = len(self.directives["python"]) > 1
+        self.name = path.stem + (f" {self.directives['python'][variant].partition(' {')[0]}" if several else "")
 
-    def said(self, key: str, default: str = "") -> str:
-        return self.says[key][0] if key in self.says else default
+    def directive(self, key: str, default: str = "") -> str:
+        return self.directives[key][0] if key in self.directives else default
 
     def lacks(self) -> str:
-        """The modules that it needs and that are not there."""
+        """Return the needed modules that are not installed, separated by commas."""
         places = [*TOOLS, *sys.path]
-        return ", ".join(name for name in self.says["needs"] if PathFinder.find_spec(name, places) is None)
+        return ", ".join(name for name in self.directives["needs"] if PathFinder.find_spec(name, places) is None)
 
     @property
     def captures(self) -> bool:
-        """Return whether it is there for its captures."""
-        return self.said("captures", "no") != "no"
+        """True if the program always runs with captures."""
+        return self.directive("captures", "no") != "no"
 
     def run(self, folder: Path, on: bool, recording: bool) -> Outcome:
-        """Run it in `folder/cwd`, which is then moved away: both runs have the same paths.
+        """Run the program in `folder/cwd`, and rename that folder afterwards, so that both runs have the same paths.
 
         Args:
-            on: Whether autoprof is.
-            recording: Whether all steps are captured then, if the program says nothing of steps.
+            folder: Folder of both runs.
+            on: True to run with autoprof.
+            recording: True to capture all steps, unless the program has a directive `steps`.
         """
         cwd = folder / "cwd"
         if self.path.is_dir():
@@ -112,12 +116,12 @@ class Program:
             shutil.copy(self.path, cwd)
         for name in ("home", "tmp"):
             (cwd / name).mkdir()
-        if "shell" in self.says:
-            command = ["/bin/sh", "-c", self.said("shell")]
+        if "shell" in self.directives:
+            command = ["/bin/sh", "-c", self.directive("shell")]
         else:
-            words = ([*self.says["python"], "{script}"][self.variant]).split()
+            words = ([*self.directives["python"], "{script}"][self.variant]).split()
             command = [sys.executable, *(word.replace("{script}", self.script) for word in words)]
-        given = self.said("stdin").encode()
+        given = self.directive("stdin").encode()
         if given == b"{script}":
             given = (cwd / self.script).read_bytes()
         process = subprocess.Popen(
@@ -136,7 +140,7 @@ class Program:
             out, err = process.communicate()
             err += b"\nIT HANGS\n"
         outcome = Outcome(
-            process.returncode, self._seen(out), self._seen(err), [] if "files" in self.says else _left(cwd)
+            process.returncode, self._seen(out), self._seen(err), [] if "files" in self.directives else _left(cwd)
         )
         cwd.rename(folder / ("on" if on else "off"))
         return outcome
@@ -155,22 +159,22 @@ class Program:
             variables |= {
                 "AUTOPROF": "1",
                 "AUTOPROF_RECIPES": str(LIBRARY / "tinyrl.toml"),
-                "AUTOPROF_STEPS": self.said("steps", "::1" if recording else ""),
+                "AUTOPROF_STEPS": self.directive("steps", "::1" if recording else ""),
                 "AUTOPROF_DIR": str(runs),
                 "AUTOPROF_MIN_FREE_MB": "1",
             }
-        variables |= dict(pair.split("=", 1) for pair in self.says["set"])
+        variables |= dict(pair.split("=", 1) for pair in self.directives["set"])
         environment = clean_environment(**variables)
-        for name in self.says["unset"]:
+        for name in self.directives["unset"]:
             environment.pop(name, None)
         return environment
 
     def _seen(self, output: bytes) -> list[str]:
-        """The lines of an output, but for autoprof's own lines and frames, and those of Kineto (torch 2.13)."""
+        """Return the lines of an output, without lines and frames of autoprof and lines of Kineto (torch 2.13)."""
         lines: list[str] = []
         within = -1
         for line in output.decode(errors="backslashreplace").splitlines(keepends=True):
-            # Of exception groups each line begins with a `|`.
+            # Each line of an exception group begins with `|`.
             depth = len(line) - len(line.lstrip(" |"))
             if 0 <= within < depth:
                 continue
@@ -178,14 +182,14 @@ class Program:
             if _OWN_FRAME.match(line):
                 within = depth
             elif not line.startswith(("autoprof:", *KINETO)) and not any(
-                re.search(each, line) for each in self.says["ignore"]
+                re.search(each, line) for each in self.directives["ignore"]
             ):
                 lines.append(_ADDRESS.sub("0x", line))
         return lines
 
 
 class Outcome(NamedTuple):
-    """The result of a run of a program."""
+    """Result of a run of a program."""
 
     status: int
     stdout: list[str]
@@ -194,30 +198,32 @@ class Outcome(NamedTuple):
 
 
 def programs() -> list[Program]:
-    """All of them, in the order of their names."""
+    """Return all programs, sorted by name."""
     found = [path for path in sorted(PROGRAMS.iterdir()) if path.suffix == ".py" or (path / "main.py").is_file()]
-    return [Program(path, number) for path in found for number in range(max(1, len(Program(path).says["python"])))]
+    return [
+        Program(path, number) for path in found for number in range(max(1, len(Program(path).directives["python"])))
+    ]
 
 
 def hooks_called(runs: Path) -> int:
-    """Return how many hooks were called, in all processes of a run."""
+    """Return the number of hooks called in all processes of a run."""
     count = 0
     for path in runs.glob("*/hooks/*.json"):
-        said = json.loads(path.read_text())
-        count += sum(1 for hook in said["hooks"].values() if hook["called"])
+        process = json.loads(path.read_text())
+        count += sum(1 for hook in process["hooks"].values() if hook["called"])
     return count
 
 
 def captures(runs: Path) -> list[str]:
-    """The states of the captures of a run."""
+    """Return the states of the captures of a run."""
     return [json.loads(path.read_text())["state"] for path in sorted(runs.glob("*/global_step_*/*.meta.json"))]
 
 
 def _left(cwd: Path) -> list[str]:
-    """Return what a program left in its working directory, its home and its folder for temporary files."""
+    """Return a line for each file in the program's working directory, home and folder for temporary files."""
     found = []
     for path in sorted(cwd.rglob("*")):
-        # Sockets of multiprocessing have names made up anew.
+        # Sockets of multiprocessing have random names.
         if _BYPRODUCTS.intersection(path.parts) or any(part.startswith("pymp-") for part in path.parts):
             continue
         content = zlib.crc32(path.read_bytes()) if path.is_file() else None

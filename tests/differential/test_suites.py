@@ -1,4 +1,4 @@
-"""Other people's tests, inside of a stage that is captured, pass and fail as they do without autoprof."""
+"""Test suites of CPython and other projects have the same results in a captured stage as without autoprof."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ CPYTHON = (
     *("threading", *(f"asyncio.test_{part}" for part in ("tasks", "taskgroups", "timeouts", "queues", "locks"))),
     *(f"asyncio.test_{part}" for part in ("runners", "futures", "waitfor", "pep492", "context", "protocols")),
 )
-# Of source distributions that `make differential` downloads: their folder of tests, and those that need no network,
-# no GPU and no more than minutes.
+# Source distributions that `make differential` downloads -> test files that need no network and no GPU, and take only
+# minutes.
 OTHERS = {
     "wrapt": ("core",),
     "accelerate": (*("test_hooks.py", "test_optimizer.py", "test_scheduler.py", "test_logging.py", "test_offload.py"),),
@@ -35,15 +35,15 @@ _PYTESTS = re.compile(r"(\S+::.+) (setup|call|teardown) (passed|failed|skipped)"
 
 @pytest.mark.skipif(importlib.util.find_spec("test.test_contextlib") is None, reason="Python was built without tests")
 @pytest.mark.parametrize("name", CPYTHON)
-def test_cpythons_own_tests(name: str, tmp_path: Path) -> None:
+def test_cpythons_own_tests_have_the_same_results(name: str, tmp_path: Path) -> None:
     _ends_alike([SUITES / "cpython.py", f"test.test_{name}"], _CPYTHONS, tmp_path)
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_those_of_a_source_distribution(name: str, tmp_path: Path) -> None:
+def test_tests_of_a_source_distribution_have_the_same_results(name: str, tmp_path: Path) -> None:
     archives = [path for place in TOOLS for path in Path(place).glob(f"sources/{name}-*.tar.gz")]
     if not archives:
-        pytest.skip("make differential downloads them")
+        pytest.skip(f"{name} is not downloaded; run make differential")
     with tarfile.open(archives[0]) as archive:
         archive.extractall(tmp_path, filter="data")
     (folder,) = tmp_path.glob(f"{name}-*/tests")

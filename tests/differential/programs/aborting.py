@@ -1,5 +1,5 @@
 #: ignore: ^(Extension modules:.*|Thread 0x.*most recent call first.:)?$
-"""abort in a stage, with faulthandler's traceback."""
+"""os.abort in a stage, with a traceback of faulthandler."""
 
 import faulthandler
 import os

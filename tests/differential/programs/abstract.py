@@ -1,4 +1,4 @@
-"""Abstract bases, virtual subclasses, and a metaclass above a trainer."""
+"""Abstract base classes, virtual subclasses, and a metaclass of a trainer."""
 
 import abc
 

@@ -1,5 +1,5 @@
-#: differs: options of hooks are read from the instance: a counting __getattribute__ sees global_step more often
-"""Reads of an instance's attributes are counted by its class."""
+#: differs: hooks read their options from the instance, so a counting __getattribute__ sees more reads of global_step
+"""Class that counts reads of its instances' attributes."""
 
 import collections
 

@@ -1,4 +1,4 @@
-"""A function's own attributes, which frameworks read instead of asking inspect."""
+"""Attributes of a function, which some frameworks read directly instead of through inspect."""
 
 import asyncio
 import typing

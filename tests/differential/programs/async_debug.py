@@ -1,6 +1,6 @@
 #: captures: no
 #: python: -X dev {script}
-"""asyncio's debug mode, its exception handler, and slow callbacks."""
+"""Debug mode of asyncio, its exception handler, and slow callbacks."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Functions called at exit, their order and their threads."""
+"""Functions called at exit, with their order and threads."""
 
 import atexit
 import threading

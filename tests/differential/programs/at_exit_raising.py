@@ -1,4 +1,4 @@
-"""SystemExit and os._exit at exit decide the status."""
+"""Exit status after SystemExit or os._exit at exit."""
 
 import atexit
 import os

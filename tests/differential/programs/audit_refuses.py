@@ -1,4 +1,4 @@
-"""An audit hook that lets nobody open a file, import, or compile."""
+"""Audit hook that forbids to open files, to import, and to compile."""
 
 import sys
 

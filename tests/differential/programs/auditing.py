@@ -1,4 +1,4 @@
-"""An audit hook of the user's that refuses sockets and counts what is opened for writing in the working directory."""
+"""Audit hook of the user that forbids sockets and counts files opened for writing in the working directory."""
 
 import os
 import sys

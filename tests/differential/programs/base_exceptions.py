@@ -1,4 +1,4 @@
-"""Exceptions that are no Exception pass too, and can be caught outside."""
+"""Exceptions that are not subclasses of Exception: they pass through stages and can be caught outside."""
 
 import asyncio
 

@@ -1,5 +1,5 @@
 #: needs: beartype
-"""beartype's import hook on a hooked package."""
+"""Import hook of beartype on a hooked package."""
 
 from beartype.claw import beartype_package
 

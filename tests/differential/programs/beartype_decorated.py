@@ -1,5 +1,5 @@
 #: needs: beartype
-"""beartype around hooked functions."""
+"""Hooked functions decorated with beartype."""
 
 from beartype import beartype
 from beartype.roar import BeartypeCallHintViolation

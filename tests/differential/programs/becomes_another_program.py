@@ -3,7 +3,7 @@
 #: python: {script} fails
 #: python: {script} raises
 #: python: {script} shell
-"""A program that becomes another one by os.exec, with autoprof in its environment or without Python."""
+"""Program that calls os.exec, with autoprof in its environment or without Python."""
 
 import os
 import sys

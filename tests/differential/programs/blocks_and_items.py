@@ -1,4 +1,4 @@
-"""Blocks and iterators that hooked functions return: what they are, what goes through them, and what is left."""
+"""Blocks and iterators that hooked functions return: their types, their values, and the references that remain."""
 
 import asyncio
 import contextlib
@@ -16,12 +16,12 @@ warnings.simplefilter("always")
 
 
 def said(value):
-    """An object's description without its address."""
+    """Return the description of an object without its address."""
     return repr(value).partition(" at 0x")[0]
 
 
 class Model:
-    """Something large, which must go when nobody has it any more."""
+    """Large object, which must be freed with its last reference."""
 
 
 with blocks.timer("block") as name:

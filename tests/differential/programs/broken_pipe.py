@@ -1,5 +1,5 @@
 #: shell: $PYTHON broken_pipe.py | head -n 1
-"""Whoever reads the output has left."""
+"""Pipe whose reader has ended."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""sys.stderr is no stream, or one that raises, or none."""
+"""sys.stderr replaced by None, by a stream that raises, or by another object."""
 
 import io
 import sys

@@ -4,7 +4,7 @@
 #: unset: PYTHONUNBUFFERED
 #: python: {script} 1
 #: python: {script} 012
-"""Descriptors 0, 1 and 2 are closed between captured steps, with text left in the buffer of standard output."""
+"""Descriptors 0, 1 and 2 closed between captured steps, with text in the buffer of standard output."""
 
 import os
 import sys
@@ -17,7 +17,7 @@ done = threading.Event()
 
 
 def write():
-    """Write to a closed descriptor while traces are written."""
+    """Write to a closed descriptor while autoprof writes traces."""
     while not done.wait(0.001):
         try:
             os.write(1, b"not for a file of autoprof's")

@@ -1,7 +1,7 @@
 #: captures: yes
 #: slow:
 #: needs: torch
-"""torch.compile of functions with hooked ones inside, and of a module called in captured stages."""
+"""torch.compile of functions that call hooked ones, and of a module called in captured stages."""
 
 import torch
 from tinyrl import Trainer, evaluate

@@ -2,7 +2,7 @@
 #: slow:
 #: needs: torch
 #: set: AUTOPROF_MODE=continuous
-"""Whole steps in one capture each."""
+"""One capture for each whole step."""
 
 import torch
 from tinyrl import Trainer

@@ -2,7 +2,7 @@
 #: captures: yes
 #: slow:
 #: needs: torch
-"""A process group of one in captured stages, and its end."""
+"""Process group of one rank in captured stages, and its end."""
 
 import torch
 import torch.distributed as dist

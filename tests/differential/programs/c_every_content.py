@@ -2,7 +2,7 @@
 #: slow:
 #: needs: torch
 #: set: AUTOPROF_CONTENTS=cpu,memory,shapes,stack,module,flops
-"""Everything is recorded that can be."""
+"""Captures with all contents."""
 
 import torch
 from tinyrl import Trainer

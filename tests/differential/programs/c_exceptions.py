@@ -1,6 +1,6 @@
 #: captures: yes
 #: needs: torch
-"""Exceptions in captured stages, their tracebacks, groups and causes, and what torch raises."""
+"""Exceptions in captured stages: tracebacks, groups, causes, and exceptions of torch."""
 
 import traceback
 

@@ -2,7 +2,7 @@
 #: slow:
 #: needs: torch
 #: ignore: (En|Dis)abling Execution Trace Observer
-"""torch's execution trace observer and memory snapshots of the user's own around captured steps."""
+"""User's execution trace observer and memory snapshots of torch around captured steps."""
 
 import json
 

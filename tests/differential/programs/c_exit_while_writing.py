@@ -1,7 +1,7 @@
 #: captures: yes
 #: slow:
 #: needs: torch
-"""The program ends at once after a captured step, by os._exit."""
+"""os._exit immediately after a captured step."""
 
 import os
 

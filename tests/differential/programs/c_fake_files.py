@@ -21,7 +21,7 @@ def files():
     return sorted(os.path.join(place, name) for place, _, names in os.walk("/") for name in names)
 
 
-# torch imports more then, which fails in a fake file system.
+# Let torch import further modules now, because that fails in a fake file system.
 with torch.profiler.profile():
     torch.ones(8)
 with Patcher() as patcher:

@@ -1,7 +1,7 @@
 #: captures: yes
 #: slow:
 #: needs: torch
-"""Few files may be open in captured steps."""
+"""Limit of open files during captured steps."""
 
 import os
 import resource

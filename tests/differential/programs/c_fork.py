@@ -1,7 +1,7 @@
 #: captures: yes
 #: slow:
 #: needs: torch
-"""os.fork in a captured stage; children compute, capture nothing, and leave in each way."""
+"""os.fork in a captured stage. The children compute, capture nothing, and exit in different ways."""
 
 import os
 import sys

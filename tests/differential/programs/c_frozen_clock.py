@@ -1,7 +1,7 @@
 #: captures: yes
 #: needs: torch
 #: needs: freezegun
-"""A frozen clock that each reading moves, around captured steps and in them."""
+"""Frozen clock that advances with each reading, around captured steps and in them."""
 
 import datetime
 import time
@@ -24,7 +24,7 @@ trainer = Trainer()
 profiled()
 with freeze_time("2020-01-01", auto_tick_seconds=15):
     print(times(), trainer.fit(2, times), evaluate(times), times())
-    # torch reads the clock for the program's own profiler, too.
+    # torch also reads the clock for the program's own profiler.
     profiled()
     print(times())
 print(trainer.fit(1, lambda: time.time() > 1.7e9))

@@ -1,7 +1,7 @@
 #: captures: yes
 #: slow:
 #: needs: torch
-"""No file may grow beyond 20 kB: what the program writes itself fails as it does, and nothing else."""
+"""File size limit of 20 kB: the program's own writes fail as without autoprof, and nothing else fails."""
 
 import resource
 import signal

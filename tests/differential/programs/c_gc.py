@@ -1,7 +1,7 @@
 #: captures: yes
 #: slow:
 #: needs: torch
-"""The garbage collector in captured stages: enabled as it was, frozen as it was, objects in cycles are freed."""
+"""Garbage collector in captured stages: it stays enabled and frozen as before, and frees objects in cycles."""
 
 import gc
 import weakref

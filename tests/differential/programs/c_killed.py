@@ -1,7 +1,7 @@
 #: captures: yes
 #: slow:
 #: needs: torch
-"""A process that kills itself in a captured stage."""
+"""Process that kills itself in a captured stage."""
 
 import os
 import signal

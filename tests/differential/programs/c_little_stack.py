@@ -1,6 +1,6 @@
 #: captures: yes
 #: needs: torch
-"""Threads with stacks that are too small for torch's profiler, and steps that are captured beside them."""
+"""Threads with stacks too small for torch's profiler, and captured steps at the same time."""
 
 import threading
 

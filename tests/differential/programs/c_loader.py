@@ -1,8 +1,8 @@
-#: sometimes: a fork while autoprof starts its own helper keeps the pipes of that open, and it is waited for
+#: sometimes: a fork while autoprof starts its helper inherits the helper's pipes, so autoprof waits for the child
 #: captures: yes
 #: slow:
 #: needs: torch
-"""A DataLoader with workers that fork in a captured stage."""
+"""DataLoader whose workers fork in a captured stage."""
 
 import torch
 from tinyrl import Trainer

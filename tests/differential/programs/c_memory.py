@@ -1,7 +1,7 @@
 #: captures: yes
 #: slow:
 #: needs: torch
-"""Tensors are freed as early as without, in captured stages and after them."""
+"""Tensors in and after captured stages, which are freed as early as without autoprof."""
 
 import gc
 import weakref

@@ -22,7 +22,7 @@ def work():
     return torch.ones(2).sum().item(), os.environ.get("MY_SETTING")
 
 
-# What torch imports late.
+# Let torch import the modules that it needs later.
 with torch.profiler.profile():
     work()
 for name, patch in PATCHES.items():

@@ -1,7 +1,7 @@
 #: captures: yes
 #: slow:
 #: needs: torch
-"""A module goes to another dtype and back between captured stages and in them, and its parameters are swapped."""
+"""Module that changes its dtype and back, between and in captured stages, while its parameters are swapped."""
 
 import gc
 

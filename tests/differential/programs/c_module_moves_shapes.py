@@ -2,7 +2,7 @@
 #: slow:
 #: needs: torch
 #: set: AUTOPROF_CONTENTS=cpu,stack,shapes
-"""The same where shapes are recorded."""
+"""Module that changes its dtype while shapes are recorded."""
 
 import torch
 from tinyrl import Trainer

@@ -1,8 +1,8 @@
 #: captures: yes
 #: needs: torch
-"""Profilers of the program, of each kind that torch has: around steps, in a stage, with a schedule, in other threads.
+"""All kinds of torch profilers of the program: around steps, in a stage, with a schedule, in other threads.
 
-Each sees the same with autoprof on.
+Each profiler records the same with autoprof on.
 """
 
 import threading

@@ -1,9 +1,9 @@
 #: captures: yes
 #: needs: torch
 #: set: MALLOC_MMAP_THRESHOLD_=4096
-"""A profiler of the program that waits while autoprof records: its `step()` ends a range of an earlier recording.
+"""Profiler of the program that waits while autoprof records: `step()` ends a range of an earlier recording.
 
-Nothing is written to memory that the program has taken meanwhile. The profiler records the same as without autoprof.
+torch must not write to memory that the program has allocated since. The profiler records the same as without autoprof.
 """
 
 import torch

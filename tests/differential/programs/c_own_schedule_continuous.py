@@ -2,9 +2,9 @@
 #: needs: torch
 #: set: AUTOPROF_MODE=continuous
 #: set: MALLOC_MMAP_THRESHOLD_=4096
-"""A profiler of the program that waits while autoprof records whole steps: `step()` ends a range of the step before.
+"""Profiler of the program that waits while autoprof records whole steps: `step()` ends a range of the step before.
 
-Nothing is written to memory that the program has taken meanwhile. The profiler records the same as without autoprof.
+torch must not write to memory that the program has allocated since. The profiler records the same as without autoprof.
 """
 
 import torch

@@ -1,7 +1,7 @@
 #: captures: yes
 #: slow:
 #: needs: torch
-"""subprocesses, process pools and their exceptions in captured stages."""
+"""Subprocesses, process pools and their exceptions in captured stages."""
 
 import concurrent.futures
 import multiprocessing

@@ -1,7 +1,7 @@
 #: captures: yes
 #: needs: torch
 #: set: AUTOPROF_CONTENTS=cpu,stack
-"""cProfile, profile and trace functions of the program, set before a captured step or in it, while stacks are asked."""
+"""cProfile, profile and trace functions, set before a captured step or in it, while stacks are recorded."""
 
 import cProfile
 import pstats

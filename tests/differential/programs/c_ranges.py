@@ -1,9 +1,9 @@
 #: captures: yes
 #: needs: torch
 #: set: MALLOC_MMAP_THRESHOLD_=4096
-"""Ranges that begin in one recording and end in another: of stages, and of profilers of the program.
+"""Ranges of stages and of the program's profilers that begin in one recording and end in another.
 
-Their end writes nothing to memory that the program has taken meanwhile.
+At the end of a range, torch must not write to memory that the program has allocated since.
 """
 
 import warnings

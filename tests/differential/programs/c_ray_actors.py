@@ -3,7 +3,7 @@
 #: slow:
 #: needs: torch
 #: needs: ray
-"""Ray: actors with async methods, classes by value, exceptions of actors, in captured steps."""
+"""Ray in captured steps: actors with async methods, classes by value, exceptions of actors."""
 
 import os
 

@@ -1,7 +1,7 @@
 #: captures: yes
 #: slow:
 #: needs: torch
-"""Recursion without end in a captured stage, and stages inside of stages."""
+"""Endless recursion in a captured stage, and nested stages."""
 
 import torch
 from tinyrl import Trainer, evaluate

@@ -1,7 +1,7 @@
 #: captures: yes
 #: slow:
 #: needs: torch
-"""A handler for checkpoints in captured stages, again and again, and a timer that interrupts none of them."""
+"""Repeated checkpoint signals in captured stages, and a timer."""
 
 import os
 import signal

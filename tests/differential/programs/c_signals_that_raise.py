@@ -6,7 +6,7 @@
 #: python: {script} Frozen
 #: python: {script} TimeoutError
 #: python: {script} ConnectionError
-"""A watchdog's handler raises around captured calls, 300 times: none is lost, none has a context."""
+"""Signal handler that raises around captured calls, 300 times: no exception is lost or has a context."""
 
 import dataclasses
 import signal

@@ -6,9 +6,9 @@
 #: python: {script} 0 default file
 #: python: {script} 20000 default
 #: python: {script} 20000 handled
-"""No file may grow over a limit, in captured steps; the signal for it ends the process, or has a handler.
+"""File size limit in captured steps; its signal ends the process, or has a handler.
 
-stderr may be such a file.
+In some runs, stderr is a file too.
 """
 
 import os

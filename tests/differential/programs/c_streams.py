@@ -2,7 +2,7 @@
 #: slow:
 #: needs: torch
 #: shell: exec $PYTHON c_streams.py 0<&- 2>&-
-"""Captures without a standard error."""
+"""Captures without standard error."""
 
 import sys
 

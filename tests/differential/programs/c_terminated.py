@@ -1,7 +1,7 @@
 #: captures: yes
 #: slow:
 #: needs: torch
-"""SIGTERM in a captured stage, without a handler and with one that leaves a checkpoint and ends."""
+"""SIGTERM in a captured stage, without a handler, and with one that saves a checkpoint and exits."""
 
 import os
 import signal

@@ -1,7 +1,7 @@
 #: captures: yes
 #: slow:
 #: needs: torch
-"""Stages in 20 threads at once in captured steps, of which one is recorded."""
+"""Stages in 20 concurrent threads in captured steps; one of them is recorded."""
 
 import threading
 

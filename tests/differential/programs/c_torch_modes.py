@@ -1,6 +1,6 @@
 #: captures: yes
 #: needs: torch
-"""Modes and transforms of the program that see each operator around captured steps see none of autoprof's."""
+"""Modes and transforms of the program that see each operator, but none of autoprof's, around captured steps."""
 
 import torch
 

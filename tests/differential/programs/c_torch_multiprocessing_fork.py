@@ -1,7 +1,7 @@
 #: captures: yes
 #: slow:
 #: needs: torch
-"""torch.multiprocessing by fork: tensors in shared memory go to children in captured steps."""
+"""torch.multiprocessing by fork: tensors in shared memory are passed to children in captured steps."""
 
 import torch
 import torch.multiprocessing as multiprocessing

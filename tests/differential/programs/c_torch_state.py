@@ -1,7 +1,7 @@
 #: captures: yes
 #: slow:
 #: needs: torch
-"""torch's global state after captures: threads, dtype, RNG, determinism, warnings, dispatch modes."""
+"""Global state of torch after captures: threads, dtype, RNG, determinism, warnings, dispatch modes."""
 
 import torch
 from tinyrl import Trainer

@@ -1,7 +1,7 @@
 #: captures: yes
 #: slow:
 #: needs: torch
-"""Tracers that record each operator around captured steps: their graphs hold none of autoprof's."""
+"""Tracers that record each operator around captured steps: their graphs contain none of autoprof's."""
 
 import torch
 from tinyrl import Trainer

@@ -1,6 +1,6 @@
 #: captures: yes
 #: needs: torch
-"""A few steps of an optimizer: losses and parameters are the same to the last bit."""
+"""Steps of an optimizer: losses and parameters are the same to the last bit."""
 
 import torch
 from tinyrl import Trainer

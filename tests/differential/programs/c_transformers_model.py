@@ -2,7 +2,7 @@
 #: slow:
 #: needs: torch
 #: needs: transformers
-"""A model of transformers, which loads its modules lazily, generates in captured stages."""
+"""Model of transformers, which loads its modules lazily, that generates in captured stages."""
 
 import torch
 from tinyrl import Trainer

@@ -1,7 +1,7 @@
 #: captures: yes
 #: slow:
 #: needs: torch
-"""An exception that nobody catches, in a captured stage, with at-exit functions."""
+"""Uncaught exception in a captured stage, with functions registered at exit."""
 
 import atexit
 

@@ -1,5 +1,5 @@
 #: captures: yes
-"""A captured program that does not import torch: autoprof does not import it either."""
+"""Captured program that does not import torch: autoprof does not import it either."""
 
 import sys
 

@@ -1,5 +1,5 @@
-#: differs: asyncio follows __wrapped__ of a bound method to say where it is, of a bare one it says nothing
-"""Asyncio's debug mode names a callback that fails."""
+#: differs: asyncio shows the place of a wrapped method, because it has __wrapped__, but not of a plain one
+"""Name of a failing callback in asyncio's debug mode."""
 
 import asyncio
 

@@ -1,5 +1,5 @@
 #: unset: PYTHONUNBUFFERED
-"""Descriptors 0, 1 and 2 are closed, with text left in the buffer of standard output."""
+"""Descriptors 0, 1 and 2 closed, with text in the buffer of standard output."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ def in_a_stage(numbers):
     trainer = Trainer()
     trainer.update(lambda: close(numbers))
     trainer.fit()
-    # The lowest numbers that are free are the program's.
+    # autoprof must not use the lowest free numbers.
     with open("numbers", "w") as said:
         print([os.open(os.devnull, os.O_RDWR) < 3 for _ in numbers], file=said)
 
@@ -46,7 +46,7 @@ def daemon(numbers):
     os.closerange(0, 256)
     print("left in the buffer")
     Trainer().fit()
-    # Whoever started it waits for this name.
+    # The parent waits for this file.
     with open("part", "w") as said:
         print([os.open(os.devnull, os.O_RDWR) for _ in range(3)], file=said)
     os.rename("part", "daemon")

@@ -1,5 +1,5 @@
 #: needs: cloudpickle
-"""Shipping as Ray does it: classes by value, closures over wrapped functions, bound methods."""
+"""Classes by value, closures over wrapped functions and bound methods, pickled as Ray does it."""
 
 import pickle
 

@@ -1,5 +1,5 @@
-#: differs: a wrapper is a function of its own: its __code__, __defaults__ and __globals__ are not the user's
-"""Code that looks at a function's code object, as older libraries do for the names of parameters."""
+#: differs: a wrapper is a separate function with other __code__, __defaults__ and __globals__
+"""Code that reads a function's code object, as older libraries do for the names of parameters."""
 
 from tinyrl import Trainer, score
 

@@ -1,12 +1,12 @@
 #: captures: no
-"""Callbacks of the collector and weak references' callbacks that call stages."""
+"""Callbacks of the garbage collector and of weak references that call stages."""
 
 import gc
 import weakref
 
 from tinyrl import Trainer
 
-gc.disable()  # it comes when it is asked for
+gc.disable()  # collect only in calls of gc.collect()
 said = []
 gc.callbacks.append(lambda phase, info: said.append(phase) or Trainer().update(lambda: said.append("in a callback")))
 

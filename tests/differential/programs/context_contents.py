@@ -1,5 +1,5 @@
-#: differs: a span of a sample has a context variable of its own
-"""Context variables as a program sees them that copies contexts to send them."""
+#: differs: a span of a sample sets a context variable of autoprof
+"""Names of the context variables, as a program that copies contexts sees them."""
 
 import asyncio
 import contextvars

@@ -1,4 +1,4 @@
-"""Context variables that are set inside of stages, seen outside, in tasks and in copies."""
+"""Context variables that are set in stages and read outside, in tasks and in copies."""
 
 import asyncio
 import contextvars

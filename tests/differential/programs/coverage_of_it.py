@@ -1,5 +1,5 @@
 #: needs: coverage
-"""coverage of a hooked module, by its API."""
+"""Coverage of a hooked module, through coverage's API."""
 
 import coverage
 

@@ -1,5 +1,5 @@
 #: captures: no
-"""Stages leave no more behind that is unreachable than the user's functions do."""
+"""Objects that stages leave unreachable: no more than the user's functions do."""
 
 import gc
 

@@ -2,7 +2,7 @@
 #: set: DD_TRACE_ENABLED=false
 #: set: DD_INSTRUMENTATION_TELEMETRY_ENABLED=false
 #: set: DD_REMOTE_CONFIGURATION_ENABLED=false
-"""ddtrace's import hooks and patches of the standard library."""
+"""Import hooks of ddtrace, and its patches of the standard library."""
 
 import ddtrace.auto
 from ddtrace import tracer

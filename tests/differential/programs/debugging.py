@@ -1,5 +1,5 @@
 #: stdin: c
-"""breakpoint() in a stage, with pdb and with a hook of the user's."""
+"""breakpoint() in a stage, with pdb and with a hook of the user."""
 
 import pdb
 import sys

@@ -1,4 +1,4 @@
-"""Decorators of every kind around hooked functions: classes with __call__, descriptors, contextlib's."""
+"""Decorators of all kinds around hooked functions: classes with __call__, descriptors, contextlib's."""
 
 import contextlib
 import functools

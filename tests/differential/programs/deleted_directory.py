@@ -1,5 +1,5 @@
 #: hooks: unseen
-"""The working directory is deleted before the import, and in a stage."""
+"""Working directory that is deleted before the import, and in a stage."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Descriptors: bound methods, __get__ by hand, __slots__, __getattr__, __getattribute__."""
+"""Descriptors: bound methods, explicit calls of __get__, __slots__, __getattr__, __getattribute__."""
 
 from tinyrl import Trainer
 

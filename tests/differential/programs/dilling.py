@@ -1,5 +1,5 @@
 #: needs: dill
-"""dill by value, with the globals that a function uses."""
+"""Functions pickled by value with dill, with the globals that they use."""
 
 import dill
 from tinyrl import Trainer, score

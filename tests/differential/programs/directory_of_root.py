@@ -1,5 +1,5 @@
 #: hooks: unseen
-"""The process is another user from the first step on: what it could write, it can't any more."""
+"""Process that changes its user before the first step, and then can't write to its directory."""
 
 import os
 

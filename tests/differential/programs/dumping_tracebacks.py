@@ -1,4 +1,4 @@
-"""faulthandler's and traceback's dumps of the stack of a stage."""
+"""Dumps of a stage's stack by faulthandler and traceback."""
 
 import faulthandler
 import traceback

@@ -1,4 +1,4 @@
-"""The environment, but for what autoprof's own variables are: nothing changed, nothing gone, children have it."""
+"""Environment, which is unchanged except for autoprof's own variables, also in children."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Hooks of the user's for what nobody catches, in the main thread, in threads and in destructors."""
+"""Hooks of the user for uncaught exceptions in the main thread, in threads and in destructors."""
 
 import sys
 import threading

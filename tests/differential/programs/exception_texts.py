@@ -2,7 +2,7 @@
 #: python: {script} exits
 #: python: {script} interrupts
 #: python: {script} asks
-"""The program's `__str__` and `__repr__` are called as often as without autoprof, of exceptions and their arguments."""
+"""Number of calls of `__str__` and `__repr__` of the program's exceptions and their arguments."""
 
 import sys
 

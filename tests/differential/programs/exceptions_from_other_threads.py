@@ -1,4 +1,4 @@
-"""PyThreadState_SetAsyncExc, with which time-outs of threads are made."""
+"""PyThreadState_SetAsyncExc, which time-outs of threads use."""
 
 import ctypes
 import threading

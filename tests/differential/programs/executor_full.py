@@ -1,5 +1,5 @@
 #: captures: no
-"""The default executor is full of jobs that wait for what a hooked coroutine does."""
+"""Default executor full of jobs that wait for a hooked coroutine."""
 
 import asyncio
 import threading

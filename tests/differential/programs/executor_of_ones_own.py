@@ -1,5 +1,5 @@
 #: captures: no
-"""A default executor of the user's own: who runs in it, and that nobody else has made one."""
+"""Default executor of the user: its jobs, and the absence of any other executor."""
 
 import asyncio
 import concurrent.futures

@@ -1,4 +1,4 @@
-"""Coroutines that run when the loop's executor was shut down."""
+"""Coroutines that run after the loop's executor was shut down."""
 
 import asyncio
 

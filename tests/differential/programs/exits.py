@@ -1,4 +1,4 @@
-"""sys.exit with every kind of code, inside of stages."""
+"""sys.exit with all kinds of codes, in stages."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Modules that fail while they are imported fail as they do, and can be imported again."""
+"""Modules that raise on import, and are imported again."""
 
 import importlib
 import sys

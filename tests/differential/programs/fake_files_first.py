@@ -1,7 +1,7 @@
 #: captures: no
 #: hooks: none
 #: needs: pyfakefs
-"""A trainer that is first imported in a fake file system."""
+"""Trainer that is first imported in a fake file system."""
 
 import os
 

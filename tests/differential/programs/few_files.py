@@ -1,5 +1,5 @@
 #: captures: no
-"""A limit of files that is reached, in a stage and before one."""
+"""Limit of open files, reached in a stage and before a stage."""
 
 import os
 import resource

@@ -1,5 +1,5 @@
 #: captures: no
-"""No thread and no process can be started (root is not held to it, others are)."""
+"""Limit of processes, so that no thread and no process can start. The limit does not apply to root."""
 
 import os
 import resource

@@ -1,4 +1,4 @@
-"""find_spec before and after the import, of what is there and what is not."""
+"""find_spec of existing and missing modules, before and after the import."""
 
 import importlib.util
 

@@ -1,6 +1,6 @@
 #: python: -X importtime {script} --flag -O word
 #: ignore: ^import time:
-"""An interpreter that is started with other flags."""
+"""Interpreter started with -X importtime."""
 
 import os
 import sys

@@ -1,6 +1,6 @@
 #: python: -S {script} --flag -O word
 #: hooks: none
-"""An interpreter that is started with other flags."""
+"""Interpreter started with -S."""
 
 import os
 import sys

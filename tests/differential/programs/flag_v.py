@@ -1,6 +1,6 @@
 #: python: -v {script} --flag -O word
 #: ignore: ^(#|import |Python |\[GCC|Type )
-"""An interpreter that is started with other flags."""
+"""Interpreter started with -v."""
 
 import os
 import sys

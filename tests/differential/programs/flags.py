@@ -18,7 +18,7 @@
 #: python: -X utf8 {script} --flag -O word
 #: python: -X warn_default_encoding {script} --flag -O word
 #: python: -x {script} --flag -O word
-"""An interpreter that is started with other flags."""
+"""Interpreter started with various flags."""
 
 import os
 import sys

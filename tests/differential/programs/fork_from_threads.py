@@ -1,5 +1,5 @@
 #: ignore: DeprecationWarning: This process \(pid=\d+\) is multi-threaded
-"""fork while other threads are in stages."""
+"""Fork while other threads are in stages."""
 
 import os
 import threading

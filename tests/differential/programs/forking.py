@@ -1,4 +1,4 @@
-"""os.fork outside of stages and inside, with stages in the child, which leaves in each way."""
+"""os.fork outside and inside of stages, with stages in the child, which exits in different ways."""
 
 import os
 import sys

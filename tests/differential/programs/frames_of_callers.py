@@ -1,5 +1,5 @@
-#: differs: sys._getframe(1) in a hooked function is the wrapper's frame
-"""A hooked function that looks at its caller's frame, as verl's auto_await does (recipes say `rewrap` for it)."""
+#: differs: in a hooked function, sys._getframe(1) is the wrapper's frame
+"""Hooked function that reads its caller's frame, as verl's auto_await does (recipes use `rewrap` for it)."""
 
 import sys
 

@@ -1,5 +1,5 @@
-#: sometimes: the watcher is a thread that threading does not know, and sys._current_frames() does
-"""The frames of all threads, in a stage."""
+#: sometimes: sys._current_frames() includes autoprof's watcher thread, which the threading module does not list
+"""Frames of all threads, in a stage."""
 
 import sys
 import threading

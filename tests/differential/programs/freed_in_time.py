@@ -1,4 +1,4 @@
-"""Results, arguments and exceptions of coroutines are freed when the user lets go of them."""
+"""Results, arguments and exceptions of coroutines, which are freed with the user's last reference."""
 
 import asyncio
 import gc

@@ -1,6 +1,6 @@
 #: python: -
 #: stdin: {script}
-"""A program that is read from standard input."""
+"""Program that is read from standard input."""
 
 import sys
 

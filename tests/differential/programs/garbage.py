@@ -1,5 +1,5 @@
 #: captures: no
-"""Objects are freed as early as without, and nothing is left for the collector."""
+"""Objects, which are freed as early as without autoprof, with nothing left for the garbage collector."""
 
 import gc
 import sys

@@ -1,4 +1,4 @@
-"""Generators that call stages, that are called in stages, that are closed in the middle."""
+"""Generators that call stages, that run in stages, and that are closed early."""
 
 from tinyrl import Trainer, evaluate
 

@@ -1,4 +1,4 @@
-"""os._exit in a stage leaves at once, with what was flushed."""
+"""os._exit in a stage, with flushed output."""
 
 import os
 import sys

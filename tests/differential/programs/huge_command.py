@@ -1,5 +1,5 @@
 #: captures: no
-"""A command line of 11,000 arguments, and children of the program."""
+"""Command line of 11,000 arguments, and children of the program."""
 
 import os
 import subprocess

@@ -1,5 +1,5 @@
 #: captures: no
-"""An environment that is nearly as large as it may be, and children."""
+"""Environment of nearly the largest allowed size, and children."""
 
 import os
 import subprocess

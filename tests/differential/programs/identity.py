@@ -1,4 +1,4 @@
-"""A wrapped function is the same object each time, with its own names and module."""
+"""Wrapped function, which is always the same object, with its own names and module."""
 
 import tinyrl
 import tinyrl.trainer

@@ -1,4 +1,4 @@
-"""SIGCHLD is ignored: nobody can wait for a child."""
+"""Ignored SIGCHLD, so that the program can't wait for children."""
 
 import signal
 

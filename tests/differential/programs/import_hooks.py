@@ -1,4 +1,4 @@
-"""Finders of the user's own, before and after: that log, that make modules, that raise."""
+"""Finders of the user, before and after autoprof's, that log, make modules, or raise."""
 
 import importlib.abc
 import importlib.machinery

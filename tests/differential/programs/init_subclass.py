@@ -1,4 +1,4 @@
-"""__init_subclass__, __set_name__, class decorators, classes made by type()."""
+"""__init_subclass__, __set_name__, class decorators, and classes made by type()."""
 
 from tinyrl import Trainer
 

@@ -1,4 +1,4 @@
-"""Answers of inspect about functions, methods and classes."""
+"""Results of inspect for functions, methods and classes."""
 
 import inspect
 

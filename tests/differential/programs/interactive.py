@@ -1,6 +1,6 @@
 #: python: -i -q {script}
 #: stdin: print(Trainer().fit(1))
-"""An interactive session after a script."""
+"""Interactive session after a script."""
 
 from tinyrl import Trainer
 

@@ -1,4 +1,4 @@
-"""State that a program may find changed: excepthooks, displayhook, codecs, sys.modules of the standard library."""
+"""State of the interpreter: excepthooks, displayhook, codecs, standard modules in sys.modules."""
 
 import builtins
 import sys

@@ -1,4 +1,4 @@
-"""Ctrl-C in a stage ends the program as it does."""
+"""Ctrl-C in a stage, which ends the program as without autoprof."""
 
 import os
 import signal

@@ -1,6 +1,6 @@
 #: slow:
 #: captures: no
-"""Ctrl-C at any moment of a step is a KeyboardInterrupt, whose context is none of an error of autoprof."""
+"""Ctrl-C at any moment of a step: a KeyboardInterrupt without an error of autoprof in its context."""
 
 import signal
 

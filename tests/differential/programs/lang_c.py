@@ -2,7 +2,7 @@
 #: set: LC_ALL=C
 #: set: PYTHONUTF8=0
 #: set: PYTHONCOERCECLOCALE=0
-"""A C locale without UTF-8 mode."""
+"""C locale without UTF-8 mode."""
 
 import locale
 import sys

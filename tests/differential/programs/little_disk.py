@@ -1,6 +1,6 @@
 #: captures: no
 #: hooks: unseen
-"""No file may grow (RLIMIT_FSIZE): SIGXFSZ is ignored by Python, and the user's own writing fails as it does."""
+"""File size limit of 0: Python ignores SIGXFSZ, and the user's own writes fail as without autoprof."""
 
 import resource
 

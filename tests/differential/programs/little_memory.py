@@ -1,5 +1,5 @@
 #: captures: no
-"""MemoryError of the user's in a stage, under a limit."""
+"""MemoryError of the user in a stage, under a memory limit."""
 
 import resource
 

@@ -1,4 +1,4 @@
-"""The loader of a hooked module: its kind, its source, its resources."""
+"""Loader of a hooked module: its type, its source, its resources."""
 
 import importlib.resources
 import inspect

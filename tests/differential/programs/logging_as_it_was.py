@@ -1,4 +1,4 @@
-"""The root logger, its handlers and levels are the user's."""
+"""Root logger of the user with its handlers and levels."""
 
 import logging
 import sys

@@ -1,5 +1,5 @@
-#: differs: stacklevel counts the wrapper's frames: the record names a function of autoprof's
-"""A log record with the caller of a hooked function."""
+#: differs: stacklevel counts the wrapper's frames, so the record names a function of autoprof
+"""Log record with the caller of a hooked function."""
 
 import logging
 import sys

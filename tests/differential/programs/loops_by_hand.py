@@ -1,4 +1,4 @@
-"""Coroutines driven without asyncio, and loops that are made and closed by hand."""
+"""Coroutines without asyncio, and loops that are created and closed explicitly."""
 
 import asyncio
 

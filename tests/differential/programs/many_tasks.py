@@ -1,4 +1,4 @@
-"""10,000 tasks at once."""
+"""10,000 concurrent tasks."""
 
 import asyncio
 

@@ -1,5 +1,5 @@
 #: captures: no
-"""200 threads in stages at once."""
+"""200 concurrent threads in stages."""
 
 import threading
 

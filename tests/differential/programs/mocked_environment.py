@@ -6,7 +6,7 @@ from unittest import mock
 from tinyrl import Trainer, evaluate
 from tinyrl.blocks import timer
 
-# `get` of an instance, an answer for each call, and another mapping in its place.
+# A patched `get` of the instance, an answer for each call, and another mapping instead of the environment.
 PATCHES = {
     "get": lambda: mock.patch("os.environ.get", side_effect=["7"]),
     "getenv": lambda: mock.patch("os.getenv", side_effect=["8"]),

@@ -1,5 +1,5 @@
 #: captures: no
-"""unittest.mock in the places of functions of the standard library, around steps: what each of them receives."""
+"""Functions of the standard library replaced by unittest.mock around steps, and the calls that each mock gets."""
 
 import atexit
 import builtins
@@ -19,14 +19,14 @@ from tinyrl import Trainer, evaluate
 from tinyrl.blocks import timer
 
 MODULES = (os, os.path, time, io, json, shutil, subprocess, tempfile, atexit, threading)
-# An answer for each call: a mock that is called once more raises StopIteration.
+# Answers of each mock, one for each call; after the last answer, a call raises StopIteration.
 ANSWERS = {"time.time": [1.0, 2.0], "time.sleep": [None], "time.monotonic": [5.0, 5.0]}
 
 
 def functions():
     for module in MODULES:
         for name, value in vars(module).items():
-            # `pathlib` calls these for each path.
+            # pathlib calls these functions for each path.
             if name in ("fspath", "join", "splitroot"):
                 continue
             if not name.startswith("_") and callable(value) and not isinstance(value, type):
@@ -54,7 +54,7 @@ def train():
 
 patched = {}
 with contextlib.ExitStack() as stack:
-    # Threads of a process that captures run meanwhile, too.
+    # autoprof's threads run during the mocks too.
     for name in functions():
         patched[name] = stack.enter_context(mock.patch(name, side_effect=ANSWERS.get(name)))
     patched_open = builtins.open

@@ -1,4 +1,4 @@
-"""unittest.mock in the places of hooked functions."""
+"""Hooked functions replaced by unittest.mock."""
 
 from unittest import mock
 

@@ -1,4 +1,4 @@
-"""A module that puts something else in its place in sys.modules, and one that is a class."""
+"""Module that replaces itself in sys.modules, and one that is a class."""
 
 import pathlib
 import sys

@@ -1,4 +1,4 @@
-"""A function of the user's own is put in the place of a hooked one, and taken back, as users of trainers do."""
+"""Hooked function that the user replaces and restores, as users of trainers do."""
 
 from tinyrl import Trainer
 from tinyrl import trainer as module

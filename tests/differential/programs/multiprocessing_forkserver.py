@@ -1,4 +1,4 @@
-"""multiprocessing by forkserver: processes, pools, queues, pipes, managers' proxies."""
+"""multiprocessing by forkserver: processes, pools, queues, pipes, proxies of managers."""
 
 import multiprocessing
 

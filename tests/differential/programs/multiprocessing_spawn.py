@@ -1,4 +1,4 @@
-"""multiprocessing by spawn: processes, pools, queues, pipes, managers' proxies."""
+"""multiprocessing by spawn: processes, pools, queues, pipes, proxies of managers."""
 
 import multiprocessing
 

@@ -1,4 +1,4 @@
-"""A coroutine that nobody awaits says so, at the place where it was made."""
+"""Warnings about coroutines that are never awaited, with the place where they were created."""
 
 import gc
 import sys

@@ -1,5 +1,5 @@
 #: hooks: unseen
-"""No file can be opened from before the import on."""
+"""Limit of open files that is reached before the import."""
 
 import os
 import resource

@@ -3,7 +3,7 @@
 #: unset: TMPDIR
 #: unset: USER
 #: unset: LANG
-"""Nearly no environment."""
+"""Nearly empty environment."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Streams of the user's own: redirected, captured, in another encoding."""
+"""Output streams of the user: redirected, captured, in another encoding."""
 
 import contextlib
 import io

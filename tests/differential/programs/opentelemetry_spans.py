@@ -1,5 +1,5 @@
 #: needs: opentelemetry
-"""OpenTelemetry's spans around stages, in threads and tasks."""
+"""Spans of OpenTelemetry around stages, in threads and tasks."""
 
 import asyncio
 

@@ -1,6 +1,6 @@
 #: hooks: unseen
 #: unset: AUTOPROF_DIR
-"""Runs lie in the working directory where nothing is said of them, which can't be written or is deleted."""
+"""Run in the default folder, the working directory, which was deleted."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""A package that loads its modules when they are asked for, as transformers and TRL do."""
+"""Package that loads its modules on first use, as transformers and TRL do."""
 
 import pathlib
 import sys

@@ -1,9 +1,9 @@
 #: captures: no
-"""Hooked packages and their modules are imported in many threads at once, in every order.
+"""Concurrent imports of hooked packages and their modules in many threads, in every order.
 
-CPython ends an import with an error where one thread has the lock of a package and another that of its module
-(https://github.com/python/cpython/issues/83065; here in 5 of 180 runs without autoprof). That package is not there for
-whoever looks for its modules then. Such an import is made again; no other may fail.
+In CPython, an import fails if one thread holds the lock of a package and another thread the lock of its module
+(https://github.com/python/cpython/issues/83065; seen in 5 of 180 runs without autoprof). The package is then missing
+for threads that import its modules. The program repeats such imports; no other import may fail.
 """
 
 import importlib

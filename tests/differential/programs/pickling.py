@@ -1,4 +1,4 @@
-"""Functions, classes, instances, bound methods: there and back."""
+"""Functions, classes, instances and bound methods, pickled and unpickled."""
 
 import copy
 import pickle

@@ -12,7 +12,7 @@ from tinyrl import Trainer
 profiler = cProfile.Profile()
 print(profiler.runcall(Trainer().fit))
 stats = pstats.Stats(profiler, stream=io.StringIO())
-# Calls that are not recursive: from 3.12 on the profiler takes the calls of all threads for those of one.
+# Count only non-recursive calls: from 3.12 on, the profiler mixes the calls of all threads.
 print(sorted((key[2], value[0]) for key, value in stats.stats.items() if key[0].endswith("trainer.py")))
 tracer = trace.Trace(count=1, trace=0)
 tracer.runfunc(Trainer().fit)

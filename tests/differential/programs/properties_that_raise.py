@@ -1,4 +1,4 @@
-"""A trainer whose step's number is a property that raises, or that takes back what it said."""
+"""Trainer whose step number is a property that raises, or that later returns another value."""
 
 from tinyrl import Trainer
 

@@ -1,6 +1,6 @@
 #: needs: pytest
 #: shell: $PYTHON -m pytest -q -p no:cacheprovider pytest_suite.py | sed 's/ in [0-9.]*s.*//'
-"""A test suite of the user's under pytest, with assertions rewritten, monkeypatch, and a failure."""
+"""Test suite of the user under pytest, with rewritten assertions, monkeypatch, and a failure."""
 
 import pytest
 from tinyrl import Trainer, score

@@ -1,4 +1,4 @@
-"""Exceptions of the user's pass as they are, with cause, context and traceback."""
+"""Exceptions of the user, which keep their cause, context and traceback."""
 
 import traceback
 

@@ -1,5 +1,5 @@
 #: set: PYTHONHASHSEED=0
-"""Random numbers of a seed are the same, whatever is done between them."""
+"""Random numbers with a seed, which stages do not change."""
 
 import random
 import uuid

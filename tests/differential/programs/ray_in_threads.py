@@ -1,7 +1,7 @@
 #: needs: ray
 #: slow:
 #: captures: no
-"""`import ray` in one thread, `import ray.actor` in another a moment later."""
+"""`import ray` in one thread, and `import ray.actor` in another thread a moment later."""
 
 import contextlib
 import threading
@@ -13,7 +13,7 @@ Trainer().fit()
 
 
 def package():
-    with contextlib.suppress(ImportError, RuntimeError):  # the other thread has half of it
+    with contextlib.suppress(ImportError, RuntimeError):  # the other thread has imported only a part of Ray
         import ray
 
 

@@ -1,6 +1,6 @@
 #: hooks: unseen
 #: set: AUTOPROF_DIR=/proc/autoprof
-"""Runs should lie where none can be made."""
+"""AUTOPROF_DIR in which no folder can be created."""
 
 from tinyrl import Trainer
 

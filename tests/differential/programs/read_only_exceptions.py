@@ -1,4 +1,4 @@
-"""Exceptions whose attributes can't be set, or whose classes define special attributes, reach the caller unchanged."""
+"""Exceptions with read-only attributes or with special attributes of their class, which reach the caller unchanged."""
 
 import asyncio
 import dataclasses
@@ -126,7 +126,7 @@ def show(where, error, call, *args, **named):
 
 
 def by_coroutine(function, *args, **named):
-    """Await without asyncio, which itself reads `__class__` of exceptions."""
+    """Run a coroutine without asyncio, because asyncio reads `__class__` of exceptions."""
     coroutine = function(*args, **named)
     while True:
         coroutine.send(None)

@@ -1,4 +1,4 @@
-"""Recursion through stages, and endless recursion inside of one."""
+"""Recursion through stages, and endless recursion in a stage."""
 
 from tinyrl import Trainer, evaluate
 

@@ -1,4 +1,4 @@
-"""Stages that begin where nearly no frames are left: what RecursionError there is, is the program's own."""
+"""Stages that begin with few frames left: any RecursionError is the program's own."""
 
 import sys
 

@@ -1,5 +1,5 @@
-#: differs: a wrapped call takes two frames more of the recursion limit
-"""Recursion through a hooked function almost to the limit, which a program chose for what it needs."""
+#: differs: a wrapped call uses two more frames of the recursion limit
+"""Recursion through a hooked function up to a limit that the program chose for its own frames."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""importlib.reload of hooked modules, and their import anew."""
+"""importlib.reload of hooked modules, and their repeated import."""
 
 import importlib
 import sys

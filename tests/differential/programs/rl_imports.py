@@ -1,4 +1,4 @@
-"""Every form of import of hooked modules."""
+"""All forms of import of hooked modules."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""runpy: a file, a module, a hooked module as __main__."""
+"""runpy: a file, a module, and a hooked module as __main__."""
 
 import pathlib
 import runpy

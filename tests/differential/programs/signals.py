@@ -1,4 +1,4 @@
-"""Handlers of signals around stages: for checkpoints, for what ends a run, with wakeup fds."""
+"""Signal handlers around stages: for checkpoints, for the end of a run, with wakeup descriptors."""
 
 import os
 import signal

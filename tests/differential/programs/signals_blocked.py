@@ -1,4 +1,4 @@
-"""Signals that the program has blocked: while it writes a checkpoint, and for a thread that waits for them."""
+"""Signals that the program blocks: while it writes a checkpoint, and for a thread that waits for them."""
 
 import os
 import signal

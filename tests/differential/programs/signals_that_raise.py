@@ -4,7 +4,7 @@
 #: python: {script} Frozen
 #: python: {script} TimeoutError
 #: python: {script} ConnectionError
-"""A watchdog's handler raises around hooked calls, 4,000 times: none is lost, none has a context."""
+"""Signal handler that raises around hooked calls, 4,000 times: no exception is lost or has a context."""
 
 import dataclasses
 import signal

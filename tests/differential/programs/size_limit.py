@@ -2,7 +2,7 @@
 #: python: {script} 0 default
 #: python: {script} 2000 default
 #: python: {script} 2000 handled
-"""No file may grow over a limit; the signal for it ends the process, or has a handler."""
+"""File size limit; its signal ends the process, or has a handler."""
 
 import resource
 import signal

@@ -1,5 +1,5 @@
-#: differs: inspect.getsourcefile and getfile do not follow __wrapped__: they name a file of autoprof's
-"""The file in which a function is defined, as inspect says it."""
+#: differs: inspect.getsourcefile and getfile do not follow __wrapped__, so they return a file of autoprof
+"""File in which a function is defined, according to inspect."""
 
 import inspect
 import os

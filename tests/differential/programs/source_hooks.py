@@ -1,5 +1,5 @@
 #: hooks: none
-"""A loader that changes the source of a hooked module, as beartype.claw, typeguard and pytest's assertions do."""
+"""Loader that changes the source of a hooked module, like beartype.claw, typeguard and pytest's assertions."""
 
 import importlib.machinery
 import sys

@@ -1,4 +1,4 @@
-"""Steps' numbers that are numbers of other kinds."""
+"""Step numbers that are numbers of other types."""
 
 import decimal
 import fractions

@@ -1,5 +1,5 @@
 #: shell: exec $PYTHON streams_1.py 0<&-
-"""Standard streams that are closed, full or shared."""
+"""Closed standard input."""
 
 import os
 import sys

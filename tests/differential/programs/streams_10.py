@@ -1,5 +1,5 @@
 #: shell: exec $PYTHON streams_10.py 2>&1
-"""Standard streams that are closed, full or shared."""
+"""Standard error redirected to standard output."""
 
 import os
 import sys

@@ -1,5 +1,5 @@
 #: shell: exec $PYTHON streams_11.py 2>/dev/null
-"""Standard streams that are closed, full or shared."""
+"""Standard error redirected to /dev/null."""
 
 import os
 import sys

@@ -1,5 +1,5 @@
 #: shell: exec $PYTHON streams_12.py 1>file 2>file
-"""Standard streams that are closed, full or shared."""
+"""Standard output and standard error redirected to the same file."""
 
 import os
 import sys

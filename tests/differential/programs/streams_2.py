@@ -1,5 +1,5 @@
 #: shell: exec $PYTHON streams_2.py 1>&-
-"""Standard streams that are closed, full or shared."""
+"""Closed standard output."""
 
 import os
 import sys

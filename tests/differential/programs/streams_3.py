@@ -1,5 +1,5 @@
 #: shell: exec $PYTHON streams_3.py 2>&-
-"""Standard streams that are closed, full or shared."""
+"""Closed standard error."""
 
 import os
 import sys

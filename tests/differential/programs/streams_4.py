@@ -1,5 +1,5 @@
 #: shell: exec $PYTHON streams_4.py 0<&- 1>&-
-"""Standard streams that are closed, full or shared."""
+"""Closed standard input and standard output."""
 
 import os
 import sys

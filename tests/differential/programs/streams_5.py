@@ -1,5 +1,5 @@
 #: shell: exec $PYTHON streams_5.py 0<&- 2>&-
-"""Standard streams that are closed, full or shared."""
+"""Closed standard input and standard error."""
 
 import os
 import sys

@@ -1,5 +1,5 @@
 #: shell: exec $PYTHON streams_6.py 1>&- 2>&-
-"""Standard streams that are closed, full or shared."""
+"""Closed standard output and standard error."""
 
 import os
 import sys

@@ -1,5 +1,5 @@
 #: shell: exec $PYTHON streams_8.py 1>/dev/full
-"""Standard streams that are closed, full or shared."""
+"""Standard output on a full device."""
 
 import os
 import sys

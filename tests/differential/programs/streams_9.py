@@ -1,5 +1,5 @@
 #: shell: exec $PYTHON streams_9.py 2>/dev/full
-"""Standard streams that are closed, full or shared."""
+"""Standard error on a full device."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Subclasses that override, that call super, that inherit from two, and super with arguments."""
+"""Subclasses that override, that call super with and without arguments, and that inherit from two classes."""
 
 from tinyrl import Trainer
 

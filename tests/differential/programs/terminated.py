@@ -1,4 +1,4 @@
-"""SIGTERM in a stage ends the process by the signal."""
+"""SIGTERM in a stage, which ends the process by this signal."""
 
 import os
 import signal

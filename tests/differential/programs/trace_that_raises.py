@@ -1,4 +1,4 @@
-"""A trace function that raises after some time, as time-outs do: whatever it raises is the user's."""
+"""Trace function that raises after some time, as time-outs do; the user gets each exception."""
 
 import sys
 

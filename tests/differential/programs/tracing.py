@@ -1,4 +1,4 @@
-"""sys.settrace and sys.setprofile of the user's, set before and inside of stages."""
+"""sys.settrace and sys.setprofile of the user, set before and in stages."""
 
 import sys
 import threading

@@ -1,4 +1,4 @@
-"""Turns of the loop that a coroutine takes, and the order in which tasks end."""
+"""Number of turns of the event loop that a coroutine takes, and the order in which tasks end."""
 
 import asyncio
 

@@ -1,6 +1,6 @@
 #: hooks: none
 #: needs: typeguard
-"""typeguard's import hook on a hooked package."""
+"""Import hook of typeguard on a hooked package."""
 
 from typeguard import install_import_hook
 

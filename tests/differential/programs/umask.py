@@ -1,4 +1,4 @@
-"""The umask, and the modes of what a program makes."""
+"""umask, and the modes of files that a program creates."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""An exception that nobody catches: its traceback on stderr, status 1."""
+"""Uncaught exception: its traceback on stderr, and status 1."""
 
 import atexit
 

@@ -1,5 +1,5 @@
 #: shell: $PYTHON -m unittest -v unittest_suite.py 2>&1 | sed 's/ in [0-9.]*s//'
-"""unittest, with asynchronous tests, sub-tests and failures."""
+"""unittest with asynchronous tests, sub-tests and failures."""
 
 import unittest
 

@@ -1,5 +1,5 @@
 #: needs: uvloop
-"""The same in uvloop."""
+"""Coroutines, cancellation and subprocesses in uvloop."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""os.wait and SIGCHLD see the program's own children only."""
+"""os.wait and SIGCHLD, which see only the program's own children."""
 
 import os
 import signal

@@ -1,5 +1,5 @@
-#: differs: stacklevel counts the wrapper's frames: the warning names a line of autoprof's
-"""A warning of a hooked function that names the line of its caller."""
+#: differs: stacklevel counts the wrapper's frames, so the warning names a line of autoprof
+"""Warning of a hooked function that names the line of its caller."""
 
 import warnings
 

@@ -1,4 +1,4 @@
-"""Warnings from inside, once a place."""
+"""Warnings in stages, shown once for each place."""
 
 import warnings
 

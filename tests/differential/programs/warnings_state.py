@@ -1,4 +1,4 @@
-"""Filters of warnings, their registries, and once-only warnings."""
+"""Filters of warnings, their registries, and warnings shown only once."""
 
 import sys
 import warnings

@@ -1,5 +1,5 @@
 #: needs: wrapt
-"""wrapt of the user's own, on the same functions, before autoprof's hooks and after, and its post-import hooks."""
+"""wrapt of the user on the same functions, before and after autoprof's hooks, and its post-import hooks."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Calls with arguments that do not fit raise what they raise, where they raise it."""
+"""Calls with wrong arguments, which raise the same errors at the same place."""
 
 import traceback
 

@@ -1,4 +1,4 @@
-"""The hooked package itself comes from a zip file."""
+"""Hooked package in a zip file."""
 
 import os
 import pathlib

@@ -1,4 +1,4 @@
-"""CPython's own tests, inside of a step and a stage: `cpython.py test.test_x ...` prints each test and how it ended."""
+"""CPython's own tests in a step and a stage: `cpython.py test.test_x ...` prints each test with its result."""
 
 import sys
 import unittest
@@ -9,7 +9,7 @@ from tinyrl import Trainer
 
 
 class Result(unittest.TextTestResult):
-    """Says of each test how it ended."""
+    """Test result that prints each test with its result."""
 
     def say(self, test, how):
         print(f"{test.id()} {how}", flush=True)
@@ -41,7 +41,7 @@ class Result(unittest.TextTestResult):
 
 
 class Suite(Trainer):
-    """Generates nothing: the whole suite is an update."""
+    """Trainer that does not generate, and runs the whole suite as an update."""
 
     def generate(self, inside=None):
         return None

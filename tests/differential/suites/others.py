@@ -1,4 +1,4 @@
-"""A suite of pytest's, inside of a step and a stage: `others.py FOLDER FILE...` prints each test and how it ended."""
+"""Suite for pytest in a step and a stage: `others.py FOLDER FILE...` prints each test with its result."""
 
 import os
 import sys
@@ -9,7 +9,7 @@ from tinyrl import Trainer
 
 
 class Says:
-    """Says of each test how it ended."""
+    """Plug-in of pytest that prints each test with its result."""
 
     def pytest_runtest_logreport(self, report):
         if report.when == "call" or report.outcome != "passed":
@@ -17,7 +17,7 @@ class Says:
 
 
 class Suite(Trainer):
-    """Generates nothing: the whole suite is an update."""
+    """Trainer that does not generate, and runs the whole suite as an update."""
 
     def generate(self, inside=None):
         return None

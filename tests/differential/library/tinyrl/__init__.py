@@ -1,4 +1,4 @@
-"""A trainer as people write them, of which the programs of the suite train with what they like inside."""
+"""Typical trainer, which the programs of the suite call with their own functions inside."""
 
 from tinyrl.trainer import Trainer, evaluate, score
 

@@ -1,4 +1,4 @@
-"""What a trainer times with blocks, and the iterators that it gets its data from."""
+"""Context managers that a trainer uses as timers, and iterators of its data."""
 
 import contextlib
 
@@ -19,7 +19,7 @@ async def atimer(name):
 
 
 class Lock:
-    """A context manager with slots, which nobody can refer to weakly."""
+    """Context manager with slots, which does not support weak references."""
 
     __slots__ = ("depth",)
 
@@ -39,7 +39,7 @@ def locked():
 
 
 def batches(count):
-    """A generator that answers to what it is sent, and cleans up."""
+    """Yield batch numbers; accept sent numbers and thrown exceptions, and print a line at the end."""
     number = 0
     try:
         while number < count:

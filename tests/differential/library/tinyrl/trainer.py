@@ -1,4 +1,4 @@
-"""Steps and stages, in functions of every kind; each calls `inside` with the arguments it was given."""
+"""Steps and stages in functions of every kind. Each function calls `inside` with its own arguments."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ def nothing(*args, **kwargs):
 
 
 class Trainer:
-    """Trains; `global_step` is the number of the step that is going on, from 1."""
+    """Trainer; `global_step` is the number of the current step, from 1."""
 
     instances = 0
 
@@ -18,13 +18,13 @@ class Trainer:
         self.seen = []
 
     def fit(self, steps=2, inside=nothing):
-        """Train for so many steps."""
+        """Train for `steps` steps."""
         for self.global_step in range(1, steps + 1):
             self.train_step(inside)
         return self.seen
 
     def train_step(self, inside=nothing):
-        """One step: generate, score, update."""
+        """Run one step: generate and update."""
         self.generate(inside)
         self.seen.append(self.update(inside))
         return self.seen[-1]
@@ -47,7 +47,7 @@ class Trainer:
         return len(text) * scale
 
     async def afit(self, steps=2, inside=None):
-        """Train as `fit` does, in coroutines."""
+        """Train like `fit`, with coroutines."""
         for self.global_step in range(1, steps + 1):
             await self.atrain_step(inside)
         return self.seen
@@ -57,21 +57,21 @@ class Trainer:
         self.seen.append("step")
 
     async def agenerate(self, inside=None, *args, **kwargs):
-        """Generate, where others do."""
+        """Generate, concurrently with other coroutines."""
         await asyncio.sleep(0)
         return await inside(*args, **kwargs) if inside is not None else "done"
 
     async def sample(self, number, inside=None):
-        """One sample, of many at once."""
+        """Generate one of many concurrent samples."""
         await asyncio.sleep(0)
         return await inside(number) if inside is not None else number
 
 
 def score(texts, *, scale=1):
-    """The rewards of many texts."""
+    """Return the rewards of several texts."""
     return [Trainer.reward(text, scale) for text in texts]
 
 
 def evaluate(inside=nothing, *args, **kwargs):
-    """Evaluate, which is a span of the timeline."""
+    """Evaluate; the call is a span of the timeline."""
     return inside(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Modules that import each other, and a hooked one, while they are half made."""
+"""Modules that import each other and a hooked module while they are partly initialised."""
 
 import circle.a
 import circle.b

@@ -1,6 +1,6 @@
 #: set: AUTOPROF_RECIPES=held.toml
-#: differs: what is not in a table, or not in one of the function's package, keeps the function without its hook
-"""Functions that tuples, sets, keys, partials and closures hold before their hooks are applied."""
+#: differs: only tables in the function's own package get the hooked function; other references keep the original
+"""Functions in tuples, sets, keys, partials and closures from before their hooks were applied."""
 
 import pickle
 

@@ -1,4 +1,4 @@
-"""Namespace packages in two folders, one of which appears later."""
+"""Namespace packages in two folders, one of which is added later."""
 
 import sys
 

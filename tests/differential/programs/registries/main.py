@@ -1,5 +1,5 @@
 #: set: AUTOPROF_RECIPES=held.toml
-"""Functions that tables, registries and other names hold before their hooks are applied: identity, pickles, pools."""
+"""Functions in tables, registries and other names from before their hooks: identity, pickles, pools."""
 
 import multiprocessing
 import pickle

@@ -1,2 +1,2 @@
 #: shell: . ./commands
-"""-m, -c, standard input, a folder, and what is not there."""
+"""-m, -c, standard input, a folder, and a missing file."""

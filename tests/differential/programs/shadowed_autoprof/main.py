@@ -1,6 +1,6 @@
-#: differs: a module of this name is hidden by autoprof, which is there before it
+#: differs: autoprof is imported first and hides a module with the same name
 #: hooks: unseen
-"""A module of the user's own that is called autoprof."""
+"""Module of the user named autoprof."""
 
 import autoprof
 from tinyrl import Trainer

@@ -1,5 +1,5 @@
 #: captures: no
-"""A package that takes time to import, whose modules import it, in several threads."""
+"""Slow package whose modules import it, in several threads."""
 
 import importlib
 import threading

@@ -1,2 +1,2 @@
 #: shell: $PYTHON -m zipapp app -o app.pyz && rm -r app && exec $PYTHON app.pyz a b
-"""A zipapp whose package is imported from the archive, with its data."""
+"""zipapp whose package is imported from the archive, with its data."""
