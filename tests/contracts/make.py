@@ -53,7 +53,7 @@ def _chosen(asked: list[str], clone: str | None) -> Iterator[tuple[str, str]]:
 
 
 def _refresh(target: str, version: str, clone: str | None) -> None:
-    """Store one release, and print the differences from its stored signatures, or from those of the release before."""
+    """Store one release, and print the differences from its stored signatures, or from the release before."""
     distribution, after = _read_release(target, version, clone)
     store = signature_files.read(target)
     known = store.versions()
@@ -70,7 +70,7 @@ def _refresh(target: str, version: str, clone: str | None) -> None:
 
 
 def _read_release(target: str, version: str, clone: str | None) -> tuple[str, dict[str, Facts | None]]:
-    """Return the distribution that contains a release, and its modules; a module that it lacks is None."""
+    """Return the distribution that contains a release, and its modules; a missing module is None."""
     table = stored.releases()[target]
     hooks = stored.hooks(target)
     wanted = Wanted(

@@ -44,7 +44,7 @@ class Store(msgspec.Struct, forbid_unknown_fields=True):
         return sorted((version for text in self.distributions.values() for version in text.split()), key=Version)
 
     def release(self, version: str) -> dict[str, Facts | None]:
-        """Return the modules of one release; a module that it lacks is None."""
+        """Return the modules of one release; a missing module is None."""
         return {
             name: variant.facts
             for name, variants in self.modules.items()

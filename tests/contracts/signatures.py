@@ -26,7 +26,7 @@ class Wanted(msgspec.Struct, kw_only=True):
     Attributes:
         names: Patterns of `function`, `Class.method`, or `Class`; the latter keeps the fields of the class.
         attributes: Names of attributes to record if a kept class sets them on `self`.
-        followed: Full names of classes and functions to keep, wherever they are defined. Their bases are added.
+        followed: Full names of classes and functions to keep, in any module. Their bases are added.
         members: Methods and attributes to keep of the classes in `followed`.
     """
 
@@ -43,7 +43,7 @@ class Wanted(msgspec.Struct, kw_only=True):
 def collect(read: Callable[[str], Module | None], modules: Iterable[str], wanted: Wanted) -> dict[str, Facts | None]:
     """Return the facts of `modules`, and of the bases of their kept classes in the same package.
 
-    A module that the release lacks is None; a module without kept facts is left out.
+    A missing module is None; a module without kept facts is left out.
 
     Args:
         read: Function that parses a module, or returns None if the release lacks it.

@@ -121,8 +121,8 @@ def test_settings_run_id_and_step_reach_nodes_added_later_and_restarted_workers(
     assert run_ids == dict.fromkeys([*TRACED, BARE, LATER], windowed.path.name)
     assert result["before"]["node-b"] != result["after"]["node-b"]
     captures = runs.step(windowed.spread.run(), 3).captures
-    (anew,) = [capture for capture in captures if capture.meta.host == "node-b"]
-    assert anew.meta.pid == result["after"]["node-b"]
+    (restarted,) = [capture for capture in captures if capture.meta.host == "node-b"]
+    assert restarted.meta.pid == result["after"]["node-b"]
     assert hosts(windowed.spread.run(), 3) == sorted([*TRACED, LATER])
 
 

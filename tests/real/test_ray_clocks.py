@@ -45,7 +45,7 @@ def test_nodes_of_the_trainers_host_have_no_line(measured: dict[str, Any]) -> No
     assert measured["same_host"] == []
 
 
-def test_a_node_that_has_gone_is_left_out(measured: dict[str, Any]) -> None:
+def test_a_removed_node_has_no_line(measured: dict[str, Any]) -> None:
     assert measured["one_gone"] == [f"{measured['host']}-0"]
 
 

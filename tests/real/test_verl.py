@@ -255,7 +255,7 @@ def test_rollout_iterations_are_exact(critic: VerlRun) -> None:
     assert not any("generation_0(0)" in name for name in passes)
 
 
-def test_contents_are_recorded_or_named_as_left_out(critic: VerlRun) -> None:
+def test_unsupported_contents_are_named_and_the_others_recorded(critic: VerlRun) -> None:
     for meta in metas(critic, 2):
         assert (meta["contents"], meta["left_out"]) == (["cpu", "shapes"], ["cuda"])
     for beginning in ("critic.update_critic", "rollout.replica0.rank0"):

@@ -70,7 +70,7 @@ def state(number: int) -> dict[str, Any]:
 
 # Source lines with calls of C functions that begin a `finally` block.
 RESTORING = ("_signal.pthread_sigmask(_signal.SIG_SETMASK, mask)", "_thread.stack_size(size)")
-# CPython checks for signals after these instructions. The empty text stands for the start of a function.
+# CPython checks for signals after these instructions. The empty text means the start of a function.
 LOOKS = ("", "CALL", "CALL_FUNCTION_EX", "CALL_KW", "JUMP_BACKWARD", "RESUME")
 if sys.version_info < (3, 11):
     LOOKS = ("", "CALL_FUNCTION", "CALL_FUNCTION_EX", "CALL_FUNCTION_KW", "CALL_METHOD", "JUMP_ABSOLUTE")

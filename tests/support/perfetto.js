@@ -1,10 +1,10 @@
-// Runs SQL over a trace in Perfetto's own engine: its WebAssembly build, as its user interface has it.
+// Runs SQL queries on a trace in Perfetto's own engine, the WebAssembly build of its user interface.
 //
 //     node perfetto.js FOLDER TRACE SQL...      FOLDER holds engine_bundle.js and trace_processor*.wasm
 //
-// Prints a JSON list with a list of rows for each query. The engine is a web worker that speaks TraceProcessorRpc
-// (protos/perfetto/trace_processor/trace_processor.proto) over a message port; the few messages that are needed are
-// written and read here.
+// Prints a JSON list with a list of rows for each query. The engine is a web worker that uses TraceProcessorRpc
+// (protos/perfetto/trace_processor/trace_processor.proto) through a message port. This script encodes and decodes the
+// few messages that it needs.
 'use strict';
 const fs = require('fs');
 const path = require('path');
@@ -65,7 +65,7 @@ function* packed(bytes) {
   }
 }
 
-// Cells: 1 null, 2 integer, 3 float, 4 text, 5 bytes; each kind stands in a list of its own.
+// Types of cells: 1 null, 2 integer, 3 float, 4 text, 5 bytes. The values of each type are in a separate list.
 function rows(results) {
   let width = 0;
   const cells = [];
@@ -88,7 +88,7 @@ function rows(results) {
   return width ? Array.from({length: cells.length / width}, (_, row) => cells.slice(row * width, (row + 1) * width)) : [];
 }
 
-// What the bundle looks for in a web worker.
+// Globals that the bundle expects in a web worker.
 globalThis.self = globalThis;
 globalThis.WorkerGlobalScope = function () {};
 globalThis.location = {href: 'http://localhost/engine_bundle.js', pathname: '/engine_bundle.js', search: ''};
@@ -104,7 +104,7 @@ globalThis.XMLHttpRequest = class {
     this.onload?.();
   }
 };
-// Otherwise it takes itself to run under node.
+// Hide `process`, so that the bundle does not detect node.
 Object.defineProperty(globalThis, 'process', {value: undefined, configurable: true, writable: true});
 
 const found = [];
@@ -126,7 +126,7 @@ const port = {
 (async () => {
   vm.runInThisContext(file('engine_bundle.js').toString(), {filename: 'engine_bundle.js'});
   globalThis.onmessage({data: port});
-  // The worker takes messages before its engine is there, and fails on them; it does not say when it is.
+  // Wait, because the worker fails on messages that arrive before its engine is ready, and does not report when it is.
   await new Promise((done) => setTimeout(done, Number(node.env.PERFETTO_WAIT_MS ?? 2000)));
   const send = async (bytes) => {
     port.onmessage({data: new Uint8Array(bytes)});

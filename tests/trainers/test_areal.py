@@ -89,7 +89,7 @@ def test_the_servers_windows_follow_the_trainers_steps(ran: Ran) -> None:
 
 def test_each_sample_has_the_version_of_its_weights(ran: Ran) -> None:
     samples = ran.spans("sample")
-    # Three steps of two prompts with two answers each. Answers that were begun in advance and cancelled are there too.
+    # Three steps of two prompts with two answers each, and further answers that were begun in advance and cancelled.
     assert len([span for span in samples if span.get("error") is None]) >= 12
     assert len({span["ids"]["sample"] for span in samples}) == len(samples)
     for span in samples:

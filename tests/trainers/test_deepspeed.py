@@ -101,7 +101,7 @@ def test_the_last_step_ends_with_its_update(accelerated: Ran) -> None:
     assert last["start_ns"] <= update["start_ns"] <= update["end_ns"] <= last["end_ns"]
 
 
-def test_accelerate_leaves_the_stages_to_deepspeed(above: Ran) -> None:
+def test_the_stages_of_accelerate_with_deepspeed_come_from_deepspeed(above: Ran) -> None:
     assert stages(above)[:3] == [STAGES, [*STAGES, "save_checkpoint"], STAGES]
 
 

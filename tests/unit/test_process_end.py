@@ -40,7 +40,7 @@ def the_run(folder: Path) -> runs.Run:
         ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
     ],
 )
-def test_a_process_that_ends_in_a_window_leaves_the_name_of_its_lost_capture(
+def test_the_lost_capture_of_a_process_that_ends_in_a_window_is_listed(
     go: Go, tmp_path: Path, end: str, status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     died = go(f"Trainer().fit(lambda: {end})", check=False)
@@ -90,7 +90,7 @@ def test_the_first_three_unfinished_captures_are_named_and_the_others_counted(tm
 
 
 @pytest.mark.fault("SIGKILL while a trace is written", "ends as without autoprof", "the trace; a `.part` remains")
-def test_a_process_killed_while_it_writes_leaves_nothing_with_a_final_name(go: Go, tmp_path: Path) -> None:
+def test_no_file_of_a_process_killed_while_it_writes_has_a_final_name(go: Go, tmp_path: Path) -> None:
     code = """
 from autoprof.capture.profilers import torch as tool
 def export(self, path):
@@ -108,7 +108,7 @@ Trainer().fit()
 
 
 @pytest.mark.fault("SIGKILL of the compression", "continues", "the trace; a `.part` remains")
-def test_a_killed_compression_leaves_nothing_with_a_final_name(tmp_path: Path, python: Python) -> None:
+def test_no_file_of_a_killed_compression_has_a_final_name(tmp_path: Path, python: Python) -> None:
     (tmp_path / "x.pt.trace.json.part").write_bytes(os.urandom(100_000))
     (tmp_path / "x.meta.json.part").touch()
     job = {"raw": "x.pt.trace.json.part", "trace": "x.pt.trace.json.gz", "meta_path": "x.meta.json", "meta": {}}

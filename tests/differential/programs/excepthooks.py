@@ -7,7 +7,7 @@ from tinyrl import Trainer
 
 
 def fail():
-    raise LookupError("nobody catches it")
+    raise LookupError("uncaught")
 
 
 class Dies:

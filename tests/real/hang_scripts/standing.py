@@ -27,20 +27,20 @@ def step():
     return 1 + (_updates.stat().st_size if _updates.exists() else 0)
 
 
-def stands(number):
+def must_wait(number):
     """Return True if this step must still be stuck."""
     return step() == number and not (FOLDER / f"go_on_{number}").exists()
 
 
 def first(number):
     """Return True for the first call in a process while this step must be stuck."""
-    if number in _begun or not stands(number):
+    if number in _begun or not must_wait(number):
         return False
     _begun.add(number)
     return True
 
 
-def stand(number):
+def wait(number):
     """Wait until the step may continue. A deadline ends the wait if a test has failed."""
     end = time.monotonic() + DEADLINE_S
     while not (FOLDER / f"go_on_{number}").exists() and time.monotonic() < end:
@@ -65,7 +65,7 @@ class Parser(ToolParser):
 
 def wait_for_rank():
     """Make rank 1 wait while the other ranks are in a collective."""
-    stand(RANK)
+    wait(RANK)
 
 
 @register_policy_loss("standing")

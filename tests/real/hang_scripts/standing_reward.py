@@ -3,7 +3,7 @@
 import threading
 import time
 
-from standing import FOLDER, LOCKS, REWARD, first, stand, stands
+from standing import FOLDER, LOCKS, REWARD, first, must_wait, wait
 
 _scores, _cache = threading.Lock(), threading.Lock()
 _both = threading.Barrier(2)
@@ -11,7 +11,7 @@ _both = threading.Barrier(2)
 
 def fetch_score():
     """Wait, as for a server that does not answer."""
-    while stands(REWARD):
+    while must_wait(REWARD):
         time.sleep(0.2)
 
 
@@ -31,7 +31,7 @@ def score_and_cache():
 
 def _let_go():
     """Release a lock that another thread holds, so that the run can end."""
-    stand(LOCKS)
+    wait(LOCKS)
     _scores.release()
 
 

@@ -6,14 +6,14 @@ Its first call in one step does not return. Its first call in another step waits
 import asyncio
 
 import ray
-from standing import FOLDER, ITSELF, TOOL, first, stands
+from standing import FOLDER, ITSELF, TOOL, first, must_wait
 from verl.tools.function_tool import function_tool
 
 
 def ask_itself():
     """Wait for a method of this actor, whose event loop this function blocks."""
     answer = ray.get_runtime_context().current_actor._get_mm_processor_kwargs.remote()
-    while stands(ITSELF):
+    while must_wait(ITSELF):
         try:
             ray.get(answer, timeout=1)
             return
@@ -29,7 +29,7 @@ async def search(query: str) -> str:
         query: Search terms.
     """
     if first(TOOL):
-        while stands(TOOL):
+        while must_wait(TOOL):
             await asyncio.sleep(0.2)
     if first(ITSELF):
         ask_itself()

@@ -52,15 +52,15 @@ def window():
     workers[LATER] = worker(len(workers), later(True))
     trainer.workers.append(workers[LATER])
     # Ray restarts this worker on the same node.
-    anew = workers["node-b"]
+    restarted = workers["node-b"]
     try:
-        ray.get(anew.die.remote())
+        ray.get(restarted.die.remote())
     except ray.exceptions.RayActorError:
         pass
     deadline = time.monotonic() + 60
     while True:
         try:
-            ray.get(anew.environment.remote(), timeout=60)
+            ray.get(restarted.environment.remote(), timeout=60)
             break
         except ray.exceptions.RayActorError:
             assert time.monotonic() < deadline
