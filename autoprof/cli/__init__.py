@@ -1,1 +1,1 @@
-"""The command line, a module for each command."""
+"""Command line: one module per command."""

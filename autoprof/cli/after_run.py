@@ -1,7 +1,7 @@
-"""Work on a run's traces once they are there: merged traces of rollout replicas, a copy of the run, the user's command.
+"""Work after the traces are written: merge the rollout replicas' traces, copy the run, run the user's command.
 
-`run/end.py` starts it, in a process that is nobody's child: Ray kills the children of a worker that exits (core worker,
-kill_child_processes_on_worker_exit), and neither a run's end nor its next step waits for a merge.
+`run/end.py` starts this module in a detached process, for two reasons: Ray kills the children of a worker that exits
+(core worker, kill_child_processes_on_worker_exit), and a merge must not delay the run's end or its next step.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Take one job on stdin, leave the process that started this one, and do it.
+    """Read one job from stdin, detach from the parent process, and do the job.
 
-    The first argument has folders of packages, where another interpreter than the run's is at work. All imports come
-    after that.
+    The first argument lists package folders to add to `sys.path`, for an interpreter other than the run's. Everything
+    else is imported after that.
     """
-    # The thread that started this process blocks all signals.
+    # Unblock all signals: this process inherits the mask of the thread that started it, which blocks them all.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    # `-m` puts the folder of autoprof first, in which this process was started: the command is run where the run was.
+    # `-m` puts the current folder, that of autoprof, first in sys.path; it belongs last.
     sys.path += [sys.path.pop(0), *filter(None, sys.argv[1].split(os.pathsep))]
     job = json.load(sys.stdin)
-    # This user may not enter it any more; the command is run all the same.
+    # Run the user's command even if this user can no longer enter the run's working directory.
     with contextlib.suppress(OSError):
         os.chdir(job["cwd"])
-    # A copy is waited for, at the end of the run.
+    # If the run is copied, its end waits for this process, so it must not detach.
     if not job["to"] and os.fork():
         os._exit(0)
     os.nice(10)
     try:
-        # Not before the fork: whoever started this one waits for it.
+        # Imported after the fork, because the parent waits until the fork.
         from autoprof.base import files
 
         files.open_as(job["run"])
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def _copy(run: Path, to: str) -> None:
-    """Copy a run that is over, and log failures. Nothing is raised."""
+    """Copy a run that is over, and log what fails. Raises neither NoTarget nor OSError."""
     from autoprof.base import interrupts, log
     from autoprof.run.collect.fetch import Patience
     from autoprof.run.collect.gather import warn_missing
@@ -60,7 +60,7 @@ def _copy(run: Path, to: str) -> None:
     log.configure("warning")
     try:
         missing = Sending(run, to, Patience()).send(lambda done: None)
-        warn_missing(missing, f"autoprof collect {run.name} --to URL goes on with it")
+        warn_missing(missing, f"autoprof collect {run.name} --to URL continues the copy")
     except (NoTarget, OSError) as error:
         interrupts.pass_on(error)
         log.warning(f"the run is not copied: {error}")

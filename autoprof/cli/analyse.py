@@ -1,4 +1,4 @@
-"""`autoprof analyse`: has torch_npu analyse the recordings of a run that are not analysed yet."""
+"""`autoprof analyse`: runs torch_npu's analysis on those recordings of a run that are not analysed yet."""
 
 from __future__ import annotations
 
@@ -37,46 +37,46 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(parsed: argparse.Namespace) -> int:
     """Run the command and return its exit status."""
-    found = arguments.find_run(parsed)
+    chosen = arguments.find_run(parsed)
     folders = []
     try:
         with console.reading("analysing") as progress:
-            for name, done in _analyse(found, parsed.step, progress):
+            for name, done in _analyse(chosen, parsed.step, progress):
                 folders.append(Analysed(name, done))
                 if not parsed.json:
                     print(f"{name}: {'analysed' if done else 'torch_npu could not analyse it'}", flush=True)
     except (NoTorchNpu, OSError) as error:
         return complain(f"analyse: {error}", 1)
     if parsed.json:
-        console.print_json(Analyses(run=found.id, folders=folders))
+        console.print_json(Analyses(run=chosen.id, folders=folders))
     elif not folders:
-        print("all is analysed")
+        print("all recordings are analysed already")
     return 0 if all(folder.analysed for folder in folders) else 1
 
 
 def _analyse(run: Run, number: int | None, progress: console.Reading) -> Iterator[tuple[str, bool]]:
-    """Analyse folders of a run, or of one of its steps, one after the other. Yield each one's name and its success.
+    """Analyse the folders of a run, or of one of its steps, one by one; yield each folder's name and True on success.
 
     Raises:
-        NotFound: There are none.
-        NoTorchNpu: It can't be done here.
+        NotFound: The run or the step has no complete folder of torch_npu.
+        NoTorchNpu: This interpreter can't import torch_npu.
     """
     steps = run.steps if number is None else [runs.step(run, number)]
     folders = [folder for step in steps for folder in _folders(RunDir(Path(run.path)).step(step.number))]
     if not folders:
         where = f"step {number} of {run.id}" if number is not None else run.id
-        raise NotFound(f"{where} has no folders of torch_npu's (*{file_names.NPU_FOLDER}) that are complete")
+        raise NotFound(f"{where} has no complete torch_npu folders (*{file_names.NPU_FOLDER})")
     waiting = [folder for folder in folders if not job.analysed(str(folder))]
     if waiting:
         _check_torch_npu()
     files.open_as(run.path)
     for count, folder in enumerate(waiting):
         progress(count, len(waiting), folder.name)
-        # What an analysis that was ended has left; torch_npu makes it anew from the raw data.
+        # Remove the partial output of an interrupted analysis; torch_npu writes all of it again from the raw data.
         files.remove(str(folder / NPU_ANALYSED))
         done = job.analyse(str(folder), sys.executable, str(folder))
         if done:
-            _note(folder)
+            _record_analysis(folder)
         yield f"{folder.parent.name}/{folder.name}", done
 
 
@@ -85,7 +85,7 @@ def _folders(step: Path) -> list[Path]:
 
 
 def _check_torch_npu() -> None:
-    tried = subprocess.run(
+    child = subprocess.run(
         [sys.executable, "-c", _IMPORT],
         env=os.environ | {"AUTOPROF": "0"},
         stdin=subprocess.DEVNULL,
@@ -93,13 +93,13 @@ def _check_torch_npu() -> None:
         text=True,
         check=False,
     )
-    if tried.returncode:
-        last = (tried.stderr.strip().splitlines() or [f"status {tried.returncode}"])[-1]
-        raise NoTorchNpu(f"torch_npu can't be imported by {sys.executable}: {last}")
+    if child.returncode:
+        last = (child.stderr.strip().splitlines() or [f"status {child.returncode}"])[-1]
+        raise NoTorchNpu(f"{sys.executable} can't import torch_npu: {last}")
 
 
-def _note(folder: Path) -> None:
-    """Have the meta file say that the folder is analysed."""
+def _record_analysis(folder: Path) -> None:
+    """Update the capture's meta file: clear the reason `not analysed`, and set the new size."""
     path = folder.with_name(file_names.FOLDER.sub("", folder.name) + META)
     if meta := decoder.fields(path, CaptureMeta):
         reason = decoder.record(meta, CaptureMeta).reason

@@ -1,4 +1,4 @@
-"""Parser of one command's arguments, and arguments that several commands share."""
+"""Parser of a command's arguments, and the arguments that several commands share."""
 
 from __future__ import annotations
 
@@ -21,51 +21,51 @@ from autoprof.rundir.runs import Run
 
 
 class Parser(argparse.ArgumentParser):
-    """Parser of a command's arguments, with those that the command's module adds."""
+    """Parser of one command; the command's module adds the arguments."""
 
     def __init__(self, command: str, **options: Any) -> None:
-        place, does, _ = COMMANDS[command]
-        options |= {"description": f"{does[0].upper()}{does[1:]}.", "epilog": commands.examples(command)}
+        module_name, summary, _ = COMMANDS[command]
+        options |= {"description": f"{summary[0].upper()}{summary[1:]}.", "epilog": commands.examples(command)}
         super().__init__(
             **{"prog": f"autoprof {command}"} | options, formatter_class=argparse.RawDescriptionHelpFormatter
         )
-        self.register("type", int, _whole)
+        self.register("type", int, _integer)
         self.command = command
-        module = importlib.import_module(f"autoprof.cli.{place}")
+        module = importlib.import_module(f"autoprof.cli.{module_name}")
         module.add_arguments(self)
         self.set_defaults(run=module.run)
 
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> argparse.Namespace:
-        """Parse arguments, and exit with 2 where one is not known."""
+        """Parse the arguments; exit with status 2 if one is unknown."""
         parsed, unknown = self.parse_known_args(args, namespace)
         if not unknown:
             return parsed
         first = unknown[0].partition("=")[0]
         if not first.startswith("-"):
-            self.error(f"it does not take {first!r}")
+            self.error(f"unexpected argument {first!r}")
         from autoprof.base.similar import did_you_mean
 
-        self.error(f"there is no option {first}{did_you_mean(first, self._option_string_actions)}")
+        self.error(f"unknown option {first}{did_you_mean(first, self._option_string_actions)}")
 
     def error(self, message: str) -> NoReturn:
-        """Exit with 2 after one line."""
+        """Print the error in one line and exit with status 2."""
         from autoprof.cli.console import complain
 
         message = message.removeprefix("argument ")
         raise SystemExit(complain(f"{self.command}: {message}; autoprof {self.command} --help shows the options", 2))
 
 
-def _whole(text: str) -> int:
-    """Return a whole number, and say in plain words where it is none."""
+def _integer(text: str) -> int:
+    """Return the integer that a text spells, with a clearer error than argparse's."""
     try:
         return int(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
 
 
-# What settings do, by the options of that name: `run` takes all, `trigger` those of a window.
+# Help texts of the options that set a setting. `run` takes all of them, `trigger` those of a window.
 SETTINGS = {
     "steps": "steps to capture: 2,5 or 10:13 or ::50 or +2",
     "when": "conditions that open a window: step>2x,update_actor>1.5x,rank>1.3x,memory>0.9,resume:2,oom",
@@ -80,7 +80,7 @@ SETTINGS = {
     "rollout-iterations": "forward passes of the engine to record: start:stop or all",
     "mini-batches": "mini-batches of a stage to record: start:stop or all",
     "config": "a TOML file with settings",
-    "recipes": "further recipe files or folders",
+    "recipes": "additional recipe files or folders",
     "disable": "recipes or hooks to leave out, as patterns",
     "collect": "1: collect the parts of all nodes at the end; a URL: also copy the run there",
     "on-finish": "a command to run after the last window",
@@ -89,49 +89,49 @@ SETTINGS = {
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    """Add RUN, which `find_run` finds."""
+    """Add the argument RUN, which `find_run` reads."""
     parser.add_argument("name", nargs="?", metavar="RUN", default="latest", help="a run, as for ls (default: latest)")
 
 
 def add_dir(parser: argparse.ArgumentParser) -> None:
-    """Add `--dir`, which `parent` reads."""
+    """Add the option `--dir`, which `parent` reads."""
     parser.add_argument("--dir", help="parent of the run directories (default: AUTOPROF_DIR, ./autoprof_runs)")
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """Add `--json` to a command that prints one document on stdout then, and nothing else."""
+    """Add the option `--json`; with it a command prints one document to stdout and nothing else."""
     parser.add_argument("--json", action="store_true", help="print JSON (docs/reference/json.md)")
 
 
 def parent(parsed: argparse.Namespace) -> Path:
-    """Return the folder of the runs."""
+    """Return the folder that contains the runs."""
     return Path(parsed.dir or setting("dir"))
 
 
 def setting(name: str) -> Any:
-    """Return a setting for a command that needs no other, and say which of the others is wrong.
+    """Return one setting, for a command that needs no other; print a warning if another setting is wrong.
 
     Raises:
-        SettingsError: This one is wrong.
+        SettingsError: The setting itself is wrong.
     """
     try:
         return getattr(settings.load(os.environ, Path.cwd()), name)
     except SettingsError as error:
         value = settings.load_one(name, os.environ, Path.cwd())
-        complain(f"{error}; this command goes on, a run would not be profiled", 0)
+        complain(f"{error}; this command continues, but a run would not be profiled", 0)
         return value
 
 
 @contextlib.contextmanager
 def cluster(address: str, named_by: str) -> Iterator[Any]:
-    """Yield the module `ray`, connected to a cluster whose address is printed on stderr, until the block ends.
+    """Connect to a Ray cluster until the block ends, print its address to stderr, and yield the module `ray`.
 
     Args:
         address: The address, as `ray.init` takes it.
         named_by: The option, variable or run that names the cluster.
 
     Raises:
-        Unreachable: The cluster can't be reached, or the address names none.
+        Unreachable: The cluster can't be reached, or the address is not that of a cluster.
     """
     from autoprof.run import cluster
 
@@ -142,9 +142,9 @@ def cluster(address: str, named_by: str) -> Iterator[Any]:
 
 
 def find_run(parsed: argparse.Namespace) -> Run:
-    """Find the run that RUN names.
+    """Return the run that RUN names.
 
     Raises:
-        NotFound: There is none, or several.
+        NotFound: No run matches, or several do.
     """
     return runs.find(parent(parsed), parsed.name)

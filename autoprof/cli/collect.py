@@ -1,4 +1,4 @@
-"""`autoprof collect`: brings together the parts of a run that its nodes have on disks of their own."""
+"""`autoprof collect`: fetches the parts of a run from the nodes' own disks into one directory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import msgspec
 
 from autoprof.base import units
 from autoprof.base.redact import is_url, plain
-from autoprof.base.redact import url as shown
+from autoprof.base.redact import url as redacted
 from autoprof.cli import arguments, console
 from autoprof.cli.console import complain
 from autoprof.cli.documents import Collected
@@ -27,7 +27,7 @@ from autoprof.rundir.file_names import COLLECTED, RUN
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import CollectedFile, RunFile
 
-_NO_CLUSTER = "no Ray cluster is named: give --ray HOST:PORT or RAY_ADDRESS, or the folder of a run that names its own"
+_NO_CLUSTER = "no Ray cluster is known: give --ray HOST:PORT, set RAY_ADDRESS, or name a run that recorded its cluster"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,9 +45,11 @@ def run(parsed: argparse.Namespace) -> int:
     """Run the command and return its exit status."""
     parent = arguments.parent(parsed)
     if parsed.to and (not is_url(parsed.to) or lacks(parsed.to)):
-        why = lacks(parsed.to) if is_url(parsed.to) else "it takes a URL such as s3://bucket/folder or file:///folder"
-        return complain(f"collect: --to {shown(parsed.to)}: {why}", 2)
-    told: dict[str, Any] = {}
+        reason = (
+            lacks(parsed.to) if is_url(parsed.to) else "it takes a URL such as s3://bucket/folder or file:///folder"
+        )
+        return complain(f"collect: --to {redacted(parsed.to)}: {reason}", 2)
+    fields: dict[str, Any] = {}
     missing: list[str] = []
     patience = Patience()
     try:
@@ -55,25 +57,25 @@ def run(parsed: argparse.Namespace) -> int:
             try:
                 ray, folder = _connected(stack, parent, parsed)
             except cluster.Unreachable as error:
-                folder = _here(parent, parsed.name, str(error))
-                missing += _without(folder, str(error))
+                folder = _local_directory(parent, parsed.name, str(error))
+                missing += _missing_without_cluster(folder, str(error))
                 if not missing and not parsed.json:
-                    print(plain(f"{error}; nothing of run {folder.name} lacks here"))
+                    print(plain(f"{error}; run {folder.name} is complete here"))
             else:
                 result = gather.collect(ray, folder, patience, progress=partial(console.bar, "collecting"))
-                told = msgspec.to_builtins(result)
-                missing += [each.line for each in result.missing]
+                fields = msgspec.to_builtins(result)
+                missing += [part.line for part in result.missing]
                 if not parsed.json:
                     _show(result)
         if parsed.to:
             sending = Sending(folder, parsed.to, patience)
             with console.bar("copying", sum(size for _, size, _ in sending.files())) as done:
-                lacking = sending.send(done)
-            missing += [f"{shown(parsed.to)}: {each.line}" for each in lacking]
-            told |= {"copied": {"to": shown(parsed.to), "files": sending.sent, "bytes": sending.bytes}}
+                not_copied = sending.send(done)
+            missing += [f"{redacted(parsed.to)}: {part.line}" for part in not_copied]
+            fields |= {"copied": {"to": redacted(parsed.to), "files": sending.sent, "bytes": sending.bytes}}
             if not parsed.json:
                 size = f"{units.count(sending.sent, 'file')}, {units.size(sending.bytes)}"
-                print(f"{size}, copied to {shown(parsed.to)}/{folder.name}")
+                print(f"{size}, copied to {redacted(parsed.to)}/{folder.name}")
     except (Busy, NoTarget) as error:
         return complain(f"collect: {error}", 1)
     except OSError as error:
@@ -82,8 +84,8 @@ def run(parsed: argparse.Namespace) -> int:
             f"collect: {where}: {error.strerror}; run the command again to continue from the files that are here", 1
         )
     if parsed.json:
-        known = {"run": folder.name, "directory": str(folder)} | told
-        console.print_json(msgspec.convert(known | {"missing_lines": missing}, Collected))
+        fields = {"run": folder.name, "directory": str(folder)} | fields | {"missing_lines": missing}
+        console.print_json(msgspec.convert(fields, Collected))
     else:
         for line in missing:
             print(plain(f"missing: {line}"))
@@ -94,68 +96,76 @@ def _connected(stack: contextlib.ExitStack, parent: Path, parsed: argparse.Names
     """Connect to the cluster that `--ray`, RAY_ADDRESS or the run names; return Ray and the run's directory here.
 
     Raises:
-        NotFound: There is no such run, or several.
+        NotFound: No run matches, or several do.
         Unreachable: The run names no cluster, or the cluster can't be reached or does not know the run.
     """
-    given = os.environ.get("RAY_ADDRESS", "")
+    environment_address = os.environ.get("RAY_ADDRESS", "")
     if parsed.ray is not None:
-        return stack.enter_context(arguments.cluster(parsed.ray, "--ray")), _found(parent, parsed.name)
-    # Ray starts a cluster for `local`.
-    if given not in ("", "local"):
-        return stack.enter_context(arguments.cluster(given, "RAY_ADDRESS")), _found(parent, parsed.name)
-    folder = _here(parent, parsed.name, _NO_CLUSTER)
+        return stack.enter_context(arguments.cluster(parsed.ray, "--ray")), _directory(parent, parsed.name)
+    # Ignore `local`: for it, Ray would start a new cluster.
+    if environment_address not in ("", "local"):
+        ray = stack.enter_context(arguments.cluster(environment_address, "RAY_ADDRESS"))
+        return ray, _directory(parent, parsed.name)
+    folder = _local_directory(parent, parsed.name, _NO_CLUSTER)
     address = processes.ray_address(RunDir(folder))
     if not address:
-        raise cluster.Unreachable("the run names no Ray cluster; --ray HOST:PORT gives one")
+        raise cluster.Unreachable("the run names no Ray cluster; name one with --ray HOST:PORT")
     ray = stack.enter_context(arguments.cluster(address, f"run {folder.name}"))
     if not cluster.nodes_of_run(folder.name):
         raise cluster.Unreachable(f"the Ray cluster at {address} does not know run {folder.name}")
     return ray, folder
 
 
-def _found(parent: Path, name: str) -> Path:
-    """Find the directory of a run that the cluster knows, or that is here.
+def _directory(parent: Path, name: str) -> Path:
+    """Return the directory of a run that the cluster knows, or that exists here.
 
     Raises:
-        NotFound: There is none, or several.
+        NotFound: No run matches, or several do.
     """
     users = cluster.users_of_run()
     if name == runs.LATEST:
-        matching = [each for each, uid in users.items() if runs.own(uid)][-1:]
+        matching = [run_id for run_id, uid in users.items() if runs.own(uid)][-1:]
     else:
-        matching = [each for each in users if each.startswith(Path(name).name)]
+        matching = [run_id for run_id in users if run_id.startswith(Path(name).name)]
     try:
-        here = runs.find(parent, matching[0] if len(matching) == 1 else name)
-        return Path(here.path)
+        run = runs.find(parent, matching[0] if len(matching) == 1 else name)
+        return Path(run.path)
     except runs.NotFound as error:
         if len(matching) == 1:
             return (parent / matching[0]).absolute()
-        named = dict([*users.items()][-5:]) if not matching else {each: users[each] for each in matching[-5:]}
-        raise runs.NotFound(f"{error}; the cluster knows {runs.with_users(named)}") from None
+        candidates = (
+            dict([*users.items()][-5:]) if not matching else {run_id: users[run_id] for run_id in matching[-5:]}
+        )
+        raise runs.NotFound(f"{error}; the cluster knows {runs.with_users(candidates)}") from None
 
 
-def _here(parent: Path, name: str, why: str) -> Path:
-    """Find the directory of a run that is here. `why` is the reason that no cluster is asked for it.
+def _local_directory(parent: Path, name: str, reason: str) -> Path:
+    """Return the directory of a run that exists here.
+
+    Args:
+        parent: The folder that contains the runs.
+        name: The run, as for `runs.find`.
+        reason: Reason why no cluster is asked for the run, for the error message.
 
     Raises:
-        NotFound: There is none, or several.
+        NotFound: No run matches, or several do.
     """
     try:
         return Path(runs.find(parent, name).path)
     except runs.NotFound as error:
-        raise runs.NotFound(f"{why}; {error}") from None
+        raise runs.NotFound(f"{reason}; {error}") from None
 
 
-def _without(run: Path, why: str) -> list[str]:
-    """Return the missing parts of a run whose cluster can't be asked, from its driver's notes at the end."""
-    info = decoder.read(run / RUN, RunFile)
-    collected = decoder.read(run / COLLECTED, CollectedFile)
-    alone = info.state in (runs.ENDED, runs.FAILED) and not info.nodes
-    if alone or (collected.when is not None and not collected.missing):
+def _missing_without_cluster(run_path: Path, reason: str) -> list[str]:
+    """Return the missing parts of a run whose cluster can't be asked, from the files that its driver wrote."""
+    info = decoder.read(run_path / RUN, RunFile)
+    collected = decoder.read(run_path / COLLECTED, CollectedFile)
+    single_node = info.state in (runs.ENDED, runs.FAILED) and not info.nodes
+    if single_node or (collected.when is not None and not collected.missing):
         return []
-    others = [each for each in info.nodes if each.host != info.host]
-    named = ", ".join(f"{each.host} ({each.id[:8]})" for each in others)
-    return [f"{why}; {f'what {named} left may be there still' if named else 'whether nodes have more is not known'}"]
+    others = [node for node in info.nodes if node.host != info.host]
+    names = ", ".join(f"{node.host} ({node.id[:8]})" for node in others)
+    return [f"{reason}; {f'files on {names} may be missing' if names else 'other nodes may have more files'}"]
 
 
 def _show(result: Any) -> None:
@@ -165,6 +175,6 @@ def _show(result: Any) -> None:
     ]
     console.show(["host", "node", "state", "files", "size", "fetched"], rows)
     print()
-    for each in result.left_out:
-        print(plain(f"left out: {each.line}"))
+    for part in result.left_out:
+        print(plain(f"left out: {part.line}"))
     print(plain(f"{units.size(result.fetched)} fetched into {result.directory}"))

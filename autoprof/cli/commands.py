@@ -1,6 +1,6 @@
-"""Commands by task, their help texts and examples.
+"""Commands by task, with help texts and examples.
 
-This module imports no command: help and completion need no more than this.
+This module imports no command, so that the overview and completion stay fast.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-# Of each command: its module, which has `add_arguments(parser)` and `run(parsed)`, its line in the help, and examples
-# with their comments. The overview shows the first one.
+# Commands by task and name. Each has a module with `add_arguments(parser)` and `run(parsed)`, a line in the help, and
+# examples with their comments; the overview shows the first example.
 TASKS: dict[str, dict[str, tuple[str, str, dict[str, str]]]] = {
     "Record": {
         "run": (
@@ -26,9 +26,9 @@ TASKS: dict[str, dict[str, tuple[str, str, dict[str, str]]]] = {
         ),
         "trigger": (
             "trigger.command",
-            "open a window in a run that is going on",
+            "open a window in a running run",
             {
-                "autoprof trigger --steps 2 --wait": "capture the next two steps, say where their traces are",
+                "autoprof trigger --steps 2 --wait": "capture the next two steps, then print their folders",
                 "autoprof trigger --contents cpu,cuda,stack": "capture the next step with Python's stacks",
                 "autoprof trigger --ray auto --from 4000": "reach the run through Ray, capture step 4000",
                 "autoprof trigger --off": "switch autoprof off in the run",
@@ -42,16 +42,16 @@ TASKS: dict[str, dict[str, tuple[str, str, dict[str, str]]]] = {
             {
                 "autoprof ls latest": "list the captures of the last run",
                 "autoprof ls": "list the runs in ./autoprof_runs",
-                "autoprof ls --dir /data --json": "print what is known of the runs in /data as JSON",
+                "autoprof ls --dir /data --json": "print the runs in /data as JSON",
             },
         ),
         "report": (
             "report",
-            "say where the time of each step went",
+            "report where the time of each step went",
             {
                 "autoprof report latest --step 7": "show step 7 in detail",
                 "autoprof report": "report on the last run",
-                "autoprof report latest --against 20261120": "hold a run against another",
+                "autoprof report latest --against 20261120": "compare the last run with another",
                 "autoprof report --md - > report.md": "write Markdown",
             },
         ),
@@ -60,24 +60,24 @@ TASKS: dict[str, dict[str, tuple[str, str, dict[str, str]]]] = {
             "show the report and the merged trace of a step in the browser",
             {
                 "autoprof open latest --step 4": "show step 4",
-                "autoprof open --no-browser": "print the links, start no browser",
+                "autoprof open --no-browser": "print the links without starting a browser",
             },
         ),
         "stacks": (
             "stacks.command",
-            "say where each process of a run stands now",
+            "show the current stacks of a run's processes",
             {
-                "autoprof stacks": "show the stacks of the latest run that is going on",
+                "autoprof stacks": "show the stacks of the latest running run",
                 "autoprof stacks --ray auto": "ask all nodes of its Ray cluster",
-                "autoprof stacks latest --native": "show functions in C, too, by py-spy",
+                "autoprof stacks latest --native": "also show C functions, with py-spy",
             },
         ),
         "merge": (
             "merge",
-            "make one trace of a step's, all processes on one clock",
+            "merge a step's traces into one, on a common clock",
             {
                 "autoprof merge --step 4": "merge the traces of step 4 of the last run",
-                "autoprof merge --step 4 --role 'actor,rollout'": "merge two roles",
+                "autoprof merge --step 4 --role 'actor,rollout'": "merge the traces of two roles",
                 "autoprof merge vllm_profile/": "merge traces that belong to no run",
             },
         ),
@@ -85,26 +85,26 @@ TASKS: dict[str, dict[str, tuple[str, str, dict[str, str]]]] = {
     "Find what is missing": {
         "doctor": (
             "doctor.command",
-            "say what applies here, or why a run lacks a trace",
+            "check which hooks apply here, or why a run lacks a trace",
             {
-                "autoprof doctor latest": "examine the last run",
-                "autoprof doctor": "examine this environment",
+                "autoprof doctor latest": "check the last run",
+                "autoprof doctor": "check this environment",
             },
         ),
         "collect": (
             "collect",
-            "fetch the parts of a run that its nodes have on their own disks",
+            "fetch the parts of a run from its nodes' own disks",
             {
                 "autoprof collect latest": "fetch the last run's parts from its Ray cluster",
-                "autoprof collect latest --to s3://bucket/runs": "and copy the run to an object store",
+                "autoprof collect latest --to s3://bucket/runs": "also copy the run to an object store",
             },
         ),
         "analyse": (
             "analyse",
-            "have torch_npu analyse what it recorded and has not analysed yet",
+            "run torch_npu's analysis on recordings that are not analysed yet",
             {
                 "autoprof analyse latest": "analyse the recordings of the last run",
-                "autoprof analyse --step 4": "analyse one step's",
+                "autoprof analyse --step 4": "analyse the recordings of step 4",
             },
         ),
     },
@@ -113,11 +113,11 @@ TASKS: dict[str, dict[str, tuple[str, str, dict[str, str]]]] = {
             "recipes.command",
             "list recipes and their hooks; write, check or try a recipe file",
             {
-                "autoprof recipes --check mytrainer.toml": "check a recipe of your own",
-                "autoprof recipes": "list recipes, and whether they fit what is installed",
+                "autoprof recipes --check mytrainer.toml": "check your own recipe",
+                "autoprof recipes": "list recipes, and whether they fit the installed versions",
                 "autoprof recipes verl": "list the hooks of verl",
                 "autoprof recipes --new train.py:Trainer > train.mine.toml": "write a first recipe",
-                "autoprof recipes --try train.mine.toml -- python train.py": "say which hooks fired",
+                "autoprof recipes --try train.mine.toml -- python train.py": "show which hooks fired",
             },
         ),
         "completion": (
@@ -125,7 +125,7 @@ TASKS: dict[str, dict[str, tuple[str, str, dict[str, str]]]] = {
             "print a completion script for bash, zsh or fish",
             {
                 'eval "$(autoprof completion bash)"': "complete in this shell",
-                "autoprof completion zsh > ~/.zfunc/_autoprof": "for zsh, in a folder of its fpath",
+                "autoprof completion zsh > ~/.zfunc/_autoprof": "for zsh, in a folder on its fpath",
                 "autoprof completion fish > ~/.config/fish/completions/autoprof.fish": "for fish",
             },
         ),
@@ -135,46 +135,47 @@ COMMANDS = {name: command for commands in TASKS.values() for name, command in co
 ALIASES = {"analyze": "analyse"}
 
 
-_NAME = 12
-_INDENT = " " * (_NAME + 2)
+# Columns for a command's name in the overview.
+_NAME_WIDTH = 12
+_INDENT = " " * (_NAME_WIDTH + 2)
 _END = (
-    "RUN is a folder, an id, the beginning of one, or latest.",
-    "autoprof help COMMAND shows options and more examples, autoprof -V the version.",
-    "Exit status: 0; 1 if something is not there or fails; 2 for wrong use.",
+    "RUN is a run's folder, its id, the beginning of its id, or latest.",
+    "autoprof help COMMAND shows options and examples, autoprof -V shows the version.",
+    "Exit status: 0; 1 if something is missing or fails; 2 for wrong usage.",
 )
 
 
 def overview(columns: int) -> str:
-    """Return the commands by task, with an example each."""
+    """Return the commands by task, with an example each, wrapped to a width."""
     return "\n".join(line for part in _parts() for line in _wrapped(*part, columns)) + "\n"
 
 
 def examples(name: str) -> str:
-    """Return the examples of a command, each below what it does."""
-    shown = [f"  # {comment}\n  {example}" for example, comment in COMMANDS[name][2].items()]
-    return "\n".join(["examples:", *shown])
+    """Return the examples of a command, each below its comment."""
+    lines = [f"  # {comment}\n  {example}" for example, comment in COMMANDS[name][2].items()]
+    return "\n".join(["examples:", *lines])
 
 
 def _parts() -> Iterator[tuple[str, str]]:
-    """Yield lines, each with the indent of those that go on with it."""
+    """Yield the lines of the overview, each with the indent of its continuation lines."""
     yield "autoprof profiles LLM reinforcement-learning runs from outside.", ""
     yield "", ""
     yield "usage: autoprof COMMAND [options]", ""
     for task, commands in TASKS.items():
         yield "", ""
         yield f"{task}:", ""
-        for name, (_, does, shown) in commands.items():
-            yield f"  {name:<{_NAME}}{does}", _INDENT
-            yield f"{_INDENT}$ {next(iter(shown))}", f"{_INDENT}  "
+        for name, (_, summary, command_examples) in commands.items():
+            yield f"  {name:<{_NAME_WIDTH}}{summary}", _INDENT
+            yield f"{_INDENT}$ {next(iter(command_examples))}", f"{_INDENT}  "
     yield "", ""
     for line in _END:
         yield line, ""
 
 
 def _wrapped(line: str, indent: str, columns: int) -> list[str]:
-    if len(line) < columns or columns < 2 * _NAME:
+    if len(line) < columns or columns < 2 * _NAME_WIDTH:
         return [line]
-    # Not for a terminal that is wide enough: it takes a while to import.
+    # Imported only if a line must be wrapped, because the import is slow.
     import textwrap
 
     return textwrap.wrap(line, columns - 1, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

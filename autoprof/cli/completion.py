@@ -1,4 +1,4 @@
-"""`autoprof completion`: prints a script with which a shell completes commands, options and runs."""
+"""`autoprof completion`: prints a shell script that completes commands, options and runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from autoprof.cli.console import complain
 
 _HELP = "help"
 _IDS = 'for each in "${AUTOPROF_DIR:-autoprof_runs}"/*/run.json'
-# Shells look for the runs themselves: a start of Python would be felt at each press of the key.
+# Shell functions that list the runs. Python would take too long to start at each press of the Tab key.
 _RUNS = {
     "bash": "_autoprof_runs",
     "zsh": "_autoprof_runs",
@@ -46,7 +46,7 @@ end""",
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell that is to complete")
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell that runs the script")
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -55,26 +55,26 @@ def run(parsed: argparse.Namespace) -> int:
         import shtab
     except ImportError:
         return complain("completion: it needs shtab: pip install 'autoprof-rl[completion]'", 1)
-    print(shtab.complete(_whole(shtab), parsed.shell))
+    print(shtab.complete(_full_parser(shtab), parsed.shell))
     return 0
 
 
-def _whole(shtab: Any) -> argparse.ArgumentParser:
-    """Return the parser of the whole command line: all commands with their arguments."""
+def _full_parser(shtab: Any) -> argparse.ArgumentParser:
+    """Return a parser of the whole command line: all commands with their arguments."""
     parser = argparse.ArgumentParser("autoprof")
     parser.add_argument("-V", "--version", action="store_true", help="show the version")
-    # A function does as well as a class, which the type of the parameter does not know.
+    # The cast is needed because typeshed accepts only a class here, although argparse takes any callable.
     commands = parser.add_subparsers(parser_class=cast(Any, _parser))
-    for name, (_, does, _) in COMMANDS.items():
-        aliases = [alias for alias, meant in ALIASES.items() if meant == name]
-        command = commands.add_parser(name, command=name, help=does, aliases=aliases)
+    for name, (_, summary, _) in COMMANDS.items():
+        aliases = [alias for alias, target in ALIASES.items() if target == name]
+        command = commands.add_parser(name, command=name, help=summary, aliases=aliases)
         for action in command._actions:
             if action.metavar in ("RUN", "RUN|N|RUN:N"):
-                _completed(action, _RUNS)
+                _set_completion(action, _RUNS)
             elif action.metavar == "FILE" or action.nargs == argparse.REMAINDER:
-                _completed(action, shtab.FILE)
+                _set_completion(action, shtab.FILE)
             elif action.dest == "dir":
-                _completed(action, shtab.DIRECTORY)
+                _set_completion(action, shtab.DIRECTORY)
     commands.add_parser(_HELP, help="show the options of a command").add_argument("command", choices=list(COMMANDS))
     return parser
 
@@ -83,6 +83,6 @@ def _parser(command: str = "", **options: Any) -> argparse.ArgumentParser:
     return Parser(command, **options) if command else argparse.ArgumentParser(**options)
 
 
-def _completed(action: Any, by: object) -> None:
-    """Tell shtab by which function of the shell an argument is completed."""
-    action.complete = by
+def _set_completion(action: Any, function: object) -> None:
+    """Set the shell function by which shtab completes an argument."""
+    action.complete = function

@@ -1,7 +1,7 @@
-"""Output of commands: messages, tables and progress, to a stream that may be full or closed.
+"""Output of commands: messages, tables and progress, to streams that may be full or closed.
 
-Tables fit any width: text wraps at words, columns without room are dropped, names stay whole. rich draws progress bars
-and is imported on a terminal only.
+Tables fit any width: text wraps at words, names are never split, and columns that do not fit are dropped. rich draws
+the progress bars; it is imported on a terminal only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class OutputLost(BaseException):
-    """Standard output takes no more. No command catches it, as commands do errors of the files that they read."""
+    """Standard output can't be written. Not an OSError, so that commands don't take it for an error of their files."""
 
     def __init__(self, error: OSError) -> None:
         super().__init__(str(error))
@@ -32,7 +32,7 @@ class OutputLost(BaseException):
 
 
 class Output(io.TextIOWrapper):
-    """Standard output that raises `Lost` where it can't be written."""
+    """Standard output that raises `OutputLost` if it can't be written."""
 
     def write(self, text: str) -> int:
         try:
@@ -48,15 +48,16 @@ class Output(io.TextIOWrapper):
 
 
 def replace_output() -> TextIO:
-    """Put an `Output` in the place of standard output, and return what was there.
+    """Replace `sys.stdout` by an `Output`, and return the original.
 
-    First whatever is closed is opened: the next file would get its number, and all that is printed. Commands that
-    `autoprof run` becomes find it closed, since Python's files are not inherited.
+    Standard streams that are closed are first opened to /dev/null. Otherwise the next file that is opened would get
+    their descriptor, and printed text would go into it. A command that `autoprof run` executes still finds them closed,
+    since Python's descriptors are not inherited.
     """
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
-            place = os.open(os.devnull, os.O_RDWR)
-            setattr(sys, name, os.fdopen(place, "r" if name == "stdin" else "w", encoding="utf-8"))
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, os.fdopen(descriptor, "r" if name == "stdin" else "w", encoding="utf-8"))
     real = sys.stdout
     if type(real) is io.TextIOWrapper:
         sys.stdout = Output(
@@ -70,10 +71,10 @@ def replace_output() -> TextIO:
 
 
 def restore_output(real: TextIO) -> None:
-    """Write what is left, and put standard output back.
+    """Flush the `Output`, and make `real` the standard output again.
 
     Raises:
-        Lost: It can't be written.
+        OutputLost: The text can't be written.
     """
     ours, sys.stdout = sys.stdout, real
     if isinstance(ours, Output):
@@ -84,8 +85,8 @@ def restore_output(real: TextIO) -> None:
 
 
 def lost_output(error: OSError) -> int:
-    """Say why standard output is lost, if whoever reads it has not gone, and return the exit status."""
-    # The interpreter tries again at its end, and would show a traceback.
+    """Print why standard output can't be written, and return the exit status; a closed pipe is no error."""
+    # The interpreter flushes stdout again at exit; without this it would print a traceback.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):
         return 0
@@ -94,9 +95,11 @@ def lost_output(error: OSError) -> int:
 
 
 _GAP = "  "
-# A column with longer cells than that, of several words, is text. It wraps, but not to less than the other.
-_TEXT, _LEAST = 30, 24
-_BETWEEN = re.compile(r"(?<=[ ,])(?=[^ ])")
+# A column is text, and may wrap, if its cells are wider than this and have several words.
+_MAX_UNWRAPPED = 30
+# Narrowest width to which a column of text wraps.
+_MIN_TEXT = 24
+_BREAKS = re.compile(r"(?<=[ ,])(?=[^ ])")
 _BOLD, _DIM, _RED, _GREEN, _YELLOW, _CYAN = "1", "2", "31", "32", "33", "36"
 # Colours by the first word of a state.
 _STATES = {
@@ -119,78 +122,78 @@ def table_lines(
     """Yield the lines of a table.
 
     Args:
-        header: The names of the columns.
-        rows: The cells.
-        columns: The width of the terminal; None for no limit.
-        drop: Columns that go first where there is no room, in this order; then the last ones, until one is left.
-        colours: Whether states have colours, and the header is bold.
+        header: Names of the columns.
+        rows: Cells, row by row.
+        columns: Width of the terminal; None for no limit.
+        drop: Columns to drop first in a narrow terminal, in this order; then the last ones, until one is left.
+        colours: True to colour states and print the header in bold.
     """
     kept, widths = _fitting(header, rows, columns, drop)
-    for place, row in enumerate([header, *rows]):
+    for row_index, row in enumerate([header, *rows]):
         cells = [_wrapped(row[column], widths[column]) for column in kept]
-        for number in range(max(map(len, cells))):
-            shown = []
+        for line in range(max(map(len, cells))):
+            parts = []
             for column, cell in zip(kept, cells, strict=True):
-                text = cell[number] if number < len(cell) else ""
+                text = cell[line] if line < len(cell) else ""
                 padded = text + " " * (widths[column] - width(text))
-                style = _BOLD if place == 0 else _style(header[column], row[column])
-                shown.append(styled(padded, style) if colours and style and text else padded)
-            yield _GAP.join(shown).rstrip()
-    if gone := [name for column, name in enumerate(header) if column not in kept]:
-        for text in _wrapped(f"a wider terminal shows: {', '.join(gone)}", columns or 0):
+                style = _BOLD if row_index == 0 else _style(header[column], row[column])
+                parts.append(styled(padded, style) if colours and style and text else padded)
+            yield _GAP.join(parts).rstrip()
+    if dropped := [name for column, name in enumerate(header) if column not in kept]:
+        for text in _wrapped(f"a wider terminal shows: {', '.join(dropped)}", columns or 0):
             yield styled(text, _DIM) if colours else text
 
 
 def styled(text: str, style: str) -> str:
-    """Return a text with its colour; blanks at its end have none."""
+    """Return a text with a style, except for the blanks at its end."""
     bare = text.rstrip()
     return f"\x1b[{style}m{bare}\x1b[0m{text[len(bare) :]}"
 
 
 def width(text: str) -> int:
-    """Return the number of a terminal's columns that a text takes."""
+    """Return the number of terminal columns that a text takes."""
     if text.isascii():
         return len(text)
-    return sum(0 if unicodedata.combining(each) else 1 + (unicodedata.east_asian_width(each) in "WF") for each in text)
+    return sum(0 if unicodedata.combining(char) else 1 + (unicodedata.east_asian_width(char) in "WF") for char in text)
 
 
 def _fitting(
     header: Sequence[str], rows: Sequence[Sequence[str]], columns: int | None, drop: Sequence[str]
 ) -> tuple[list[int], list[int]]:
-    """Return the columns that are shown, and the width of each column."""
+    """Return the columns to show, and the width of every column."""
     cells = [[header[column], *(row[column] for row in rows)] for column in range(len(header))]
     widths = [max(map(width, column)) for column in cells]
-    least = [_least(column, whole) for column, whole in zip(cells, widths, strict=True)]
+    min_widths = [_min_width(column, full) for column, full in zip(cells, widths, strict=True)]
     kept = list(range(len(header)))
-    going = [*(header.index(name) for name in drop), *reversed(range(len(header)))]
+    drop_order = [*(header.index(name) for name in drop), *reversed(range(len(header)))]
     while columns is not None:
         gaps = len(_GAP) * (len(kept) - 1)
-        over = sum(widths[column] for column in kept) + gaps - columns
-        if over > sum(widths[column] - least[column] for column in kept) and len(kept) > 1:
-            kept.remove(next(column for column in going if column in kept))
+        excess = sum(widths[column] for column in kept) + gaps - columns
+        if excess > sum(widths[column] - min_widths[column] for column in kept) and len(kept) > 1:
+            kept.remove(next(column for column in drop_order if column in kept))
             continue
-        for column in sorted(kept, key=lambda column: least[column] - widths[column]):
-            less = max(0, min(over, widths[column] - least[column]))
-            widths[column], over = widths[column] - less, over - less
+        for column in sorted(kept, key=lambda column: min_widths[column] - widths[column]):
+            cut = max(0, min(excess, widths[column] - min_widths[column]))
+            widths[column], excess = widths[column] - cut, excess - cut
         break
     return kept, widths
 
 
-def _least(cells: Sequence[str], whole: int) -> int:
-    """Return the width that a column needs at least."""
-    words = [word for cell in cells for word in _BETWEEN.split(cell)]
-    is_text = whole > _TEXT and len(words) > len(cells)
-    return max(_LEAST, *(width(word.rstrip()) for word in words)) if is_text else whole
+def _min_width(cells: Sequence[str], full: int) -> int:
+    """Return the smallest width of a column; `full` is its width without wrapping."""
+    words = [word for cell in cells for word in _BREAKS.split(cell)]
+    is_text = full > _MAX_UNWRAPPED and len(words) > len(cells)
+    return max(_MIN_TEXT, *(width(word.rstrip()) for word in words)) if is_text else full
 
 
 def _wrapped(cell: str, room: int) -> list[str]:
-    found, line = [], ""
-    for word in _BETWEEN.split(cell):
+    lines, line = [], ""
+    for word in _BREAKS.split(cell):
         if line and width(f"{line}{word}".rstrip()) > room:
-            found.append(line.rstrip())
+            lines.append(line.rstrip())
             line = ""
         line += word
-    return [*found, line.rstrip()]
+    return [*lines, line.rstrip()]
 
 
 def _style(name: str, cell: str) -> str:
@@ -198,15 +201,15 @@ def _style(name: str, cell: str) -> str:
 
 
 def complain(text: str, status: int) -> int:
-    """Say on stderr what is wrong, and return the exit status."""
-    # A full disk behind stderr changes no exit status.
+    """Print a message to stderr, and return the exit status that was passed."""
+    # If stderr can't be written, for example on a full disk, the exit status stays the same.
     with suppress(OSError):
         print(f"autoprof: {plain(text)}", file=sys.stderr)
     return status
 
 
 def print_json(document: object) -> None:
-    """Print a document of `--json`."""
+    """Print a document as JSON, with its `schema` first."""
     import json
 
     import msgspec
@@ -216,61 +219,68 @@ def print_json(document: object) -> None:
 
 
 @contextmanager
-def bar(what: str, total: int) -> Iterator[Callable[[int], object]]:
-    """Show a bar on a terminal, on stderr, and nothing elsewhere.
+def bar(title: str, total: int) -> Iterator[Callable[[int], object]]:
+    """Show a progress bar on stderr if it is a terminal; otherwise show nothing.
 
-    Gives a function to tell how many more bytes are done.
+    Args:
+        title: Text in front of the bar.
+        total: Number of bytes in all.
+
+    Yields:
+        A function that takes the number of bytes done since its last call.
     """
-    if not _drawing(sys.stderr):
+    if not _draws(sys.stderr):
         yield lambda done: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
-        task = shown.add_task(what, total=total)
-        yield lambda done: shown.advance(task, done)
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(title, total=total)
+        yield lambda done: progress.advance(task, done)
 
 
-# Told how many are read, of how many where that is known, and the name of the next one.
+# Callback before each file is read: the number of files read, the number of files or None, the file's name.
 Reading = Callable[[int, "int | None", str], object]
 
 
 @contextmanager
-def reading(what: str = "reading") -> Iterator[Reading]:
-    """Show on a terminal, on stderr, what is read now, and nothing elsewhere."""
-    if not _drawing(sys.stderr):
-        yield lambda done, of, name: None
+def reading(verb: str = "reading") -> Iterator[Reading]:
+    """Show the file that is being read on stderr if it is a terminal; otherwise show nothing."""
+    if not _draws(sys.stderr):
+        yield lambda done, total, name: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
-        task = shown.add_task("", total=None)
-        yield lambda done, of, name: shown.update(
-            task, completed=done, total=of, description=f"{what} {plain(name[:60])}"
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=None)
+        yield lambda done, total, name: progress.update(
+            task, completed=done, total=total, description=f"{verb} {plain(name[:60])}"
         )
 
 
-# Told what is going on, and how much of the total is done.
+# Callback that shows a status: its text, and how much of the total is done.
 Show = Callable[[str, int], None]
 
 
 @contextmanager
-def lines(total: int, aside: bool = False) -> Iterator[Show]:
-    """Show what is going on: on a terminal a line that changes, on stderr; elsewhere each thing once, on stdout.
+def lines(total: int, keep_stdout: bool = False) -> Iterator[Show]:
+    """Show a status: on a terminal as one changing line on stderr, elsewhere as one line on stdout per new text.
 
-    Without a total nobody knows how much it will be. `aside` leaves stdout to something else.
+    Args:
+        total: Amount of work in all; 0 if it is not known.
+        keep_stdout: True to print nothing to stdout; lines go to stderr instead.
     """
-    if not _drawing(sys.stderr):
-        told: set[str] = set()
+    if not _draws(sys.stderr):
+        printed: set[str] = set()
 
         def once(text: str, done: int) -> None:
-            if text not in told:
-                told.add(text)
-                print(plain(text), file=sys.stderr if aside else sys.stdout, flush=True)
+            if text not in printed:
+                printed.add(text)
+                print(plain(text), file=sys.stderr if keep_stdout else sys.stdout, flush=True)
 
         yield once
         return
@@ -278,34 +288,33 @@ def lines(total: int, aside: bool = False) -> Iterator[Show]:
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (SpinnerColumn(), BarColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
-        task = shown.add_task("", total=total or None)
-        yield lambda text, done: shown.update(task, description=plain(text), completed=done)
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=total or None)
+        yield lambda text, done: progress.update(task, description=plain(text), completed=done)
 
 
 def show(header: Sequence[str], rows: Sequence[Sequence[str]], drop: Sequence[str] = ()) -> None:
-    """Print rows of text under a header: all of it, and as wide as the terminal where there is one.
+    """Print a table to stdout, fitted to the terminal's width if stdout is a terminal.
 
-    `drop` are columns that a narrow terminal goes without, in this order.
+    `drop` lists the columns to drop first in a narrow terminal, in this order.
     """
-
     rows = [[plain(text) for text in row] for row in rows]
     for line in table_lines(header, rows, columns(sys.stdout), drop, coloured(sys.stdout)):
         print(line)
 
 
 def wrapped(text: str, indent: int = 0, more: str = "") -> list[str]:
-    """Return a text as lines that a terminal takes whole, and one line elsewhere.
+    """Return a text wrapped to the width of the terminal, or in one line if stdout is not a terminal.
 
     Args:
         text: A sentence.
-        indent: The spaces in front of each line.
-        more: A name that comes behind the text, on a line of its own where there is no room.
+        indent: Number of spaces in front of each line.
+        more: A name after the text; it gets its own line if it does not fit.
     """
-    front = " " * indent
+    margin = " " * indent
     width = columns(sys.stdout)
     if width is None:
-        return [front + "  ".join(filter(None, [text, more]))]
+        return [margin + "  ".join(filter(None, [text, more]))]
     import textwrap
 
     room = max(20, width - indent)
@@ -314,11 +323,11 @@ def wrapped(text: str, indent: int = 0, more: str = "") -> list[str]:
         lines[-1] += f"  {more}"
     elif more:
         lines.append(more)
-    return [front + line for line in lines]
+    return [margin + line for line in lines]
 
 
 def columns(stream: TextIO) -> int | None:
-    """Return the width of the terminal behind a stream; None where there is none."""
+    """Return the width of a stream's terminal; None if it is not a terminal, or its width is not known."""
     if not stream.isatty():
         return None
     try:
@@ -328,12 +337,12 @@ def columns(stream: TextIO) -> int | None:
 
 
 def coloured(stream: TextIO) -> bool:
-    """Return whether a stream takes colours: a terminal does; NO_COLOR and FORCE_COLOR decide otherwise."""
+    """Return whether to print colours to a stream: yes for a terminal, unless NO_COLOR or FORCE_COLOR decides."""
     if os.environ.get("NO_COLOR"):
         return False
-    return bool(os.environ.get("FORCE_COLOR")) or _drawing(stream)
+    return bool(os.environ.get("FORCE_COLOR")) or _draws(stream)
 
 
-def _drawing(stream: TextIO) -> bool:
-    """Return whether a stream is a terminal that obeys escape sequences."""
+def _draws(stream: TextIO) -> bool:
+    """Return whether a stream is a terminal that supports escape sequences."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"

@@ -1,6 +1,6 @@
 """Documents that commands print with `--json`. `make formats` writes docs/reference/json.md from them.
 
-Those of report, doctor and recipes stand where their figures are made.
+The documents of report, doctor and recipes are defined beside the code that fills them.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from msgspec import Struct
 
 from autoprof.rundir.records import Frame, Missing, NodeState, OpenSpan, ProcessStacks
 
-# The form of all documents: raised when a field goes or changes its meaning.
+# Version of all documents: increased when a field is removed or changes its meaning.
 SCHEMA = 1
 
 
 class Document(Struct, kw_only=True):
-    """What a command prints: one object."""
+    """The output of a command with `--json`: one object."""
 
-    schema: int = SCHEMA  # The version of the document's form. New fields do not change it.
+    schema: int = SCHEMA  # The version of the format. New fields do not change it.
 
 
 class ListedCapture(Struct):
     """A capture of a step, or a trace that was merged from several."""
 
-    name: str  # Its name, without endings.
+    name: str  # Its file name, without endings.
     bytes: int  # Its size.
     state: str  # `complete`, `truncated`, `failed` or `unfinished`.
-    meta: dict[str, Any]  # Its meta file, as [CaptureMeta or MergedMeta](files.md#capturemeta) says.
+    meta: dict[str, Any]  # Its meta file, a [CaptureMeta or MergedMeta](files.md#capturemeta).
 
 
 class ListedStep(Struct):
@@ -35,15 +35,15 @@ class ListedStep(Struct):
 
     number: int  # The trainer's global step.
     captures: list[ListedCapture]  # Its captures.
-    merged: list[ListedCapture]  # Traces that hold what captures hold already.
+    merged: list[ListedCapture]  # Traces that were merged from these captures.
 
 
 class ListedSpan(Struct):
     """A step or a stage that has begun and not ended."""
 
-    name: str  # Its name: `step`, or that of the stage.
+    name: str  # `step`, or the name of the stage.
     step: int | None  # The step.
-    age_s: float  # How long it is open, in seconds.
+    age_s: float  # Seconds since it began.
 
 
 class ListedRun(Struct):
@@ -51,18 +51,18 @@ class ListedRun(Struct):
 
     id: str  # Its id.
     path: str  # Its directory.
-    info: dict[str, Any]  # Its `run.json`, as [RunFile](files.md#runfile) says.
+    info: dict[str, Any]  # Its `run.json`, a [RunFile](files.md#runfile).
     steps: list[ListedStep]  # The captured steps, in order.
-    left_out: list[str]  # What could not be read of it, a line each.
-    state: str  # Its state, which `info` may not know: `unfinished` where the process that started it is gone.
+    left_out: list[str]  # Files or parts of files that could not be read, one line each.
+    state: str  # Its state. It may differ from `info`: `unfinished` if the process that started the run is gone.
     bytes: int  # The size of its captures.
-    open: list[ListedSpan] = []  # Of a run that goes on the open step and the stage that began last in it.
+    open: list[ListedSpan] = []  # If the run is running, the open step and the latest stage in it.
 
 
 class Listed(Document):
     """`autoprof ls --json`."""
 
-    runs: list[ListedRun]  # The runs, oldest first, or the one that was asked for.
+    runs: list[ListedRun]  # All runs, oldest first, or the run that RUN names.
 
 
 class Merged(Document):
@@ -71,15 +71,15 @@ class Merged(Document):
     file: str  # The merged trace.
     bytes: int  # Its size.
     step: int | None  # The step; null for traces that belong to no run.
-    traces: int  # The number of traces that were to be merged.
-    lines: list[str]  # What came of it in words, a line each: traces that were left out among them.
+    traces: int  # The number of traces to merge, including those that were left out.
+    lines: list[str]  # The result in words, one line each, including the traces that were left out.
 
 
 class Analysed(Struct):
-    """A folder of torch_npu's."""
+    """A folder that torch_npu recorded."""
 
-    name: str  # Its step's folder and its own name.
-    analysed: bool  # Whether torch_npu could analyse it.
+    name: str  # The step's folder and the folder's name.
+    analysed: bool  # True if the analysis succeeded.
 
 
 class Analyses(Document):
@@ -92,7 +92,7 @@ class Analyses(Document):
 class Copied(Struct):
     """A copy of the run."""
 
-    to: str  # The URL, without what may be secret in it.
+    to: str  # The URL, without secrets.
     files: int  # The number of files.
     bytes: int  # Their size.
 
@@ -102,12 +102,12 @@ class Collected(Document):
 
     run: str  # The run's id.
     directory: str  # Its directory here.
-    nodes: list[NodeState] = []  # The nodes, with their parts, as [NodeState](files.md#nodestate) says.
-    missing: list[Missing] = []  # What was not collected, as [Missing](files.md#missing) says.
-    left_out: list[Missing] = []  # What was not meant to come: links, names that lead elsewhere.
-    when: float | None = None  # The time, in seconds since the epoch; null where no cluster could be asked.
+    nodes: list[NodeState] = []  # The nodes with their parts, each a [NodeState](files.md#nodestate).
+    missing: list[Missing] = []  # Parts that were not collected, each a [Missing](files.md#missing).
+    left_out: list[Missing] = []  # Files that are never collected: links, and names that lead out of the run.
+    when: float | None = None  # The time, in seconds since the epoch; null if no cluster could be asked.
     copied: Copied | None = None  # The copy, with `--to`.
-    missing_lines: list[str] = []  # All that is missing, of the copy too, a line each.
+    missing_lines: list[str] = []  # All missing parts, those of the copy included, one line each.
 
 
 class Folder(Struct):
@@ -125,49 +125,49 @@ class Triggered(Document):
 
     run: str  # The run's id.
     request: str = ""  # The request's name; empty for `--on` and `--off`.
-    joined: bool = False  # Whether the same was asked for already, and this joins it.
-    off: bool = False  # Whether autoprof is switched off in the run.
+    joined: bool = False  # True if an earlier, equal request is open; this command then uses that one.
+    off: bool = False  # True if autoprof is switched off in the run.
     captured: list[int] = []  # The captured steps.
     folders: list[Folder] = []  # Their folders, on all hosts.
-    problems: list[str] = []  # What is not as it should be, a line each.
-    reason: str = ""  # Why not all was captured.
+    problems: list[str] = []  # Captures that are missing or not complete, one line each.
+    reason: str = ""  # The reason why some steps were not captured.
 
 
 class Opened(Document):
-    """`autoprof open --json`, which goes on to serve."""
+    """`autoprof open --json`. The command keeps serving after it printed this."""
 
     run: str  # The run's id.
-    url: str  # The page with links to all.
+    url: str  # The page with links to the report and the trace.
     report: str | None = None  # The report.
     trace: str | None = None  # The merged trace.
     step: int | None = None  # Its step.
 
 
 class StackGroup(Struct):
-    """Threads of several processes with one stack, in one stage."""
+    """Threads, also of different processes, with the same stack in the same stage."""
 
-    heading: str  # What they do, in words.
-    processes: list[str]  # The processes, each as its file is called.
-    frames: list[Frame]  # The stack, the outermost function first, as [Frame](files.md#frame) says.
+    heading: str  # The threads and their function, in words.
+    processes: list[str]  # The processes, as `host-pid`.
+    frames: list[Frame]  # The stack, outermost function first, each a [Frame](files.md#frame).
 
 
 class Lacking(Struct):
     """A process without a stack."""
 
     host: str  # The host.
-    pid: int  # The process.
+    pid: int  # The process id.
     process: str  # Its command line, or the title that Ray gave it.
-    state: str  # `running`, `gone`, or `elsewhere`, which is on a host or in a container that could not be asked.
-    reason: str  # Why there is none.
-    spans: list[OpenSpan]  # The spans that are open on its timeline, as [OpenSpan](files.md#openspan) says.
+    state: str  # `running`, `gone`, or `elsewhere`: on a host or in a container that could not be asked.
+    reason: str  # The reason why it has no stack.
+    spans: list[OpenSpan]  # The spans that are open on its timeline, each an [OpenSpan](files.md#openspan).
 
 
 class Stacks(Document):
     """`autoprof stacks --json`."""
 
     run: str  # The run's id.
-    folders: list[str]  # The folders with the files, of each host.
-    processes: list[ProcessStacks]  # The files, as [ProcessStacks](files.md#processstacks) says.
-    groups: list[StackGroup]  # The threads that work on a span, then other main threads, most of a kind first.
+    folders: list[str]  # The folders with the files, one per host.
+    processes: list[ProcessStacks]  # The files, each a [ProcessStacks](files.md#processstacks).
+    groups: list[StackGroup]  # Threads that work on a span, then other main threads; large groups first.
     absent: list[Lacking]  # The processes that did not answer.
-    problems: list[str]  # What could not be done, a line each.
+    problems: list[str]  # Hosts, files and processes that could not be read, one line each.

@@ -14,15 +14,15 @@ from autoprof.rundir import deaths, open_spans, runs
 from autoprof.rundir.records import OpenSpan
 from autoprof.rundir.runs import CaptureFile
 
-# Who died is told of the last runs: it takes a look at their timelines.
-_MOST_READ = 10
-# Of so many processes of a run that goes on is read what is open, of those that wrote last.
-_MOST_PROCESSES = 64
+# Runs that are checked for dead processes, the latest ones: the check reads their timelines.
+_MAX_DEATH_CHECKS = 10
+# Processes of a running run whose open spans are read, those that wrote last.
+_MAX_PROCESSES = 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    text = "a run: its folder, its id, the beginning of it, or latest"
+    text = "a run: its folder, its id, the beginning of its id, or latest"
     parser.add_argument("name", nargs="?", metavar="RUN", help=text)
     arguments.add_dir(parser)
     arguments.add_json(parser)
@@ -33,77 +33,79 @@ def run(parsed: argparse.Namespace) -> int:
     if parsed.name:
         return _show([arguments.find_run(parsed)], parsed.json, captures=True)
     parent = arguments.parent(parsed)
-    found = runs.runs(parent)
-    if not found:
+    listed = runs.runs(parent)
+    if not listed:
         raise runs.NotFound(f"there are no runs in {parent}; {runs.NONE_LEFT}")
-    return _show(found, parsed.json, captures=False)
+    return _show(listed, parsed.json, captures=False)
 
 
 def _state(capture: CaptureFile) -> str:
-    """Return the state of a capture, and why it has no trace if none was to be recorded."""
+    """Return the state of a capture; if it was not meant to have a trace, also the reason."""
     return f"{capture.state}, {capture.meta.reason}" if capture.untraced else capture.state
 
 
-def _show(found: list[runs.Run], as_json: bool, captures: bool) -> int:
+def _show(listed: list[runs.Run], as_json: bool, captures: bool) -> int:
     if as_json:
-        listed = [
-            run.described() | {"state": run.state, "bytes": run.bytes, "open": msgspec.to_builtins(_open(run))}
-            for run in found
+        documents = [
+            run.described() | {"state": run.state, "bytes": run.bytes, "open": msgspec.to_builtins(_open_spans(run))}
+            for run in listed
         ]
-        console.print_json(Listed(runs=msgspec.convert(listed, list[ListedRun])))
+        console.print_json(Listed(runs=msgspec.convert(documents, list[ListedRun])))
         return 0
     rows = [
         [
             run.id,
             time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.info.started)),
-            ", ".join([run.outcome, *_going_on(run)]),
+            ", ".join([run.outcome, *_open_texts(run)]),
             units.ranges([step.number for step in run.steps]),
             str(len(run.captures)),
             units.size(run.bytes),
         ]
-        for run in found
+        for run in listed
     ]
     drop = ("started", "size", "captures", "steps")
     console.show(["run", "started", "state", "steps", "captures", "size"], rows, drop)
-    for run in found:
+    for run in listed:
         if run.info.no_hooks:
-            console.complain(f"ls: {run.id} has no profile, for no hook was applied: {run.info.no_hooks}", 0)
-    for run in found[-_MOST_READ:]:
+            console.complain(f"ls: {run.id} has no profile, because no hook was applied: {run.info.no_hooks}", 0)
+    for run in listed[-_MAX_DEATH_CHECKS:]:
         if not run.state.startswith(runs.ENDED) and (died := deaths.of_run(run)):
             console.complain(f"ls: {run.id}: {deaths.sentence(died[0], len(run.info.hosts))}", 0)
     if captures:
         rows = [
             [f"{step.number}", capture.name, _state(capture), units.size(capture.bytes)]
-            for run in found
+            for run in listed
             for step in run.steps
             for capture in [*step.captures, *step.merged]
         ]
         print()
         console.show(["step", "capture", "state", "size"], rows, drop=("size", "step"))
-        for line in [line for run in found for line in run.left_out]:
+        for line in [line for run in listed for line in run.left_out]:
             console.complain(f"ls: {line}", 0)
     return 0
 
 
-def _open(run: runs.Run) -> list[ListedSpan]:
-    """Return the open step of a run that goes on, and the stage that began last in it."""
+def _open_spans(run: runs.Run) -> list[ListedSpan]:
+    """Return the open step of a running run, and the stage that began last in it."""
     if not run.state.startswith("running"):
         return []
     now = time.time_ns()
-    states = open_spans.read(run.path, most=_MOST_PROCESSES)
+    states = open_spans.read(run.path, most=_MAX_PROCESSES)
     spans = [
         span for state in states if state.state in (open_spans.RUNNING, open_spans.ELSEWHERE) for span in state.spans
     ]
-    found: list[OpenSpan] = []
+    latest: list[OpenSpan] = []
     for kind in ("step", "stage"):
-        of = [span for span in spans if span.kind == kind and (not found or span.step in (None, found[0].step))]
-        found += sorted(of, key=lambda span: span.start_ns)[-1:]
-    return [ListedSpan(span.name, span.step, max(0.0, (now - span.start_ns) / 1e9)) for span in found]
+        candidates = [
+            span for span in spans if span.kind == kind and (not latest or span.step in (None, latest[0].step))
+        ]
+        latest += sorted(candidates, key=lambda span: span.start_ns)[-1:]
+    return [ListedSpan(span.name, span.step, max(0.0, (now - span.start_ns) / 1e9)) for span in latest]
 
 
-def _going_on(run: runs.Run) -> list[str]:
-    """Return in words what is open in a run that goes on."""
-    spans = _open(run)
+def _open_texts(run: runs.Run) -> list[str]:
+    """Return the open step and stage of a running run in words: `step 4 for 12 s`."""
+    spans = _open_spans(run)
     step = next((f" {span.step}" for span in spans if span.step is not None), "")
     names = [f"step{step}" if span.name == "step" else span.name for span in spans]
     return [f"{name} for {units.seconds(span.age_s)}" for name, span in zip(names, spans, strict=True)]

@@ -1,6 +1,7 @@
-"""The command line.
+"""Entry point of the command line.
 
-Exit status 0, 1 (what was asked for was not found or failed), 2 (wrong use); `autoprof run` has that of its command.
+Exit status: 0 for success, 1 if something was not found or failed, 2 for wrong usage, 130 after Ctrl-C. `autoprof run`
+exits with the status of its command.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from autoprof import __version__
 from autoprof.cli import console
 from autoprof.cli.commands import ALIASES, COMMANDS
 
-# As typing has it, which takes longer to import than the rest of a help.
+# Not imported from typing, whose import takes longer than all else that `autoprof --help` does.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         try:
             return _run(list(sys.argv[1:] if arguments is None else arguments))
-        except SystemExit as end:  # argparse has shown a help, or complained
+        except SystemExit as end:  # argparse has printed a help text or an error
             return end.code if isinstance(end.code, int) else 0
         except KeyboardInterrupt:
             return 130
@@ -40,26 +41,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return console.lost_output(lost.error)
 
 
-def _run(given: list[str]) -> int:
-    first = given[0] if given else "help"
+def _run(words: list[str]) -> int:
+    first = words[0] if words else "help"
     if first in _VERSION:
         print(f"autoprof {__version__}")
         return 0
-    if first in _HELP and not given[1:]:
+    if first in _HELP and not words[1:]:
         from autoprof.cli import commands
 
         sys.stdout.write(commands.overview(_columns()))
         return 0
     if first in _HELP:
-        first, given = given[1], [given[1], "--help"]
+        first, words = words[1], [words[1], "--help"]
     name = ALIASES.get(first, first)
     if name not in COMMANDS:
         return _unknown(first)
-    # Not for the commands' help.
+    # Imported here, because the overview does not need them.
     from autoprof.cli.arguments import Parser
     from autoprof.cli.console import complain
 
-    parsed = Parser(name).parse_args(given[1:])
+    parsed = Parser(name).parse_args(words[1:])
     from autoprof.config.values import SettingsError
     from autoprof.rundir.runs import NotFound
 
@@ -73,20 +74,21 @@ def _run(given: list[str]) -> int:
 
 
 def _unknown(name: str) -> int:
-    """Complain about what is no command."""
+    """Print that the first argument is neither a command nor an option, and return the exit status."""
     from autoprof.base.similar import did_you_mean
     from autoprof.cli.console import complain
 
     if name.startswith("-"):
-        known, what = [*_HELP, *_VERSION], "option"
-        hint = did_you_mean(name, known) or "; options of a command stand behind it"
+        kind = "option"
+        hint = did_you_mean(name, [*_HELP, *_VERSION]) or "; options of a command follow its name"
     else:
-        hint, what = did_you_mean(name, [*COMMANDS, *ALIASES, "help"]), "command"
-    return complain(f"there is no {what} {name!r}{hint}; autoprof --help shows what there is", 2)
+        kind = "command"
+        hint = did_you_mean(name, [*COMMANDS, *ALIASES, "help"])
+    return complain(f"unknown {kind} {name!r}{hint}; autoprof --help lists the commands", 2)
 
 
 def _columns() -> int:
-    """Return the width of the terminal, or one for everybody where there is none."""
+    """Return the width of the terminal; 80 if stdout is not a terminal."""
     try:
         return os.get_terminal_size(sys.stdout.fileno()).columns or 80
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""`autoprof merge`: makes one trace of a step's traces."""
+"""`autoprof merge`: merges a step's traces into one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--clocks",
         choices=("measured", "as-set"),
         default="measured",
-        help="clocks of several hosts: corrected by what the run measured (default), or as they are set",
+        help="clocks of several hosts: corrected by the run's measurements (default), or uncorrected",
     )
     arguments.add_dir(parser)
     arguments.add_json(parser)
@@ -37,23 +37,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(parsed: argparse.Namespace) -> int:
     """Run the command and return its exit status."""
     wishes = merge_step.Wishes(roles=parsed.role, output=parsed.output, tar=parsed.tar, clocks=parsed.clocks)
-    given = [Path(name) for name in parsed.name]
+    paths = [Path(name) for name in parsed.name]
     try:
-        if given and (len(given) > 1 or (given[0].exists() and not (given[0] / RUN).is_file())):
-            work = merge_step.of_files(given, wishes)
+        if paths and (len(paths) > 1 or (paths[0].exists() and not (paths[0] / RUN).is_file())):
+            work = merge_step.of_files(paths, wishes)
         else:
-            found = runs.find(arguments.parent(parsed), parsed.name[0] if given else "latest")
-            work = merge_step.of_step(found, merge_step.chosen(found, parsed.step), wishes)
-        with console.bar("merging", work.bytes) as done:
-            said = list(merge_step.do(work, wishes.tar, done))
+            chosen = runs.find(arguments.parent(parsed), parsed.name[0] if paths else "latest")
+            work = merge_step.of_step(chosen, merge_step.chosen(chosen, parsed.step), wishes)
+        with console.bar("merging", work.bytes) as advance:
+            lines = list(merge_step.do(work, wishes.tar, advance))
         if parsed.json:
             made = str(work.made)
             document = Merged(
-                file=made, bytes=files.size(made), step=work.step, traces=len(work.taken), lines=[*map(plain, said)]
+                file=made, bytes=files.size(made), step=work.step, traces=len(work.taken), lines=[*map(plain, lines)]
             )
             console.print_json(document)
             return 0
-        for line in said:
+        for line in lines:
             print(plain(line))
     except (TraceError, OSError) as error:
         return console.complain(f"merge: {error}", 1)

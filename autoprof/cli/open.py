@@ -1,4 +1,4 @@
-"""`autoprof open`: serves a run's report and the merged trace of a step on this machine, and prints where they are."""
+"""`autoprof open`: serves a run's report and the merged trace of a step on this machine, and prints their addresses."""
 
 from __future__ import annotations
 
@@ -33,32 +33,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--port",
         type=_port,
         default=PERFETTO_PORT,
-        help=f"port on 127.0.0.1, 0 for a free one (default: {PERFETTO_PORT}; Perfetto follows links to no other)",
+        help=f"port on 127.0.0.1, 0 for a free one (default: {PERFETTO_PORT}; Perfetto follows links to it only)",
     )
-    parser.add_argument("--no-browser", action="store_true", help="print the addresses, start no browser")
+    parser.add_argument("--no-browser", action="store_true", help="print the addresses without starting a browser")
     arguments.add_dir(parser)
     arguments.add_json(parser)
 
 
 def run(parsed: argparse.Namespace) -> int:
     """Serve until Ctrl-C, and return the exit status."""
-    found = arguments.find_run(parsed)
+    chosen = arguments.find_run(parsed)
     try:
         server = Server(parsed.port)
     except OSError as error:
         return complain(_no_port(parsed.port, error), 1)
     with server:
-        # stdout is left to the document.
+        # With --json, only the document goes to stdout.
         with contextlib.redirect_stdout(sys.stderr if parsed.json else sys.stdout):
-            told = fill(server, found, parsed.step)
-        if not told:
-            return complain(f"open: there is neither a report nor a trace of {found.id} to show", 1)
+            lines = fill(server, chosen, parsed.step)
+        if not lines:
+            return complain(f"open: {chosen.id} has neither a report nor a trace to show", 1)
         try:
             if parsed.json:
-                console.print_json(_opened(server, found, parsed.step))
+                console.print_json(_opened(server, chosen, parsed.step))
                 sys.stdout.flush()
             else:
-                print(*told, "Ctrl-C ends it", sep="\n", flush=True)
+                print(*lines, "Ctrl-C ends it", sep="\n", flush=True)
             if not parsed.no_browser and _has_browser():
                 webbrowser.open(server.link_once())
             server.serve_forever()
@@ -68,34 +68,37 @@ def run(parsed: argparse.Namespace) -> int:
 
 
 def fill(server: Server, run: Run, number: int | None) -> list[str]:
-    """Make what is missing or too old, hand it to the server, and return lines that say where it is, if anything.
+    """Write the report and the merged trace if they are missing or outdated, and have the server offer them.
+
+    Returns:
+        Lines with their addresses; none if there is neither a report nor a trace.
 
     Raises:
-        NotFound: Nothing is known of the step.
+        NotFound: The run has no such step.
     """
-    items, told = [], []
+    items, lines = [], []
     step = _step(run, number)
     report = _report(run)
     if report is not None:
         server.contents[REPORT] = Content(kind="text/html; charset=utf-8", file=report)
         items.append(html.report_item())
-        told.append(f"report: {server.url(REPORT)}")
+        lines.append(f"report: {server.url(REPORT)}")
     trace = _trace(run, step) if step is not None else None
     if step is not None and trace is not None:
         name = f"{tidy(run.id)}-step{step.number}.json.gz"
         server.contents[name] = Content(kind="application/gzip", file=trace, for_perfetto=True)
         items.append(html.trace_item(run.id, step.number, name))
-        told.append(f"step {step.number} in Perfetto: {_way(server, name)}")
+        lines.append(f"step {step.number} in Perfetto: {_perfetto_text(server, name)}")
     elif step is None:
-        told.append("no step was captured; --step N shows what the timeline has of one")
+        lines.append("no step was captured; --step N shows a step from the timeline")
     if not items:
         return []
     server.contents[""] = html.index_page(run.id, items)
-    return [f"both: {server.url()}" if len(items) > 1 else f"page: {server.url()}", *told]
+    return [f"both: {server.url()}" if len(items) > 1 else f"page: {server.url()}", *lines]
 
 
 def _opened(server: Server, run: Run, number: int | None) -> Opened:
-    """Return what is served as a document."""
+    """Return the addresses as a document."""
     trace = next((name for name in server.contents if name not in ("", REPORT)), None)
     step = _step(run, number)
     return Opened(
@@ -107,19 +110,19 @@ def _opened(server: Server, run: Run, number: int | None) -> Opened:
     )
 
 
-def _way(server: Server, name: str) -> str:
-    """Say how Perfetto gets at a trace."""
+def _perfetto_text(server: Server, name: str) -> str:
+    """Return the link that opens a trace in Perfetto, or how to open it if Perfetto accepts no link to this port."""
     if server.server_port == PERFETTO_PORT:
         return f"{PERFETTO}/#!/?url={server.url(name)}"
-    return f"by the button of the page; its own links work with port {PERFETTO_PORT} only"
+    return f"use the page's button; Perfetto follows links to port {PERFETTO_PORT} only"
 
 
 def _report(run: Run) -> Path | None:
-    """Return the run's report, made where it is missing or older than what it tells of."""
+    """Return the run's report; write it first if it is missing or older than the run's files."""
     request = Request(run=run)
     folder = Path(run.path)
-    told = [folder / RUN, *RunDir(folder).lines("timeline"), *folder.glob(f"{STEP}*/*{META}")]
-    if _older(request.page, [path for path in told if not path.name.startswith(MERGED)]):
+    sources = [folder / RUN, *RunDir(folder).lines("timeline"), *folder.glob(f"{STEP}*/*{META}")]
+    if _is_outdated(request.page, [path for path in sources if not path.name.startswith(MERGED)]):
         try:
             files.open_as(run.path)
             with console.reading() as progress:
@@ -132,17 +135,17 @@ def _report(run: Run) -> Path | None:
 
 
 def _trace(run: Run, step: Step) -> Path | None:
-    """Return the step's merged trace, made where it is missing or older than what it is made of."""
+    """Return the step's merged trace; write it first if it is missing or older than its parts."""
     try:
         work = merge_step.of_step(run, step, merge_step.Wishes())
         folder = Path(run.path)
         parts = [
-            *(each.path for each in work.taken),
+            *(trace.path for trace in work.taken),
             *RunDir(folder).lines("timeline"),
             *RunDir(folder).lines("clocks"),
         ]
-        # An earlier autoprof gave a part of the step the name of the whole.
-        if _older(work.made, parts) or not merge_step.is_current(work):
+        # Earlier versions of autoprof wrote a trace of a part of the step under the name of the whole.
+        if _is_outdated(work.made, parts) or not merge_step.is_current(work):
             with console.bar("merging", work.bytes) as advance:
                 lines = list(merge_step.do(work, progress=advance))
             print(*map(plain, lines), sep="\n")
@@ -153,23 +156,23 @@ def _trace(run: Run, step: Step) -> Path | None:
 
 
 def _step(run: Run, number: int | None) -> Step | None:
-    """Return the step that was asked for, or the last captured one."""
+    """Return the step with this number; without a number, the last captured step."""
     if number is not None:
         return merge_step.chosen(run, number)
     return run.steps[-1] if run.steps else None
 
 
-def _older(made: Path, parts: list[Path]) -> bool:
-    """Return whether a file is not there, or older than one of those it is made of."""
+def _is_outdated(made: Path, parts: list[Path]) -> bool:
+    """Return whether a file is missing, or older than one of the files that it is made from."""
     try:
-        when = made.stat().st_mtime_ns
+        made_ns = made.stat().st_mtime_ns
     except OSError:
         return True
-    return any(part.stat().st_mtime_ns > when for part in parts if part.is_file())
+    return any(part.stat().st_mtime_ns > made_ns for part in parts if part.is_file())
 
 
 def _has_browser() -> bool:
-    """Return whether there is a desktop to show a page on: not where somebody is logged in over the network."""
+    """Return whether a desktop can show a page: there is a display, and this is not an SSH session."""
     return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")) and "SSH_CONNECTION" not in os.environ
 
 
@@ -178,13 +181,13 @@ def _no_port(port: int, error: OSError) -> str:
         return f"open: port {port}: {error.strerror}"
     if port == PERFETTO_PORT:
         return (
-            f"open: port {port} is taken, maybe by another autoprof open or trace_processor, and Perfetto follows "
-            "links to no other; end what uses it, or take --port 0: then a button of the page hands over the trace"
+            f"open: port {port} is in use, maybe by another autoprof open or trace_processor, and Perfetto follows "
+            "links to this port only; end that program, or use --port 0: then a button of the page opens the trace"
         )
-    return f"open: port {port} is taken; --port 0 takes a free one"
+    return f"open: port {port} is in use; --port 0 chooses a free one"
 
 
 def _port(text: str) -> int:
     if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is no port: a number from 0 to 65535")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port; give a number from 0 to 65535")
     return int(text)

@@ -1,4 +1,4 @@
-"""`autoprof report`: says where the time of a run's steps went."""
+"""`autoprof report`: reports where the time of a run's steps went."""
 
 from __future__ import annotations
 
@@ -25,16 +25,18 @@ from autoprof.rundir import runs
 from autoprof.rundir.file_names import REPORT, is_whole_run, same_place
 from autoprof.rundir.runs import Run
 
-_MOST_SHOWN, _MOST_STAGES, _MOST_NOTES = 12, 15, 5
+_MAX_FINDINGS, _MAX_STAGES, _MAX_NOTES = 12, 15, 5
 _COSTS = "costs"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     arguments.add_run(parser)
-    parser.add_argument("--step", type=int, metavar="N", help="the step in detail (default: slow and captured ones)")
-    parser.add_argument("--against", metavar="RUN|N|RUN:N", help="hold it against a run, a step, or another run's step")
-    text = f"(default: {REPORT} in the run's folder; with --step and --against a name with these in it)"
+    parser.add_argument(
+        "--step", type=int, metavar="N", help="the step to show in detail (default: slow and captured ones)"
+    )
+    parser.add_argument("--against", metavar="RUN|N|RUN:N", help="compare with a run, a step, or another run's step")
+    text = f"output file (default: {REPORT} in the run's folder; with --step or --against the name contains them)"
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help=text)
     parser.add_argument("--md", metavar="FILE", help="write Markdown; - for standard output")
     arguments.add_dir(parser)
@@ -59,11 +61,11 @@ def run(parsed: argparse.Namespace) -> int:
 
 
 def _request(parsed: argparse.Namespace) -> Request:
-    """Read what is asked for.
+    """Return the report that the arguments ask for.
 
     Raises:
-        NotFound: There is no such run.
-        ValueError: It can't be asked for.
+        NotFound: No run matches, or several do.
+        ValueError: The arguments contradict each other.
     """
     if parsed.json and parsed.md == "-":
         raise ValueError("--json and --md can't both go to standard output")
@@ -71,13 +73,15 @@ def _request(parsed: argparse.Namespace) -> Request:
     against, against_step = _against(parsed, run)
     request = Request(run=run, step=parsed.step, against=against, against_step=against_step)
     if against_step is not None and request.step is None:
-        raise ValueError(f"--against {parsed.against} is a step; say with --step which one to hold against it")
+        raise ValueError(f"--against {parsed.against} is a step; name with --step the step to compare with it")
     for option, path in (("-o", parsed.output), ("--md", parsed.md)):
         if not path:
             continue
         whole = path is parsed.output and same_place(path, request.page) and request.page == Request(run=run).page
         if is_whole_run(Path(path)) and not whole:
-            raise ValueError(f"{option} {path}: this name is kept for the report of the whole run; give another one")
+            raise ValueError(
+                f"{option} {path}: this name is reserved for the report of the whole run; give another one"
+            )
     return request
 
 
@@ -85,24 +89,29 @@ def _against(parsed: argparse.Namespace, run: Run) -> tuple[Run | None, int | No
     """Return the run and the step that `--against` names.
 
     Raises:
-        NotFound: There is no such run.
-        ValueError: It names no step after its colon.
+        NotFound: No run matches, or several do.
+        ValueError: The text after the colon is not a step.
     """
-    said = parsed.against
-    if said is None:
+    value = parsed.against
+    if value is None:
         return None, None
-    if said.isdecimal() and len(said) < 8:
-        return run, int(said)
-    name, colon, step = said.rpartition(":")
+    # Longer numbers are the date with which a run's id begins.
+    if value.isdecimal() and len(value) < 8:
+        return run, int(value)
+    name, colon, step = value.rpartition(":")
     if not colon:
-        name = said
+        name = value
     elif not step.isdecimal():
-        raise ValueError(f"--against {said}: {step!r} is no step; it takes RUN, a step, or RUN:STEP")
+        raise ValueError(f"--against {value}: {step!r} is not a step; it takes RUN, a step, or RUN:STEP")
     return runs.find(arguments.parent(parsed), name), int(step) if colon else None
 
 
 def _write(figures: RunFigures, parsed: argparse.Namespace, own: Path) -> int:
-    """Write what was asked for, its page to `own` where no other place was named, and return the exit status."""
+    """Write the report in the formats that the arguments name; write its page to `own` by default.
+
+    Returns:
+        The exit status.
+    """
     texts = [(path, text) for path, text in (("-" if parsed.json else "", _json), (parsed.md, markdown.text)) if path]
     page = parsed.output or (None if texts else own)
     for path, text in texts:
@@ -137,7 +146,7 @@ def _put(path: str, content: str) -> None:
 
 
 def show(figures: RunFigures, chosen: int | None = None) -> None:
-    """Print the step time, the stages and the findings of a run, or of one of its steps."""
+    """Print the step time, the stages and the findings of a run, or of the step `chosen`."""
     step = next((step for step in figures.details if step.number == chosen), None)
     if step is None:
         _run(figures)
@@ -147,7 +156,7 @@ def show(figures: RunFigures, chosen: int | None = None) -> None:
         print(plain(f"{figures.comparison.b} against {figures.comparison.a}"))
         for line in figures.comparison.basis:
             print(*console.wrapped(plain(line)), sep="\n")
-        nothing = "nothing became slower by much" if figures.comparison.rows else NOTHING_COMMON
+        nothing = "nothing became much slower" if figures.comparison.rows else NOTHING_COMMON
         _findings(figures.comparison.findings, nothing)
         print()
     if step is None:
@@ -155,41 +164,48 @@ def show(figures: RunFigures, chosen: int | None = None) -> None:
     else:
         _findings(step.findings, figures.verdict or f"No findings in step {step.number}.")
     print()
-    notes = [f"step {each.number} was captured for: {why}" for each in figures.details for why in each.captured_for]
-    for note in [*notes, *figures.notes[:_MOST_NOTES]]:
+    notes = [
+        f"step {detail.number} was captured for: {condition}"
+        for detail in figures.details
+        for condition in detail.captured_for
+    ]
+    for note in [*notes, *figures.notes[:_MAX_NOTES]]:
         print(*console.wrapped(plain(note)), sep="\n")
-    if len(figures.notes) > _MOST_NOTES:
-        print(f"and {several(len(figures.notes) - _MOST_NOTES, 'more note')} in the page")
+    if len(figures.notes) > _MAX_NOTES:
+        print(f"and {several(len(figures.notes) - _MAX_NOTES, 'more note')} in the page")
 
 
 def _run(figures: RunFigures) -> None:
     if figures.steps:
         rate = f", {number(figures.tokens_per_s)} generated tokens/s" if figures.tokens_per_s is not None else ""
         state = "" if figures.state == "ended" else f"; {figures.state}"
-        said = f"{figures.id}: {seconds(figures.median_s)} a step ({figures.basis}){rate}{state}"
-        print(*console.wrapped(plain(said)), "", sep="\n")
-    _stages([[each.name, seconds(each.seconds), share(each.share), seconds(each.median_s)] for each in figures.stages])
+        line = f"{figures.id}: {seconds(figures.median_s)} a step ({figures.basis}){rate}{state}"
+        print(*console.wrapped(plain(line)), "", sep="\n")
+    rows = [
+        [stage.name, seconds(stage.seconds), share(stage.share), seconds(stage.median_s)] for stage in figures.stages
+    ]
+    _stages(rows)
 
 
 def _step(figures: RunFigures, step: StepFigures) -> None:
-    usual = {each.name: each.median_s for each in figures.stages}
+    medians = {stage.name: stage.median_s for stage in figures.stages}
     row = next((row for row in figures.steps if row.number == step.number), None)
-    most = f", usually {seconds(row.usual_s)}" if row is not None and row.usual_s != row.seconds else ""
-    print(plain(f"{figures.id}, step {step.number} ({step.kind}): {seconds(step.seconds)}{most}"))
+    usual = f", usually {seconds(row.usual_s)}" if row is not None and row.usual_s != row.seconds else ""
+    print(plain(f"{figures.id}, step {step.number} ({step.kind}): {seconds(step.seconds)}{usual}"))
     print()
-    whole = sum(without_own(step.stages).values()) or 1.0
+    total_s = sum(without_own(step.stages).values()) or 1.0
     _stages(
         [
-            [name, seconds(took), share(None if name == OWN else took / whole), seconds(usual.get(name))]
-            for name, took in step.stages.items()
+            [name, seconds(took_s), share(None if name == OWN else took_s / total_s), seconds(medians.get(name))]
+            for name, took_s in step.stages.items()
         ]
     )
 
 
 def _stages(rows: list[list[str]]) -> None:
-    """Print the stages by seconds, of very many the first ones, with the time without a stage and autoprof's own."""
-    last = [row for row in rows[_MOST_STAGES:] if row[0] in (OTHER, OWN)]
-    shown = rows[:_MOST_STAGES] + last
+    """Print the first stages, and in any case the time without a stage and autoprof's own time."""
+    last = [row for row in rows[_MAX_STAGES:] if row[0] in (OTHER, OWN)]
+    shown = rows[:_MAX_STAGES] + last
     if shown:
         console.show(["stage", "seconds", "share", "median"], shown)
         if len(shown) < len(rows):
@@ -197,19 +213,19 @@ def _stages(rows: list[list[str]]) -> None:
         print()
 
 
-def _findings(found: Sequence[Finding], nothing: str) -> None:
-    """Print findings one below the other, the costliest first; their texts are sentences, and no table has room."""
-    if not found:
+def _findings(findings: Sequence[Finding], nothing: str) -> None:
+    """Print findings as wrapped sentences, since they do not fit a table; print `nothing` if there are none."""
+    if not findings:
         print(*console.wrapped(plain(nothing)), sep="\n")
         return
-    costs = [seconds(each.seconds) if each.seconds else "-" for each in found[:_MOST_SHOWN]]
-    wide = max(map(len, [*costs, _COSTS]))
-    print(f"{_COSTS.ljust(wide)}  finding")
-    told: set[str] = set()
-    for cost, each in zip(costs, found, strict=False):
-        also = [line for line in each.evidence if line.startswith("also in ") and line not in told]
-        told.update(also)
-        lines = console.wrapped(plain("; ".join([each.text, *also])), wide + 2, plain(each.file or ""))
-        print(cost.ljust(wide) + lines[0][wide:], *lines[1:], sep="\n")
-    if len(found) > _MOST_SHOWN:
-        print(f"and {several(len(found) - _MOST_SHOWN, 'more finding')}")
+    costs = [seconds(finding.seconds) if finding.seconds else "-" for finding in findings[:_MAX_FINDINGS]]
+    width = max(map(len, [*costs, _COSTS]))
+    print(f"{_COSTS.ljust(width)}  finding")
+    printed: set[str] = set()
+    for cost, finding in zip(costs, findings, strict=False):
+        also = [line for line in finding.evidence if line.startswith("also in ") and line not in printed]
+        printed.update(also)
+        lines = console.wrapped(plain("; ".join([finding.text, *also])), width + 2, plain(finding.file or ""))
+        print(cost.ljust(width) + lines[0][width:], *lines[1:], sep="\n")
+    if len(findings) > _MAX_FINDINGS:
+        print(f"and {several(len(findings) - _MAX_FINDINGS, 'more finding')}")

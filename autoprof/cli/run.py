@@ -1,4 +1,4 @@
-"""The command `autoprof run`."""
+"""`autoprof run`: runs a command with autoprof on."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Become the command, with autoprof on. Returns only where that fails."""
+    """Replace this process by the command, with autoprof on. Returns an exit status only if that fails."""
     command = parsed.command[1:] if parsed.command[:1] == ["--"] else parsed.command
     if not command:
-        return complain("run: there is no command; write autoprof run [options] -- COMMAND", 2)
+        return complain("run: no command was given; write autoprof run [options] -- COMMAND", 2)
     for option in SETTINGS:
         name = option.replace("-", "_")
         if (value := getattr(parsed, name)) is not None:
@@ -40,21 +40,21 @@ def run(parsed: argparse.Namespace) -> int:
 
 
 def switch_on(environ: MutableMapping[str, str]) -> None:
-    """Set what makes autoprof start in the processes of an environment."""
+    """Set the variables that make autoprof start in the processes of an environment."""
     site = os.path.join(os.path.dirname(own_recipes()), "sitecustomize")
     environ[ENABLE] = "1"
     environ["AUTOPROF_SITE"] = site
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, [site, environ.get("PYTHONPATH")]))
 
 
-def not_run(whose: str, command: str, error: OSError) -> int:
-    """Say why a command can't be run, and return the status that shells give: 127 if it is not there, else 126."""
-    places = [""] if os.sep in command else os.get_exec_path()
-    found = [path for path in (os.path.join(place, command) for place in places) if os.path.lexists(path)]
-    if not found:
-        where = "there is no such file" if os.sep in command else "it is not found on the PATH"
-        return complain(f"{whose}: {command}: {where}", 127)
-    why = error.strerror
+def not_run(caller: str, command: str, error: OSError) -> int:
+    """Print why a command can't be run, and return the status that shells use: 127 if it is not found, else 126."""
+    folders = [""] if os.sep in command else os.get_exec_path()
+    paths = [path for path in (os.path.join(folder, command) for folder in folders) if os.path.lexists(path)]
+    if not paths:
+        reason = "there is no such file" if os.sep in command else "it is not found on the PATH"
+        return complain(f"{caller}: {command}: {reason}", 127)
+    reason = error.strerror or str(error)
     if isinstance(error, FileNotFoundError):
-        why = "the interpreter that its first line names is not there" if os.path.exists(found[0]) else "a broken link"
-    return complain(f"{whose}: {found[0]}: it can't be executed: {why}", 126)
+        reason = "the interpreter in its first line does not exist" if os.path.exists(paths[0]) else "a broken link"
+    return complain(f"{caller}: {paths[0]}: it can't be executed: {reason}", 126)

@@ -24,7 +24,7 @@ def asked(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[As
 def test_collect_in_an_empty_folder_joins_no_cluster(asked: Asked, tmp_path: Path) -> None:
     done = autoprof("collect", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
-    assert "no Ray cluster is named: give --ray HOST:PORT or RAY_ADDRESS" in done.stderr
+    assert "no Ray cluster is known: give --ray HOST:PORT, set RAY_ADDRESS" in done.stderr
     assert "connected" not in done.stderr
     assert list(tmp_path.iterdir()) == []
 

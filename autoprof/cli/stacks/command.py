@@ -199,7 +199,7 @@ def _waiting(seconds: float) -> Iterator[None]:
     if not sys.stderr.isatty():
         yield
         return
-    with console.lines(0, aside=True) as show:
+    with console.lines(0, keep_stdout=True) as show:
         show(f"waiting for the processes, up to {seconds:g} s", 0)
         yield
 

@@ -39,7 +39,9 @@ class GaveUp(Exception):
     """The awaited traces will not come. The message says why."""
 
 
-def wait_for_files(place: Place, trigger: Trigger, document: Triggered, pause_s: float, aside: bool = False) -> None:
+def wait_for_files(
+    place: Place, trigger: Trigger, document: Triggered, pause_s: float, keep_stdout: bool = False
+) -> None:
     """Say how far a request is until its traces are there, and then where.
 
     Args:
@@ -55,7 +57,7 @@ def wait_for_files(place: Place, trigger: Trigger, document: Triggered, pause_s:
         KeyboardInterrupt: The user has had enough of waiting.
     """
     total = 0 if trigger.at else trigger.steps
-    with console.lines(total, aside) as show:
+    with console.lines(total, keep_stdout) as show:
         became = _windows_passed(place, document.request, pause_s, show, total)
         views, left = _files_written(place, became.captured, pause_s, show)
     folders = _folders(views)
@@ -66,7 +68,7 @@ def wait_for_files(place: Place, trigger: Trigger, document: Triggered, pause_s:
         for step, hosts in folders.items()
         for host, contents in hosts
     ]
-    if not aside:
+    if not keep_stdout:
         _say(document, views[0].host)
     if became.reason:
         raise GaveUp(f"steps captured: {', '.join(map(str, became.captured)) or 'none'}; {became.reason}")
@@ -313,7 +315,7 @@ def _follow(place: Place, trigger: Trigger, document: Triggered, answer: Answer,
             answer.say("autoprof is switched off in it: nothing is captured until it is switched on, by --on")
         return answer.end(document)
     try:
-        wait_for_files(place, trigger, document, pause_s, aside=answer.as_json)
+        wait_for_files(place, trigger, document, pause_s, keep_stdout=answer.as_json)
     except KeyboardInterrupt:
         text = "the request stands; run the same command to wait for it again"
         print(file=sys.stderr)

@@ -77,7 +77,7 @@ def test_autoprof_analyse(make: Any, capsys: pytest.CaptureFixture[str]) -> None
     assert main.main(["analyse", path]) == 0
     assert capsys.readouterr().out.count("analysed") == 1
     assert main.main(["analyse", path]) == 0
-    assert capsys.readouterr().out == "all is analysed\n"
+    assert capsys.readouterr().out == "all recordings are analysed already\n"
 
 
 def test_autoprof_analyse_says_what_is_wrong(
@@ -96,7 +96,7 @@ def test_autoprof_analyse_says_what_is_wrong(
     assert main.main(["analyse", path, "--step", "9"]) == 1
     folder_of(run).rename(run.rundir.path / "elsewhere")
     assert main.main(["analyse", path]) == 1
-    assert "no folders of torch_npu's" in capsys.readouterr().err
+    assert "has no complete torch_npu folders" in capsys.readouterr().err
     assert main.main(["analyse", path, "--step", "x"]) == 2
 
 

@@ -165,7 +165,7 @@ def test_a_run_without_anything(tmp_path: Path, capsys: pytest.CaptureFixture[st
     (tmp_path / "run" / "run.json").write_text("{}")
     with Server(0) as server:
         told = open.fill(server, run_reader.read(tmp_path / "run"), None)
-    assert told[-1] == "no step was captured; --step N shows what the timeline has of one"
+    assert told[-1] == "no step was captured; --step N shows a step from the timeline"
     assert set(server.contents) == {"", "report.html"}
 
 
@@ -292,7 +292,7 @@ def test_it_listens_on_loopback_alone(server: Server) -> None:
 
 def test_a_port_that_is_taken(runs: Path, server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["open", "--dir", str(runs), "--no-browser", "--port", str(server.server_port)]) == 1
-    assert f"port {server.server_port} is taken; --port 0 takes a free one" in capsys.readouterr().err
+    assert f"port {server.server_port} is in use; --port 0 chooses a free one" in capsys.readouterr().err
 
 
 def test_perfettos_port_that_is_taken(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -304,7 +304,7 @@ def test_perfettos_port_that_is_taken(runs: Path, capsys: pytest.CaptureFixture[
             pass  # something else here has it: as good
         assert main.main(["open", "--dir", str(runs), "--no-browser"]) == 1
     said = capsys.readouterr().err
-    assert "port 9001 is taken" in said
+    assert "port 9001 is in use" in said
     assert "--port 0" in said
 
 

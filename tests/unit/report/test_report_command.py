@@ -69,7 +69,7 @@ def test_only_the_report_of_the_whole_run_has_its_name(autoprof: Autoprof, runs:
         assert (runs / SLOW / name).is_file()
         done = autoprof("report", SLOW, "--dir", str(runs), *options, "-o", str(whole))
         assert (done.returncode, whole.read_bytes() == content) == (2, True)
-        assert "kept for the report of the whole run" in done.stderr
+        assert "reserved for the report of the whole run" in done.stderr
 
 
 @pytest.mark.parametrize("columns", [80, 200])
@@ -105,7 +105,7 @@ def test_no_report_takes_the_name_of_another_whole_one(autoprof: Autoprof, runs:
     ):
         done = autoprof("report", SLOW, "--dir", str(runs), *options)
         assert done.returncode == 2
-        assert "kept for the report of the whole run" in done.stderr
+        assert "reserved for the report of the whole run" in done.stderr
 
 
 def test_a_run_of_few_steps_says_how_far_that_can_be_told(tmp_path: Path) -> None:
@@ -398,9 +398,9 @@ def test_a_slower_operator_is_named(tmp_path: Path) -> None:
     [
         (["report", "nothing"], 1, "no run matches 'nothing'"),
         (["report", SLOW, "--step", "99"], 1, "has no step 99; in its timeline are 1 to 12, captured are 5"),
-        (["report", SLOW, "--against", "5"], 2, "--against 5 is a step; say with --step which one"),
+        (["report", SLOW, "--against", "5"], 2, "--against 5 is a step; name with --step the step"),
         (["report", SLOW, "--against", "99", "--step", "5"], 1, "has no step 99"),
-        (["report", SLOW, "--against", f"{USUAL}:x"], 2, "'x' is no step"),
+        (["report", SLOW, "--against", f"{USUAL}:x"], 2, "'x' is not a step"),
         (["report", SLOW, "--against", "nothing"], 1, "no run matches 'nothing'"),
         (["report", SLOW, "--json", "--md", "-"], 2, "can't both go to standard output"),
         (

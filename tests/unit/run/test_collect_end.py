@@ -106,14 +106,14 @@ def test_without_a_name_the_last_run_of_this_user_is_collected(kept: Store, clus
     ray_cluster.register_node("20260101-own", "/a", driver=True, uid=os.geteuid())
     ray_cluster.register_node("20260102-own", "/b", driver=True, uid=os.geteuid())
     ray_cluster.register_node("20260103-other", "/c", driver=True, uid=NOBODY)
-    assert collect._found(tmp_path, "latest") == tmp_path / "20260102-own"
-    assert collect._found(tmp_path, "20260103") == tmp_path / "20260103-other"
+    assert collect._directory(tmp_path, "latest") == tmp_path / "20260102-own"
+    assert collect._directory(tmp_path, "20260103") == tmp_path / "20260103-other"
 
 
 def test_a_run_of_another_user_is_named_and_not_collected(kept: Store, cluster: list[str], tmp_path: Path) -> None:
     ray_cluster.register_node("20260103-other", "/c", driver=True, uid=NOBODY)
     with pytest.raises(runs.NotFound, match=f"; the cluster knows 20260103-other of user {NOBODY}$"):
-        collect._found(tmp_path, "latest")
+        collect._directory(tmp_path, "latest")
 
 
 def test_the_running_run_of_another_user_gets_no_request_without_its_name(kept: Store) -> None:
@@ -277,7 +277,7 @@ def test_an_empty_folder_names_no_cluster(
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", variable)
     assert main(["collect", "--dir", str(tmp_path)]) == 1
-    assert "no Ray cluster is named: give --ray HOST:PORT or RAY_ADDRESS" in capsys.readouterr().err
+    assert "no Ray cluster is known: give --ray HOST:PORT, set RAY_ADDRESS" in capsys.readouterr().err
     assert addresses == []
 
 
@@ -306,7 +306,7 @@ def test_a_run_without_ray_is_asked_nowhere(addresses: list[str], tmp_path: Path
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.json").write_text('{"state": "ended"}')
     assert main(["collect", "run", "--dir", str(tmp_path)]) == 0
-    said = "the run names no Ray cluster; --ray HOST:PORT gives one; nothing of run run lacks here\n"
+    said = "the run names no Ray cluster; name one with --ray HOST:PORT; run run is complete here\n"
     assert capsys.readouterr().out == said
     assert addresses == []
 
