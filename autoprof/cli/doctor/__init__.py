@@ -1,1 +1,1 @@
-"""The command `autoprof doctor`."""
+"""Command `autoprof doctor`: checks of an environment or a run."""

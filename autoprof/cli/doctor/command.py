@@ -1,4 +1,4 @@
-"""`autoprof doctor`: examines an environment or a run, and prints what it found."""
+"""`autoprof doctor`: checks an environment or a run, and prints a report."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("name", nargs="?", metavar="RUN", help="a run, as for ls; without it, this environment")
     parser.add_argument("--all", action="store_true", help="list all hooks with their states")
-    parser.add_argument("--deep", action="store_true", help="import the targets, to see whether each hook applies")
+    parser.add_argument("--deep", action="store_true", help="import the targets to check that each hook applies")
     arguments.add_dir(parser)
     arguments.add_json(parser)
 
@@ -41,13 +41,13 @@ def run(parsed: argparse.Namespace) -> int:
 
 
 def _without_secrets(report: Report) -> Report:
-    """Return a report without secrets: files of older releases, and errors of recipes, may contain some."""
+    """Return a report with secrets masked; files of older releases and errors of recipes may contain secrets."""
     texts = {name: hidden_in(getattr(report, name)) for name in ("facts", "hooks", "problems", "notes")}
     return msgspec.structs.replace(report, **texts)
 
 
 def show(report: Report, hooks: bool = False) -> None:
-    """Print a report for a person: what works, what does not, notes, the verdict."""
+    """Print a report as text: facts, problems, notes, and the verdict; with `hooks`, also a table of the hooks."""
     print(plain(report.subject))
     counts = _counts(report.hooks)
     for name, value in report.facts.items():
@@ -65,19 +65,20 @@ def show(report: Report, hooks: bool = False) -> None:
 
 
 def _counts(hooks: list[tuple[str, str, str]]) -> dict[str, str]:
-    """Return in words how many hooks of each target there are, by state."""
+    """Return the number of hooks in each state, in words, by target."""
     states: dict[str, Counter[str]] = {}
     for key, state, reason in hooks:
-        other = state == "skipped" and " the hook is for " in reason
-        states.setdefault(key.partition("/")[0], Counter())["for other releases" if other else state] += 1
+        for_other_release = state == "skipped" and " the hook is for " in reason
+        label = "for other releases" if for_other_release else state
+        states.setdefault(key.partition("/")[0], Counter())[label] += 1
     return {
-        target: f"{', '.join(f'{count} {state}' for state, count in found.items())}".replace(" ", " hooks ", 1)
-        for target, found in states.items()
+        target: f"{', '.join(f'{count} {label}' for label, count in counts.items())}".replace(" ", " hooks ", 1)
+        for target, counts in states.items()
     }
 
 
 def _grouped(hooks: list[tuple[str, str, str]]) -> list[list[str]]:
-    """Make rows for a person: hooks of one recipe that were skipped for one reason share a row."""
+    """Return the rows of the table; hooks of one target that were skipped for the same reason share a row."""
     grouped: dict[tuple[str, str, str], list[str]] = {}
     for key, state, reason in hooks:
         name = key.partition("/")[0] if state == "skipped" else key

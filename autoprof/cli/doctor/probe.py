@@ -1,6 +1,6 @@
-"""`python -m autoprof.cli.doctor.probe FILE`: imports the module of each hook, and writes down the hooks' states.
+"""`python -m autoprof.cli.doctor.probe FILE`: imports the module of each hook, and writes the hooks' states to a file.
 
-Run by `autoprof doctor` in a process of its own, since importing a target takes seconds and may do anything.
+`autoprof doctor --deep` runs it in a separate process, since importing a target takes seconds and may do anything.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NOT_INSTALLED = "is not installed"
 
 
 def main(output: str) -> None:
-    """Write `{hook: {state, reason, ...}}`, the errors on the way and the tool to `output`."""
+    """Write the hooks with their states and reasons, the errors and the tool to the file `output`, as JSON."""
     run = runtime.start()
     if run is None:
         return
@@ -31,7 +31,7 @@ def main(output: str) -> None:
     for hook in registry.known_hooks():
         if registry.left_out(run, hook):
             continue
-        # A trainer of the user's own may lie on the path without a distribution.
+        # The user's own trainer may be on sys.path without a distribution.
         if installed_version(hook.recipe) or sources.installed(hook.recipe.target):
             try:
                 importlib.import_module(hook.hook.module)

@@ -28,17 +28,17 @@ from autoprof.windows import requests
 
 
 def check_deaths(report: Report, run: Run) -> bool:
-    """Add to a report which process died, in front of all other problems; return whether one did."""
-    found = deaths.of_run(run)
-    if found:
+    """Put the first dead process in front of a report's other problems; return True if a process died."""
+    dead = deaths.of_run(run)
+    if dead:
         hosts = len(run.info.hosts)
-        report.problems.insert(0, deaths.sentence(found[0], hosts))
-        report.notes[:0] = deaths.evidence(found, hosts)
-    return bool(found)
+        report.problems.insert(0, deaths.sentence(dead[0], hosts))
+        report.notes[:0] = deaths.evidence(dead, hosts)
+    return bool(dead)
 
 
 def examine_run(run: runs.Run) -> Report:
-    """Find out what applied in a run's processes, and what the run left."""
+    """Return a report on a run: the hooks in its processes, its steps and captures, and its problems."""
     report = environment.Report(subject=f"run: {run.path}")
     report.facts["state"] = run.outcome
     report.facts["settings"] = f"steps {_steps(run, '?') or 'none, the timeline alone'}"
@@ -52,8 +52,8 @@ def examine_run(run: runs.Run) -> Report:
         counts = ", ".join(f"{states[state]} {state}" for state in ("applied", "failed") if states[state])
         name, pid = process.process or "?", process.pid or "?"
         report.facts[f"{process.host or '?'} {pid} {name}"] = f"{counts}; fired: {', '.join(fired) or 'none'}"
-        for where, error in process.errors.items():
-            report.problems.append(f"{name} ({pid}): {where}: {error.last or '?'}")
+        for source, error in process.errors.items():
+            report.problems.append(f"{name} ({pid}): {source}: {error.last or '?'}")
     versions = {name: version for process in processes for name, version in process.versions.items()}
     environment.check_versions(report, versions, run.info.settings.recipes)
     environment.list_hooks(report, {"hooks": _merged(processes)})
@@ -68,9 +68,9 @@ def examine_run(run: runs.Run) -> Report:
     report.notes += notes + out_of_memory(RunDir(Path(run.path)))
     report.problems += problems
     _check_control(report, RunDir(Path(run.path)))
-    for lost in decoder.read(Path(run.path, COLLECTED), CollectedFile, left_out).missing:
-        where = " ".join(filter(None, [lost.host, lost.path]))
-        report.problems.append(f"not collected, {where}: {lost.reason or '?'}")
+    for part in decoder.read(Path(run.path, COLLECTED), CollectedFile, left_out).missing:
+        place = " ".join(filter(None, [part.host, part.path]))
+        report.problems.append(f"not collected, {place}: {part.reason or '?'}")
     report.problems += left_out
     if not check_deaths(report, run):
         _check_end(report, run)
@@ -79,15 +79,15 @@ def examine_run(run: runs.Run) -> Report:
 
 
 def _merged(processes: list[HooksFile]) -> dict[str, dict[str, Any]]:
-    """Return one entry a hook for the whole run: the state that says most, and whether it fired anywhere."""
+    """Return each hook's most important state in any process (failed, applied, skipped), and whether it fired."""
     order = {"skipped": 0, "applied": 1, "failed": 2}
     merged: dict[str, HookEntry] = {}
     fired = {key for process in processes for key, hook in process.hooks.items() if hook.called}
     for process in processes:
         for key, hook in process.hooks.items():
             known = merged.setdefault(key, hook)
-            said, before = ((order.get(each.state, -1), each.reason != WAITING) for each in (hook, known))
-            if said > before:
+            rank, known_rank = ((order.get(entry.state, -1), entry.reason != WAITING) for entry in (hook, known))
+            if rank > known_rank:
                 merged[key] = hook
     return {
         key: {"state": hook.state, "reason": hook.reason, "fired": "fired" if key in fired else "never called"}
@@ -96,18 +96,18 @@ def _merged(processes: list[HooksFile]) -> dict[str, dict[str, Any]]:
 
 
 def _steps(run: runs.Run, unknown: str) -> str:
-    """Return `AUTOPROF_STEPS` of a run."""
+    """Return the setting `AUTOPROF_STEPS` of a run, or `unknown` if `run.json` does not have it."""
     return run.info.settings.steps if "steps" in run.fields.get("settings", {}) else unknown
 
 
 def _check_hangs(report: Report, run: runs.Run, opened: OpenSpans, executed_s: Mapping[int, float]) -> None:
     """Report steps that are or were stuck, and samples that ended with an exception."""
-    found, notes = sentences.hangs_of_run(run.path, opened, executed_s)
+    hangs, notes = sentences.hangs_of_run(run.path, opened, executed_s)
     report.notes += notes
-    for finding in [*found, *findings.failures_of_run(opened)]:
+    for finding in [*hangs, *findings.failures_of_run(opened)]:
         report.problems.append(finding.text)
-        which = "the run" if finding.step is None else f"step {finding.step}"
-        report.notes += [f"{which}: {line}" for line in finding.evidence]
+        subject = "the run" if finding.step is None else f"step {finding.step}"
+        report.notes += [f"{subject}: {line}" for line in finding.evidence]
 
 
 def _check_steps(report: Report, run: runs.Run, opened: OpenSpans, executed_s: Mapping[int, float]) -> None:
@@ -125,18 +125,18 @@ def _check_steps(report: Report, run: runs.Run, opened: OpenSpans, executed_s: M
         steps = Steps.parse(run.info.settings.steps)
     except ValueError:
         return
-    wanted = [number for place, number in enumerate(numbers, 1) if steps.match(number, place)]
-    there = {step.number for step in run.steps}
-    there |= {number for capture in run.captures for number in capture.meta.steps}
+    wanted = [number for ordinal, number in enumerate(numbers, 1) if steps.match(number, ordinal)]
+    captured = {step.number for step in run.steps}
+    captured |= {number for capture in run.captures for number in capture.meta.steps}
     for number in wanted:
-        if number not in there:
+        if number not in captured:
             report.problems.append(f"step {number} was asked for and executed, but has no folder")
     if not wanted and steps.any and not opened.going_on:
-        report.problems.append("the run executed none of the steps that AUTOPROF_STEPS asked for")
+        report.problems.append("the run executed none of the steps that AUTOPROF_STEPS asks for")
 
 
 def _open_steps(opened: OpenSpans) -> list[str]:
-    """Return in words which step is open and how long it has been; if several are, the last to begin."""
+    """Return the open step and for how long it has been open, in words; if several are open, the latest."""
     steps = sorted((row for row in opened.rows()[0] if row.kind == "step"), key=lambda row: row.start_ns)
     return [
         f"step {row.step} {'has been' if open_until_now(row.state, opened.going_on) else 'was'} open for "
@@ -146,11 +146,11 @@ def _open_steps(opened: OpenSpans) -> list[str]:
 
 
 def _check_begun(report: Report, run: runs.Run, opened: OpenSpans) -> None:
-    """Report a run without steps; while it is young, it may still load its model."""
+    """Report a run in which no step has begun. For a recent run it is only a note: it may still load its model."""
     if _open_steps(opened):
         return
     if not opened.going_on:
-        report.problems.append("no step was seen: no hook for a step fired; --all lists the hooks")
+        report.problems.append("no step was recorded, because no hook for a step fired; --all lists the hooks")
         return
     age = opened.now_ns / 1e9 - run.info.started
     text = f"no step has begun for {units.seconds(age)} since the run started: no hook for a step has fired"
@@ -159,14 +159,14 @@ def _check_begun(report: Report, run: runs.Run, opened: OpenSpans) -> None:
 
 def _check_control(report: Report, directory: RunDir) -> None:
     for name in requests.waiting(directory):
-        report.notes.append(f"control/{name}: no step has begun since it was asked for, or no trainer looks here")
+        report.notes.append(f"control/{name}: no step has begun since the request, or no trainer reads this folder")
     for name, became in requests.states(directory).items():
         if became.state == "refused":
-            report.problems.append(f"control/{name}: it was refused: {became.reason}")
+            report.problems.append(f"control/{name}: the request was refused: {became.reason}")
         elif became.reason:
             report.notes.append(f"control/{name}: {became.reason}")
         elif not became.over and not report.facts["state"].startswith("running"):
-            report.notes.append(f"control/{name}: the run ended before all of its steps had begun")
+            report.notes.append(f"control/{name}: the run ended before all requested steps had begun")
 
 
 def _check_captures(report: Report, run: runs.Run) -> None:
@@ -178,48 +178,46 @@ def _check_captures(report: Report, run: runs.Run) -> None:
             if capture.state == UNFINISHED and run.state.startswith("running"):
                 continue
             if capture.state != "complete":
-                reason = capture.meta.reason or "its process was ended while it was written"
+                reason = capture.meta.reason or "its process ended while writing it"
                 report.problems.append(f"step {step.number}, {capture.name}: {capture.state}, {reason}")
             elif capture.meta.reason == NOT_ANALYSED:
-                report.notes.append(
-                    f"step {step.number}, {capture.name}: {NOT_ANALYSED}; autoprof analyse has it do so"
-                )
+                report.notes.append(f"step {step.number}, {capture.name}: {NOT_ANALYSED}; run autoprof analyse")
     asked = "nsys" in run.info.settings.tool
     if asked and run.captures and all(capture.meta.tool != "nsys" for capture in run.captures):
-        report.problems.append("AUTOPROF_TOOL asked for nsys, but no process that was captured ran under it")
+        report.problems.append("AUTOPROF_TOOL asks for nsys, but no captured process ran under nsys")
     captures = [capture.name for step in run.steps for capture in step.captures]
     for part in RunDir(Path(run.path)).parts() if run.state != "running" else ():
         if not any(part.name.startswith(name) for name in captures):
-            report.notes.append(f"{part.relative_to(run.path)}: its process was ended while it was written")
+            report.notes.append(f"{part.relative_to(run.path)}: its process ended while writing it")
 
 
 def _check_end(report: Report, run: runs.Run) -> None:
     if run.state == UNFINISHED:
         report.problems.append(
-            "the process that started the run is gone and left no word: it was killed by a signal, or left by "
-            "os._exit or os.exec, or found no room to write its end; run.json is as it was at the start"
+            "the process that started the run is gone without recording its end: it was killed by a signal, called "
+            "os._exit or os.exec, or found the disk full; run.json is as it was at the start"
         )
     if run.state == runs.FAILED:
-        report.problems.append(f"the process that started the run {run.outcome}; its own output says more")
+        report.problems.append(f"the process that started the run {run.outcome}; see its own output")
 
 
 def devices(run: Run) -> tuple[list[str], list[str]]:
-    """Return notes and problems: traces that hold nothing of the GPU, though their process used one.
+    """Return notes and problems about traces without GPU activity, of processes that used a GPU.
 
-    Where other traces of the process do hold something, nothing was in the way: the stage made no use of it.
+    It is only a note if another trace of the process has GPU activity: then the stage did not use the GPU.
     """
-    found = [
+    captures = [
         (step, capture) for step in run.steps for capture in step.captures if capture.meta.device_events is not None
     ]
-    seeing = {_process(capture) for _, capture in found if capture.meta.device_events}
+    with_activity = {_process(capture) for _, capture in captures if capture.meta.device_events}
     notes, problems = [], []
-    for step, capture in found:
+    for step, capture in captures:
         if not capture.meta.device_events:
-            where = f"step {step.number}, {capture.name}: nothing of the GPU is in it"
-            if _process(capture) in seeing:
-                notes.append(f"{where}, though other traces of the process have it: the GPU had nothing to do")
+            text = f"step {step.number}, {capture.name}: the trace has no GPU activity"
+            if _process(capture) in with_activity:
+                notes.append(f"{text}, but other traces of the process do: the GPU was idle")
             else:
-                problems.append(f"{where}: {capture.meta.device_reason}")
+                problems.append(f"{text}: {capture.meta.device_reason}")
     return notes, problems
 
 
@@ -228,10 +226,10 @@ def out_of_memory(directory: RunDir) -> list[str]:
     notes = []
     for path in sorted(directory.oom.glob(f"*{META}")):
         meta = decoder.read(path, OutOfMemoryMeta)
-        where = f"in step {meta.step}, {meta.role} {meta.stage}, " if meta.step is not None else ""
-        asked, free = units.size(meta.asked_bytes), units.size(meta.free_bytes)
+        place = f"in step {meta.step}, {meta.role} {meta.stage}, " if meta.step is not None else ""
+        requested, free = units.size(meta.asked_bytes), units.size(meta.free_bytes)
         name = f"oom/{path.name.removesuffix(META)}{SNAPSHOT}"
-        notes.append(f"{name}: CUDA ran out of memory {where}with {asked} asked for, {free} free")
+        notes.append(f"{name}: CUDA ran out of memory {place}with {requested} requested, {free} free")
     return notes
 
 

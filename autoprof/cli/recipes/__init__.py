@@ -1,1 +1,1 @@
-"""Tools for authors of recipes: a list, a check, and the schema that editors use."""
+"""Tools for authors of recipes: list, check, first draft, trial, and the schema for editors."""

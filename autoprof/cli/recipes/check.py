@@ -1,7 +1,7 @@
-"""Check of a recipe's form, its vocabulary, and its JSON schema.
+"""Check of a recipe file's keys and values, and the JSON schema of recipes.
 
-The check finds all errors, while `recipe.load` stops at the first. Fields, types and docstrings come from the structs
-that recipes become.
+The check reports all errors, while `recipe.load` stops at the first. Both the check and the schema are derived from the
+structs that recipes are decoded into: their fields, types and docstrings.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from autoprof.hooks.behaviour import PARAMETER
 from autoprof.hooks.recipe import HOOK_NAME, SEVERAL, BoundHook, Hook, Recipe, RecipeError, Recipes, versions_problem
 
 _NAMES = {str: "a text", int: "a whole number", float: "a number", bool: "true or false", dict: "a table"}
-# `A | B` has another type where one of the two is a `Literal`.
+# `A | B` is a `typing.Union`, not a `types.UnionType`, if A or B is a `Literal`.
 _UNIONS = (types.UnionType, typing.Union)
 _EXTRA = {
     "path": "a path that begins with a parameter of the function, such as 'self.state.global_step'",
     "name": "the name of a parameter",
-    "place": "a path that begins at what the call returns, such as 'token_ids'",
+    "place": "a path that begins at the call's result, such as 'token_ids'",
 }
 
 
 def summary(kind: type) -> str:
-    """Return the first paragraph of a class's docstring in one line, or of a base's if it has none of its own."""
+    """Return the first paragraph of a class's docstring, or of its base class's, in one line."""
     for base in kind.__mro__:
         text = inspect.cleandoc(base.__dict__.get("__doc__") or "")
         paragraph = text.partition("\n\n")[0]
@@ -46,48 +46,48 @@ def summary(kind: type) -> str:
 
 
 def described(kind: type) -> dict[str, str]:
-    """Return the description of each field in the `Attributes:` of a class's docstring and of its bases'."""
-    found: dict[str, str] = {}
+    """Return the descriptions in the `Attributes:` sections of a class and its base classes, by field."""
+    texts: dict[str, str] = {}
     for base in kind.__mro__:
         _, _, section = inspect.cleandoc(base.__dict__.get("__doc__") or "").partition("Attributes:\n")
         for match in re.finditer(r"^    (\w+): (.*(?:\n {8}.*)*)", section, re.MULTILINE):
-            found.setdefault(match[1], _one_line(match[2]))
-    return found
+            texts.setdefault(match[1], _one_line(match[2]))
+    return texts
 
 
 def takes(kind: Any) -> str:
-    """Describe a type in the terms of TOML."""
+    """Return a description of a type in the terms of TOML."""
     if meta := _meta(kind):
         return _EXTRA[meta["takes"]]
     origin = typing.get_origin(kind)
     arguments = typing.get_args(kind)
     if origin in _UNIONS:
-        table = next((each for each in arguments if typing.get_origin(each) is dict), None)
+        table = next((argument for argument in arguments if typing.get_origin(argument) is dict), None)
         if table is not None and typing.get_args(table)[1] in arguments:
             others = ", or ".join(takes(argument) for argument in arguments if argument is not table)
-            return f"{others}, or a table, in it {takes(typing.get_args(table)[0])} = one of these"
+            return f"{others}, or a table; each entry is {takes(typing.get_args(table)[0])} = one of these"
         return ", or ".join(takes(argument) for argument in arguments)
     if origin is typing.Literal:
         return " or ".join(repr(value) for value in arguments)
     if origin is list:
-        return f"an array, of each {takes(arguments[0])}"
+        return f"an array; each item is {takes(arguments[0])}"
     if origin is dict and arguments[1] is not Any:
-        return f"a table, in it {takes(arguments[0])} = {takes(arguments[1])}"
+        return f"a table; each entry is {takes(arguments[0])} = {takes(arguments[1])}"
     if inspect.isclass(kind) and issubclass(kind, msgspec.Struct):
         return f"a table with {', '.join(kind.__struct_encode_fields__)}"
     return _NAMES.get(origin or kind, str(kind))
 
 
 def parameters(kind: Any, value: Any, where: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the keys and paths of a valid `value` that begin with a parameter of the function."""
+    """Yield those paths in a valid `value` that begin with a parameter of the hooked function, each with its key."""
     if meta := _meta(kind):
         if meta.get(PARAMETER):
             yield where, value
     elif table := _table_of(kind, value):
         yield from parameters(table, value, where)
     elif typing.get_origin(kind) is list:
-        for place, item in enumerate(value):
-            yield from parameters(typing.get_args(kind)[0], item, f"{where}[{place}]")
+        for index, item in enumerate(value):
+            yield from parameters(typing.get_args(kind)[0], item, f"{where}[{index}]")
     elif typing.get_origin(kind) is dict:
         keys, values = typing.get_args(kind)
         for key, item in value.items():
@@ -101,7 +101,7 @@ def parameters(kind: Any, value: Any, where: str = "") -> Iterator[tuple[str, st
 
 
 def wrong(kind: type[msgspec.Struct], table: Any, where: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the errors of a table that should become a struct: the key, what was found, and what it takes."""
+    """Yield the errors of a table that is decoded into a struct: the key, and the value found and the type expected."""
     if not isinstance(table, dict):
         yield where, f"got {_short(table)}; it takes a table"
         return
@@ -110,7 +110,7 @@ def wrong(kind: type[msgspec.Struct], table: Any, where: str = "") -> Iterator[t
     for key in table:
         if key not in fields:
             known = ", ".join(fields) or "none"
-            yield f"{prefix}{key}", f"there is no such key{did_you_mean(str(key), fields)}; there are: {known}"
+            yield f"{prefix}{key}", f"there is no such key{did_you_mean(str(key), fields)}; the keys are: {known}"
     texts = described(kind)
     for name, field in fields.items():
         if name in table:
@@ -127,22 +127,27 @@ def _wrong_value(kind: Any, value: Any, where: str) -> Iterator[tuple[str, str]]
         yield from wrong(table, value, where)
         return
     if typing.get_origin(kind) is list and isinstance(value, list):
-        for place, item in enumerate(value):
-            yield from _wrong_value(typing.get_args(kind)[0], item, f"{where}[{place}]")
+        for index, item in enumerate(value):
+            yield from _wrong_value(typing.get_args(kind)[0], item, f"{where}[{index}]")
         return
     try:
         msgspec.convert(value, kind)
     except msgspec.ValidationError:
-        choices = [choice for one in _alternatives(kind) if _is_choice(one) for choice in typing.get_args(one)]
+        choices = [
+            choice
+            for alternative in _alternatives(kind)
+            if _is_choice(alternative)
+            for choice in typing.get_args(alternative)
+        ]
         near = did_you_mean(value, choices) if choices and isinstance(value, str) else ""
         yield where, f"got {_short(value)}; it takes {takes(kind)}{near}"
 
 
 def _table_of(kind: Any, value: Any) -> type[msgspec.Struct] | None:
-    """Return the struct that a table becomes if it is one of several types that an option takes."""
+    """Return the struct for a table, if the option takes either a table or another type; else None."""
     if typing.get_origin(kind) not in _UNIONS or not isinstance(value, dict):
         return None
-    structs = [one for one in typing.get_args(kind) if inspect.isclass(one) and issubclass(one, msgspec.Struct)]
+    structs = [part for part in typing.get_args(kind) if inspect.isclass(part) and issubclass(part, msgspec.Struct)]
     return structs[0] if structs else None
 
 
@@ -155,7 +160,7 @@ def _is_choice(kind: Any) -> bool:
 
 
 def _meta(kind: Any) -> dict[str, Any]:
-    """Return the `extra` of a type that `hooks/behaviour.py` annotates."""
+    """Return the `extra` with which `hooks/behaviour.py` annotates a type; empty if there is none."""
     for note in getattr(kind, "__metadata__", ()):
         if isinstance(note, msgspec.Meta) and note.extra:
             return note.extra
@@ -172,19 +177,19 @@ def _short(value: Any) -> str:
 
 
 FILE = "recipe.schema.json"
-# The newest that TOML extensions of editors are sure to know; newer ones are like it in all that stands here.
+# The newest draft that all TOML extensions of editors support. Newer drafts have the same keywords for this schema.
 _DRAFT = "http://json-schema.org/draft-07/schema#"
 _REFERENCE = "#/definitions/{name}"
 _COMMENT = f"Generated by `autoprof recipes --schema > {FILE}`; change the structs in autoprof instead."
 
 
 def schema_text() -> str:
-    """Return the schema as it is shipped."""
+    """Return the schema as the text of the shipped file."""
     return json.dumps(schema(), indent=1, ensure_ascii=False) + "\n"
 
 
 def schema() -> dict[str, Any]:
-    """Return the schema, in which a hook's `behaviour` decides what its `options` take."""
+    """Return the schema. In it, a hook's `behaviour` decides which `options` are valid."""
     kinds = known_behaviours()
     definitions = {"hook": _of_struct(Hook)}
     for name, kind in kinds.items():
@@ -193,7 +198,7 @@ def schema() -> dict[str, Any]:
     hook = definitions["hook"]["properties"]
     hook["name"]["pattern"] = f"^{HOOK_NAME}$"
     hook["behaviour"]["oneOf"] = [{"const": name, "description": summary(kind)} for name, kind in kinds.items()]
-    # Editors complete from `properties`; what is allowed there and what it takes is said behaviour by behaviour.
+    # Editors complete options from `properties`. The conditions in `allOf` validate them, one per behaviour.
     hook["options"]["properties"] = _all_options(kinds)
     definitions["hook"]["allOf"] = [_condition(name, kind) for name, kind in kinds.items()]
     recipe = definitions[SEVERAL] = _of_struct(Recipe)
@@ -205,7 +210,7 @@ def schema() -> dict[str, Any]:
         "$comment": _COMMENT,
         **{key: value for key, value in recipe.items() if key != "required"},
         "properties": recipe["properties"] | {SEVERAL: several},
-        # A file is one recipe, or has several and nothing else.
+        # A file is either one recipe, or a list of recipes without other keys.
         "oneOf": [
             {"required": recipe["required"], "not": {"required": [SEVERAL]}},
             {"required": [SEVERAL], "maxProperties": 1},
@@ -222,8 +227,8 @@ def known_behaviours() -> dict[str, type[behaviours.Behaviour]]:
 
 def _of_struct(kind: type[msgspec.Struct]) -> dict[str, Any]:
     """Return a struct's schema, described by its docstring."""
-    _, found = msgspec.json.schema_components([kind], ref_template=_REFERENCE)
-    content: dict[str, Any] = found[kind.__name__]
+    _, components = msgspec.json.schema_components([kind], ref_template=_REFERENCE)
+    content: dict[str, Any] = components[kind.__name__]
     content |= {"title": kind.__name__, "description": summary(kind)}
     texts = described(kind)
     for name, property_ in content["properties"].items():
@@ -243,25 +248,25 @@ def _condition(name: str, kind: type[behaviours.Behaviour]) -> dict[str, Any]:
 
 
 def _all_options(kinds: dict[str, type[behaviours.Behaviour]]) -> dict[str, Any]:
-    """Return every option of every behaviour, with its meaning in each."""
+    """Return the options of all behaviours, each with its description per behaviour."""
     meanings: dict[str, dict[str, list[str]]] = {}
     for name, kind in kinds.items():
         texts = described(kind)
         for field in msgspec.structs.fields(kind):
             meanings.setdefault(field.encode_name, {}).setdefault(texts.get(field.encode_name, ""), []).append(name)
     return {
-        option: {"description": "\n".join(f"{', '.join(names)}: {meaning}" for meaning, names in found.items())}
-        for option, found in sorted(meanings.items())
+        option: {"description": "\n".join(f"{', '.join(names)}: {meaning}" for meaning, names in by_meaning.items())}
+        for option, by_meaning in sorted(meanings.items())
     }
 
 
 def _structs_in(kind: type[msgspec.Struct]) -> list[type[msgspec.Struct]]:
-    """Return the structs that the fields of a struct hold in arrays."""
+    """Return the structs that are type arguments of a struct's fields, such as the items of an array."""
     inner = [part for field in msgspec.structs.fields(kind) for part in typing.get_args(field.type)]
     return [part for part in inner if inspect.isclass(part) and issubclass(part, msgspec.Struct)]
 
 
-# Behaviours that only another ends.
+# Behaviours that begin something, with the behaviour that ends it.
 _ENDS = {
     "aside.start": "aside.stop",
     "span.begin": "stage.end",
@@ -275,10 +280,10 @@ class RecipeFinding(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         file: The recipe's file.
-        table: `[[hook]] 'name'`, or empty for the top of the file.
-        key: The key in the table, or empty for all of it.
-        text: What was found and what to do.
-        error: Whether it is wrong; otherwise it is a note.
+        table: `[[hook]] 'name'`; empty for the top level of the file.
+        key: The key in the table; empty for the whole table.
+        text: The problem, and what to do about it.
+        error: True for an error, false for a note.
     """
 
     file: str
@@ -294,15 +299,15 @@ class RecipeFinding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_form(path: str) -> tuple[list[BoundHook], list[RecipeFinding]]:
-    """Read a recipe file.
+    """Read a recipe file and check its keys and values.
 
     Returns:
-        Its hooks, where nothing is wrong with it, and what is wrong.
+        The hooks, empty if there are errors, and the errors.
     """
     try:
         document = recipe.read(path)
     except RecipeError as error:
-        return [], [RecipeFinding(file=path, table="", key="", text=_without(path, error))]
+        return [], [RecipeFinding(file=path, table="", key="", text=_without_path(path, error))]
     findings = [
         RecipeFinding(file=path, table=table, key=key, text=text) for table, key, text in _errors(path, document)
     ]
@@ -311,11 +316,11 @@ def check_form(path: str) -> tuple[list[BoundHook], list[RecipeFinding]]:
     try:
         return recipe.load(path), []
     except RecipeError as error:
-        return [], [RecipeFinding(file=path, table="", key="", text=_without(path, error))]
+        return [], [RecipeFinding(file=path, table="", key="", text=_without_path(path, error))]
 
 
 def replacements(path: str, hooks: list[BoundHook]) -> list[RecipeFinding]:
-    """Return notes on the hooks of a recipe file that take the place of autoprof's own."""
+    """Return a note for each hook of a recipe file that replaces one of autoprof's own hooks."""
     own = _boot.own_recipes()
     if not hooks or os.path.dirname(os.path.realpath(path)) == os.path.realpath(own):
         return []
@@ -325,7 +330,7 @@ def replacements(path: str, hooks: list[BoundHook]) -> list[RecipeFinding]:
             file=path,
             table=recipe.table(hook.hook.name),
             key="name",
-            text=f"it takes the place of autoprof's own hook of this name, in {known[hook.key]}.toml",
+            text=f"it replaces autoprof's own hook of this name, in {known[hook.key]}.toml",
             error=False,
         )
         for hook in hooks
@@ -334,33 +339,34 @@ def replacements(path: str, hooks: list[BoundHook]) -> list[RecipeFinding]:
 
 
 def without_end(path: str, hooks: list[BoundHook], others: Iterable[BoundHook]) -> list[RecipeFinding]:
-    """Return errors for hooks that begin something which no hook of the target ends, in this file or in `others`."""
+    """Return an error for each hook that begins something that no hook ends, neither in this file nor in `others`."""
     known = [*hooks, *others]
     return [
         RecipeFinding(
             file=path,
             table=recipe.table(hook.hook.name),
             key="behaviour",
-            text=f"no {end} of {hook.recipe.target} ends what it begins; add one to the function where that ends"
-            + (", with options.of as here" if getattr(hook.behaviour, "of", "") else ""),
+            text=f"no {end} hook of {hook.recipe.target} ends what this one begins; "
+            "add one to the function that ends it"
+            + (", with the same options.of" if getattr(hook.behaviour, "of", "") else ""),
         )
         for hook in hooks
         if (end := _ENDS.get(hook.hook.behaviour)) is not None
         and not any(
             other.recipe.target == hook.recipe.target
             and other.hook.behaviour == end
-            and _fits(other.behaviour, hook.behaviour)
+            and _can_end(other.behaviour, hook.behaviour)
             for other in known
         )
     ]
 
 
-def _fits(end: behaviours.Behaviour, begin: behaviours.Behaviour) -> bool:
-    """Return whether a hook can end what another begins: both have `of` or none has, and their texts are the same."""
+def _can_end(end: behaviours.Behaviour, begin: behaviours.Behaviour) -> bool:
+    """Return whether one hook can end what another begins: both or neither have `of`, and stage and role match."""
     if bool(getattr(end, "of", "")) != bool(getattr(begin, "of", "")):
         return False
-    texts = [(getattr(end, name, ""), getattr(begin, name, "")) for name in ("stage", "role")]
-    return all(not said or not isinstance(begun, str) or said == begun for said, begun in texts)
+    pairs = [(getattr(end, name, ""), getattr(begin, name, "")) for name in ("stage", "role")]
+    return all(not ended or not isinstance(begun, str) or ended == begun for ended, begun in pairs)
 
 
 def _errors(path: str, document: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
@@ -369,9 +375,9 @@ def _errors(path: str, document: dict[str, Any]) -> Iterator[tuple[str, str, str
     if several:
         yield from (("", key, text) for key, text in wrong(Recipes, document | {recipe.SEVERAL: []}))
     targets = []
-    for place, table in enumerate(recipe.tables(document)):
+    for index, table in enumerate(recipe.tables(document)):
         target = table.get("target") if isinstance(table, dict) else None
-        where = f"[[recipe]] {repr(target) if isinstance(target, str) else f'number {place + 1}'}" if several else ""
+        where = f"[[recipe]] {repr(target) if isinstance(target, str) else f'number {index + 1}'}" if several else ""
         if isinstance(table, dict):
             yield from ((f"{where} {part}".strip(), key, text) for part, key, text in _recipe_errors(table))
         else:
@@ -383,7 +389,7 @@ def _errors(path: str, document: dict[str, Any]) -> Iterator[tuple[str, str, str
 
 def _recipe_errors(document: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     hooks = document.get("hook")
-    # Hooks are gone through below, one table at a time.
+    # The hooks are checked below, one table at a time.
     top = document | ({"hook": []} if isinstance(hooks, list) else {})
     for key, text in wrong(Recipe, top):
         hint = "; write [[hook]] with two brackets" if key == "hook" and isinstance(hooks, dict) else ""
@@ -392,15 +398,15 @@ def _recipe_errors(document: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     if problem := versions_problem(document.get("versions")):
         yield "", "versions", problem
     names: list[str] = []
-    for place, table in enumerate(hooks if isinstance(hooks, list) else []):
-        called = table.get("name") if isinstance(table, dict) else None
-        where = recipe.table(called if isinstance(called, str) and called else place)
+    for index, table in enumerate(hooks if isinstance(hooks, list) else []):
+        name = table.get("name") if isinstance(table, dict) else None
+        where = recipe.table(name if isinstance(name, str) and name else index)
         for key, text in _hook_errors(table, target):
             yield where, key, text
-        if isinstance(called, str):
-            if names.count(called) == 1:
-                yield where, "name", f"two [[hook]] tables are named {called!r}; give each its own name"
-            names.append(called)
+        if isinstance(name, str):
+            if names.count(name) == 1:
+                yield where, "name", f"two [[hook]] tables are named {name!r}; give each its own name"
+            names.append(name)
 
 
 def _hook_errors(table: Any, target: Any) -> Iterator[tuple[str, str]]:
@@ -415,7 +421,7 @@ def _hook_errors(table: Any, target: Any) -> Iterator[tuple[str, str]]:
         if "behaviour" in texts:
             near = did_you_mean(texts["behaviour"], behaviours.BEHAVIOURS)
             known = ", ".join(sorted(behaviours.BEHAVIOURS))
-            yield "behaviour", f"there is no {texts['behaviour']!r}{near}; there are {known}"
+            yield "behaviour", f"there is no {texts['behaviour']!r}{near}; the behaviours are {known}"
         return
     if isinstance(options, dict):
         yield from wrong(kind, options, "options")
@@ -423,5 +429,5 @@ def _hook_errors(table: Any, target: Any) -> Iterator[tuple[str, str]]:
         yield "kind", f"{texts['behaviour']} makes no stage; leave it out"
 
 
-def _without(path: str, error: RecipeError) -> str:
+def _without_path(path: str, error: RecipeError) -> str:
     return str(error).removeprefix(f"{path}: ")

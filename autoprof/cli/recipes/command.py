@@ -1,4 +1,4 @@
-"""`autoprof recipes`: lists recipes, checks files, prints the schema."""
+"""`autoprof recipes`: lists recipes; drafts, checks and tries recipe files; prints the schema."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="show the hooks of a recipe or of a target")
     parser.add_argument("command", nargs="*", metavar="COMMAND", help="with --try: the command, after --")
     arguments.add_json(parser)
-    asked = parser.add_mutually_exclusive_group()
-    asked.add_argument("--check", nargs="+", metavar="FILE", help="check recipe files or folders and list all errors")
-    asked.add_argument(
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("--check", nargs="+", metavar="FILE", help="check recipe files or folders and list all errors")
+    action.add_argument(
         "--new",
         metavar="PLACE",
-        help="print a first recipe for package.module:Class, or for train.py or train.py:Class",
+        help="print a first recipe for package.module:Class, train.py or train.py:Class",
     )
-    asked.add_argument(
-        "--try", dest="attempt", metavar="RECIPE", help="run COMMAND and say which hooks of RECIPE fired"
+    action.add_argument(
+        "--try", dest="attempt", metavar="RECIPE", help="run COMMAND and show which hooks of RECIPE fired"
     )
-    asked.add_argument("--behaviours", action="store_true", help="list the behaviours and their options")
-    asked.add_argument("--schema", action="store_true", help="print the JSON schema of recipes, for editors")
+    action.add_argument("--behaviours", action="store_true", help="list the behaviours and their options")
+    action.add_argument("--schema", action="store_true", help="print the JSON schema of recipes, for editors")
 
 
 def run(parsed: argparse.Namespace) -> int:
     """Run the command and return its exit status."""
     if parsed.attempt:
-        from autoprof.cli.recipes import trial  # it reads timelines, which no other command here does
+        from autoprof.cli.recipes import trial  # imported here, because only --try reads timelines
 
         words = [word for word in (parsed.name, *parsed.command) if word is not None]
         return trial.run(parsed.attempt, words[1:] if words[:1] == ["--"] else words, parsed.json)
     if parsed.command:
-        return complain(f"recipes: it does not take {parsed.command[0]!r}", 2)
+        return complain(f"recipes: unexpected argument {parsed.command[0]!r}", 2)
     if parsed.name and (parsed.check or parsed.new or parsed.behaviours or parsed.schema):
-        return complain("recipes: NAME goes without --check, --new, --behaviours and --schema", 2)
+        return complain("recipes: NAME can't be combined with --check, --new, --behaviours or --schema", 2)
     if parsed.schema:
         print(check.schema_text(), end="")
         return 0
@@ -56,19 +56,19 @@ def run(parsed: argparse.Namespace) -> int:
         return _behaviours(parsed.json)
     if parsed.check:
         return _check(parsed.check, parsed.json)
-    found = catalog.entries(arguments.setting("recipes"))
+    entries = catalog.entries(arguments.setting("recipes"))
     if parsed.name:
         try:
-            found = catalog.named_entries(found, parsed.name)
+            entries = catalog.named_entries(entries, parsed.name)
         except LookupError as error:
             return complain(str(error), 1)
     if parsed.json:
-        console.print_json(Catalog(recipes=found))
+        console.print_json(Catalog(recipes=entries))
     elif parsed.name:
-        _show_hooks(found)
+        _show_hooks(entries)
     else:
-        _show(found)
-    problems = [entry.problem for entry in found if entry.problem] + (
+        _show(entries)
+    problems = [entry.problem for entry in entries if entry.problem] + (
         [] if parsed.name else list(places.place_problems())
     )
     for problem in problems:
@@ -76,7 +76,7 @@ def run(parsed: argparse.Namespace) -> int:
     return 1 if problems else 0
 
 
-def _show(found: list[catalog.Entry]) -> None:
+def _show(entries: list[catalog.Entry]) -> None:
     rows = [
         [
             entry.name,
@@ -87,15 +87,15 @@ def _show(found: list[catalog.Entry]) -> None:
             entry.installed or "-",
             entry.fits,
         ]
-        for entry in found
+        for entry in entries
     ]
     drop = ("target", "hooks", "from", "versions")
     console.show(["recipe", "target", "versions", "hooks", "from", "installed", "fits"], rows, drop)
 
 
-def _show_hooks(found: list[catalog.Entry]) -> None:
-    for place, entry in enumerate(found):
-        if place:
+def _show_hooks(entries: list[catalog.Entry]) -> None:
+    for index, entry in enumerate(entries):
+        if index:
             print()
         print(f"{entry.name}: {entry.path}")
         print(f"  from {entry.origin}, for {entry.target} {entry.versions or '(all versions)'}")
@@ -109,40 +109,41 @@ def _show_hooks(found: list[catalog.Entry]) -> None:
 
 
 def _options(hook: catalog.RecipeHook) -> str:
-    said = hook.options | ({"rewrap": hook.rewrap} if hook.rewrap else {})
-    return " ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in said.items()) or "-"
+    options = hook.options | ({"rewrap": hook.rewrap} if hook.rewrap else {})
+    return " ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in options.items()) or "-"
 
 
-def _check(asked: list[str], as_json: bool) -> int:
+def _check(files_or_folders: list[str], as_json: bool) -> int:
     findings: list[RecipeFinding] = []
     summaries = []
     sources = Sources()
-    others = catalog.catalog_hooks(arguments.setting("recipes"), asked)
-    for place in asked:
+    others = catalog.catalog_hooks(arguments.setting("recipes"), files_or_folders)
+    for place in files_or_folders:
         paths = places.toml_files(place)
         if not paths:
-            there = "it is no file that can be read" if os.path.exists(place) else "there is no such file"
-            text = "there are no *.toml files in it that can be read" if os.path.isdir(place) else there
+            if os.path.isdir(place):
+                text = "the folder has no readable *.toml files"
+            else:
+                text = "it is not a readable file" if os.path.exists(place) else "there is no such file"
             findings.append(RecipeFinding(file=place, table="", key="", text=text))
         for path in paths:
-            hooks, wrong = check.check_form(path)
-            if wrong:
-                findings += wrong
-                summaries.append(f"{path}: {len(wrong)} wrong; nothing more was checked")
+            hooks, errors = check.check_form(path)
+            if errors:
+                findings += errors
+                summaries.append(f"{path}: {len(errors)} wrong; nothing else was checked")
                 continue
-            said, where = static.check_hooks(path, hooks, sources)
-            said = [*check.without_end(path, hooks, others), *said]
-            findings += [*check.replacements(path, hooks), *said]
-            errors = sum(finding.error for finding in said)
-            state = f"{errors} wrong" if errors else "good"
-            summaries.append(f"{path}: {state}, {units.count(len(hooks), 'hook')}; {where}")
-    wrong_ones = [finding for finding in findings if finding.error]
+            source_findings, scope = static.check_hooks(path, hooks, sources)
+            hook_findings = [*check.without_end(path, hooks, others), *source_findings]
+            findings += [*check.replacements(path, hooks), *hook_findings]
+            wrong = sum(finding.error for finding in hook_findings)
+            state = f"{wrong} wrong" if wrong else "good"
+            summaries.append(f"{path}: {state}, {units.count(len(hooks), 'hook')}; {scope}")
     if as_json:
         console.print_json(Checked(findings=findings, summaries=summaries))
     else:
         for line in [*(finding.line() for finding in findings), *summaries]:
             print(line)
-    return 1 if wrong_ones else 0
+    return 1 if any(finding.error for finding in findings) else 0
 
 
 def _new(place: str) -> int:
@@ -170,6 +171,6 @@ def _behaviours(as_json: bool) -> int:
         return 0
     for name, content in known.items():
         print(f"{name}: {content.does}")
-        for option, said in content.options.items():
-            print(f"    {option}{' (required)' if said.required else ''}: {said.means} Takes {said.takes}.")
+        for name, option in content.options.items():
+            print(f"    {name}{' (required)' if option.required else ''}: {option.means} Takes {option.takes}.")
     return 0

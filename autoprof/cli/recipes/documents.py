@@ -18,22 +18,22 @@ class Catalog(Document):
 class Checked(Document):
     """`autoprof recipes --check FILE --json`."""
 
-    findings: list[RecipeFinding]  # What is wrong with the files, and notes.
-    summaries: list[str]  # A line for each file.
+    findings: list[RecipeFinding]  # Errors in the files, and notes.
+    summaries: list[str]  # One line per file.
 
 
 class Option(Struct):
     """An option of a behaviour."""
 
-    means: str  # What it does.
-    takes: str  # Its type, in the words of TOML.
-    required: bool  # Whether a hook must give it.
+    means: str  # Its meaning.
+    takes: str  # Its type, in the terms of TOML.
+    required: bool  # True if every hook with this behaviour must set it.
 
 
 class KnownBehaviour(Struct):
     """A behaviour."""
 
-    does: str  # What it does.
+    does: str  # Its effect.
     options: dict[str, Option]  # Its options by name.
 
 
@@ -48,35 +48,35 @@ class TriedProcess(Struct):
 
     process: str  # Its command line, or the title that Ray gave it.
     host: str  # The host.
-    pid: int  # Its number.
-    calls: int  # How often the hook fired in it.
-    steps: list[int]  # The steps that it knew then.
+    pid: int  # Its process id.
+    calls: int  # The number of calls for which the hook fired in it.
+    steps: list[int]  # The steps of these calls, if the process knew them.
 
 
 class TriedHook(Struct):
-    """A hook after a command."""
+    """The result of a hook, after the command has ended."""
 
     name: str  # Its name in the recipe.
     place: str  # Its module and attribute.
     behaviour: str  # Its behaviour.
-    # `fired`, `left alone` (by `when`, `unless`, or the names of its tables), `not called`, `not imported`, `skipped`,
-    # `failed`, `installed` (it has changed a class, and wraps no function).
+    # `fired`, `left alone` (by `when`, `unless`, or the names in its tables), `not called`, `not imported`, `skipped`,
+    # `failed`, `installed` (the hook changed a class and wraps no function).
     state: str
-    said: str  # Why it did not fire, or what failed.
-    calls: int  # How often it fired, in all processes.
-    left_alone: int  # How many calls were left alone.
-    steps: list[int]  # The steps in which it fired, as far as the processes knew them.
-    processes: list[TriedProcess]  # Where it fired.
+    said: str  # The reason why it did not fire, or the error.
+    calls: int  # The number of calls for which it fired, in all processes.
+    left_alone: int  # The number of calls that it left alone.
+    steps: list[int]  # The steps in which it fired, if the processes knew them.
+    processes: list[TriedProcess]  # The processes in which it fired.
 
 
 class TriedStage(Struct):
     """A stage or span on the timeline."""
 
-    role: str  # Who does it.
+    role: str  # Its role.
     stage: str  # Its name.
-    kind: str  # Its kind, where it has one.
-    times: int  # How often it was there.
-    steps: list[int]  # The steps.
+    kind: str  # Its kind, if any.
+    times: int  # The number of times that it occurred.
+    steps: list[int]  # The steps in which it occurred.
 
 
 class Tried(Document):
@@ -86,5 +86,5 @@ class Tried(Document):
     status: int  # The exit status of the command.
     hooks: list[TriedHook]  # The recipe's hooks.
     steps: list[int]  # The steps that have ended.
-    stages: list[TriedStage]  # The stages and spans, those of other recipes too.
-    errors: list[str]  # Errors of autoprof's own, those of other recipes too.
+    stages: list[TriedStage]  # The stages and spans of all recipes.
+    errors: list[str]  # Errors of autoprof, also from other recipes.

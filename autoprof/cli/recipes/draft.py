@@ -1,4 +1,4 @@
-"""First recipe for a trainer, made from its source: a step, stages, and the counter of steps."""
+"""First draft of a recipe for a trainer, from its source: hooks for its steps and stages."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import msgspec
 from autoprof import _boot
 from autoprof.base.similar import did_you_mean
 from autoprof.cli.recipes import places
-from autoprof.cli.recipes.outline import ROLES, Loop, Outline, kind_of, trainer_in
-from autoprof.cli.recipes.source import Class, Function, Missing, Sources, Unknown, parameter_names
+from autoprof.cli.recipes.outline import ROLES, Outline, StepLoop, kind_of, trainer_in
+from autoprof.cli.recipes.source import Class, Function, NotInSource, Sources, Unknown, parameter_names
 from autoprof.hooks import recipe
 from autoprof.hooks.recipe import BoundHook, RecipeError, script
 
@@ -25,19 +25,19 @@ _WHOLE = re.compile(
     r"(step|iteration|iter)(_once)?"
 )
 _UNNUMBERED = (
-    'No counter was found, so steps are counted from 1, those of a resumed run too: number = "self.global_step" in the '
-    "options would name one."
+    'No counter was found, so steps are counted from 1, also after a resume; number = "self.global_step" in the '
+    "options would name a counter."
 )
 _ENTRIES = ("train", "fit", "run", "learn", "main")
 
 
 def is_whole(function: str) -> bool:
-    """Return whether a function's name says that it is one step."""
+    """Return whether a function is one step, by its name."""
     return _WHOLE.fullmatch(function) is not None
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """A hook for steps. `owner` is the class of the function; None for one of a module."""
+class StepHook(msgspec.Struct, frozen=True, kw_only=True):
+    """A hook for steps. `owner` is the function's class; None for a function of a module."""
 
     name: str
     owner: Class | None
@@ -48,52 +48,52 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepSearch:
-    """The hooks that find the steps of an outline.
+    """Search for the functions at which steps begin and end.
 
     Attributes:
-        found: The hooks.
-        whole: The function whose call is one step, where there is one.
+        hooks: The hooks for these functions.
+        whole: The function whose call is one step; empty if there is none.
     """
 
     def __init__(self, outline: Outline, target: str) -> None:
         self.outline = outline
-        self.found: list[Found] = []
+        self.hooks: list[StepHook] = []
         self.whole = ""
         self._target = target
 
     def loops(self) -> set[str]:
-        """Return the functions that make all steps."""
+        """Return the function with the loop over the steps, and its callers."""
         return {self.outline.loop.function, *self._callers(self.outline.loop)} if self.outline.loop else set()
 
-    def _callers(self, loop: Loop | None) -> list[str]:
-        """Return the functions from that of the loop up to the one that others call, such as `train`."""
-        found: list[str] = []
+    def _callers(self, loop: StepLoop | None) -> list[str]:
+        """Return the chain of callers of the loop's function, up to the entry function, such as `train`."""
+        callers: list[str] = []
         name = loop.function if loop is not None else ""
-        while name and (users := [each for each in self.outline.users(name) if each not in found]):
-            best = next((each for each in _ENTRIES if each in users), users[0])
+        while name and (users := [user for user in self.outline.users(name) if user not in callers]):
+            best = next((entry for entry in _ENTRIES if entry in users), users[0])
             if len(users) > 1 and best == users[0] and best not in _ENTRIES:
                 break
-            found.append(best)
+            callers.append(best)
             name = best
-        return found
+        return callers
 
-    def find(self, stages: list[str]) -> list[Found]:
-        """Return the hooks. `stages` are functions that are stages."""
+    def find(self, stages: list[str]) -> list[StepHook]:
+        """Search, and return the hooks. `stages` lists the functions that are stages."""
         outline, loop = self.outline, self.outline.loop
         if loop is None:
-            self.whole = next((each for each in outline.functions if is_whole(each)), "")
+            self.whole = next((name for name in outline.functions if is_whole(name)), "")
             if self.whole:
                 self._add("step", self.whole, "step.wrap", self._numbered(self.whole, None), "One call is one step.")
-            return self.found
-        if not self._begin_elsewhere(loop) and not self._whole(loop, stages):
-            self._first_call(loop)
+            return self.hooks
+        if not self._add_named_begin(loop) and not self._add_whole_step(loop, stages):
+            self._add_first_call(loop)
         entry = [loop.function, *self._callers(loop)][-1]
-        if self.found and not self.whole and entry in outline.functions:
-            self._add("loop", entry, "step.loop", {}, "It makes all steps: the last one ends with it.")
-        return self.found
+        if self.hooks and not self.whole and entry in outline.functions:
+            self._add("loop", entry, "step.loop", {}, "This function runs all steps; the last step ends with it.")
+        return self.hooks
 
-    def _begin_elsewhere(self, loop: Loop) -> bool:
-        """Begin the step with a call that is named so."""
+    def _add_named_begin(self, loop: StepLoop) -> bool:
+        """Add a hook for a call whose name says that it begins a step; return False if there is none."""
         for call in loop.calls:
             name = call.path.rpartition(".")[2]
             if not _BEGINS.fullmatch(name):
@@ -102,36 +102,36 @@ class StepSearch:
             if own := self.outline.own(call.path):
                 self._add("step-begin", own, "step.begin", self._numbered(own, loop), comment)
                 return True
-            found = self.outline.elsewhere(call.path)
-            if found is None or target_of(found[0].module.name) != self._target:
+            method = self.outline.elsewhere(call.path)
+            if method is None or target_of(method[0].module.name) != self._target:
                 continue
-            kind, node = found
+            owner, node = method
             options: dict[str, object] = {}
             parts = loop.counter.split(".")
-            for place, argument in enumerate(call.node.args):
-                given = ast.unparse(argument).split(".")
+            for index, argument in enumerate(call.node.args):
+                argument_parts = ast.unparse(argument).split(".")
                 names = parameter_names(node)[0][1:]
-                if loop.counter and parts[: len(given)] == given and place < len(names):
-                    options["number"] = ".".join([names[place], *parts[len(given) :]])
+                if loop.counter and parts[: len(argument_parts)] == argument_parts and index < len(names):
+                    options["number"] = ".".join([names[index], *parts[len(argument_parts) :]])
             if "number" in options and loop.counts_after:
                 options["offset"] = 1
-            self._add("step-begin", name, "step.begin", options, comment, kind)
+            self._add("step-begin", name, "step.begin", options, comment, owner)
             return True
         return False
 
-    def _whole(self, loop: Loop, stages: list[str]) -> bool:
-        """Take a function that is one step by its name."""
+    def _add_whole_step(self, loop: StepLoop, stages: list[str]) -> bool:
+        """Add a hook for a function that is one step by its name; return False if there is none."""
         outline = self.outline
         for call in loop.calls:
             name = outline.own(call.path)
             if not name or not call.always or not is_whole(name):
                 continue
-            within = loop.counter and loop.function == name
-            if loop.counter and not loop.each_round and not within:
+            is_loop_itself = loop.counter and loop.function == name
+            if loop.counter and not loop.each_round and not is_loop_itself:
                 continue
-            rest = {outline.own(each.path) for each in loop.calls if each.node.lineno > call.node.lineno}
-            if rest & set(stages):
-                comment = "Each call begins a step, which lasts to the next."
+            later = {outline.own(other.path) for other in loop.calls if other.node.lineno > call.node.lineno}
+            if later & set(stages):
+                comment = "Each call begins a step, which lasts until the next call."
                 self._add("step-begin", name, "step.begin", self._numbered(name, loop), comment)
             else:
                 self.whole = name
@@ -139,15 +139,15 @@ class StepSearch:
             return True
         return False
 
-    def _first_call(self, loop: Loop) -> None:
-        """Begin the step with the first call that each round makes. With the same number again no step begins."""
+    def _add_first_call(self, loop: StepLoop) -> None:
+        """Add a hook for the first call of each round of the loop. A call with the same number begins no new step."""
         own = [self.outline.own(call.path) for call in loop.calls if call.always]
-        name = next((each for each in own if each and not self.outline.counts_only(each)), "")
+        name = next((function for function in own if function and not self.outline.counts_only(function)), "")
         if name:
-            comment = "The first call of each round of the loop begins a step, which lasts to the next."
+            comment = "The first call in each round of the loop begins a step, which lasts until the next round's call."
             self._add("step-begin", name, "step.begin", self._numbered(name, loop), comment)
 
-    def _numbered(self, name: str, loop: Loop | None) -> dict[str, object]:
+    def _numbered(self, name: str, loop: StepLoop | None) -> dict[str, object]:
         node = self.outline.functions[name]
         if parameter := self.outline.number(node):
             return {"number": parameter}
@@ -168,15 +168,17 @@ class StepSearch:
         comment: str,
         owner: Class | None = None,
     ) -> None:
-        whose = owner or self.outline.owner
+        owner = owner or self.outline.owner
         if "number" not in options and behaviour != "step.loop":
             comment += f" {_UNNUMBERED}"
-        found = Found(name=name, owner=whose, function=function, behaviour=behaviour, options=options, comment=comment)
-        self.found.append(found)
+        hook = StepHook(
+            name=name, owner=owner, function=function, behaviour=behaviour, options=options, comment=comment
+        )
+        self.hooks.append(hook)
 
 
 class DraftHook(msgspec.Struct, kw_only=True):
-    """A hook as the file has it, with a comment above it."""
+    """One `[[hook]]` table of the file, with a comment above it."""
 
     name: str
     module: str
@@ -187,7 +189,7 @@ class DraftHook(msgspec.Struct, kw_only=True):
     comment: str = ""
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines of its table."""
+        """Yield the lines of the table."""
         if self.comment:
             yield f"# {self.comment}"
         yield "[[hook]]"
@@ -201,14 +203,14 @@ class DraftHook(msgspec.Struct, kw_only=True):
 
 
 def own_hooks() -> dict[str, BoundHook]:
-    """Return the hooks of autoprof's recipes by their keys."""
-    found: dict[str, BoundHook] = {}
+    """Return the hooks of autoprof's own recipes, by key."""
+    hooks: dict[str, BoundHook] = {}
     for path in places.toml_files(_boot.own_recipes()):
         try:
-            found |= {hook.key: hook for hook in recipe.load(path)}
+            hooks |= {hook.key: hook for hook in recipe.load(path)}
         except RecipeError:
             continue
-    return found
+    return hooks
 
 
 def target_of(module: str) -> str:
@@ -222,8 +224,8 @@ def is_step(hook: BoundHook) -> bool:
 
 
 _GUIDE = "docs/reference/recipes.md"
-# Kinds of stages that do what other kinds do, as a validation generates.
-_WITH_OTHERS: dict[str, set[str] | None] = {
+# Kinds of stages that a function of a kind may call and still be a stage itself; None: any. A validation generates.
+_MAY_CALL: dict[str, set[str] | None] = {
     "update_actor": {"log_prob", "ref_log_prob", "values", "optimizer", "data", "update_critic"},
     "update_critic": {"values", "optimizer", "data"},
     "ref_log_prob": {"log_prob"},
@@ -234,10 +236,10 @@ _WITH_OTHERS: dict[str, set[str] | None] = {
 
 
 def draft_recipe(place: str, sources: Sources) -> str:
-    """Return a recipe for `package.module:Class` or `train.py:Class`; without a class for that which is a trainer.
+    """Return a recipe for `package.module:Class` or `train.py:Class`; without a class, for the likeliest trainer.
 
     Raises:
-        LookupError: The place is not there, or the source does not tell, or there is nothing to hook.
+        LookupError: The module or class does not exist or can't be read, or it has nothing to hook.
     """
     module_name, _, class_name = place.rpartition(":") if ":" in place else (place, "", "")
     module = sources.module(module_name)
@@ -246,11 +248,11 @@ def draft_recipe(place: str, sources: Sources) -> str:
     if class_name:
         try:
             owner = sources.class_named(module_name, class_name)
-        except Missing as error:
+        except NotInSource as error:
             classes = [name for name, node in module.defined.items() if not isinstance(node, Function)]
             near = "" if "did you mean" in str(error) else did_you_mean(class_name, classes)
-            there = f"; its classes are {', '.join(classes)}" if classes and not near else ""
-            raise Missing(f"{error}{near}{there if 'did you mean' not in str(error) else ''}") from None
+            listed = f"; its classes are {', '.join(classes)}" if classes and not near else ""
+            raise NotInSource(f"{error}{near}{listed if 'did you mean' not in str(error) else ''}") from None
     outline = Outline(sources, owner.module if owner is not None else module, owner)
     return _Draft(place, outline).text()
 
@@ -274,36 +276,36 @@ class _Draft:
             Unknown: There is nothing to hook.
         """
         stages = list(self._stages())
-        comments = [f"# A first recipe for {self._place}, from its source: go through each hook."]
+        comments = [f"# A first recipe for {self._place}, made from its source: review each hook."]
         if self._based_on:
-            comments.append(f"# Its steps are those of {self._based_on}, for which autoprof has a recipe.")
+            comments.append(f"# It inherits its steps from {self._based_on}, for which autoprof has a recipe.")
         else:
-            for found in self._search.find([name for name, _ in stages]):
-                self._put(found.name, found.owner, found.function, found.behaviour, found.options, found.comment)
+            for hook in self._search.find([name for name, _ in stages]):
+                self._put(hook.name, hook.owner, hook.function, hook.behaviour, hook.options, hook.comment)
         for name, kind in stages:
             if name != self._search.whole:
                 self._add_stage(name, kind)
         others = self._other_stages({kind for _, kind in stages})
         if not self._hooks:
             raise Unknown(f"{self._place}: no function in it is named like a step or a stage; see {_GUIDE}")
-        if not self._based_on and not self._search.found:
-            comments.append(f"# No step was found: add a hook by {_GUIDE}.")
+        if not self._based_on and not self._search.hooks:
+            comments.append(f"# No step was found: add a hook for it; see {_GUIDE}.")
         if any(hook.recipe.target == self._target for hook in self._known.values()):
-            comments.append(f"# autoprof has hooks for {self._target} already (autoprof recipes {self._target}).")
+            comments.append(f"# autoprof already has hooks for {self._target} (autoprof recipes {self._target}).")
         if others:
-            comments.append(f"# The loop also calls {', '.join(others)}: hook these where their classes are.")
+            comments.append(f"# The loop also calls {', '.join(others)}: hook these methods in their own classes.")
         if self._outline.lost:
-            comments.append(f"# Not all was looked at: {self._outline.lost}.")
+            comments.append(f"# Some source was not searched: {self._outline.lost}.")
         file = f"{self._target}.mine.toml"
         comments.append(f"# Save it as {file}, check it with autoprof recipes --check {file}, and try it with")
         comments.append(f"# autoprof recipes --try {file} -- COMMAND.")
         lines = [*comments, f"target = {json.dumps(self._target)}", ""]
-        for hook in self._hooks:
-            lines += hook.lines()
+        for table in self._hooks:
+            lines += table.lines()
         return "\n".join(lines).rstrip() + "\n"
 
     def _other_target(self) -> str:
-        """Return the base class of another target that autoprof knows the steps of, or an empty text."""
+        """Return the base class of another target for whose steps autoprof has hooks, or an empty text."""
         stepped = {target_of(hook.hook.module) for hook in self._known.values() if is_step(hook)}
         for kind in self._outline.lineage:
             top = target_of(kind.module.name)
@@ -312,8 +314,10 @@ class _Draft:
         return ""
 
     def _stages(self) -> Iterator[tuple[str, str]]:
-        """Yield the functions that are stages, and their kinds: not what others of the kind do a part of, nor what goes
-        on to other kinds."""
+        """Yield the functions that are stages, and their kinds.
+
+        A function is no stage if another stage of its kind calls it, or if it calls stages of other kinds.
+        """
         outline = self._outline
         kinds = {
             name: kind
@@ -321,37 +325,38 @@ class _Draft:
             if (kind := kind_of(name)) and target_of(outline.homes[name]) == self._target
         }
         loops = self._search.loops()
-        taken = {}
+        candidates = {}
         for name, kind in kinds.items():
-            others = {kinds[each] for each in outline.called(name) if each in kinds} - {kind}
-            allowed = _WITH_OTHERS.get(kind, set())
+            others = {kinds[called] for called in outline.called(name) if called in kinds} - {kind}
+            allowed = _MAY_CALL.get(kind, set())
             if name not in loops and (allowed is None or others <= allowed):
-                taken[name] = kind
-        # A whole step is no stage beside the stages in it.
-        steps = {name for name in taken if is_whole(name) and outline.called(name) & taken.keys()}
-        for name, kind in taken.items():
-            around = [other for other, of in taken.items() if of == kind and other not in steps]
-            if name not in steps and not any(name in outline.called(other) for other in around):
+                candidates[name] = kind
+        # A function that is a whole step is no stage if it calls stages.
+        steps = {name for name in candidates if is_whole(name) and outline.called(name) & candidates.keys()}
+        for name, kind in candidates.items():
+            same_kind = [other for other, its_kind in candidates.items() if its_kind == kind and other not in steps]
+            if name not in steps and not any(name in outline.called(other) for other in same_kind):
                 yield name, kind
 
-    def _other_stages(self, there: set[str]) -> list[str]:
-        """Add stages that are methods of other objects, and return the calls whose class the source does not tell.
+    def _other_stages(self, known: set[str]) -> list[str]:
+        """Add stages that are methods of other objects, and return the calls whose class is not known.
 
         Args:
-            there: The kinds of stages that the class has itself.
+            known: The kinds of stages that the class has itself.
         """
         unknown: dict[str, str] = {}
         for call in self._outline.calls_of_parts():
             name = call.rpartition(".")[2]
             kind = kind_of(name)
-            if not kind or kind in (*there, "checkpoint", "data", "optimizer", "validate"):
+            if not kind or kind in (*known, "checkpoint", "data", "optimizer", "validate"):
                 continue
-            if (found := self._outline.elsewhere(call)) is not None and self._target == target_of(found[0].module.name):
-                self._add_stage(name, kind, found[0])
-                there = {*there, kind}
+            method = self._outline.elsewhere(call)
+            if method is not None and self._target == target_of(method[0].module.name):
+                self._add_stage(name, kind, method[0])
+                known = {*known, kind}
             else:
                 unknown[call] = kind
-        return [path for path, kind in unknown.items() if kind not in there]
+        return [path for path, kind in unknown.items() if kind not in known]
 
     def _add_stage(self, name: str, kind: str, owner: Class | None = None) -> None:
         options: dict[str, object] = {"stage": name.strip("_"), "role": ROLES.get(kind, "trainer")}
@@ -372,10 +377,10 @@ class _Draft:
         comment: str = "",
         kind: str = "",
     ) -> None:
-        taken = {hook.name for hook in self._hooks} | {
+        used_names = {hook.name for hook in self._hooks} | {
             key.partition("/")[2] for key in self._known if key.partition("/")[0] == self._target
         }
-        while name in taken:
+        while name in used_names:
             name = f"my-{name}"
         module = owner.module.name if owner is not None else self._module
         attribute = f"{owner.node.name}.{function}" if owner is not None else function

@@ -1,4 +1,4 @@
-"""Lookup of a hook's place in the source of an installed target, by `ast`: nothing is imported or run."""
+"""Lookup of functions and classes in the source of an installed target, with `ast`: nothing is imported or run."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Module:
-    """A parsed module: its statements, and the names that it defines or imports, on whatever condition."""
+    """A parsed module: its statements, and the names that it defines or imports, also in conditional blocks."""
 
     def __init__(self, name: str, source: str | bytes, is_package: bool) -> None:
         self.name = name
         package = name if is_package else name.rpartition(".")[0]
         self.defined: dict[str, Function | ast.ClassDef] = {}
         self.imported: dict[str, str] = {}
-        # Names that are set in some other way; and whether names may come from elsewhere (`__getattr__`, `import *`).
+        # Names that other statements set.
         self.assigned: set[str] = set()
+        # True if the module may have further names, by `__getattr__` or `import *`.
         self.open = False
         self.body = ast.parse(source).body
         for node in statements(self.body):
@@ -44,7 +45,7 @@ class Module:
                 self.assigned.update(assigned(node))
 
     def full(self, node: ast.expr) -> str:
-        """Return the full name that an expression such as a base class or a decorator refers to, without arguments."""
+        """Return the full name of a base class or decorator, without its arguments."""
         while isinstance(node, ast.Call | ast.Subscript):
             node = node.func if isinstance(node, ast.Call) else node.value
         head, dot, rest = ast.unparse(node).partition(".")
@@ -52,17 +53,17 @@ class Module:
         return f"{origin}{dot}{rest}"
 
 
-# Decorators that leave something else than a function, which can't be wrapped.
+# Decorators that replace a function by an object that autoprof can't wrap.
 NO_FUNCTION = {"lru_cache", "cache", "singledispatchmethod", "remote"}
 
 
 def decorators(function: Function) -> set[str]:
     """Return the names of a function's decorators, without their modules and arguments."""
-    return {ast.unparse(each).partition("(")[0].rpartition(".")[2] for each in function.decorator_list}
+    return {ast.unparse(decorator).partition("(")[0].rpartition(".")[2] for decorator in function.decorator_list}
 
 
 def generator(function: Function) -> bool:
-    """Return whether a function yields, itself and not a function in it."""
+    """Return whether a function is a generator. A `yield` in a nested function does not count."""
     queue: list[ast.AST] = list(function.body)
     while queue:
         node = queue.pop()
@@ -74,14 +75,14 @@ def generator(function: Function) -> bool:
 
 
 def parameter_names(function: Function) -> tuple[list[str], bool]:
-    """Return the names of a function's parameters, and whether it takes any keyword besides."""
-    given = function.args
-    named = [*given.posonlyargs, *given.args, *given.kwonlyargs, *filter(None, [given.vararg, given.kwarg])]
-    return [parameter.arg for parameter in named], given.kwarg is not None
+    """Return the names of a function's parameters, and True if it also takes any other keyword."""
+    spec = function.args
+    named = [*spec.posonlyargs, *spec.args, *spec.kwonlyargs, *filter(None, [spec.vararg, spec.kwarg])]
+    return [parameter.arg for parameter in named], spec.kwarg is not None
 
 
 def statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield the statements of a module or class, those under `if`, `try`, `with` and loops too."""
+    """Yield the statements of a module or class, including those in `if`, `try`, `with` and loops."""
     for node in body:
         yield node
         if isinstance(node, ast.If | ast.Try | ast.With | ast.For | ast.While):
@@ -102,7 +103,7 @@ def assigned(node: ast.stmt) -> Iterator[str]:
 
 
 def attributes_set(kind: ast.ClassDef) -> Iterator[tuple[str, str]]:
-    """Yield the attributes that methods of a class set: the variable that holds the object, and the attribute."""
+    """Yield the attributes that a class's methods set: the variable that holds the object, and the attribute's name."""
     for node in ast.walk(kind):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name):
             yield node.value.id, node.attr
@@ -118,20 +119,20 @@ def attributes_set(kind: ast.ClassDef) -> Iterator[tuple[str, str]]:
                 yield holder.value.id, key.value
 
 
-class Missing(LookupError):
-    """The place is certainly not there. The message says what is there instead."""
+class NotInSource(LookupError):
+    """The module, class or function does not exist. The message explains it and may name a similar one."""
 
 
 class Unknown(LookupError):
-    """The source does not tell. The message says why."""
+    """The source does not show whether the module, class or function exists. The message gives the reason."""
 
 
-class Place(msgspec.Struct, frozen=True):
+class Definition(msgspec.Struct, frozen=True):
     """A function or class in the source.
 
     Attributes:
         node: Its definition.
-        owner: The class that it was asked of, where it is a method.
+        owner: If it is a method, the class in which it was looked up; a base class may define it.
     """
 
     node: Function | ast.ClassDef
@@ -152,15 +153,15 @@ class Sources:
         self._modules: dict[str, Module | None] = {}
 
     def installed(self, package: str) -> bool:
-        """Return whether a top-level package or module is there."""
-        return bool(_spec_places(package))
+        """Return whether a top-level package or module is installed, or is in the working directory."""
+        return bool(_spec_paths(package))
 
     def module(self, name: str) -> Module:
         """Return a parsed module.
 
         Raises:
-            Missing: There is none of that name.
-            Unknown: There is, but it has no source.
+            NotInSource: There is no module of this name.
+            Unknown: The module has no Python source, or its source can't be read.
         """
         if name not in self._modules:
             path = name if script(name) and os.path.isfile(name) else _path(script(name) or name)
@@ -173,56 +174,56 @@ class Sources:
             raise Unknown(f"{name} has no Python source")
         return module
 
-    def find(self, module: str, attribute: str) -> Place:
-        """Return a function, a class, or a method, which may be inherited, wherever it is defined.
+    def find(self, module: str, attribute: str) -> Definition:
+        """Return a function, class or method of a module; it may be imported or inherited from another module.
 
         Raises:
-            Missing: There is none of that name.
-            Unknown: The source does not tell.
+            NotInSource: There is no function or class of this name.
+            Unknown: The source does not show it.
         """
-        head, *rest = attribute.split(".")
-        found, where = self._top(self.module(module), head)
+        head, *members = attribute.split(".")
+        node, home = self._top(self.module(module), head)
         owner = None
-        for name in rest:
-            if not isinstance(found, ast.ClassDef):
-                raise Missing(f"{module} has {head}, which is no class")
-            owner = Class(found, where)
-            found, where = self._member(owner, name)
-        return Place(found, owner)
+        for name in members:
+            if not isinstance(node, ast.ClassDef):
+                raise NotInSource(f"{module} has {head}, but it is not a class")
+            owner = Class(node, home)
+            node, home = self._member(owner, name)
+        return Definition(node, owner)
 
     def class_named(self, module: str, name: str) -> Class:
-        """Return a class, wherever it is defined.
+        """Return a class of a module; it may be imported from another module.
 
         Raises:
-            Missing: There is none of that name.
-            Unknown: The source does not tell.
+            NotInSource: There is no class of this name.
+            Unknown: The source does not show it.
         """
-        found, where = self._top(self.module(module), name)
-        if not isinstance(found, ast.ClassDef):
-            raise Missing(f"{module} has {name}, which is no class")
-        return Class(found, where)
+        node, home = self._top(self.module(module), name)
+        if not isinstance(node, ast.ClassDef):
+            raise NotInSource(f"{module} has {name}, but it is not a class")
+        return Class(node, home)
 
     def lineage(self, owner: Class) -> tuple[list[Class], str]:
-        """Return a class and all that it inherits from, and why some of that was not found, or an empty text."""
-        found: list[Class] = []
+        """Return a class and its base classes, and the reason if a base was not found, else an empty text."""
+        classes: list[Class] = []
         try:
             for kind in self._lineage(owner):
-                found.append(kind)
+                classes.append(kind)
         except Unknown as error:
-            return found, str(error)
-        return found, ""
+            return classes, str(error)
+        return classes, ""
 
     def attributes(self, owner: Class) -> set[str]:
-        """Return the names that instances of a class have: methods, fields, and attributes that methods set.
+        """Return the attributes of a class's instances: methods, fields, and attributes that methods set.
 
         Raises:
-            Unknown: A base class was not found.
+            Unknown: A base class was not found, or the class defines `__getattr__` or `__getattribute__`.
         """
         names: set[str] = set()
         for kind in self._lineage(owner):
             members = list(statements(kind.node.body))
             if any(isinstance(node, Function) and node.name in ("__getattr__", "__getattribute__") for node in members):
-                raise Unknown(f"{kind.node.name} makes attributes as they are asked for")
+                raise Unknown(f"{kind.node.name} makes attributes on access")
             names.update(node.name for node in members if isinstance(node, ast.ClassDef | Function))
             names.update(name for node in members for name in assigned(node))
             names.update(attribute for _, attribute in attributes_set(kind.node))
@@ -237,11 +238,11 @@ class Sources:
             origin, _, name = module.imported[name].rpartition(".")
             try:
                 module = self.module(origin)
-            except Missing as error:
+            except NotInSource as error:
                 raise Unknown(f"{module.name} imports it, but {error}") from None
         if name in module.assigned or module.open:
-            raise Unknown(f"{module.name} makes {name} in a way that is not looked at")
-        raise Missing(f"{module.name} has no {name}{did_you_mean(name, module.defined)}")
+            raise Unknown(f"{module.name} makes {name} in a way that this check does not follow")
+        raise NotInSource(f"{module.name} has no {name}{did_you_mean(name, module.defined)}")
 
     def _member(self, owner: Class, name: str) -> tuple[Function | ast.ClassDef, Module]:
         known: list[str] = []
@@ -252,14 +253,14 @@ class Sources:
                     if node.name == name:
                         return node, kind.module
                 elif name in assigned(node):
-                    raise Unknown(f"{kind.node.name} sets {name} in a way that is not looked at")
-        raise Missing(f"{owner.node.name} has no {name}{did_you_mean(name, known)}")
+                    raise Unknown(f"{kind.node.name} sets {name} in a way that this check does not follow")
+        raise NotInSource(f"{owner.node.name} has no {name}{did_you_mean(name, known)}")
 
     def _lineage(self, owner: Class) -> Iterator[Class]:
-        """Yield a class and all that it inherits from, depth first.
+        """Yield a class and its base classes, depth first.
 
         Raises:
-            Unknown: A base was not found, after what was.
+            Unknown: A base class was not found. Raised at the end, after the classes that were found.
         """
         queue, seen = [owner], set()
         lost = ""
@@ -273,12 +274,12 @@ class Sources:
             for node in kind.node.bases:
                 full = kind.module.full(node)
                 try:
-                    found, where = self._base(full, kind.module)
+                    base, home = self._base(full, kind.module)
                 except LookupError:
                     lost = lost or ("" if full.rpartition(".")[2] in _EMPTY_BASES else full)
                     continue
-                if isinstance(found, ast.ClassDef):
-                    bases.append(Class(found, where))
+                if isinstance(base, ast.ClassDef):
+                    bases.append(Class(base, home))
             queue = bases + queue
         if lost:
             raise Unknown(f"the base class {lost} of {owner.node.name} was not found")
@@ -288,7 +289,7 @@ class Sources:
         return self._top(self.module(origin) if origin else module, name)
 
 
-# Bases that add nothing of their own that a hook could name.
+# Base classes without methods that a hook could name.
 _EMPTY_BASES = ("object", "ABC", "Generic", "Protocol", "Enum", "NamedTuple", "Exception")
 
 
@@ -298,21 +299,20 @@ def _parse(name: str, path: str) -> Module:
 
 
 def _path(name: str) -> str:
-    """Return the file of a module.
+    """Return the file of a module, or the folder of a namespace package.
 
     Raises:
-        Missing: There is none of that name.
-        Unknown: It is no file.
+        NotInSource: There is no module of this name.
     """
     top, *inner = name.split(".")
-    places = _spec_places(top)
-    if not places:
-        raise Missing(f"{top} is not installed here")
+    paths = _spec_paths(top)
+    if not paths:
+        raise NotInSource(f"{top} is not installed here")
     known: set[str] = set()
-    for place in places:
-        if not inner and os.path.isfile(place):
-            return place
-        base = os.path.join(place, *inner)
+    for root in paths:
+        if not inner and os.path.isfile(root):
+            return root
+        base = os.path.join(root, *inner)
         for path in (os.path.join(base, "__init__.py"), f"{base}.py", *(base + end for end in EXTENSION_SUFFIXES)):
             if os.path.isfile(path):
                 return path
@@ -321,25 +321,25 @@ def _path(name: str) -> str:
         names = _names(os.path.dirname(base))
         known.update(entry.removesuffix(".py") for entry in names if not entry.startswith("__"))
     last = name.rpartition(".")[2]
-    raise Missing(f"there is no module {name}{did_you_mean(last, known)}")
+    raise NotInSource(f"there is no module {name}{did_you_mean(last, known)}")
 
 
-def _spec_places(top: str) -> list[str]:
-    """Return the folders of a top-level package, or the file of a single module; the working directory counts too."""
+def _spec_paths(top: str) -> list[str]:
+    """Return the folders of a top-level package, or the file of a module; also if it is in the working directory."""
     try:
         spec = find_spec(top) or PathFinder.find_spec(top, [os.getcwd()])
-    except Exception:  # somebody else's finder
+    except Exception:  # a finder of another package may raise anything
         spec = None
     if spec is None:
         return []
-    places = list(spec.submodule_search_locations or ())
+    paths = list(spec.submodule_search_locations or ())
     if spec.origin is None:
-        # A namespace package, or any folder of that name that happens to lie on the path.
-        return [place for place in places if _holds_python(place)]
-    return places or [spec.origin]
+        # A namespace package. It may also be an unrelated folder of this name, so it must contain Python files.
+        return [path for path in paths if _contains_python(path)]
+    return paths or [spec.origin]
 
 
-def _holds_python(folder: str) -> bool:
+def _contains_python(folder: str) -> bool:
     return any(
         name.endswith(".py") or os.path.isfile(os.path.join(folder, name, "__init__.py")) for name in _names(folder)
     )

@@ -10,9 +10,9 @@ from autoprof.cli.recipes.catalog import by_recipe
 from autoprof.cli.recipes.check import RecipeFinding, parameters
 from autoprof.cli.recipes.source import (
     NO_FUNCTION,
+    Definition,
     Function,
-    Missing,
-    Place,
+    NotInSource,
     Sources,
     Unknown,
     decorators,
@@ -25,116 +25,119 @@ from autoprof.hooks.recipe import BoundHook, Recipe, fits, installed_version
 
 _CONTEXT_MANAGERS = {"contextmanager", "asynccontextmanager"}
 
-_Said = tuple[str, str, bool]
+# Key and text of a finding, and True if it is an error.
+_Finding = tuple[str, str, bool]
 
 
 def check_hooks(path: str, hooks: list[BoundHook], sources: Sources) -> tuple[list[RecipeFinding], str]:
-    """Look for each hook in the source of its target.
+    """Check each hook against the source of its target.
 
     Returns:
-        What was found, and in a few words what the hooks were looked for in.
+        The findings, and in a few words the source that was searched.
     """
     if not hooks:
         return [], "it has no hooks"
-    checked = [_check(path, made, of_it, sources) for made, of_it in by_recipe(hooks)]
-    return [finding for found, _ in checked for finding in found], "; ".join(where for _, where in checked)
+    checked = [_check(path, content, own_hooks, sources) for content, own_hooks in by_recipe(hooks)]
+    return [finding for findings, _ in checked for finding in findings], "; ".join(scope for _, scope in checked)
 
 
-def _check(path: str, made: Recipe, hooks: list[BoundHook], sources: Sources) -> tuple[list[RecipeFinding], str]:
-    if not sources.installed(made.target):
-        return [], f"{made.target} is not installed here, so modules, attributes and parameters were not checked"
-    version = installed_version(made)
+def _check(path: str, content: Recipe, hooks: list[BoundHook], sources: Sources) -> tuple[list[RecipeFinding], str]:
+    target = content.target
+    if not sources.installed(target):
+        return [], f"{target} is not installed here, so modules, attributes and parameters were not checked"
+    version = installed_version(content)
     findings = []
     others = [hook.hook.name for hook in hooks if not fits(version, hook.hook.versions)]
     if others:
         names = ", ".join(others)
-        text = f"not checked: {made.target} is {version} here, and these hooks are for other releases: {names}"
+        text = f"not checked: {target} is {version} here, and these hooks are for other releases: {names}"
         findings.append(RecipeFinding(file=path, table="", key="", text=text, error=False))
     ranged = [hook.hook.name for hook in hooks if hook.hook.versions and not version]
     if ranged:
-        text = f"not looked at, as no distribution tells the version of {made.target}: those of {', '.join(ranged)}"
+        text = f"not checked for hooks {', '.join(ranged)}: no distribution states the version of {target}"
         findings.append(RecipeFinding(file=path, table="", key="versions", text=text, error=False))
-    outside = not fits(version, made.versions)
+    outside = not fits(version, content.versions)
     for hook in hooks:
         if hook.hook.name in others:
             continue
-        for key, text, error in _said(hook, sources):
+        for key, text, error in _findings(hook, sources):
             if outside and error:
-                text += f" ({made.target} is {version} here, and the recipe is for {made.versions})"
+                text += f" ({target} is {version} here, and the recipe is for {content.versions})"
             table = recipe.table(hook.hook.name)
             findings.append(RecipeFinding(file=path, table=table, key=key, text=text, error=error and not outside))
-    return findings, f"looked up in the source of {made.target} {version}".rstrip()
+    return findings, f"looked up in the source of {target} {version}".rstrip()
 
 
-def _said(hook: BoundHook, sources: Sources) -> Iterator[_Said]:
-    """Yield the key and text of each finding, and whether it is an error."""
+def _findings(hook: BoundHook, sources: Sources) -> Iterator[_Finding]:
+    """Yield the findings about one hook."""
     try:
         sources.module(hook.hook.module)
-    except Missing as error:
+    except NotInSource as error:
         yield "module", f"{error}", True
         return
     except Unknown as error:
         yield "module", f"not checked: {error}", False
         return
     try:
-        place = sources.find(hook.hook.module, hook.hook.attribute)
-    except Missing as error:
+        definition = sources.find(hook.hook.module, hook.hook.attribute)
+    except NotInSource as error:
         adds = type(hook.behaviour).supply is not behaviours.Behaviour.supply
         yield "attribute", f"{error}{f'; {hook.hook.behaviour} adds it' if adds else ''}", not adds
     except Unknown as error:
         yield "attribute", f"not checked: {error}", False
     else:
-        yield from _of_place(hook, place, sources)
+        yield from _definition_findings(hook, definition, sources)
 
 
-def _of_place(hook: BoundHook, place: Place, sources: Sources) -> Iterator[_Said]:
+def _definition_findings(hook: BoundHook, definition: Definition, sources: Sources) -> Iterator[_Finding]:
     name, behaviour = hook.hook.attribute, hook.hook.behaviour
-    if isinstance(place.node, ast.ClassDef):
+    if isinstance(definition.node, ast.ClassDef):
         if type(hook.behaviour).install is behaviours.Behaviour.install:
             yield "attribute", f"{name} is a class, and {behaviour} wraps a function; name one of its methods", True
         return
-    by = decorators(place.node)
-    yield from _around(hook, place.node, bool(by & _CONTEXT_MANAGERS))
-    if by & {"property", "cached_property"}:
+    decorator_names = decorators(definition.node)
+    yield from _around_findings(hook, definition.node, bool(decorator_names & _CONTEXT_MANAGERS))
+    if decorator_names & {"property", "cached_property"}:
         yield "attribute", f"{name} is a property; name a method", True
-    if (others := by & NO_FUNCTION) and not hook.hook.rewrap:
-        text = f"{name} is no function, but what {others.pop()} makes of one; name a function that calls it"
+    if (others := decorator_names & NO_FUNCTION) and not hook.hook.rewrap:
+        text = f"{name} is not a function, because it is decorated by {others.pop()}; name a function that calls it"
         yield "attribute", text, True
-    if "abstractmethod" in by:
-        yield "attribute", f"{name} is abstract: what overrides it is called instead; name that", True
-    if by and hook.hook.rewrap and hook.hook.rewrap.rpartition(".")[2] not in by:
-        yield "rewrap", f"{name} is decorated by {', '.join(sorted(by))}, not by {hook.hook.rewrap}", True
-    if not by and hook.hook.rewrap:
+    if "abstractmethod" in decorator_names:
+        yield "attribute", f"{name} is abstract and never called; name the method that overrides it", True
+    if decorator_names and hook.hook.rewrap and hook.hook.rewrap.rpartition(".")[2] not in decorator_names:
+        yield "rewrap", f"{name} is decorated by {', '.join(sorted(decorator_names))}, not by {hook.hook.rewrap}", True
+    if not decorator_names and hook.hook.rewrap:
         yield "rewrap", f"{name} is not decorated", True
-    yield from _paths(hook, place, sources)
+    yield from _path_findings(hook, definition, sources)
 
 
-def _around(hook: BoundHook, node: Function, context_manager: bool) -> Iterator[_Said]:
+def _around_findings(hook: BoundHook, node: Function, context_manager: bool) -> Iterator[_Finding]:
     name, around = hook.hook.attribute, hook.hook.around
     if context_manager and around != "with":
-        yield "around", f'{name} makes a context manager; around = "with" is from its enter to its exit', True
+        yield "around", f'{name} makes a context manager; around = "with" hooks it from its enter to its exit', True
     elif generator(node) and not context_manager and around == "call":
-        text = f"{name} is a generator: it has not done its work when the call returns"
-        yield "around", f'{text}; around = "next" is around each item, or name the function that uses it', True
+        text = f"{name} is a generator: its work is not done when the call returns"
+        yield "around", f'{text}; use around = "next" to hook each item, or name the function that uses it', True
     elif generator(node) and not context_manager and around == "with":
-        yield "around", f"{name} is a generator, and no context manager is made of it", True
+        yield "around", f"{name} is a generator, but not a context manager", True
 
 
-def _paths(hook: BoundHook, place: Place, sources: Sources) -> Iterator[_Said]:
-    """Compare the first names of paths with the function's parameters, and the next after `self` with its class."""
-    assert not isinstance(place.node, ast.ClassDef)
-    names, any_keyword = parameter_names(place.node)
+def _path_findings(hook: BoundHook, definition: Definition, sources: Sources) -> Iterator[_Finding]:
+    """Yield the paths whose first name is not a parameter, or whose name after `self` is not an attribute."""
+    assert not isinstance(definition.node, ast.ClassDef)
+    names, any_keyword = parameter_names(definition.node)
     for key, path in parameters(type(hook.behaviour), hook.hook.options):
-        first, _, rest = path.partition(".")
-        if first == "self" and place.owner is not None:
-            second = rest.partition(".")[0]
+        first, _, tail = path.partition(".")
+        if first == "self" and definition.owner is not None:
+            second = tail.partition(".")[0]
             try:
-                known = sources.attributes(place.owner) if second else set()
-            except Unknown:  # it says so where it matters: the attribute was found
+                known = sources.attributes(definition.owner) if second else set()
+            except Unknown:
+                # The method was found, so the hook works; that a base class was not found is not worth a note.
                 continue
             if second and second not in known:
-                text = f"{place.owner.node.name} sets no {second} in its source{did_you_mean(second, known)}"
-                text += "; right if a subclass or other code does"
+                text = f"{definition.owner.node.name} sets no {second} in its source{did_you_mean(second, known)}"
+                text += "; ignore this if a subclass or other code sets it"
                 yield f"options.{key}", text, False
         elif first not in names and not any_keyword:
             near = did_you_mean(first, names)

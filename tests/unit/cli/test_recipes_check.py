@@ -96,29 +96,29 @@ options = { number = "self.x" }
         ("[[hook]] 'a b' name:", "letters, digits"),
         ("[[hook]] 'a b' module:", "not in the target 'other'"),
         ("[[hook]] 'a b' attribute:", "got 'f()'"),
-        ("[[hook]] 'a b' behaviour:", "did you mean 'stage'?; there are"),
+        ("[[hook]] 'a b' behaviour:", "did you mean 'stage'?; the behaviours are"),
         ("[[hook]] number 2 nam:", "did you mean 'name'?"),
         ("[[hook]] number 2 name:", "it is missing; it takes a text: Unique among the hooks of the target"),
         ("[[hook]] number 2 attribute:", "it is missing"),
         ("[[hook]] number 2 versions:", "got 3; it takes a text"),
-        ("[[hook]] number 2 options.rol:", "did you mean 'role'?; there are: "),
+        ("[[hook]] number 2 options.rol:", "did you mean 'role'?; the keys are: "),
         ("[[hook]] number 2 options.stage:", "got 1; it takes a text, or a table with path, names"),
         ("[[hook]] number 2 options.role:", "it is missing"),
         ("[[hook]] number 2 options.rank:", "got 'self..x'; it takes a path that begins with a parameter"),
-        ("[[hook]] number 2 options.when:", "got {'1': 'x'}; it takes a table, in it a path"),
+        ("[[hook]] number 2 options.when:", "got {'1': 'x'}; it takes a table; each entry is a path"),
         ("[[hook]] 's' rewrap:", "got 'a b'"),
         ("[[hook]] 's' options.replicas[1].pth:", "did you mean 'path'?"),
         ("[[hook]] 's' options.replicas[1].path:", "it is missing"),
         ("[[hook]] 's' options.replicas[1].own_devices:", "got 'yes'; it takes true or false"),
         ("[[hook]] 's' options.replicas[2]:", "got 3; it takes a table"),
         ("[[hook]] 's' options.engines:", "got 'arround'; it takes 'step' or 'around'; did you mean 'around'?"),
-        ("[[hook]] 's' options.number:", "there is no such key; there are: when, unless"),
+        ("[[hook]] 's' options.number:", "there is no such key; the keys are: when, unless"),
         ("[[hook]] 's' name:", "two [[hook]] tables are named 's'"),
     ]
     for begin, part in expected:
         assert [line for line in said if line.startswith(begin) and part in line], (begin, part, said)
     assert len(said) == len(expected) + 1
-    assert said[-1] == f"{len(expected)} wrong; nothing more was checked"
+    assert said[-1] == f"{len(expected)} wrong; nothing else was checked"
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_places_that_hold_no_recipes(tmp_path: Path, capsys: pytest.CaptureFixtu
     write(tmp_path, behaviour="step.end")
     status, lines = check(capsys, tmp_path, tmp_path / "empty", tmp_path / "gone.toml")
     assert status == 1
-    assert lines[0] == f"{tmp_path / 'empty'}: there are no *.toml files in it that can be read"
+    assert lines[0] == f"{tmp_path / 'empty'}: the folder has no readable *.toml files"
     assert lines[1] == f"{tmp_path / 'gone.toml'}: there is no such file"
     assert lines[2].startswith(f"{tmp_path / 'mytrainer.toml'}: good, 1 hook; mytrainer is not installed here")
 
@@ -227,16 +227,20 @@ def test_what_the_source_has(hook: dict[str, str], tmp_path: Path, capsys: Any, 
         ({"module": "mytrainer.lop"}, "module", "there is no module mytrainer.lop; did you mean 'loop'?"),
         ({"attribute": "Trainr.train_step"}, "attribute", "mytrainer.loop has no Trainr; did you mean 'Trainer'?"),
         ({"attribute": "Trainer.trainstep"}, "attribute", "Trainer has no trainstep; did you mean 'train_step'?"),
-        ({"attribute": "advantage.x"}, "attribute", "mytrainer.loop has advantage, which is no class"),
+        ({"attribute": "advantage.x"}, "attribute", "mytrainer.loop has advantage, but it is not a class"),
         ({"attribute": "Trainer"}, "attribute", "Trainer is a class, and step.wrap wraps a function"),
         ({"attribute": "Trainer.batches"}, "around", "Trainer.batches is a generator"),
-        ({"attribute": "Trainer.batches", "around": "with"}, "around", "no context manager is made of it"),
+        ({"attribute": "Trainer.batches", "around": "with"}, "around", "is a generator, but not a context manager"),
         ({"attribute": "Trainer.timer"}, "around", 'Trainer.timer makes a context manager; around = "with"'),
         ({"attribute": "Trainer.rate"}, "attribute", "Trainer.rate is a property"),
         ({"attribute": "Trainer.slow"}, "attribute", "Trainer.slow is a property"),
         ({"attribute": "Trainer.loss"}, "attribute", "Trainer.loss is abstract"),
-        ({"attribute": "Trainer.kept"}, "attribute", "Trainer.kept is no function, but what lru_cache makes of one"),
-        ({"attribute": "scored"}, "attribute", "scored is no function, but what remote makes of one"),
+        (
+            {"attribute": "Trainer.kept"},
+            "attribute",
+            "Trainer.kept is not a function, because it is decorated by lru_cache",
+        ),
+        ({"attribute": "scored"}, "attribute", "scored is not a function, because it is decorated by remote"),
         ({"rewrap": "mytrainer.base.wrap"}, "rewrap", "Trainer.train_step is not decorated"),
         (
             {"attribute": "Trainer.advantage", "rewrap": "mytrainer.base.wrap"},
@@ -275,8 +279,14 @@ def test_what_the_source_does_not_have(
 @pytest.mark.parametrize(
     ("hook", "said"),
     [
-        ({"attribute": "made"}, "attribute: not checked: mytrainer.loop makes made in a way that is not looked at"),
-        ({"attribute": "Trainer.made"}, "attribute: not checked: Trainer sets made in a way that is not looked at"),
+        (
+            {"attribute": "made"},
+            "attribute: not checked: mytrainer.loop makes made in a way that this check does not follow",
+        ),
+        (
+            {"attribute": "Trainer.made"},
+            "attribute: not checked: Trainer sets made in a way that this check does not follow",
+        ),
         ({"attribute": "Open.far"}, "attribute: not checked: the base class outside.Far of Open was not found"),
         ({"attribute": "Far.step"}, "attribute: not checked: mytrainer.loop imports it, but outside is not installed"),
         ({"module": "mytrainer.star"}, "attribute: not checked: mytrainer.star makes Trainer in a way"),
@@ -317,7 +327,7 @@ def test_versions_decide_what_is_an_error(tmp_path: Path, capsys: Any, trainer: 
 
 def test_versions_without_a_distribution_are_a_note(tmp_path: Path, capsys: Any, trainer: Path) -> None:
     path = write(tmp_path, versions=">99")
-    note = "not looked at, as no distribution tells the version of mytrainer: those of h"
+    note = "not checked for hooks h: no distribution states the version of mytrainer"
     assert check(capsys, path) == (
         0,
         [f"{path}: note: versions: {note}", f"{path}: good, 1 hook; looked up in the source of mytrainer"],
@@ -328,7 +338,7 @@ def test_a_hook_that_replaces_one_of_ours_is_a_note(tmp_path: Path, capsys: pyte
     path = tmp_path / "ray.mine.toml"
     path.write_text((ROOT / "recipes" / "ray.toml").read_text().replace('"shutdown"\nmodule', '"other"\nmodule'))
     _, lines = check(capsys, path)
-    notes = [line for line in lines if "takes the place" in line]
+    notes = [line for line in lines if "replaces autoprof" in line]
     assert [line.split("'")[1] for line in notes] == ["init", "actor-class", "actor"]
     assert notes[0].startswith(f"{path}: note: [[hook]] 'init' name: ")
     assert notes[0].endswith("in ray.toml")
@@ -445,7 +455,7 @@ def test_what_begins_has_an_end(
     status, lines = check(capsys, path)
     assert status == (0 if good else 1)
     needed = "timer.stop" if begin == "timer.start" else "stage.end"
-    said = f"{path}: [[hook]] 'b' behaviour: no {needed} of other ends what it begins; add one"
+    said = f"{path}: [[hook]] 'b' behaviour: no {needed} hook of other ends what this one begins; add one"
     assert [line.startswith(said) for line in lines[:-1]] == ([] if good else [True])
 
 

@@ -79,17 +79,17 @@ def test_recipes_that_are_wrong_are_listed_and_said(
     assert next(line for line in printed.out.splitlines() if line.startswith("mytrainer")).endswith("wrong")
     wrong, empty, lost = sorted(printed.err.splitlines(), key=lambda line: "entry point" in line)
     assert "there is no 'stages'" in wrong
-    assert "names 'empty', and" in empty
-    assert "holds no *.toml files" in empty
-    assert "lost: entry point 'mine' of autoprof.recipes names 'lost.inner', and there is no such package" in lost
+    assert "names 'empty', but" in empty
+    assert "contains no *.toml files" in empty
+    assert "lost: entry point 'mine' of autoprof.recipes names 'lost.inner', but there is no such package" in lost
 
 
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
-        (["verk"], 1, "there is no recipe 'verk'; did you mean 'verl'?; there are"),
-        (["zzz"], 1, "there is no recipe 'zzz'; there are"),
-        (["verl", "--schema"], 2, "NAME goes without"),
+        (["verk"], 1, "there is no recipe 'verk'; did you mean 'verl'?; the recipes are"),
+        (["zzz"], 1, "there is no recipe 'zzz'; the recipes are"),
+        (["verl", "--schema"], 2, "NAME can't be combined with"),
     ],
 )
 def test_wrong_use(arguments: list[str], status: int, said: str, capsys: pytest.CaptureFixture[str]) -> None:

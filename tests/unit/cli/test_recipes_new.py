@@ -186,7 +186,7 @@ def test_the_legacy_trainer_of_verl(new: Any) -> None:
         "reward",
     }
     assert kinds(hooks)["RayPPOTrainer._validate"] == "validate"
-    assert "autoprof has hooks for verl already" in text
+    assert "autoprof already has hooks for verl" in text
     assert not {hook["name"] for hook in hooks.values()} & known.keys()
 
 
@@ -225,7 +225,7 @@ def test_a_trainer_on_one_that_autoprof_knows_has_its_steps(new: Any, tmp_path: 
     )
     hooks, text = new("mine.py")
     assert steps(hooks) == {}
-    assert "steps are those of transformers.trainer:Trainer" in text
+    assert "inherits its steps from transformers.trainer:Trainer" in text
     assert kinds(hooks) == {"Mine.sample_answers": "generate"}
 
 

@@ -122,11 +122,11 @@ def test_a_table_for_people(autoprof: Autoprof, tiny: list[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
-        (["--try", "tiny.toml"], 2, "there is no command"),
-        (["--try", "nothing.toml", "--", "true"], 1, "nothing.toml: it is no file, and there is no recipe"),
+        (["--try", "tiny.toml"], 2, "no command was given"),
+        (["--try", "nothing.toml", "--", "true"], 1, "nothing.toml: there is no such file, and there is no recipe"),
         (["--try", "broken.toml", "--", "true"], 1, "behaviour: there is no 'stge'; did you mean 'stage'?"),
         (["--try", "tiny.toml", "--", "no-such-command"], 127, "no-such-command: it is not found on the PATH"),
-        (["verl", "more"], 2, "it does not take 'more'"),
+        (["verl", "more"], 2, "unexpected argument 'more'"),
     ],
 )
 def test_wrong_use(

@@ -153,7 +153,7 @@ def test_what_is_no_request_of_ours_is_refused_and_named(
     # The request is kept for inspection.
     assert os.path.lexists(f"{path}.refused")
     report = run.examine_run(runs.read(going_on.path))
-    assert any(problem.startswith(f"control/0.json: it was refused: {reason}") for problem in report.problems)
+    assert any(problem.startswith(f"control/0.json: the request was refused: {reason}") for problem in report.problems)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
