@@ -108,7 +108,7 @@ def test_a_run_that_has_ended_gets_no_requests_and_ends_waits(asked: Asked) -> N
     assert f"is running in this cluster; there are {name}" in done.stderr
     done = asked.trigger(name)
     assert done.returncode == 1
-    assert f"run {name} is not going on: its trainer's process has ended" in done.stderr
+    assert f"run {name} is not running: its trainer's process has ended" in done.stderr
 
 
 def test_the_end_of_a_cluster_with_its_run_is_reported(tmp_path: Path) -> None:

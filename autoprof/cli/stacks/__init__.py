@@ -1,1 +1,1 @@
-"""`autoprof stacks`: where each process of a run stands now."""
+"""Command `autoprof stacks`: the current stacks of a run's processes."""

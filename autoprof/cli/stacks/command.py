@@ -1,4 +1,4 @@
-"""`autoprof stacks`: asks each process of a run for its stacks, and shows equal stacks together."""
+"""`autoprof stacks`: asks each process of a run for its stacks, and groups equal stacks."""
 
 from __future__ import annotations
 
@@ -25,127 +25,130 @@ from autoprof.run.cluster import Gone
 from autoprof.rundir import runs
 from autoprof.rundir.records import Frame, OpenSpan, ProcessStacks, Task, Why
 
-# So much of each is shown; JSON and the files have all.
-_GROUPS, _TASK_GROUPS, _OTHERS, _ABSENT, _WAITS = 24, 12, 10, 20, 5
-_DEEP = 12
+# Limits of the text output. JSON and the files have everything.
+_MAX_GROUPS, _MAX_TASK_GROUPS, _MAX_OTHERS, _MAX_ABSENT, _MAX_WAITS = 24, 12, 10, 20, 5
+_MAX_FRAMES = 12
 
 
 def page_lines(processes: Sequence[ProcessStacks], absent: Sequence[Absent]) -> Iterator[str]:
-    """Yield the lines of the page."""
+    """Yield the lines of the text output."""
     working = groups.at_work(processes)
-    yield from _shown("", working, _GROUPS, "process", "processes")
+    yield from _group_lines("", working, _MAX_GROUPS, "process", "processes")
     waiting = groups.tasks(processes)
-    yield from _shown("tasks of asyncio", waiting, _TASK_GROUPS, "task", "tasks")
-    yield from _waits(processes)
-    yield from _others(groups.beside(processes))
+    yield from _group_lines("tasks of asyncio", waiting, _MAX_TASK_GROUPS, "task", "tasks")
+    yield from _open_span_lines(processes)
+    yield from _other_lines(groups.beside(processes))
     yield from _absent_lines(absent)
 
 
-def _shown(title: str, found: Sequence[Group], most: int, thing: str, things: str) -> Iterator[str]:
-    if title and found:
+def _group_lines(title: str, listed: Sequence[Group], limit: int, noun: str, plural: str) -> Iterator[str]:
+    if title and listed:
         yield from ("", f"{title}:")
-    for group in found[:most]:
+    for group in listed[:limit]:
         yield ""
-        yield heading(group, thing, things)
+        yield heading(group, noun, plural)
         frames = group.frames
-        if len(frames) > _DEEP:
-            yield f"    ... {units.count(len(frames) - _DEEP, 'outer function')}"
-        yield from (f"    {place(frame)}" for frame in frames[-_DEEP:])
-    if len(found) > most:
-        rest = sum(len(group.members) for group in found[most:])
-        yield from ("", f"... {units.count(rest, thing, things)} more, with {len(found) - most} other stacks")
+        if len(frames) > _MAX_FRAMES:
+            yield f"    ... {units.count(len(frames) - _MAX_FRAMES, 'outer function')}"
+        yield from (f"    {place(frame)}" for frame in frames[-_MAX_FRAMES:])
+    if len(listed) > limit:
+        more = sum(len(group.members) for group in listed[limit:])
+        yield from ("", f"... {units.count(more, noun, plural)} more, with {len(listed) - limit} other stacks")
 
 
-def heading(group: Group, thing: str, things: str) -> str:
-    """Return what a group does in a line: `62 processes in all_reduce (...) of update_actor, step 41, since 12 min`."""
-    parts = [units.count(len(group.members), thing, things)]
+def heading(group: Group, noun: str, plural: str) -> str:
+    """Return a line on a group: `62 processes in all_reduce (...) of update_actor, step 41, for 9 min: actor ranks 0-9`.
+
+    `noun` and `plural` name the members, such as process and processes.
+    """
+    parts = [units.count(len(group.members), noun, plural)]
     if (frame := group.place) is not None:
         parts.append(f"in {frame.function} ({_file(frame)})")
     span = group.members[0].innermost
     if span is not None and span.kind != "step":
         parts.append(f"of {span.name}")
-    said = " ".join(parts)
+    text = " ".join(parts)
     steps = sorted({span.step for member in group.members for span in member.spans if span.step is not None})
     if steps:
-        said += f", step {units.ranges(steps)}"
-    if group.since_s is not None:
-        said += f", since {units.seconds(group.since_s)}"
+        text += f", step {units.ranges(steps)}"
+    if group.age_s is not None:
+        text += f", for {units.seconds(group.age_s)}"
     waits = {member.stack.waits_on for member in group.members if isinstance(member.stack, Task)}
     if waits - {""}:
-        said += f", waits on {', '.join(groups.several(sorted(waits - {''}), 3))}"
-    return f"{said}: {group.who}"
+        text += f", waits on {', '.join(groups.several(sorted(waits - {''}), 3))}"
+    return f"{text}: {group.who}"
 
 
 def place(frame: Frame) -> str:
-    """Return a function as a line of a stack has it."""
+    """Return a line of a stack: the file, the line and the function."""
     return f"{_file(frame)} {frame.function}" if frame.file else frame.function
 
 
 def _file(frame: Frame) -> str:
-    """Return a file's last two names, and the line."""
+    """Return the last two parts of a file's path, and the line."""
     return f"{'/'.join(frame.file.split('/')[-2:])}:{frame.line}"
 
 
-def _waits(processes: Sequence[ProcessStacks]) -> Iterator[str]:
-    """Yield which samples, turns and tools are open, by their names, the oldest first."""
-    found: dict[tuple[str, str], list[tuple[float, OpenSpan, ProcessStacks]]] = {}
+def _open_span_lines(processes: Sequence[ProcessStacks]) -> Iterator[str]:
+    """Yield the open samples, turns and tool calls, by kind and name, the oldest first."""
+    by_name: dict[tuple[str, str], list[tuple[float, OpenSpan, ProcessStacks]]] = {}
     for process in processes:
         for span in process.spans:
             if span.kind not in ("step", "stage", "timer", "window"):
-                told = groups.age(process, span), span, process
-                found.setdefault((span.kind, span.name), []).append(told)
-    if found:
+                by_name.setdefault((span.kind, span.name), []).append((groups.age(process, span), span, process))
+    if by_name:
         yield from ("", "open:")
-    for (kind, name), spans in sorted(found.items(), key=lambda each: -max(told[0] for told in each[1])):
-        spans.sort(key=lambda told: -told[0])
-        what = f"{kind} {name}" if name != kind else kind
-        yield f"    {what}: {len(spans)}, the oldest since {units.seconds(spans[0][0])}"
-        for seconds, span, process in spans[:_WAITS]:
+    for (kind, name), spans in sorted(by_name.items(), key=lambda item: -max(age_s for age_s, _, _ in item[1])):
+        spans.sort(key=lambda item: -item[0])
+        title = f"{kind} {name}" if name != kind else kind
+        yield f"    {title}: {len(spans)}, the oldest for {units.seconds(spans[0][0])}"
+        for age_s, span, process in spans[:_MAX_WAITS]:
             ids = " ".join(f"{key}={value}" for key, value in span.ids.items())
             step = f"step {span.step}" if span.step is not None else ""
-            said = ", ".join(filter(None, [ids, step, f"since {units.seconds(seconds)}"]))
-            yield f"        {said} ({process.host}-{process.pid})"
+            text = ", ".join(filter(None, [ids, step, f"for {units.seconds(age_s)}"]))
+            yield f"        {text} ({process.host}-{process.pid})"
 
 
-def _others(found: Sequence[Group]) -> Iterator[str]:
-    """Yield a line for each stack of threads that work on nothing that autoprof knows."""
-    if found:
+def _other_lines(listed: Sequence[Group]) -> Iterator[str]:
+    """Yield a line for each stack of threads that work on no span."""
+    if listed:
         yield from ("", "other threads:")
-    for group in found[:_OTHERS]:
+    for group in listed[:_MAX_OTHERS]:
         frame = group.place
         names = ", ".join(groups.several([member.stack.name or "without a name" for member in group.members], 2))
         yield f"    {len(group.members)} in {place(frame) if frame is not None else 'nothing'}: {names}"
-    if len(found) > _OTHERS:
-        rest = sum(len(group.members) for group in found[_OTHERS:])
-        yield f"    ... {units.count(rest, 'thread')} more, with {len(found) - _OTHERS} other stacks"
+    if len(listed) > _MAX_OTHERS:
+        more = sum(len(group.members) for group in listed[_MAX_OTHERS:])
+        yield f"    ... {units.count(more, 'thread')} more, with {len(listed) - _MAX_OTHERS} other stacks"
 
 
 def _absent_lines(absent: Sequence[Absent]) -> Iterator[str]:
-    for each in absent[:_ABSENT]:
-        name = f"{each.process} ({each.host}-{each.pid})" if each.process else f"{each.host}-{each.pid}"
-        if each.state == "gone":
-            inner = max(each.spans, key=lambda span: span.start_ns, default=None)
-            step = f" of step {inner.step}" if inner is not None and inner.step is not None else ""
-            was = f"; it was in {inner.name}{step}" if inner is not None else ""
-            text = f"gone: {name}{was}"
-        elif each.state == "elsewhere":
+    for process in absent[:_MAX_ABSENT]:
+        host_pid = f"{process.host}-{process.pid}"
+        name = f"{process.process} ({host_pid})" if process.process else host_pid
+        if process.state == "gone":
+            latest = max(process.spans, key=lambda span: span.start_ns, default=None)
+            step = f" of step {latest.step}" if latest is not None and latest.step is not None else ""
+            last_span = f"; it was in {latest.name}{step}" if latest is not None else ""
+            text = f"gone: {name}{last_span}"
+        elif process.state == "elsewhere":
             where = "on another host or in another container"
             text = f"no answer: {name}, which is {where}; --ray reaches other hosts if the run is in a Ray cluster"
         else:
-            text = f"no answer: {name}: {each.reason}"
-        yield from (("", text) if each is absent[0] else (text,))
-    if len(absent) > _ABSENT:
-        yield f"... {units.count(len(absent) - _ABSENT, 'process', 'processes')} more without an answer"
+            text = f"no answer: {name}: {process.reason}"
+        yield from (("", text) if process is absent[0] else (text,))
+    if len(absent) > _MAX_ABSENT:
+        yield f"... {units.count(len(absent) - _MAX_ABSENT, 'process', 'processes')} more without an answer"
 
 
-# A process looks every ten seconds for who asks.
+# Processes check for questions every ten seconds.
 _WAIT_S = 15.0
 _INSTALL = "pip install 'autoprof-rl[stacks]'"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    text = "a run that is going on, as for ls (default: the latest one)"
+    text = "a running run, as for ls (default: the latest one)"
     parser.add_argument("name", nargs="?", metavar="RUN", default=runs.LATEST, help=text)
     parser.add_argument(
         "--ray", metavar="ADDRESS", help="ask all nodes through Ray: auto, or an address as ray.init takes it"
@@ -153,7 +156,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--native",
         action="store_true",
-        help="show functions in C too, by py-spy, which stops each process for a moment",
+        help="also show C functions, with py-spy, which stops each process for a moment",
     )
     parser.add_argument(
         "--wait", type=float, default=_WAIT_S, metavar="S", help=f"seconds to wait for answers (default: {_WAIT_S:g})"
@@ -167,25 +170,25 @@ def run(parsed: argparse.Namespace) -> int:
     if not 0 <= parsed.wait <= 3600:
         return complain(f"stacks: --wait {parsed.wait:g}: it takes 0 to 3600 seconds", 2)
     now = time.time_ns()
-    # Two who ask in one second have folders of their own.
+    # The milliseconds give two commands in the same second separate folders.
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(now / 1e9))
     name = f"{stamp}-{now % 1_000_000_000 // 1_000_000:03d}"
     why = msgspec.json.encode(Why(host=HOST, pid=os.getpid(), unix_ns=now, reason="autoprof stacks was called"))
     question = node.Question(name, why + b"\n", parsed.wait, parsed.native)
     try:
         if parsed.ray is None:
-            found = _going_on(parsed)
+            running = _running_run(parsed)
             with _waiting(parsed.wait):
-                said = node.asker()(found.path, name, question.why, parsed.wait, parsed.native, True)
-            return _tell(found.id, [msgspec.convert(said, Answer)], parsed)
+                answer = node.asker()(running.path, name, question.why, parsed.wait, parsed.native, True)
+            return _print_answers(running.id, [msgspec.convert(answer, Answer)], parsed)
         with arguments.cluster(parsed.ray, "--ray") as ray:
             with _waiting(parsed.wait):
                 run_id, answers = node.ask_nodes(ray, parsed.name, question)
-            return _tell(run_id, answers, parsed)
+            return _print_answers(run_id, answers, parsed)
     except cluster.Lost as error:
         complain(f"stacks: {error}", 1)
         sys.stdout.flush()
-        # What Ray does at exit would wait for its head.
+        # Skip Ray's exit handlers: they would wait for its head, which is gone.
         os._exit(1)
     except cluster.Unreachable as error:
         return complain(f"stacks: --ray: {error}", 1)
@@ -195,7 +198,7 @@ def run(parsed: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _waiting(seconds: float) -> Iterator[None]:
-    """Show on a terminal that processes are waited for."""
+    """Show on a terminal that the command is waiting for processes."""
     if not sys.stderr.isatty():
         yield
         return
@@ -204,27 +207,27 @@ def _waiting(seconds: float) -> Iterator[None]:
         yield
 
 
-def _going_on(parsed: argparse.Namespace) -> runs.Run:
-    """Find the run.
+def _running_run(parsed: argparse.Namespace) -> runs.Run:
+    """Return the run that RUN names, or for `latest` the latest running one.
 
     Raises:
-        NotFound: There is none that goes on.
+        NotFound: No run matches, or the run is not running.
     """
-    found = arguments.find_run(parsed)
-    if parsed.name == runs.LATEST and not found.state.startswith("running"):
-        # Another one may have begun later and be over.
-        for each in reversed(runs.runs(arguments.parent(parsed))):
-            if each.state.startswith("running"):
-                return each
-    if not found.state.startswith("running"):
-        raise runs.NotFound(f"run {found.id} is not going on: its state is {found.outcome}")
-    return found
+    chosen = arguments.find_run(parsed)
+    if parsed.name == runs.LATEST and not chosen.state.startswith("running"):
+        # An earlier run may still be running.
+        for run in reversed(runs.runs(arguments.parent(parsed))):
+            if run.state.startswith("running"):
+                return run
+    if not chosen.state.startswith("running"):
+        raise runs.NotFound(f"run {chosen.id} is not running: its state is {chosen.outcome}")
+    return chosen
 
 
-def _tell(run_id: str, answers: list[Answer], parsed: argparse.Namespace) -> int:
-    """Show what the nodes have answered, and return the exit status."""
+def _print_answers(run_id: str, answers: list[Answer], parsed: argparse.Namespace) -> int:
+    """Print the nodes' answers, and return the exit status."""
     problems = [f"{answer.host}: {answer.folder}: {answer.problem}" for answer in answers if answer.problem]
-    # Nodes that share a disk see one another's files.
+    # Nodes that share a disk return the same files.
     files = {file: (answer, content) for answer in answers for file, content in answer.files.items()}
     processes = []
     for file, (answer, content) in sorted(files.items()):
@@ -244,23 +247,23 @@ def _tell(run_id: str, answers: list[Answer], parsed: argparse.Namespace) -> int
                 groups=[_described(group) for group in groups.at_work(processes)],
                 absent=[
                     Lacking(
-                        host=each.host,
-                        pid=each.pid,
-                        process=each.process,
-                        state=each.state,
-                        reason=each.reason,
-                        spans=each.spans,
+                        host=process.host,
+                        pid=process.pid,
+                        process=process.process,
+                        state=process.state,
+                        reason=process.reason,
+                        spans=process.spans,
                     )
-                    for each in absent
+                    for process in absent
                 ],
                 problems=problems,
             )
         )
     else:
-        seen = sum(each.by == "py-spy" for each in processes)
-        asked = units.count(len(processes) - seen, "process", "processes")
-        by_spy = f", py-spy saw {seen}" if seen else ""
-        print(plain(f"run {run_id}: {asked} answered{by_spy}, {len(absent)} did not"))
+        read_by_spy = sum(process.by == "py-spy" for process in processes)
+        answered = units.count(len(processes) - read_by_spy, "process", "processes")
+        by_spy = f", py-spy read {read_by_spy}" if read_by_spy else ""
+        print(plain(f"run {run_id}: {answered} answered{by_spy}, {len(absent)} did not"))
         for line in page_lines(processes, absent):
             print(plain(line))
         print()
@@ -272,19 +275,19 @@ def _tell(run_id: str, answers: list[Answer], parsed: argparse.Namespace) -> int
 
 
 def _absent(answers: list[Answer], files: Container[str]) -> list[Absent]:
-    """Return the processes of which no node has a file, each once, as its own host says.
+    """Return the processes of which no node has a file, each once, with the state that its own host gives.
 
-    A host can't see the processes of other containers on it: they stay `elsewhere`.
+    A host can't see processes in other containers on the same machine: their state stays `elsewhere`.
     """
     asked = {answer.host for answer in answers if not answer.problem}
-    found = {}
+    absent = {}
     for answer in answers:
-        for each in answer.absent:
-            name = f"{each.host}-{each.pid}.json"
-            known = each.state != "elsewhere" or each.host == answer.host or each.host not in asked
-            if name not in files and known:
-                found[name] = each
-    return list(found.values())
+        for process in answer.absent:
+            name = f"{process.host}-{process.pid}.json"
+            is_known = process.state != "elsewhere" or process.host == answer.host or process.host not in asked
+            if name not in files and is_known:
+                absent[name] = process
+    return list(absent.values())
 
 
 def _described(group: groups.Group) -> StackGroup:
@@ -296,23 +299,22 @@ def _described(group: groups.Group) -> StackGroup:
 
 
 def _spy_problems(answers: list[Answer], native: bool) -> list[str]:
-    """Return a line on py-spy for each reason why it was missed."""
-    missed: dict[str, list[str]] = {}
+    """Return a line for each reason why py-spy could not help where it was needed."""
+    hosts_by_reason: dict[str, list[str]] = {}
     for answer in answers:
-        silent = any(each.state == "running" for each in answer.absent)
+        silent = any(process.state == "running" for process in answer.absent)
         if answer.py_spy and (silent or native):
-            missed.setdefault(answer.py_spy, []).append(answer.host)
+            hosts_by_reason.setdefault(answer.py_spy, []).append(answer.host)
     lines = []
-    for why, hosts in missed.items():
-        where = ", ".join(groups.several(hosts, 3))
-        if why == node.PY_SPY_MISSING:
-            what = f"there is no py-spy, which sees processes that do not answer: {_INSTALL}"
-        elif why == node.PY_SPY_PERMISSION:
-            what = (
+    for reason, hosts in hosts_by_reason.items():
+        if reason == node.PY_SPY_MISSING:
+            text = f"there is no py-spy, which sees processes that do not answer: {_INSTALL}"
+        elif reason == node.PY_SPY_PERMISSION:
+            text = (
                 "py-spy may not look into the processes: call autoprof stacks as root, or as their user in a container "
                 "with the capability SYS_PTRACE"
             )
         else:
-            what = f"py-spy could not read a process: {why}"
-        lines.append(f"{where}: {what}")
+            text = f"py-spy could not read a process: {reason}"
+        lines.append(f"{', '.join(groups.several(hosts, 3))}: {text}")
     return lines

@@ -9,15 +9,15 @@ from typing import NamedTuple
 from autoprof.base import units
 from autoprof.rundir.records import Frame, OpenSpan, ProcessStacks, Task, Thread
 
-# Spans of a process's work; the others are of single samples.
+# Kinds of spans of a whole process; other kinds belong to single samples.
 _WORK = ("step", "stage", "timer", "window")
-# Python's own library, and functions in C.
-_NOT_THEIRS = re.compile(r"/lib/python3\.\d+/(?!(site|dist)-packages/)|^<frozen |\.so(\.[0-9.]+)?$|/python3?(\.\d+)?$")
-_LONGEST = 50
+# Files of Python's standard library, and of functions in C.
+_LIBRARY = re.compile(r"/lib/python3\.\d+/(?!(site|dist)-packages/)|^<frozen |\.so(\.[0-9.]+)?$|/python3?(\.\d+)?$")
+_MAX_LABEL = 50
 
 
 class Member(NamedTuple):
-    """A thread or a task of a process, and the spans that it works on, the outermost first."""
+    """A thread or task of a process, and the spans that it works on, outermost first."""
 
     process: ProcessStacks
     stack: Thread | Task
@@ -25,27 +25,27 @@ class Member(NamedTuple):
 
     @property
     def work(self) -> OpenSpan | None:
-        """Return the stage that it is in, or else the step."""
+        """Return its latest stage, timer or window, or else its step."""
         work = [span for span in self.spans if span.kind in _WORK]
         return max(work, key=lambda span: (span.kind != "step", span.start_ns), default=None)
 
     @property
     def innermost(self) -> OpenSpan | None:
-        """Return the innermost span of a sample, or else its stage."""
+        """Return its latest span of a sample, or else `work`."""
         samples = [span for span in self.spans if span.kind not in _WORK]
         return max(samples, key=lambda span: span.start_ns, default=self.work)
 
     @property
     def label(self) -> str:
-        """Return who it is: a rank of a role where a stage says so, else the process."""
+        """Return its name: a role and rank if it is in a stage with a rank, else the process."""
         work = self.work
         if work is not None and work.rank is not None and work.kind == "stage":
             return f"{work.role} rank {work.rank}"
-        return f"{units.short(self.process.process or 'process', _LONGEST)} ({self.process.host}-{self.process.pid})"
+        return f"{units.short(self.process.process or 'process', _MAX_LABEL)} ({self.process.host}-{self.process.pid})"
 
 
 class Group(NamedTuple):
-    """Threads or tasks with one stack, in one kind of span."""
+    """Threads or tasks with the same stack, in spans of the same kind and name."""
 
     members: list[Member]
 
@@ -55,19 +55,19 @@ class Group(NamedTuple):
 
     @property
     def place(self) -> Frame | None:
-        """Return the innermost function of Python's that is none of its own library."""
-        theirs = [frame for frame in self.frames if frame.file and not _NOT_THEIRS.search(frame.file)]
-        return (theirs or self.frames or [None])[-1]  # type: ignore[list-item]
+        """Return the innermost Python function outside the standard library, or else the innermost function."""
+        frames = [frame for frame in self.frames if frame.file and not _LIBRARY.search(frame.file)]
+        return (frames or self.frames or [None])[-1]  # type: ignore[list-item]
 
     @property
-    def since_s(self) -> float | None:
-        """Return how long the oldest of their innermost spans has been open."""
+    def age_s(self) -> float | None:
+        """Return the age of the oldest of the members' innermost spans, in seconds; None if they have no span."""
         ages = [age(member.process, span) for member in self.members if (span := member.innermost) is not None]
         return max(ages, default=None)
 
     @property
     def who(self) -> str:
-        """Return who they are: `actor ranks 0-16,18-63`, or the processes."""
+        """Return the members' names: `actor ranks 0-16,18-63`, or the processes."""
         ranks: dict[str, set[int]] = {}
         others = []
         for member in self.members:
@@ -76,37 +76,37 @@ class Group(NamedTuple):
                 ranks.setdefault(work.role, set()).add(work.rank)
             else:
                 others.append(member.label)
-        said = [
-            f"{role} rank{'s' if len(found) > 1 else ''} {units.ranges(sorted(found))}"
-            for role, found in sorted(ranks.items())
+        names = [
+            f"{role} rank{'s' if len(numbers) > 1 else ''} {units.ranges(sorted(numbers))}"
+            for role, numbers in sorted(ranks.items())
         ]
-        return ", ".join(said + several(others, 3))
+        return ", ".join(names + several(others, 3))
 
 
 def age(process: ProcessStacks, span: OpenSpan) -> float:
-    """Return how long a span has been open, in s, by its own process's clock."""
+    """Return the seconds since a span began, by its own process's clock."""
     return max(0.0, (process.unix_ns - span.start_ns) / 1e9)
 
 
-def several(names: Iterable[str], most: int) -> list[str]:
-    """Return names once each, and of many how many more there are."""
-    each = list(dict.fromkeys(names))
-    return each if len(each) <= most + 1 else [*each[:most], f"{len(each) - most} more"]
+def several(names: Iterable[str], limit: int) -> list[str]:
+    """Return the distinct names; if there are more than `limit` + 1, the first `limit` and the number of the others."""
+    distinct = list(dict.fromkeys(names))
+    return distinct if len(distinct) <= limit + 1 else [*distinct[:limit], f"{len(distinct) - limit} more"]
 
 
 def at_work(processes: Sequence[ProcessStacks]) -> list[Group]:
-    """Return the threads that work on a span, then other main threads, most of a kind first."""
-    found = _grouped(
+    """Return groups of threads that work on a span, then of other main threads; large groups first."""
+    grouped = _grouped(
         Member(process, thread, _spans(process, thread))
         for process in processes
         for thread in process.threads
         if thread.main or thread.spans
     )
-    return sorted(found, key=lambda group: not group.members[0].spans)
+    return sorted(grouped, key=lambda group: not group.members[0].spans)
 
 
 def beside(processes: Sequence[ProcessStacks]) -> list[Group]:
-    """Return the other threads."""
+    """Return groups of the threads that are not main threads and work on no span."""
     return _grouped(
         Member(process, thread, [])
         for process in processes
@@ -116,16 +116,16 @@ def beside(processes: Sequence[ProcessStacks]) -> list[Group]:
 
 
 def tasks(processes: Sequence[ProcessStacks]) -> list[Group]:
-    """Return the tasks of asyncio, those that work on a span first."""
-    found = _grouped(Member(process, task, _spans(process, task)) for process in processes for task in process.tasks)
-    return sorted(found, key=lambda group: not group.members[0].spans)
+    """Return groups of asyncio's tasks, those that work on a span first."""
+    grouped = _grouped(Member(process, task, _spans(process, task)) for process in processes for task in process.tasks)
+    return sorted(grouped, key=lambda group: not group.members[0].spans)
 
 
 def _spans(process: ProcessStacks, stack: Thread | Task) -> list[OpenSpan]:
-    spans = [process.spans[place] for place in stack.spans if place < len(process.spans)]
+    spans = [process.spans[index] for index in stack.spans if index < len(process.spans)]
     if not spans and isinstance(stack, Thread) and stack.main:
-        # py-spy does not know whose they are.
-        owned = any(each.spans for each in process.threads) or any(each.spans for each in process.tasks)
+        # py-spy does not assign spans to threads; then the main thread gets those of the process.
+        owned = any(thread.spans for thread in process.threads) or any(task.spans for task in process.tasks)
         spans = [] if owned else [span for span in process.spans if span.kind in _WORK]
     return sorted(spans, key=lambda span: span.start_ns)
 
@@ -137,7 +137,7 @@ def _grouped(members: Iterable[Member]) -> list[Group]:
         name = (span.kind, span.name) if span is not None else None
         waits_on = member.stack.waits_on if isinstance(member.stack, Task) else ""
         kind = waits_on if waits_on in ("", "its turn") else "waits"
-        # py-spy does not name the classes of methods.
-        stack = tuple((each.function.rpartition(".")[2], each.file, each.line) for each in member.stack.frames)
+        # Compare function names without classes, which py-spy does not give.
+        stack = tuple((frame.function.rpartition(".")[2], frame.file, frame.line) for frame in member.stack.frames)
         groups.setdefault((stack, name, kind), Group([])).members.append(member)
-    return sorted(groups.values(), key=lambda group: (-len(group.members), -(group.since_s or 0)))
+    return sorted(groups.values(), key=lambda group: (-len(group.members), -(group.age_s or 0)))

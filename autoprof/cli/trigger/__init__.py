@@ -1,1 +1,1 @@
-"""The command `autoprof trigger`."""
+"""Command `autoprof trigger`: windows in a running run."""

@@ -16,7 +16,7 @@ from autoprof.cli import arguments, console
 from autoprof.cli.console import complain
 from autoprof.cli.documents import Folder, Triggered
 from autoprof.cli.trigger import view as trigger_view
-from autoprof.cli.trigger.view import Contents, Place, View
+from autoprof.cli.trigger.view import Contents, RunAccess, View
 from autoprof.config.values import WINDOW_FIELDS
 from autoprof.run import cluster
 from autoprof.run.cluster import Gone
@@ -25,106 +25,112 @@ from autoprof.rundir.layout import RunDir
 from autoprof.windows import requests
 from autoprof.windows.requests import Became, Trigger
 
-# Nothing waits for a file that has not changed for so long, nor for a folder: torch_npu's is analysed for up to an
-# hour, and may be as it was meanwhile.
+# Time without a change after which a file counts as abandoned.
 _FILE_S = 120.0
+# The same for a folder of torch_npu: its analysis takes up to an hour and may not change the folder meanwhile.
 _FOLDER_S = 3700.0
-# The same where the run is over, and who could still write to a file has outlived it.
+# The same for both after the run has ended: then only a process that outlived the run could still write.
 _AFTER_S = 15.0
-# For so many looks a request may be nowhere: while it is taken from Ray, and written down.
-_NOWHERE = 10
+# Consecutive looks at which a request may be nowhere: it is briefly invisible while it moves from Ray to a file.
+_MAX_LOOKS_WITHOUT_REQUEST = 10
 
 
 class GaveUp(Exception):
-    """The awaited traces will not come. The message says why."""
+    """The awaited traces will not be written. The message gives the reason."""
 
 
 def wait_for_files(
-    place: Place, trigger: Trigger, document: Triggered, pause_s: float, keep_stdout: bool = False
+    access: RunAccess, trigger: Trigger, document: Triggered, pause_s: float, keep_stdout: bool = False
 ) -> None:
-    """Say how far a request is until its traces are there, and then where.
+    """Show the progress of a request until its traces are written, then print their folders.
 
     Args:
-        place: Where the run is.
-        trigger: What was asked for.
-        document: The request as it was left; what comes of it is added.
+        access: The access to the run.
+        trigger: The requested windows.
+        document: The document of the request; the results are added to it.
         pause_s: Seconds between two looks.
-        aside: Whether stdout is left to the document.
+        keep_stdout: True to print nothing to stdout.
 
     Raises:
-        GaveUp: They will not come, or not all.
-        Gone: The run can't be looked at any more.
-        KeyboardInterrupt: The user has had enough of waiting.
+        GaveUp: Some or all traces will not be written.
+        Gone: The run can no longer be reached.
+        KeyboardInterrupt: The user pressed Ctrl-C.
     """
     total = 0 if trigger.at else trigger.steps
     with console.lines(total, keep_stdout) as show:
-        became = _windows_passed(place, document.request, pause_s, show, total)
-        views, left = _files_written(place, became.captured, pause_s, show)
+        became = _wait_for_windows(access, document.request, pause_s, show, total)
+        views, abandoned = _wait_until_written(access, became.captured, pause_s, show)
     folders = _folders(views)
-    problems = list(_problems(folders, became.captured, left))
+    problems = list(_problems(folders, became.captured, abandoned))
     document.captured, document.problems, document.reason = became.captured, problems, became.reason
     document.folders = [
-        Folder(step, host, contents.folder, len(contents.captures), sum(each[2] for each in contents.captures.values()))
+        Folder(
+            step, host, contents.folder, len(contents.captures), sum(size for *_, size in contents.captures.values())
+        )
         for step, hosts in folders.items()
         for host, contents in hosts
     ]
     if not keep_stdout:
-        _say(document, views[0].host)
+        _print_folders(document, views[0].host)
     if became.reason:
         raise GaveUp(f"steps captured: {', '.join(map(str, became.captured)) or 'none'}; {became.reason}")
     if problems:
         raise GaveUp("not all captures are complete; see autoprof doctor RUN")
 
 
-def _windows_passed(place: Place, name: str, pause_s: float, show: console.Show, total: int) -> Became:
-    """Wait until no step of the request is to come."""
-    nowhere = 0
+def _wait_for_windows(access: RunAccess, name: str, pause_s: float, show: console.Show, total: int) -> Became:
+    """Wait until all windows of the request have closed."""
+    looks_without_request = 0
     while True:
-        here = place.look()[0]
-        became = here.became(name)
+        view = access.look()[0]
+        became = view.became(name)
         if became is None:
-            there = name in here.requests or place.pending(name)
-            nowhere = 0 if there else nowhere + 1
-            if nowhere > _NOWHERE:
+            exists = name in view.requests or access.pending(name)
+            looks_without_request = 0 if exists else looks_without_request + 1
+            if looks_without_request > _MAX_LOOKS_WITHOUT_REQUEST:
                 raise GaveUp("the request is gone: its file was removed")
-            show("waiting for a step to begin" if there else "taken", 0)
+            show("waiting for a step to begin" if exists else "taken", 0)
         elif became.state == "refused":
             raise GaveUp(f"the request was refused: {became.reason}")
         elif became.state == "joined":
-            show("the same was asked for already; this waits for it, too", 0)
+            show("an equal request is open already; waiting for it", 0)
             name = became.joined
             continue
         else:
-            _tell(became, show, total)
+            _show_progress(became, show, total)
             if became.over:
                 return became
-        if not here.alive:
+        if not view.alive:
             if became is not None and became.captured:
                 became.reason = "the run has ended"
                 return became
             raise GaveUp("the run has ended" + (" before the request was taken" if became is None else ""))
-        if here.off:
-            raise GaveUp("autoprof is switched off in the run; the request stands, and --on has it go on")
+        if view.off:
+            raise GaveUp("autoprof is switched off in the run; the request stays open, and --on resumes it")
         time.sleep(pause_s)
 
 
-def _tell(became: Became, show: console.Show, total: int) -> None:
-    """Say which steps there are."""
+def _show_progress(became: Became, show: console.Show, total: int) -> None:
+    """Show which steps are captured and which one is being captured."""
     for count, step in enumerate(became.captured, 1):
         show(f"step {step} is captured{f' ({count} of {total})' if total > 1 else ''}", count)
     if became.going_on is not None:
         show(f"step {became.going_on} is being captured", len(became.captured))
     elif became.state == "taken":
-        show("taken; its first step is to come", 0)
+        show("taken; waiting for its first step", 0)
 
 
-def _files_written(
-    place: Place, steps: Sequence[int], pause_s: float, show: console.Show
+def _wait_until_written(
+    access: RunAccess, steps: Sequence[int], pause_s: float, show: console.Show
 ) -> tuple[list[View], list[str]]:
-    """Wait until all files have their final names. Returns those that don't get any."""
+    """Wait until all files have their final names.
+
+    Returns:
+        The views of the run, and the paths of files that are no longer being written, but not complete.
+    """
     seen: dict[str, tuple[object, float]] = {}
     while True:
-        views = place.look(steps)
+        views = access.look(steps)
         now = time.monotonic()
         unfinished = {
             f"{contents.folder}/{name}": state
@@ -146,44 +152,48 @@ def _files_written(
 
 
 def _folders(views: Sequence[View]) -> dict[int, list[tuple[str, Contents]]]:
-    """Return each host's folder by step, but once where hosts share a disk: names of captures have the host in them."""
-    found: dict[int, list[tuple[str, Contents]]] = {}
+    """Return the hosts' folders by step.
+
+    A folder that several hosts share appears once. It is recognized by its captures: their names contain the host.
+    """
+    folders: dict[int, list[tuple[str, Contents]]] = {}
     for view in views:
         for step, contents in sorted(view.steps.items()):
-            known = found.setdefault(step, [])
+            known = folders.setdefault(step, [])
             names = contents.captures.keys()
             if not known or (names and all(names != other.captures.keys() for _, other in known)):
                 known.append((view.host, contents))
-    return found
+    return folders
 
 
 def _problems(
-    folders: dict[int, list[tuple[str, Contents]]], steps: Sequence[int], left: Sequence[str]
+    folders: dict[int, list[tuple[str, Contents]]], steps: Sequence[int], abandoned: Sequence[str]
 ) -> Iterator[str]:
     if steps and not any(contents.captures for hosts in folders.values() for _, contents in hosts):
-        yield "there is no capture in any of the steps"
+        yield "none of the steps has a capture"
     for step, hosts in folders.items():
         for _, contents in hosts:
             for name, (state, reason, _) in contents.captures.items():
                 if state != "complete":
                     yield f"step {step}, {name}: {state}{f', {reason}' if reason else ''}"
-    for path in left:
-        yield f"{path}: it is not complete, and does not grow"
+    for path in abandoned:
+        yield f"{path}: it is incomplete and no longer grows"
 
 
-def _say(document: Triggered, here: str) -> None:
-    """Say where the traces are: counts, and then the folders, a line each, with their hosts where these differ."""
+def _print_folders(document: Triggered, trainer_host: str) -> None:
+    """Print the problems, the number of captures and the folders; with hosts, if other hosts have folders, too."""
     for problem in document.problems:
         print(plain(problem), flush=True)
     count, size = (sum(getattr(folder, name) for folder in document.folders) for name in ("captures", "bytes"))
     print(f"captures: {count}, {units.size(size)}", flush=True)
-    several = any(folder.host != here for folder in document.folders)
+    several = any(folder.host != trainer_host for folder in document.folders)
     for folder in document.folders:
         print(plain(f"{folder.host}:{folder.path}" if several else folder.path), flush=True)
 
 
-# Seconds between two looks at a run: at files, and by tasks of Ray's.
+# Seconds between two looks at a run's files.
 _PAUSE_S = 0.3
+# Seconds between two looks through Ray, each of which starts tasks.
 _RAY_PAUSE_S = 1.0
 
 
@@ -217,14 +227,16 @@ def run(parsed: argparse.Namespace) -> int:
     trigger = requests.checked(Trigger(steps=parsed.steps, since=parsed.since, at=parsed.at, overrides=window))
     switch: Literal["", "off", "on"] = "off" if parsed.off else "on" if parsed.on else ""
     if switch and (parsed.wait or trigger != Trigger()):
-        return complain(f"trigger: --{switch} switches the whole run; it takes no options of a window and no --wait", 2)
+        return complain(
+            f"trigger: --{switch} switches the whole run; it can't be combined with --wait or options of a window", 2
+        )
     if switch:
         trigger = Trigger(switch=switch)
     try:
         if parsed.ray is None:
-            return _on_disk(arguments.find_run(parsed), trigger, Answer(parsed.wait, parsed.json))
+            return _on_disk(arguments.find_run(parsed), trigger, AnswerForm(parsed.wait, parsed.json))
         with arguments.cluster(parsed.ray, "--ray") as ray:
-            return _in_ray(trigger_view.find_in_ray(ray, parsed.name), trigger, Answer(parsed.wait, parsed.json))
+            return _in_ray(trigger_view.find_in_ray(ray, parsed.name), trigger, AnswerForm(parsed.wait, parsed.json))
     except OSError as error:
         return complain(
             f"trigger: {error.filename}: {error.strerror}; only users who may write there can send requests", 1
@@ -232,7 +244,7 @@ def run(parsed: argparse.Namespace) -> int:
     except cluster.Lost as error:
         complain(f"trigger: {error}", 1)
         sys.stdout.flush()
-        # What Ray does at exit would wait for its head.
+        # Skip Ray's exit handlers: they would wait for its head, which is gone.
         os._exit(1)
     except cluster.Unreachable as error:
         return complain(f"trigger: --ray: {error}", 1)
@@ -240,84 +252,89 @@ def run(parsed: argparse.Namespace) -> int:
         return complain(f"trigger: {error}", 1)
 
 
-class Answer(NamedTuple):
-    """Form of the answer: `wait` for the traces, and say all that is said `as_json`."""
+class AnswerForm(NamedTuple):
+    """Form of the command's answer.
+
+    Attributes:
+        wait: True to wait for the traces.
+        as_json: True to print a document to stdout; lines then go to stderr.
+    """
 
     wait: bool
     as_json: bool
 
     def say(self, text: str) -> None:
-        """Print a line; on stderr where stdout is for JSON."""
+        """Print a line to stdout, or to stderr if stdout is for the document."""
         print(text, file=sys.stderr if self.as_json else sys.stdout, flush=True)
 
     def end(self, document: Triggered) -> int:
-        """Print the document, if it is asked for, and return the exit status."""
+        """Print the document with `--json`, and return the exit status 0."""
         if self.as_json:
             console.print_json(document)
         return 0
 
 
-def _on_disk(run: runs.Run, trigger: Trigger, answer: Answer) -> int:
+def _on_disk(run: runs.Run, trigger: Trigger, answer: AnswerForm) -> int:
     if not run.state.startswith("running"):
-        return complain(f"trigger: run {run.id} is not going on: its state is {run.state}", 1)
+        return complain(f"trigger: run {run.id} is not running: its state is {run.state}", 1)
     directory = RunDir(Path(run.path))
     if trigger.switch:
         requests.switch(directory, trigger.switch == "off")
         return _switched(run.id, trigger, answer)
-    place = trigger_view.OnDisk(run)
-    (view,) = place.look()
+    access = trigger_view.OnDisk(run)
+    (view,) = access.look()
     if answer.wait and view.off:
         return complain(f"trigger: {_OFF.format(run.id)}", 1)
-    standing = view.standing(trigger)
-    name = standing or requests.ask(directory, trigger).name
-    answer.say(_asked(f"run {run.id}", trigger, str(directory.control / name), bool(standing)))
-    document = Triggered(run=run.id, request=name, joined=bool(standing), off=view.off)
-    return _follow(place, trigger, document, answer, _PAUSE_S)
+    open_request = view.open_request(trigger)
+    name = open_request or requests.ask(directory, trigger).name
+    answer.say(_asked(f"run {run.id}", trigger, str(directory.control / name), bool(open_request)))
+    document = Triggered(run=run.id, request=name, joined=bool(open_request), off=view.off)
+    return _follow(access, trigger, document, answer, _PAUSE_S)
 
 
-def _in_ray(place: trigger_view.InRay, trigger: Trigger, answer: Answer) -> int:
-    run_id = place.run.id
-    (view,) = place.look()
+def _in_ray(access: trigger_view.InRay, trigger: Trigger, answer: AnswerForm) -> int:
+    run_id = access.run.id
+    (view,) = access.look()
     if not view.alive:
-        return complain(f"trigger: run {run_id} is not going on: its trainer's process has ended", 1)
+        return complain(f"trigger: run {run_id} is not running: its trainer's process has ended", 1)
     if trigger.switch:
-        place.ask(trigger)
+        access.ask(trigger)
         return _switched(run_id, trigger, answer)
     if answer.wait and view.off:
         return complain(f"trigger: {_OFF.format(run_id)}", 1)
-    standing = place.standing(trigger, view)
-    name = standing or place.ask(trigger)
-    run, where = (f"run {run_id}", name) if standing else (f"run {run_id} on {place.run.host}", "Ray")
-    answer.say(_asked(run, trigger, where, bool(standing)))
-    document = Triggered(run=run_id, request=name, joined=bool(standing), off=view.off)
-    return _follow(place, trigger, document, answer, _RAY_PAUSE_S)
+    open_request = access.open_request(trigger, view)
+    name = open_request or access.ask(trigger)
+    run, where = (f"run {run_id}", name) if open_request else (f"run {run_id} on {access.run.host}", "Ray")
+    answer.say(_asked(run, trigger, where, bool(open_request)))
+    document = Triggered(run=run_id, request=name, joined=bool(open_request), off=view.off)
+    return _follow(access, trigger, document, answer, _RAY_PAUSE_S)
 
 
-_OFF = "autoprof is switched off in run {0}: nothing was asked; switch it on first, by --on"
+_OFF = "autoprof is switched off in run {0}, so no request was sent; switch it on first, with --on"
 
 
-def _switched(run_id: str, trigger: Trigger, answer: Answer) -> int:
+def _switched(run_id: str, trigger: Trigger, answer: AnswerForm) -> int:
     answer.say(f"autoprof is switched {trigger.switch} in run {run_id} from the next step on")
     return answer.end(Triggered(run=run_id, off=trigger.switch == "off"))
 
 
 def _asked(run: str, trigger: Trigger, where: str, joined: bool) -> str:
     if joined:
-        return f"{run} has been asked for {trigger} already, in {where}: this joins it"
+        return f"{run} has been asked for {trigger} already, in {where}; using that request"
     return f"asked {run} for {trigger}, in {where}"
 
 
-def _follow(place: Place, trigger: Trigger, document: Triggered, answer: Answer, pause_s: float) -> int:
-    """Wait for the traces, if that is asked for, and return the exit status."""
+def _follow(access: RunAccess, trigger: Trigger, document: Triggered, answer: AnswerForm, pause_s: float) -> int:
+    """Wait for the traces, with `--wait`, and return the exit status."""
     if not answer.wait:
-        answer.say("it looks when a step begins; a server without a trainer when a request comes")
+        answer.say("a run reads requests when a step begins; a server without a trainer when a request arrives")
         if document.off:
-            answer.say("autoprof is switched off in it: nothing is captured until it is switched on, by --on")
+            answer.say("autoprof is switched off in the run: nothing is captured until it is switched on, with --on")
         return answer.end(document)
     try:
-        wait_for_files(place, trigger, document, pause_s, keep_stdout=answer.as_json)
+        wait_for_files(access, trigger, document, pause_s, keep_stdout=answer.as_json)
     except KeyboardInterrupt:
-        text = "the request stands; run the same command to wait for it again"
+        text = "the request stays open; run the same command to wait for it again"
         print(file=sys.stderr)
         return complain(text, 130)
     except GaveUp as error:

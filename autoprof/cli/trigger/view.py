@@ -1,4 +1,4 @@
-"""Views of a run for `autoprof trigger`: its requests and the folders of its steps, here or on a cluster's nodes."""
+"""Views of a run for `autoprof trigger`: its requests and its steps' folders, on this host or on a cluster's nodes."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Contents(msgspec.Struct, frozen=True):
     """One step's folder on one host.
 
     Attributes:
-        folder: Its path.
-        captures: State, reason and bytes of captures that have a meta file, by name.
-        unfinished: Bytes, time of the last change and whether it is a folder, of what is still being written, by name.
+        folder: The path of the folder.
+        captures: State, reason and bytes of each capture that has a meta file, by name.
+        unfinished: Bytes, time of the last change, and True for a folder, of each part that is being written, by name.
     """
 
     folder: str
@@ -36,15 +36,15 @@ class Contents(msgspec.Struct, frozen=True):
 
 
 class View(msgspec.Struct, frozen=True):
-    """A run's directory as one host has it.
+    """A run's directory on one host.
 
     Attributes:
         host: The host.
-        info: The content of `run.json`, empty where there is none.
-        alive: Whether the process that was asked about runs there.
-        off: Whether autoprof is switched off in the run.
-        requests: The requests that are there, with what became of them, by name.
-        steps: The folders of those steps that were asked about and are there.
+        info: The content of `run.json`; empty if there is no such file.
+        alive: True if the process that was asked about is running on the host.
+        off: True if autoprof is switched off in the run.
+        requests: The requests with their states, by file name.
+        steps: The folders of the steps that were asked about and exist.
     """
 
     host: str
@@ -55,11 +55,11 @@ class View(msgspec.Struct, frozen=True):
     steps: dict[int, Contents]
 
     def became(self, name: str) -> Became | None:
-        """Return the state of a request; None if nobody has taken it."""
+        """Return the state of a request; None if the trainer has not taken it."""
         return _became(self.requests.get(f"{name}{requests.TAKEN}"))
 
-    def standing(self, trigger: Trigger) -> str | None:
-        """Return the name of a request with this content that is there and not over."""
+    def open_request(self, trigger: Trigger) -> str | None:
+        """Return the name of a request with this content that is not over; None if there is none."""
         for name, content in sorted(self.requests.items()):
             fields = {key: value for key, value in content.items() if key != "became"}
             became = _became(content) if name.endswith(requests.TAKEN) else None
@@ -68,45 +68,45 @@ class View(msgspec.Struct, frozen=True):
         return None
 
 
-class Place(Protocol):
-    """Way to look at a run."""
+class RunAccess(Protocol):
+    """Access to a run and its requests."""
 
     def look(self, steps: Sequence[int] = ()) -> list[View]:
-        """Return the run as it is now: where its steps are counted, then on the other nodes, if there are steps.
+        """Return the current views of the run: of the node that counts its steps, and with `steps` of the others.
 
         Raises:
-            Gone: There is no way to it any more.
+            Gone: The run can no longer be reached.
         """
 
     def pending(self, name: str) -> bool:
-        """Return whether the request is on its way, where `look` does not show it."""
+        """Return whether a request waits in a store that `look` does not show."""
 
 
 class OnDisk:
-    """A run whose directory is on a disk of this host's."""
+    """Access to a run whose directory is on a disk of this host."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
 
     def look(self, steps: Sequence[int] = ()) -> list[View]:
         path = Path(self._run.path)
-        found = view(reader()(self._run.path, list(steps)))
+        current = view(reader()(self._run.path, list(steps)))
         info = decoder.read(path / RUN, RunFile)
-        return [msgspec.structs.replace(found, alive=runs.state(info, path) == "running")]
+        return [msgspec.structs.replace(current, alive=runs.state(info, path) == "running")]
 
     def pending(self, name: str) -> bool:
         return False
 
 
-def view(told: Mapping[str, Any]) -> View:
-    """Convert the answer of a `reader`."""
-    return msgspec.convert(told, View)
+def view(answer: Mapping[str, Any]) -> View:
+    """Convert the answer of a `reader` to a View."""
+    return msgspec.convert(answer, View)
 
 
 def reader() -> Callable[..., dict[str, Any]]:
-    """Make the function that looks at a run's directory.
+    """Return the function that reads a run's directory.
 
-    It is made here, and of the standard library alone, so that it is shipped by value to nodes that have no autoprof.
+    It is a closure that uses the standard library only, so that Ray can ship it by value to nodes without autoprof.
     """
     run_file, meta_ending, part, merging, step_folder = RUN, META, PART, MERGING, STEP
 
@@ -119,8 +119,9 @@ def reader() -> Callable[..., dict[str, Any]]:
         def load(path: str) -> dict[str, Any]:
             try:
                 with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
-                    found = os.fstat(file.fileno())
-                    content = json.loads(file.read()) if stat.S_ISREG(found.st_mode) and found.st_size < 1 << 24 else {}
+                    status = os.fstat(file.fileno())
+                    readable = stat.S_ISREG(status.st_mode) and status.st_size < 1 << 24
+                    content = json.loads(file.read()) if readable else {}
             except (OSError, ValueError, RecursionError):
                 return {}
             return content if isinstance(content, dict) else {}
@@ -133,10 +134,10 @@ def reader() -> Callable[..., dict[str, Any]]:
 
         def written(path: str) -> tuple[int, float, bool]:
             try:
-                found = os.stat(path)
-            except OSError:  # it has just got its final name
+                status = os.stat(path)
+            except OSError:  # it was renamed to its final name
                 return 0, 0.0, False
-            return found.st_size, found.st_mtime, stat.S_ISDIR(found.st_mode)
+            return status.st_size, status.st_mtime, stat.S_ISDIR(status.st_mode)
 
         def runs() -> bool:
             try:
@@ -151,24 +152,26 @@ def reader() -> Callable[..., dict[str, Any]]:
             for name in names(folder):
                 if name.endswith(meta_ending):
                     meta = load(os.path.join(folder, name))
-                    told = str(meta.get("state", "unfinished")), str(meta.get("reason") or "")
+                    state, reason = str(meta.get("state", "unfinished")), str(meta.get("reason") or "")
                     size = meta.get("bytes")
                     size = size if isinstance(size, int) and 0 <= size < 1 << 62 else 0
-                    captures[name.removesuffix(meta_ending)] = *told, size
+                    captures[name.removesuffix(meta_ending)] = state, reason, size
                 elif name.endswith(part) and not name.startswith(merging):
                     unfinished[name] = written(os.path.join(folder, name))
             return {"folder": folder, "captures": captures, "unfinished": unfinished}
 
         control = os.path.join(directory, "control")
-        there = names(control)
+        control_names = names(control)
         folders = {step: os.path.join(directory, f"{step_folder}{step:06d}") for step in steps}
         return {
             "host": socket.gethostname(),
             "info": load(os.path.join(directory, run_file)),
             "alive": runs(),
-            "off": "off" in there,
+            "off": "off" in control_names,
             "requests": {
-                name: load(os.path.join(control, name)) for name in there if name.endswith((".json", ".json.taken"))
+                name: load(os.path.join(control, name))
+                for name in control_names
+                if name.endswith((".json", ".json.taken"))
             },
             "steps": {step: contents(folder) for step, folder in folders.items() if os.path.isdir(folder)},
         }
@@ -181,24 +184,24 @@ def _became(content: Mapping[str, Any] | None) -> Became | None:
         return None
     try:
         return msgspec.convert(content.get("became", {}), Became)
-    except (msgspec.ValidationError, ValueError):  # ValueError: text that is no UTF-8
+    except (msgspec.ValidationError, ValueError):  # ValueError: the text is not valid UTF-8
         return Became()
 
 
 def same(fields: Mapping[str, Any], trigger: Trigger) -> bool:
-    """Return whether the fields of a request, as JSON has them, ask for the same, of whichever run."""
+    """Return whether a request, as its JSON fields, is equal to a trigger; the run may differ."""
     try:
-        asked = requests.checked(msgspec.convert(fields, Trigger))
+        other = requests.checked(msgspec.convert(fields, Trigger))
     except requests.UNREADABLE:
         return False
-    return msgspec.structs.replace(asked, run=trigger.run) == trigger
+    return msgspec.structs.replace(other, run=trigger.run) == trigger
 
 
 def find_in_ray(ray: Any, name: str) -> InRay:
-    """Find the run called `name`: an id, the beginning of one, or `latest`, the last of this user's running ones.
+    """Return the run called `name`: an id, the beginning of an id, or `latest` for this user's latest running run.
 
     Raises:
-        NotFound: There is none, or several.
+        NotFound: No run matches, or several do.
     """
     known = []
     for key in cluster.keys(requests.registered("")):
@@ -209,24 +212,24 @@ def find_in_ray(ray: Any, name: str) -> InRay:
         for run in reversed(known):
             if not runs.own(run.uid):
                 continue
-            place = InRay(ray, run)
+            access = InRay(ray, run)
             with contextlib.suppress(Gone):
-                if place.look()[0].alive:
-                    return place
+                if access.look()[0].alive:
+                    return access
         user = identity.user_name(os.geteuid())
-        raise runs.NotFound(f"no run of user {user} is running in this cluster; {_there(known)}")
+        raise runs.NotFound(f"no run of user {user} is running in this cluster; {_listed(known)}")
     matching = [run for run in known if run.id.startswith(name)]
     if len(matching) != 1:
-        what = "several runs match" if matching else "no run matches"
-        raise runs.NotFound(f"{what} {name!r} in this cluster; {_there(matching or known)}")
+        problem = "several runs match" if matching else "no run matches"
+        raise runs.NotFound(f"{problem} {name!r} in this cluster; {_listed(matching or known)}")
     return InRay(ray, matching[0])
 
 
 class InRay:
-    """A run in a Ray cluster, asked and looked at by small tasks on its nodes.
+    """Access to a run in a Ray cluster, through small tasks on its nodes and Ray's key-value store.
 
     Attributes:
-        run: What the process that counts its steps said of it.
+        run: The run as registered by the process that counts its steps.
     """
 
     def __init__(self, ray: Any, run: Registered) -> None:
@@ -236,17 +239,17 @@ class InRay:
         self._head = cluster.own_address()
 
     def ask(self, trigger: Trigger) -> str:
-        """Leave a request, ring the bell, and return the request's name."""
+        """Put a request and then the bell key into Ray's store, and return the request's name."""
         name = new_name()
-        asked = msgspec.structs.replace(trigger, run=self.run.id)
-        cluster.put(requests.asked(self.run.id, name), msgspec.json.encode(asked))
-        # Last: whoever hears it finds the request.
+        request = msgspec.structs.replace(trigger, run=self.run.id)
+        cluster.put(requests.asked(self.run.id, name), msgspec.json.encode(request))
+        # The bell comes last, so that the process that sees it finds the request.
         cluster.put(requests.bell(self.run.id), name.encode())
         return name
 
-    def standing(self, trigger: Trigger, view: View) -> str | None:
-        """Return the name of a request with this content that is not over, taken or not."""
-        if (name := view.standing(trigger)) is not None:
+    def open_request(self, trigger: Trigger, view: View) -> str | None:
+        """Return the name of a request with this content that is not over, taken or not; None if there is none."""
+        if (name := view.open_request(trigger)) is not None:
             return name
         prefix = requests.asked(self.run.id)
         for key in cluster.keys(prefix):
@@ -257,27 +260,27 @@ class InRay:
         return None
 
     def pending(self, name: str) -> bool:
-        """Return whether nobody has taken the request from Ray's store.
+        """Return whether the request is still in Ray's store: the trainer has not taken it.
 
         Raises:
-            Lost: There is no cluster any more.
+            Lost: The cluster is gone.
         """
         self._check()
         return cluster.get(requests.asked(self.run.id, name)) is not None
 
     def look(self, steps: Sequence[int] = ()) -> list[View]:
-        """Return the run as it is now, on the node that counts its steps, then on the others if there are steps.
+        """Return the current views of the run: of the node that counts its steps, and with `steps` of the others.
 
         Raises:
-            Gone: That node has gone, or does not answer.
-            Lost: There is no cluster any more.
+            Gone: The node that counts the steps is gone or does not answer.
+            Lost: The cluster is gone.
         """
         self._check()
         alive = {node["NodeID"] for node in self._ray.nodes() if node["Alive"]}
-        if not alive:  # while a cluster ends, its nodes leave before its head does
-            raise Lost("the run has ended, or its cluster: none of its nodes is there any more")
+        if not alive:  # when a cluster ends, its nodes leave before its head
+            raise Lost("the run has ended, or its cluster: all nodes are gone")
         if self.run.node not in alive:
-            raise Gone(f"the node of the run's trainer, {self.run.host}, has gone")
+            raise Gone(f"the node of the run's trainer, {self.run.host}, is gone")
         nodes = [self.run.node, *sorted(alive - {self.run.node})] if steps else [self.run.node]
         calls = [self._call(node, steps) for node in nodes]
         done, late = self._ray.wait(calls, num_returns=len(calls), timeout=cluster._PATIENCE_S)
@@ -287,22 +290,22 @@ class InRay:
         for node, call in zip(nodes, calls, strict=True):
             try:
                 views.append(view(self._ray.get(call) if call in done else {}))
-            except Exception as error:  # a node that has gone meanwhile
+            except Exception as error:  # the node has died since
                 if node == self.run.node:
-                    why = f"{type(error).__name__}" if call in done else f"no answer within {cluster._PATIENCE_S:g} s"
-                    raise Gone(f"the node of the run's trainer, {self.run.host}, can't be asked: {why}") from None
-        return [view for place, view in enumerate(views) if place == 0 or view.info]
+                    reason = type(error).__name__ if call in done else f"no answer within {cluster._PATIENCE_S:g} s"
+                    raise Gone(f"the node of the run's trainer, {self.run.host}, can't be asked: {reason}") from None
+        return [view for index, view in enumerate(views) if index == 0 or view.info]
 
     def _check(self) -> None:
         try:
             cluster._reach(self._head)
         except OSError:
-            raise Lost("the run has ended, or its cluster: Ray's head is not there any more") from None
+            raise Lost("the run has ended, or its cluster: Ray's head is gone") from None
 
     def _call(self, node: str, steps: Sequence[int]) -> Any:
         task = cluster.on_node(self._task, node, "autoprof_look")
         return task.remote(self.run.directory, list(steps), self.run.pid, self.run.ticks)
 
 
-def _there(found: Sequence[Registered]) -> str:
-    return f"there are {runs.with_users({run.id: run.uid for run in found[-5:]})}"
+def _listed(registered: Sequence[Registered]) -> str:
+    return f"there are {runs.with_users({run.id: run.uid for run in registered[-5:]})}"

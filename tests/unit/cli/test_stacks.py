@@ -78,7 +78,7 @@ def test_equal_stacks_are_one_group_and_the_late_rank_is_another(run: Run) -> No
     assert (run.said.returncode, run.said.stderr) == (0, "")
     first = run.found["groups"][0]
     heading = (
-        r"3 processes in held \(support/standing.py:\d+\) of update_actor, step 3, since [\d.]+ m?s: actor ranks 0-2"
+        r"3 processes in held \(support/standing.py:\d+\) of update_actor, step 3, for [\d.]+ m?s: actor ranks 0-2"
     )
     assert re.fullmatch(heading, first["heading"])
     assert [frame["function"] for frame in first["frames"]][-2:] == ["all_reduce", "held"]
@@ -162,7 +162,7 @@ def test_the_page_names_the_file_of_the_run(run: Run) -> None:
 def test_a_run_that_is_over_is_not_asked(run: Run) -> None:
     done = autoprof("stacks", cwd=run.folder)
     assert done.returncode == 1
-    assert "is not going on: its state is " in done.stderr
+    assert "is not running: its state is " in done.stderr
     assert autoprof("stacks", "nothing", cwd=run.folder).returncode == 1
     assert autoprof("stacks", "--wait", "-1", cwd=run.folder).returncode == 2
 
@@ -192,8 +192,8 @@ def test_a_heading_says_who_is_where_since_when() -> None:
     late = process(17, COLLATE, spans=stage("update_actor", 17, 600))
     lines = [command.heading(group, "process", "processes") for group in groups.at_work([late, *ranks])]
     assert lines == [
-        "63 processes in all_reduce (torch/x.py:9) of update_actor, step 41, since 12 min 0 s: actor ranks 0-16,18-63",
-        "1 process in collate (data/collate.py:31) of update_actor, step 41, since 10 min 0 s: actor rank 17",
+        "63 processes in all_reduce (torch/x.py:9) of update_actor, step 41, for 12 min 0 s: actor ranks 0-16,18-63",
+        "1 process in collate (data/collate.py:31) of update_actor, step 41, for 10 min 0 s: actor rank 17",
     ]
 
 
@@ -205,10 +205,10 @@ def test_samples_and_tools_are_named_with_their_ids_and_age() -> None:
     tasks = [Task(name=f"Task-{n}", frames=[Frame(*COLLATE)], waits_on="Future", spans=[n]) for n in range(40)]
     told = ProcessStacks(host="n1", pid=7, unix_ns=NOW, process="loop", spans=tools, tasks=tasks)
     lines = list(command.page_lines([told], []))
-    assert "    tool search: 40, the oldest since 2 min 19 s" in lines
-    assert "        sample=39 turn=2, step 41, since 2 min 19 s (n1-7)" in lines
+    assert "    tool search: 40, the oldest for 2 min 19 s" in lines
+    assert "        sample=39 turn=2, step 41, for 2 min 19 s (n1-7)" in lines
     assert (
-        "40 tasks in collate (data/collate.py:31) of search, step 41, since 2 min 19 s, waits on Future: loop (n1-7)"
+        "40 tasks in collate (data/collate.py:31) of search, step 41, for 2 min 19 s, waits on Future: loop (n1-7)"
         in lines
     )
 
@@ -296,7 +296,7 @@ def test_workers_of_pools_are_looked_at_too(tmp_path: Path, monkeypatch: pytest.
     finally:
         worker.kill()
         worker.join()
-    said = f"it is a child of process {os.getpid()} in which nothing of autoprof's is"
+    said = f"it is a child of process {os.getpid()} and runs without autoprof"
     assert reasons.get(worker.pid or 0) == said
 
 

@@ -172,7 +172,7 @@ def test_who_stops_waiting_leaves_the_request(going: Going) -> None:
     shell.send_signal(signal.SIGINT)
     status, _, errors = said(shell)
     assert status == 130
-    assert "the request stands; run the same command to wait for it again" in errors
+    assert "the request stays open; run the same command to wait for it again" in errors
     assert requests.waiting(going.run) == [name]
     again = going.shell()
     assert again.stdout is not None
@@ -253,7 +253,7 @@ def test_a_run_that_is_switched_off_is_not_waited_for(going: Going) -> None:
     requests.switch(going.run, off=True)
     status, _, errors = said(shell)
     assert status == 1
-    assert "autoprof is switched off in the run; the request stands" in errors
+    assert "autoprof is switched off in the run; the request stays open" in errors
 
 
 def test_a_run_that_captures_no_more_steps_says_so(going: Going) -> None:

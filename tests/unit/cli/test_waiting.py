@@ -88,7 +88,7 @@ def test_steps_without_a_capture_are_a_problem(disk: RunDir, capsys: pytest.Capt
     done(disk, 7)
     with pytest.raises(GaveUp):
         wait(Nodes(("one", disk)))
-    assert "there is no capture in any of the steps\n" in capsys.readouterr().out
+    assert "none of the steps has a capture\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("alive", [True, False])
@@ -106,7 +106,7 @@ def test_a_file_that_nobody_writes_any_more_is_not_waited_for(
         wait(nodes)
     said = capsys.readouterr().out
     assert "files that are still being written: 1\n" in said
-    assert f"{left}: it is not complete, and does not grow\n" in said
+    assert f"{left}: it is incomplete and no longer grows\n" in said
 
 
 def test_what_became_of_a_request_may_be_anything(disk: RunDir) -> None:
@@ -124,4 +124,4 @@ def test_one_that_joined_waits_for_the_other(disk: RunDir, capsys: pytest.Captur
     requests.note(disk, NAME, Trigger(), Became(state="joined", joined=first))
     captured(disk, 7, "actor.update_actor.rank0.one.pid1")
     wait(Nodes(("one", disk)))
-    assert "the same was asked for already; this waits for it, too\n" in capsys.readouterr().out
+    assert "an equal request is open already; waiting for it\n" in capsys.readouterr().out

@@ -131,7 +131,7 @@ def ask_the_run(run: Path) -> None:
     requests.states(directory)
     (view,) = trigger_view.OnDisk(runs.read(run)).look([1])
     view.became("1-1-00000001.json")
-    view.standing(Trigger(run="run"))
+    view.open_request(Trigger(run="run"))
 
 
 @pytest.mark.fault("any JSON file of a run is damaged", "no traceback; the rest is read", "what is damaged, said")

@@ -85,8 +85,11 @@ def test_latest_is_the_run_that_is_meant(
         (["--ranks", "one"], "ranks: got 'one'"),
         (["--contents", "gpu"], "contents: got 'gpu' ('gpu' is unknown)"),
         (["--rollout-iterations", "3:3"], "rollout_iterations: got '3:3' (3:3 is empty)"),
-        (["--off", "--steps", "2"], "--off switches the whole run; it takes no options of a window and no --wait"),
-        (["--on", "--wait"], "--on switches the whole run; it takes no options of a window and no --wait"),
+        (
+            ["--off", "--steps", "2"],
+            "--off switches the whole run; it can't be combined with --wait or options of a window",
+        ),
+        (["--on", "--wait"], "--on switches the whole run; it can't be combined with --wait or options of a window"),
     ],
 )
 def test_a_wrong_value_is_refused_and_nothing_is_asked(
@@ -103,7 +106,7 @@ def test_a_run_that_is_over_is_not_asked(
 ) -> None:
     write_json(going_on.run_json, json.loads(going_on.run_json.read_text()) | state)
     assert trigger(going_on) == 1
-    assert "run 20261120-101112-abcdef is not going on: its state is" in capsys.readouterr().err
+    assert "run 20261120-101112-abcdef is not running: its state is" in capsys.readouterr().err
     assert not going_on.control.exists()
 
 
