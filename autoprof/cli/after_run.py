@@ -22,7 +22,7 @@ def main() -> None:
     """
     # Unblock all signals: this process inherits the mask of the thread that started it, which blocks them all.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    # `-m` puts the current folder, that of autoprof, first in sys.path; it belongs last.
+    # `-m` puts autoprof's folder, in which this process was started, first in sys.path; it belongs after the others.
     sys.path += [sys.path.pop(0), *filter(None, sys.argv[1].split(os.pathsep))]
     job = json.load(sys.stdin)
     # Run the user's command even if this user can no longer enter the run's working directory.

@@ -24,7 +24,7 @@ _IMPORT = "import torch_npu.profiler.profiler"
 
 
 class NoTorchNpu(Exception):
-    """torch_npu can't be imported here. The message says why."""
+    """torch_npu can't be imported here. The message gives the reason."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -65,7 +65,7 @@ def _integer(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
 
 
-# Help texts of the options that set a setting. `run` takes all of them, `trigger` those of a window.
+# Help texts of the options that set a setting. `run` takes all of them, `trigger` only the settings of a window.
 SETTINGS = {
     "steps": "steps to capture: 2,5 or 10:13 or ::50 or +2",
     "when": "conditions that open a window: step>2x,update_actor>1.5x,rank>1.3x,memory>0.9,resume:2,oom",
@@ -131,7 +131,7 @@ def cluster(address: str, named_by: str) -> Iterator[Any]:
         named_by: The option, variable or run that names the cluster.
 
     Raises:
-        Unreachable: The cluster can't be reached, or the address is not that of a cluster.
+        Unreachable: The cluster can't be reached, or there is no cluster at the address.
     """
     from autoprof.run import cluster
 

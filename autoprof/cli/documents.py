@@ -71,7 +71,7 @@ class Merged(Document):
     file: str  # The merged trace.
     bytes: int  # Its size.
     step: int | None  # The step; null for traces that belong to no run.
-    traces: int  # The number of traces to merge, including those that were left out.
+    traces: int  # The number of traces to merge, including any that were left out.
     lines: list[str]  # The result in words, one line each, including the traces that were left out.
 
 
@@ -107,7 +107,7 @@ class Collected(Document):
     left_out: list[Missing] = []  # Files that are never collected: links, and names that lead out of the run.
     when: float | None = None  # The time, in seconds since the epoch; null if no cluster could be asked.
     copied: Copied | None = None  # The copy, with `--to`.
-    missing_lines: list[str] = []  # All missing parts, those of the copy included, one line each.
+    missing_lines: list[str] = []  # All missing parts, also of the copy, one line each.
 
 
 class Folder(Struct):

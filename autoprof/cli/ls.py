@@ -16,7 +16,7 @@ from autoprof.rundir.runs import CaptureFile
 
 # Runs that are checked for dead processes, the latest ones: the check reads their timelines.
 _MAX_DEATH_CHECKS = 10
-# Processes of a running run whose open spans are read, those that wrote last.
+# Processes of a running run whose open spans are read: the ones that wrote last.
 _MAX_PROCESSES = 64
 
 

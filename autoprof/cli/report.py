@@ -214,7 +214,7 @@ def _stages(rows: list[list[str]]) -> None:
 
 
 def _findings(findings: Sequence[Finding], nothing: str) -> None:
-    """Print findings as wrapped sentences, since they do not fit a table; print `nothing` if there are none."""
+    """Print findings as wrapped sentences, since they do not fit a table. Without findings, print `nothing`."""
     if not findings:
         print(*console.wrapped(plain(nothing)), sep="\n")
         return

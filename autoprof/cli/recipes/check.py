@@ -160,7 +160,7 @@ def _is_choice(kind: Any) -> bool:
 
 
 def _meta(kind: Any) -> dict[str, Any]:
-    """Return the `extra` with which `hooks/behaviour.py` annotates a type; empty if there is none."""
+    """Return the `extra` with which `hooks/behaviour.py` annotates a type, else an empty table."""
     for note in getattr(kind, "__metadata__", ()):
         if isinstance(note, msgspec.Meta) and note.extra:
             return note.extra
@@ -362,7 +362,7 @@ def without_end(path: str, hooks: list[BoundHook], others: Iterable[BoundHook]) 
 
 
 def _can_end(end: behaviours.Behaviour, begin: behaviours.Behaviour) -> bool:
-    """Return whether one hook can end what another begins: both or neither have `of`, and stage and role match."""
+    """Return whether a hook can end a span of the hook `begin`: both or neither have `of`; stage and role match."""
     if bool(getattr(end, "of", "")) != bool(getattr(begin, "of", "")):
         return False
     pairs = [(getattr(end, name, ""), getattr(begin, name, "")) for name in ("stage", "role")]

@@ -52,7 +52,7 @@ class StepSearch:
 
     Attributes:
         hooks: The hooks for these functions.
-        whole: The function whose call is one step; empty if there is none.
+        whole: The function whose call is one step, or an empty text.
     """
 
     def __init__(self, outline: Outline, target: str) -> None:
@@ -93,7 +93,7 @@ class StepSearch:
         return self.hooks
 
     def _add_named_begin(self, loop: StepLoop) -> bool:
-        """Add a hook for a call whose name says that it begins a step; return False if there is none."""
+        """Add a hook for a call that begins a step by its name; return False if the loop has no such call."""
         for call in loop.calls:
             name = call.path.rpartition(".")[2]
             if not _BEGINS.fullmatch(name):
@@ -120,7 +120,7 @@ class StepSearch:
         return False
 
     def _add_whole_step(self, loop: StepLoop, stages: list[str]) -> bool:
-        """Add a hook for a function that is one step by its name; return False if there is none."""
+        """Add a hook for a function that is one step by its name; return False if the loop calls no such function."""
         outline = self.outline
         for call in loop.calls:
             name = outline.own(call.path)
@@ -273,7 +273,7 @@ class _Draft:
         """Return the file's text.
 
         Raises:
-            Unknown: There is nothing to hook.
+            Unknown: No function is named like a step or a stage.
         """
         stages = list(self._stages())
         comments = [f"# A first recipe for {self._place}, made from its source: review each hook."]

@@ -130,7 +130,7 @@ class StepLoop(msgspec.Struct, frozen=True):
     Attributes:
         function: The function that contains it; empty for a module's top level.
         calls: Its calls, in the order of the source.
-        counter: The counter of steps, such as `self.global_step`; empty if there is none.
+        counter: The counter of steps, such as `self.global_step`, or an empty text.
         counts_after: True if the counter has the number of the finished step while a step is running.
         each_round: True if every round increases the counter.
     """
@@ -228,7 +228,7 @@ class Outline:
         homes: The names of the modules that define the functions, by function.
         lost: The reason why a base class is not known; empty if all are known.
         lineage: The class and its base classes; empty for a module.
-        loop: The loop over the steps; None if there is none.
+        loop: The loop over the steps, or None.
     """
 
     def __init__(self, sources: Sources, module: Module, owner: Class | None) -> None:
@@ -318,7 +318,7 @@ class Outline:
         return None
 
     def number(self, function: Function) -> str:
-        """Return the parameter that has the number of the step, by its name; an empty text if there is none."""
+        """Return the parameter that has the number of the step, by its name, or an empty text."""
         return next((name for name in parameter_names(function)[0] if COUNTER.fullmatch(name)), "")
 
     def counter_in(self, name: str) -> tuple[str, bool]:

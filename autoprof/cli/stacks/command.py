@@ -57,7 +57,7 @@ def _group_lines(title: str, listed: Sequence[Group], limit: int, noun: str, plu
 
 
 def heading(group: Group, noun: str, plural: str) -> str:
-    """Return a line on a group: `62 processes in all_reduce (...) of update_actor, step 41, for 9 min: actor ranks 0-9`.
+    """Return a line on a group: `2 processes in all_reduce (...) of update_actor, step 41, for 9 min: actor ranks 0-1`.
 
     `noun` and `plural` name the members, such as process and processes.
     """

@@ -116,7 +116,7 @@ def beside(processes: Sequence[ProcessStacks]) -> list[Group]:
 
 
 def tasks(processes: Sequence[ProcessStacks]) -> list[Group]:
-    """Return groups of asyncio's tasks, those that work on a span first."""
+    """Return groups of asyncio's tasks; tasks that work on a span come first."""
     grouped = _grouped(Member(process, task, _spans(process, task)) for process in processes for task in process.tasks)
     return sorted(grouped, key=lambda group: not group.members[0].spans)
 
@@ -124,7 +124,7 @@ def tasks(processes: Sequence[ProcessStacks]) -> list[Group]:
 def _spans(process: ProcessStacks, stack: Thread | Task) -> list[OpenSpan]:
     spans = [process.spans[index] for index in stack.spans if index < len(process.spans)]
     if not spans and isinstance(stack, Thread) and stack.main:
-        # py-spy does not assign spans to threads; then the main thread gets those of the process.
+        # py-spy does not assign spans to threads; then the main thread gets the process's spans.
         owned = any(thread.spans for thread in process.threads) or any(task.spans for task in process.tasks)
         spans = [] if owned else [span for span in process.spans if span.kind in _WORK]
     return sorted(spans, key=lambda span: span.start_ns)

@@ -59,7 +59,7 @@ class View(msgspec.Struct, frozen=True):
         return _became(self.requests.get(f"{name}{requests.TAKEN}"))
 
     def open_request(self, trigger: Trigger) -> str | None:
-        """Return the name of a request with this content that is not over; None if there is none."""
+        """Return the name of a request with this content that is not over, or None."""
         for name, content in sorted(self.requests.items()):
             fields = {key: value for key, value in content.items() if key != "became"}
             became = _became(content) if name.endswith(requests.TAKEN) else None
@@ -248,7 +248,7 @@ class InRay:
         return name
 
     def open_request(self, trigger: Trigger, view: View) -> str | None:
-        """Return the name of a request with this content that is not over, taken or not; None if there is none."""
+        """Return the name of a request with this content that is not over, whether it is taken or not; else None."""
         if (name := view.open_request(trigger)) is not None:
             return name
         prefix = requests.asked(self.run.id)
