@@ -206,7 +206,7 @@ def _report_empty_run(pid: int) -> None:
     try:
         from autoprof.hooks import empty_run
 
-        empty_run.tell()
+        empty_run.report()
     except BaseException as error:
         if not _is_own_error(error):
             raise

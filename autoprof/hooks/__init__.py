@@ -1,1 +1,1 @@
-"""Wrapping of targets' functions: recipes, registry, patching, wrappers, dispatch."""
+"""Hooks on functions of other programs: recipes, registry, patching, wrappers, dispatch."""

@@ -1,6 +1,6 @@
-"""Behaviours of hooks: the call that a hook sees, and the structs that act on it.
+"""Base class and list of behaviours, and the call of a hooked function that a behaviour gets.
 
-The names in `BEHAVIOURS` are those that recipes use; the fields of a struct are the `options` of a hook.
+A recipe names a behaviour by its key in `BEHAVIOURS`. The fields of a behaviour's struct are the `options` of its hook.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import msgspec
 
 from autoprof.base import interrupts
 
-# Options of behaviours that name a place in a call: `self.state.global_step` begins with a parameter, `app` is one.
-# `extra` tells them from other texts when a recipe is checked.
+# Options that name a value of a call: a `CallPath` begins with a parameter (`self.state.global_step`), a `Parameter` is
+# one (`app`). The check of recipes recognizes them by `extra`.
 PARAMETER = "parameter"
 CallPath: TypeAlias = Annotated[
     str, msgspec.Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[^.\s]+)*$", extra={"takes": "path", PARAMETER: True})
@@ -26,11 +26,11 @@ CallPath: TypeAlias = Annotated[
 Parameter: TypeAlias = Annotated[
     str, msgspec.Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", extra={"takes": "name", PARAMETER: True})
 ]
-# A place in something else, such as what a call returns; empty for that itself.
+# Option that names a value inside another value, such as a call's result. Empty: that value itself.
 Path: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^([^.\s]+(\.[^.\s]+)*)?$", extra={"takes": "place"})]
 
 MISSING = object()
-# Names of Python's own that describe a value. The others lead from any object to every other.
+# Special names that a path may contain. With the others, such as `__globals__`, a path could reach any object.
 _READABLE = ("__class__", "__name__", "__qualname__", "__module__")
 
 
@@ -38,24 +38,24 @@ def follow(root: Any, path: str, default: Any = MISSING) -> Any:
     """Return the value at `path` (`a.b.c`) from `root`: attributes of objects, keys of mappings.
 
     Raises:
-        LookupError: A name is not there, and there is no `default`; or it is one of Python's own.
+        LookupError: A value has no such name and `default` is not set, or the path contains a special name of Python.
     """
-    place = root
+    value = root
     for name in path.split("."):
         if name.startswith("__") and name not in _READABLE:
-            raise LookupError(f"{name} (of {path}) belongs to Python itself and is not read")
+            raise LookupError(f"{name} (path {path}) is a special name of Python, which autoprof does not read")
         try:
-            place = place[name] if isinstance(place, Mapping) else getattr(place, name)
+            value = value[name] if isinstance(value, Mapping) else getattr(value, name)
         except (AttributeError, KeyError) as error:
             interrupts.pass_on(error)
             if default is not MISSING:
                 return default
-            raise LookupError(f"there is no {name} (of {path}) on {type(root).__name__}") from None
-    return place
+            raise LookupError(f"{type(root).__name__} has no {name} (path {path})") from None
+    return value
 
 
 class Outcome(NamedTuple):
-    """The end of the user's function: its result, or the exception it raised. `over`: an iterator had no more items."""
+    """Result of the user's function, or the exception that it raised. `over`: an iterator had no more items."""
 
     result: Any
     error: BaseException | None
@@ -63,16 +63,19 @@ class Outcome(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """An answer, in the function's place, to a call that autoprof itself made to a function of the target.
+    """Answer to a call that autoprof itself made to a hooked function, which is then not called.
 
-    A behaviour returns it before its `yield CALL`. It must never be the answer to a call of the user's.
+    A behaviour returns it instead of its `yield CALL`. It must never answer a call of the user.
     """
 
     value: Any
 
 
 class Wait:
-    """Something that a behaviour waits for: `answers = yield Wait(...)`. Never raises but to say that time is up."""
+    """Base class of the waits of a behaviour: `answer = yield InThread(...)`.
+
+    If the wait raises an exception, the behaviour gets it at its `yield`.
+    """
 
     def block(self) -> Any:
         """Wait in a synchronous function."""
@@ -83,9 +86,9 @@ class Wait:
         raise NotImplementedError
 
 
-# What a hook goes around: the call, the `with` blocks of what it returns, or each `next` of what it returns.
+# Part of a call that a hook wraps: the call, the `with` blocks of its result, or each `next` of its result.
 Extent: TypeAlias = Literal["call", "with", "next"]
-# `outcome = yield CALL` in a behaviour: the user's function is called now.
+# Value that a behaviour yields to have the user's function called: `outcome = yield CALL`.
 CALL: None = None
 Around: TypeAlias = Generator["Wait | None", Any, "Reply | None"]
 
@@ -116,8 +119,8 @@ class Call:
             return self.kwargs[name]
         if name == "self" and self.args:
             return self.args[0]
-        if (found := given(self.function, name, self.args)) is not MISSING:
-            return found
+        if (value := _positional_argument(self.function, name, self.args)) is not MISSING:
+            return value
         bound = inspect.signature(self.function).bind_partial(*self.args, **self.kwargs)
         bound.apply_defaults()
         return bound.arguments[name]
@@ -126,49 +129,49 @@ class Call:
         """Return the value at a recipe's path, which begins with a parameter: `self.global_steps`, `prompts.meta_info`.
 
         Raises:
-            LookupError: A name is not there, and there is no `default`.
+            LookupError: The call or a value has no such name, and `default` is not set.
         """
-        name, _, rest = path.partition(".")
+        name, _, attributes = path.partition(".")
         try:
             value = self.argument(name)
         except LookupError as error:
             interrupts.pass_on(error)
             if default is not MISSING:
                 return default
-            raise LookupError(f"there is no parameter {name} (of {path})") from None
-        return follow(value, rest, default) if rest else value
+            raise LookupError(f"the function has no parameter {name} (path {path})") from None
+        return follow(value, attributes, default) if attributes else value
 
 
-def given(function: Any, name: str, args: tuple[Any, ...]) -> Any:
-    """Return the argument that was given by position, or the default.
+def _positional_argument(function: Any, name: str, args: tuple[Any, ...]) -> Any:
+    """Return the argument of a parameter that was passed by position, or the parameter's default.
 
-    Returns MISSING if only the signature can tell, which takes 30 us.
+    Returns MISSING if the code object is not enough to find it: `inspect.signature` is needed, which takes 30 us.
 
     Raises:
-        LookupError: There is neither.
+        LookupError: The parameter has neither, or does not exist.
     """
     if type(function) is not FunctionType or function.__dict__:
-        # As `inspect.signature` does; what leads nowhere, as a proxy that has every attribute, raises.
-        function = inspect.unwrap(function, stop=lambda each: hasattr(each, "__signature__"))
+        # As `inspect.signature` does. Raises ValueError for an endless chain, such as a proxy that has every attribute.
+        function = inspect.unwrap(function, stop=lambda wrapper: hasattr(wrapper, "__signature__"))
     if type(function) is not FunctionType or hasattr(function, "__signature__"):
         return MISSING
     code = function.__code__
     names, count = code.co_varnames, code.co_argcount
     if name in names[:count]:
-        place = names.index(name)
-        if place < len(args):
-            return args[place]
+        index = names.index(name)
+        if index < len(args):
+            return args[index]
         defaults = function.__defaults__ or ()
-        return defaults[place - count + len(defaults)] if count - place <= len(defaults) else _none(name)
+        return defaults[index - count + len(defaults)] if count - index <= len(defaults) else _raise_missing(name)
     if name in names[count : count + code.co_kwonlyargcount]:
         return (function.__kwdefaults__ or {})[name]
-    # What is left are `*args` and `**kwargs`.
-    several = bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    # The names of `*args` and `**kwargs` follow.
+    variadic = bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
     first = count + code.co_kwonlyargcount
-    return MISSING if name in names[first : first + several] else _none(name)
+    return MISSING if name in names[first : first + variadic] else _raise_missing(name)
 
 
-def _none(name: str) -> Any:
+def _raise_missing(name: str) -> Any:
     raise LookupError(name)
 
 
@@ -225,7 +228,7 @@ BEHAVIOURS = {
 }
 
 
-# What a value of the call is compared with: a text with its text, `true` and `false` with no number.
+# Value of `when` in a recipe. A string is compared with the `str` of the call's value. True and False equal no number.
 Value: TypeAlias = str | bool | int | float
 
 
@@ -233,59 +236,65 @@ class Behaviour(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Code around the calls of one function. A behaviour that changes a class instead overrides `install`.
 
     Attributes:
-        when: Paths from a parameter of the call, with the value they must have, or an array of values, one of which
-            they must have; other calls are left alone.
-        unless: Path from a parameter of the call to a value that is true where the call is left alone.
+        when: Conditions of the hook: paths that begin with a parameter of the call, each with the value it must have,
+            or an array of allowed values. The hook ignores calls that differ.
+        unless: Path that begins with a parameter of the call. If its value is true, the hook ignores the call.
     """
 
-    # Hooks of a higher layer go around the other hooks on the same function, whatever their order in the recipe.
+    # Order of the hooks on one function: a higher layer goes around a lower one, in any order in the recipe.
     layer: ClassVar[int] = 0
-    # Whether its hooks make stages or spans, which have a `kind`.
+    # True if its hooks make stages or spans, which have a `kind`.
     makes_stages: ClassVar[bool] = False
     when: dict[CallPath, Value | list[Value]] = {}
     unless: CallPath = ""
 
     def applies(self, call: Call) -> bool:
-        """Return whether the hook is for this call."""
+        """Return whether `when` and `unless` select this call."""
         if self.unless and call.at(self.unless, None):
             return False
-        return not self.when or all(_has(call.at(path, ""), wanted) for path, wanted in self.when.items())
+        return not self.when or all(_matches(call.at(path, ""), wanted) for path, wanted in self.when.items())
 
     def concerns(self, call: Call) -> bool:
-        """Return whether the hook has something to do in a call that it applies to. `recipes --try` alone asks."""
+        """Return whether the hook has something to do in a selected call. Only `recipes --try` calls this."""
         return True
 
     def around(self, call: Call) -> Around:
-        """Run code around the call, as a generator: the part before its `yield CALL` runs before the call."""
+        """Run code around the call. A generator: the part before its `yield CALL` runs before the call."""
         raise NotImplementedError
 
     def idle_unless(self) -> str:
-        """Return the group without whose counting (`gates.counting`) the hook has nothing to do; empty for none."""
+        """Return the group that must be counting (`gates.counting`) for the hook to have work, or an empty string."""
         return ""
 
     def install(self, owner: Any) -> bool:
-        """Change the hook's attribute in place and return True, or return False to have it wrapped."""
+        """Change the hooked attribute in place and return True, or return False to have it wrapped."""
         return False
 
     def supply(self, owner: type, name: str, key: str) -> bool:
-        """Give a class the attribute of the hook `key`, which this release lacks, and return True; or return False."""
+        """Add the hooked attribute to a class that lacks it in this release. Return False if it adds nothing.
+
+        Args:
+            owner: Class that lacks the attribute.
+            name: Name of the attribute.
+            key: Key of the hook.
+        """
         return False
 
 
-def _has(found: Any, wanted: Value | list[Value]) -> bool:
+def _matches(value: Any, wanted: Value | list[Value]) -> bool:
     if isinstance(wanted, list):
-        return any(_has(found, each) for each in wanted)
-    # A flag of numpy's has the text of Python's.
+        return any(_matches(value, choice) for choice in wanted)
+    # numpy's booleans are no `bool`, but their `str` is the same.
     if isinstance(wanted, (str, bool)):
-        return str(found) == str(wanted)
-    return isinstance(found, Number) and not isinstance(found, bool) and bool(operator.eq(found, wanted))
+        return str(value) == str(wanted)
+    return isinstance(value, Number) and not isinstance(value, bool) and bool(operator.eq(value, wanted))
 
 
 def find(name: str) -> type[Behaviour] | None:
-    """Return the class of the behaviour that recipes call `name`."""
-    place = BEHAVIOURS.get(name)
-    if place is None:
+    """Return the class of the behaviour that recipes call `name`, or None."""
+    path = BEHAVIOURS.get(name)
+    if path is None:
         return None
-    module, _, attribute = place.partition(":")
+    module, _, attribute = path.partition(":")
     kind: type[Behaviour] = getattr(import_module(module), attribute)
     return kind

@@ -1,7 +1,8 @@
-"""Error boundary around each call of a wrapped function: autoprof's own errors end here.
+"""Error boundary around each call of a wrapped function.
 
-The user's function is called exactly once, with its own arguments; its result and exceptions pass unchanged. If a
-behaviour fails, what it began to record is ended. The same holds for hooks around one item of an iterator or one block.
+Errors of autoprof are reported here and do not reach the user. The user's function is called exactly once, with its own
+arguments; its result and exceptions pass unchanged. If a behaviour fails, a recording that it began is ended. The same
+holds for hooks around one item of an iterator or one `with` block.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from autoprof.run import call_counts, cluster, runtime
 
 
 class InThread(Wait):
-    """A short blocking call: made here by a function, in a thread by a coroutine function."""
+    """A short blocking call. In a coroutine function, a new thread makes it; otherwise the calling thread does."""
 
     def __init__(self, function: Callable[..., Any], *args: Any) -> None:
         self._function = function
@@ -32,33 +33,34 @@ class InThread(Wait):
         return self._function(*self._args)
 
     async def suspend(self) -> Any:
-        """Wait for a thread of its own: those of the user's executors may all wait for this call (`to_thread`)."""
+        """Make the call in a new thread: all threads of the user's executors may be waiting for it (`to_thread`)."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
 
-        def run() -> None:
+        def call() -> None:
             try:
                 settle, outcome = answer.set_result, self.block()
             except BaseException as error:
                 interrupts.pass_on(error)
                 settle, outcome = answer.set_exception, error
-            with interrupts.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with interrupts.suppress(RuntimeError):  # the loop is closed, so no task waits for the answer
                 loop.call_soon_threadsafe(lambda: None if answer.done() else settle(outcome))
 
         context = contextvars.copy_context()
         try:
-            thread = threading.Thread(target=context.run, args=(run,), name="autoprof-waiting", daemon=True)
+            thread = threading.Thread(target=context.run, args=(call,), name="autoprof-waiting", daemon=True)
             threads.start(thread.start)
-        except RuntimeError as error:  # the system gives no more threads
+        except RuntimeError as error:  # the system can't start another thread
             interrupts.pass_on(error)
             return self.block()
         return await answer
 
 
 def ask(function: Callable[..., Any], *args: Any) -> Generator[Wait, Any, Any]:
-    """Call a function that asks Ray where Ray is up: `answer = yield from ask(...)`.
+    """Call a function that may wait for Ray: `answer = yield from ask(...)`.
 
-    Without Ray there is nothing to wait for, and a coroutine function takes no turn of its event loop more.
+    If Ray is not up, the function does not block. It is then called directly, so that the coroutine does not yield to
+    its event loop once more.
     """
     if not cluster.is_up():
         return function(*args)
@@ -66,7 +68,7 @@ def ask(function: Callable[..., Any], *args: Any) -> Generator[Wait, Any, Any]:
 
 
 class Coroutine(Wait):
-    """A coroutine, for the behaviours of coroutine functions."""
+    """Wait for a coroutine, in behaviours of coroutine functions."""
 
     def __init__(self, awaitable: Awaitable[Any]) -> None:
         self._awaitable = awaitable
@@ -76,7 +78,7 @@ class Coroutine(Wait):
 
 
 class RayCalls(Wait):
-    """Calls of Ray actors that run at the same time. The answers stand in their order, errors as exceptions."""
+    """Wait for concurrent calls of Ray actors. Answers keep the calls' order; a failed call gives its exception."""
 
     def __init__(self, references: Sequence[Any], timeout_s: float) -> None:
         self._references = references
@@ -109,94 +111,94 @@ def drive(key: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs:
     """Call `function` with the behaviour of the hook `key` around it."""
     if compiling():
         return function(*args, **kwargs)
-    run = Driven(key)
+    hook_call = HookCall(key)
     try:
-        run.enter(Call(key, function, args, kwargs))
-        if run.reply is not None:
-            return run.reply.value
+        hook_call.enter(Call(key, function, args, kwargs))
+        if hook_call.reply is not None:
+            return hook_call.reply.value
         try:
             result = function(*args, **kwargs)
         except BaseException as error:
             traceback = exceptions.traceback_of(error)
             try:
-                run.leave(Outcome(None, error))
+                hook_call.leave(Outcome(None, error))
             finally:
                 exceptions.set_traceback(error, traceback)
                 del traceback
             raise
-        run.leave(Outcome(result, None))
+        hook_call.leave(Outcome(result, None))
         return result
     except BaseException as error:
-        run.undo(error)
+        hook_call.undo(error)
         raise
 
 
-def enter(call: Call) -> Driven:
-    """Run the behaviour of a call's hook up to the call. The caller makes the call, or does what stands for it."""
-    run = Driven(call.key)
+def enter(call: Call) -> HookCall:
+    """Run the behaviour of a call's hook up to the call, which the caller makes next (or the action in its place)."""
+    hook_call = HookCall(call.key)
     try:
-        run.enter(call)
+        hook_call.enter(call)
     except BaseException as error:
-        run.undo(error)
+        hook_call.undo(error)
         raise
-    return run
+    return hook_call
 
 
-def leave(run: Driven, outcome: Outcome) -> None:
-    """Go on with the behaviour after the call."""
+def leave(hook_call: HookCall, outcome: Outcome) -> None:
+    """Resume the behaviour after the call."""
     try:
-        run.leave(outcome)
+        hook_call.leave(outcome)
     except BaseException as error:
-        run.undo(error)
+        hook_call.undo(error)
         raise
 
 
-async def enter_coroutine(call: Call) -> Driven:
+async def enter_coroutine(call: Call) -> HookCall:
     """Run the behaviour of a call's hook up to the call, in a coroutine."""
-    run = Driven(call.key)
+    hook_call = HookCall(call.key)
     try:
-        await run.enter_coroutine(call)
+        await hook_call.enter_coroutine(call)
     except BaseException as error:
-        run.undo(error)
+        hook_call.undo(error)
         raise
-    return run
+    return hook_call
 
 
-async def leave_coroutine(run: Driven, outcome: Outcome) -> None:
-    """Go on with the behaviour after the call, in a coroutine."""
+async def leave_coroutine(hook_call: HookCall, outcome: Outcome) -> None:
+    """Resume the behaviour after the call, in a coroutine."""
     try:
-        await run.leave_coroutine(outcome)
+        await hook_call.leave_coroutine(outcome)
     except BaseException as error:
-        run.undo(error)
+        hook_call.undo(error)
         raise
 
 
 async def drive_coroutine(key: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Await `function` with the behaviour of the hook `key` around it."""
-    run = Driven(key)
+    hook_call = HookCall(key)
     try:
-        await run.enter_coroutine(Call(key, function, args, kwargs))
-        if run.reply is not None:
-            return run.reply.value
+        await hook_call.enter_coroutine(Call(key, function, args, kwargs))
+        if hook_call.reply is not None:
+            return hook_call.reply.value
         try:
             result = await function(*args, **kwargs)
         except BaseException as error:
             traceback = exceptions.traceback_of(error)
             try:
-                await run.leave_coroutine(Outcome(None, error))
+                await hook_call.leave_coroutine(Outcome(None, error))
             finally:
                 exceptions.set_traceback(error, traceback)
                 del traceback
             raise
-        await run.leave_coroutine(Outcome(result, None))
+        await hook_call.leave_coroutine(Outcome(result, None))
         return result
     except BaseException as error:
-        run.undo(error)
+        hook_call.undo(error)
         raise
 
 
 def compiling() -> bool:
-    """Return whether torch.compile traces this call into a graph, in which only the user's function belongs."""
+    """Return whether torch.compile is tracing this call. Its graph must contain the user's function only."""
     torch = sys.modules.get("torch")
     return torch is not None and hasattr(torch, "compiler") and torch.compiler.is_compiling()
 
@@ -205,35 +207,34 @@ def _block(wait: Wait) -> tuple[Any, BaseException | None]:
     try:
         return wait.block(), None
     except BaseException as error:
-        if (theirs := interrupts.of_user(error)) is not None:
-            _hand_on(theirs)
+        if (user_error := interrupts.of_user(error)) is not None:
+            _raise_users(user_error)
         return None, error
 
 
-async def _suspend(run: Driven, wait: Wait) -> tuple[Any, BaseException | None]:
+async def _suspend(hook_call: HookCall, wait: Wait) -> tuple[Any, BaseException | None]:
     try:
         return await wait.suspend(), None
     except BaseException as error:
-        # A cancellation is of the user's task, and what a signal handler raises is the user's: the call ends here.
-        if (theirs := interrupts.of_user(error)) is not None:
-            run.give_up()
-            _hand_on(theirs)
+        # A cancellation and an exception from a signal handler belong to the user. Either ends the call here.
+        if (user_error := interrupts.of_user(error)) is not None:
+            hook_call.give_up()
+            _raise_users(user_error)
         return None, error
 
 
-def _hand_on(theirs: BaseException) -> NoReturn:
-    """Raise the user's exception itself, in the place of one that it has caused."""
-    raise theirs
+def _raise_users(error: BaseException) -> NoReturn:
+    """Raise the user's exception, instead of the error that it caused in autoprof."""
+    raise error
 
 
-class Driven:
-    """A behaviour's generator during one call. No exception of autoprof's leaves it.
+class HookCall:
+    """A behaviour's generator during one call. No exception of autoprof leaves it.
 
-    Its parts run in a `with` block of it. An exception that leaves the block is the user's, without one of autoprof's
-    as its context.
+    Its methods run parts of the generator inside `with self`. An exception that leaves this block is the user's; its
+    context contains no exception of autoprof.
 
-    The generator comes to its end, whatever happens: it returns, or raises, or is closed by `undo`. What it has begun
-    it ends in all three cases.
+    The generator always ends: it returns, it raises, or `undo` closes it. Each way ends the recording that it began.
     """
 
     __slots__ = ("_around", "_called", "_concerns", "_key", "_outer", "_recording", "reply")
@@ -256,28 +257,28 @@ class Driven:
         self._outer = None
 
     def enter(self, call: Call) -> None:
-        """Run the behaviour up to the call. The caller makes the call, or does what stands for it."""
+        """Run the behaviour up to the call, which the caller makes next (or the action in its place)."""
         with self:
             wait = self.before(call)
             while wait is not None:
                 wait = self.resume(*_block(wait))
 
     def leave(self, outcome: Outcome) -> None:
-        """Go on with the behaviour after the call."""
+        """Resume the behaviour after the call."""
         with self:
             wait = self.after(outcome)
             while wait is not None:
                 wait = self.resume(*_block(wait))
 
     async def enter_coroutine(self, call: Call) -> None:
-        """As `enter`, in a coroutine."""
+        """Do the same as `enter`, in a coroutine."""
         with self:
             wait = self.before(call)
             while wait is not None:
                 wait = self.resume(*await _suspend(self, wait))
 
     async def leave_coroutine(self, outcome: Outcome) -> None:
-        """As `leave`, in a coroutine. One that is being closed must not wait any more."""
+        """Do the same as `leave`, in a coroutine. If it is being closed, it must not wait: each wait times out."""
         closed = issubclass(type(outcome.error), GeneratorExit)
         with self:
             wait = self.after(outcome)
@@ -287,7 +288,7 @@ class Driven:
                 del answer
 
     def before(self, call: Call) -> Wait | None:
-        """Run the behaviour up to the call, or to a wait that comes first, which is returned."""
+        """Run the behaviour up to the call, or return the first wait before it."""
         try:
             self._recording = lifecycle.current()
             behaviour = registry.behaviour(call.key)
@@ -299,18 +300,18 @@ class Driven:
                 self._concerns = behaviour.concerns(call)
             self._around = behaviour.around(call)
         except BaseException as error:
-            if (theirs := interrupts.of_user(error)) is not None:
-                _hand_on(theirs)
+            if (user_error := interrupts.of_user(error)) is not None:
+                _raise_users(user_error)
             self._failed(error)
         return self._advance(None)
 
     def after(self, outcome: Outcome) -> Wait | None:
-        """Go on with the behaviour after the call."""
+        """Resume the behaviour after the call. Return its next wait, if any."""
         self._called = True
         return self._advance(outcome)
 
     def resume(self, answer: Any, error: BaseException | None) -> Wait | None:
-        """Go on with the behaviour after it waited."""
+        """Resume the behaviour after a wait, with the answer or the error. Return its next wait, if any."""
         if error is None:
             return self._advance(answer)
         try:
@@ -319,18 +320,18 @@ class Driven:
             exceptions.set_traceback(error, None)  # as in _failed
 
     def give_up(self) -> None:
-        """Close the behaviour, which ends what it began: the call is cancelled while the behaviour waits."""
+        """Close the behaviour: the call was cancelled while it waited. Its cleanup runs."""
         around, self._around = self._around, None
         try:
             if around is not None:
                 around.close()
         except BaseException as error:
-            if (theirs := interrupts.of_user(error)) is not None:
-                _hand_on(theirs)
+            if (user_error := interrupts.of_user(error)) is not None:
+                _raise_users(user_error)
             self._failed(error)
 
     def undo(self, error: BaseException) -> None:
-        """End what the behaviour has begun in this call, if `error` interrupted it. The caller raises `error`."""
+        """Close the behaviour and end its recording if `error` interrupted it. The caller raises `error`."""
         if self._around is not None:
             with self:
                 interrupts.undo(error, self._end)
@@ -353,15 +354,15 @@ class Driven:
                 call_counts.add(self._key, fired=self._concerns)
             return wait
         except BaseException as error:
-            # The traceback of the generator's own end has no frame but this one.
+            # The StopIteration of the generator's return has only this frame in its traceback.
             if type(error) is StopIteration and exceptions.traceback_of(error).tb_next is None:  # type: ignore[union-attr]
                 self._around = None
                 if isinstance(error.value, Reply) and not self._called:
                     self.reply = error.value
                 gates.worked(self._key)
                 return None
-            if (theirs := interrupts.of_user(error)) is not None:
-                _hand_on(theirs)
+            if (user_error := interrupts.of_user(error)) is not None:
+                _raise_users(user_error)
             self._around = None
             self._failed(error)
         return None
@@ -372,13 +373,13 @@ class Driven:
             if gates.failed(self._key):
                 runtime.switched_off(self._key, gates.SWITCHED_OFF)
             self._cut_short(f"autoprof failed in {self._key}")
-        except Exception as another:  # not even the report works: the user's call matters more
-            interrupts.pass_on(another)
-        # Its frames hold the user's arguments, and some of them the error itself: a cycle, which would keep a model.
+        except Exception as report_error:  # the report failed, too; the user's call must still run
+            interrupts.pass_on(report_error)
+        # The frames hold the user's arguments, and some frames hold the error: a cycle that could keep a model alive.
         exceptions.set_traceback(error, None)
 
     def _cut_short(self, reason: str) -> None:
-        """End what this call has begun to record: nobody else would."""
+        """End the recording that this call began. No other code would."""
         try:
             lifecycle.cut_short(reason, but_for=self._recording)
         except Exception as error:
@@ -386,43 +387,43 @@ class Driven:
             log.warning(f"{self._key}: its recording could not be ended ({described(error)})")
 
 
-# Behaviours that have been entered, the outermost first.
-Runs: TypeAlias = list[Driven]
+# Hook calls that have been entered, outermost first.
+HookCalls: TypeAlias = list[HookCall]
 
 
-def advance(call: Call, resume: Callable[[Any], Any], given: Any) -> Any:
-    """Have a generator make its next item: `resume(given)` is a call of its `send` or `throw`."""
-    if compiling() or issubclass(type(given), GeneratorExit) or gates.gate(call.key):
-        return resume(given)
-    return within([enter(call)], resume, given)
+def advance(call: Call, resume: Callable[[Any], Any], value: Any) -> Any:
+    """Have a generator make its next item, inside the hook. `resume` is its `send` or `throw`."""
+    if compiling() or issubclass(type(value), GeneratorExit) or gates.gate(call.key):
+        return resume(value)
+    return within([enter(call)], resume, value)
 
 
-async def advance_coroutine(call: Call, resume: Callable[[Any], Any], given: Any) -> Any:
-    """Have an asynchronous generator make its next item."""
-    if issubclass(type(given), GeneratorExit) or gates.gate(call.key):
-        return await resume(given)
-    return await within_coroutine([await enter_coroutine(call)], resume, given)
+async def advance_coroutine(call: Call, resume: Callable[[Any], Any], value: Any) -> Any:
+    """Have an asynchronous generator make its next item, inside the hook."""
+    if issubclass(type(value), GeneratorExit) or gates.gate(call.key):
+        return await resume(value)
+    return await within_coroutine([await enter_coroutine(call)], resume, value)
 
 
-def within(runs: Runs, function: Callable[..., Any], *args: Any) -> Any:
-    """Call a function for which the hooks have been entered, and leave them."""
+def within(hook_calls: HookCalls, function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function whose hooks have been entered, then leave the hooks."""
     try:
         result = function(*args)
     except BaseException as error:
-        leave_item(runs, _ended(error))
+        leave_item(hook_calls, _ended(error))
         raise
-    leave_item(runs, Outcome(result, None))
+    leave_item(hook_calls, Outcome(result, None))
     return result
 
 
-async def within_coroutine(runs: Runs, function: Callable[..., Any], *args: Any) -> Any:
-    """Await a coroutine function for which the hooks have been entered, and leave them."""
+async def within_coroutine(hook_calls: HookCalls, function: Callable[..., Any], *args: Any) -> Any:
+    """Await a coroutine function whose hooks have been entered, then leave the hooks."""
     try:
         result = await function(*args)
     except BaseException as error:
-        await leave_item_coroutine(runs, _ended(error))
+        await leave_item_coroutine(hook_calls, _ended(error))
         raise
-    await leave_item_coroutine(runs, Outcome(result, None))
+    await leave_item_coroutine(hook_calls, Outcome(result, None))
     return result
 
 
@@ -431,24 +432,24 @@ def _ended(error: BaseException) -> Outcome:
     return Outcome(None, None if over else error, over)
 
 
-def leave_item(runs: Runs, outcome: Outcome) -> None:
-    """Leave hooks, the innermost first."""
+def leave_item(hook_calls: HookCalls, outcome: Outcome) -> None:
+    """Leave hooks, innermost first."""
     traceback = exceptions.traceback_of(outcome.error) if outcome.error is not None else None
     try:
-        while runs:
-            leave(runs.pop(), outcome)
+        while hook_calls:
+            leave(hook_calls.pop(), outcome)
     finally:
         if outcome.error is not None:
             exceptions.set_traceback(outcome.error, traceback)
         del traceback
 
 
-async def leave_item_coroutine(runs: Runs, outcome: Outcome) -> None:
-    """Leave hooks in a coroutine."""
+async def leave_item_coroutine(hook_calls: HookCalls, outcome: Outcome) -> None:
+    """Leave hooks in a coroutine, innermost first."""
     traceback = exceptions.traceback_of(outcome.error) if outcome.error is not None else None
     try:
-        while runs:
-            await leave_coroutine(runs.pop(), outcome)
+        while hook_calls:
+            await leave_coroutine(hook_calls.pop(), outcome)
     finally:
         if outcome.error is not None:
             exceptions.set_traceback(outcome.error, traceback)

@@ -1,6 +1,6 @@
-"""Gates of the wrappers: a closed one has the user's function called at once.
+"""Gates of hooks: if a gate is closed, the wrapper calls the user's function directly.
 
-A gate is closed for one reason or several: its hook has failed too often, or counts for nobody now.
+A gate is closed while its hook has failed too often, or while nothing uses the calls that the hook counts.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from autoprof.base import process
 from autoprof.base.originals import threading
 
-# A hook that fails this often in a row is disabled from then on.
+# Failures in a row after which a hook is disabled.
 FAILURES = 5
 SWITCHED_OFF = f"it failed {FAILURES} times in a row and is disabled in this process"
 _FAILED = "it failed too often"
@@ -16,31 +16,30 @@ _IDLE = "nothing counts"
 
 
 class Gate(list[str]):
-    """The reasons for which the wrappers of a hook do nothing; empty, and so false, while they work.
+    """Reasons why the wrappers of a hook do nothing. Empty, and so false, while they work.
 
-    It is the one object of autoprof's in a wrapper's closure, and is a list because testing one costs next to nothing.
-    A wrapper that is shipped by value must work in the process where it arrives, with autoprof or without: it finds an
-    empty list there.
+    It is a list because the test of a list is cheap, and it is the only object of autoprof in a wrapper's closure.
+    It pickles as an empty list: a wrapper that is shipped by value must also work in a process without autoprof.
     """
 
     def __reduce__(self) -> tuple[type[list[str]], tuple[()]]:
         return list, ()
 
 
-# Each call of a hook looks into these. Gates stay the same objects: wrappers have them.
+# Gates by hook. They must stay the same objects, since wrappers refer to them.
 _gates: dict[str, Gate] = {}
 _failures: dict[str, int] = {}
 _groups: dict[str, set[str]] = {}
 _counting: dict[str, set[object]] = {}
 
 
-class _State(process.State):
-    """The lock and the content of the gates."""
+class _GateState(process.State):
+    """Lock of the gates. `begin` opens all gates and forgets failures and groups."""
 
     def begin(self) -> None:
         self.lock = threading.Lock()
-        for known in (_failures, _groups, _counting):
-            known.clear()
+        for table in (_failures, _groups, _counting):
+            table.clear()
         for gate in _gates.values():
             gate.clear()
 
@@ -48,7 +47,7 @@ class _State(process.State):
         self.lock = threading.Lock()
 
 
-_state = _State()
+_state = _GateState()
 
 
 def gate(key: str) -> Gate:
@@ -57,7 +56,7 @@ def gate(key: str) -> Gate:
 
 
 def failed(key: str) -> bool:
-    """Count a failure of the hook; return whether that was one too many, and its gate is closed from now on."""
+    """Count a failure of the hook. Return True if it is the last allowed one, which closes the gate."""
     with _state.lock:
         _failures[key] = _failures.get(key, 0) + 1
         if _failures[key] != FAILURES:
@@ -67,7 +66,7 @@ def failed(key: str) -> bool:
 
 
 def worked(key: str) -> None:
-    """Forget the failures of a hook that has done its work."""
+    """Forget the failures of a hook that has worked, unless it is disabled."""
     if key in _failures:
         with _state.lock:
             if _failures.get(key, 0) < FAILURES:
@@ -75,7 +74,7 @@ def worked(key: str) -> None:
 
 
 def idle_unless(group: str, key: str) -> None:
-    """Close the gate of the hook `key` as long as nothing is `counting` for its group."""
+    """Close the gate of the hook `key` while nothing is `counting` for its group."""
     with _state.lock:
         keys = _groups.setdefault(group, set())
         if key not in keys:
@@ -84,18 +83,18 @@ def idle_unless(group: str, key: str) -> None:
                 gate(key).append(_IDLE)
 
 
-def counting(group: str, who: object, now: bool) -> None:
-    """Note that `who` counts the calls of the group's hooks from now on, or no longer. May be called again."""
+def counting(group: str, counter: object, active: bool) -> None:
+    """Register or remove an object that counts the calls of the group's hooks. Repeated calls do no harm."""
     with _state.lock:
-        those = _counting.setdefault(group, set())
-        if now:
-            those.add(who)
+        counters = _counting.setdefault(group, set())
+        if active:
+            counters.add(counter)
         else:
-            those.discard(who)
+            counters.discard(counter)
         for key in _groups.get(group, ()):
-            closed = _gates[key]
-            if those:
-                if _IDLE in closed:
-                    closed.remove(_IDLE)
-            elif _IDLE not in closed:
-                closed.append(_IDLE)
+            reasons = _gates[key]
+            if counters:
+                if _IDLE in reasons:
+                    reasons.remove(_IDLE)
+            elif _IDLE not in reasons:
+                reasons.append(_IDLE)

@@ -1,10 +1,9 @@
-"""Hooks for scripts, and modules started with `python -m`, that run as `__main__`: their functions and classes are
-wrapped as soon as they are defined.
+"""Hooks for files that run as `__main__`: scripts, and modules started with `python -m`.
 
-No import executes such a file, so nothing tells when a name of it is there. Python's tracing does, line by line of the
-file's top level and of nothing else. It goes on until the last hook is applied, which for most files is before their
-`if __name__ == "__main__"`. Until then each call of a Python function in that thread takes longer, mostly those of the
-file's imports.
+A function or class is wrapped as soon as the file defines it. No import executes such a file, so autoprof uses Python's
+tracing, `sys.settrace`, to see when a name is defined. It traces the lines of the file's top level only. Tracing ends
+with the last applied hook: in most files, before their `if __name__ == "__main__"`. Until then each call of a Python
+function in that thread takes longer. Most of these calls come from the file's imports.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from autoprof.hooks.recipe import BoundHook
 from autoprof.run import runtime
 
 _TOP_LEVEL = "<module>"
-# After this many calls, and each time so many more, tracing ends if a hook of the file was called: the work has begun.
-_OFTEN = 1 << 16
-# After these it ends in any case. The imports of verl, vLLM and torch make a tenth of them.
-_MOST = 1 << 26
+# Calls between checks: tracing ends if a hook of the file was called, since the file's work has then begun.
+CHECK_AFTER_CALLS = 1 << 16
+# Calls after which tracing ends in any case: ten times the calls of the imports of verl, vLLM and torch.
+MAX_CALLS = 1 << 26
 
 
-class _State(process.State):
-    """The hooks that wait for their names, by their files, and the calls that were traced."""
+class _MainScriptState(process.State):
+    """Hooks whose names are not defined yet, by their files, and the number of traced calls."""
 
     def begin(self) -> None:
         self.waiting: dict[str, list[BoundHook]] = {}
@@ -44,19 +43,19 @@ def runs(module: str) -> bool:
 
 
 def watch(hook: BoundHook) -> None:
-    """Apply a hook for a name of a script when that is defined: now, or while the script's top level is executed."""
-    # What is said in the end where a debugger or a coverage tool takes the tracing over.
-    _say([hook], f"{hook.hook.module} was not seen to define it: is it traced by a debugger or a coverage tool?")
+    """Apply a hook as soon as the script defines its name: now, or while the script's top level is executed."""
+    # This reason remains if a debugger or a coverage tool replaces the trace function.
+    _skip([hook], f"autoprof did not see {hook.hook.module} define it; does a debugger or a coverage tool trace it?")
     if sys.gettrace() not in (None, _called):
         return
     _state.waiting.setdefault(hook.hook.module, []).append(hook)
     _state.files.add(hook.hook.module)
-    # A script that starts its run by itself has begun.
+    # A script that started its run itself is already executing.
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if _file_of(frame) is not None:
             frame.f_trace = _executed
-            _look(frame)
+            _apply_defined(frame)
         frame = frame.f_back
     if _state.waiting:
         sys.settrace(_called)
@@ -69,9 +68,9 @@ def _called(frame: FrameType, event: str, arg: Any) -> Any:
             _leave_out_unknown(file, frame.f_code)
             return _executed if file in _state.waiting else None
         _state.calls += 1
-        if _state.calls % _OFTEN == 0 and (_state.calls >= _MOST or _begun()):
+        if _state.calls % CHECK_AFTER_CALLS == 0 and (_state.calls >= MAX_CALLS or _was_called()):
             for file in list(_state.waiting):
-                _give_up(file, "was not defined before its work began")
+                _give_up(file, "had not defined it when its work began")
         if not _state.waiting:
             _end(frame)
     except Exception as error:
@@ -81,9 +80,9 @@ def _called(frame: FrameType, event: str, arg: Any) -> Any:
 
 
 def _executed(frame: FrameType, event: str, arg: Any) -> Any:
-    """Apply the hooks for names that the lines so far have defined."""
+    """Apply the hooks for names that the executed lines have defined."""
     try:
-        _look(frame)
+        _apply_defined(frame)
         if event == "return" and (file := _file_of(frame)) is not None:
             _give_up(file, "was executed without defining it")
         if not _state.waiting:
@@ -97,13 +96,13 @@ def _executed(frame: FrameType, event: str, arg: Any) -> Any:
 
 
 def _failed(frame: FrameType, error: Exception) -> None:
-    """End the tracing after an error of autoprof's: what a trace function raises is raised in the traced function."""
+    """End tracing after an error in autoprof: Python would raise a trace function's error in the traced function."""
     runtime.report("main", error)
     _state.waiting.clear()
     _end(frame)
 
 
-def _look(frame: FrameType) -> None:
+def _apply_defined(frame: FrameType) -> None:
     file = _file_of(frame)
     if file is None:
         return
@@ -119,32 +118,32 @@ def _look(frame: FrameType) -> None:
 
 
 def _leave_out_unknown(file: str, code: CodeType) -> None:
-    """Leave out the hooks for names that do not occur in the top level of a file."""
+    """Skip hooks for names that do not occur in the top level of a file."""
     if ("*",) in code.co_consts:  # `from module import *`
         return
     hooks = _state.waiting.pop(file)
     known = [hook for hook in hooks if hook.hook.attribute.partition(".")[0] in code.co_names]
-    _say([hook for hook in hooks if hook not in known], f"{file} has no such name")
+    _skip([hook for hook in hooks if hook not in known], f"{file} has no such name")
     if known:
         _state.waiting[file] = known
 
 
-def _begun() -> bool:
+def _was_called() -> bool:
     """Return whether a hook of one of the files was called."""
     run = runtime.current()
     hooks = [hook.key for hook in registry.known_hooks() if hook.hook.module in _state.files]
     return run is None or any(run.hooks.was_called(key) for key in hooks)
 
 
-def _give_up(file: str, why: str) -> None:
-    _say(_state.waiting.pop(file), f"{file} {why}")
+def _give_up(file: str, reason: str) -> None:
+    _skip(_state.waiting.pop(file), f"{file} {reason}")
 
 
-def _say(hooks: list[BoundHook], why: str) -> None:
+def _skip(hooks: list[BoundHook], reason: str) -> None:
     if (run := runtime.current()) is not None:
         for hook in hooks:
             if not run.hooks.is_applied(hook.key):  # the module may be imported, too
-                run.hooks.skipped(hook, why)
+                run.hooks.skipped(hook, reason)
 
 
 def _end(frame: FrameType) -> None:
@@ -154,7 +153,7 @@ def _end(frame: FrameType) -> None:
 
 
 def _file_of(frame: FrameType) -> str | None:
-    """Return the file or module with hooks whose top level a frame executes, if it is one."""
+    """Return the file or module with hooks whose top level this frame executes, or None."""
     code = frame.f_code
     if code.co_name != _TOP_LEVEL:
         return None
@@ -163,4 +162,4 @@ def _file_of(frame: FrameType) -> str | None:
     return next((file for file in _state.waiting if file == name or path.endswith(f"{os.sep}{file}")), None)
 
 
-_state = _State()
+_state = _MainScriptState()

@@ -1,6 +1,7 @@
 """Application of hooks to a target's modules and classes.
 
-Names, dictionaries, lists and registries that already hold a hooked function get its wrapper, so that both pickle.
+Other modules and tables may already hold a function when a hook wraps it. They get the wrapper, too, so that the
+function and its wrapper pickle.
 """
 
 from __future__ import annotations
@@ -31,22 +32,22 @@ from autoprof.hooks.wrapper import wrap, wrapped_by, wrapper_key
 from autoprof.run import call_counts, runtime
 
 _TABLES = (dict, list, OrderedDict, defaultdict)
-# Longer tables hold data.
-_MAX_TABLE = 10_000
+# Items of a table that is searched for functions. Longer tables hold data.
+MAX_TABLE_ITEMS = 10_000
 
 
 def replace_in_holders(function: Any, wrapper: Any, hook: BoundHook) -> None:
-    """Put a wrapper in place of a function that others hold.
+    """Replace a function by its wrapper in modules and tables that hold the function.
 
-    In all modules this replaces the function's own name: `ray.init` is that of `ray._private.worker`. In the modules of
-    the hook's package it also replaces other names, and items of tables that a module, a class or an instance has.
+    All modules: replace the name of the hook's attribute, as in `ray.init`, which is defined in `ray._private.worker`.
+    Modules of the hook's package: also replace other names, and items of tables in modules, classes and instances.
     """
-    package = _top(hook.hook.module)
+    package = _package(hook.hook.module)
     for key, module in list(sys.modules.items()):
         if not isinstance(module, ModuleType):
             continue
         names = _namespace(module)
-        if _top(key) == package or key == getattr(function, "__module__", None):
+        if _package(key) == package or key == getattr(function, "__module__", None):
             _replace_names(key, module, function, wrapper)
             for value in list(names.values()):
                 _replace_items(value, package, function, wrapper)
@@ -55,43 +56,43 @@ def replace_in_holders(function: Any, wrapper: Any, hook: BoundHook) -> None:
 
 
 def _replace_names(key: str, module: ModuleType, function: Any, wrapper: Any) -> None:
-    """Replace a function's names in a module; a name with another hook gets that hook alone."""
+    """Replace a function's names in a module, except names that have a hook themselves."""
     for name in [name for name, value in list(_namespace(module).items()) if value is function]:
-        if not any((each.hook.module, each.hook.attribute) == (key, name) for each in registry.bound.values()):
+        if not any((other.hook.module, other.hook.attribute) == (key, name) for other in registry.bound.values()):
             setattr(module, name, wrapper)
 
 
 def _replace_items(value: Any, package: str, function: Any, wrapper: Any) -> None:
     for table in _tables(value, package):
-        for place, item in list(table.items() if isinstance(table, dict) else enumerate(table)):
+        for index, item in list(table.items() if isinstance(table, dict) else enumerate(table)):
             if item is function:
-                table[place] = wrapper
+                table[index] = wrapper
 
 
 def _tables(value: Any, package: str) -> Iterator[Any]:
-    """Yield a value that is a table, and the tables that it has as a class or an instance of the package."""
+    """Yield the value if it is a table; if it is a class or an instance of the package, yield the tables in it."""
     owner = value if issubclass(type(value), type) else type(value)
-    inside = [] if _top(_namespace(owner).get("__module__")) != package else list(_namespace(value).values())
-    yield from (each for each in (value, *inside) if type(each) in _TABLES and len(each) <= _MAX_TABLE)
+    inside = [] if _package(_namespace(owner).get("__module__")) != package else list(_namespace(value).values())
+    yield from (item for item in (value, *inside) if type(item) in _TABLES and len(item) <= MAX_TABLE_ITEMS)
 
 
 def _namespace(value: Any) -> Mapping[str, Any]:
-    """Return the attributes of a module, a class or an instance. A lazy module is not loaded for that."""
+    """Return the attributes of a module, a class or an instance, without loading a lazy module."""
     try:
-        look = type if issubclass(type(value), type) else object
-        found: Mapping[str, Any] = look.__getattribute__(value, "__dict__")
-    except Exception as error:  # an instance has none, or a property that raises
+        base = type if issubclass(type(value), type) else object
+        attributes: Mapping[str, Any] = base.__getattribute__(value, "__dict__")
+    except Exception as error:  # an instance without `__dict__`, or whose `__dict__` is a property that raises
         interrupts.pass_on(error)
         return {}
-    return found
+    return attributes
 
 
-def _top(module: Any) -> str:
+def _package(module: Any) -> str:
     return module.partition(".")[0] if isinstance(module, str) else ""
 
 
-# Callables that a wrapper can replace, besides functions that other compilers make. Other callable objects have
-# attributes of their own, and classes do more than make instances.
+# Types of callables that a wrapper can replace, besides functions of other compilers, which have `__code__`. Other
+# callables may have attributes that a wrapper lacks, and classes are used for more than calls.
 _FUNCTIONS = (
     FunctionType,
     BuiltinFunctionType,
@@ -100,19 +101,18 @@ _FUNCTIONS = (
     WrapperDescriptorType,
     functools.partial,
 )
-# References to a function that its module or class alone holds, as `_patch` counts them: that one, three variables, and
-# the argument of the count, which Python 3.14 borrows.
-_UNSHARED = 5 if sys.version_info < (3, 14) else 4
-# Those that a class calls without the instance.
+# References to a function that only its module or class holds, as `_patch` counts them: the holder, three variables,
+# and the argument of `getrefcount`, which Python 3.14 borrows.
+UNSHARED_REFERENCES = 5 if sys.version_info < (3, 14) else 4
+# Types of callables that a class does not bind to the instance.
 _UNBOUND = (BuiltinFunctionType, MethodType, *([functools.partial] if sys.version_info < (3, 14) else []))
 
 
 def patch_class(cls: type) -> None:
-    """Apply the hooks for methods of a class that is about to become a Ray actor, and of the classes it inherits from.
+    """Apply the hooks for methods of a class that is about to become a Ray actor, and of its base classes.
 
-    Ray copies the methods of a class when it is decorated, the inherited ones too. For a class decorated where it is
-    defined that is before its module has been imported; and a class of `__main__` has a module that is never imported
-    at all.
+    Ray copies all methods of a class, including inherited ones, when the class is decorated. At that time the import of
+    the class's module may not have finished, and the module `__main__` is never imported.
     """
     if runtime.current() is None:
         return
@@ -134,9 +134,9 @@ def _patch_methods(cls: type) -> None:
 
 
 def patch_main() -> None:
-    """Apply the hooks for the module that runs as `__main__`, which is never imported and is shipped by value.
+    """Apply the hooks for the module that runs as `__main__`, which is never imported and is pickled by value.
 
-    That is the case for a trainer in the script that starts it (verl 0.8.0, trainer/main_ppo_sync.py).
+    An example is a trainer that is defined in its start script (verl 0.8.0, trainer/main_ppo_sync.py).
     """
     main = sys.modules["__main__"]
     name = _main_name()
@@ -148,7 +148,7 @@ def patch_main() -> None:
 
 
 def patch_again(targets: Collection[str]) -> None:
-    """Apply the hooks of these targets in modules that were imported, where another library has replaced functions."""
+    """Apply the hooks of these targets again in imported modules, where another library has replaced functions."""
     for hook in list(registry.bound.values()):
         module = sys.modules.get(hook.hook.module)
         if module is not None and hook.recipe.target in targets:
@@ -168,7 +168,7 @@ def _main_name() -> str:
 
 
 def apply_to_module(hook: BoundHook, module: ModuleType) -> None:
-    """Apply a hook to its module, which was just imported, and report errors."""
+    """Apply a hook to its module, which was just imported. Errors are reported, not raised."""
     # An exception here would fail the user's import.
     try:
         _apply(hook, module, hook.hook.attribute)
@@ -205,14 +205,14 @@ def _patch(hook: BoundHook, root: Any, path: str) -> None:
     *parents, name = path.split(".")
     for parent in parents:
         owner = _member(owner, parent)
-    # Ray's ActorClass stands in for the class that was decorated; the methods are on a subclass it made (Ray 2.47
-    # to 2.60, ray/actor.py).
+    # Ray's ActorClass replaces the decorated class; the methods are in a subclass that Ray created (Ray 2.47 to 2.60,
+    # ray/actor.py).
     metadata = getattr(owner, "__ray_metadata__", None)
     if metadata is not None:
         owner = metadata.modified_class
     missing = isinstance(owner, type) and not hasattr(owner, name)
     if missing and hook.behaviour.supply(owner, name, hook.key) and metadata is not None:
-        _renew(metadata)
+        _update_actor_methods(metadata)
     supplied = inspect.getattr_static(owner, name, None)
     if isinstance(supplied, property) and hook.key in wrapped_by(supplied.fset):
         return
@@ -224,7 +224,7 @@ def _patch(hook: BoundHook, root: Any, path: str) -> None:
         return
     if not (isinstance(function, _FUNCTIONS) or hasattr(function, "__code__")):
         raise TypeError(f"it is a {type(function).__name__}, not a function")
-    held = sys.getrefcount(function) > (_UNSHARED if raw is function else _UNSHARED - 2)
+    held = sys.getrefcount(function) > (UNSHARED_REFERENCES if raw is function else UNSHARED_REFERENCES - 2)
     replacement = wrapped = _rewrapped(function, hook) if hook.hook.rewrap else _wrapped(function, hook)
     if isinstance(raw, (staticmethod, classmethod)):
         wrapped = type(raw)(wrapped)
@@ -232,29 +232,29 @@ def _patch(hook: BoundHook, root: Any, path: str) -> None:
         wrapped = staticmethod(wrapped)  # it is called without the instance, as it was
     setattr(owner, name, wrapped)
     if isinstance(owner, type):
-        _put_under(owner, name, function, hook)
+        _hook_subclasses(owner, name, function, hook)
     late = isinstance(owner, ModuleType) and not getattr(owner.__spec__, "_initializing", False)
     if held and (late or _defines(hook, function)):
         replace_in_holders(function, replacement, hook)
 
 
 def _defines(hook: BoundHook, function: Any) -> bool:
-    """Return whether `pickle` looks a function up where a hook is applied: another module may only import it."""
-    place = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
-    return place in ((hook.hook.module, hook.hook.attribute), ("__main__", hook.hook.attribute))
+    """Return whether `pickle` finds a function by the hook's module and attribute: a module may have imported it."""
+    name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    return name in ((hook.hook.module, hook.hook.attribute), ("__main__", hook.hook.attribute))
 
 
-def _put_under(owner: type, name: str, function: Any, hook: BoundHook) -> None:
-    """Put a hook on an inherited method where subclasses have it with hooks of their own, which were applied before."""
-    below: list[type] = type.__subclasses__(owner)
-    for each in below:
-        if name not in vars(each):
-            _put_under(each, name, function, hook)
+def _hook_subclasses(owner: type, name: str, function: Any, hook: BoundHook) -> None:
+    """Wrap a method also in subclasses where an earlier hook has put a wrapper of the inherited method."""
+    subclasses: list[type] = type.__subclasses__(owner)
+    for subclass in subclasses:
+        if name not in vars(subclass):
+            _hook_subclasses(subclass, name, function, hook)
             continue
-        theirs = vars(each)[name]
-        same = wrapper_key(theirs) is not None and _innermost(theirs) is _innermost(function)
-        if same and hook.key not in wrapped_by(theirs):
-            setattr(each, name, _wrapped(theirs, hook))
+        method = vars(subclass)[name]
+        inherited = wrapper_key(method) is not None and _innermost(method) is _innermost(function)
+        if inherited and hook.key not in wrapped_by(method):
+            setattr(subclass, name, _wrapped(method, hook))
 
 
 def _innermost(function: Any) -> Any:
@@ -263,8 +263,8 @@ def _innermost(function: Any) -> Any:
     return function
 
 
-def _renew(metadata: Any) -> None:
-    """Have handles of an actor class know a method that it was given (Ray 2.47 to 2.60, ray/actor.py)."""
+def _update_actor_methods(metadata: Any) -> None:
+    """Update Ray's list of an actor class's methods after a method was added (Ray 2.47 to 2.60, ray/actor.py)."""
     from ray.actor import _ActorClassMethodMetadata
 
     _ActorClassMethodMetadata.reset_cache()
@@ -274,12 +274,12 @@ def _renew(metadata: Any) -> None:
 
 
 def _wrapped(function: Any, hook: BoundHook) -> Any:
-    """Put a hook around a function, but inside of the hooks of a higher layer that are around it."""
+    """Put a hook around a function, but inside the function's hooks of a higher layer."""
     key = wrapper_key(function)
     if key is not None and _layer(key) > hook.behaviour.layer:
         return wrap(_wrapped(function.__wrapped__, hook), key, registry.bound[key].hook.around)
     if outer := [key for key in wrapped_by(function) if _layer(key) > hook.behaviour.layer]:
-        raise TypeError(f"{outer[0]} must wrap it, but another library has wrapped that one already")
+        raise TypeError(f"it must go inside the hook {outer[0]}, but another library has wrapped that one already")
     return wrap(function, hook.key, hook.hook.around)
 
 
@@ -304,5 +304,5 @@ def _member(owner: Any, name: str) -> Any:
         return getattr(owner, name)
     except AttributeError as error:
         interrupts.pass_on(error)
-        where = getattr(owner, "__qualname__", None) or getattr(owner, "__name__", repr(owner))
-        raise LookupError(f"{where} has no {name}") from None
+        owner_name = getattr(owner, "__qualname__", None) or getattr(owner, "__name__", repr(owner))
+        raise LookupError(f"{owner_name} has no {name}") from None

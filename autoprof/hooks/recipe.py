@@ -1,4 +1,4 @@
-"""Versions of targets, and the ranges of them that recipes and hooks are for."""
+"""Recipe files: their structs, their reader with its checks, and ranges of versions."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from autoprof.hooks.behaviour import Extent
 
 
 def versions_problem(versions: Any) -> str:
-    """Return what is wrong with a range of versions, or an empty text. Other types than texts are not checked."""
+    """Return the error in a range of versions, or an empty string. Only strings are checked."""
     try:
         SpecifierSet(versions if isinstance(versions, str) else "")
     except InvalidSpecifier:
-        return f"got {versions!r}; it takes a range such as '>=0.7,<0.9'"
+        return f"got {versions!r}; use a range such as '>=0.7,<0.9'"
     return ""
 
 
@@ -33,14 +33,14 @@ def fits(version: str, versions: str) -> bool:
     """Return whether a target's version is in a recipe's range.
 
     Only the release part is compared: verl's git tags 0.7.0 and 0.8.0 report `0.7.0.dev` and `0.8.0.dev`.
-    An unknown version fits, since probes decide.
+    An unknown version fits: then a hook is applied if its attribute exists.
     """
     release = _release(version)
     return not versions or release is None or SpecifierSet(versions).contains(release)
 
 
 def exceeds(version: str, versions: str) -> bool:
-    """Return whether a target's version is newer than the end of a range, where the hooks are untested."""
+    """Return whether a target's version is newer than the range, so that the hooks are untested with it."""
     release = _release(version)
     if release is None or fits(version, versions):
         return False
@@ -53,39 +53,41 @@ def exceeds(version: str, versions: str) -> bool:
 
 
 def _release(version: str) -> Version | None:
-    """Return the release part of a version, or None if it is unknown or not of PEP 440."""
+    """Return the release part of a version, or None if it is unknown or does not follow PEP 440."""
     try:
         return Version(".".join(str(part) for part in Version(version).release)) if version else None
     except InvalidVersion:
         return None
 
 
-# Ending of a hook's module that is the file of a script, which runs as `__main__`.
+# Suffix of a hook's `module` that names the file of a script, which runs as `__main__`.
 SCRIPT = ".py"
+# Key of a file with several recipes.
 SEVERAL = "recipe"
+# Pattern of a hook's name.
 HOOK_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
 
 
 class RecipeError(ValueError):
-    """An error in a recipe. The message is one line: file, table, key, what was found, what to do."""
+    """Error in a recipe. The message is one line: file, table, key, the problem and its remedy."""
 
 
 class Hook(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One place in a target: a module, an attribute path in it, and the behaviour put around it.
+    """One function or class of a target, and the behaviour put around it.
 
     Attributes:
-        name: Unique among the hooks of the target; `hooks/*.json` and `AUTOPROF_DISABLE` use it.
-        attribute: A function, `Class.method`, or a class, as the behaviour needs it.
-        behaviour: A name in `autoprof.hooks.behaviour.BEHAVIOURS`.
-        module: The module to wait for; without it the target itself. Or the file of a script: `train.py`.
-        versions: For which releases of the target, as in PEP 440; empty for all.
-        kind: What its stages are in the vocabulary of all trainers: one of the list, or a table of patterns for names
-            of stages; without it a well-known name tells.
-        rewrap: A decorator (`package.module.function`) whose inner function is wrapped and which is applied again,
-            for decorators that look at their caller (verl's `auto_await`).
-        around: What the behaviour goes around: the `call`; from enter to exit of the context manager that the call
-            returns (`with`); each `next` of the generator, iterator or data loader that it returns (`next`).
-        options: What the behaviour takes.
+        name: Name, unique among the hooks of the target. `hooks/*.json` and `AUTOPROF_DISABLE` use it.
+        attribute: Function, `Class.method` or class, depending on the behaviour.
+        behaviour: Name of the behaviour, a key of `autoprof.hooks.behaviour.BEHAVIOURS`.
+        module: Module that defines the attribute (default: the target itself), or the file of a script: `train.py`.
+        versions: Releases of the target that have the attribute, as in PEP 440. Empty: all.
+        kind: Kind of its stages, in terms common to all trainers: one kind, or a table from patterns of stage names to
+            kinds. Without it, autoprof takes the kind from well-known stage names.
+        rewrap: Decorator of the attribute (`package.module.function`). The hook wraps the function inside it, then
+            applies the decorator again. For decorators that inspect their caller (verl's `auto_await`).
+        around: Part that the behaviour wraps: the `call`; the `with` block of the context manager that the call
+            returns; or each `next` of the generator, iterator or data loader that the call returns.
+        options: Options of the behaviour.
     """
 
     name: str
@@ -101,14 +103,14 @@ class Hook(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 @structs.complete
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Hooks of one target, which may have several recipes.
+    """Hooks of one target. A target may have several recipes.
 
     Attributes:
-        target: Its import name; the recipe's file name begins with it.
-        hook: Its hooks, each a `[[hook]]`.
-        distributions: The names under which it is installed, where they differ from `target`.
-        versions: The releases that the recipe was made for, a hint; empty for all.
-        passive: True where importing the target alone does not make a process part of a run (Ray).
+        target: Import name of the target. The recipe's file name begins with it.
+        hook: Hooks of the target, each a `[[hook]]` table.
+        distributions: Names of the packages that install the target, if they differ from `target`.
+        versions: Releases that the recipe was written for, a hint. Empty: all.
+        passive: True if the import of the target alone does not make a process part of a run (Ray).
     """
 
     target: str
@@ -120,22 +122,22 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 @structs.complete
 class Recipes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A file with recipes of several targets; its name begins with all of them: `mytrainer+mylib.toml`.
+    """A file with recipes of several targets. Its name begins with all of them: `mytrainer+mylib.toml`.
 
     Attributes:
-        recipe: The recipes, each a `[[recipe]]` with the keys of a recipe, and `[[recipe.hook]]` tables.
+        recipe: Recipes, each a `[[recipe]]` table with the keys of a recipe, and `[[recipe.hook]]` tables.
     """
 
     recipe: list[Recipe]
 
 
 class BoundHook(msgspec.Struct, frozen=True, kw_only=True):
-    """A hook with its behaviour made from its options, and where it comes from.
+    """A hook with its recipe, its file, and its behaviour created from the options.
 
     Attributes:
-        key: `target/hook`, in `hooks/*.json`, messages and `AUTOPROF_DISABLE`. Of two hooks with one key the later
-            counts.
-        file: The recipe file's name without the ending.
+        key: Name as `target/hook`, in `hooks/*.json`, messages and `AUTOPROF_DISABLE`. If two hooks have the same key,
+            the later one replaces the earlier one.
+        file: Name of the recipe file, without its suffix.
     """
 
     key: str
@@ -146,19 +148,19 @@ class BoundHook(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def passive(self) -> bool:
-        """Return whether it makes no process part of a run by itself."""
+        """Return whether the hook alone does not make a process part of a run."""
         return self.recipe.passive
 
     def described(self) -> dict[str, Any]:
-        """Return its description in `hooks/*.json`."""
+        """Return the hook's description in `hooks/*.json`."""
         return {"module": self.hook.module, "attribute": self.hook.attribute, "behaviour": self.hook.behaviour}
 
 
 def load(path: str) -> list[BoundHook]:
-    """Read one recipe file.
+    """Return the hooks of one recipe file.
 
     Raises:
-        RecipeError: It can't be read, or something in it is wrong.
+        RecipeError: The file can't be read or has an error.
     """
     document = read(path)
     try:
@@ -175,7 +177,8 @@ def load(path: str) -> list[BoundHook]:
     bound = [_bind(path, recipe, hook, index) for recipe in recipes for index, hook in enumerate(recipe.hook)]
     for key, count in Counter(hook.key for hook in bound).items():
         if count > 1:
-            raise RecipeError(f"{path}: two [[hook]] tables are named {key.split('/', 1)[1]!r}; give each its own name")
+            name = key.split("/", 1)[1]
+            raise RecipeError(f"{path}: two [[hook]] tables are named {name!r}; give each a different name")
     return bound
 
 
@@ -183,7 +186,7 @@ def read(path: str) -> dict[str, Any]:
     """Return the TOML document of a recipe file.
 
     Raises:
-        RecipeError: It can't be read.
+        RecipeError: The file can't be read.
     """
     try:
         document: dict[str, Any] = msgspec.toml.decode(files.of_user(path, MAX_BYTES))
@@ -194,29 +197,31 @@ def read(path: str) -> dict[str, Any]:
 
 
 def tables(document: dict[str, Any]) -> list[Any]:
-    """Return the recipes of a file: it is one, or has several as `[[recipe]]` tables."""
+    """Return the recipes of a file: its `[[recipe]]` tables, or the document itself if it is one recipe."""
     several = document.get(SEVERAL)
     return several if isinstance(several, list) else [document]
 
 
 def misnamed(path: str, targets: list[str]) -> str:
-    """Return the complaint about a file whose name does not begin with its targets, or an empty text."""
-    said = _name(path).split(".", 1)[0]
-    if Counter(said.split("+")) == Counter(targets):
+    """Return a message if the file's name does not begin with its targets, otherwise an empty string."""
+    file_targets = _name(path).split(".", 1)[0]
+    if Counter(file_targets.split("+")) == Counter(targets):
         return ""
     name = "+".join(dict.fromkeys(targets))
     if len(targets) > len(set(targets)):
-        return f"two [[recipe]] tables are for one target; there are {', '.join(targets)}"
-    return f"it is {name!r}, but the file's name says {said!r}; name the file {name}.toml or {name}.ANYTHING.toml"
+        return f"two [[recipe]] tables are for one target; the targets are {', '.join(targets)}"
+    return (
+        f"it is {name!r}, but the file's name says {file_targets!r}; name the file {name}.toml or {name}.ANYTHING.toml"
+    )
 
 
 def hook_problems(hook: Mapping[str, str], target: str | None) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with the texts of a hook's table, as far as they and the target are there.
+    """Yield the errors in the strings of a hook's table, each as a key and a message.
 
-    Each is a key and its problem.
+    Keys that the table lacks are not checked, and `module` is not compared with a target of None.
     """
     if not re.fullmatch(HOOK_NAME, hook.get("name", "x")):
-        yield "name", f"got {hook['name']!r}; it takes letters, digits, dots and dashes"
+        yield "name", f"got {hook['name']!r}; use letters, digits, dots, dashes and underscores"
     module = hook.get("module") or target or ""
     if target is not None and (script(module) or module.split(".", 1)[0]) != target:
         yield "module", f"{hook['module']!r} is not in the target {target!r}"
@@ -224,22 +229,22 @@ def hook_problems(hook: Mapping[str, str], target: str | None) -> Iterator[tuple
         if key == "module" and script(module):
             continue
         if (value := hook.get(key)) and not all(part.isidentifier() for part in value.split(".")):
-            yield key, f"got {value!r}; it takes names divided by dots"
+            yield key, f"got {value!r}; use names separated by dots"
     if hook.get("behaviour") == "step.wrap" and hook.get("around") == "next":
-        yield "around", "got 'next': the step would be the wait for an item; step.tick makes a step of each item"
+        yield "around", "got 'next': the step would be the wait for an item; use step.tick to make each item a step"
     if hook.get("attribute") == "":
-        yield "attribute", "got ''; it takes names divided by dots"
+        yield "attribute", "got ''; use names separated by dots"
     if problem := versions_problem(hook.get("versions", "")):
         yield "versions", problem
 
 
 def script(module: str) -> str:
-    """Return the name of a script without its ending, where a hook's module is one: `train` of `jobs/train.py`."""
+    """Return the name of a script without its suffix (`train` for `jobs/train.py`), or "" if `module` is a module."""
     return os.path.basename(module).removesuffix(SCRIPT) if module.endswith(SCRIPT) else ""
 
 
 def table(name: str | int) -> str:
-    """Return the name of a hook's table in messages: the hook's name, or its place if it has none."""
+    """Return the label of a hook's table in messages, from the hook's name, or from its index if it has no name."""
     return f"[[hook]] {name!r}" if isinstance(name, str) else f"[[hook]] number {name + 1}"
 
 
@@ -255,7 +260,7 @@ def _bind(path: str, recipe: Recipe, hook: Hook, index: int) -> BoundHook:
     kind = behaviours.find(hook.behaviour)
     if kind is None:
         known = ", ".join(sorted(behaviours.BEHAVIOURS))
-        raise RecipeError(f"{path}: {where} behaviour: there is no {hook.behaviour!r}; there are {known}")
+        raise RecipeError(f"{path}: {where} behaviour: there is no {hook.behaviour!r}; use one of {known}")
     try:
         behaviour = msgspec.convert(hook.options, kind)
     except msgspec.ValidationError as error:
@@ -266,21 +271,21 @@ def _bind(path: str, recipe: Recipe, hook: Hook, index: int) -> BoundHook:
 
 
 def _located(error: msgspec.ValidationError, document: Any) -> str:
-    """Return msgspec's message with the place put first, in the words of TOML."""
-    message, _, place = _one_line(error).partition(" - at `$")
-    place = place.rstrip("`").lstrip(".")
-    if match := re.match(r"recipe\[([0-9]+)\]\.(.*)", place):
-        document, place = document[SEVERAL][int(match[1])], match[2]
-    if match := re.match(r"hook\[([0-9]+)\]\.?(.*)", place):
+    """Return msgspec's message, preceded by the TOML table and key of the error."""
+    message, _, location = _one_line(error).partition(" - at `$")
+    location = location.rstrip("`").lstrip(".")
+    if match := re.match(r"recipe\[([0-9]+)\]\.(.*)", location):
+        document, location = document[SEVERAL][int(match[1])], match[2]
+    if match := re.match(r"hook\[([0-9]+)\]\.?(.*)", location):
         index = int(match[1])
         try:
             name = document["hook"][index]["name"]
         except (KeyError, IndexError, TypeError) as error:
             interrupts.pass_on(error)
             name = None
-        found = table(name if isinstance(name, str) else index)
-        place = f"{found} {match[2]}".strip()
-    return f"{place}: {message}" if place else message
+        label = table(name if isinstance(name, str) else index)
+        location = f"{label} {match[2]}".strip()
+    return f"{location}: {message}" if location else message
 
 
 def _one_line(error: Exception) -> str:
@@ -288,7 +293,7 @@ def _one_line(error: Exception) -> str:
 
 
 def installed_version(recipe: Recipe) -> str:
-    """Return the version of the first of a recipe's distributions that is installed, or an empty text."""
+    """Return the version of the first installed distribution of a recipe, or an empty string."""
     for name in recipe.distributions or [recipe.target]:
         try:
             return metadata.version(name)

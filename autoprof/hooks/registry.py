@@ -1,4 +1,4 @@
-"""Hooks of the recipes that apply in this process."""
+"""Hooks of the recipes that this process has read."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from autoprof.run.runtime import Runtime
 
 DISABLED = "AUTOPROF_DISABLE names it"
 
+# Hooks by key.
 bound: dict[str, BoundHook] = {}
 
 
-class _State(process.State):
-    """The targets whose recipes this process has read."""
+class _RegistryState(process.State):
+    """Lock of the registry, and the targets whose recipes this process has read."""
 
     def begin(self) -> None:
         self.lock = threading.RLock()
@@ -28,7 +29,7 @@ class _State(process.State):
         self.lock = threading.RLock()
 
 
-_state = _State()
+_state = _RegistryState()
 
 
 def known_hooks() -> list[BoundHook]:
@@ -37,7 +38,7 @@ def known_hooks() -> list[BoundHook]:
 
 
 def left_out(run: Runtime, hook: BoundHook) -> str:
-    """Return why a hook is not even tried, or an empty text."""
+    """Return why a hook is not tried, or an empty string."""
     if any(run.settings.disabled(name, hook.hook.name) for name in (hook.recipe.target, hook.file)):
         return DISABLED
     installed = target_version(run, hook.recipe)
@@ -47,27 +48,27 @@ def left_out(run: Runtime, hook: BoundHook) -> str:
 
 
 def behaviour(key: str) -> Behaviour | None:
-    """Return the behaviour of the hook `key`, or None if autoprof is off or the hook is left out.
+    """Return the behaviour of the hook `key`, or None if autoprof is off or no recipe has the hook.
 
-    A wrapper that came by value may be of a recipe that this process has not read yet.
+    This process may not have read the recipe yet if the wrapper was shipped by value; it is then read now.
     """
     run = _boot.agent().join()
     if run is None:
         return None
     hook = bound.get(key)
     if hook is None:
-        for found in read_recipes(key.partition("/")[0]):
-            run.hooks.add(found)
+        for recipe_hook in read_recipes(key.partition("/")[0]):
+            run.hooks.add(recipe_hook)
         hook = bound.get(key)
         if hook is None:
             return None
-        run.hooks.applied(hook, "it came with a class shipped by value")
+        run.hooks.applied(hook, "it came with a class that was pickled by value")
     run.hooks.called(key)
     return hook.behaviour
 
 
 def read_recipes(target: str) -> list[BoundHook]:
-    """Return the hooks of a target; its recipe files are read once."""
+    """Return the hooks of a target. Its recipe files are read on the first call."""
     with _state.lock:
         if target not in _state.read:
             _state.read.add(target)
@@ -81,16 +82,16 @@ def read_recipes(target: str) -> list[BoundHook]:
 
 
 def _leave_out(recipe_name: str, problem: str) -> None:
-    """Report a recipe with an error: on stderr only where the run was started, since all processes read the same."""
+    """Report an error in a recipe. Only the process that started the run prints it, since all read the same files."""
     run = runtime.current()
     if run is None or run.started_here:
-        log.warning_once(f"{problem}; this recipe is left out")
+        log.warning_once(f"{problem}; autoprof ignores this recipe")
     if run is not None:
         run.hooks.error(recipe_name, problem)
 
 
 def target_version(run: Runtime, target: Recipe) -> str:
-    """Return the installed version of a recipe's target, or an empty text."""
+    """Return the installed version of a recipe's target, or an empty string."""
     if target.target not in run.hooks.versions:
         run.hooks.versions[target.target] = recipe.installed_version(target)
     return run.hooks.versions[target.target]

@@ -21,7 +21,7 @@ from autoprof.base.originals import threading
 from autoprof.hooks import gates
 from autoprof.hooks.behaviour import Call, Outcome
 from autoprof.hooks.dispatch import (
-    Runs,
+    HookCalls,
     compiling,
     enter,
     enter_coroutine,
@@ -38,44 +38,49 @@ if TYPE_CHECKING:
     from autoprof.hooks.behaviour import Call
 
 
-# Makes a method of a subclass, from the class.
+# Function that creates a method of the subclass, from the class.
 Maker: TypeAlias = Callable[[type], Callable[..., Any]]
 
-# To set an object's class, whatever its class makes of attributes.
+# Descriptor that sets an object's class, even if that class overrides `__setattr__`.
 _CLASS: Any = object.__dict__["__class__"]
-# Their `__init_subclass__` does nothing that others could see.
+# Modules whose `__init_subclass__` has no effect that the user could see.
 _HARMLESS = ("builtins", "typing", "typing_extensions")
 
 _made: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
-# Those made last are kept for the next object of the same class, but not all: a program may make classes without end.
+# Latest subclasses, kept for the next object of the same class. Bounded, since a program may create endless classes.
 _latest: deque[type] = deque(maxlen=64)
 
 
-def give_methods(target: Any, what: str, makers: Mapping[str, Maker]) -> None:
-    """Give an object those of these methods that its class has; `what` names the set of them.
+def give_methods(target: Any, set_name: str, makers: Mapping[str, Maker]) -> None:
+    """Replace methods of one object. Methods that its class lacks are ignored.
+
+    Args:
+        target: Object that gets the methods.
+        set_name: Name of this set of methods. One subclass is created for each class and set.
+        makers: Functions that create the methods, by their names.
 
     Raises:
-        TypeError: Its class is Python's own, or making a subclass of it could run the user's code.
+        TypeError: The object's class is not written in Python, or a subclass of it could run the user's code.
     """
     kind = type(target)
-    if _made.get(kind) != what:
-        known = (each for each in type.__subclasses__(kind) if _made.get(each) == what)
-        _CLASS.__set__(target, next(known, None) or _subclass(kind, what, makers))
+    if _made.get(kind) != set_name:
+        subclasses = (subclass for subclass in type.__subclasses__(kind) if _made.get(subclass) == set_name)
+        _CLASS.__set__(target, next(subclasses, None) or _subclass(kind, set_name, makers))
 
 
-def _subclass(kind: type, what: str, makers: Mapping[str, Maker]) -> type:
+def _subclass(kind: type, set_name: str, makers: Mapping[str, Maker]) -> type:
     defines = next(base for base in kind.__mro__ if "__init_subclass__" in vars(base))
     if type(kind) not in (type, abc.ABCMeta) or defines.__module__ not in _HARMLESS:
-        raise TypeError(f"{kind.__qualname__} makes its subclasses in a way of its own")
+        raise TypeError(f"{kind.__qualname__} has a metaclass or an __init_subclass__")
     if not kind.__flags__ & _HEAP_TYPE:
-        raise TypeError(f"{kind.__qualname__} is a class of Python's own, or of C")
+        raise TypeError(f"{kind.__qualname__} is built into Python or written in C")
     content: dict[str, Any] = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__slots__": ()}
     content |= {"__doc__": kind.__doc__, "__class__": property(lambda self: kind), "__reduce_ex__": _reduce(kind)}
     content |= {name: maker(kind) for name, maker in makers.items() if hasattr(kind, name)}
-    made = type(kind)(kind.__name__, (kind,), content)
-    _made[made] = what
-    _latest.append(made)
-    return made
+    subclass = type(kind)(kind.__name__, (kind,), content)
+    _made[subclass] = set_name
+    _latest.append(subclass)
+    return subclass
 
 
 def _reduce(kind: Any) -> Callable[..., Any]:
@@ -83,8 +88,8 @@ def _reduce(kind: Any) -> Callable[..., Any]:
         reduced = kind.__reduce_ex__(self, protocol)
         if not isinstance(reduced, tuple):
             return reduced
-        function, arguments, *rest = reduced
-        return (function, tuple(kind if each is type(self) else each for each in arguments), *rest)
+        function, arguments, *state = reduced
+        return (function, tuple(kind if argument is type(self) else argument for argument in arguments), *state)
 
     return reduce_ex
 
@@ -93,109 +98,130 @@ def _reduce(kind: Any) -> Callable[..., Any]:
 _HEAP_TYPE = 1 << 9
 
 
-def wrap_generator(function: Callable[..., Any], key: str, made: Call | None = None) -> Callable[..., Any]:
-    """Put the hook called `key` around each item of a generator function; `made` is the call, if there is one."""
+def wrap_generator(function: Callable[..., Any], key: str, returning_call: Call | None = None) -> Callable[..., Any]:
+    """Put the hook `key` around each item of a generator function.
+
+    Args:
+        function: Generator function.
+        key: Key of the hook.
+        returning_call: Call that the behaviour gets; None for each call of the wrapper itself.
+    """
 
     @functools.wraps(function)
     def autoprof_wrapper(*args: Any, **kwargs: Any) -> Any:
         inner = function(*args, **kwargs)
-        call = made
+        call = returning_call
         try:
             from autoprof.hooks.behaviour import Call
             from autoprof.hooks.dispatch import advance
         except Exception as error:
-            if (theirs := sys.modules.get("autoprof.base.interrupts")) is not None:
-                theirs.pass_on(error)
+            if (interrupts := sys.modules.get("autoprof.base.interrupts")) is not None:
+                interrupts.pass_on(error)
         else:
             call = call or Call(key, function, args, kwargs)
-        resume, given = inner.send, None
+        resume, value = inner.send, None
         while True:
             try:
-                item = resume(given) if call is None else advance(call, resume, given)
+                item = resume(value) if call is None else advance(call, resume, value)
             except StopIteration as end:
                 return end.value
             finally:
-                given = None  # an exception would hold this frame, which would hold it
+                value = None  # a thrown exception would hold this frame, and the frame the exception
             try:
-                given = yield item
+                value = yield item
                 resume = inner.send
             except BaseException as error:
-                resume, given = inner.throw, error
+                resume, value = inner.throw, error
 
     return autoprof_wrapper
 
 
-def wrap_async_generator(function: Callable[..., Any], key: str, made: Call | None = None) -> Callable[..., Any]:
-    """Put the hook called `key` around each item of an asynchronous generator function."""
+def wrap_async_generator(
+    function: Callable[..., Any], key: str, returning_call: Call | None = None
+) -> Callable[..., Any]:
+    """Put the hook `key` around each item of an asynchronous generator function, as `wrap_generator` does."""
 
     @functools.wraps(function)
     async def autoprof_wrapper(*args: Any, **kwargs: Any) -> Any:
         inner = function(*args, **kwargs)
-        call = made
+        call = returning_call
         try:
             from autoprof.hooks.behaviour import Call
             from autoprof.hooks.dispatch import advance_coroutine
         except Exception as error:
-            if (theirs := sys.modules.get("autoprof.base.interrupts")) is not None:
-                theirs.pass_on(error)
+            if (interrupts := sys.modules.get("autoprof.base.interrupts")) is not None:
+                interrupts.pass_on(error)
         else:
             call = call or Call(key, function, args, kwargs)
-        resume, given = inner.asend, None
+        resume, value = inner.asend, None
         while True:
             try:
-                item = await (resume(given) if call is None else advance_coroutine(call, resume, given))
+                item = await (resume(value) if call is None else advance_coroutine(call, resume, value))
             except StopAsyncIteration:
                 return
             finally:
-                given = None
+                value = None
             try:
-                given = yield item
+                value = yield item
                 resume = inner.asend
             except BaseException as error:
-                resume, given = inner.athrow, error
+                resume, value = inner.athrow, error
 
     return autoprof_wrapper
 
 
 def generate(call: Call, inner: Generator[Any, Any, Any]) -> Any:
-    """Return a generator around one that a call has returned, as a wrapper around a generator function does."""
+    """Return a generator that wraps one that a call returned, as for a wrapped generator function."""
     return wrap_generator(lambda: inner, call.key, call)()
 
 
 def agenerate(call: Call, inner: AsyncGenerator[Any, Any]) -> Any:
-    """Return an asynchronous generator around one that a call has returned."""
+    """Return an asynchronous generator that wraps one that a call returned."""
     return wrap_async_generator(lambda: inner, call.key, call)()
 
 
-class _Watched:
-    """An object that hooked functions have returned, with the latest call of each, and what it has been entered for.
+class _WatchedObject:
+    """An object that hooked functions returned, the latest call of each hook, and its open `with` blocks.
 
-    Nothing keeps their arguments alive: they may hold a model, or the object itself.
+    It keeps no arguments of the calls alive: they may hold a model, or the object itself.
+
+    Attributes:
+        reference: Weak reference to the object.
+        calls: Functions that return the latest call, by extent (`with` or `next`) and hook.
+        entered: Hook calls of each open block, innermost last, by thread id or asyncio task.
     """
 
     def __init__(self, reference: weakref.ref[Any]) -> None:
         self.reference = reference
         self.calls: dict[tuple[str, str], Callable[[], Call]] = {}
-        self.entered: dict[object, list[Runs]] = {}
+        self.entered: dict[object, list[HookCalls]] = {}
 
 
-class _State(process.State):
-    """The objects that are watched, by their ids."""
+class _ReturnedState(process.State):
+    """Watched objects, by their ids."""
 
     def begin(self) -> None:
-        self.watched: dict[int, _Watched] = {}
+        self.watched: dict[int, _WatchedObject] = {}
 
 
-_state = _State()
+_state = _ReturnedState()
 
 
 def watch(
     key: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any, around: str
 ) -> Any:
-    """Have the hook `key` go around the `with` blocks (`around`), or each `next`, of what a call has returned.
+    """Put the hook `key` around the `with` blocks or each `next` of a call's result.
+
+    Args:
+        key: Key of the hook.
+        function: Function that was called.
+        args: Positional arguments of the call.
+        kwargs: Keyword arguments of the call.
+        returned: Result of the call.
+        around: `with` or `next`.
 
     Returns:
-        That itself; where it is a generator, one around it.
+        The result itself; for a generator, another generator that wraps it.
     """
     if compiling():
         return returned
@@ -203,9 +229,9 @@ def watch(
         call = Call(key, function, args, kwargs)
         generator = _GENERATORS.get(type(returned)) if around == "next" else None
         if generator is not None:
-            made = generator(call, returned)
-            made.__name__, made.__qualname__ = returned.__name__, returned.__qualname__
-            return made
+            wrapped = generator(call, returned)
+            wrapped.__name__, wrapped.__qualname__ = returned.__name__, returned.__qualname__
+            return wrapped
         _watch(call, returned, around)
     except Exception as error:
         interrupts.pass_on(error)
@@ -220,30 +246,30 @@ def _watch(call: Call, returned: Any, around: str) -> None:
     kind = type(returned)
     pairs = [names for names in _METHODS[around] if all(hasattr(kind, name) for name in names)]
     if not pairs:
-        raise TypeError(f"it has returned a {kind.__qualname__}, which is no {_EXPECTED[around]}")
-    # A block may be entered either way; an iterator is asked for items in one.
+        raise TypeError(f"it returned a {kind.__qualname__}, which is not {_EXPECTED[around]}")
+    # A block may be entered in both ways, `with` and `async with`. An iterator is used in one way only.
     names = sum(pairs, ()) if around == "with" else pairs[0]
-    place = id(returned)
-    found = _state.watched.get(place)
+    number = id(returned)
+    watched = _state.watched.get(number)
     try:
-        if found is None or found.reference() is not returned:
-            found = _Watched(weakref.ref(returned, lambda reference: _forget(place, reference)))
+        if watched is None or watched.reference() is not returned:
+            watched = _WatchedObject(weakref.ref(returned, lambda reference: _forget(number, reference)))
         give_methods(returned, f"{around} {names[0]}", {name: _MAKERS[name] for name in names})
     except TypeError as error:
         interrupts.pass_on(error)
-        raise TypeError(f"it has returned a {kind.__qualname__}, which can't be watched: {error}") from None
-    found.calls[around, call.key] = _weakly(call)
-    _state.watched[place] = found
+        raise TypeError(f"it returned a {kind.__qualname__}, which can't have hooks: {error}") from None
+    watched.calls[around, call.key] = _weak_call(call)
+    _state.watched[number] = watched
 
 
-def _forget(place: int, reference: object) -> None:
-    found = _state.watched.get(place)
-    if found is not None and found.reference is reference:
-        del _state.watched[place]
+def _forget(number: int, reference: object) -> None:
+    watched = _state.watched.get(number)
+    if watched is not None and watched.reference is reference:
+        del _state.watched[number]
 
 
-def _weakly(call: Call) -> Callable[[], Call]:
-    """Return a function that returns the call again, without arguments that nobody else has any more."""
+def _weak_call(call: Call) -> Callable[[], Call]:
+    """Return a function that recreates the call from weak references: a deleted argument becomes None."""
 
     def hold(value: Any) -> Callable[[], Any]:
         try:
@@ -258,39 +284,41 @@ def _weakly(call: Call) -> Callable[[], Call]:
 
 
 def _calls(target: Any, around: str) -> list[Call]:
-    """Return the calls that have returned an object, the hook first that goes around the others."""
-    found = _state.watched.get(id(target))
-    if found is None or found.reference() is not target or compiling():
+    """Return the calls that returned an object, outermost hook first."""
+    watched = _state.watched.get(id(target))
+    if watched is None or watched.reference() is not target or compiling():
         return []
-    return [call() for (each, key), call in reversed(found.calls.items()) if each == around and not gates.gate(key)]
+    return [
+        call() for (extent, key), call in reversed(watched.calls.items()) if extent == around and not gates.gate(key)
+    ]
 
 
-def _keep(target: Any, who: object, runs: Runs) -> None:
-    if runs:
-        _state.watched[id(target)].entered.setdefault(who, []).append(runs)
+def _push(target: Any, owner: object, hook_calls: HookCalls) -> None:
+    if hook_calls:
+        _state.watched[id(target)].entered.setdefault(owner, []).append(hook_calls)
 
 
-def _last(target: Any, who: object) -> Runs:
-    """Return what a thread or task has entered last."""
-    found = _state.watched.get(id(target))
-    stack = found.entered.get(who) if found is not None else None
-    if found is None or not stack:
+def _pop(target: Any, owner: object) -> HookCalls:
+    """Return the hook calls of the block that a thread or task entered last."""
+    watched = _state.watched.get(id(target))
+    stack = watched.entered.get(owner) if watched is not None else None
+    if watched is None or not stack:
         return []
-    runs = stack.pop()
+    hook_calls = stack.pop()
     if not stack:
-        del found.entered[who]
-    return runs
+        del watched.entered[owner]
+    return hook_calls
 
 
 def _enter(kind: Any) -> Callable[..., Any]:
     def enter_block(self: Any) -> Any:
-        runs = [enter(call) for call in _calls(self, "with")]
+        hook_calls = [enter(call) for call in _calls(self, "with")]
         try:
             value = kind.__enter__(self)
         except BaseException as error:
-            leave_item(runs, Outcome(None, error))
+            leave_item(hook_calls, Outcome(None, error))
             raise
-        _keep(self, threading.get_ident(), runs)
+        _push(self, threading.get_ident(), hook_calls)
         return value
 
     return enter_block
@@ -298,13 +326,13 @@ def _enter(kind: Any) -> Callable[..., Any]:
 
 def _exit(kind: Any) -> Callable[..., Any]:
     def exit_block(self: Any, *raised: Any, **named: Any) -> Any:
-        runs = _last(self, threading.get_ident())
+        hook_calls = _pop(self, threading.get_ident())
         try:
             swallowed = kind.__exit__(self, *raised, **named)
         except BaseException as error:
-            leave_item(runs, Outcome(None, error))
+            leave_item(hook_calls, Outcome(None, error))
             raise
-        leave_item(runs, Outcome(None, None if swallowed or len(raised) < 2 else raised[1]))
+        leave_item(hook_calls, Outcome(None, None if swallowed or len(raised) < 2 else raised[1]))
         return swallowed
 
     return exit_block
@@ -312,13 +340,13 @@ def _exit(kind: Any) -> Callable[..., Any]:
 
 def _aenter(kind: Any) -> Callable[..., Any]:
     async def enter_block(self: Any) -> Any:
-        runs = [await enter_coroutine(call) for call in _calls(self, "with")]
+        hook_calls = [await enter_coroutine(call) for call in _calls(self, "with")]
         try:
             value = await kind.__aenter__(self)
         except BaseException as error:
-            await leave_item_coroutine(runs, Outcome(None, error))
+            await leave_item_coroutine(hook_calls, Outcome(None, error))
             raise
-        _keep(self, asyncio.current_task(), runs)
+        _push(self, asyncio.current_task(), hook_calls)
         return value
 
     return enter_block
@@ -326,13 +354,13 @@ def _aenter(kind: Any) -> Callable[..., Any]:
 
 def _aexit(kind: Any) -> Callable[..., Any]:
     async def exit_block(self: Any, *raised: Any, **named: Any) -> Any:
-        runs = _last(self, asyncio.current_task())
+        hook_calls = _pop(self, asyncio.current_task())
         try:
             swallowed = await kind.__aexit__(self, *raised, **named)
         except BaseException as error:
-            await leave_item_coroutine(runs, Outcome(None, error))
+            await leave_item_coroutine(hook_calls, Outcome(None, error))
             raise
-        await leave_item_coroutine(runs, Outcome(None, None if swallowed or len(raised) < 2 else raised[1]))
+        await leave_item_coroutine(hook_calls, Outcome(None, None if swallowed or len(raised) < 2 else raised[1]))
         return swallowed
 
     return exit_block
@@ -368,7 +396,7 @@ _GENERATORS: dict[type, Callable[[Call, Any], Any]] = {
     types.GeneratorType: generate,
     types.AsyncGeneratorType: agenerate,
 }
-_EXPECTED = {"with": "context manager", "next": "iterator"}
+_EXPECTED = {"with": "a context manager", "next": "an iterator"}
 _METHODS: dict[str, list[tuple[str, ...]]] = {
     "with": [("__enter__", "__exit__"), ("__aenter__", "__aexit__")],
     "next": [("__next__",), ("__anext__",), ("__iter__",), ("__aiter__",)],

@@ -1,9 +1,9 @@
 """Wrappers around a target's functions.
 
-They are plain functions: cloudpickle drops a wrapt FunctionWrapper from an actor class without a word (Ray 2.47 to
-2.60), and it ships these either by reference, where the receiving process has its own patch, or by value. So they refer
-to nothing of autoprof but by an import inside the call, and to a gate that arrives as an empty list: a process that
-can't import autoprof still runs the user's function.
+Wrappers are plain functions, since cloudpickle silently drops a wrapt FunctionWrapper from an actor class (Ray 2.47 to
+2.60). It pickles a plain function by reference, and the receiving process applies its own hooks, or by value. In the
+second case the receiving process may be unable to import autoprof and must still run the user's function. So a wrapper
+imports autoprof only inside the call, and holds only a gate, which pickles as an empty list.
 """
 
 from __future__ import annotations
@@ -19,16 +19,21 @@ from autoprof.hooks.gates import Gate, gate
 
 
 def wrap(function: Callable[..., Any], key: str, around: str = "call") -> Callable[..., Any]:
-    """Put the hook called `key` around `function`; or `with` or `next`, around what it returns (`call.Extent`).
+    """Return a wrapper that puts the hook `key` around `function`.
+
+    Args:
+        function: Function to wrap.
+        key: Key of the hook.
+        around: `call`, or `with` or `next` to wrap blocks or items of the function's result (`behaviour.Extent`).
 
     Raises:
-        TypeError: `function` is a generator function, which is not done when its call returns.
+        TypeError: `function` is a generator function and `around` is not `next`: its work follows the call.
     """
     closed = gate(key)
     for makes, wrapped in _GENERATORS:
         if makes(function):
             if around != "next":
-                raise TypeError('it is a generator function, which takes around = "next"')
+                raise TypeError('it is a generator function; set around = "next"')
             return wrapped(function, key)
     if around == "call":
         return (_wrap_coroutine if inspect.iscoroutinefunction(function) else _wrap_plain)(function, key, closed)
@@ -37,7 +42,10 @@ def wrap(function: Callable[..., Any], key: str, around: str = "call") -> Callab
 
 
 def wrapped_by(function: Any) -> set[str]:
-    """Return the keys of the hooks around `function`, known by their code: `functools.wraps` would copy a marker."""
+    """Return the keys of the hooks around `function`.
+
+    Wrappers are recognized by their code objects. A marker attribute would be copied by `functools.wraps`.
+    """
     keys = set()
     while function is not None:
         if (key := wrapper_key(function)) is not None:
@@ -47,7 +55,7 @@ def wrapped_by(function: Any) -> set[str]:
 
 
 def wrapper_key(function: Any) -> str | None:
-    """Return the key of the hook whose wrapper `function` itself is, or None."""
+    """Return the key of the hook if `function` itself is a wrapper, or None."""
     if getattr(function, "__code__", None) not in _WRAPPER_CODES:
         return None
     cells = dict(zip(function.__code__.co_freevars, function.__closure__, strict=True))
@@ -61,9 +69,9 @@ def _wrap_plain(function: Callable[..., Any], key: str, closed: Gate) -> Callabl
             return function(*args, **kwargs)
         try:
             from autoprof.hooks.dispatch import drive
-        except Exception as error:  # the call is not made here: our error would be the context of the user's
-            if (theirs := sys.modules.get("autoprof.base.interrupts")) is not None:
-                theirs.pass_on(error)
+        except Exception as error:  # don't call the function here: this error would be the context of the user's errors
+            if (interrupts := sys.modules.get("autoprof.base.interrupts")) is not None:
+                interrupts.pass_on(error)
         else:
             return drive(key, function, args, kwargs)
         return function(*args, **kwargs)
@@ -79,8 +87,8 @@ def _wrap_coroutine(function: Callable[..., Any], key: str, closed: Gate) -> Cal
         try:
             from autoprof.hooks.dispatch import drive_coroutine
         except Exception as error:
-            if (theirs := sys.modules.get("autoprof.base.interrupts")) is not None:
-                theirs.pass_on(error)
+            if (interrupts := sys.modules.get("autoprof.base.interrupts")) is not None:
+                interrupts.pass_on(error)
         else:
             return await drive_coroutine(key, function, args, kwargs)
         return await function(*args, **kwargs)
@@ -97,8 +105,8 @@ def _wrap_returning(function: Callable[..., Any], key: str, closed: Gate, around
         try:
             from autoprof.hooks.returned import watch
         except Exception as error:
-            if (theirs := sys.modules.get("autoprof.base.interrupts")) is not None:
-                theirs.pass_on(error)
+            if (interrupts := sys.modules.get("autoprof.base.interrupts")) is not None:
+                interrupts.pass_on(error)
         else:
             return watch(key, function, args, kwargs, returned, around)
         return returned
@@ -115,8 +123,8 @@ def _wrap_returning_coroutine(function: Callable[..., Any], key: str, closed: Ga
         try:
             from autoprof.hooks.returned import watch
         except Exception as error:
-            if (theirs := sys.modules.get("autoprof.base.interrupts")) is not None:
-                theirs.pass_on(error)
+            if (interrupts := sys.modules.get("autoprof.base.interrupts")) is not None:
+                interrupts.pass_on(error)
         else:
             return watch(key, function, args, kwargs, returned, around)
         return returned

@@ -24,7 +24,7 @@ class Opened:
     def __init__(self, hook: BoundHook, values: dict[str, Any]) -> None:
         self._run = runtime.current()
         self._call = Call(hook.key, _nothing, (), values)
-        self._driven = dispatch.Driven(hook.key)
+        self._driven = dispatch.HookCall(hook.key)
 
     def enter(self) -> None:
         """Enter the block. Who is interrupted in this, or in `leave`, calls `undo`."""

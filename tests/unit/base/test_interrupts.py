@@ -260,7 +260,12 @@ def swallowed() -> Iterator[str]:
                 raised = any(isinstance(each, ast.Raise) and each.exc is None for each in node.body)
                 first = ast.unparse(node.body[0])
                 passed_on = first.startswith(
-                    ("interrupts.pass_on(", "_pass_on(", "if (theirs := sys.modules.get('autoprof.base.interrupts')")
+                    (
+                        "interrupts.pass_on(",
+                        "_pass_on(",
+                        "if (theirs := sys.modules.get('autoprof.base.interrupts')",
+                        "if (interrupts := sys.modules.get('autoprof.base.interrupts')",
+                    )
                 )
                 # A generator around a generator: an exception thrown into it is thrown into the inner one.
                 thrown = first.endswith(("throw, error)", "throw, error"))

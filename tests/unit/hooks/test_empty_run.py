@@ -93,13 +93,16 @@ def test_hooks_of_ones_own_that_fit_nowhere_are_named(said: Said, tmp_path: Path
     later = HOOK.replace('"step"', '"other"').replace("{ number", '{ resumed = "value", number')
     (line,) = said(hook=f'{HOOK} }}, {{ {gone} }}, {{ {later}, versions = ">99"')
     check = f"autoprof recipes --check {tmp_path / 'tiny.toml'} says what does not fit"
-    assert line == f"autoprof: {tmp_path / 'tiny.toml'}: of its hooks not applied: begin (Trainer has no gone); {check}"
+    assert (
+        line
+        == f"autoprof: {tmp_path / 'tiny.toml'}: these hooks were not applied: begin (Trainer has no gone); {check}"
+    )
 
 
 def test_a_folder_without_recipes_is_named(said: Said, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (line,) = said("import json", AUTOPROF_RECIPES="mine")
-    assert line.startswith(f"{BEGIN}AUTOPROF_RECIPES: {tmp_path / 'mine'} is no recipe; it takes *.toml files")
+    assert line.startswith(f"{BEGIN}AUTOPROF_RECIPES: {tmp_path / 'mine'} is not a recipe; use *.toml files")
 
 
 @pytest.mark.parametrize("command", [[], ["parent.py"], ["torchrun"]])
@@ -160,10 +163,10 @@ def test_a_driver_whose_workers_are_on_other_nodes_says_nothing(
 ) -> None:
     run = joined()
     run.nodes = [{"id": "other", "host": "h", "directory": "/"}]
-    empty_run.tell()
+    empty_run.report()
     assert not caplog.records
     run.nodes = []
-    empty_run.tell()
+    empty_run.report()
     assert "imported no trainer or engine" in caplog.text
 
 

@@ -105,7 +105,7 @@ def test_a_table_of_a_module_that_runs_as_main_is_searched(make: Any) -> None:
 
 
 def test_a_table_of_data_is_not_searched(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patching, "_MAX_TABLE", 3)
+    monkeypatch.setattr(patching, "MAX_TABLE_ITEMS", 3)
     toy = make("toy.one", f"{DEFINES}\nshort, long = [function] * 3, [function] * 4\n")
     apply(toy, "function")
     assert toy.short == [toy.function] * 3

@@ -72,7 +72,7 @@ def states(folder: Path) -> dict[str, tuple[str, str]]:
 
 def only_absent(stderr: str, recipe: Path, module: str) -> bool:
     """Whether nothing is said but that the recipe's last hook names nothing."""
-    said = f"of its hooks not applied: absent ({module} has no such name)"
+    said = f"these hooks were not applied: absent ({module} has no such name)"
     return stderr == f"autoprof: {recipe}: {said}; autoprof recipes --check {recipe} says what does not fit\n"
 
 
@@ -121,11 +121,11 @@ def test_a_script_that_is_traced_by_others_is_left_alone(script: Path, python: P
     python(["train.py"], AUTOPROF="1", AUTOPROF_STEPS="", AUTOPROF_RECIPES=recipe, PYTHONPATH=str(script))
     assert states(script)["train/learn"] == (
         "skipped",
-        "train.py was not seen to define it: is it traced by a debugger or a coverage tool?",
+        "autoprof did not see train.py define it; does a debugger or a coverage tool trace it?",
     )
 
 
-@pytest.mark.parametrize("function", ["_leave_out_unknown", "_look"])
+@pytest.mark.parametrize("function", ["_leave_out_unknown", "_apply_defined"])
 def test_an_error_of_autoprofs_does_not_reach_the_script(script: Path, python: Python, function: str) -> None:
     raises = "def fail(*_): raise RuntimeError('injected')\n"
     patched = f"from autoprof.hooks import main_script\n{raises}main_script.{function} = fail\n"

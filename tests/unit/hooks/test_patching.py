@@ -115,7 +115,7 @@ def test_outcomes_have_reasons(run: Any, tmp_path: Path) -> None:
     assert outcome["good"][0] == "applied"
     assert outcome["gone"] == ("skipped", "Trainer has no missing")
     assert outcome["no-class"] == ("skipped", "target.trainer has no Nobody")
-    assert outcome["generator"] == ("failed", 'TypeError: it is a generator function, which takes around = "next"')
+    assert outcome["generator"] == ("failed", 'TypeError: it is a generator function; set around = "next"')
     assert outcome["unimported"] == ("skipped", "the module was not imported here")
     assert outcome["disabled"] == ("skipped", "AUTOPROF_DISABLE names it")
     assert outcome["other-version"][0] == "skipped"
@@ -191,7 +191,7 @@ def test_an_error_in_a_behaviour_is_counted_and_said_once(run: Any, tmp_path: Pa
     result = run(hooks, code)
     assert result.stdout.strip() == "[0, 2, 4, 6]"
     assert result.stderr.count("\n") == 1
-    assert "target/step: LookupError: there is no no (of no.such.path) on Trainer" in result.stderr
+    assert "target/step: LookupError: Trainer has no no (path no.such.path)" in result.stderr
     assert left(tmp_path)[1]["errors"]["target/step"]["count"] == 4
 
 

@@ -114,11 +114,11 @@ WRAPPED = {
     "builtin": "[target.toy.builtin([1])]",
 }
 REFUSED = {
-    "Kinds.generator": 'TypeError: it is a generator function, which takes around = "next"',
-    "Kinds.agenerator": 'TypeError: it is a generator function, which takes around = "next"',
-    "Kinds.clsgenerator": 'TypeError: it is a generator function, which takes around = "next"',
-    "Kinds.stagenerator": 'TypeError: it is a generator function, which takes around = "next"',
-    "Kinds.old": 'TypeError: it is a generator function, which takes around = "next"',
+    "Kinds.generator": 'TypeError: it is a generator function; set around = "next"',
+    "Kinds.agenerator": 'TypeError: it is a generator function; set around = "next"',
+    "Kinds.clsgenerator": 'TypeError: it is a generator function; set around = "next"',
+    "Kinds.stagenerator": 'TypeError: it is a generator function; set around = "next"',
+    "Kinds.old": 'TypeError: it is a generator function; set around = "next"',
     "Kinds.prop": "TypeError: it is a property, not a function",
     "Kinds.cached": "TypeError: it is a cached_property, not a function",
     "Kinds.part": "TypeError: it is a partialmethod, not a function",
@@ -131,8 +131,8 @@ REFUSED = {
     "Class": "TypeError: it is a type, not a function",
     "cached_function": "TypeError: it is a _lru_cache_wrapper, not a function",
     "instance": "TypeError: it is a Other, not a function",
-    "generator": 'TypeError: it is a generator function, which takes around = "next"',
-    "agenerator": 'TypeError: it is a generator function, which takes around = "next"',
+    "generator": 'TypeError: it is a generator function; set around = "next"',
+    "agenerator": 'TypeError: it is a generator function; set around = "next"',
 }
 CHECK = f"""
 import asyncio, inspect, json
