@@ -170,7 +170,7 @@ def test_sglang_answers_a_request_with_its_own_fields(server: servers.Server, ba
     generate(server)
     status, answer = server.post("/start_profile", body)
     assert (status, "Start profiling" in str(answer)) == (200, True)
-    assert server.meta(1114)["reason"] == "somebody else started the engine's profiler"
+    assert server.meta(1114)["reason"] == "another caller started the engine's profiler"
     generate(server)
     assert server.post("/start_profile", {"global_step": 1115})[0] == 409
     status, answer = server.post("/stop_profile")

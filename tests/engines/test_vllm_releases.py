@@ -122,9 +122,9 @@ def test_the_users_arguments_reach_the_engine(configured: Driven, release: str) 
 
 def test_the_users_profiler_ends_autoprofs_capture(driven: Driven, configured: Driven) -> None:
     meta = driven.meta(4)
-    assert (meta["state"], meta["reason"]) == ("truncated", "somebody else started the engine's profiler")
+    assert (meta["state"], meta["reason"]) == ("truncated", "another caller started the engine's profiler")
     assert driven.passes(4) in WHOLE
-    assert configured.said["start during the user's"] == {"problem": "somebody else profiles the engine"}
+    assert configured.said["start during the user's"] == {"problem": "another caller is profiling the engine"}
 
 
 @pytest.mark.parametrize("fault", FAULTS)

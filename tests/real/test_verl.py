@@ -288,7 +288,7 @@ def test_verls_own_profiler_takes_precedence(verls_own: VerlRun) -> None:
     assert set(yielded) == {"compute_log_prob", "compute_ref_log_prob", "update_actor", "rollout"}
     assert yielded["update_actor"]["reason"] == "verl's own profiler is on in this step, so autoprof records nothing"
     assert yielded["update_actor"]["state"] == "failed"
-    assert "somebody else started the engine's profiler" in yielded["rollout"]["reason"]
+    assert "another caller started the engine's profiler" in yielded["rollout"]["reason"]
 
 
 def test_autoprof_captures_the_step_after_verls_own_profiler(verls_own: VerlRun) -> None:

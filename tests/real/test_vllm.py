@@ -71,12 +71,12 @@ def test_the_users_profiler_ends_autoprofs_capture(driven: Driven) -> None:
     assert driven.said["user during"] == driven.said["user after"]
     assert driven.said["stop 4"] == {"problem": "it was not recording"}
     found = driven.meta(4)
-    assert (found["state"], found["reason"]) == ("truncated", "somebody else started the engine's profiler")
+    assert (found["state"], found["reason"]) == ("truncated", "another caller started the engine's profiler")
     assert driven.passes(4) in (6, 7)
 
 
 def test_autoprof_does_not_start_while_the_users_profiler_runs(configured: Driven) -> None:
-    assert configured.said["start during the user's"] == {"problem": "somebody else profiles the engine"}
+    assert configured.said["start during the user's"] == {"problem": "another caller is profiling the engine"}
     assert not configured.step(5).exists()
 
 

@@ -57,7 +57,7 @@ def state(number: int) -> dict[str, Any]:
         "gates' lock": gates._state.lock.locked(),
         "failures": dict(gates._failures),
         "counting": {group: count for group, count in gates._counting.items() if count},
-        "inside": spans._inside.get()[:],
+        "inside": spans._sample_context.get()[:],
         "spans": len(run.timeline.running),
         "writing lines": run.timeline._writing.locked(),
         "torch records": bool(torch is not None and torch.autograd._profiler_enabled()),

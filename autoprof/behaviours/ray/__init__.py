@@ -1,1 +1,1 @@
-"""Ray: sessions, actors, collecting at the end."""
+"""Ray: sessions, actors, and the collection at a run's end."""

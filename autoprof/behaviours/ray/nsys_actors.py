@@ -1,4 +1,4 @@
-"""Ray: actors that use GPUs are started under `nsys`, by Ray's own `runtime_env={"nsight": ...}`."""
+"""Start of Ray actors with GPUs under `nsys`, by Ray's own `runtime_env={"nsight": ...}`."""
 
 from __future__ import annotations
 
@@ -14,78 +14,84 @@ from autoprof.config.settings import Settings
 from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call
 from autoprof.run import cluster, runtime
 
-# How `nsight` stands in a RuntimeEnv, and in what a user writes (Ray 2.60, ray/runtime_env/runtime_env.py).
+# Keys of `nsight` in a RuntimeEnv and in a user's dict (Ray 2.60, ray/runtime_env/runtime_env.py).
 _NSIGHT = ("_nsight", "nsight")
-# What chooses an interpreter, which Ray's plug-in would put aside (runtime_env/nsight.py, modify_context).
+# Keys of runtime_env that choose an interpreter. Ray's plug-in would override them (runtime_env/nsight.py,
+# modify_context).
 _INTERPRETERS = ("conda", "container", "image_uri", "pip", "py_executable", "uv", "_rocprof_sys", "rocprof_sys")
 
 
 class Actor(Behaviour):
-    """An actor is made: with `nsys` in `AUTOPROF_TOOL`, one that asks for GPUs is started under it."""
+    """The call creates an actor. With `nsys` in `AUTOPROF_TOOL`, an actor that requests GPUs is started under nsys."""
 
     def around(self, call: Call) -> Around:
         run = runtime.current()
         if run is not None and "nsys" in run.settings.tool and call.kwargs.get("num_gpus"):
             from ray.runtime_env import RuntimeEnv
 
-            given = call.kwargs.get("runtime_env") or {}
-            if wanted(given, _inherited(), run.settings):
-                call.kwargs["runtime_env"] = RuntimeEnv(**under_nsys(given, run.settings))
+            runtime_env = call.kwargs.get("runtime_env") or {}
+            if wanted(runtime_env, _inherited(), run.settings):
+                call.kwargs["runtime_env"] = RuntimeEnv(**under_nsys(runtime_env, run.settings))
         yield CALL
         return None
 
 
-def wanted(given: Mapping[str, Any], inherited: Mapping[str, Any], settings: Settings) -> bool:
-    """Return whether an actor with this `runtime_env` of its own, and that of its job or parent, is to run under nsys.
+def wanted(runtime_env: Mapping[str, Any], inherited: Mapping[str, Any], settings: Settings) -> bool:
+    """Return whether an actor should run under nsys.
 
-    verl names the rank of a worker in its environment; one that no window is for stays without.
+    verl sets the rank of a worker in its environment. A rank that no setting selects does not run under nsys.
+
+    Args:
+        runtime_env: Actor's own `runtime_env`.
+        inherited: `runtime_env` of its job or parent.
+        settings: Settings of the run.
     """
-    if any(env.get(name) for name in _NSIGHT for env in (given, inherited)):
+    if any(env.get(name) for name in _NSIGHT for env in (runtime_env, inherited)):
         return False
-    rank = str((given.get("env_vars") or {}).get("RANK", ""))
-    taken = [Ranks.parse(settings.for_role(role).ranks) for role in ("", *settings.role)]
-    # Any may turn out to be the slowest.
-    if rank.isdigit() and not any(each.slowest or int(rank) in each for each in taken):
+    rank = str((runtime_env.get("env_vars") or {}).get("RANK", ""))
+    selections = [Ranks.parse(settings.for_role(role).ranks) for role in ("", *settings.role)]
+    # With `slowest`, any rank may be selected later.
+    if rank.isdigit() and not any(ranks.slowest or int(rank) in ranks for ranks in selections):
         return False
-    if why := _unable(given, inherited, settings):
-        log.warning_once(f"AUTOPROF_TOOL=nsys: {why}; actors are not started under nsys")
+    if problem := _obstacle(runtime_env, inherited, settings):
+        log.warning_once(f"AUTOPROF_TOOL=nsys: {problem}; actors are not started under nsys")
         return False
     if not nsys.writes_at_once(nsys.find_nsys(settings.nsys)):
         log.warning_once(nsys.AT_THE_END)
     return True
 
 
-def under_nsys(given: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
-    """Return `given` with the entries that have Ray start the process under nsys, with the interpreter of this one.
+def under_nsys(runtime_env: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
+    """Return `runtime_env` with entries by which Ray starts the process under nsys, with this process's interpreter.
 
-    All actors have the same options: Ray's plug-in keeps one command for all that it is setting up (Ray 2.60,
-    runtime_env/nsight.py, `self.nsight_cmd`). The command ends in the word `python` whatever interpreter Ray runs in
-    (ray#66093), so that of this process goes first on the path; Ray replaces ${PATH} by the worker's own.
+    All actors get the same options, since Ray's plug-in keeps one command for all actors that it sets up (Ray 2.60,
+    runtime_env/nsight.py, `self.nsight_cmd`). The command always ends in the word `python` (ray#66093), so the folder
+    of this process's interpreter goes first on the path. Ray replaces ${PATH} by the worker's PATH.
     """
-    variables = given.get("env_vars") or {}
+    variables = runtime_env.get("env_vars") or {}
     folders = [os.path.dirname(sys.executable), *nsys.nsys_folder(settings.nsys)]
     path = os.pathsep.join([*folders, variables.get("PATH", "${PATH}")])
     return {
-        **given,
+        **runtime_env,
         "nsight": {**nsys.profile_options(settings.nsys), "o": nsys.OUTPUT},
         "env_vars": {**variables, "PATH": path, nsys.REPORT: nsys.OUTPUT},
     }
 
 
-def _unable(given: Mapping[str, Any], inherited: Mapping[str, Any], settings: Settings) -> str:
-    """Return the obstacle, or an empty text. With an nsys that can't be run Ray would start no actor."""
+def _obstacle(runtime_env: Mapping[str, Any], inherited: Mapping[str, Any], settings: Settings) -> str:
+    """Return why actors can't run under nsys, or an empty string. With an unusable nsys, Ray would start no actor."""
     if not nsys.find_nsys(settings.nsys):
         return f"there is no {settings.nsys.executable} on the path"
     if not os.access(os.path.join(os.path.dirname(sys.executable), "python"), os.X_OK):
-        return f"Ray's nsight plug-in runs `python`, and there is none beside {sys.executable}"
+        return f"Ray's nsight plug-in runs `python`, but the folder of {sys.executable} does not contain it"
     for name in _INTERPRETERS:
-        if given.get(name) or inherited.get(name):
+        if runtime_env.get(name) or inherited.get(name):
             return f"Ray's nsight plug-in would override {name.lstrip('_')} of runtime_env"
     return ""
 
 
 def _inherited() -> Mapping[str, Any]:
-    """Return the `runtime_env` of this job or actor, which an actor made here has too where it says nothing else."""
+    """Return the `runtime_env` of this job or actor. A new actor inherits the entries that it does not set."""
     if not cluster.is_up():
         return {}
     import ray

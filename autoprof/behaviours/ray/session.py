@@ -1,6 +1,6 @@
-"""Ray's sessions: settings and run id reach the workers, and classes are patched before Ray copies them.
+"""Ray sessions: settings and the run id reach the workers, and classes get hooks before Ray copies them.
 
-At the end of a run, the process that started it asks the nodes for their parts while Ray is still up.
+At the end of a run, the process that started it collects the files of all nodes while Ray is still up.
 """
 
 from __future__ import annotations
@@ -23,30 +23,32 @@ from autoprof.run.collect import gather as results
 from autoprof.run.runtime import Runtime
 
 
-def hindrance(run: Runtime) -> str:
-    """Return the reason that the run can't be copied, known when it begins; an empty text for none."""
+def collect_problem(run: Runtime) -> str:
+    """Return the reason why the run can't be copied, checked at its start, or an empty string."""
     to = run.settings.collect
     if not redact.is_url(to):
         return ""
     from autoprof.run.collect.upload import lacks
 
-    why = lacks(to)
-    return f"AUTOPROF_COLLECT: the run can't be copied to {redact.url(to)}: {why}" if why else ""
+    problem = lacks(to)
+    return f"AUTOPROF_COLLECT: the run can't be copied to {redact.url(to)}: {problem}" if problem else ""
 
 
 def through_ray(run: Runtime) -> None:
-    """Collect where that was asked for. Nothing is done in processes that have not started the run, or without Ray.
+    """Collect the run's files from its nodes if `AUTOPROF_COLLECT` is set.
+
+    Does nothing without Ray, or in a process that did not start the run.
 
     Raises:
-        OSError: It can't be written here.
+        OSError: The files can't be written here.
     """
     if not run.started_here or not cluster.is_up():
         return
     ray = sys.modules["ray"]
-    known = cluster.nodes_of_run(run.info.id)
-    others = {node["NodeID"] for node in ray.nodes() if node["Alive"]} | {node.id for node in known}
-    if len(others) > 1:
-        run.nodes = cluster.nodes_for_run_json(known)
+    run_nodes = cluster.nodes_of_run(run.info.id)
+    node_ids = {node["NodeID"] for node in ray.nodes() if node["Alive"]} | {node.id for node in run_nodes}
+    if len(node_ids) > 1:
+        run.nodes = cluster.nodes_for_run_json(run_nodes)
         if run.settings.collect:
             _collect(run, ray)
     if run.settings.on_finish and run.rundir.steps():
@@ -64,9 +66,9 @@ def _collect(run: Runtime, ray: object) -> None:
         log.warning(f"the run is not collected: {error}")
         return
     results.warn_missing(
-        result.missing, f"autoprof collect {run.info.id} fetches what is still there, while the cluster is up"
+        result.missing, f"autoprof collect {run.info.id} fetches the remaining files while the cluster is up"
     )
-    log.info(f"{units.size(result.fetched)} were collected from {units.count(len(result.nodes), 'node')}")
+    log.info(f"collected {units.size(result.fetched)} from {units.count(len(result.nodes), 'node')}")
 
 
 @contextlib.contextmanager
@@ -74,14 +76,14 @@ def _quietly(total: int) -> Iterator[Callable[[int], object]]:
     yield lambda done: None
 
 
-# What a job that was submitted brings along; ray.init refuses a variable that is in both (Ray 2.60,
-# ray/runtime_env/runtime_env.py, _merge_runtime_env).
+# Variable with the configuration of a submitted job. ray.init refuses an environment variable that is both in it and in
+# runtime_env (Ray 2.60, ray/runtime_env/runtime_env.py, _merge_runtime_env).
 _JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 _COLLECT = "AUTOPROF_COLLECT"
 
 
-class _State(process.State):
-    """The end of this process's connection to Ray."""
+class _RayState(process.State):
+    """Exit handler that lets workers write and collects the run before Ray shuts down."""
 
     ends = process.WORKERS
 
@@ -89,18 +91,18 @@ class _State(process.State):
         _let_workers_write()
 
 
-_state = _State()
+_state = _RayState()
 
 
 class Init(Behaviour):
-    """`ray.init`: workers inherit the environment of the raylet, not of the driver, so it goes into `runtime_env`."""
+    """`ray.init`. Workers inherit the raylet's environment, not the driver's, so variables go into `runtime_env`."""
 
     def around(self, call: Call) -> Around:
         patching.patch_main()
         run = runtime.current()
         if run is not None and "nsys" in run.settings.tool:
             nsys.put_on_path(run.settings.nsys)
-        call.kwargs["runtime_env"] = merged(given(call.kwargs, os.environ), os.environ)
+        call.kwargs["runtime_env"] = merged(chosen_runtime_env(call.kwargs, os.environ), os.environ)
         job = os.environ.get(_JOB_CONFIG)
         if job is not None:
             os.environ[_JOB_CONFIG] = job_with_site(job, os.environ)
@@ -109,18 +111,18 @@ class Init(Behaviour):
         finally:
             if job is not None:
                 os.environ[_JOB_CONFIG] = job
-        # The driver counts the steps of all of Ray's workers, also where `srun` has started Ray on each node.
+        # The driver counts the steps of all Ray workers, even if `srun` has started Ray on each node.
         os.environ.pop(command.LAUNCH_RANK, None)
-        # Ray's own end of the driver, which kills the workers, was registered when it was imported, so comes after it.
+        # Ray's exit handler, which kills the workers, was registered at Ray's import. This one must run before it.
         _state.end_first()
-        # Loaded where a setting compares steps.
-        if (comparing := sys.modules.get("autoprof.windows.monitor")) is not None:
-            comparing.resume()
+        # The module is loaded only if a setting compares steps.
+        if (monitor := sys.modules.get("autoprof.windows.monitor")) is not None:
+            monitor.resume()
         if run is not None:
             run.register()
             run.hooks.write()  # `autoprof collect` reads the cluster's address there
-            if run.started_here and (said := hindrance(run)):
-                log.warning_once(said)
+            if run.started_here and (problem := collect_problem(run)):
+                log.warning_once(problem)
         return None
 
     def install(self, owner: Any) -> bool:
@@ -137,7 +139,7 @@ class Init(Behaviour):
 
 
 class Shutdown(Behaviour):
-    """`ray.shutdown` kills the workers: what they are writing is waited for."""
+    """`ray.shutdown`, which kills the workers. Before it, autoprof waits until they have written their traces."""
 
     def around(self, call: Call) -> Around:
         _let_workers_write()
@@ -146,10 +148,10 @@ class Shutdown(Behaviour):
 
 
 class ActorClass(Behaviour):
-    """A class becomes an actor class: hooks for its methods are applied first.
+    """The call makes an actor class of a class. Before it, the hooks for the methods of the class are applied.
 
     Attributes:
-        argument: The name of the parameter that takes the class.
+        argument: Parameter whose argument is the class.
     """
 
     argument: Parameter = "function_or_class"
@@ -162,9 +164,11 @@ class ActorClass(Behaviour):
         return None
 
 
-def given(kwargs: Mapping[str, Any], environ: Mapping[str, str]) -> Any:
-    """Return the runtime environment that `ray.init` would take from these arguments: that of a `JobConfig` where there
-    is no other, and no submitted job's (Ray 2.60, ray/_private/worker.py).
+def chosen_runtime_env(kwargs: Mapping[str, Any], environ: Mapping[str, str]) -> Any:
+    """Return the runtime environment that `ray.init` would use with these arguments.
+
+    Without a `runtime_env` argument and without a submitted job, it is that of the `JobConfig` (Ray 2.60,
+    ray/_private/worker.py).
     """
     runtime_env = kwargs.get("runtime_env")
     if runtime_env or _JOB_CONFIG in environ:
@@ -173,11 +177,13 @@ def given(kwargs: Mapping[str, Any], environ: Mapping[str, str]) -> Any:
 
 
 def job_with_site(job: str, environ: Mapping[str, str]) -> str:
-    """Put autoprof's folders on the PYTHONPATH that a submitted job sets: `ray.init` may not set it again.
+    """Return a job configuration with autoprof's folders on the PYTHONPATH that the job sets.
+
+    If a submitted job sets PYTHONPATH, `ray.init` must not set it again.
 
     Args:
-        job: The job's configuration, in JSON.
-        environ: The environment of the driver.
+        job: Configuration of the job, in JSON.
+        environ: Environment of the driver.
     """
     content = json.loads(job)
     variables = (content.get("runtime_env") or {}).get("env_vars") or {}
@@ -189,31 +195,35 @@ def job_with_site(job: str, environ: Mapping[str, str]) -> str:
 
 
 def merged(runtime_env: Any, environ: Mapping[str, str]) -> Any:
-    """Return `runtime_env` with autoprof's variables; the user's own win.
+    """Return `runtime_env` with autoprof's variables. Variables of the user have priority.
 
     Args:
-        runtime_env: What `ray.init` was given: None, a dict or a `RuntimeEnv`, which is a dict too.
-        environ: The environment of the driver.
+        runtime_env: Argument of `ray.init`: None, a dict or a `RuntimeEnv`, which is a dict, too.
+        environ: Environment of the driver.
     """
-    given = runtime_env.get("env_vars") or {} if runtime_env else {}
+    user_variables = runtime_env.get("env_vars") or {} if runtime_env else {}
     job = (json.loads(environ.get(_JOB_CONFIG) or "{}").get("runtime_env") or {}).get("env_vars") or {}
-    ours = {name: value for name, value in environ.items() if name.startswith(_boot.ENABLE) and name not in job}
-    # Ray logs what it hands to workers, and this may be a URL with a password.
-    ours.pop(_COLLECT, None)
-    # A worker is no rank of the driver's launcher.
-    ours.pop(command.LAUNCH_RANK, None)
-    ours.pop(command.LAUNCH, None)
-    if cupti.INJECTION in given or cupti.INJECTION in job:
-        # What the user gives the workers stays: they look for themselves (`cupti.guard`).
-        ours |= {cupti.KEEP: "1"} if cupti.KEEP not in job else {}
+    variables = {name: value for name, value in environ.items() if name.startswith(_boot.ENABLE) and name not in job}
+    # Ray logs the variables of workers, and this one may be a URL with a password.
+    variables.pop(_COLLECT, None)
+    # A worker is not a rank of the driver's launcher.
+    variables.pop(command.LAUNCH_RANK, None)
+    variables.pop(command.LAUNCH, None)
+    if cupti.INJECTION in user_variables or cupti.INJECTION in job:
+        # Keep the user's value; the workers check it themselves (`cupti.guard`).
+        variables |= {cupti.KEEP: "1"} if cupti.KEEP not in job else {}
     elif environ.get(cupti.INJECTION) == cupti.NOTHING:
-        ours[cupti.INJECTION] = cupti.NOTHING
+        variables[cupti.INJECTION] = cupti.NOTHING
     if "PYTHONPATH" not in job and (site := _site_folders(environ)):
-        # Ray replaces ${PYTHONPATH} by the worker's own (Ray 2.60, ray/_private/runtime_env/context.py).
-        path = _python_path(given["PYTHONPATH"], site) if "PYTHONPATH" in given else _in_front("${PYTHONPATH}", site)
-        given = {**given, "PYTHONPATH": path}
+        # Ray replaces ${PYTHONPATH} by the worker's PYTHONPATH (Ray 2.60, ray/_private/runtime_env/context.py).
+        path = (
+            _python_path(user_variables["PYTHONPATH"], site)
+            if "PYTHONPATH" in user_variables
+            else _in_front("${PYTHONPATH}", site)
+        )
+        user_variables = {**user_variables, "PYTHONPATH": path}
     result = type(runtime_env)(**runtime_env) if runtime_env else {}
-    result["env_vars"] = {**ours, **given}
+    result["env_vars"] = {**variables, **user_variables}
     return result
 
 
@@ -223,8 +233,8 @@ def _let_workers_write() -> None:
         return
     try:
         clocks.stop()
-        if (comparing := sys.modules.get("autoprof.windows.monitor")) is not None:
-            comparing.stop()
+        if (monitor := sys.modules.get("autoprof.windows.monitor")) is not None:
+            monitor.stop()
         end.let_workers_write(run)
         through_ray(run)
     except Exception as error:
@@ -232,21 +242,24 @@ def _let_workers_write() -> None:
         runtime.report("ray/shutdown", error)
 
 
-def _python_path(theirs: str, site: list[str]) -> str:
-    """Return the user's folders and autoprof's: the user's first, but where they have a sitecustomize, which would hide
-    autoprof's. That one runs the other."""
+def _python_path(user_path: str, site: list[str]) -> str:
+    """Return a PYTHONPATH with the user's folders and autoprof's.
+
+    The user's folders come first, unless they contain a sitecustomize, which would hide autoprof's. autoprof's
+    sitecustomize then runs the user's.
+    """
     hides = any(
         files.is_file(os.path.join(folder, name))
-        for folder in filter(None, theirs.split(os.pathsep))
+        for folder in filter(None, user_path.split(os.pathsep))
         for name in ("sitecustomize.py", "sitecustomize/__init__.py")
     )
-    return _in_front(theirs, site) if hides else os.pathsep.join(filter(None, [theirs, *site]))
+    return _in_front(user_path, site) if hides else os.pathsep.join(filter(None, [user_path, *site]))
 
 
-def _in_front(theirs: str, site: list[str]) -> str:
-    return os.pathsep.join(filter(None, [*site, theirs]))
+def _in_front(user_path: str, site: list[str]) -> str:
+    return os.pathsep.join(filter(None, [*site, user_path]))
 
 
 def _site_folders(environ: Mapping[str, str]) -> list[str]:
-    """Return the folders that `autoprof run` put in front of PYTHONPATH, which workers need to find autoprof at all."""
+    """Return the folders that `autoprof run` put in front of PYTHONPATH. Workers need them to import autoprof."""
     return [folder for folder in environ.get("AUTOPROF_SITE", "").split(os.pathsep) if folder]

@@ -1,1 +1,1 @@
-"""Engines and replicas, as trainers hold them."""
+"""Engines and replicas of trainers."""

@@ -1,4 +1,4 @@
-"""Server actors of engines that a trainer drives, and the request that they receive."""
+"""Server actors of engines that a trainer drives, and the request that the trainer sends them."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from autoprof.run.runtime import Runtime
 from autoprof.run.timeline import Span
 
 ROLE = "rollout"
-# The beginning of autoprof's text in a request to SGLang (`output_dir`), and in the answer (`message`).
+# Prefix of autoprof's text in a request to SGLang (`output_dir`) and in the answer (`message`).
 MARK = "autoprof:"
 
 
 @structs.complete
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Request to record a step, to stop, or to follow a trainer that leads.
+    """Request to an engine: record a step, stop, or let the trainer open all windows.
 
     Attributes:
-        action: `lead` says that the trainer opens the engine's windows from now on.
+        action: `start`, `stop`, or `lead`: the trainer opens the engine's windows from now on.
         step: Global step to record.
         replica: Number of the engine's replica.
         rank: First global rank that the replica owns.
-        overrides: Settings that the window has of its own.
-        replicas_in_one: Whether each data-parallel rank is an engine of its own, as in SGLang without attention data
+        overrides: Settings of the window.
+        replicas_in_one: True if each data-parallel rank is a separate engine, as in SGLang without attention data
             parallelism.
-        reason: Why a stop ends the recording early, if it does.
-        run: Run directory of the trainer that leads.
+        reason: Reason why a stop ends the recording early, if it does.
+        run: Run directory of the trainer, for `lead`.
     """
 
     action: Literal["lead", "start", "stop"]
@@ -55,14 +55,14 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Read the output of `fields`, `body` or `text`.
 
         Raises:
-            ValueError: It is no request.
+            ValueError: `sent` is not a request.
         """
         if isinstance(sent, dict):
             return msgspec.convert(sent, cls)
         return msgspec.json.decode(sent.removeprefix(MARK) if isinstance(sent, str) else sent, type=cls)
 
     def fields(self) -> dict[str, Any]:
-        """Return the request as an argument of a call by Ray or RPC: processes without autoprof can unpickle it."""
+        """Return the request as plain types for a call by Ray or RPC. Processes without autoprof can unpickle them."""
         fields: dict[str, Any] = msgspec.to_builtins(self)
         return fields
 
@@ -79,7 +79,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return run.settings.overridden(self.overrides).for_role(ROLE)
 
     def subject(self, part: str, rank: int | None = None) -> Subject:
-        """Return the subject of a capture of one part of the engine, with the replica's first rank if none is given."""
+        """Return the subject of a capture of one part of the engine. The default rank is the replica's first rank."""
         rank = self.rank if rank is None else rank
         return Subject(
             step=self.step,
@@ -92,17 +92,17 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
     def span(self, run: Runtime) -> Span:
-        """Return the span of the engine's recording, which begins now."""
+        """Begin and return the span of the engine's recording."""
         ids = {"replica": self.replica}
         return Span(run.timeline, "window", ROLE, step=self.step, role=ROLE, rank=self.rank, ids=ids)
 
 
-class Server(Behaviour):
-    """Method of the server actor that takes any keyword: a call with `autoprof=` is a request of the trainer's.
+class EngineActor(Behaviour):
+    """A method of the server actor that accepts any keyword. A call with `autoprof=` is a request of the trainer.
 
     Attributes:
-        engine: Path from a parameter of the call to the engine; None where it stands on a node that has none.
-        node_rank: Path to the actor's number in a replica over several nodes; only 0 has an engine.
+        engine: Path from a parameter of the call to the engine. The value is None on a node without an engine.
+        node_rank: Path to the actor's node number in a replica of several nodes. Only number 0 has an engine.
     """
 
     default_engine: ClassVar[str]
@@ -111,8 +111,8 @@ class Server(Behaviour):
     node_rank: CallPath = "self.node_rank"
 
     def around(self, call: Call) -> Around:
-        asked = call.kwargs.get("autoprof")
-        if asked is None:
+        content = call.kwargs.get("autoprof")
+        if content is None:
             yield CALL
             return None
         if call.at(self.node_rank, 0) != 0:
@@ -121,7 +121,7 @@ class Server(Behaviour):
             engine = call.at(self.engine or self.default_engine)
             if engine is None:
                 return Reply({})
-            request = Request.read(asked)
+            request = Request.read(content)
             answer = yield Coroutine(self.start(engine, request) if request.action == "start" else self.stop(engine))
         except Exception as error:
             interrupts.pass_on(error)
@@ -129,9 +129,10 @@ class Server(Behaviour):
         return Reply(answer)
 
     def supply(self, owner: type, name: str, key: str) -> bool:
-        """Add the method to a server class that has none (verl 0.5.0 to 0.7.0).
+        """Add the method to a server class that lacks it (verl 0.5.0 to 0.7.0).
 
-        It is shipped by value, so it refers to nothing, and answers as a node without an engine where autoprof is not.
+        The method is pickled by value, so it refers to no other object. In a process without autoprof, it answers like
+        a node without an engine.
         """
 
         async def method(self: Any, **kwargs: Any) -> dict[str, Any]:
@@ -143,33 +144,33 @@ class Server(Behaviour):
         return True
 
     def start(self, engine: Any, request: Request) -> abc.Coroutine[Any, Any, dict[str, Any]]:
-        """Have the engine record; the answer has a problem, or an empty text."""
+        """Start the engine's recording. The answer's `problem` is empty if it succeeded."""
         raise NotImplementedError
 
     def stop(self, engine: Any) -> abc.Coroutine[Any, Any, dict[str, Any]]:
-        """Have the engine stop; the answer has a problem, or an empty text."""
+        """Stop the engine's recording. The answer's `problem` is empty if it succeeded."""
         raise NotImplementedError
 
 
-# Set on an engine while its workers are started for autoprof: the artifacts whose meta file is written at the stop.
+# Attribute of an engine while its workers record for autoprof: the artifacts whose meta file is written at the stop.
 _OPEN = "_autoprof_open"
 
 
-class _Elsewhere(TorchTool):
-    """Tool of a capture that is recorded elsewhere: its meta file has no trace."""
+class _NoTool(TorchTool):
+    """Tool of a capture that the engine's own profiler records. Its meta file has no trace."""
 
     name = "none"
 
 
-class RpcServer(Server, kw_only=True):
-    """A method of the server actor (`rollout.engine.Server`) of an engine with an awaitable `collective_rpc(method)`.
+class RpcServer(EngineActor, kw_only=True):
+    """A method of the server actor of another engine, with an awaitable `collective_rpc(method)`, as in TensorRT-LLM.
 
-    A capture leaves a meta file without a trace, which says where the recording is instead.
+    A capture writes a meta file without a trace. It says where the workers' own recordings are.
 
     Attributes:
-        kept: Where the workers' own recordings are, for the meta file.
-        begin: The method of the workers that starts them.
-        end: The one that stops them.
+        kept: Text for the meta file that says where the workers' own recordings are.
+        begin: Method of the workers that starts their recording.
+        end: Method of the workers that stops their recording.
     """
 
     default_engine = "self.llm"
@@ -186,14 +187,14 @@ class RpcServer(Server, kw_only=True):
             return {"problem": "its workers are started already"}
         settings = request.settings(run)
         await asyncio.wait_for(engine.collective_rpc(self.begin), settings.stop_timeout_s)
-        setattr(engine, _OPEN, Artifacts(run, request.subject("engine"), settings, _Elsewhere()))
+        setattr(engine, _OPEN, Artifacts(run, request.subject("engine"), settings, _NoTool()))
         return {"problem": ""}
 
     async def stop(self, engine: Any) -> dict[str, Any]:
-        run, place = runtime.current(), getattr(engine, _OPEN, None)
-        if run is None or place is None:
+        run, artifacts = runtime.current(), getattr(engine, _OPEN, None)
+        if run is None or artifacts is None:
             return {"problem": "its workers were not started"}
         delattr(engine, _OPEN)
         await asyncio.wait_for(engine.collective_rpc(self.end), run.settings.for_role(ROLE).stop_timeout_s)
-        place.fail(f"no trace of autoprof's: {self.kept}")
+        artifacts.fail(f"autoprof has no trace: {self.kept}")
         return {"problem": ""}

@@ -1,4 +1,4 @@
-"""Rollout engines, driven from the trainer: all replicas at once, in time with generation."""
+"""Captures of rollout engines, driven by the trainer: all replicas at once, around generation."""
 
 from __future__ import annotations
 
@@ -18,23 +18,24 @@ from autoprof.hooks.dispatch import RayCalls, ask
 from autoprof.run import runtime, step_announcement
 from autoprof.run.timeline import Span
 
-# How long it may take to hear of engines that are late: when a window opens, and when the run ends.
-_AT_ONCE_S = 0.05
-_AT_THE_END_S = 1.0
+# Seconds to wait for late answers of engines when a window opens.
+LATE_ANSWERS_START_S = 0.05
+# Seconds to wait for late answers of engines when the run ends.
+LATE_ANSWERS_END_S = 1.0
 
 
 class Replicas(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Place where a trainer keeps rollout replicas.
+    """List of rollout replicas in a trainer.
 
     Attributes:
         path: Path from a parameter of the call that begins the step to a list of replicas. In the paths below,
             `replica` is one of them.
-        servers: The handle or the handles of its server actors.
-        method: The actor method that autoprof's requests travel by: it must take any keyword.
-        rank: Its number among the replicas; empty for its place in the list.
-        size: How many global ranks it owns.
-        own_devices: Whether the engines have devices that the trainer does not use. They are captured for the whole
-            step; the others must be through before the trainer's first stage.
+        servers: Path to the handle, or the list of handles, of the replica's server actors.
+        method: Actor method that receives autoprof's requests. It must accept any keyword.
+        rank: Path to the replica's number. Empty: its index in the list.
+        size: Path to the number of global ranks that the replica owns.
+        own_devices: True if the engines have devices that the trainer does not use. They are captured for the whole
+            step. Captures of other engines must end before the trainer's first stage.
     """
 
     path: CallPath
@@ -45,32 +46,32 @@ class Replicas(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     own_devices: bool = False
 
     def engines(self, call: Call) -> Iterator[_Engine]:
-        """Yield the engines that the trainer whose step the call begins has here."""
-        for place, replica in enumerate(call.at(self.path, None) or ()):
+        """Yield the engines in this list, from the call that begins the step."""
+        for index, replica in enumerate(call.at(self.path, None) or ()):
 
             def at(path: str, replica: Any = replica) -> Any:
-                name, _, rest = path.partition(".")
+                name, _, attributes = path.partition(".")
                 if name != "replica":
                     return call.at(path)
-                return follow(replica, rest) if rest else replica
+                return follow(replica, attributes) if attributes else replica
 
-            number = int(at(self.rank)) if self.rank else place
+            number = int(at(self.rank)) if self.rank else index
             servers = at(self.servers)
-            for which, server in enumerate(servers if isinstance(servers, (list, tuple)) else [servers]):
-                yield _Engine((number, which), int(at(self.size)), self.own_devices, getattr(server, self.method))
+            for position, server in enumerate(servers if isinstance(servers, (list, tuple)) else [servers]):
+                yield _Engine((number, position), int(at(self.size)), self.own_devices, getattr(server, self.method))
 
 
 Action = Literal["start", "stop"]
-# The number of a replica, and which of its servers.
-Place = tuple[int, int]
+# Number of a replica, and index of the server in it.
+ServerId = tuple[int, int]
 
 
 class _Engine:
     """One server actor of a replica."""
 
-    def __init__(self, place: Place, size: int, own_devices: bool, send: Any) -> None:
-        self.place = place
-        self.number = place[0]
+    def __init__(self, server_id: ServerId, size: int, own_devices: bool, send: Any) -> None:
+        self.server_id = server_id
+        self.number = server_id[0]
         self.size = size
         self.own_devices = own_devices
         self.recording = False
@@ -80,72 +81,78 @@ class _Engine:
     def ranks(self) -> range:
         return range(self.number * self.size, (self.number + 1) * self.size)
 
-    def request(self, action: Action, window: _Window) -> Request:
+    def request(self, action: Action, window: _RolloutWindow) -> Request:
         rank = self.ranks.start
         return Request(action=action, step=window.step, replica=self.number, rank=rank, overrides=window.overrides)
 
-    def send(self, action: Action, window: _Window) -> Any:
+    def send(self, action: Action, window: _RolloutWindow) -> Any:
         return self._send.remote(autoprof=self.request(action, window).fields())
 
-    def note(self, run: runtime.Runtime, window: _Window, problem: str) -> Artifacts:
-        """Leave a meta file in the engine's place, so that `autoprof doctor` can say why there is no trace."""
+    def note(self, run: runtime.Runtime, window: _RolloutWindow, problem: str) -> Artifacts:
+        """Write a meta file for the engine, so that `autoprof doctor` can say why there is no trace."""
         request = self.request("start", window)
         note = Artifacts(run, request.subject("engine"), request.settings(run), TorchTool())
         note.fail(problem)
         return note
 
 
-class _Late(NamedTuple):
-    """An answer that did not come in time."""
+class _LateAnswer(NamedTuple):
+    """A request whose answer did not come in time.
+
+    Attributes:
+        step: Step of the request.
+        reference: Ray's reference to the answer.
+        note: Meta file that was written for the engine, if any.
+    """
 
     step: int
     reference: Any
-    # What was left in the engine's place, if anything was.
     note: Artifacts | None
 
 
-class _Window:
-    def __init__(self, step: int, overrides: dict[str, Any], call: Call, places: list[Replicas]) -> None:
+class _RolloutWindow:
+    def __init__(self, step: int, overrides: dict[str, Any], call: Call, groups: list[Replicas]) -> None:
         self.step = step
         self.overrides = overrides
-        self.engines = [engine for place in places for engine in place.engines(call)]
+        self.engines = [engine for group in groups for engine in group.engines(call)]
 
     def settings(self, run: runtime.Runtime) -> Settings:
         return run.settings.overridden(self.overrides).for_role(ROLE)
 
 
-class _State(process.State):
-    """The window of the step that is going on.
+class _ReplicaState(process.State):
+    """Window of the current step, and unanswered requests.
 
     Attributes:
-        late: Engines that have not answered, which nothing is asked of until they do.
+        window: Window of the current step, if it is captured.
+        late: Requests without an answer, by server. These engines get no new request until they answer.
     """
 
     def begin(self) -> None:
-        self.window: _Window | None = None
-        self.late: dict[Place, _Late] = {}
+        self.window: _RolloutWindow | None = None
+        self.late: dict[ServerId, _LateAnswer] = {}
 
 
-_state = _State()
+_state = _ReplicaState()
 
 
-def first_ranks(call: Call, places: list[Replicas]) -> dict[int, int]:
-    """Return the first global rank that each replica owns, by its number."""
-    return {engine.number: engine.ranks.start for place in places for engine in place.engines(call)}
+def first_ranks(call: Call, groups: list[Replicas]) -> dict[int, int]:
+    """Return the first global rank of each replica, by the replica's number."""
+    return {engine.number: engine.ranks.start for group in groups for engine in group.engines(call)}
 
 
-def open_window(step: int, overrides: dict[str, Any], call: Call, places: list[Replicas]) -> None:
-    """Note the engines of a step that is captured, and the settings of its own that it is captured with."""
-    _state.window = _Window(step, overrides, call, places)
+def open_window(step: int, overrides: dict[str, Any], call: Call, groups: list[Replicas]) -> None:
+    """Register the engines and the settings of a captured step."""
+    _state.window = _RolloutWindow(step, overrides, call, groups)
 
 
 def close_window() -> None:
-    """Forget them."""
+    """Forget the engines of the step."""
     _state.window = None
 
 
 def start(run: runtime.Runtime) -> Generator[Wait, Any, list[_Engine]]:
-    """Start the engines that own a rank of the window and don't record yet; those are returned."""
+    """Start the engines that own a rank of the window and do not record yet. Return the engines that were asked."""
     if _state.window is None:
         return []
     settings = _state.window.settings(run)
@@ -154,10 +161,10 @@ def start(run: runtime.Runtime) -> Generator[Wait, Any, list[_Engine]]:
         for engine in _state.window.engines
         if not engine.recording and settings.takes(ROLE, engine.ranks, GENERATE)
     ]
-    yield from _hear_late(_AT_ONCE_S)
+    yield from _collect_late_answers(LATE_ANSWERS_START_S)
     chosen = []
     for engine in wanted:
-        late = _state.late.get(engine.place)
+        late = _state.late.get(engine.server_id)
         if late is None:
             chosen.append(engine)
         elif late.step != _state.window.step:
@@ -167,28 +174,28 @@ def start(run: runtime.Runtime) -> Generator[Wait, Any, list[_Engine]]:
 
 
 def settle() -> Generator[Wait, Any, None]:
-    """Hear late answers of engines at the end of the run, and correct the meta files that were left for them."""
-    yield from _hear_late(_AT_THE_END_S)
+    """Collect late answers of engines at the end of the run, and delete meta files that they disprove."""
+    yield from _collect_late_answers(LATE_ANSWERS_END_S)
 
 
-def _hear_late(patience_s: float) -> Generator[Wait, Any, None]:
-    places = list(_state.late)
-    if not places:
+def _collect_late_answers(patience_s: float) -> Generator[Wait, Any, None]:
+    servers = list(_state.late)
+    if not servers:
         return
-    answers = yield RayCalls([_state.late[place].reference for place in places], patience_s)
-    for place, answer in zip(places, answers, strict=True):
+    answers = yield RayCalls([_state.late[server].reference for server in servers], patience_s)
+    for server, answer in zip(servers, answers, strict=True):
         if isinstance(answer, TimeoutError):
             continue
-        late = _state.late.pop(place)
+        late = _state.late.pop(server)
         problem = _problem(answer)
-        log.warning(f"step {late.step}, rollout replica {place[0]}: the engine answered late. {problem}")
-        # What the engine's own processes left says how it went.
+        log.warning(f"step {late.step}, rollout replica {server[0]}: the engine answered late. {problem}")
+        # Without a problem, the meta files of the engine's own processes have the outcome.
         if late.note is not None and not problem:
             late.note.withdraw()
 
 
 def stop(run: runtime.Runtime, shared_only: bool = False) -> Generator[Wait, Any, None]:
-    """Stop the engines that record, or those of them that share the trainer's devices."""
+    """Stop the engines that record. `shared_only`: only engines that share the trainer's devices."""
     if _state.window is None:
         return
     chosen = [
@@ -198,7 +205,7 @@ def stop(run: runtime.Runtime, shared_only: bool = False) -> Generator[Wait, Any
 
 
 def drop() -> None:
-    """Have the engines that record stop, and forget them. Nobody waits for their answers."""
+    """Stop the engines that record, and forget them, without waiting for their answers."""
     window = _state.window
     if window is None:
         return
@@ -209,10 +216,12 @@ def drop() -> None:
     _state.window = None
 
 
-def _ask(run: runtime.Runtime, window: _Window, action: Action, engines: list[_Engine]) -> Generator[Wait, Any, None]:
+def _ask(
+    run: runtime.Runtime, window: _RolloutWindow, action: Action, engines: list[_Engine]
+) -> Generator[Wait, Any, None]:
     if not engines:
         return
-    # Set before the answer: an engine that answers too late has started all the same.
+    # Set before the answer: an engine that answers too late has started nevertheless.
     for engine in engines:
         engine.recording = action == "start"
     timeout_s = window.settings(run).stop_timeout_s
@@ -230,46 +239,46 @@ def _ask(run: runtime.Runtime, window: _Window, action: Action, engines: list[_E
         engine.recording = False
         if not isinstance(answer, TimeoutError):
             continue
-        # The step goes on without it. It may still start, and then nobody else would stop it.
+        # The step continues without this engine. The engine may still start, so send the stop now.
         if action == "start":
             reference = engine.send("stop", window)
         else:
             note = engine.note(
-                run, window, f"the engine did not stop within {timeout_s:g} s; training goes on without waiting"
+                run, window, f"the engine did not stop within {timeout_s:g} s; training continues without waiting"
             )
-        _state.late[engine.place] = _Late(window.step, reference, note)
+        _state.late[engine.server_id] = _LateAnswer(window.step, reference, note)
 
 
 def _problem(answer: Any) -> str:
-    """Return the problem in an engine's answer, or an empty text."""
+    """Return the problem in an engine's answer, or an empty string."""
     if isinstance(answer, Exception):
         return f"{type(answer).__name__}: {str(answer).splitlines()[-1] if str(answer) else ''}"
-    # An empty answer is that of a node without an engine; the target's own method answers None.
+    # A node without an engine answers {}. The target's own method, without autoprof, answers None.
     without = {"problem": "its process runs without autoprof"}
     return str((answer if isinstance(answer, dict) else without).get("problem", ""))
 
 
 class AroundGeneration(Behaviour):
-    """The call generates: engines are captured around it, but for those that record already.
+    """The call generates. Engines that do not record yet are captured around it.
 
-    In another process than the trainer's, its span is of the step that is going on as it begins, or else as it ends.
+    Outside the trainer's process, its span belongs to the step that is open when the call begins, or else when it ends.
     """
 
     def around(self, call: Call) -> Around:
         run = runtime.current()
-        here, posting = step_announcement.own()
+        here, announcement = step_announcement.own()
         if run is not None and not here:  # in a process beside the trainer
-            posting = yield from ask(step_announcement.read, run.info.id)
-        if run is None or (posting is not None and posting.off):
+            announcement = yield from ask(step_announcement.read, run.info.id)
+        if run is None or (announcement is not None and announcement.off):
             yield CALL
             return None
         window = _state.window
         started = yield from start(run)
-        span = Span(run.timeline, "stage", ROLE, step=posting.step if posting else None, role=ROLE, rank=None)
+        span = Span(run.timeline, "stage", ROLE, step=announcement.step if announcement else None, role=ROLE, rank=None)
         outcome = yield CALL
-        if not here and posting is None:
-            posting = yield from ask(step_announcement.read, run.info.id)
-        span.end(outcome.error, step=posting.step if posting else None)
+        if not here and announcement is None:
+            announcement = yield from ask(step_announcement.read, run.info.id)
+        span.end(outcome.error, step=announcement.step if announcement else None)
         if run.settings.mode == "continuous" and window is _state.window:
             yield from stop(run, shared_only=True)
         if window is not None:
@@ -278,7 +287,7 @@ class AroundGeneration(Behaviour):
 
 
 class EndOfSampling(Behaviour):
-    """Sampling is through when the call begins: engines that share the trainer's devices are stopped before it."""
+    """The call comes after sampling. Before it, engines that share the trainer's devices are stopped."""
 
     def around(self, call: Call) -> Around:
         run = runtime.current()

@@ -1,1 +1,1 @@
-"""Runs, steps and stages that a script or a notebook gives by itself, without a recipe."""
+"""Runs, steps and stages that a script or a notebook marks itself, without a recipe."""

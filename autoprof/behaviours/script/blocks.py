@@ -1,7 +1,7 @@
 """Steps and stages as `with` blocks: `with autoprof.step(7): with autoprof.stage("learn", role="actor"): ...`.
 
-They may stand in any loop: outside of a run each gives one and the same object, which does nothing. So this module
-imports next to nothing.
+Blocks may be used in any loop. Without a run, each call returns the same object, which does nothing. So this module
+imports very little.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from autoprof.behaviours.script.opened import Opened
+    from autoprof.behaviours.script.opened import OpenBlock
 
 
 class Block:
@@ -34,13 +34,13 @@ class Block:
         return None
 
 
-class _State(process.State):
-    """The run that blocks of this process are part of.
+class _BlockState(process.State):
+    """Run and open step of the blocks in this process.
 
     Attributes:
-        on: Whether there is one, as the environment says: `start` puts it there, for child processes too.
-        step: The block of the step that is going on, as long as somebody has it: a signal may come before Python calls
-            its `__exit__`.
+        on: True if the environment names a run. `start` sets its variables, also for child processes.
+        step: Weak reference to the block of the open step. A signal may prevent the call of its `__exit__`; the
+            reference is then dead and the step is no longer open.
     """
 
     def begin(self) -> None:
@@ -51,52 +51,51 @@ class _State(process.State):
         self.step = None
 
 
-state = _State()
+state = _BlockState()
 _NOTHING = Block()
 
 
 def step(number: int | None = None) -> Block:
-    """Return a block that is one step of the run. It does nothing where no run was started.
+    """Return a `with` block that is one step of the run. Without a run, the block does nothing.
 
-    Steps do not nest: a step inside of another one is part of it.
+    Steps do not nest: a step inside another step is part of it.
 
     Args:
-        number: The step's number; without one steps are counted from 1.
+        number: Number of the step. Default: steps are counted from 1.
     """
     if not state.on:
         return _NOTHING
-    return _Step(number)
+    return _StepBlock(number)
 
 
 def stage(name: str, *, role: str = "trainer", rank: int | None = None) -> Block:
-    """Return a block that is a stage of the step, in the process that does the work. It does nothing where no run was
-    started.
+    """Return a `with` block that is one stage of the step, in the process that does the work.
 
-    A stage is captured where the step is, and its role and rank are taken. A stage inside of one of the same role is
-    part of it.
+    Without a run, the block does nothing. A stage is captured if its step is captured and the settings select its role
+    and rank. A stage inside another stage of the same role is part of that stage.
 
     Args:
-        name: The stage.
-        role: Who does it, such as `actor` or `rollout`.
-        rank: The global rank; without one the variable `RANK`, else 0.
+        name: Name of the stage.
+        role: Role of this process, such as `actor` or `rollout`.
+        rank: Global rank. Default: the variable `RANK`, or else 0.
     """
     if not state.on:
         return _NOTHING
-    return _Stage(name, role, rank)
+    return _StageBlock(name, role, rank)
 
 
-class _Recorded(Block):
-    """A block with a hook behind it. Nothing of autoprof's is raised by it."""
+class _RecordedBlock(Block):
+    """A block with a hook behind it. It raises no exception of autoprof."""
 
     __slots__ = ("_opened",)
 
     def __init__(self) -> None:
-        self._opened: Opened | None = None
+        self._opened: OpenBlock | None = None
 
     def __enter__(self) -> None:
         try:
             self._enter()
-        except BaseException as error:  # Python does not leave a block that was not entered
+        except BaseException as error:  # Python does not call `__exit__` if `__enter__` raises
             self._undo(error)
             raise
 
@@ -104,8 +103,8 @@ class _Recorded(Block):
         try:
             from autoprof.behaviours.script import opened
         except Exception as error:
-            if (theirs := sys.modules.get("autoprof.base.interrupts")) is not None:
-                theirs.pass_on(error)
+            if (interrupts := sys.modules.get("autoprof.base.interrupts")) is not None:
+                interrupts.pass_on(error)
             state.on = False
             return
         if opened.joined() is None:
@@ -130,12 +129,12 @@ class _Recorded(Block):
         if self._opened is not None:
             self._opened.undo(error)
 
-    def _open(self) -> Opened | None:
+    def _open(self) -> OpenBlock | None:
         raise NotImplementedError
 
 
-class _Stage(_Recorded):
-    """A stage."""
+class _StageBlock(_RecordedBlock):
+    """Block of a stage."""
 
     __slots__ = ("_name", "_rank", "_role")
 
@@ -143,14 +142,14 @@ class _Stage(_Recorded):
         super().__init__()
         self._name, self._role, self._rank = name, role, rank
 
-    def _open(self) -> Opened | None:
+    def _open(self) -> OpenBlock | None:
         from autoprof.behaviours.script import opened
 
         return opened.stage(self._name, self._role, self._rank)
 
 
-class _Step(_Recorded):
-    """A step, or a part of the one that is going on."""
+class _StepBlock(_RecordedBlock):
+    """Block of a step, or of a part of the open step."""
 
     __slots__ = ("_number",)
 
@@ -158,11 +157,11 @@ class _Step(_Recorded):
         super().__init__()
         self._number = number
 
-    def _open(self) -> Opened | None:
+    def _open(self) -> OpenBlock | None:
         from autoprof.behaviours.script import opened
 
         if state.step is not None and state.step() is not None:
-            opened.nested()
+            opened.warn_of_nested_step()
             return None
         state.step = ref(self)
         return opened.step(self._number)

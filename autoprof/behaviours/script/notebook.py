@@ -1,4 +1,4 @@
-"""`%load_ext autoprof` and `%%autoprof`, which records one cell of a notebook as one step."""
+"""Notebook extension: `%load_ext autoprof`, and `%%autoprof`, which records one cell as one step."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from autoprof.rundir import file_names, runs
 from autoprof.rundir.layout import RunDir
 
 _ROLE, _STAGE = "notebook", "cell"
-_USAGE = "%%autoprof [--contents cpu,shapes] [--SETTING VALUE ...] [--open]"
-# The last line that `autoprof open` prints when it serves.
-_SERVES = "Ctrl-C"
+USAGE = "%%autoprof [--contents cpu,shapes] [--SETTING VALUE ...] [--open]"
+# Beginning of the last line that `autoprof open` prints before it serves.
+SERVING_MARK = "Ctrl-C"
 
 
-class _State(process.State):
-    """The server of `autoprof open` that shows what the last cell left. It outlives the cell's run."""
+class _NotebookState(process.State):
+    """Server of `autoprof open` that shows the run of the last cell. It outlives that run."""
 
     server: subprocess.Popen[str] | None = None
 
@@ -32,17 +32,17 @@ class _State(process.State):
         self.server = None
 
 
-_state = _State()
+_state = _NotebookState()
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """Give IPython the magic `%%autoprof`."""
+    """Register the magic `%%autoprof` in IPython."""
 
     def autoprof(line: str, cell: str) -> None:
-        """Run the cell as one step and record it: %%autoprof [--contents cpu,shapes] [--SETTING VALUE ...] [--open]"""
+        """Run the cell as one step and record it: %%autoprof [--contents cpu,shapes] [--SETTING VALUE ...] [--open]."""
         try:
-            show, given = _options(line)
-            print(*_recorded(shell, cell, given, show), sep="\n")
+            show, settings = _options(line)
+            print(*_recorded(shell, cell, settings, show), sep="\n")
         except (SettingsError, OSError) as error:
             interrupts.pass_on(error)
             from IPython.core.error import UsageError
@@ -54,15 +54,15 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def _options(line: str) -> tuple[bool, dict[str, str]]:
-    """Return whether the trace is to be shown, and the settings that a line gives.
+    """Return whether the line has `--open`, and the settings in the line.
 
     Raises:
-        SettingsError: It is none of this form.
+        SettingsError: The line does not have the form of `USAGE`, or it sets `steps`.
     """
     import shlex
 
     words = shlex.split(line, comments=True)
-    given: dict[str, str] = {}
+    settings: dict[str, str] = {}
     show = False
     while words:
         word = words.pop(0)
@@ -70,61 +70,61 @@ def _options(line: str) -> tuple[bool, dict[str, str]]:
         if word == "--open":
             show = True
         elif word.startswith("--") and name and (equals or words):
-            given[name.replace("-", "_")] = value if equals else words.pop(0)
+            settings[name.replace("-", "_")] = value if equals else words.pop(0)
         else:
-            raise SettingsError(f"got {word!r}; it takes {_USAGE}")
-    if "steps" in given:
-        raise SettingsError("--steps: the cell is one step, and is captured; leave it out")
-    return show, given
+            raise SettingsError(f"got {word!r}; use {USAGE}")
+    if "steps" in settings:
+        raise SettingsError("--steps: the cell is one step and is always captured; leave --steps out")
+    return show, settings
 
 
-def _recorded(shell: Any, cell: str, given: dict[str, str], show: bool) -> Iterator[str]:
-    """Run a cell as a step, of a run of its own where none goes on, and yield lines that say where its trace is."""
-    going = blocks.state.on
-    if going and given:
+def _recorded(shell: Any, cell: str, settings: dict[str, str], show: bool) -> Iterator[str]:
+    """Run a cell as one step, in a new run if none is active. Yield lines that say where its trace is."""
+    run_active = blocks.state.on
+    if run_active and settings:
         raise SettingsError(
-            f"a run is going on, whose settings count; leave out {', '.join(given)}, or autoprof.stop()"
+            f"a run is already active and keeps its settings; leave out {', '.join(settings)}, or call autoprof.stop()"
         )
-    started = opened.joined() is not None if going else session.start(steps="+1", **given) is not None
-    if not started:  # it is off in the environment, or failed and has said so
+    started = opened.joined() is not None if run_active else session.start(steps="+1", **settings) is not None
+    if not started:  # off in the environment, or failed with a message
         shell.run_cell(cell)
         return
     run = runtime.current()
     assert run is not None
     number = open_step.executed() + 1
-    done = None
+    result = None
     try:
         with blocks.step(number), blocks.stage(_STAGE, role=_ROLE):
-            done = shell.run_cell(cell)
-            # IPython has shown the exception: it is raised for the timeline, which says that the cell failed.
-            done.raise_error()
+            result = shell.run_cell(cell)
+            # IPython has already printed the exception. Raise it for the timeline, which records that the cell failed.
+            result.raise_error()
     except BaseException as error:
         interrupts.pass_on(error)
-        if done is None or error not in (done.error_before_exec, done.error_in_exec):
+        if result is None or error not in (result.error_before_exec, result.error_in_exec):
             raise
     finally:
-        session.settle(run) if going else session.stop()
+        session.settle(run) if run_active else session.stop()
     yield from _lines(run.rundir, number)
     if show:
-        yield from _opened(run.rundir.path)
+        yield from _serve(run.rundir.path)
 
 
 def _lines(run: RunDir, number: int) -> Iterator[str]:
-    found = run.step(number)
+    folder = run.step(number)
     captures = [capture for step in runs.read(run.path).steps if step.number == number for capture in step.captures]
     if not captures:
         yield f"autoprof: step {number} of {run.path} is on the timeline; it was not captured"
     for capture in captures:
         if capture.state != "complete":
-            yield f"autoprof: {found}/{capture.name}: {capture.state}, {capture.meta.reason}"
-    for path in sorted(found.glob("*")) if captures else ():
+            yield f"autoprof: {folder}/{capture.name}: {capture.state}, {capture.meta.reason}"
+    for path in sorted(folder.glob("*")) if captures else ():
         if not path.name.endswith((file_names.META, file_names.PART)):
             size = next(capture.bytes for capture in captures if path.name.startswith(capture.name))
             yield f"autoprof: {path} ({units.size(size)})"
 
 
-def _opened(folder: Path) -> Iterator[str]:
-    """Serve the run as `autoprof open` does, until the next cell that is shown or the end of the shell."""
+def _serve(folder: Path) -> Iterator[str]:
+    """Serve the run as `autoprof open` does, until the next cell with `--open` or the end of the shell."""
     _close()
     command = [sys.executable, "-m", "autoprof", "open", str(folder)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("AUTOPROF")}
@@ -132,7 +132,7 @@ def _opened(folder: Path) -> Iterator[str]:
         command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     for line in _state.server.stdout or ():
-        if line.startswith(_SERVES):
+        if line.startswith(SERVING_MARK):
             return
         yield line.rstrip("\n")
 

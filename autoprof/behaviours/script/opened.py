@@ -1,4 +1,4 @@
-"""Blocks that were entered, and the hooks behind them: those of recipes, without a function that is wrapped."""
+"""Open blocks of a script, with the hooks behind them. These are hooks as in recipes, but wrap no function."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from autoprof.run.runtime import Runtime
 _NAME = "autoprof"
 
 
-class Opened:
-    """A block that is being entered, or was."""
+class OpenBlock:
+    """One `with` block, from before its begin to its end."""
 
-    __slots__ = ("_call", "_driven", "_run")
+    __slots__ = ("_call", "_hook_call", "_run")
 
     def __init__(self, hook: BoundHook, values: dict[str, Any]) -> None:
         self._run = runtime.current()
         self._call = Call(hook.key, _nothing, (), values)
-        self._driven = dispatch.HookCall(hook.key)
+        self._hook_call = dispatch.HookCall(hook.key)
 
     def enter(self) -> None:
-        """Enter the block. Who is interrupted in this, or in `leave`, calls `undo`."""
-        self._driven.enter(self._call)
+        """Enter the block. If `enter` or `leave` is interrupted, the caller must call `undo`."""
+        self._hook_call.enter(self._call)
 
     def leave(self, error: BaseException | None) -> None:
-        """Leave the block, with the exception that it raised. Nothing is left of it where its run was stopped."""
+        """Leave the block, with the exception that it raised, if any. If its run was stopped meanwhile, drop it."""
         if runtime.current() is self._run:
-            self._driven.leave(Outcome(None, error))
+            self._hook_call.leave(Outcome(None, error))
         else:
-            self._driven.give_up()
+            self._hook_call.give_up()
 
     def undo(self, error: BaseException) -> None:
-        """End what is left of the block, if `error` interrupted autoprof in it."""
-        self._driven.undo(error)
+        """End the block's recording if `error` interrupted autoprof in `enter` or `leave`."""
+        self._hook_call.undo(error)
 
 
 def joined() -> Runtime | None:
-    """Join the run that the environment names, and have the hooks of blocks known in this process. Raises nothing."""
+    """Join the run that the environment names, if any, and register the hooks of blocks. Never raises."""
     try:
         run: Runtime | None = _boot.agent().join()
         if run is not None and _STEP.key not in registry.bound:
@@ -60,35 +60,35 @@ def joined() -> Runtime | None:
         return None
 
 
-def step(number: int | None) -> Opened | None:
-    """Return the block of a step, which is not entered yet."""
-    return _opened(_STEP, {"number": open_step.executed() + 1 if number is None else number})
+def step(number: int | None) -> OpenBlock | None:
+    """Return the block of a step, not yet entered, or None if it has nothing to do."""
+    return _open_block(_STEP, {"number": open_step.executed() + 1 if number is None else number})
 
 
-def stage(name: str, role: str, rank: int | None) -> Opened | None:
-    """Return the block of a stage, which is not entered yet."""
-    return _opened(_STAGE, {"name": name, "role": role, "rank": identity.own_rank() if rank is None else rank})
+def stage(name: str, role: str, rank: int | None) -> OpenBlock | None:
+    """Return the block of a stage, not yet entered, or None if it has nothing to do."""
+    return _open_block(_STAGE, {"name": name, "role": role, "rank": identity.own_rank() if rank is None else rank})
 
 
-def nested() -> None:
-    """Say that a step begins in a step."""
-    log.warning_once("a step begins inside of a step and is part of it; autoprof.stage is for parts of a step")
+def warn_of_nested_step() -> None:
+    """Warn that a step begins inside another step."""
+    log.warning_once("a step begins inside another step and is part of it; use autoprof.stage for parts of a step")
 
 
 def stop_blocks() -> None:
-    """End the step that is going on: no step follows."""
+    """End the open step, which is the last one."""
     dispatch.drive(_STOP.key, _nothing, (), {})
 
 
-def _opened(hook: BoundHook, values: dict[str, Any]) -> Opened | None:
+def _open_block(hook: BoundHook, values: dict[str, Any]) -> OpenBlock | None:
     run = runtime.current()
     if run is None or run.settings.disabled(_NAME, hook.hook.name) or dispatch.compiling():
         return None
-    return Opened(hook, values)
+    return OpenBlock(hook, values)
 
 
 def _nothing() -> None:
-    """Stand for the code of a block, which autoprof does not call."""
+    """Do nothing. Placeholder for the code of a block, which autoprof does not call."""
 
 
 def _hook(name: str, kind: str, behaviour: Behaviour) -> BoundHook:

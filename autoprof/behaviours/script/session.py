@@ -1,7 +1,7 @@
-"""Runs that a script or a notebook starts and stops by itself: `autoprof.start(steps="+1")` and `autoprof.stop()`.
+"""Runs that a script or a notebook starts and stops itself: `autoprof.start(steps="+1")` and `autoprof.stop()`.
 
-A run that is started so is like one of `AUTOPROF=1` in front of the command, from that moment on: the same variables
-are set, for the processes that this one starts, and the same hooks are applied.
+From its start, such a run is like a run with `AUTOPROF=1` in front of the command. It sets the same variables for child
+processes and applies the same hooks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from autoprof.run.runtime import Runtime
 from autoprof.rundir import decoder
 from autoprof.rundir.records import RunFile
 
-# What `start` sets and `stop` sets back.
+# Variables that `start` sets and `stop` restores.
 _VARIABLES = (
     _boot.ENABLE,
     _boot.RUN_ID,
@@ -37,17 +37,18 @@ _VARIABLES = (
     command.LAUNCH_RANK,
     command.LAUNCH,
 )
-# How long a rank waits for the one that makes the run.
-_RANK_0_S = 10.0
-_PAUSE_S = 0.02
+# Seconds that a rank waits for the rank that creates the run.
+RANK_0_TIMEOUT_S = 10.0
+# Seconds between two looks for that run.
+POLL_INTERVAL_S = 0.02
 
 
-class _State(process.State):
-    """The run that this process has started by itself.
+class _ScriptState(process.State):
+    """Run that this process has started by `start`.
 
     Attributes:
-        before: The variables as they were before it; None where there is none.
-        started: How many this process has started.
+        before: Variables as they were before the run; None without such a run.
+        started: Number of runs that this process has started.
     """
 
     started = 0
@@ -59,7 +60,7 @@ class _State(process.State):
         self.before = None
 
 
-_state = _State()
+_state = _ScriptState()
 
 
 def start(
@@ -74,37 +75,38 @@ def start(
     dir: str | os.PathLike[str] | None = None,
     **settings: Any,
 ) -> Path | None:
-    """Start a run in this process, which `stop` ends, or the end of the process.
+    """Start a run in this process. `stop`, or the end of the process, ends it.
 
-    Call it before `ray.init()`. In a run that goes on by `AUTOPROF=1` its settings count, and this joins it.
+    Call it before `ray.init()`. If a run with `AUTOPROF=1` is active, this call joins that run, which keeps its
+    settings.
 
     Args:
-        steps: The steps to capture, as in `AUTOPROF_STEPS`: `"+1"` for the first, `"2,5"`, `"10:13"`, `"::50"`.
-        contents: As in `AUTOPROF_CONTENTS`.
-        roles: As in `AUTOPROF_ROLES`.
-        ranks: As in `AUTOPROF_RANKS`.
-        tool: As in `AUTOPROF_TOOL`.
-        mode: As in `AUTOPROF_MODE`.
-        when: As in `AUTOPROF_WHEN`.
-        dir: The folder of the runs, as in `AUTOPROF_DIR`.
-        **settings: The other settings, by their names in small letters.
+        steps: Steps to capture, as in `AUTOPROF_STEPS`: `"+1"` for the first, `"2,5"`, `"10:13"`, `"::50"`.
+        contents: Contents of traces, as in `AUTOPROF_CONTENTS`.
+        roles: Roles to capture, as in `AUTOPROF_ROLES`.
+        ranks: Ranks to capture, as in `AUTOPROF_RANKS`.
+        tool: Tools in order of preference, as in `AUTOPROF_TOOL`.
+        mode: Mode of captures, as in `AUTOPROF_MODE`.
+        when: Conditions that open windows, as in `AUTOPROF_WHEN`.
+        dir: Folder of the runs, as in `AUTOPROF_DIR`.
+        **settings: Other settings, by their names in lower case.
 
     Returns:
-        The run's folder; None where `AUTOPROF=0` in the environment switches autoprof off.
+        The run's folder, or None if `AUTOPROF=0` in the environment switches autoprof off.
 
     Raises:
-        SettingsError: A setting is wrong; a ValueError.
-        RuntimeError: A run that this process has started goes on.
-        OSError: The run's folder can't be made.
+        SettingsError: A setting is invalid. It is a ValueError.
+        RuntimeError: This process has already started a run that is still active.
+        OSError: The run's folder can't be created.
     """
     named = {"contents": contents, "roles": roles, "ranks": ranks, "tool": tool, "mode": mode, "when": when}
     folder = None if dir is None else os.fspath(dir)
-    all_given = {"steps": steps, **named, "dir": folder, **settings}
-    given = {name: value for name, value in all_given.items() if value is not None}
+    arguments = {"steps": steps, **named, "dir": folder, **settings}
+    run_settings = {name: value for name, value in arguments.items() if value is not None}
     if _state.before is not None:
         run = runtime.current()
-        where = f", in {run.rundir.path}" if run is not None else ""
-        raise RuntimeError(f"a run is going on{where}; autoprof.stop() ends it")
+        folder = f", in {run.rundir.path}" if run is not None else ""
+        raise RuntimeError(f"a run is already active{folder}; autoprof.stop() ends it")
     if os.environ.get(_boot.ENABLE, "").strip() and not _boot.enabled():
         log.configure(Settings().log)
         log.warning_once(
@@ -112,29 +114,30 @@ def start(
         )
         return None
     if not _boot.enabled() or _boot.RUN_ID not in os.environ:
-        return _begin(given).rundir.path
+        return _begin(run_settings).rundir.path
     run = opened.joined()
-    if run is not None and given and (run.started_here or (identity.ranks() > 1 and not _follows())):
-        what = ", ".join(given)
-        log.warning_once(f"AUTOPROF=1 has started this run, and its settings count: autoprof.start() leaves out {what}")
+    if run is not None and run_settings and (run.started_here or (identity.ranks() > 1 and not _joins_rank_0())):
+        ignored = ", ".join(run_settings)
+        log.warning_once(f"AUTOPROF=1 started this run, which keeps its settings: autoprof.start() ignores {ignored}")
     return run.rundir.path if run is not None else None
 
 
 def stop() -> Path | None:
-    """End the run that `start` has started, and wait until its files are complete.
+    """End the run that `start` started, and wait until its files are complete.
 
-    A run of `AUTOPROF=1` goes on: its step ends, and what was captured so far is waited for.
+    A run with `AUTOPROF=1` continues after this call. Only its open step ends, and the call waits until the files of
+    captures are complete.
 
     Returns:
-        The run's folder; None where there is no run.
+        The run's folder, or None without a run.
     """
     run = opened.joined() if blocks.state.on else None
     if run is None:
-        if _state.before is not None:  # autoprof was switched off meanwhile
-            _set_back(_state.before)
+        if _state.before is not None:  # autoprof was disabled meanwhile
+            _restore(_state.before)
         return None
     try:
-        running.end_all("autoprof.stop() was called in it")
+        running.end_all("autoprof.stop() was called during the stage")
     except Exception as error:
         interrupts.pass_on(error)
         runtime.report("autoprof/stop", error)
@@ -144,19 +147,19 @@ def stop() -> Path | None:
         settle(run)
         return run.rundir.path
     run.stopped = True
-    # Where somebody interrupts it, the run's end is left to the next call, or to the end of the process.
+    # If this is interrupted, the next call, or the end of the process, ends the run.
     process.end()
-    _set_back(_state.before)
+    _restore(_state.before)
     return run.rundir.path
 
 
 def settle(run: Runtime) -> None:
-    """Wait until what was captured so far is complete."""
+    """Wait until the files of the captures so far are complete."""
     writer.wait(run.settings.stop_timeout_s)
     end.wait_for_files(run)
 
 
-def _begin(given: dict[str, object]) -> Runtime:
+def _begin(run_settings: dict[str, object]) -> Runtime:
     before = {name: os.environ.get(name) for name in _VARIABLES}
     process.reset()
     try:
@@ -165,12 +168,12 @@ def _begin(given: dict[str, object]) -> Runtime:
         if "WORLD_SIZE" not in os.environ:  # ranks of srun and mpirun; those of torchrun have a launcher on this host
             command.note_launch(os.environ, command.THIS, starts=True)
         os.environ.setdefault(_boot.RUN_ID, _new_id())
-        # No process of it says at its end that no hook was applied.
+        # No process of the run warns at its end that no hook was applied.
         os.environ[_boot.STARTER] = f":{os.getcwd()}"
-        run = runtime.start(given)
+        run = runtime.start(run_settings)
         assert run is not None
-        if seat.own_seat() is None and _follows():
-            _follow(run)
+        if seat.own_seat() is None and _joins_rank_0():
+            _join_rank_0(run)
         try:
             run.rundir.make(run.rundir.path)
         except OSError as error:
@@ -182,14 +185,14 @@ def _begin(given: dict[str, object]) -> Runtime:
         blocks.state.begin()
         opened.joined()
     except BaseException:
-        _set_back(before)
+        _restore(before)
         raise
     _state.started += 1
     return run
 
 
-def _set_back(before: dict[str, str | None]) -> None:
-    """Leave this process as it was before the run."""
+def _restore(before: dict[str, str | None]) -> None:
+    """Restore the variables and the state of this process from before the run."""
     _boot.uninstall()
     for name, value in before.items():
         if value is None:
@@ -200,7 +203,7 @@ def _set_back(before: dict[str, str | None]) -> None:
 
 
 def _new_id() -> str:
-    """Return a new run id: the same in all ranks that a launcher such as torchrun has started on this host."""
+    """Return a new run id, the same in all ranks that one launcher, such as torchrun, started on this host."""
     if identity.ranks() == 1:
         return _boot.new_run_id()
     launcher = os.getppid()
@@ -208,24 +211,26 @@ def _new_id() -> str:
     with io.open("/proc/stat", opener=files.descriptor) as file:
         booted = next(int(line.split()[1]) for line in file if line.startswith("btime "))
     began = time.localtime(booted + ticks // os.sysconf("SC_CLK_TCK"))
-    which = hashlib.sha256(f"{identity.machine()} {launcher} {ticks} {_state.started}".encode()).hexdigest()
-    return f"{time.strftime('%Y%m%d-%H%M%S', began)}-{which[:6]}"
+    digest = hashlib.sha256(f"{identity.machine()} {launcher} {ticks} {_state.started}".encode()).hexdigest()
+    return f"{time.strftime('%Y%m%d-%H%M%S', began)}-{digest[:6]}"
 
 
-def _follows() -> bool:
-    """Return whether another rank of this host makes the run."""
+def _joins_rank_0() -> bool:
+    """Return whether another rank of this host creates the run."""
     local = os.environ.get("LOCAL_RANK") or os.environ.get("RANK") or "0"
     return identity.ranks() > 1 and local != "0"
 
 
-def _follow(run: Runtime) -> None:
-    """Leave the run to the first rank of this host, which ends it."""
-    deadline = time.monotonic() + _RANK_0_S
+def _join_rank_0(run: Runtime) -> None:
+    """Wait until the first rank of this host has created the run, which that rank will also end."""
+    deadline = time.monotonic() + RANK_0_TIMEOUT_S
     while not files.exists(run.rundir.run_json):
         if time.monotonic() > deadline:
-            log.warning(f"rank 0 has not started the run {run.info.id} within {_RANK_0_S:g} s; this rank does")
+            log.warning(
+                f"rank 0 has not started the run {run.info.id} within {RANK_0_TIMEOUT_S:g} s; this rank starts it"
+            )
             return
-        time.sleep(_PAUSE_S)
+        time.sleep(POLL_INTERVAL_S)
     first = decoder.read(run.rundir.run_json, RunFile)
-    whose = {"host": first.host, "pid": first.pid, "ticks": first.ticks, "started": first.started}
-    run.info = msgspec.structs.replace(run.info, **whose)
+    owner = {"host": first.host, "pid": first.pid, "ticks": first.ticks, "started": first.started}
+    run.info = msgspec.structs.replace(run.info, **owner)

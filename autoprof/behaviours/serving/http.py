@@ -1,7 +1,7 @@
 """Requests over HTTP between a trainer and an inference server, both with autoprof.
 
-A server has a run of its own. With autoprof it has a route `/autoprof`, by which the trainer reports its steps and
-asks for captures.
+A server has its own run. With autoprof it has a route `/autoprof`, where the trainer reports its steps and requests
+captures.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call, CallPath, Wa
 from autoprof.hooks.dispatch import InThread
 from autoprof.run import runtime, step_announcement
 
-# Fields that autoprof knows in the body of `/start_profile`.
+# Fields of autoprof in the body of `/start_profile`.
 KEYS = frozenset({"global_step", "duration_s"})
 
 
-async def answer_start(server: serving.Server, body: bytes) -> tuple[int, dict[str, str]]:
+async def answer_start(server: serving.ServedEngine, body: bytes) -> tuple[int, dict[str, str]]:
     """Return the HTTP status and the content that answer `/start_profile`."""
     try:
         step, duration_s = window_of(body)
@@ -40,13 +40,13 @@ async def answer_start(server: serving.Server, body: bytes) -> tuple[int, dict[s
     return _answer(await server.open_window(step, duration_s))
 
 
-async def answer_stop(server: serving.Server) -> tuple[int, dict[str, str]]:
+async def answer_stop(server: serving.ServedEngine) -> tuple[int, dict[str, str]]:
     """Return the HTTP status and the content that answer `/stop_profile`."""
     return _answer(await server.close_window())
 
 
-async def answer_trainer(server: serving.Server, directory: str, body: bytes) -> tuple[int, dict[str, str]]:
-    """Return the HTTP status and the content that answer `/autoprof`, by which a trainer drives the engine."""
+async def answer_trainer(server: serving.ServedEngine, directory: str, body: bytes) -> tuple[int, dict[str, str]]:
+    """Return the HTTP status and the content that answer `/autoprof`, the route of trainers."""
     try:
         request = Request.read(body)
     except ValueError as error:
@@ -62,15 +62,15 @@ async def answer_trainer(server: serving.Server, directory: str, body: bytes) ->
 
 
 def window_of(body: bytes) -> tuple[int | None, float | None]:
-    """Read the body of `/start_profile`: the step's number and the seconds that the window is open. Both may lack.
+    """Return the step and the window's seconds from the body of `/start_profile`; None for each that is missing.
 
     Raises:
-        ValueError: It says which is wrong, what it got and what it takes.
+        ValueError: A field is invalid. The message names the field, its value and the allowed values.
     """
-    asked = fields_of(body)
-    if asked is None:
+    fields = fields_of(body)
+    if fields is None:
         raise ValueError(f"body: got {body[:100].decode(errors='replace')!r}; it takes an object in JSON, or nothing")
-    step, duration_s = asked.get("global_step"), asked.get("duration_s")
+    step, duration_s = fields.get("global_step"), fields.get("duration_s")
     if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
         raise ValueError(f"global_step: got {step!r}; it takes a whole number from 0")
     if duration_s is not None and not _is_duration(duration_s):
@@ -79,7 +79,7 @@ def window_of(body: bytes) -> tuple[int | None, float | None]:
 
 
 def fields_of(body: bytes) -> dict[str, Any] | None:
-    """Return the fields of a body, none without one; None if it is no object in JSON."""
+    """Return the fields of a body, {} for an empty body, or None if it is not a JSON object."""
     try:
         content = json.loads(body) if body.strip() else {}
     except (ValueError, RecursionError) as error:
@@ -96,25 +96,29 @@ def _answer(problem: str) -> tuple[int, dict[str, str]]:
     return 409 if problem else 200, {"problem": problem}
 
 
-class _State(process.State):
-    """The servers that were told that this trainer leads, with their run directories, and the window that an `end`
-    closes."""
+class _ClientState(process.State):
+    """Servers of this trainer.
+
+    Attributes:
+        directories: Run directories of the servers that know this trainer, by URL.
+        open: Window that the next `begin` or `end` closes, if any.
+    """
 
     def begin(self) -> None:
-        self.told: dict[str, str] = {}
-        self.open: _Window | None = None
+        self.directories: dict[str, str] = {}
+        self.open: _ServerWindow | None = None
 
 
-_state = _State()
+_state = _ClientState()
 
-# An answer is a line or two.
-_MOST_BYTES = 1 << 16
-# As many servers are asked at a time.
-_AT_ONCE = 16
+# Bytes that are read of a server's answer, which is a line or two.
+MAX_ANSWER_BYTES = 1 << 16
+# Servers that are asked at the same time.
+MAX_PARALLEL_REQUESTS = 16
 
 
 class _Answer(NamedTuple):
-    """Answer of a server: its problem, or an empty text; its run directory; whether it surely did not act."""
+    """Answer of a server: its problem or an empty string, its run directory, and True if it certainly did not act."""
 
     problem: str
     directory: str = ""
@@ -122,16 +126,16 @@ class _Answer(NamedTuple):
 
 
 class OverHttp(Behaviour):
-    """The call has a server generate, over HTTP: in a step that is captured, its engine is captured in its own run,
-    which may be the trainer's.
+    """The call makes an HTTP server generate. In a captured step, the server's engine is captured, too.
 
-    Of several servers those are captured whose place in the list is one of `AUTOPROF_RANKS`.
+    The capture is in the server's own run, which may be the trainer's. If there are several servers, those are captured
+    whose index in the list is one of `AUTOPROF_RANKS`.
 
     Attributes:
         url: Path to the server's address, such as `http://localhost:8000` or `localhost:8000`, or to a list of
-            addresses; what has a `host` and a `port` is one, too.
-        part: `whole` where the server generates during the call; `begin` and `end` where it goes on between two calls,
-            as in asynchronous training: the window is open from the one to the other, or to the next `begin`.
+            addresses. An address may also be an object with a `host` and a `port`.
+        part: `whole` if the server generates during the call. `begin` and `end` if it generates between two calls, as
+            in asynchronous training: the window lasts from `begin` to `end`, or to the next `begin`.
     """
 
     url: CallPath
@@ -143,7 +147,7 @@ class OverHttp(Behaviour):
             yield CALL
             return None
         if self.part != "whole":
-            yield from _close(run)
+            yield from _close_window(run)
         window = None if self.part == "end" else (yield from self._open(run, call))
         if self.part == "begin":
             _state.open = window
@@ -152,33 +156,33 @@ class OverHttp(Behaviour):
             yield from window.close(run)
         return None
 
-    def _open(self, run: runtime.Runtime, call: Call) -> Generator[Wait, Any, _Window | None]:
+    def _open(self, run: runtime.Runtime, call: Call) -> Generator[Wait, Any, _ServerWindow | None]:
         urls = _urls(call.at(self.url))
-        new = [url for url in urls if url not in _state.told]
-        _state.told.update(dict.fromkeys(new, ""))
+        new = [url for url in urls if url not in _state.directories]
+        _state.directories.update(dict.fromkeys(new, ""))
         directory = str(run.rundir.path)
         lead = Request(action="lead", run=directory)
-        answers = yield from _each(_ask, [(url, lead, run.settings) for url in new])
-        _state.told.update({url: answer.directory for url, answer in zip(new, answers, strict=True)})
-        _, posting = step_announcement.own()
-        if posting is None or not posting.captured or in_whole():
+        answers = yield from _map(_ask, [(url, lead, run.settings) for url in new])
+        _state.directories.update({url: answer.directory for url, answer in zip(new, answers, strict=True)})
+        _, announcement = step_announcement.own()
+        if announcement is None or not announcement.captured or in_whole():
             return None
-        settings = run.settings.overridden(posting.overrides)
-        window = _Window(settings)
-        for place, url in enumerate(urls):
-            if _takes(settings, place, len(urls)):
-                # A server with a run of its own goes by its own settings.
-                overrides = posting.overrides if _state.told[url] == directory else {}
+        settings = run.settings.overridden(announcement.overrides)
+        window = _ServerWindow(settings)
+        for index, url in enumerate(urls):
+            if _takes(settings, index, len(urls)):
+                # A server with its own run uses its own settings.
+                overrides = announcement.overrides if _state.directories[url] == directory else {}
                 window.urls.append(url)
                 window.requests.append(
-                    Request(action="start", step=posting.step, replica=place, rank=place, overrides=overrides)
+                    Request(action="start", step=announcement.step, replica=index, rank=index, overrides=overrides)
                 )
-        asked = zip(window.urls, window.requests, strict=True)
-        window.answers = yield from _each(_ask, [(url, request, settings) for url, request in asked])
+        requests = zip(window.urls, window.requests, strict=True)
+        window.answers = yield from _map(_ask, [(url, request, settings) for url, request in requests])
         return window
 
 
-class _Window:
+class _ServerWindow:
     """Servers whose engines were asked to record a step, and their answers."""
 
     def __init__(self, settings: Settings) -> None:
@@ -188,36 +192,36 @@ class _Window:
         self.answers: list[_Answer] = []
 
     def close(self, run: runtime.Runtime) -> Generator[Wait, Any, None]:
-        """Have the engines stop, and say how it went."""
+        """Stop the engines. Log where each capture is, or write a meta file with the problem."""
         started = list(zip(self.urls, self.requests, self.answers, strict=True))
-        # A start that was not answered in time may come to pass all the same.
-        going = [url for url, _, start in started if not start.refused]
-        stops = yield from _each(_ask, [(url, Request(action="stop"), self.settings) for url in going])
-        ended = {url: stop.problem for url, stop in zip(going, stops, strict=True)}
+        # A start without an answer in time may still have an effect.
+        recording = [url for url, _, start in started if not start.refused]
+        stops = yield from _map(_ask, [(url, Request(action="stop"), self.settings) for url in recording])
+        stop_problems = {url: stop.problem for url, stop in zip(recording, stops, strict=True)}
         for url, request, start in started:
-            if problem := start.problem or ended.get(url, ""):
+            if problem := start.problem or stop_problems.get(url, ""):
                 subject = request.subject("engine")
                 Artifacts(run, subject, self.settings.for_role(ROLE), TorchTool()).fail(f"{url}: {problem}")
             else:
                 log.info(f"step {request.step}: its rollout is in the run of {url}, {start.directory}")
 
 
-def _close(run: runtime.Runtime) -> Generator[Wait, Any, None]:
+def _close_window(run: runtime.Runtime) -> Generator[Wait, Any, None]:
     window, _state.open = _state.open, None
     if window is not None:
         yield from window.close(run)
 
 
-def _takes(settings: Settings, place: int, servers: int) -> bool:
-    """Return whether the server at this place is captured; one alone always is."""
+def _takes(settings: Settings, index: int, servers: int) -> bool:
+    """Return whether the server with this index is captured. For a single server, `AUTOPROF_RANKS` does not matter."""
     if servers == 1:
         return settings.takes_role(ROLE, GENERATE)
-    return settings.takes(ROLE, range(place, place + 1), GENERATE)
+    return settings.takes(ROLE, range(index, index + 1), GENERATE)
 
 
-def _urls(found: Any) -> list[str]:
-    several = found if isinstance(found, (list, tuple)) else [found]
-    return [_url(each) for each in several]
+def _urls(value: Any) -> list[str]:
+    addresses = value if isinstance(value, (list, tuple)) else [value]
+    return [_url(address) for address in addresses]
 
 
 def _url(address: Any) -> str:
@@ -227,8 +231,8 @@ def _url(address: Any) -> str:
     return (address if "://" in address else f"http://{address}").rstrip("/")
 
 
-def _each(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> Generator[Wait, Any, list[Any]]:
-    """Make all calls at the same time, while the behaviour waits."""
+def _map(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> Generator[Wait, Any, list[Any]]:
+    """Make all calls at the same time while the behaviour waits. Return the answers in the order of the calls."""
     if not calls:
         return []
     answers: list[Any] = yield InThread(_together, function, calls)
@@ -238,9 +242,9 @@ def _each(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> Gen
 def _together(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
     if len(calls) == 1:
         return [function(*calls[0])]
-    pool = ThreadPoolExecutor(min(len(calls), _AT_ONCE), "autoprof-asking")
+    pool = ThreadPoolExecutor(min(len(calls), MAX_PARALLEL_REQUESTS), "autoprof-asking")
     try:
-        return list(threads.start(pool.map, lambda each: function(*each), calls))
+        return list(threads.start(pool.map, lambda arguments: function(*arguments), calls))
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
@@ -249,13 +253,13 @@ def _ask(url: str, request: Request, settings: Settings) -> _Answer:
     post = urllib.request.Request(f"{url}/autoprof", request.body(), {"Content-Type": "application/json"})
     try:
         with urllib.request.urlopen(post, timeout=settings.stop_timeout_s) as response:
-            answer = json.loads(response.read(_MOST_BYTES))
+            answer = json.loads(response.read(MAX_ANSWER_BYTES))
     except urllib.error.HTTPError as error:
         if error.code in (404, 405):
-            without = "the server runs without autoprof; put AUTOPROF=1 in front of its command as well"
-            return _Answer(without, refused=True)
-        said = error.read(500).decode(errors="replace")
-        return _Answer(f"it answered HTTP {error.code}: {said}", refused=True)
+            problem = "the server runs without autoprof; put AUTOPROF=1 in front of its command as well"
+            return _Answer(problem, refused=True)
+        content = error.read(500).decode(errors="replace")
+        return _Answer(f"it answered HTTP {error.code}: {content}", refused=True)
     except (OSError, ValueError, HTTPException) as error:
         interrupts.pass_on(error)
         return _Answer(f"{type(error).__name__}: {error}")

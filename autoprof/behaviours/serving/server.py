@@ -1,6 +1,6 @@
-"""Engines without a trainer: a step is a generation batch, or a window that a request opens.
+"""Steps and windows of engines without a trainer. A step is a generation batch, or a window that a request opens.
 
-A batch lasts from the first request of an idle engine to the moment when none is left. Batches are counted from 1.
+A batch lasts from the first request of an idle engine until no request is left. Batches are counted from 1.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from autoprof.run import end, runtime
 from autoprof.run.timeline import Span
 from autoprof.windows.chooser import Chooser
 
-# How often a busy server looks whether somebody asked for a window: with the first request after so many seconds.
-_LOOK_S = 1.0
+# Seconds after which a request to a busy server looks for `autoprof trigger` again.
+LOOK_INTERVAL_S = 1.0
 
 
 class Batches:
-    """The generation batches of one engine: counted, each a step of the timeline.
+    """Generation batches of one engine, each a step of the timeline.
 
     Attributes:
-        are_steps: False where a trainer of the same run counts its steps, and takes what is asked for.
+        count: Number of batches begun.
+        are_steps: False if a trainer of the same run counts the steps and takes the requests of `autoprof trigger`.
     """
 
     def __init__(self) -> None:
@@ -37,35 +38,38 @@ class Batches:
         self._looked = 0.0
 
     @property
-    def going_on(self) -> bool:
+    def is_open(self) -> bool:
+        """Return whether a batch has begun and not ended."""
         return self._span is not None
 
     @property
     def overdue(self) -> bool:
-        """Return whether nobody has looked for some time for requests of `autoprof trigger`."""
-        return time.monotonic() - self._looked > _LOOK_S
+        """Return whether the last look for requests of `autoprof trigger` is too long ago."""
+        return time.monotonic() - self._looked > LOOK_INTERVAL_S
 
     def look(self, run: runtime.Runtime, led: bool = False) -> None:
-        """Take the requests of `autoprof trigger`: `+1` is the batch that is going on, or else the next.
+        """Take the requests of `autoprof trigger`. Their step `+1` is the open batch, or else the next one.
 
-        Where the engine is `led`, a trainer opens its windows, and nobody else.
+        Args:
+            run: Run of this process.
+            led: True if a trainer opens the engine's windows. Requests are then refused.
         """
         self._looked = time.monotonic()
-        if not self.are_steps:  # they are the trainer's
+        if not self.are_steps:  # the trainer takes the requests
             return
-        self._chooser.look(run.rundir, self.count - self.going_on)
+        self._chooser.look(run.rundir, self.count - self.is_open)
         if led:
             self._chooser.close("a trainer decides what this server records; use autoprof trigger on the trainer's run")
 
     def asked(self, run: runtime.Runtime) -> Request | None:
-        """Return the request to the engine if a trigger chose this batch."""
+        """Return the request to the engine if a trigger selects this batch."""
         overrides = self._chooser.asked(run.settings, self.count, self.count)
         return None if overrides is None else self._request(overrides)
 
     def begin(self, run: runtime.Runtime) -> Request | None:
-        """Begin a batch; return the request to the engine if it is chosen, by `AUTOPROF_STEPS` or by a trigger."""
+        """Begin a batch. Return the request to the engine if `AUTOPROF_STEPS` or a trigger selects it."""
         self.count += 1
-        # The numbers of batches are no steps of the trainer's.
+        # Numbers of batches must not be confused with steps of the trainer.
         kind = "step" if self.are_steps else "batch"
         self._span = Span(run.timeline, kind, kind, step=self.count, role=ROLE, rank=None)
         if not self.are_steps:
@@ -78,7 +82,7 @@ class Batches:
         return self._request(overrides)
 
     def end(self) -> None:
-        """End the batch, whose recording is stopped."""
+        """End the batch. The caller has stopped its recording."""
         span, self._span = self._span, None
         if span is not None and self.are_steps:
             span.end()
@@ -95,56 +99,56 @@ class Batches:
         return Request(action="start", step=self.count, overrides=overrides)
 
 
-# Each answers with `{"problem": text}`, empty if there is none. The text that a stop takes says why the recording ends
-# early, if it does.
+# Functions that start and stop an engine's recording. They answer `{"problem": text}`; the text is empty on success.
+# The string argument of a stop is the reason why the recording ends early, if it does.
 Start = Callable[[Any, Request], Awaitable[dict[str, Any]]]
 Stop = Callable[[Any, str], Awaitable[dict[str, Any]]]
 
 
-class Server:
-    """One engine behind a server, and the recording of it: a batch, or a window that was asked for."""
+class ServedEngine:
+    """One engine behind a server, and its recording: of a batch, or of a requested window."""
 
     def __init__(self, engine: Any, start: Start, stop: Stop) -> None:
         self._engine = engine
         self._start = start
         self._stop = stop
         self._batches = Batches()
-        # The last request of the batch is done; what ends the batch is on its way.
+        # True if the last request of the batch is done and a task will end the batch.
         self._over = False
         self._captured = False
-        # A trainer says which step it is: batches are counted, but not chosen by their numbers.
+        # True if a trainer announces the steps. Then batches are counted, but not selected by their numbers.
         self._led = False
         self._waiting = 0
-        # The open window that was asked for. Each is an object of its own, so that a late timer closes no other.
+        # Open requested window, a new object for each, so that a late timer can't close a later window.
         self._window: object | None = None
         self._timer: asyncio.TimerHandle | None = None
-        # Requests that arrive while a recording starts or stops wait for it, or they would be outside of it.
+        # Requests that arrive while a recording starts or stops wait for this lock, so that the recording has them.
         self._lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[str]] = set()
 
     async def request(self, run: runtime.Runtime) -> None:
-        """Note a request that reaches the engine. An idle one begins a batch, which is recorded when this returns."""
+        """Handle a request to the engine: if the engine is idle, begin a batch. A selected batch records on return."""
         look = not self._busy or self._batches.overdue
         if not look and not self._lock.locked():
             return
         self._waiting += 1
         try:
-            await self._whole(self._requested(run, look))
+            await self._uninterrupted(self._handle_request(run, look))
         finally:
             self._waiting -= 1
 
     def idle(self) -> None:
-        """End the batch: the engine has no request left. Called in the engine's event loop."""
-        # A late output of the batch before does not end one whose first request waits for its recording.
+        """End the batch, since the engine has no request left. Called in the engine's event loop."""
+        # A late output of the previous batch must not end a batch whose first request waits for its recording.
         if self._busy and not self._waiting:
             self._over = True
             self._spawn(self._end_over())
 
     def follow(self, same_run: bool = False) -> None:
-        """Follow a trainer, which opens the windows of its steps here: a batch is recorded in one of those alone.
+        """Let a trainer open all windows. From now on, batches are recorded only in these windows.
 
         Args:
-            same_run: Whether the trainer is of this run, whose steps are the trainer's then.
+            same_run: True if the trainer belongs to the same run. The run's steps are then the trainer's.
         """
         self._led = True
         self._batches.are_steps = not same_run
@@ -152,40 +156,40 @@ class Server:
     async def open_window(
         self, step: int | None = None, duration_s: float | None = None, request: Request | None = None
     ) -> str:
-        """Record from now on, whether the engine is idle or not.
+        """Start a recording now, even if the engine is idle.
 
         Args:
-            step: Names the folder; without it the batch that is going on, or the next.
-            duration_s: Seconds after which the window closes by itself; without it, when `close_window` is called.
-            request: What a trainer asks for, which names the step.
+            step: Step for the folder's name. Default: the open batch, or else the next one.
+            duration_s: Seconds after which the window closes automatically. Default: until `close_window`.
+            request: Request of a trainer, which has the step.
 
         Returns:
-            The reason that it is not recorded, or an empty text.
+            The reason why nothing is recorded, or an empty string.
         """
-        return await self._whole(self._open(step, duration_s, request))
+        return await self._uninterrupted(self._open(step, duration_s, request))
 
     async def close_window(self) -> str:
-        """Close the window that was asked for. Return the problem, or an empty text."""
-        return await self._whole(self._close(self._window))
+        """Close the requested window. Return the problem, or an empty string."""
+        return await self._uninterrupted(self._close(self._window))
 
     async def give_way(self) -> None:
-        """End autoprof's recording early: somebody else is about to profile the engine."""
-        await self._whole(self._give_way())
+        """End autoprof's recording early, since another caller is about to profile the engine."""
+        await self._uninterrupted(self._give_way())
 
     @property
     def _busy(self) -> bool:
-        return self._batches.going_on and not self._over
+        return self._batches.is_open and not self._over
 
-    async def _requested(self, run: runtime.Runtime, look: bool) -> str:
+    async def _handle_request(self, run: runtime.Runtime, look: bool) -> str:
         async with self._lock:
             if self._busy and not look:
                 return ""
             if not self._busy:
                 await self._end_batch()
             await asyncio.to_thread(self._batches.look, run, self._led)
-            chosen = self._batches.asked(run) if self._busy else self._batches.begin(run)
-            if chosen is not None and not self._led and self._window is None and not self._captured:
-                self._captured = not await self._started(chosen)
+            request = self._batches.asked(run) if self._busy else self._batches.begin(run)
+            if request is not None and not self._led and self._window is None and not self._captured:
+                self._captured = not await self._start_recording(request)
         return ""
 
     async def _end_over(self) -> str:
@@ -198,7 +202,7 @@ class Server:
         self._over = False
         captured, self._captured = self._captured, False
         if captured:
-            await self._stopped()
+            await self._stop_recording()
         self._batches.end()
 
     async def _open(self, step: int | None, duration_s: float | None, request: Request | None) -> str:
@@ -208,8 +212,8 @@ class Server:
             if self._window is not None or self._captured:
                 return "a window is open already"
             number = self._batches.count + (not self._busy) if step is None else step
-            asked = request or Request(action="start", step=number, overrides={REASON: "/start_profile"})
-            problem = await self._started(asked)
+            request = request or Request(action="start", step=number, overrides={REASON: "/start_profile"})
+            problem = await self._start_recording(request)
             if problem:
                 return problem
             window = self._window = object()
@@ -223,14 +227,14 @@ class Server:
             recording = self._captured or self._window is not None
             self._forget_window()
             self._captured = False
-            return await self._stopped("somebody else started the engine's profiler") if recording else ""
+            return await self._stop_recording("another caller started the engine's profiler") if recording else ""
 
     async def _close(self, window: object | None) -> str:
         async with self._lock:
             if window is None or self._window is not window:
                 return "no window is open"
             self._forget_window()
-            return await self._stopped()
+            return await self._stop_recording()
 
     def _forget_window(self) -> None:
         self._window = None
@@ -238,14 +242,14 @@ class Server:
             self._timer.cancel()
             self._timer = None
 
-    async def _started(self, asked: Request) -> str:
-        return await _asked(self._start(self._engine, asked))
+    async def _start_recording(self, request: Request) -> str:
+        return await _problem_of(self._start(self._engine, request))
 
-    async def _stopped(self, cut: str = "") -> str:
-        return await _asked(self._stop(self._engine, cut))
+    async def _stop_recording(self, cut: str = "") -> str:
+        return await _problem_of(self._stop(self._engine, cut))
 
-    async def _whole(self, work: Coroutine[Any, Any, str]) -> str:
-        # A request may be given up while it waits, but an engine that is half started would stay so.
+    async def _uninterrupted(self, work: Coroutine[Any, Any, str]) -> str:
+        # If the caller is cancelled, the work continues: an engine must not stay half started.
         return await asyncio.shield(self._spawn(work))
 
     def _spawn(self, work: Coroutine[Any, Any, str]) -> asyncio.Task[str]:
@@ -255,20 +259,20 @@ class Server:
         return task
 
 
-def said(answer: dict[str, Any]) -> str:
-    """Return the problem that an engine answered with, if any; it is logged."""
+def logged_problem(answer: dict[str, Any]) -> str:
+    """Log the problem in an engine's answer, if any, and return it, or an empty string."""
     problem = str(answer["problem"])
     if problem:
         log.warning(f"the engine could not be recorded: {problem}")
     return problem
 
 
-async def _asked(answer: Awaitable[dict[str, Any]]) -> str:
+async def _problem_of(answer: Awaitable[dict[str, Any]]) -> str:
     try:
-        return said(await answer)
+        return logged_problem(await answer)
     except Exception as error:
         interrupts.pass_on(error)
-        return said({"problem": f"{type(error).__name__}: {error}"})
+        return logged_problem({"problem": f"{type(error).__name__}: {error}"})
 
 
 async def _guarded(work: Coroutine[Any, Any, str]) -> str:

@@ -1,10 +1,10 @@
-"""SGLang's server on its own (`python -m sglang.launch_server`, `sglang serve`).
+"""Behaviours of SGLang's server without a trainer (`python -m sglang.launch_server`, `sglang serve`).
 
-Hooks see its requests begin and end; its `/start_profile` and `/stop_profile` open and close windows.
+Hooks see requests begin and end. The routes `/start_profile` and `/stop_profile` open and close windows.
 
-`TokenizerManager.generate_request` is an async generator in every release, which can't be wrapped. A request begins
-where its text has become tokens, ahead of the scheduler, and has ended when it gives back the lock that keeps weights
-from changing under it: answered, refused or abandoned, with all its samples (tokenizer_manager.py, 0.4.6 to 0.5.23).
+A request begins when its text has become tokens, before the scheduler gets it. It ends when it releases the lock that
+keeps the weights from changing during it: answered, refused or aborted, with all its samples (tokenizer_manager.py,
+0.4.6 to 0.5.23). `TokenizerManager.generate_request` itself can't be wrapped, since it is an async generator.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from autoprof.hooks.dispatch import Coroutine
 from autoprof.hooks.wrapper import wrapped_by
 from autoprof.run import runtime
 
-# Set on a TokenizerManager and on its lock.
+# Attribute of a TokenizerManager and of its lock: the `ServedEngine`.
 _SERVER = "_autoprof_server"
 _START, _STOP = "/start_profile", "/stop_profile"
 _HEALTH = "HEALTH_CHECK"
 
 
 class SetUp(Behaviour):
-    """`set_global_state`: SGLang's HTTP server is given its `TokenizerManager`, before it listens."""
+    """`set_global_state`, which gives SGLang's HTTP server its `TokenizerManager` before the server listens."""
 
     def around(self, call: Call) -> Around:
         outcome = yield CALL
-        # A server actor of a trainer sets the same state; its windows are the trainer's.
+        # A trainer's server actor sets the same state, but the trainer opens its windows.
         if outcome.error is None and not command.THIS.ray_worker:
             _set_up(call.argument("global_state").tokenizer_manager, call.function.__globals__["app"])
         return None
 
 
 class Tokenized(Behaviour):
-    """A request is about to reach the scheduler: if the engine was idle, a generation batch begins.
+    """A request is about to reach the scheduler. If the engine was idle, a generation batch begins.
 
-    SGLang's own generations, to warm up and to see whether it is healthy, begin none.
+    SGLang's own requests, for warm-up and health checks, begin no batch.
     """
 
     def around(self, call: Call) -> Around:
@@ -56,7 +56,7 @@ class Tokenized(Behaviour):
 
 
 class Released(Behaviour):
-    """A request gives its lock back: if no other has it, the batch has ended."""
+    """A request releases its lock. If no other request holds it, the batch has ended."""
 
     def around(self, call: Call) -> Around:
         yield CALL
@@ -67,23 +67,23 @@ class Released(Behaviour):
 
 
 def _set_up(manager: Any, app: Any) -> None:
-    # None on the further nodes of a server, and what hands requests to several tokenizers is of another kind.
+    # The further nodes of a server have no manager. With several tokenizers, it is another class without this lock.
     lock = getattr(manager, "model_update_lock", None)
     if lock is None or getattr(manager.server_args, "tokenizer_worker_num", 1) != 1:
-        log.info("a server of several tokenizers or nodes: autoprof leaves this process alone")
+        log.info("the server has several tokenizers or nodes; autoprof does not record from this process")
         return
-    server = serving.Server(manager, engine.start, engine.stop)
+    server = serving.ServedEngine(manager, engine.start, engine.stop)
     if wrapped_by(type(lock).release_reader):
         setattr(manager, _SERVER, server)
         setattr(lock, _SERVER, server)
-    _take_routes(app, server)
+    _add_routes(app, server)
 
 
-def _take_routes(app: Any, server: serving.Server) -> None:
-    """Put routes in front of SGLang's own, which go on to answer requests that are theirs.
+def _add_routes(app: Any, server: serving.ServedEngine) -> None:
+    """Put autoprof's routes in front of SGLang's own, which still answer the requests for SGLang's profiler.
 
-    A request for a window of autoprof's has no body, or only what autoprof knows in it. Every other is of somebody
-    who drives SGLang's profiler.
+    A request for a window of autoprof has no body, or only autoprof's fields in it. Any other request is for SGLang's
+    profiler.
     """
     from starlette.responses import JSONResponse
     from starlette.routing import Route
@@ -91,37 +91,37 @@ def _take_routes(app: Any, server: serving.Server) -> None:
     own = {route.path: route for route in app.router.routes if getattr(route, "path", "") in (_START, _STOP)}
     if len(own) != 2:
         raise LookupError(f"SGLang's server has no {_START} and {_STOP}")
-    theirs = False
+    sglang_profiling = False
 
     async def start_profile(request: Any) -> Any:
-        nonlocal theirs
+        nonlocal sglang_profiling
         body = await request.body()
-        asked = http.fields_of(body)
-        if asked is None or not asked.keys() <= http.KEYS:
-            theirs = True
+        fields = http.fields_of(body)
+        if fields is None or not fields.keys() <= http.KEYS:
+            sglang_profiling = True
             await server.give_way()
-            return _Passed(own[_START], body)
+            return _ForwardedRequest(own[_START], body)
         status, content = await http.answer_start(server, body)
-        if status == 200:  # theirs ended by itself: after num_steps nobody needs to stop it
-            theirs = False
+        if status == 200:  # SGLang's profiling has ended: with num_steps it needs no stop request
+            sglang_profiling = False
         return JSONResponse(content, status)
 
     async def stop_profile(request: Any) -> Any:
-        nonlocal theirs
-        if theirs:
-            theirs = False
-            return _Passed(own[_STOP], await request.body())
+        nonlocal sglang_profiling
+        if sglang_profiling:
+            sglang_profiling = False
+            return _ForwardedRequest(own[_STOP], await request.body())
         status, content = await http.answer_stop(server)
         return JSONResponse(content, status)
 
     for path, endpoint in ((_START, start_profile), (_STOP, stop_profile)):
-        # Whoever needs a key for SGLang's needs it here: it keeps that on the function (srt/utils/auth.py).
+        # Require the same key as SGLang's route, which keeps it on the function (srt/utils/auth.py).
         vars(endpoint).update(vars(own[path].endpoint))
         app.router.routes.insert(0, Route(path, endpoint, methods=["GET", "POST"]))
 
 
-class _Passed:
-    """The response to a request that SGLang's own route answers; its body has been read."""
+class _ForwardedRequest:
+    """Response of SGLang's own route to a request whose body has already been read."""
 
     def __init__(self, route: Any, body: bytes) -> None:
         self._route = route
@@ -134,6 +134,6 @@ class _Passed:
                 return await receive()
             return {"type": "http.request", "body": body, "more_body": False}
 
-        _, found = self._route.matches(scope)
-        scope.update(found)
+        _, match = self._route.matches(scope)
+        scope.update(match)
         await self._route.handle(scope, replay, send)

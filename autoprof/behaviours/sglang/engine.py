@@ -1,9 +1,9 @@
-"""SGLang: autoprof's own recorder in each scheduler is driven through the `TokenizerManager`.
+"""Captures of an SGLang engine: requests to autoprof's recorder in each scheduler, sent by the `TokenizerManager`.
 
-SGLang's profiler takes other arguments in each release, counts forward passes in other ways, writes gzip in the thread
-that generates, and ends the server when the disk is full or an argument is not to its taste. All releases have
-a way for a request to reach every scheduler, those of other nodes too: `start_profile`. autoprof's requests travel as
-text in its `output_dir`, and a hook in the scheduler (`scheduler.py`) takes them out before SGLang sees them.
+autoprof does not use SGLang's profiler. Its arguments and its count of forward passes differ between releases, it
+writes gzip in the thread that generates, and it ends the server if the disk is full or an argument is invalid. In all
+releases, `start_profile` reaches every scheduler, also on other nodes. So autoprof sends its requests as text in the
+`output_dir` of this call. A hook in the scheduler (`scheduler.py`) handles them before SGLang sees them.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from autoprof.hooks.wrapper import wrapped_by
 from autoprof.run import runtime
 from autoprof.run.timeline import Span
 
-# Set on a TokenizerManager while autoprof records its engine.
+# Attribute of a TokenizerManager while autoprof records its engine: the `_EngineCapture`.
 OPEN = "_autoprof_open"
 
 
-class Server(rollout_engine.Server):
-    """A method of the server actor, as in `rollout.engine.Server`; the engine is the `TokenizerManager`."""
+class SglangActor(rollout_engine.EngineActor):
+    """A method of SGLang's server actor. A call with `autoprof=` is the trainer's request to its `TokenizerManager`."""
 
     default_engine = "self.tokenizer_manager"
 
@@ -39,7 +39,7 @@ class Server(rollout_engine.Server):
         return await stop(engine)
 
 
-class _Session:
+class _EngineCapture:
     """One capture of an engine, from start to stop."""
 
     def __init__(self, engine: Any, timeout_s: float, span: Span) -> None:
@@ -47,7 +47,7 @@ class _Session:
         self._span = span
         self._engine = engine
         self._timeout_s = timeout_s
-        # Kept here: an event loop keeps no hold of its tasks.
+        # Keeps the task alive: an event loop holds its tasks only weakly.
         self._work: asyncio.Task[str] | None = None
         self._late = False
 
@@ -74,9 +74,9 @@ class _Session:
             self._close()
 
     async def _within(self, work: Any) -> dict[str, Any]:
-        """Await `work` for the time that a stop may take, and let it go on after that.
+        """Await `work` for at most the stop timeout. After that, it continues in the background.
 
-        A call of SGLang's that is cancelled leaves its communicator waiting for ever (0.5.8, _Communicator).
+        It must not be cancelled: a cancelled call leaves SGLang's communicator waiting for ever (0.5.8, _Communicator).
         """
         self._work = asyncio.ensure_future(work)
         await asyncio.wait({self._work}, timeout=self._timeout_s)
@@ -93,7 +93,7 @@ class _Session:
 
 
 async def start(engine: Any, request: Request) -> dict[str, Any]:
-    """Have the schedulers of a `TokenizerManager` record. Answers with a problem, or an empty text."""
+    """Start recording in the schedulers of a `TokenizerManager`. The answer's `problem` is empty on success."""
     run = runtime.current()
     if run is None:
         return {"problem": "autoprof is off in the server's process"}
@@ -102,17 +102,17 @@ async def start(engine: Any, request: Request) -> dict[str, Any]:
     if not _reaches_the_scheduler():
         return {"problem": "autoprof's hook in SGLang's scheduler was not applied"}
     replicas_in_one = not getattr(engine.server_args, "enable_dp_attention", False)
-    session = _Session(engine, request.settings(run).stop_timeout_s, request.span(run))
+    session = _EngineCapture(engine, request.settings(run).stop_timeout_s, request.span(run))
     setattr(engine, OPEN, session)
     return await session.start(msgspec.structs.replace(request, replicas_in_one=replicas_in_one))
 
 
 async def stop(engine: Any, cut: str = "") -> dict[str, Any]:
-    """Have the schedulers of a `TokenizerManager` stop. Answers with a problem, or an empty text.
+    """Stop recording in the schedulers of a `TokenizerManager`. The answer's `problem` is empty on success.
 
     Args:
         engine: The `TokenizerManager`.
-        cut: Why the recording ends early, if it does.
+        cut: Reason why the recording ends early, if it does.
     """
     session = getattr(engine, OPEN, None)
     if session is None:
@@ -124,9 +124,10 @@ async def stop(engine: Any, cut: str = "") -> dict[str, Any]:
 
 
 async def _send(engine: Any, request: Request) -> str:
-    """Send a request to the schedulers; return what went wrong in the one that answers, or an empty text.
+    """Send a request to the schedulers. Return the problem of the scheduler that answers, or an empty string.
 
-    Without activities SGLang itself records nothing, where a scheduler is without autoprof's hook (0.4.6 to 0.5.23).
+    `activities` is empty: if a scheduler lacks autoprof's hook, SGLang's profiler then records nothing (0.4.6 to
+    0.5.23).
     """
     fields = {"output_dir": request.text(), "activities": []}
     try:
@@ -143,7 +144,7 @@ async def _send(engine: Any, request: Request) -> str:
 
 
 def _request_type() -> type:
-    """Return SGLang's `ProfileReq`, the one argument of `start_profile` from 0.5.15 on."""
+    """Return SGLang's `ProfileReq`, the only argument of `start_profile` since 0.5.15."""
     from sglang.srt.managers.io_struct import ProfileReq
 
     kind: type = ProfileReq
@@ -151,9 +152,9 @@ def _request_type() -> type:
 
 
 def _reaches_the_scheduler() -> bool:
-    """Return whether the hooks are in place, told by this process, which imports the scheduler's modules too."""
-    places = (
+    """Return whether the scheduler's hooks are applied. This process imports the scheduler's modules, too."""
+    methods = (
         ("sglang.srt.managers.scheduler", "Scheduler.profile"),
         ("sglang.srt.managers.scheduler_components.profiler_manager", "SchedulerProfilerManager._profile"),
     )
-    return any(wrapped_by(follow(sys.modules.get(module), path, None)) for module, path in places)
+    return any(wrapped_by(follow(sys.modules.get(module), path, None)) for module, path in methods)

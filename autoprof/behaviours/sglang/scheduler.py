@@ -1,7 +1,7 @@
-"""SGLang's scheduler: it receives autoprof's requests and records forward passes.
+"""Captures in SGLang's scheduler, which receives autoprof's requests and records forward passes.
 
-All schedulers of a replica receive a request between the same two passes, so all record the same passes. Recording
-begins with the first requested pass; before it, an idle scheduler only polls.
+All schedulers of a replica receive a request between the same two passes, so they record the same passes. Recording
+begins with the first requested pass. Before it, an idle scheduler only polls.
 """
 
 from __future__ import annotations
@@ -27,30 +27,31 @@ from autoprof.run.process_state import EngineState, read_part
 from autoprof.run.runtime import Runtime
 
 EXTEND, DECODE = "EXTEND", "DECODE"
-# The word of `AUTOPROF_CONTENTS` for a trace of each stage.
+# Word in `AUTOPROF_CONTENTS` that requests one trace per stage.
 BY_STAGE = "profile-by-stage"
-# What is polled by a scheduler that has no work, in all releases (managers/scheduler.py, event loops).
+# Method that a scheduler without work polls, in all releases (managers/scheduler.py, event loops).
 _POLLED = "get_next_batch_to_run"
-# Turns without a pass after which a scheduler counts as idle. A pipeline makes one for each of its parts.
-_IDLE_TURNS = 16
-_LONGEST_PAUSE_S = 0.02
+# Turns of the loop without a pass after which a scheduler is idle. A pipeline makes one turn for each of its parts.
+IDLE_AFTER_TURNS = 16
+# Longest pause between two turns, in seconds.
+MAX_PAUSE_S = 0.02
 
 
-class Session:
+class SchedulerCapture:
     """A capture from start to stop: one trace, or one for each stage."""
 
     def __init__(self, run: Runtime, settings: Settings, subject: Subject) -> None:
-        """Make the step's folder.
+        """Create the step's folder.
 
         Raises:
-            OSError: It can't be made.
+            OSError: The folder can't be created.
         """
         stages = (EXTEND, DECODE) if BY_STAGE in settings.contents else ("",)
-        self._traces = [Trace(run, settings, subject, stage) for stage in stages]
+        self._traces = [StageTrace(run, settings, subject, stage) for stage in stages]
         self._pauses: _Pauses | None = None
 
     def passing(self, scheduler: Any, stage: str) -> AbstractContextManager[Any] | None:
-        """Count a pass of this stage that begins. Return the context manager to go around it, if it is recorded."""
+        """Count a pass of this stage that begins. If it is recorded, return the context manager to use around it."""
         for trace in self._traces:
             if trace.stage in ("", stage):
                 trace.before_pass(wanted=not self._recording)
@@ -68,21 +69,21 @@ class Session:
         return around
 
     def close(self, cut: str = "") -> str:
-        """End the recording; return why there is none, or an empty text.
+        """End the recording. Return why there is no trace, or an empty string.
 
         Args:
-            cut: Why the recording ends early, if it does.
+            cut: Reason why the recording ends early, if it does.
         """
         self._let_run()
         for trace in self._traces:
             trace.end("truncated" if cut else "complete", cut)
-        # The engine may be ended once it is stopped: the traces have to be written by then.
+        # The engine may be ended after the stop, so the traces must be written before it returns.
         begun = [trace for trace in self._traces if trace.begun] or self._traces[:1]
         problems = [
             trace.close(cut and f"{cut}, before the first forward pass that was to be recorded") for trace in begun
         ]
         for trace in self._traces:
-            if trace not in begun:  # Its stage never came: its name is for others.
+            if trace not in begun:  # its stage never began, so its file name is free again
                 trace.artifacts.give_back()
         return next(filter(None, problems), "")
 
@@ -96,14 +97,14 @@ class Session:
             self._pauses = None
 
 
-class Trace(PassCapture):
-    """Capture of the passes of one stage, or of all where `stage` is empty, in one file."""
+class StageTrace(PassCapture):
+    """Capture of the passes of one stage in one file, or of all stages if `stage` is empty."""
 
     def __init__(self, run: Runtime, settings: Settings, subject: Subject, stage: str) -> None:
-        """Make the step's folder.
+        """Create the step's folder.
 
         Raises:
-            OSError: It can't be made.
+            OSError: The folder can't be created.
         """
         part = f"{subject.part}-{stage}" if stage else subject.part
         passes = parse_iterations(settings.rollout_iterations)
@@ -120,55 +121,55 @@ class Trace(PassCapture):
 
 
 class _Pauses:
-    """Has a scheduler without work pause between the turns of its loop, while it is recorded.
+    """Pauses between the turns of an idle scheduler's loop during a recording.
 
-    It would poll thousands of times in a second, and with stacks every call of every turn is in the trace. SGLang's own
-    `--sleep-on-idle` does the same, from 0.4.9 on, for those who start the server with it.
+    Without them, it would poll thousands of times per second. With stacks, every call of every turn would be in the
+    trace. Since 0.4.9, a server that is started with `--sleep-on-idle` pauses in the same way.
     """
 
     def __init__(self, scheduler: Any) -> None:
         self.turns = 0
         self._scheduler: Any = None
-        # One that has it as an attribute of its own is somebody else's patch, which could not be given back.
+        # If the instance itself has the attribute, another library has patched it. That patch could not be restored.
         if not hasattr(scheduler, _POLLED) or _POLLED in vars(scheduler):
             return
         poll = getattr(scheduler, _POLLED)
 
         def paused(*args: Any, **kwargs: Any) -> Any:
             self.turns += 1
-            if self.turns > _IDLE_TURNS:
-                time.sleep(min(_LONGEST_PAUSE_S, (self.turns - _IDLE_TURNS) * 1e-3))
+            if self.turns > IDLE_AFTER_TURNS:
+                time.sleep(min(MAX_PAUSE_S, (self.turns - IDLE_AFTER_TURNS) * 1e-3))
             return poll(*args, **kwargs)
 
         setattr(scheduler, _POLLED, paused)
         self._scheduler = scheduler
 
     def close(self) -> None:
-        """Give back what was polled."""
+        """Restore the method that is polled."""
         if self._scheduler is not None:
             vars(self._scheduler).pop(_POLLED, None)
 
 
-# Clocks of the kernel are below, the time since the epoch is above.
+# Smallest time, in seconds, that counts as time since the epoch. Monotonic clocks are below it.
 _EPOCH_S = 1e9
 
 
-class _State(process.State):
-    """The recording that the scheduler has going on, and whether it is known to those who ask where it stands."""
+class _SchedulerState(process.State):
+    """Capture in this process's scheduler, and True if the scheduler is registered for snapshots of its state."""
 
     def begin(self) -> None:
-        self.session: Session | None = None
-        self.known = False
+        self.session: SchedulerCapture | None = None
+        self.registered = False
 
     def in_child(self) -> None:
-        self.known = False
+        self.registered = False
 
 
-_state = _State()
+_state = _SchedulerState()
 
 
 class Scheduler(Behaviour):
-    """The method that receives profiling requests, of SGLang's scheduler or of what profiles for it."""
+    """The method that receives profiling requests, in SGLang's scheduler or in its profiler manager."""
 
     def around(self, call: Call) -> Around:
         text = str(getattr(call.argument("recv_req"), "output_dir", ""))
@@ -189,8 +190,8 @@ class Pass(Behaviour):
 
     def around(self, call: Call) -> Around:
         session = _state.session
-        if not _state.known:
-            _state.known = True
+        if not _state.registered:
+            _state.registered = True
             process_state.register_scheduler(call.instance, read)
         if session is None:
             yield CALL
@@ -202,12 +203,12 @@ class Pass(Behaviour):
 
 
 def _obey(holder: Any, request: Request) -> str:
-    """Do what is asked; return what went wrong, or an empty text."""
+    """Carry out a request. Return the problem, or an empty string."""
     session, _state.session = _state.session, None
     if request.action == "stop":
         return session.close(request.reason) if session is not None else ""
     if session is not None:
-        session.close("whoever started it went away")
+        session.close("a new request came before the stop")
     run = runtime.start()
     if run is None:
         return "autoprof is off in the scheduler's process"
@@ -215,19 +216,20 @@ def _obey(holder: Any, request: Request) -> str:
     settings = request.settings(run)
     if not settings.takes(ROLE, range(rank, rank + 1), GENERATE):
         return ""
-    if why := profilers.choose(settings).busy():
-        return why
-    _state.session = Session(run, settings, request.subject(part, rank))
+    if problem := profilers.choose(settings).busy():
+        return problem
+    _state.session = SchedulerCapture(run, settings, request.subject(part, rank))
     return ""
 
 
 def _place(holder: Any, request: Request) -> tuple[int, str]:
-    """Return the scheduler's global rank, and its ranks as SGLang itself names its traces."""
-    # On the scheduler up to 0.5.12, then in `ps` of what profiles for it, in 0.5.23 told by a function.
-    known = holder if hasattr(holder, "tp_rank") else getattr(holder, "ps", None) or _parallel()
+    """Return the scheduler's global rank, and its parallel ranks in the form of SGLang's own trace names."""
+    # The ranks are attributes of the scheduler up to 0.5.12, then of its profiler manager's `ps`; in 0.5.23 a function
+    # returns them.
+    ranks = holder if hasattr(holder, "tp_rank") else getattr(holder, "ps", None) or _parallel()
 
     def number(*names: str, default: int) -> int:
-        return next((int(getattr(known, name)) for name in names if getattr(known, name, None) is not None), default)
+        return next((int(getattr(ranks, name)) for name in names if getattr(ranks, name, None) is not None), default)
 
     tensor, pipeline, data = (number(f"{kind}_rank", default=0) for kind in ("tp", "pp", "dp"))
     tensors, pipelines = number("tp_size", default=1), number("pp_size", default=1)
@@ -249,7 +251,7 @@ def _parallel() -> Any:
 
 
 def _stage(batch: Any) -> str:
-    """Return the stage that a pass belongs to, or an empty text: idle ranks run passes of nothing."""
+    """Return the stage of a pass, or an empty string for an empty pass of an idle rank."""
     mode = batch.forward_mode
     if mode.is_decode():
         return DECODE
@@ -263,31 +265,31 @@ def _answer(message: str) -> Any:
 
 
 def read(scheduler: Any, left_out: list[str]) -> EngineState:
-    """Return the state of a `Scheduler`; a block is a page of its pool of tokens, free what its cache can give up."""
-    found: EngineState = {}
+    """Return the state of a `Scheduler`. Blocks are pages of its token pool; free ones include evictable cache."""
+    state: EngineState = {}
     waiting = list(scheduler.waiting_queue)
     batches = (scheduler.running_batch, getattr(scheduler, "cur_batch", None))
-    # A request that is filled in is in the current batch alone.
-    going = {request.rid: request for batch in batches if batch is not None for request in batch.reqs}
-    running = list(going.values())
-    found["running"], found["waiting"] = len(running), len(waiting)
+    # A request in its prefill is in the current batch only.
+    running_requests = {request.rid: request for batch in batches if batch is not None for request in batch.reqs}
+    running = list(running_requests.values())
+    state["running"], state["waiting"] = len(running), len(waiting)
     pool, cache = getattr(scheduler, "token_to_kv_pool_allocator", None), getattr(scheduler, "tree_cache", None)
     page = getattr(pool, "page_size", 1) or 1
-    read_part(found, left_out, "free_blocks", lambda: int(pool.available_size() + cache.evictable_size()) // page)  # type: ignore[union-attr]
-    read_part(found, left_out, "total_blocks", lambda: int(pool.size) // page)  # type: ignore[union-attr]
+    read_part(state, left_out, "free_blocks", lambda: int(pool.available_size() + cache.evictable_size()) // page)  # type: ignore[union-attr]
+    read_part(state, left_out, "total_blocks", lambda: int(pool.size) // page)  # type: ignore[union-attr]
     if running or waiting:
-        read_part(found, left_out, "longest_s", lambda: _longest(found, [*running, *waiting]))
-    return found
+        read_part(state, left_out, "longest_s", lambda: _longest(state, [*running, *waiting]))
+    return state
 
 
-def _longest(found: EngineState, requests: list[Any]) -> float:
-    """Return how long the oldest request has been there, and note its id."""
+def _longest(state: EngineState, requests: list[Any]) -> float:
+    """Return the age of the oldest request, in seconds, and store its id in the state."""
     since, oldest = min(((_since(request), request) for request in requests), key=lambda pair: pair[0])
-    found["longest"] = str(oldest.rid)
+    state["longest"] = str(oldest.rid)
     return round((time.time() if since > _EPOCH_S else time.perf_counter()) - since, 3)
 
 
 def _since(request: Any) -> float:
-    """Return when a request came to the queue."""
+    """Return the time at which a request came to the queue, on one of two clocks, in seconds."""
     stats = getattr(request, "time_stats", request)
     return float(getattr(stats, "wait_queue_entry_time", 0.0) or stats.queue_time_start)

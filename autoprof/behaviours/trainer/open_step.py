@@ -1,6 +1,6 @@
-"""The current step of the trainer's process: its announcement, its window and its end.
+"""The open step of the trainer's process: its announcement, its window and its end.
 
-Captures of whole steps end with it, also in the workers.
+Captures of whole steps end with the step, also in the workers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from autoprof.windows.chooser import Chooser
 
 
 class _WorkerState(process.State):
-    """The workers of the step, in their order, and quickly found: a cluster has hundreds."""
+    """Workers of the current step, an ordered set. A cluster has hundreds of them."""
 
     def begin(self) -> None:
         self.workers: dict[Any, None] = {}
@@ -33,7 +33,14 @@ _worker_state = _WorkerState()
 
 
 def note_worker(run: runtime.Runtime, overrides: Mapping[str, Any], call: Call, paths: list[str]) -> None:
-    """Note the Ray actors that a step's window is for. In a list of them the place is the global rank."""
+    """Register the Ray actors that the step's window selects, if whole steps are captured.
+
+    Args:
+        run: Run of this process.
+        overrides: Settings of the window.
+        call: Call that begins the step.
+        paths: Paths to lists of Ray actors. An actor's index in its list is its global rank.
+    """
     settings = run.settings.overridden(overrides)
     if settings.mode != "continuous":
         return
@@ -45,15 +52,15 @@ def note_worker(run: runtime.Runtime, overrides: Mapping[str, Any], call: Call, 
 
 
 def step_ended(together: bool) -> None:
-    """End the captures of the step, here and in the workers. `together`: the next step may belong to the same."""
+    """End the captures of the step, here and in the workers. `together`: the next step may share the capture."""
     whole_step.step_ended(together)
     for worker in _worker_state.workers:
         try:
-            # Nobody waits for the answer: the call comes before the trainer's next one in the actor's queue.
+            # No wait for the answer: in the actor's queue, this call comes before the trainer's next one.
             worker.__ray_call__.remote(whole_step.end_in_worker, together)
         except Exception as error:
             interrupts.pass_on(error)
-            log.warning_once(f"a worker could not be told that the step has ended: {type(error).__name__}: {error}")
+            log.warning_once(f"could not notify a worker of the step's end: {type(error).__name__}: {error}")
     if not together:
         _worker_state.workers.clear()
 
@@ -62,7 +69,7 @@ def _ranks(settings: Settings) -> set[str]:
     return {settings.ranks, *(settings.for_role(role).ranks for role in settings.role)}
 
 
-class Step:
+class OpenStep:
     """One step in this process, from its announcement to its end."""
 
     def __init__(self, run: runtime.Runtime, number: int, ordinal: int) -> None:
@@ -78,18 +85,22 @@ class Step:
         self._span = Span(run.timeline, "step", "step", step=number, role="trainer", rank=own_rank())
 
     def announce(self, run: runtime.Runtime, first: Callable[[], Mapping[int, int]]) -> None:
-        """Decide whether this step is captured, and tell the other processes. `first` as in
-        `Monitor.with_stragglers`."""
+        """Decide whether this step is captured, and announce it to the other processes.
+
+        Args:
+            run: Run of this process.
+            first: Function that returns the first global rank of each replica, as in `Monitor.with_stragglers`.
+        """
         chooser = state.chooser
         was_off = chooser.off
-        # Where torchrun has started several trainers, rank 0 takes what is asked for.
+        # If torchrun has started several trainers, only rank 0 takes the requests of `autoprof trigger`.
         chooser.look(run.rundir, self.ordinal - 1, take_it=run.decides)
         chooser.step_began(run, self.number, self.ordinal)
         overrides = chooser.choose(run.settings, self.number, self.ordinal)
         self.off = chooser.off
         self.captured = overrides is not None
         self.overrides = {} if overrides is None else chooser.with_stragglers(overrides, first)
-        if was_off and self.off:  # all know it
+        if was_off and self.off:  # the announcement of an earlier step says so
             return
         announcement = step_announcement.StepAnnouncement(
             step=self.number, captured=self.captured, overrides=self.overrides, off=self.off
@@ -97,7 +108,7 @@ class Step:
         step_announcement.post(run.info.id, announcement)
 
     def close(self, error: BaseException | None) -> Generator[Wait, Any, None]:
-        """End what is open of the step: its stages and its engines first, then its announcement."""
+        """End the step: first its open stages and its engines, then its announcement."""
         run = self._run
         state.current = None
         if self.off:
@@ -117,7 +128,7 @@ class Step:
         self._over = True
 
     def drop(self) -> None:
-        """End what is left of a step whose begin or end was interrupted. Waits for nobody."""
+        """End a step whose begin or end was interrupted, without waiting for engines."""
         if self._over or runtime.current() is not self._run:
             return
         if state.current is self:
@@ -133,7 +144,7 @@ class Step:
         self._over = True
 
     def leave_updated(self) -> None:
-        """End the step of a loop without a trainer, which makes no call after its last update."""
+        """End the last step of an inner loop at its last update. Such a loop makes no call after that."""
         if self.updated_ns is not None and not self.off:
             self._end_span(None, self.updated_ns)
 
@@ -143,17 +154,21 @@ class Step:
             self._span.end(error, at_ns=at_ns)
 
 
-class _State(process.State):
-    """The step that is going on, the target whose hooks open steps, the choice of captured ones, the count of all.
+class _StepState(process.State):
+    """Steps of this process.
 
     Attributes:
-        finished: The last finished step, where a `step.finished` hook has told it.
+        current: Open step, if any.
+        chooser: Chooser of the captured steps.
+        executed: Number of steps begun.
+        owner: Target whose hooks open steps, or an empty string.
+        finished: Last finished step, if a `step.finished` hook reported it.
     """
 
     ends = process.LAST_STEP
 
     def begin(self) -> None:
-        self.current: Step | None = None
+        self.current: OpenStep | None = None
         self.chooser = Chooser()
         self.executed = 0
         self.owner = ""
@@ -165,16 +180,16 @@ class _State(process.State):
             step.leave_updated()
 
 
-state = _State()
+state = _StepState()
 
 
 def executed() -> int:
-    """Return how many steps this process has begun."""
+    """Return the number of steps that this process has begun."""
     return state.executed
 
 
 def finish(error: BaseException | None = None) -> Generator[Wait, Any, None]:
-    """Close the step that is going on, if any: its open stages and its engines first, then its announcement."""
+    """Close the open step, if any: first its open stages and its engines, then its announcement."""
     run, step = runtime.current(), state.current
     if run is None or step is None:
         return
@@ -186,13 +201,13 @@ def finish(error: BaseException | None = None) -> Generator[Wait, Any, None]:
 
 
 def drop() -> None:
-    """End what is left of a step whose begin or end was interrupted."""
+    """End the open step after an interruption of its begin or end."""
     if state.current is not None:
         state.current.drop()
 
 
-def _next_belongs_to_it(run: runtime.Runtime, step: Step) -> bool:
-    """Return whether the next step is captured too, and in one capture with this one."""
+def _next_belongs_to_it(run: runtime.Runtime, step: OpenStep) -> bool:
+    """Return whether the next step will probably be captured, too, and share one capture with this step."""
     if not step.captured or run.settings.consecutive != whole_step.TOGETHER:
         return False
     return state.chooser.likely(run.settings, step.number + 1, step.ordinal + 1)

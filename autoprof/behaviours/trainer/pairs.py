@@ -6,9 +6,9 @@ from functools import partial
 from typing import Any, ClassVar
 
 from autoprof.base import interrupts
-from autoprof.behaviours.trainer.running import Running, Who, inside, running
+from autoprof.behaviours.trainer.running import RunningStage, StageKey, inside, running
 from autoprof.behaviours.trainer.spans import plain
-from autoprof.behaviours.trainer.stages import Stage, kind_of, posted
+from autoprof.behaviours.trainer.stages import Stage, current_announcement, kind_of
 from autoprof.capture.subject import Subject
 from autoprof.config.settings import Settings
 from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call, CallPath
@@ -19,26 +19,25 @@ from autoprof.run.timeline import Span
 
 
 class Begin(Stage):
-    """The call opens a stage, which a `stage.end` closes.
+    """The call opens a stage, which a `stage.end` hook closes.
 
-    A stage whose end never comes ends with its step, or where it begins in a later step. Its capture is `truncated`
-    then.
+    If no call closes the stage, it ends with its step, or when it begins again in a later step. Its capture is then
+    `truncated`.
 
     Attributes:
-        of: Path from a parameter of the call to what its end has in common with it: only an end with the same object
-            there closes the stage.
+        of: Path from a parameter of the call to an object that the closing call must have, too.
     """
 
     of: CallPath = ""
 
     def around(self, call: Call) -> Around:
-        run, who = runtime.current(), self.who(call)
-        if run is None or who is None:
+        run, key = runtime.current(), self.key(call)
+        if run is None or key is None:
             yield CALL
             return None
-        posting = yield from posted(run, call)
-        off = posting is not None and posting.off
-        opened = None if off else self._open(run, who, call, posting)
+        announcement = yield from current_announcement(run, call)
+        off = announcement is not None and announcement.off
+        opened = None if off else self._open(run, key, call, announcement)
         if opened is None:
             yield CALL
             return None
@@ -52,34 +51,38 @@ class Begin(Stage):
             raise
         return None
 
-    def _open(self, run: Runtime, who: Who, call: Call, posting: StepAnnouncement | None) -> _Opened | None:
-        before = running.get(who)
-        if isinstance(before, _Opened) and before.step != (posting.step if posting is not None else None):
-            before.end(cut="its end never came")
-        if inside(who, posting):
+    def _open(
+        self, run: Runtime, key: StageKey, call: Call, announcement: StepAnnouncement | None
+    ) -> _PairedStage | None:
+        before = running.get(key)
+        if isinstance(before, _PairedStage) and before.step != (
+            announcement.step if announcement is not None else None
+        ):
+            before.end(cut="no call ended the stage")
+        if inside(key, announcement):
             return None
-        opened = self.run(run, who, call, posting, _Opened)
-        assert isinstance(opened, _Opened)
+        opened = self.run(run, key, call, announcement, _PairedStage)
+        assert isinstance(opened, _PairedStage)
         opened.owner = _owner(self.of, call)
         return opened
 
 
 class SpanBegin(Begin):
-    """The call opens a span of the timeline, which a `stage.end` closes; it is not captured."""
+    """The call opens a span of the timeline, which a `stage.end` hook closes. It is not captured."""
 
     def wanted(
-        self, run: Runtime, who: Who, call: Call, posting: StepAnnouncement | None
+        self, run: Runtime, key: StageKey, call: Call, announcement: StepAnnouncement | None
     ) -> tuple[Subject, Settings] | None:
         return None
 
 
 class End(Behaviour):
-    """When the call has returned, the stage ends that was opened last by a `stage.begin`, of those that fit.
+    """The return of the call closes a stage that a `stage.begin` hook opened: the latest one that matches.
 
     Attributes:
-        of: As in `stage.begin`: only a stage of the same object.
-        stage: Only a stage of this name.
-        role: Only a stage of this role.
+        of: Path from a parameter of the call to the object that the opening call had at its `of`.
+        stage: Name that the stage must have, if given.
+        role: Role that the stage must have, if given.
     """
 
     of: CallPath = ""
@@ -87,7 +90,7 @@ class End(Behaviour):
     role: str = ""
 
     def around(self, call: Call) -> Around:
-        stage: _Opened | None = None
+        stage: _PairedStage | None = None
         try:
             outcome = yield CALL
             stage = self._fitting(call)
@@ -98,28 +101,28 @@ class End(Behaviour):
             raise
         return None
 
-    def _cut(self, stage: _Opened | None, call: Call) -> None:
+    def _cut(self, stage: _PairedStage | None, call: Call) -> None:
         if (stage := stage or self._fitting(call)) is not None:
             stage.cut()
 
-    def _fitting(self, call: Call) -> _Opened | None:
+    def _fitting(self, call: Call) -> _PairedStage | None:
         owner = _owner(self.of, call)
         for (role, name), stage in reversed(list(running.items())):
             fits = self.role in ("", role) and self.stage in ("", name)
-            if fits and isinstance(stage, _Opened) and stage.owner is owner:
+            if fits and isinstance(stage, _PairedStage) and stage.owner is owner:
                 return stage
         return None
 
 
-class _Opened(Running):
-    """A running stage that a call of its own has to end."""
+class _PairedStage(RunningStage):
+    """A running stage that another call must end. `owner` is the object that both calls have in common."""
 
     owner: Any = None
 
 
 def end_all() -> None:
-    """End the stages whose end never came, with their step."""
-    for stage in [stage for stage in running.values() if isinstance(stage, _Opened)]:
+    """End the stages that no call has ended, with their step."""
+    for stage in [stage for stage in running.values() if isinstance(stage, _PairedStage)]:
         stage.end(cut="the step ended before the stage")
 
 
@@ -127,20 +130,20 @@ def _owner(path: str, call: Call) -> Any:
     return call.at(path) if path else None
 
 
-# Set on a timer while it runs: its span.
+# Attribute of a running timer: its span.
 _SPAN = "_autoprof_span"
 
 
 class Start(Behaviour):
-    """The call starts a timer, which a `timer.stop` stops. Timers may nest and run beside each other.
+    """The call starts a timer, which a `timer.stop` hook stops. Timers may nest and overlap.
 
-    What is timed in a step is a span of it, and so is what begins right before the step and ends in it. In processes
-    without a trainer timers are left alone.
+    A timer is a span of the step in which it starts. If it starts before a step and stops in it, it is a span of that
+    step. Other timers, such as those in processes without a trainer, are ignored.
 
     Attributes:
         of: Path from a parameter of the call to the timer.
-        timer: Path to the timer's name; timers without one are left alone.
-        role: Who does what is timed.
+        timer: Path to the timer's name. Timers without a name are ignored.
+        role: Role of the timed work.
     """
 
     makes_stages: ClassVar[bool] = True
@@ -150,11 +153,11 @@ class Start(Behaviour):
 
     def around(self, call: Call) -> Around:
         run = runtime.current()
-        _, posting = step_announcement.own()
-        name = None if run is None or (posting is not None and posting.off) else call.at(self.timer, None)
+        _, announcement = step_announcement.own()
+        name = None if run is None or (announcement is not None and announcement.off) else call.at(self.timer, None)
         yield CALL
         if run is not None and name:
-            step = None if posting is None else posting.step
+            step = None if announcement is None else announcement.step
             name = str(plain(name))
             kind = kind_of(call, name)
             span = Span(run.timeline, "timer", name, step=step, role=self.role, rank=None, stage_kind=kind)
@@ -167,7 +170,7 @@ class Stop(Behaviour):
     """The call stops a timer that a `timer.start` started.
 
     Attributes:
-        of: As in `timer.start`.
+        of: Path from a parameter of the call to the timer.
     """
 
     of: CallPath = "self"
@@ -181,9 +184,9 @@ class Stop(Behaviour):
         span, step = started
         try:
             outcome = yield CALL
-            _, posting = step_announcement.own()
-            if step is None and posting is not None and not posting.off:
-                step = posting.step
+            _, announcement = step_announcement.own()
+            if step is None and announcement is not None and not announcement.off:
+                step = announcement.step
             if step is None:
                 span.drop()
             else:

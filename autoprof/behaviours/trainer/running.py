@@ -1,4 +1,4 @@
-"""Stages and spans that are running in this process."""
+"""Running stages and spans of this process."""
 
 from __future__ import annotations
 
@@ -17,34 +17,37 @@ from autoprof.run.runtime import Runtime
 from autoprof.run.step_announcement import StepAnnouncement
 from autoprof.run.timeline import Span
 
-# A running stage is known by its role and its name.
-Who = tuple[str, str]
-# What is counted inside of a stage.
+# Role and name of a running stage.
+StageKey = tuple[str, str]
+# Unit that is counted inside a stage.
 Counted = Literal["", "passes", "mini_batches"]
 
 
-class Running:
-    """A stage that is running in this process, its capture and its span of the timeline.
+class RunningStage:
+    """A running stage of this process, its capture and its span of the timeline.
 
     Args:
+        run: Run of this process.
+        key: Role and name of the stage.
+        announcement: Announcement of the step, if any.
         wanted: Subject and settings of the capture, if the window is open for the stage.
-        counts: Whether passes or mini-batches are counted inside of it, of which the settings may ask for a part.
-        span: Makes its span of the timeline.
+        counts: Unit that is counted inside the stage, if any. The settings may select a part of these units.
+        span: Function that begins and returns the stage's span of the timeline.
     """
 
     def __init__(
         self,
         run: Runtime,
-        who: Who,
-        posting: StepAnnouncement | None,
+        key: StageKey,
+        announcement: StepAnnouncement | None,
         wanted: tuple[Subject, Settings] | None,
         counts: Counted,
         span: Callable[[], Span],
     ) -> None:
-        self.step = step_of(posting)
+        self.step = step_of(announcement)
         self.counts = counts
         self._run = run
-        self._who = who
+        self._key = key
         self._wanted = wanted
         self._mini_batches = 0
         self._capture: PassCapture | None = None
@@ -53,24 +56,24 @@ class Running:
         self._span: Span | None = None
 
     def begin(self) -> None:
-        """Begin the stage. Who is interrupted in this, or in `end`, has to `cut` it."""
-        # Here, too: in a small thread even the choice of a profiler, with its imports, can crash.
+        """Begin the stage. If `begin` or `end` is interrupted, the caller must call `cut`."""
+        # Check the stack's room before the choice of a profiler: in a thread with a small stack, its imports can crash.
         if self._wanted is not None and lifecycle.has_room(self._wanted[0]):
             self._begin(self._run, *self._wanted)
         self._span = self._new_span()
-        running[self._who] = self
+        running[self._key] = self
         if self.counts:
             gates.counting(self.counts, self, True)
 
     def passed(self) -> None:
-        """Count a forward pass, or a mini-batch, that is through."""
+        """Count a forward pass or a mini-batch that has ended."""
         if self._capture is not None:
             self._capture.after_pass()
         elif self._leave is not None:
             lifecycle.keep_within_budget(whole_step.recording())
 
     def mini_batch(self) -> Callable[[], None] | None:
-        """Count a mini-batch that begins. Return the function that ends its range, if it is recorded."""
+        """Count a mini-batch that begins. If it is recorded, return the function that ends its range."""
         number, self._mini_batches = self._mini_batches, self._mini_batches + 1
         recording: Capture | None = None
         if self._capture is not None:
@@ -81,9 +84,14 @@ class Running:
         return recording.mark(f"mini_batch {number}") if recording is not None else None
 
     def end(self, error: BaseException | None = None, cut: str = "") -> None:
-        """End the stage, with the exception that it raised, or early: `cut` says why. Does what is left to do of it."""
-        if running.get(self._who) is self:
-            running.pop(self._who)
+        """End the stage. May be called again after an interruption.
+
+        Args:
+            error: Exception that the stage raised, if any.
+            cut: Reason why the recording ends early, if it does.
+        """
+        if running.get(self._key) is self:
+            running.pop(self._key)
         if self.counts:
             gates.counting(self.counts, self, False)
         span, self._span = self._span, None
@@ -94,7 +102,7 @@ class Running:
             self._end_recording(error, cut)
 
     def cut(self) -> None:
-        """End the stage, whose begin or end was interrupted."""
+        """End a stage whose begin or end was interrupted."""
         self.end(cut=interrupts.AT_WORK)
 
     def _end_recording(self, error: BaseException | None, cut: str) -> None:
@@ -112,7 +120,7 @@ class Running:
             lifecycle.end(self._capture, error)
 
     def _begin(self, run: Runtime, subject: Subject, settings: Settings) -> None:
-        # A generation whose passes are counted is no part of a capture of its step: it would be recorded to its end.
+        # If passes are counted, a capture of the whole step would record the generation to its end, not only a part.
         if settings.mode == "continuous" and self.counts != "passes":
             self._leave = whole_step.enter(run, subject, settings)
             return
@@ -123,34 +131,36 @@ class Running:
         self._capture.reach()
 
 
-running: dict[Who, Running] = {}
-# Spans inside of which there is no stage.
+running: dict[StageKey, RunningStage] = {}
+# Open spans with `whole`: calls inside them are no stages.
 wholes: list[Span] = []
 
 
-def inside(who: Who, posting: StepAnnouncement | None) -> bool:
-    """Return whether a stage that would begin now is part of a running one: of itself, of its role in this step, or of
-    a span that is a whole."""
-    step = step_of(posting)
+def inside(key: StageKey, announcement: StepAnnouncement | None) -> bool:
+    """Return whether a new stage would be part of a running one.
+
+    It is part of the same stage, of a stage with the same role in this step, or of an open span with `whole`.
+    """
+    step = step_of(announcement)
     return (
         bool(wholes)
-        or who in running
-        or any(role == who[0] and stage.step == step for (role, _), stage in running.items())
+        or key in running
+        or any(role == key[0] and stage.step == step for (role, _), stage in running.items())
     )
 
 
 def end_all(cut: str) -> None:
-    """End all that is running in this process early: `cut` says why."""
+    """End all running stages of this process early. `cut` is the reason."""
     for stage in list(running.values()):
         stage.end(cut=cut)
     wholes.clear()
 
 
 def in_whole() -> bool:
-    """Return whether a span is running inside of which there is no stage."""
+    """Return whether a span with `whole` is open."""
     return bool(wholes)
 
 
-def step_of(posting: StepAnnouncement | None) -> int | None:
-    """Return the step that was posted, if one was."""
-    return posting.step if posting is not None else None
+def step_of(announcement: StepAnnouncement | None) -> int | None:
+    """Return the announced step, or None without an announcement."""
+    return announcement.step if announcement is not None else None

@@ -1,4 +1,4 @@
-"""Spans that are not captured: work beside stages, and work on single samples."""
+"""Behaviours of spans, which are not captured: work beside stages, and work on single samples."""
 
 from __future__ import annotations
 
@@ -9,45 +9,44 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from autoprof.base import interrupts
 from autoprof.behaviours.trainer.running import wholes
-from autoprof.behaviours.trainer.stages import Named, kind_of, posted
+from autoprof.behaviours.trainer.stages import Named, current_announcement, kind_of
 from autoprof.hooks.behaviour import CALL, Around, Call, CallPath, Path, follow
 from autoprof.run import runtime, step_announcement
 from autoprof.run.runtime import Runtime
 from autoprof.run.timeline import Span as TimelineSpan
 from autoprof.rundir.records import Id
 
-# `stage` spans tell of a process's work and are written at once; of the others there are thousands in a step.
+# Kinds of spans. A `stage` span is written at once; the other kinds are batched, since a step may have thousands.
 Kind: TypeAlias = Literal["stage", "sample", "turn", "tool", "reward", "request"]
-# Texts are cut to so many characters.
-_LONGEST = 120
+# Characters of a text in a span. Longer texts are cut.
+MAX_TEXT_CHARACTERS = 120
 _WHOLE_NUMBERS = range(-(1 << 63), 1 << 63)
 
 
-class _Inside(NamedTuple):
-    """The sample that a task is working on. `off`: autoprof does nothing at all in the step."""
+class _SampleContext(NamedTuple):
+    """Step and ids of the sample that a task works on. `off`: autoprof is off in the step."""
 
     step: int | None
     ids: Mapping[str, Id]
     off: bool = False
 
 
-_inside: ContextVar[_Inside] = ContextVar("autoprof_inside", default=_Inside(None, {}))  # noqa: B039
+_sample_context: ContextVar[_SampleContext] = ContextVar("autoprof_inside", default=_SampleContext(None, {}))  # noqa: B039
 
 
 class Span(Named):
     """One call is a span of the timeline, and is not captured.
 
     Attributes:
-        whole: Whether nothing inside of it is a stage of the step: an evaluation generates and computes losses as
-            training does, for longer than a trace could hold.
-        kind: What it is a span of. What is called inside of a `sample`, in tasks that it starts too, has its ids and
-            its step.
-        ids: Which of many it is: names, and paths from a parameter of the call to their values. What is not there, or
-            false, is left out.
-        otherwise: Paths to the values of ids that are not there by `ids`.
-        counts: Names, and paths to numbers, or to what has a length, which is counted.
-        result_counts: The same with paths that begin at what the call returns; empty for that itself.
-        step: Path to the number of the step, where the call knows it.
+        whole: True if calls inside the span are no stages of the step. An evaluation, for example, generates and
+            computes losses as training does, but takes longer than a trace can hold.
+        kind: Kind of the span. Spans inside a `sample` get its ids and its step, also in tasks that it starts.
+        ids: Ids of the span: names, and paths from a parameter of the call to their values. A missing or false value is
+            omitted.
+        otherwise: Paths to values of ids that `ids` does not find.
+        counts: Counts of the span: names, and paths to numbers, or to values whose length is counted.
+        result_counts: Counts whose paths begin at the call's result. An empty path is the result itself.
+        step: Path to the number of the step, if the call has it.
     """
 
     whole: bool = False
@@ -59,31 +58,33 @@ class Span(Named):
     step: CallPath = ""
 
     def around(self, call: Call) -> Around:
-        run, who = runtime.current(), self.who(call)
-        if run is None or who is None:
+        run, key = runtime.current(), self.key(call)
+        if run is None or key is None:
             yield CALL
             return None
-        inside = _inside.get()
-        # A thread that asks Ray for the step would take longer than many a call for a sample.
-        posting = (yield from posted(run, call)) if self.kind == "stage" else step_announcement.here()
-        if inside.off or (posting is not None and posting.off):
+        inside = _sample_context.get()
+        # Asking Ray for the step, in a thread, would take longer than many calls for a sample.
+        announcement = (
+            (yield from current_announcement(run, call)) if self.kind == "stage" else step_announcement.here()
+        )
+        if inside.off or (announcement is not None and announcement.off):
             try:
-                left_alone = _inside.set(inside._replace(off=True))
+                token_off = _sample_context.set(inside._replace(off=True))
                 yield CALL
-                _inside.reset(left_alone)
+                _sample_context.reset(token_off)
             except BaseException as error:
-                interrupts.undo(error, partial(_inside.set, inside))  # type: ignore[arg-type]
+                interrupts.undo(error, partial(_sample_context.set, inside))  # type: ignore[arg-type]
                 raise
             return None
         step = self._step(call)
         if step is None:
-            step = inside.step if posting is None else posting.step
+            step = inside.step if announcement is None else announcement.step
         ids = {**inside.ids, **self._ids(call)} if self.ids else inside.ids
-        span = self._begin(run, who, call, step, ids)
+        span = self._begin(run, key, call, step, ids)
         try:
             if self.kind != "stage":
                 run.timeline.running.add(span)
-            token = _inside.set(_Inside(step, ids)) if self.kind == "sample" else None
+            token = _sample_context.set(_SampleContext(step, ids)) if self.kind == "sample" else None
             if self.whole:
                 wholes.append(span)
             outcome = yield CALL
@@ -91,81 +92,81 @@ class Span(Named):
                 wholes.remove(span)
             span.end(outcome.error, self._counted(call, outcome.result))
             if token is not None:
-                _inside.reset(token)
+                _sample_context.reset(token)
         except BaseException as error:
             interrupts.undo(error, partial(self._leave, span, inside))
             raise
         return None
 
-    def _leave(self, span: TimelineSpan, inside: _Inside) -> None:
-        """Leave a span that was interrupted as it began or ended."""
+    def _leave(self, span: TimelineSpan, inside: _SampleContext) -> None:
+        """Undo a span whose begin or end was interrupted."""
         span.drop()
         if span in wholes:
             wholes.remove(span)
         if self.kind == "sample":
-            _inside.set(inside)
+            _sample_context.set(inside)
 
     def _begin(
-        self, run: Runtime, who: tuple[str, str], call: Call, step: int | None, ids: Mapping[str, Id]
+        self, run: Runtime, key: tuple[str, str], call: Call, step: int | None, ids: Mapping[str, Id]
     ) -> TimelineSpan:
         rank = self.rank_of(call) if self.rank or self.kind == "stage" else None
-        stage_kind = kind_of(call, who[1]) if self.kind == "stage" else None
+        stage_kind = kind_of(call, key[1]) if self.kind == "stage" else None
         return TimelineSpan(
             run.timeline,
             self.kind,
-            str(plain(who[1])),
+            str(plain(key[1])),
             step=step,
-            role=who[0],
+            role=key[0],
             rank=rank,
             ids=ids,
             stage_kind=stage_kind,
         )
 
     def _step(self, call: Call) -> int | None:
-        """Return the step's number as the call says it; frameworks say -1 for none."""
+        """Return the step's number from the call, or None. Some frameworks use -1 for no step."""
         number = plain(_at(call, self.step)) if self.step else None
         return number if type(number) is int and number >= 0 else None
 
     def _ids(self, call: Call) -> dict[str, Id]:
-        found: dict[str, Id] = {}
+        ids: dict[str, Id] = {}
         for name, path in self.ids.items():
             value = plain(_at(call, path))
             if value is None and name in self.otherwise:
                 value = plain(_at(call, self.otherwise[name]))
             if value is not None and value is not False:
-                found[name] = value
-        return found
+                ids[name] = value
+        return ids
 
     def _counted(self, call: Call, result: Any) -> dict[str, int]:
-        found: dict[str, int] = {}
+        counts: dict[str, int] = {}
         for name, path in self.counts.items():
             if (amount := _amount(_at(call, path))) is not None:
-                found[name] = amount
+                counts[name] = amount
         for name, path in self.result_counts.items() if result is not None else ():
             if (amount := _amount(_follow(result, path))) is not None:
-                found[name] = amount
-        return found
+                counts[name] = amount
+        return counts
 
 
 def plain(value: Any) -> Id | None:
-    """Return a value as a line may hold it: numbers and texts, cut where they are long; containers are only named."""
+    """Return a value as a span can hold it: a number, a text (cut if long), or the type name of a container."""
     kind = type(value)
     if kind is str:
         text: str = value
-        return text if len(text) <= _LONGEST else text[:_LONGEST]
+        return text if len(text) <= MAX_TEXT_CHARACTERS else text[:MAX_TEXT_CHARACTERS]
     if kind is int:
         return int(value) if value in _WHOLE_NUMBERS else None
     if kind is bool or kind is float or value is None:
         return value  # type: ignore[no-any-return]
     try:
         if getattr(value, "ndim", None) == 0 and getattr(getattr(value, "device", "cpu"), "type", "cpu") == "cpu":
-            # A number of numpy's, or a tensor that is one. That of another device would have to be waited for.
+            # A numpy scalar or a scalar tensor. Reading a tensor of another device would block.
             single = value.item()
             return plain(single) if type(single) in (str, int, bool, float) else None
         if hasattr(value, "__len__") and not isinstance(value, str):
             return kind.__name__
-        return str(value)[:_LONGEST]
-    except Exception as error:  # of the user's class
+        return str(value)[:MAX_TEXT_CHARACTERS]
+    except Exception as error:  # raised by the user's class
         interrupts.pass_on(error)
         return None
 
@@ -184,7 +185,7 @@ def _amount(value: Any) -> int | None:
 def _at(call: Call, path: str) -> Any:
     try:
         return call.at(path, None)
-    except Exception as error:  # of a property of the user's
+    except Exception as error:  # raised by a property of the user
         interrupts.pass_on(error)
         return None
 

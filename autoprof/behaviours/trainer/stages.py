@@ -1,4 +1,4 @@
-"""Stages: named pieces of work inside a step, in the processes that do them.
+"""Behaviours of stages: named pieces of work inside a step, in the processes that do the work.
 
 While the user's own profiler is on in a process, autoprof does not record there.
 """
@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 import msgspec
 
 from autoprof.base import identity, interrupts, process
-from autoprof.behaviours.trainer.running import Counted, Running, Who, inside, running, step_of
+from autoprof.behaviours.trainer.running import Counted, RunningStage, StageKey, inside, running, step_of
 from autoprof.capture import lifecycle
 from autoprof.capture.subject import Subject
 from autoprof.config import kinds
@@ -27,11 +27,12 @@ from autoprof.run.timeline import Span
 
 
 class Start(Behaviour):
-    """The call opens the target's own profiler, for some processes and steps only.
+    """The call opens the target's own profiler, in some processes and steps only.
 
     Attributes:
-        whose: Whose profiler it is, in words.
-        active: Paths of which one is true after the call where the profiler is open in this process.
+        whose: Name of the profiler in messages, such as `verl's own profiler`.
+        active: Paths from a parameter of the call. If the value of one is true after the call, the profiler is open in
+            this process.
     """
 
     whose: str
@@ -57,29 +58,29 @@ class Read(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """A name that is read from the call.
 
     Attributes:
-        path: Path from a parameter of the call to what the target calls it.
-        names: What that is called here, by patterns as in fnmatch for the target's name. The first that matches
-            decides; a call whose name none matches is none of the hook's. Without a table the target's names are taken.
+        path: Path from a parameter of the call to the target's name.
+        names: Table from patterns of the target's names, as in fnmatch, to autoprof's names. The first matching pattern
+            decides. If none matches, the hook ignores the call. Without a table, the target's name is used.
     """
 
     path: CallPath
     names: dict[str, str] = {}
 
     def of(self, call: Call) -> str:
-        """Return the name for this call, or an empty text where it is none of the hook's."""
-        found = str(call.at(self.path, ""))
+        """Return the name for this call, or an empty string if the hook ignores the call."""
+        target_name = str(call.at(self.path, ""))
         if not self.names:
-            return found
-        return next((name for pattern, name in self.names.items() if fnmatchcase(found, pattern)), "")
+            return target_name
+        return next((name for pattern, name in self.names.items() if fnmatchcase(target_name, pattern)), "")
 
 
 class Named(Behaviour):
     """Common part of stages and spans.
 
     Attributes:
-        stage: The stage's name, the target's own; or where it is read from the call.
-        role: Who does it; or where that is read from the call.
-        rank: Path from a parameter of the call to the global rank; without it the variable RANK, else 0.
+        stage: Name of the stage, or a table that reads the name from the call.
+        role: Role of the process, such as `actor`, or a table that reads it from the call.
+        rank: Path from a parameter of the call to the global rank. Without it, the variable RANK, or else 0.
     """
 
     makes_stages: ClassVar[bool] = True
@@ -87,36 +88,36 @@ class Named(Behaviour):
     role: str | Read
     rank: CallPath = ""
 
-    def who(self, call: Call) -> Who | None:
-        """Return the role and the name of the stage that the call is, or None where the hook is not for it."""
+    def key(self, call: Call) -> StageKey | None:
+        """Return the role and the name of the call's stage, or None if the hook ignores the call."""
         role = self.role if isinstance(self.role, str) else self.role.of(call)
         stage = self.stage if isinstance(self.stage, str) else self.stage.of(call)
         return (role, stage) if role and stage else None
 
     def concerns(self, call: Call) -> bool:
-        return self.who(call) is not None
+        return self.key(call) is not None
 
     def rank_of(self, call: Call) -> int:
         """Return the global rank of this process."""
         return int(call.at(self.rank)) if self.rank else identity.own_rank()
 
-    def span(self, run: Runtime, who: Who, call: Call, posting: StepAnnouncement | None) -> Span:
-        """Return the span of the timeline, which begins now."""
-        rank, kind = self.rank_of(call), kind_of(call, who[1])
-        return Span(run.timeline, "stage", who[1], step=step_of(posting), role=who[0], rank=rank, stage_kind=kind)
+    def span(self, run: Runtime, key: StageKey, call: Call, announcement: StepAnnouncement | None) -> Span:
+        """Begin and return the stage's span of the timeline."""
+        rank, kind = self.rank_of(call), kind_of(call, key[1])
+        return Span(run.timeline, "stage", key[1], step=step_of(announcement), role=key[0], rank=rank, stage_kind=kind)
 
 
 class Stage(Named):
-    """One call is a stage of the step, captured when the window is open for its role and rank.
+    """One call is a stage of the step. It is captured if the window is open for its role and rank.
 
-    A call inside a stage of the same role is part of it: the forward pass of an update computes log-probs, too.
+    A call inside a stage of the same role is part of that stage: the forward pass of an update computes log-probs, too.
 
     Attributes:
-        passes: Whether a `stage.pass` hook counts forward passes inside of it. Those of `AUTOPROF_ROLLOUT_ITERATIONS`
-            are recorded then, not the whole.
-        mini_batches: Whether `stage.mini-batch` hooks count mini-batches inside of it, of which `AUTOPROF_MINI_BATCHES`
-            may ask for a part.
-        outermost: Whether a call inside a stage of another role is part of that one, too.
+        passes: True if a `stage.pass` hook counts the stage's forward passes. Then only the passes in
+            `AUTOPROF_ROLLOUT_ITERATIONS` are recorded.
+        mini_batches: True if `stage.mini-batch` hooks count the stage's mini-batches. Then `AUTOPROF_MINI_BATCHES` may
+            select a part of them.
+        outermost: True if a call inside a stage of another role is part of that stage, too.
     """
 
     passes: bool = False
@@ -124,16 +125,16 @@ class Stage(Named):
     outermost: bool = False
 
     def around(self, call: Call) -> Around:
-        run, who = runtime.current(), self.who(call)
-        if run is None or who is None or (self.outermost and running):
+        run, key = runtime.current(), self.key(call)
+        if run is None or key is None or (self.outermost and running):
             yield CALL
             return None
-        posting = yield from posted(run, call)
-        off = posting is not None and posting.off
-        if off or inside(who, posting):
+        announcement = yield from current_announcement(run, call)
+        off = announcement is not None and announcement.off
+        if off or inside(key, announcement):
             yield CALL
             return None
-        stage = self.run(run, who, call, posting)
+        stage = self.run(run, key, call, announcement)
         try:
             stage.begin()
             outcome = yield CALL
@@ -144,31 +145,38 @@ class Stage(Named):
         return None
 
     def run(
-        self, run: Runtime, who: Who, call: Call, posting: StepAnnouncement | None, kind: type[Running] = Running
-    ) -> Running:
-        """Return the stage, which has not begun."""
+        self,
+        run: Runtime,
+        key: StageKey,
+        call: Call,
+        announcement: StepAnnouncement | None,
+        kind: type[RunningStage] = RunningStage,
+    ) -> RunningStage:
+        """Return the stage, not yet begun."""
         counts: Counted = "passes" if self.passes else "mini_batches" if self.mini_batches else ""
-        wanted = self.wanted(run, who, call, posting)
-        return kind(run, who, posting, wanted, counts, lambda: self.span(run, who, call, posting))
+        wanted = self.wanted(run, key, call, announcement)
+        return kind(run, key, announcement, wanted, counts, lambda: self.span(run, key, call, announcement))
 
     def wanted(
-        self, run: Runtime, who: Who, call: Call, posting: StepAnnouncement | None
+        self, run: Runtime, key: StageKey, call: Call, announcement: StepAnnouncement | None
     ) -> tuple[Subject, Settings] | None:
         """Return the subject and the settings of the capture, if the window is open for this role and rank."""
-        if posting is None or not posting.captured:
+        if announcement is None or not announcement.captured:
             return None
-        role, rank, kind = who[0], self.rank_of(call), kind_of(call, who[1])
-        settings = run.settings.overridden(posting.overrides)
+        role, rank, kind = key[0], self.rank_of(call), kind_of(call, key[1])
+        settings = run.settings.overridden(announcement.overrides)
         if not settings.takes(role, range(rank, rank + 1), kind):
             return None
-        return Subject(step=posting.step, role=role, stage=who[1], rank=rank, stage_kind=kind), settings.for_role(role)
+        return Subject(step=announcement.step, role=role, stage=key[1], rank=rank, stage_kind=kind), settings.for_role(
+            role
+        )
 
 
 class Pass(Behaviour):
-    """The call is made once in each forward pass of the stages that count them, or as the last of each mini-batch.
+    """The call is made once in each forward pass, or at the end of each mini-batch, of the stages that count them.
 
     Attributes:
-        counted: What it counts.
+        counted: Unit that the hook counts.
     """
 
     counted: Literal["passes", "mini_batches"] = "passes"
@@ -185,8 +193,9 @@ class Pass(Behaviour):
 
 
 class MiniBatch(Behaviour):
-    """The call is one mini-batch of the stages that count them, and a range of their traces. What comes between two of
-    them belongs to the first.
+    """The call is one mini-batch of the stages that count them, and a range in their traces.
+
+    Work between two mini-batches belongs to the first.
     """
 
     def idle_unless(self) -> str:
@@ -200,8 +209,8 @@ class MiniBatch(Behaviour):
         return None
 
 
-class _State(process.State):
-    """What opens the first step before the first stage, where a tick at the end of each step would be too late."""
+class _FirstStepState(process.State):
+    """Function that opens the first step before the first stage, for trainers whose tick comes at the end of a step."""
 
     def begin(self) -> None:
         self.open_first: Callable[[Call], Generator[Wait, Any, None]] | None = None
@@ -210,27 +219,27 @@ class _State(process.State):
         self.open_first = None
 
 
-_state = _State()
+_state = _FirstStepState()
 
 
 def open_first_step_by(opener: Callable[[Call], Generator[Wait, Any, None]] | None) -> None:
-    """Have the first stage or span of this process open the first step."""
+    """Set the function by which the first stage or span of this process opens the first step, or None."""
     _state.open_first = opener
 
 
 def kind_of(call: Call, stage: str) -> str:
-    """Return the kind of a stage that the call is, by its hook."""
+    """Return the kind of a stage, from the hook of the call."""
     hook = registry.bound.get(call.key)
     return kinds.of(stage) if hook is None else kinds.chosen(hook.hook.kind, stage)
 
 
-def posted(run: Runtime, call: Call) -> Generator[Wait, Any, StepAnnouncement | None]:
-    """Return the step that the trainer is in."""
+def current_announcement(run: Runtime, call: Call) -> Generator[Wait, Any, StepAnnouncement | None]:
+    """Return the announcement of the trainer's current step, or None. Open the first step first, if necessary."""
     if (opener := _state.open_first) is not None:
         _state.open_first = None
         yield from opener(call)
-    known = step_announcement.here()
-    if known is not None:
-        return known
-    posting: StepAnnouncement | None = yield from ask(step_announcement.read, run.info.id)
-    return posting
+    local = step_announcement.here()
+    if local is not None:
+        return local
+    announcement: StepAnnouncement | None = yield from ask(step_announcement.read, run.info.id)
+    return announcement

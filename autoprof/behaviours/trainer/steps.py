@@ -1,6 +1,7 @@
-"""Steps in the trainer's process: the window is chosen and announced before a stage begins.
+"""Behaviours of steps, which choose and announce the window before the first stage of a step.
 
-A step is known from a call, from the trainer's own counter, or from the calls that it sends to plain worker processes.
+In the trainer's process, a step is recognized by a call or by the trainer's own counter. Worker processes outside Ray
+get the step with the trainer's calls.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from autoprof.base import interrupts, log
 from autoprof.base.originals import time
 from autoprof.behaviours.rollout import replicas
 from autoprof.behaviours.trainer import open_step, pairs, stages
-from autoprof.behaviours.trainer.open_step import Step, drop, finish, state
+from autoprof.behaviours.trainer.open_step import OpenStep, drop, finish, state
 from autoprof.capture import whole_step
 from autoprof.hooks import patching
 from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call, CallPath, Parameter, Wait
@@ -22,7 +23,7 @@ from autoprof.hooks.dispatch import InThread, ask
 from autoprof.hooks.wrapper import wrap
 from autoprof.run import clocks, cluster, end, runtime, step_announcement
 
-# A step goes around its stages, and the loop around the last step.
+# Layers: a step's hook goes around the hooks of its stages, and a loop's hook around that of its last step.
 STEP, LOOP = 1, 2
 
 
@@ -30,17 +31,18 @@ class StepBehaviour(Behaviour):
     """Common part of the behaviours that open a step.
 
     Attributes:
-        number: Path from a parameter of the call to the step's number; without it, steps are counted from 1, or go on
-            after the one that a `step.finished` hook told last.
-        resumed: Path to the number of the step that the run was resumed from, 0 for none; counted steps go on there.
-        offset: Added to the number, where the counter is that of the finished step.
-        replicas: Where the trainer keeps its rollout replicas.
-        workers: Paths to lists of the Ray actors that work on the step. The captures of whole steps in them are ended
-            with the step (`AUTOPROF_MODE=continuous`). A list that is not there has none.
-        engines: `step` where engines are captured from the begin of the step, `around` where a `rollout.around` hook
-            does it.
-        inner: Whether it is a step only where no trainer above says which step it is: of an engine, or a loop without a
-            trainer. Without `number`, the next step begins with the first call after a `step.update`.
+        number: Path from a parameter of the call to the step's number. Without it, steps are counted from 1, or from
+            the last number that a `step.finished` hook reported.
+        resumed: Path to the step from which the run was resumed, 0 for none. Counted steps continue from there.
+        offset: Number to add if the value at `number` is that of the finished step, for example 1.
+        replicas: Tables that say where the trainer keeps its rollout replicas.
+        workers: Paths to lists of the Ray actors that work on the step. With `AUTOPROF_MODE=continuous`, their captures
+            of whole steps end with the step. A missing list is empty.
+        engines: `step` to capture engines from the beginning of the step; `around` if a `rollout.around` hook
+            captures them.
+        inner: True for the steps of an engine, or of a loop without a trainer. They count as steps only if no trainer
+            above them announces steps. Without `number`, the next step begins with the first call after a
+            `step.update`.
     """
 
     layer: ClassVar[int] = STEP
@@ -60,7 +62,7 @@ class StepBehaviour(Behaviour):
                 return int(number) + self.offset
             except (TypeError, ValueError, OverflowError) as error:
                 interrupts.pass_on(error)
-                raise ValueError(f"number = {self.number!r} is {number!r:.60}, which is no number of a step") from None
+                raise ValueError(f"number = {self.number!r} is {number!r:.60}, which is not a step number") from None
         if state.finished is not None:
             return state.finished + 1
         if self.inner and state.current is not None and state.current.updated_ns is None:
@@ -68,9 +70,9 @@ class StepBehaviour(Behaviour):
         return (int(call.at(self.resumed)) if self.resumed else 0) + state.executed + 1
 
     def begin(self, call: Call, number: int | None = None) -> Generator[Wait, Any, None]:
-        """Open the step, and the window if it is one of those asked for."""
+        """Open the step, and its window if the step is to be captured."""
         run = runtime.current()
-        if run is None or not self._owns(call):
+        if run is None or not self._opens_steps(call):
             return
         number = self.number_of(call) if number is None else number
         if state.current is not None:
@@ -78,7 +80,7 @@ class StepBehaviour(Behaviour):
                 return
             yield from finish()
         state.executed += 1
-        step = Step(run, number, state.executed)
+        step = OpenStep(run, number, state.executed)
         try:
             state.current = step
             yield from ask(step.announce, run, lambda: replicas.first_ranks(call, self.replicas))
@@ -93,8 +95,8 @@ class StepBehaviour(Behaviour):
             interrupts.undo(error, step.drop)
             raise
 
-    def _owns(self, call: Call) -> bool:
-        """Return whether the hook opens steps in this process: an inner one leaves that to any other target's."""
+    def _opens_steps(self, call: Call) -> bool:
+        """Return whether the hook opens steps in this process. An inner hook does so only if no other target does."""
         target = call.key.partition("/")[0]
         if not self.inner:
             state.owner = target
@@ -105,9 +107,9 @@ class StepBehaviour(Behaviour):
 
 
 class Begin(StepBehaviour):
-    """The call opens the step; a `step.end` hook, or the next begin, closes it.
+    """The call opens the step. A `step.end` hook, or the next step, closes it.
 
-    Nothing happens where the step with this number is open already, so that several calls may be a step's first.
+    If the step with this number is already open, the call does nothing. So several hooks may be the first of a step.
     """
 
     def around(self, call: Call) -> Around:
@@ -117,12 +119,12 @@ class Begin(StepBehaviour):
 
 
 class Tick(StepBehaviour):
-    """One call a step: it closes the step before and opens the next.
+    """The call is made once per step. It closes the previous step and opens the next one.
 
     Attributes:
-        at: Where in a step the call is. At its `end`, the first step begins with the first stage or span in this
-            process, which says its number where it has the parameter that `number` begins with. Not in workers of Ray:
-            they may import the trainer without making steps.
+        at: Position of the call in a step. With `end`, the first stage or span in this process opens the first step;
+            its call gives the number if it has the parameter with which `number` begins. Ray workers don't open this
+            first step, since they may import the trainer without making steps.
     """
 
     at: Literal["begin", "end"] = "begin"
@@ -141,11 +143,11 @@ class Tick(StepBehaviour):
         return None
 
     def _first(self, call: Call) -> Generator[Wait, Any, None]:
-        """Open the first step before the call of a stage, unless there was one."""
+        """Open the first step before the call of a stage, unless a step was opened before."""
         if not state.executed:
             try:
                 number = self.number_of(call)
-            except (LookupError, TypeError, ValueError) as error:  # it is not this call's
+            except (LookupError, TypeError, ValueError) as error:  # this call does not have the number
                 interrupts.pass_on(error)
                 number = 1
             yield from self.begin(call, number)
@@ -166,7 +168,7 @@ class Wrap(StepBehaviour):
 
 
 class End(Behaviour):
-    """The step ends when the call has returned."""
+    """The return of the call ends the step."""
 
     layer: ClassVar[int] = STEP
 
@@ -181,7 +183,7 @@ class End(Behaviour):
 
 
 class Update(Behaviour):
-    """The call is the last work of a step that is `inner`: what comes before the next step begins belongs to it."""
+    """The call is the last work of an `inner` step. Work before the next step still belongs to this step."""
 
     layer: ClassVar[int] = STEP
 
@@ -193,10 +195,12 @@ class Update(Behaviour):
 
 
 class Finished(Behaviour):
-    """The call says which step is finished, or which one a run was resumed from: hooks without `number` go on there.
+    """The call has the number of the finished step, or of the step from which the run was resumed.
+
+    Step hooks without `number` continue from it.
 
     Attributes:
-        number: Path from a parameter of the call to the step's number; what is not there is passed over.
+        number: Path from a parameter of the call to the step's number. A missing value is ignored.
     """
 
     number: CallPath
@@ -210,9 +214,9 @@ class Finished(Behaviour):
 
 
 class Loop(Behaviour):
-    """The call makes all steps: when it has returned, the last one ends, and no step follows.
+    """The call makes all steps: its return ends the last step.
 
-    Under Ray the workers may be ended right after, so what they are writing is waited for.
+    Under Ray, the workers may be killed right after, so autoprof waits until they have written their traces.
     """
 
     layer: ClassVar[int] = LOOP
@@ -233,13 +237,13 @@ class Loop(Behaviour):
 
 
 class Counter(StepBehaviour):
-    """An attribute of the trainer that is one higher in each step: a step is open from one increase to the next.
+    """An attribute of the trainer that grows by one with each step. A step lasts from one increase to the next.
 
-    Setting it to anything else, such as 0 at first or the number of a checkpoint, begins no step. The hook's function
-    is the assignment, whose parameters are `self` and `value`.
+    Other assignments, such as 0 at the start or the number of a checkpoint, begin no step. The hooked function is the
+    assignment; its parameters are `self` and `value`.
 
     Attributes:
-        last: Path to the number of the last step, beyond which a trainer may count once more before it ends.
+        last: Path to the number of the last step. An increase beyond it, before the trainer ends, begins no step.
     """
 
     last: CallPath = ""
@@ -275,9 +279,9 @@ class Counter(StepBehaviour):
 
 
 class Main(Behaviour):
-    """A function that the module which this process was started with calls before it makes its trainer.
+    """A function that the main module calls before it creates its trainer.
 
-    That module runs as `__main__`: hooks that name it are applied to that when the call begins.
+    The main module runs as `__main__`. When the call begins, the hooks that name this module are applied to `__main__`.
     """
 
     def around(self, call: Call) -> Around:
@@ -287,10 +291,10 @@ class Main(Behaviour):
 
 
 class Replaced(Behaviour):
-    """The call replaces functions and classes of other targets: their hooks are applied again, to what is there then.
+    """The call replaces functions and classes of other targets. After it, their hooks are applied again.
 
     Attributes:
-        targets: These targets, by their import names.
+        targets: Import names of the other targets.
     """
 
     targets: list[str]
@@ -302,7 +306,7 @@ class Replaced(Behaviour):
 
 
 class Trainer(Behaviour):
-    """The call makes a trainer in this process: engines beside it leave it to the trainer to say which step it is."""
+    """The call creates a trainer in this process. From then on, the trainer announces steps; its engines do not."""
 
     def around(self, call: Call) -> Around:
         step_announcement.trainer_here()
@@ -310,32 +314,34 @@ class Trainer(Behaviour):
         return None
 
 
-# The key in the dictionary that the call carries.
+# Key of the step in the dictionary that the call carries.
 _KEY = "autoprof"
 
 
 class Send(Behaviour):
-    """The trainer calls a worker that is a plain process: the step travels in a dictionary that the call carries, such
-    as the headers of a request. A `step.receive` hook takes it out in the worker.
+    """The trainer calls a worker process outside Ray. autoprof adds the step to a dictionary that the call carries.
+
+    Such a dictionary is, for example, the headers of a request. A `step.receive` hook reads it in the worker.
 
     Attributes:
-        carrier: The keyword parameter that takes the dictionary, or nothing. The target must let keys pass that it does
-            not know.
+        carrier: Keyword parameter whose argument is the dictionary or None. The target must accept unknown keys in it.
     """
 
     carrier: Parameter
 
     def around(self, call: Call) -> Around:
         if runtime.current() is not None and _takes_keyword(call, self.carrier):
-            carried = call.argument(self.carrier)
-            if carried is None or type(carried) is dict:
-                call.kwargs[self.carrier] = {**(carried or {}), _KEY: step_announcement.parcel()}
+            dictionary = call.argument(self.carrier)
+            if dictionary is None or type(dictionary) is dict:
+                call.kwargs[self.carrier] = {**(dictionary or {}), _KEY: step_announcement.parcel()}
         yield CALL
         return None
 
 
 class Receive(Behaviour):
-    """Made in a worker for each call of the trainer's, before its work: the step that a `step.send` hook sent arrives.
+    """The call handles one call of the trainer in a worker. It reads the step that a `step.send` hook added.
+
+    The hooked call must come before the worker's stages.
 
     Attributes:
         carrier: Path from a parameter of the call to the dictionary.
@@ -344,12 +350,12 @@ class Receive(Behaviour):
     carrier: CallPath
 
     def around(self, call: Call) -> Around:
-        run, carried = runtime.current(), call.at(self.carrier, None)
+        run, dictionary = runtime.current(), call.at(self.carrier, None)
         if (
             run is not None
-            and isinstance(carried, Mapping)
-            and _KEY in carried
-            and step_announcement.receive(carried[_KEY])
+            and isinstance(dictionary, Mapping)
+            and _KEY in dictionary
+            and step_announcement.receive(dictionary[_KEY])
         ):
             pairs.end_all()
             now = step_announcement.here()
@@ -360,8 +366,8 @@ class Receive(Behaviour):
 
 
 def _takes_keyword(call: Call, name: str) -> bool:
-    """Return whether the call may get the argument by its name: it was not given by position."""
+    """Return whether the argument can be passed by keyword: it is one already, or the parameter is keyword-only."""
     if name in call.kwargs:
         return True
-    found = inspect.signature(call.function).parameters.get(name)
-    return found is not None and found.kind is inspect.Parameter.KEYWORD_ONLY
+    parameter = inspect.signature(call.function).parameters.get(name)
+    return parameter is not None and parameter.kind is inspect.Parameter.KEYWORD_ONLY

@@ -1,4 +1,4 @@
-"""`vllm serve` on its own: hooks on the beginning and the end of its requests, and routes of autoprof's."""
+"""Behaviours of `vllm serve` without a trainer: begin and end of requests, and autoprof's routes."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call, Parameter
 from autoprof.hooks.dispatch import Coroutine
 from autoprof.run import runtime
 
-# Set on an AsyncLLM and on its OutputProcessor.
+# Attribute of an AsyncLLM and of its OutputProcessor: the `ServedEngine`.
 _SERVER = "_autoprof_server"
 
 
-class _State(process.State):
-    """The API server of this process: whether it has built one, and not a trainer's."""
+class _ApiServerState(process.State):
+    """API server of this process. `serving` is True once it is built, unless it is a trainer's server actor."""
 
     def begin(self) -> None:
         self.serving = False
 
 
-_state = _State()
+_state = _ApiServerState()
 
 
 class Routes(Behaviour):
-    """Builds the API server: `/start_profile` and `/stop_profile` are added, where vLLM has not attached its own, and
-    `/autoprof` for a trainer that autoprof is in.
+    """The call builds the API server. autoprof adds `/autoprof`, for trainers, and the routes of windows.
 
-    vLLM attaches its own only with a profiler configured, and then they stay the user's.
+    The routes of windows are `/start_profile` and `/stop_profile`. If a profiler is configured, vLLM has attached its
+    own routes with these names; they stay the user's, and autoprof adds none.
 
     Attributes:
-        app: The parameter that takes the application; without it the function returns the application.
+        app: Parameter whose argument is the application. Without it, the function returns the application.
     """
 
     app: Parameter = ""
 
     def around(self, call: Call) -> Around:
         outcome = yield CALL
-        # A server actor of a trainer builds the same application; its windows are the trainer's.
+        # A trainer's server actor builds the same application, but the trainer opens its windows.
         if outcome.error is None and not command.THIS.ray_worker:
             _add_routes(call.argument(self.app) if self.app else outcome.result)
         return None
@@ -58,30 +58,30 @@ class AddRequest(Behaviour):
         yield Coroutine(_server_of(call.instance).request(run))
         outcome = yield CALL
         if outcome.error is not None:
-            _look(call.instance.output_processor)
+            _end_if_idle(call.instance.output_processor)
         return None
 
 
 class Outputs(Behaviour):
-    """The engine's outputs are handed on, or requests are taken back: if none is left, the batch has ended."""
+    """The call processes the engine's outputs or aborts requests. If no request is left, the batch has ended."""
 
     def around(self, call: Call) -> Around:
         yield CALL
         if _state.serving:
-            _look(call.instance)
+            _end_if_idle(call.instance)
         return None
 
 
-def _look(processor: Any) -> None:
+def _end_if_idle(processor: Any) -> None:
     server = getattr(processor, _SERVER, None)
     if server is not None and not processor.has_unfinished_requests():
         server.idle()
 
 
-def _server_of(engine: Any) -> serving.Server:
-    server: serving.Server | None = getattr(engine, _SERVER, None)
+def _server_of(engine: Any) -> serving.ServedEngine:
+    server: serving.ServedEngine | None = getattr(engine, _SERVER, None)
     if server is None:
-        server = serving.Server(engine, vllm_engine.start, vllm_engine.stop)
+        server = serving.ServedEngine(engine, vllm_engine.start, vllm_engine.stop)
         setattr(engine, _SERVER, server)
         setattr(engine.output_processor, _SERVER, server)
     return server
@@ -100,7 +100,7 @@ def _add_routes(app: Any) -> None:
         status, content = await http.answer_trainer(server, directory, await raw_request.body())
         return JSONResponse(content, status)
 
-    # FastAPI reads the annotations, which it can't find by name in a function's locals.
+    # FastAPI evaluates annotations by name, which fails for a name in a function's locals.
     trainer.__annotations__ = {"raw_request": Request}
     app.add_api_route("/autoprof", trainer, methods=["POST"], include_in_schema=False)
     if any(getattr(route, "path", "") == "/start_profile" for route in app.routes):

@@ -1,8 +1,8 @@
-"""vLLM's engine: autoprof drives its profiler, and each of its workers records into the step's folder.
+"""Captures of a vLLM engine: autoprof drives its profiler, and each worker records into the step's folder.
 
-vLLM fixes the directory of its profiler at start, and needs it configured. So for each capture every worker gets a
-profiler of autoprof's making (`worker.py`), which `start_profile` and `stop_profile` of the engine then drive, and
-which is taken out again. Nothing is configured when the engine starts.
+vLLM's own profiler must be configured at the engine's start, with a fixed directory. autoprof needs no configuration:
+for each capture, it puts its own profiler into every worker (`worker.py`), which `start_profile` and `stop_profile` of
+the engine then start and stop. After the capture, it removes the profiler again.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from autoprof.hooks.dispatch import Coroutine
 from autoprof.run import runtime
 from autoprof.run.timeline import Span
 
-# Of the time that a stop may take, what the engine's own may: what follows then has the rest.
-_ITS_SHARE = 0.75
-# Set on an engine while autoprof records it: the span of that.
+# Share of the stop timeout for the engine's own stop. autoprof's work after it has the remaining time.
+ENGINE_STOP_SHARE = 0.75
+# Attribute of an engine while autoprof records it: the span of the recording.
 _OPEN = "_autoprof_open"
-# Set on an engine while somebody else profiles it.
-TAKEN = "_autoprof_taken"
+# Attribute of an engine while another caller profiles it.
+USER_PROFILING = "_autoprof_user_profiling"
 own_call: ContextVar[bool] = ContextVar("autoprof_own_call", default=False)
 
 
-class Server(rollout_engine.Server):
-    """A method of the server actor, as in `rollout.engine.Server`; the engine is the `AsyncLLM`."""
+class VllmActor(rollout_engine.EngineActor):
+    """A method of vLLM's server actor. A call with `autoprof=` is the trainer's request to its `AsyncLLM`."""
 
     default_engine = "self.engine"
 
@@ -42,14 +42,14 @@ class Server(rollout_engine.Server):
 
 
 class Engine(Behaviour):
-    """`AsyncLLM.start_profile` and `stop_profile`, as somebody else calls them: autoprof's recording ends before theirs
-    begins, and none begins before theirs ends.
+    """`AsyncLLM.start_profile` and `stop_profile` when the user calls them. The user's profiling has priority.
 
-    vLLM up to 0.29 has one profiler in its front end: a second start empties it, a second stop kills the process. From
-    0.32 on a second start raises `ProfilerAlreadyActiveError`.
+    autoprof's recording ends before the user's profiling begins, and none begins before it ends. vLLM up to 0.29 has
+    one profiler in its front end: a second start empties it, and a second stop kills the process. Since 0.32, a second
+    start raises `ProfilerAlreadyActiveError`.
 
     Attributes:
-        action: Which of the two the hook is on.
+        action: Method that the hook is on.
     """
 
     action: Literal["start", "stop"]
@@ -62,11 +62,11 @@ class Engine(Behaviour):
         if self.action == "start":
             if hasattr(engine, _OPEN):
                 log.warning("another caller starts the engine's profiler; autoprof's recording ends early")
-                yield Coroutine(stop(engine, "somebody else started the engine's profiler"))
-            setattr(engine, TAKEN, True)
+                yield Coroutine(stop(engine, "another caller started the engine's profiler"))
+            setattr(engine, USER_PROFILING, True)
         outcome = yield CALL
-        if hasattr(engine, TAKEN) and (self.action == "stop" or outcome.error is not None):
-            delattr(engine, TAKEN)
+        if hasattr(engine, USER_PROFILING) and (self.action == "stop" or outcome.error is not None):
+            delattr(engine, USER_PROFILING)
         return None
 
 
@@ -77,12 +77,12 @@ async def start(engine: Any, request: Request) -> dict[str, Any]:
         return {"problem": "autoprof is off in the server's process"}
     if hasattr(engine, _OPEN):
         return {"problem": "it is recording already"}
-    if hasattr(engine, TAKEN):
-        return {"problem": "somebody else profiles the engine"}
+    if hasattr(engine, USER_PROFILING):
+        return {"problem": "another caller is profiling the engine"}
     try:
         workers = await _rpc(engine, run, "autoprof_prepare", request.fields())
     except Exception:
-        # Those workers that were prepared must not keep it: a later profiling of the user's would be autoprof's.
+        # Prepared workers must not keep autoprof's profiler: it would record a later profiling of the user.
         with interrupts.suppress(Exception):
             await _rpc(engine, run, "autoprof_release")
         raise
@@ -91,8 +91,9 @@ async def start(engine: Any, request: Request) -> dict[str, Any]:
         return _answer(workers)
     setattr(engine, _OPEN, request.span(run))
     try:
-        # From 0.32 on a start that failed, as with no profiler configured, bars the next until a stop (async_llm.py).
-        # Whoever made it is not profiling: autoprof would have seen that. In the workers this stop does nothing.
+        # Since 0.32, after a failed start, for example without a configured profiler, vLLM refuses further starts until
+        # a stop (async_llm.py). The failed caller is not profiling, or `USER_PROFILING` would be set. In the workers,
+        # this stop does nothing.
         if getattr(engine, "_profile_session_active", False):
             await _own(engine.stop_profile, run)
         await _own(engine.start_profile, run)
@@ -104,13 +105,13 @@ async def start(engine: Any, request: Request) -> dict[str, Any]:
 
 
 async def stop(engine: Any, cut: str = "") -> dict[str, Any]:
-    """Stop the profiler of an `AsyncLLM` and take autoprof's out of its workers.
+    """Stop the profiler of an `AsyncLLM` and remove autoprof's profilers from its workers.
 
-    Without a start before it does nothing: a second stop kills the front end of vLLM up to 0.29.
+    Without a preceding start, do nothing: a second stop kills the front end of vLLM up to 0.29.
 
     Args:
         engine: The `AsyncLLM`.
-        cut: Why the recording ends early, if it does.
+        cut: Reason why the recording ends early, if it does.
     """
     run = runtime.current()
     if run is None or not hasattr(engine, _OPEN):
@@ -133,11 +134,11 @@ async def stop(engine: Any, cut: str = "") -> dict[str, Any]:
 
 
 async def _own(method: Any, run: runtime.Runtime) -> None:
-    """Call the engine's own `start_profile` or `stop_profile`, within the time that a stop may take.
+    """Call the engine's own `start_profile` or `stop_profile`, for at most a share of the stop timeout.
 
-    The profiler that a configured front end has (from 0.10 on) is kept out of it: vLLM starts and stops it in whichever
-    thread of a pool is free (`asyncio.to_thread` in async_llm.py, 0.10 to 0.32), and torch crashes when the two differ
-    (seen with vLLM 0.27.1 and torch 2.13).
+    During the call, the front end's own profiler is hidden, which a configured vLLM has since 0.10. vLLM starts and
+    stops it in any free thread of a pool (`asyncio.to_thread` in async_llm.py, 0.10 to 0.32), and torch crashes if the
+    two threads differ (seen with vLLM 0.27.1 and torch 2.13).
     """
     engine = method.__self__
     front_end = getattr(engine, "profiler", None)
@@ -145,7 +146,7 @@ async def _own(method: Any, run: runtime.Runtime) -> None:
         engine.profiler = None
     token = own_call.set(True)
     try:
-        await asyncio.wait_for(method(), run.settings.for_role(ROLE).stop_timeout_s * _ITS_SHARE)
+        await asyncio.wait_for(method(), run.settings.for_role(ROLE).stop_timeout_s * ENGINE_STOP_SHARE)
     finally:
         own_call.reset(token)
         if front_end is not None:
@@ -153,7 +154,7 @@ async def _own(method: Any, run: runtime.Runtime) -> None:
 
 
 async def _rpc(engine: Any, run: runtime.Runtime, method: str, *arguments: Any) -> list[dict[str, str]]:
-    """Call a method of every worker; each answers with a problem, or an empty text."""
+    """Call a method of every worker and return the answers. `problem` is empty for each worker that succeeded."""
     timeout_s = run.settings.for_role(ROLE).stop_timeout_s
     answers: list[dict[str, str]] = await asyncio.wait_for(engine.collective_rpc(method, args=arguments), timeout_s)
     return answers

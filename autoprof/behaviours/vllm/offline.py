@@ -1,11 +1,11 @@
-"""vLLM's synchronous `LLM` in a script of the user's: a step is a generation batch, as in `serving/server.py`.
+"""Behaviours of vLLM's synchronous `LLM` in a user's script. A step is a generation batch, as in `serving/server.py`.
 
-A batch lasts from the first request that an idle engine gets to the engine's step after which it has none left. That
-is one call of `generate`, `chat`, or whatever else generates; a beam search, which makes such a call for each token, is
-one batch too. The engine below `LLM` is driven as an `AsyncLLM` is.
+A batch lasts from the first request to an idle engine until the engine's step that finishes the last request. That is
+one call of `generate`, `chat` or another generating method. A beam search makes such a call for each token, but is one
+batch, too. autoprof drives the engine below `LLM` like an `AsyncLLM`.
 
-In the process of a trainer (TRL's colocated mode, where each rank has an `LLM`) nothing is counted: a batch is recorded
-where the trainer's step is.
+In a trainer's process (TRL's colocated mode, where each rank has an `LLM`) batches are not counted: a batch is recorded
+if the trainer's step is captured.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from autoprof.config.kinds import GENERATE
 from autoprof.hooks.behaviour import CALL, Around, Behaviour, Call, CallPath, follow
 from autoprof.run import runtime, step_announcement
 
-# Set on an LLMEngine.
+# Attribute of an LLMEngine: its `_OfflineEngine`.
 _OFFLINE = "_autoprof_offline"
 
 
@@ -41,8 +41,8 @@ class AddRequest(Behaviour):
         return None
 
 
-class Step(Behaviour):
-    """The engine has made a step: if no request is left, the batch has ended."""
+class OfflineStep(Behaviour):
+    """The call is one step of the engine. If no request is left after it, the batch has ended."""
 
     def around(self, call: Call) -> Around:
         yield CALL
@@ -51,7 +51,7 @@ class Step(Behaviour):
 
 
 class Whole(Behaviour):
-    """A method of `LLM` in which the engine falls idle again and again: its call is one batch.
+    """A method of `LLM` in which the engine becomes idle several times. The call is one batch.
 
     Attributes:
         engine: Path from a parameter of the call to the `LLMEngine`.
@@ -69,10 +69,10 @@ class Whole(Behaviour):
 
 
 class Profile(Behaviour):
-    """`LLMEngine.start_profile` and `stop_profile`, as somebody else calls them: their profiling goes first.
+    """`LLMEngine.start_profile` and `stop_profile` when the user calls them. The user's profiling has priority.
 
     Attributes:
-        action: Which of the two the hook is on.
+        action: Method that the hook is on.
     """
 
     action: Literal["start", "stop"]
@@ -83,16 +83,16 @@ class Profile(Behaviour):
             return None
         offline = _offline(call.instance)
         if self.action == "start":
-            offline.stop("somebody else started the engine's profiler")
+            offline.stop("another caller started the engine's profiler")
         outcome = yield CALL
-        vars(offline.driven).pop(engine.TAKEN, None)
+        vars(offline.async_engine).pop(engine.USER_PROFILING, None)
         if self.action == "start" and outcome.error is None:
-            setattr(offline.driven, engine.TAKEN, True)
+            setattr(offline.async_engine, engine.USER_PROFILING, True)
         return None
 
 
-class _Driven:
-    """An `LLMEngine` as `vllm.start` and `vllm.stop` see an `AsyncLLM`: what they await is done when it is called."""
+class _AsyncEngine:
+    """An `LLMEngine` with the coroutines of an `AsyncLLM`, for `engine.start` and `engine.stop`. They never suspend."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
@@ -110,66 +110,70 @@ class _Driven:
         return self._engine.collective_rpc(method, args=args)
 
 
-class _Offline:
-    """One `LLMEngine`, its batches, and the recording of them."""
+class _OfflineEngine:
+    """One `LLMEngine`, its batches, and their recording."""
 
     def __init__(self, engine: Any) -> None:
         self.inside = 0
-        self.driven = _Driven(engine)
+        self.async_engine = _AsyncEngine(engine)
         self._engine = engine
         self._batches = server.Batches()
         self._captured = False
 
     def request(self) -> None:
-        """Note a request that reaches the engine."""
-        if self._going_on and (self.inside or self._unfinished()):
+        """Handle a request to the engine: it may begin a batch."""
+        if self._batch_open and (self.inside or self._unfinished()):
             return
         run = runtime.current()
         if run is None:
             return
-        trainer_here, posting = step_announcement.own()
+        trainer_here, announcement = step_announcement.own()
         if trainer_here:
             self.stop()
-            if posting is not None and posting.captured:
-                self._start(self._asked(run, posting))
-        elif not _trainers(run):
+            if announcement is not None and announcement.captured:
+                self._start(self._asked(run, announcement))
+        elif not _trainer_decides(run):
             self._end()
             self._batches.look(run)
             self._start(self._batches.begin(run))
 
     def look(self) -> None:
-        """See whether the batch has ended."""
-        if self._going_on and not self.inside and not self._unfinished():
+        """End the batch if no request is left."""
+        if self._batch_open and not self.inside and not self._unfinished():
             self._end()
 
     def stop(self, cut: str = "") -> None:
-        """End the recording that is going on, if any. `cut` says why it ends early, if it does."""
+        """End the current recording, if any. `cut` is the reason why it ends early, if it does."""
         captured, self._captured = self._captured, False
         if captured:
-            server.said(_now(engine.stop(self.driven, cut)))
+            server.logged_problem(_run_now(engine.stop(self.async_engine, cut)))
 
     @property
-    def _going_on(self) -> bool:
-        return self._captured or self._batches.going_on
+    def _batch_open(self) -> bool:
+        return self._captured or self._batches.is_open
 
-    def _asked(self, run: runtime.Runtime, posting: step_announcement.StepAnnouncement) -> Request | None:
-        """Return the request to the engine in a step of the trainer in this process, if its ranks are chosen.
+    def _asked(self, run: runtime.Runtime, announcement: step_announcement.StepAnnouncement) -> Request | None:
+        """Return the request to the engine in a step of this process's trainer, if the window selects this rank.
 
-        Every rank of the trainer has an engine (vLLM's `external_launcher`): as many as it says are one replica.
+        Every rank of the trainer has an engine (vLLM's `external_launcher`); `world_size` ranks are one replica.
         """
-        if lifecycle.taken() or in_whole():  # the stage that is running holds the rollout, or it is none of the step's
+        if lifecycle.taken() or in_whole():  # the running stage contains the rollout, or it is no stage of the step
             return None
         size = int(follow(self._engine, "vllm_config.parallel_config.world_size", 1))
         replica = own_rank() // size
         request = Request(
-            action="start", step=posting.step, replica=replica, rank=replica * size, overrides=posting.overrides
+            action="start",
+            step=announcement.step,
+            replica=replica,
+            rank=replica * size,
+            overrides=announcement.overrides,
         )
         ranks = range(own_rank(), own_rank() + 1)
         return request if request.settings(run).takes(ROLE, ranks, GENERATE) else None
 
-    def _start(self, asked: Request | None) -> None:
-        if asked is not None:
-            self._captured = not server.said(_now(engine.start(self.driven, asked)))
+    def _start(self, request: Request | None) -> None:
+        if request is not None:
+            self._captured = not server.logged_problem(_run_now(engine.start(self.async_engine, request)))
 
     def _end(self) -> None:
         try:
@@ -178,28 +182,28 @@ class _Offline:
             self._batches.end()
 
     def _unfinished(self) -> bool:
-        # Not the engine's own method: with several data-parallel ranks that asks the others, who would have to answer.
+        # The engine's own method would ask the other data-parallel ranks and wait for their answers.
         return bool(self._engine.output_processor.has_unfinished_requests())
 
 
-def _offline(engine: Any) -> _Offline:
-    offline: _Offline | None = getattr(engine, _OFFLINE, None)
+def _offline(engine: Any) -> _OfflineEngine:
+    offline: _OfflineEngine | None = getattr(engine, _OFFLINE, None)
     if offline is None:
-        offline = _Offline(engine)
+        offline = _OfflineEngine(engine)
         setattr(engine, _OFFLINE, offline)
     return offline
 
 
-def _trainers(run: runtime.Runtime) -> bool:
-    """Return whether a trainer says which step it is: engines in its workers are left to its recipe."""
+def _trainer_decides(run: runtime.Runtime) -> bool:
+    """Return whether a trainer in another process announces steps. Its recipe then captures the engines."""
     return command.THIS.ray_worker or step_announcement.read(run.info.id) is not None
 
 
-def _now(work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
-    """Run a coroutine to its end in this thread: an engine in this process must be recorded in the thread it works in.
+def _run_now(work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+    """Run a coroutine to its end in this thread, since an engine must be recorded in the thread in which it works.
 
     Raises:
-        RuntimeError: An event loop runs in this thread.
+        RuntimeError: An event loop is running in this thread.
     """
     loop = asyncio.new_event_loop()
     try:

@@ -1,7 +1,8 @@
 """Captures in vLLM's workers, and the state of vLLM's scheduler.
 
-A worker holds an autoprof object in place of its own profiler. The engine starts and stops it. It records with the tool
-in the settings, counts forward passes, and writes into the step's folder. vllm-ascend's workers work alike.
+A worker holds an object of autoprof instead of its own profiler. The engine starts and stops this object, which records
+with the tool in the settings, counts forward passes, and writes into the step's folder. The workers of vllm-ascend are
+used in the same way.
 """
 
 from __future__ import annotations
@@ -24,38 +25,40 @@ from autoprof.run.process_state import EngineState, read_part
 
 
 class Passes:
-    """Calls `before` ahead of each forward pass of a worker, until `close`.
+    """Wrapper that calls `before` ahead of each forward pass of a worker, until `close`.
 
-    vLLM counts only from 0.12 on, and not alike: a delay of 0 and one of 1 are both none, `max_iterations` left
-    a profiler that could not be started again until 0.29, and 0.31 and 0.32 take them in other places
-    (vllm/profiler/wrapper.py). One count of autoprof's own means the same in all of them.
+    autoprof counts passes itself, so that a count means the same in all releases. vLLM counts since 0.12 only, and its
+    counts differ: delays of 0 and 1 both mean no delay, a profiler with `max_iterations` could not be started again
+    until 0.29, and 0.31 and 0.32 apply them elsewhere (vllm/profiler/wrapper.py).
 
-    A pass is a call of `execute_model`, as in vLLM's own count and its annotations; asynchronous scheduling makes some
-    that compute no token. It is counted where the worker's begins, ahead of vLLM's annotation of it, so that a trace
-    holds whole passes. Ray's executor calls the model runner without the worker (vllm/v1/executor/ray_utils.py in 0.12
-    to 0.32, vllm/executor/ray_utils.py before), so that is watched as well.
+    A pass is a call of `execute_model`, as in vLLM's own count and annotations. With asynchronous scheduling, some
+    passes compute no token. A pass is counted at the begin of the worker's method, before vLLM's annotation, so that a
+    trace holds whole passes. Ray's executor calls the model runner without the worker (vllm/v1/executor/ray_utils.py in
+    0.12 to 0.32, vllm/executor/ray_utils.py before), so the model runner's method is wrapped, too.
     """
 
     def __init__(self, worker: Any, before: Callable[[], bool]) -> None:
-        """Args:
-        worker: The worker.
-        before: Called ahead of each pass; it returns whether the pass is recorded.
+        """Wrap the methods.
+
+        Args:
+            worker: The worker.
+            before: Function that is called ahead of each pass and returns whether the pass is recorded.
         """
         self._before = before
         self._inside = False
         self._watched: list[Any] = []
-        # From 0.11.1 on the worker annotates its passes (gpu_worker.py, annotate_profile).
+        # Since 0.11.1, the worker annotates its passes itself (gpu_worker.py, annotate_profile).
         self._watch(worker, annotate=not hasattr(worker, "annotate_profile"))
         self._watch(getattr(worker, "model_runner", None), annotate=True)
 
     def close(self) -> None:
-        """Give back what is watched."""
+        """Restore the methods."""
         for owner in self._watched:
             vars(owner).pop("execute_model", None)
         self._watched.clear()
 
     def _watch(self, owner: Any, annotate: bool) -> None:
-        # One that has it as an attribute of its own is somebody else's patch, which could not be given back.
+        # If the instance itself has the attribute, another library has patched it. That patch could not be restored.
         if not hasattr(owner, "execute_model") or "execute_model" in vars(owner):
             return
         execute = owner.execute_model
@@ -85,30 +88,31 @@ class Passes:
 
 
 class Recorder:
-    """Recorder behind a stand-in; this one records nothing.
+    """Recorder behind a stand-in. This base class records nothing.
 
-    A worker that does not take part in a capture needs it, too: the engine starts the profilers of all workers, and one
-    that the user configured must not start with autoprof's.
+    Workers that are not captured need it, too: the engine starts the profilers of all workers, and must not start one
+    that the user configured.
     """
 
     recording = False
 
     def switch_on(self) -> None:
-        """Start to record: the engine starts its profiler."""
+        """Start recording. Called when the engine starts its profiler."""
 
     def switch_off(self, state: str = "complete", reason: str = "") -> None:
-        """End the recording: the engine stops its profiler, or shuts down. May be called without a start, and again."""
+        """End the recording. Called when the engine stops its profiler or shuts down, possibly repeatedly."""
 
 
 class StandIn:
-    """An object of autoprof's in `worker.profiler`, with all that any vLLM does with what it keeps there.
+    """Object of autoprof in `worker.profiler`, with the interface that all vLLM releases expect there.
 
-    Until 0.11 that is a `torch.profiler.profile` (`start`, `stop`, `key_averages().table()`: gpu_worker.py; in 0.12
-    still cpu_worker.py), after that a `WorkerProfiler` (vllm/profiler/gpu_profiler.py in 0.12, wrapper.py since):
-    `step` and `annotate_context_manager` in each forward pass, `is_running` before that in 0.28 to 0.30 and
-    `should_annotate` since 0.31, `set_output_name` and arguments of `start` from 0.32. One of vLLM's own classes would
-    need a module, a configuration and a way to count for each of them, and would write tables to disk. What a later
-    vLLM may ask for beside these is answered by `_Nothing`, not by an error in a forward pass.
+    Until 0.11, they expect a `torch.profiler.profile` (`start`, `stop`, `key_averages().table()`: gpu_worker.py; in
+    0.12 still cpu_worker.py). Later releases expect a `WorkerProfiler` (vllm/profiler/gpu_profiler.py in 0.12,
+    wrapper.py since). They call `step` and `annotate_context_manager` in each forward pass, before that `is_running`
+    (0.28 to 0.30) or `should_annotate` (since 0.31), and since 0.32 `set_output_name` and `start` with arguments.
+
+    A class of vLLM itself would need another module, configuration and count in each release, and would write tables to
+    disk. Other attributes, which later releases may use, are a `_NullObject`, so that no forward pass fails.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -124,7 +128,7 @@ class StandIn:
         _safely(lambda: self._recorder.switch_off("truncated", "the engine was shut down"))
 
     def step(self) -> None:
-        """Do nothing: autoprof counts forward passes itself (passes.py)."""
+        """Do nothing: autoprof counts forward passes itself (`Passes`)."""
 
     @property
     def is_running(self) -> bool:
@@ -138,11 +142,11 @@ class StandIn:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return _Nothing()
+        return _NullObject()
 
 
-class _Nothing:
-    """Can be called, entered, and asked for anything, and is false."""
+class _NullObject:
+    """An object that can be called and entered, has every attribute, and is false."""
 
     def __call__(self, *_: Any, **__: Any) -> Any:
         return self
@@ -166,8 +170,10 @@ class _Nothing:
 
 
 class Configured:
-    """A worker's profiler configuration, but with a profiler: from 0.17 on `Worker.profile` refuses without one
-    (gpu_worker.py), and asks for it again at stop."""
+    """A worker's profiler configuration, but with a profiler configured.
+
+    Since 0.17, `Worker.profile` requires a configured profiler at start and at stop (gpu_worker.py).
+    """
 
     profiler = "torch"
 
@@ -178,8 +184,8 @@ class Configured:
         return getattr(object.__getattribute__(self, "_own"), name)
 
 
-class Place:
-    """`worker.profiler` and `worker.profiler_config` with a stand-in, until they are given back."""
+class ProfilerSwap:
+    """Replacement of `worker.profiler` and `worker.profiler_config` by stand-ins, until `give_back`."""
 
     def __init__(self, worker: Any, recorder: Recorder) -> None:
         self._worker = worker
@@ -194,7 +200,7 @@ class Place:
 
 
 def annotation(name: str) -> Any:
-    """Return a context manager that shows in the trace."""
+    """Return a context manager that appears in the trace under this name."""
     import torch.profiler
 
     return torch.profiler.record_function(name)
@@ -208,13 +214,13 @@ def _safely(action: Callable[[], None]) -> None:
         runtime.report("vllm/worker", error)
 
 
-# On a worker: the session, and the place that is to be given back.
+# Attributes of a worker: its capture, and the replacement of its profiler.
 _SESSION = "_autoprof_session"
-_PLACE = "_autoprof_place"
+_SWAP = "_autoprof_swap"
 
 
 class Worker(Behaviour):
-    """Gives vLLM's worker class the methods that `collective_rpc` calls."""
+    """vLLM's worker class, which gets the methods that `collective_rpc` calls."""
 
     def install(self, owner: Any) -> bool:
         owner.autoprof_prepare = _prepare
@@ -223,8 +229,8 @@ class Worker(Behaviour):
         return True
 
 
-class _Session(PassCapture, Recorder):
-    """A capture in one worker, from prepare to release. Passes count while the engine's profiler is on."""
+class _WorkerCapture(PassCapture, Recorder):
+    """A capture in one worker, from prepare to release. Passes are counted while the engine's profiler is on."""
 
     def __init__(self, worker: Any, run: runtime.Runtime, request: Request) -> None:
         subject = request.subject(_rank_part(worker), request.rank + _rank_in_replica(worker))
@@ -235,11 +241,11 @@ class _Session(PassCapture, Recorder):
         self._worker = worker
         self._armed = False
 
-    def put_in(self) -> None:
-        """Make the step's folder and count the worker's passes.
+    def install(self) -> None:
+        """Create the step's folder and wrap the worker's passes.
 
         Raises:
-            OSError: The folder can't be made.
+            OSError: The folder can't be created.
         """
         self.open()
         self._passes = Passes(self._worker, self._before_pass)
@@ -260,32 +266,32 @@ class _Session(PassCapture, Recorder):
     def finish(self, state: str, reason: str) -> None:
         super().finish(state, reason or ("" if self.passed else "the engine ran no forward pass"))
 
-    def take_out(self) -> str:
-        """Take the session out of the worker; return a problem that was not told before, or an empty text."""
+    def uninstall(self) -> str:
+        """Remove the capture from the worker. Return the problem, or an empty string."""
         self._passes.close()
         self._armed = False
         self.switch_off("truncated", "the engine's own stop did not reach the worker")
         lifecycle.release(self)
-        # The engine may be ended once it is stopped: the trace has to be written by then.
-        told = self.told
+        # The engine may be ended after the stop, so the trace must be written before this returns.
+        reported = self.told
         problem = self.close("" if self._first else "the engine recorded nothing")
-        return self.artifacts.problem if told else problem
+        return self.artifacts.problem if reported else problem
 
     def _before_pass(self) -> bool:
         return self._armed and self.before_pass()
 
 
-def _prepare(worker: Any, asked: dict[str, Any]) -> dict[str, str]:
-    """Put an object of autoprof's where a vLLM worker keeps its profiler (`autoprof_prepare`)."""
-    _release(worker)  # of a capture whose trainer went away
+def _prepare(worker: Any, content: dict[str, Any]) -> dict[str, str]:
+    """Replace a vLLM worker's profiler by an object of autoprof (`autoprof_prepare`)."""
+    _release(worker)  # a capture may remain whose trainer has died
     session: Recorder = Recorder()
     try:
-        session, problem = _session(worker, Request.read(asked))
+        session, problem = _session(worker, Request.read(content))
     except Exception as error:
         interrupts.pass_on(error)
         runtime.report("vllm/worker", error)
         problem = f"{type(error).__name__}: {error}"
-    setattr(worker, _PLACE, Place(worker, session))
+    setattr(worker, _SWAP, ProfilerSwap(worker, session))
     return {"problem": problem}
 
 
@@ -293,14 +299,14 @@ def _session(worker: Any, request: Request) -> tuple[Recorder, str]:
     run = runtime.start()
     if run is None:
         return Recorder(), "autoprof is off in the worker's process"
-    session = _Session(worker, run, request)
+    session = _WorkerCapture(worker, run, request)
     rank = session.subject.rank
     if not request.settings(run).takes(ROLE, range(rank, rank + 1), GENERATE):
         return Recorder(), ""
     if not lifecycle.claim(session, session.tool):
         return Recorder(), "another profiler is recording in the worker's process"
     try:
-        session.put_in()
+        session.install()
     except BaseException:
         lifecycle.release(session)
         raise
@@ -309,7 +315,7 @@ def _session(worker: Any, request: Request) -> tuple[Recorder, str]:
 
 
 def _cut(worker: Any, reason: str) -> dict[str, str]:
-    """End the recording of a vLLM worker early (`autoprof_cut`)."""
+    """Mark the recording of a vLLM worker as ended early (`autoprof_cut`)."""
     session = vars(worker).get(_SESSION)
     if session is not None:
         session.cut = reason
@@ -317,13 +323,13 @@ def _cut(worker: Any, reason: str) -> dict[str, str]:
 
 
 def _release(worker: Any) -> dict[str, str]:
-    """Give a vLLM worker back the profiler that it had (`autoprof_release`)."""
+    """Restore a vLLM worker's own profiler (`autoprof_release`)."""
     try:
-        place = vars(worker).pop(_PLACE, None)
-        if place is not None:
-            place.give_back()
+        swap = vars(worker).pop(_SWAP, None)
+        if swap is not None:
+            swap.give_back()
         session = vars(worker).pop(_SESSION, None)
-        return {"problem": session.take_out() if session is not None else ""}
+        return {"problem": session.uninstall() if session is not None else ""}
     except Exception as error:
         interrupts.pass_on(error)
         runtime.report("vllm/worker", error)
@@ -331,9 +337,9 @@ def _release(worker: Any) -> dict[str, str]:
 
 
 def _rank_in_replica(worker: Any) -> int:
-    """Return the rank among all of the replica: `rank` counts anew in each data-parallel engine (0.27.1, core.py).
+    """Return the worker's rank in its replica. `worker.rank` restarts in each data-parallel engine (0.27.1, core.py).
 
-    With an external launcher it is the global one, of as many replicas as there are (0.27.1, uniproc_executor.py).
+    With an external launcher, `worker.rank` is the global rank over all replicas (0.27.1, uniproc_executor.py).
     """
     if follow(worker, "parallel_config.distributed_executor_backend", None) == "external_launcher":
         return int(worker.rank) % int(follow(worker, "parallel_config.world_size", 1))
@@ -341,7 +347,7 @@ def _rank_in_replica(worker: Any) -> int:
 
 
 def _rank_part(worker: Any) -> str:
-    """Return the part that tells workers of a replica apart in file names, as vLLM itself names them from 0.17 on."""
+    """Return the part of a file name that distinguishes the workers of a replica, as in vLLM's own names since 0.17."""
     part = f"rank{worker.rank}"
     with interrupts.suppress(ImportError):
         from vllm.distributed.utils import get_worker_rank_suffix
@@ -355,13 +361,15 @@ def _data_parallel_rank(worker: Any) -> int:
     return int(follow(worker, "parallel_config.data_parallel_rank", 0))
 
 
-# Where requests wait, in some releases in several queues.
+# Attributes of the scheduler that hold waiting requests. Some releases have several queues.
 _QUEUES = ("waiting", "skipped_waiting", "kv_holding_waiting")
 
 
 class Start(Behaviour):
-    """`EngineCore.__init__` and `WorkerBase.__init__`: from then on the process tells where it stands, and an engine
-    core what its scheduler has to do. Nothing else is called there, where workers have processes of their own.
+    """`EngineCore.__init__` and `WorkerBase.__init__`. From then on, snapshots show the process's stacks.
+
+    For an engine core, they also show the state of its scheduler. No other hook is called in these processes if workers
+    have separate processes.
     """
 
     def around(self, call: Call) -> Around:
@@ -374,14 +382,14 @@ class Start(Behaviour):
 
 def read(scheduler: Any, left_out: list[str]) -> EngineState:
     """Return the state of a `Scheduler` of vLLM 0.9 to 0.33."""
-    found: EngineState = {}
+    state: EngineState = {}
     running = list(scheduler.running)
     waiting = [request for name in _QUEUES for request in tuple(getattr(scheduler, name, ()))]
-    found["running"], found["waiting"] = len(running), len(waiting)
-    read_part(found, left_out, "free_blocks", lambda: scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
-    read_part(found, left_out, "total_blocks", lambda: scheduler.kv_cache_manager.block_pool.num_gpu_blocks)
+    state["running"], state["waiting"] = len(running), len(waiting)
+    read_part(state, left_out, "free_blocks", lambda: scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
+    read_part(state, left_out, "total_blocks", lambda: scheduler.kv_cache_manager.block_pool.num_gpu_blocks)
     if running or waiting:
         oldest = min((*running, *waiting), key=lambda request: request.arrival_time)
-        found["longest"] = str(oldest.request_id)
-        found["longest_s"] = round(time.time() - oldest.arrival_time, 3)
-    return found
+        state["longest"] = str(oldest.request_id)
+        state["longest_s"] = round(time.time() - oldest.arrival_time, 3)
+    return state

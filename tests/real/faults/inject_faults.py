@@ -30,7 +30,7 @@ def _hook_raises(step):
         module.Stage.wanted = failing
 
     def running(module):
-        end = module.Running.end
+        end = module.RunningStage.end
 
         def failing(self, error=None, cut=""):
             if self._who[0] == "ref" and self.step == step:
@@ -38,7 +38,7 @@ def _hook_raises(step):
                 raise RuntimeError("injected after the call")
             return end(self, error, cut)
 
-        module.Running.end = failing
+        module.RunningStage.end = failing
 
     wrapt.register_post_import_hook(stage, "autoprof.behaviours.trainer.stages")
     wrapt.register_post_import_hook(running, "autoprof.behaviours.trainer.running")

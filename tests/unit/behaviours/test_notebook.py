@@ -94,5 +94,5 @@ for cell in (
     said = done.stdout.splitlines() + done.stderr.splitlines()
     assert sum("is on the timeline" in line for line in said) == 1
     usage = [line.partition("%%autoprof: ")[2].split(";")[0] for line in said if line.startswith("UsageError")]
-    assert usage == ["a run is going on, whose settings count", "mode: got 'fast'", "got 'fast'"]
+    assert usage == ["a run is already active and keeps its settings", "mode: got 'fast'", "got 'fast'"]
     assert "1" in done.stdout.splitlines()

@@ -11,24 +11,24 @@ from ray.job_config import JobConfig
 from ray.runtime_env import RuntimeEnv
 from ray.runtime_env.runtime_env import _merge_runtime_env
 
-from autoprof.behaviours.ray.session import given, job_with_site, merged
+from autoprof.behaviours.ray.session import chosen_runtime_env, job_with_site, merged
 from autoprof.capture import cupti
 
 ENVIRON = {"AUTOPROF": "1", "AUTOPROF_STEPS": "3", "AUTOPROF_RUN_ID": "x", "HOME": "/root"}
 OURS = {name: value for name, value in ENVIRON.items() if name != "HOME"}
 
 
-@pytest.mark.parametrize("given", [None, {}, {"env_vars": None}, {"env_vars": {}}])
-def test_our_variables_are_added(given: Any) -> None:
-    assert merged(given, ENVIRON)["env_vars"] == OURS
+@pytest.mark.parametrize("runtime_env", [None, {}, {"env_vars": None}, {"env_vars": {}}])
+def test_our_variables_are_added(runtime_env: Any) -> None:
+    assert merged(runtime_env, ENVIRON)["env_vars"] == OURS
 
 
 def test_the_users_values_win_and_stay_as_they_were() -> None:
-    given = {"working_dir": "/x", "env_vars": {"AUTOPROF_STEPS": "9", "A": "b"}}
-    result = merged(given, ENVIRON)
+    runtime_env = {"working_dir": "/x", "env_vars": {"AUTOPROF_STEPS": "9", "A": "b"}}
+    result = merged(runtime_env, ENVIRON)
     assert result["env_vars"] == OURS | {"AUTOPROF_STEPS": "9", "A": "b"}
     assert result["working_dir"] == "/x"
-    assert given == {"working_dir": "/x", "env_vars": {"AUTOPROF_STEPS": "9", "A": "b"}}
+    assert runtime_env == {"working_dir": "/x", "env_vars": {"AUTOPROF_STEPS": "9", "A": "b"}}
 
 
 def test_where_a_run_is_copied_to_is_not_handed_to_ray() -> None:
@@ -60,16 +60,17 @@ def test_the_site_folder_goes_behind_the_users_pythonpath_and_in_front_of_the_cl
 
 def test_the_runtime_env_of_a_job_config_is_kept() -> None:
     config = JobConfig(runtime_env={"env_vars": {"MY_SETTING": "mine"}})
-    assert merged(given({"job_config": config}, ENVIRON), ENVIRON)["env_vars"] == OURS | {"MY_SETTING": "mine"}
+    runtime_env = chosen_runtime_env({"job_config": config}, ENVIRON)
+    assert merged(runtime_env, ENVIRON)["env_vars"] == OURS | {"MY_SETTING": "mine"}
     # As in ray.init: its own argument wins over the JobConfig's, and a submitted job's over that.
-    assert given({"job_config": config, "runtime_env": {"env_vars": {}}}, ENVIRON) == {"env_vars": {}}
-    assert given({"job_config": config}, {"RAY_JOB_CONFIG_JSON_ENV_VAR": "{}"}) is None
+    assert chosen_runtime_env({"job_config": config, "runtime_env": {"env_vars": {}}}, ENVIRON) == {"env_vars": {}}
+    assert chosen_runtime_env({"job_config": config}, {"RAY_JOB_CONFIG_JSON_ENV_VAR": "{}"}) is None
 
 
 def test_a_sitecustomize_of_the_users_comes_behind_the_one_that_runs_it(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").touch()
-    given = {"env_vars": {"PYTHONPATH": str(tmp_path)}}
-    assert merged(given, ENVIRON | {"AUTOPROF_SITE": "/site"})["env_vars"]["PYTHONPATH"] == f"/site:{tmp_path}"
+    runtime_env = {"env_vars": {"PYTHONPATH": str(tmp_path)}}
+    assert merged(runtime_env, ENVIRON | {"AUTOPROF_SITE": "/site"})["env_vars"]["PYTHONPATH"] == f"/site:{tmp_path}"
 
 
 def test_an_empty_pythonpath_does_not_become_the_working_directory() -> None:

@@ -314,7 +314,7 @@ def test_an_engine_whose_stop_hangs_is_waited_for_once(run: Any, trainer: Any, l
     note = meta(tmp_path, 7)
     assert (note["state"], note["reason"]) == (
         "failed",
-        "the engine did not stop within 60 s; training goes on without waiting",
+        "the engine did not stop within 60 s; training continues without waiting",
     )
     log.clear()
     # In the steps that follow nothing is asked of it until it has answered, and its own files say the rest.

@@ -81,7 +81,7 @@ with autoprof.step():
     stopped = runs.read(only_run(tmp_path / "stopped"))
     assert seen(Path(stopped.path)) == [(1, "trainer", "learn"), (1, "trainer", "step")]
     (capture,) = stopped.captures
-    assert (capture.state, capture.meta.reason) == ("truncated", "autoprof.stop() was called in it")
+    assert (capture.state, capture.meta.reason) == ("truncated", "autoprof.stop() was called during the stage")
 
 
 def test_what_a_block_raises_passes_unchanged(python: Python, tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ with autoprof.step(5):
         (5, "trainer", "step"),
     ]
     assert {span["rank"] for span in spans(run) if span["name"] == "generate"} == {3}
-    assert done.stderr.count("a step begins inside of a step") == 1
+    assert done.stderr.count("a step begins inside another step") == 1
 
 
 def test_a_forked_child_leaves_the_step_to_its_parent(python: Python, tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ except RuntimeError as error:
     assert said[2] == "SettingsError mode: got 'fast'; it takes discrete or continuous"
     assert said[3].startswith("FileNotFoundError can't write to /proc/x/") or said[3].startswith("OSError can't write")
     run = only_run(tmp_path / "autoprof_runs")
-    assert said[4:] == [f"a run is going on, in {run}; autoprof.stop() ends it"]
+    assert said[4:] == [f"a run is already active, in {run}; autoprof.stop() ends it"]
     settings = json.loads((run / "run.json").read_text())["settings"]
     assert (settings["steps"], settings["ranks"], settings["roles"]) == ("3", "all", ["actor"])
 
@@ -192,7 +192,7 @@ with autoprof.step(8):
     on = python(BEGIN + code, AUTOPROF="1", AUTOPROF_STEPS="")
     run = only_run(tmp_path / "autoprof_runs")
     assert on.stdout == f"{run}\n{run}\n"
-    assert "autoprof.start() leaves out steps" in on.stderr
+    assert "autoprof.start() ignores steps" in on.stderr
     assert [number for number, _, name in seen(run) if name == "step"] == [7, 8]
     assert runs.read(run).state == "ended"
 

@@ -27,7 +27,7 @@ class Engine:
         self.log: list[Any] = []
         self.meanwhile: Callable[[], Awaitable[None]] | None = None
         self.problem = ""
-        self.server = server.Server(self, Engine.start, Engine.stop)
+        self.server = server.ServedEngine(self, Engine.start, Engine.stop)
 
     async def start(self, request: Request) -> dict[str, Any]:
         if self.meanwhile is not None:
@@ -247,7 +247,7 @@ def test_who_profiles_the_engine_ends_what_is_recorded_and_is_not_stopped(run: A
         await settled(engine)
 
     asyncio.run(drive(engine := Engine()))
-    cut = "somebody else started the engine's profiler"
+    cut = "another caller started the engine's profiler"
     assert engine.log == [5, cut, 2, cut]
 
 

@@ -180,7 +180,7 @@ def test_an_engine_without_autoprofs_hook_in_its_scheduler_is_not_driven(run: An
 
 def ask(instance: Any, **keywords: Any) -> Any:
     """Call the hooked method of a server actor, and answer what it waits for."""
-    around = engine.Server().around(Call("verl/sglang-server", lambda: None, (instance,), keywords))
+    around = engine.SglangActor().around(Call("verl/sglang-server", lambda: None, (instance,), keywords))
     try:
         waits = next(around)
         assert waits is not None

@@ -133,7 +133,7 @@ def test_sglangs_own_generations_and_refused_requests_begin_no_batch(manager: An
 
 def test_a_batch_ends_with_the_last_that_gives_the_lock_back(manager: Any, app: Any, mocker: MockerFixture) -> None:
     set_up(manager, app)
-    idle = mocker.patch.object(server.Server, "idle")
+    idle = mocker.patch.object(server.ServedEngine, "idle")
     for readers, ended in ((1, 0), (0, 1)):
         manager.model_update_lock._readers = readers
         finish(api_server.Released().around(Call("k", Lock.release_reader, (manager.model_update_lock,), {})))

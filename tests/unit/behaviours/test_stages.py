@@ -144,7 +144,7 @@ def test_what_never_ended_gives_way_in_a_later_step(run: Runtime, task: Any) -> 
     finished(run)
     metas = [json.loads(path.read_text()) for path in run.rundir.path.rglob("*.meta.json")]
     states = sorted((meta["step"], meta["state"], meta["reason"]) for meta in metas)
-    assert states == [(2, "truncated", "its end never came"), (3, "complete", "")]
+    assert states == [(2, "truncated", "no call ended the stage"), (3, "complete", "")]
 
 
 def test_an_end_closes_what_has_the_same_object(run: Runtime, task: Any) -> None:

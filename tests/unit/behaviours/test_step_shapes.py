@@ -179,7 +179,7 @@ def test_a_stage_that_a_foreign_wrapper_keeps_from_its_step_is_refused(python: P
     (hooks,) = (tmp_path / "autoprof_runs").glob("2*/hooks/*.json")
     update = json.loads(hooks.read_text())["hooks"]["small/update"]
     assert update["state"] == "failed"
-    assert "small/step must wrap it" in update["reason"]
+    assert "it must go inside the hook small/step" in update["reason"]
 
 
 def test_a_trainer_that_is_started_as_a_module(python: Python, tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ every_release = pytest.mark.parametrize("engine", stored.versions("vllm"), indir
 def test_the_users_arguments_pass_unchanged(engine: Any) -> None:
     async def calls() -> None:
         await engine.start_profile(**taken(engine))
-        assert await vllm_engine.start(engine, REQUEST) == {"problem": "somebody else profiles the engine"}
+        assert await vllm_engine.start(engine, REQUEST) == {"problem": "another caller is profiling the engine"}
         await engine.stop_profile()
         for name in ARGUMENTS.keys() - taken(engine):
             with pytest.raises(TypeError, match=name):

@@ -103,7 +103,7 @@ def test_it_ends_before_the_event_loop_would_stand_still_for_long(
     engine.put_out(50)
     frontend.end(engine, "")
     meta, names = found(run)
-    assert (meta["state"], meta["reason"]) == ("truncated", "what the front end records is limited to 0.0029 MB")
+    assert (meta["state"], meta["reason"]) == ("truncated", "a recording of the front end is limited to 0.0029 MB")
     assert names["process_outputs"] == recorded
 
 
@@ -113,7 +113,7 @@ def test_an_idle_engine_leaves_a_complete_and_empty_trace(made: Any) -> None:
     frontend.end(engine, "")
     frontend.end(engine, "")
     meta, names = found(run)
-    assert (meta["state"], meta["reason"]) == ("complete", "the engine put nothing out")
+    assert (meta["state"], meta["reason"]) == ("complete", "the engine produced no output")
     assert names["process_outputs"] == 0
 
 

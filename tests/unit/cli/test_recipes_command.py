@@ -101,7 +101,7 @@ def test_behaviours_are_listed_with_their_options(capsys: pytest.CaptureFixture[
     assert main(["recipes", "--behaviours"]) == 0
     text = capsys.readouterr().out
     assert all(f"\n{name}: " in f"\n{text}" for name in BEHAVIOURS)
-    assert "    stage (required): The stage's name" in text
+    assert "    stage (required): Name of the stage" in text
     assert "None" not in text.replace("None where", "")
     assert main(["recipes", "--behaviours", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)["behaviours"]

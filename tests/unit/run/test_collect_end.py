@@ -242,8 +242,8 @@ def test_after_the_last_window_the_command_waits_for_what_is_collected(
 
 
 def test_what_stands_in_the_way_of_a_copy_is_said_at_the_begin(driver: Callable[..., Runtime]) -> None:
-    assert session.hindrance(driver(collect="1")) == ""
-    said = session.hindrance(SimpleNamespace(settings=SimpleNamespace(collect="gs://me:pw@bucket/x")))  # type: ignore[arg-type]
+    assert session.collect_problem(driver(collect="1")) == ""
+    said = session.collect_problem(SimpleNamespace(settings=SimpleNamespace(collect="gs://me:pw@bucket/x")))  # type: ignore[arg-type]
     assert said == (
         "AUTOPROF_COLLECT: the run can't be copied to gs://bucket/x: "
         "gs:// needs the package gcsfs, which is not installed"
