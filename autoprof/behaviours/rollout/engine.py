@@ -101,7 +101,7 @@ class EngineActor(Behaviour):
     """A method of the server actor that accepts any keyword. A call with `autoprof=` is a request of the trainer.
 
     Attributes:
-        engine: Path from a parameter of the call to the engine. The value is None on a node without an engine.
+        engine: Path from a parameter of the call to the engine. A node without an engine has no value there.
         node_rank: Path to the actor's node number in a replica of several nodes. Only number 0 has an engine.
     """
 

@@ -324,7 +324,8 @@ class Send(Behaviour):
     Such a dictionary is, for example, the headers of a request. A `step.receive` hook reads it in the worker.
 
     Attributes:
-        carrier: Keyword parameter whose argument is the dictionary or None. The target must accept unknown keys in it.
+        carrier: Keyword parameter that takes the dictionary. A call without a dictionary gets one. The target must
+            accept unknown keys in it.
     """
 
     carrier: Parameter
