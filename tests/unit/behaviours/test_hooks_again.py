@@ -22,7 +22,7 @@ class Trainer:
     def work(self):
         return "theirs"
 """
-# From the source of what is there, as Unsloth does: inspect shows that of the function inside of a wrapper.
+# Recompiles the method from its source, as Unsloth does. inspect shows the source of the function inside a wrapper.
 FASTER = """
 import functools, inspect, textwrap
 import small
@@ -71,7 +71,7 @@ WORK = [("work", 1), ("step", 1), ("work", 2), ("step", 2)]
 
 
 def told(python: Python, folder: Path, name: str, again: str) -> tuple[str, list[tuple[str, int | None]]]:
-    """What a trainer's method returns whose class was changed, and the spans of the run in order of their ends."""
+    """Return a trainer's result after its class was changed, and the run's spans in order of their ends."""
     (folder / "small.py").write_text(TRAINER)
     (folder / "faster.py").write_text(FASTER)
     (folder / "small.toml").write_text(RECIPE)

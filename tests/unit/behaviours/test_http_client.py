@@ -1,4 +1,4 @@
-"""A trainer whose rollout engine is in a server of somebody else's: what the server is asked, and when it can't be."""
+"""A trainer with a rollout engine in another run's server: its requests to the server, and failing requests."""
 
 from __future__ import annotations
 
@@ -98,7 +98,9 @@ def metas(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in folder.glob("autoprof_runs/latest/global_step_*/*.meta.json")]
 
 
-def test_the_server_is_told_once_who_leads_and_then_asked_around_the_captured_step(tmp_path: Path, drive: Any) -> None:
+def test_the_server_gets_one_lead_request_and_then_requests_around_the_captured_step(
+    tmp_path: Path, drive: Any
+) -> None:
     finished = drive(SERVER + STEPS, AUTOPROF_LOG="info")
     lead, start, stop = [["/autoprof", {"action": action}] for action in ("lead", "start", "stop")]
     start[1]["global_step"] = 2
@@ -120,13 +122,11 @@ def test_the_server_is_told_once_who_leads_and_then_asked_around_the_captured_st
         ("409, json.dumps({'problem': 'a window is open already'}).encode()", "a window is open already"),
     ],
 )
-def test_a_server_that_cant_be_asked_is_said_in_the_meta_file(
-    tmp_path: Path, drive: Any, answer: str, problem: str
-) -> None:
+def test_the_meta_file_names_the_problem_of_a_server(tmp_path: Path, drive: Any, answer: str, problem: str) -> None:
     finished = drive(SERVER + f"def answer(body):\n    return {answer}\n" + STEPS)
     asked = json.loads(finished.stdout)
     assert [line for line in asked if line == "generate"] == ["generate"] * 5
-    # What is no answer at all may hide that a recording was begun.
+    # Without an answer, the server may still have begun a recording.
     actions = ["lead", "start", "stop"] if problem == "JSONDecodeError" else ["lead", "start"]
     assert [line[1]["action"] for line in asked if line != "generate"] == actions
     (meta,) = metas(tmp_path)
@@ -134,14 +134,14 @@ def test_a_server_that_cant_be_asked_is_said_in_the_meta_file(
     assert problem in meta["reason"]
 
 
-def test_a_server_that_is_not_there_costs_the_capture_alone(tmp_path: Path, drive: Any) -> None:
+def test_without_the_server_only_the_capture_is_lost(tmp_path: Path, drive: Any) -> None:
     finished = drive("import json, trainer" + STEPS)
     assert json.loads(finished.stdout) == ["generate"] * 5
     (meta,) = metas(tmp_path)
     assert "http://127.0.0.1:9: URLError" in meta["reason"]
 
 
-def test_a_start_that_is_answered_too_late_is_stopped_all_the_same(tmp_path: Path, drive: Any) -> None:
+def test_a_start_that_is_answered_too_late_is_stopped(tmp_path: Path, drive: Any) -> None:
     code = """
 def answer(body):
     if body["action"] == "start":
@@ -156,7 +156,7 @@ late = threading.Event()
     assert "TimeoutError" in meta["reason"]
 
 
-def test_a_stop_that_fails_is_said_too(tmp_path: Path, drive: Any) -> None:
+def test_a_failed_stop_is_in_the_meta_file(tmp_path: Path, drive: Any) -> None:
     code = "def answer(body):\n    return 200, json.dumps({'problem': 'late' * (body['action'] == 'stop')}).encode()\n"
     drive(SERVER + code + STEPS)
     (meta,) = metas(tmp_path)
@@ -179,12 +179,12 @@ except KeyError as error:
     assert [line[1]["action"] for line in json.loads(finished.stdout)] == ["lead", "start", "stop"]
 
 
-def test_a_role_that_is_not_chosen_is_not_asked_for(drive: Any) -> None:
+def test_an_unselected_role_is_not_captured(drive: Any) -> None:
     finished = drive(SERVER + STEPS, AUTOPROF_ROLES="actor")
     assert [line[1]["action"] for line in json.loads(finished.stdout) if line != "generate"] == ["lead"]
 
 
-# A trainer whose servers go on generating while it learns, until it has them pause before the weights change.
+# A trainer whose servers generate while it learns, until it pauses them before the weights change.
 ASYNCHRONOUS = """
 class Server:
     def __init__(self, host, port):
@@ -232,7 +232,7 @@ print(json.dumps(trainer.asked))
 
 @pytest.fixture
 def asked_of_two(tmp_path: Path, drive: Any) -> Callable[..., list[Any]]:
-    """Run that trainer with two servers; what they were asked, in order, and what the trainer did between."""
+    """Run the asynchronous trainer with two servers. Return their requests, and the trainer's actions between them."""
     (tmp_path / "trainer.py").write_text(ASYNCHRONOUS)
     (tmp_path / "trainer.toml").write_text(BOTH_ENDS)
     server = SERVER.replace("trainer.Client.base_url = ", "base_url = ")
@@ -257,7 +257,7 @@ def test_all_servers_are_captured_if_all_ranks_are(asked_of_two: Any) -> None:
     assert [each["action"] for each in asked if isinstance(each, dict)] == ["lead"] * 2 + ["start"] * 2 + ["stop"] * 2
 
 
-def test_a_window_whose_end_never_comes_is_closed_by_the_next(tmp_path: Path, asked_of_two: Any) -> None:
+def test_a_window_without_an_end_is_closed_by_the_next(tmp_path: Path, asked_of_two: Any) -> None:
     (tmp_path / "trainer.toml").write_text(BOTH_ENDS.replace("Trainer.pause", "Trainer.gone"))
     asked = asked_of_two(AUTOPROF_STEPS="1,2")
     actions = [each["action"] for each in asked if isinstance(each, dict)]

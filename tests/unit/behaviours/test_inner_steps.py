@@ -1,4 +1,4 @@
-"""Steps of engines and of loops without a trainer (`inner`), which are left to a trainer above them."""
+"""Steps of engines and of loops without a trainer (`inner`). A trainer above them has priority."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_trainer_above_makes_the_steps(python: Python, tmp_path: Path, options
     assert told(found) == [(name, number) for number in (11, 12) for name in ("batch", "batch", "step")]
 
 
-def test_a_trainer_that_was_made_makes_the_steps(python: Python, tmp_path: Path) -> None:
+def test_a_trainer_created_in_the_process_makes_the_steps(python: Python, tmp_path: Path) -> None:
     found = spans(python, tmp_path, COUNTED, "import above; above.Trainer().fit()", above=MADE)
     assert told(found) == [("batch", None)] * 4
 

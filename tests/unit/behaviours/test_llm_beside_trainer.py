@@ -1,4 +1,4 @@
-"""vLLM's `LLM` beside a trainer in its process: whether its batches are counted, and what is asked of the engine."""
+"""vLLM's `LLM` in a trainer's process: the count of its batches, and the requests to the engine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from autoprof.run.step_announcement import StepAnnouncement
 
 
 class Engine:
-    """An `LLMEngine` of two ranks whose requests a test makes up."""
+    """A made-up `LLMEngine` of two ranks."""
 
     def __init__(self) -> None:
         self.busy = False
@@ -26,7 +26,7 @@ class Engine:
         self.vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(world_size=2))
 
     def generate(self) -> None:
-        """Two requests, and the engine's steps until both are through."""
+        """Send two requests, and make the engine's steps until both are done."""
         offline = vllm_offline._offline(self)
         for _ in range(2):
             offline.request()
@@ -38,7 +38,7 @@ class Engine:
 
 @pytest.fixture
 def asked(mocker: MockerFixture, joined: Any, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Return what engines are asked in this process, whose rank is 3."""
+    """Return the list of requests to engines in this process, whose rank is 3."""
     joined(steps="1", ranks="3")
     log: list[Any] = []
 
@@ -62,7 +62,7 @@ def test_batches_are_steps_without_a_trainer(asked: list[Any]) -> None:
     assert asked == [(1, 0, 0), "stop"]
 
 
-def test_a_trainer_in_the_process_says_which_step_it_is(asked: list[Any]) -> None:
+def test_a_trainer_in_the_process_announces_the_step(asked: list[Any]) -> None:
     step_announcement.trainer_here()
     engine = Engine()
     engine.generate()  # before its first step
@@ -81,14 +81,14 @@ def test_other_ranks_are_not_recorded(asked: list[Any], monkeypatch: pytest.Monk
     assert asked == []
 
 
-def test_a_stage_that_records_holds_the_rollout(asked: list[Any], mocker: MockerFixture) -> None:
+def test_a_recording_stage_contains_the_rollout(asked: list[Any], mocker: MockerFixture) -> None:
     step_announcement.post("run", StepAnnouncement(step=7, captured=True))
     mocker.patch.object(lifecycle, "taken", return_value=True)
     Engine().generate()
     assert asked == []
 
 
-def test_an_evaluation_is_no_rollout(asked: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_evaluation_is_not_recorded_as_a_rollout(asked: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     step_announcement.post("run", StepAnnouncement(step=7, captured=True))
     monkeypatch.setattr(running, "wholes", [object()])
     Engine().generate()

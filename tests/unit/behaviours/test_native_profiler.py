@@ -1,4 +1,4 @@
-"""autoprof stands aside for a target's own profiler."""
+"""autoprof does not record while a target's own profiler is open."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_no_stage_is_captured_while_the_targets_own_profiler_is_on(joined: Any, 
     assert meta["reason"] == "the target's own profiler is on in this step, so autoprof records nothing"
 
 
-def test_a_profiler_that_is_off_for_this_rank_is_none(joined: Any) -> None:
+def test_a_profiler_that_is_off_for_this_rank_is_ignored(joined: Any) -> None:
     run = joined()
     drive(START.around(Call("k", lambda self: None, (SimpleNamespace(this_step=False, impl=None),), {})))
     recording = lifecycle.begin(run, SUBJECT)
@@ -49,7 +49,7 @@ def test_a_profiler_that_is_off_for_this_rank_is_none(joined: Any) -> None:
     lifecycle.end(recording)
 
 
-def test_a_capture_that_is_going_on_ends(joined: Any) -> None:
+def test_a_running_capture_ends(joined: Any) -> None:
     run = joined()
     recording = lifecycle.begin(run, SUBJECT)
     assert recording is not None

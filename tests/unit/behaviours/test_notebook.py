@@ -1,4 +1,4 @@
-"""Cells of a notebook that are recorded: `%%autoprof`."""
+"""Recorded cells of a notebook: `%%autoprof`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autoprof.rundir import runs
 from tests.support.helpers import TORCH, spans
 
 Python = Callable[..., "subprocess.CompletedProcess[str]"]
-# What the magic uses of IPython's shell.
+# The part of IPython's shell that the magic uses.
 SHELL = """
 import autoprof
 class Result:
@@ -36,7 +36,7 @@ autoprof.load_ipython_extension(shell)
 """
 
 
-def test_a_cell_is_a_step_of_a_run_of_its_own(python: Python, tmp_path: Path) -> None:
+def test_a_cell_is_a_step_of_a_new_run(python: Python, tmp_path: Path) -> None:
     code = """
 shell.magic("--contents cpu,shapes --dir=runs", "x = torch.ones(3) + 1")
 print(x.sum().item(), autoprof.stop())
@@ -55,7 +55,7 @@ print(x.sum().item(), autoprof.stop())
     assert said[1:] == ["6.0 None"]
 
 
-def test_a_cell_is_a_step_of_the_run_that_goes_on(python: Python, tmp_path: Path) -> None:
+def test_a_cell_is_a_step_of_the_active_run(python: Python, tmp_path: Path) -> None:
     code = """
 run = autoprof.start("")
 shell.magic("", "x = 1")

@@ -31,7 +31,7 @@ def test_the_users_values_win_and_stay_as_they_were() -> None:
     assert runtime_env == {"working_dir": "/x", "env_vars": {"AUTOPROF_STEPS": "9", "A": "b"}}
 
 
-def test_where_a_run_is_copied_to_is_not_handed_to_ray() -> None:
+def test_the_destination_of_collect_is_not_passed_to_ray() -> None:
     assert merged(None, ENVIRON | {"AUTOPROF_COLLECT": "sftp://me:secret@host/x"})["env_vars"] == OURS
 
 
@@ -62,7 +62,7 @@ def test_the_runtime_env_of_a_job_config_is_kept() -> None:
     config = JobConfig(runtime_env={"env_vars": {"MY_SETTING": "mine"}})
     runtime_env = chosen_runtime_env({"job_config": config}, ENVIRON)
     assert merged(runtime_env, ENVIRON)["env_vars"] == OURS | {"MY_SETTING": "mine"}
-    # As in ray.init: its own argument wins over the JobConfig's, and a submitted job's over that.
+    # As in ray.init: its argument has priority over the JobConfig, and a submitted job over both.
     assert chosen_runtime_env({"job_config": config, "runtime_env": {"env_vars": {}}}, ENVIRON) == {"env_vars": {}}
     assert chosen_runtime_env({"job_config": config}, {"RAY_JOB_CONFIG_JSON_ENV_VAR": "{}"}) is None
 
@@ -88,21 +88,18 @@ def test_a_submitted_job_keeps_its_pythonpath_in_front_of_the_site_folder() -> N
     assert parent["metadata"] == {"x": "y"}
 
 
-# What NVTX loads.
-
-
-def test_workers_are_kept_from_what_takes_cupti() -> None:
+def test_workers_get_the_guard_of_cupti() -> None:
     environ = ENVIRON | {"NVTX_INJECTION64_PATH": "/cuda/libcupti.so"}
     assert cupti.guard((), environ)
     ours = merged(None, environ)["env_vars"]
     assert ours == OURS | {"NVTX_INJECTION64_PATH": cupti.NOTHING}
-    # A worker on a node whose image names it looks for itself.
+    # A worker checks it itself if its node's image sets the variable.
     elsewhere = ours | {"NVTX_INJECTION64_PATH": "/other/libcupti.so.12"}
     assert cupti.guard((), elsewhere)
     assert elsewhere["NVTX_INJECTION64_PATH"] == cupti.NOTHING
 
 
-def test_what_the_user_gives_the_workers_stays() -> None:
+def test_the_users_variables_for_workers_are_kept() -> None:
     environ = ENVIRON | {"NVTX_INJECTION64_PATH": cupti.NOTHING}
     theirs = {"NVTX_INJECTION64_PATH": "/cuda/libcupti.so"}
     worker = merged({"env_vars": theirs}, environ)["env_vars"]

@@ -1,5 +1,5 @@
-"""Requests to engines, and their times. The trainer and its replicas are made up; what they stand for is checked
-against verl's source in `test_the_made_up_replicas_look_like_verls`."""
+"""Requests to engines, and their times. The trainer and its replicas are made up; they are compared
+with verl's source in `test_the_made_up_replicas_look_like_verls`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OWN = Replicas(path="self.standalone_server_manager.rollout_replicas", own_devic
 
 
 class Server:
-    """A handle of a server actor: notes what it is asked, and answers as it is told to."""
+    """A handle of a server actor that records its requests and gives the test's answer."""
 
     def __init__(self, log: list[tuple[str, int]], replica: int) -> None:
         self.answer: Any = {"problem": ""}
@@ -42,7 +42,7 @@ class Server:
 
 
 class Answers(Wait):
-    """In the place of RayCalls: the references are the answers."""
+    """Replacement of RayCalls in which the references are the answers."""
 
     def __init__(self, references: list[Any], timeout_s: float) -> None:
         self.references = references
@@ -58,7 +58,7 @@ def log() -> list[tuple[str, int]]:
 
 @pytest.fixture
 def trainer(log: list[tuple[str, int]]) -> Any:
-    """Two replicas of 2 ranks on the trainer's devices, two on their own."""
+    """Return two replicas of 2 ranks on the trainer's devices, and two on other devices."""
 
     def replica(number: int) -> Any:
         return SimpleNamespace(replica_rank=number, world_size=2, servers=[Server(log, number)])
@@ -123,7 +123,7 @@ def test_engines_around_generation(run: Any, trainer: Any, log: Any) -> None:
 
 
 @pytest.mark.parametrize(("at_begin", "at_end", "told"), [(4, 5, 4), (None, 5, 5), (None, None, None)])
-def test_generation_beside_the_trainers_process_is_of_the_step_that_goes_on(
+def test_generation_outside_the_trainers_process_belongs_to_the_open_step(
     run: Any, mocker: MockerFixture, at_begin: int | None, at_end: int | None, told: int | None
 ) -> None:
     announced = [step and StepAnnouncement(step=step, captured=False) for step in (at_begin, at_end)]
@@ -177,7 +177,7 @@ def test_generation_that_outlasts_its_step_stops_no_engine_of_the_next(run: Any,
     assert len(log) == 3
 
 
-def test_steps_that_are_counted_go_on_where_a_run_was_resumed(run: Any) -> None:
+def test_counted_steps_continue_from_the_resumed_step(run: Any) -> None:
     numbers = []
     for _ in range(2):
         drive(steps.Begin(resumed="self.resume_global_step").around(call(SimpleNamespace(resume_global_step=40))))
@@ -227,7 +227,7 @@ def test_a_node_without_an_engine_is_no_problem(run: Any, trainer: Any, log: Any
     assert not run.rundir.step(7).exists()
 
 
-def test_an_engine_that_answers_too_late_is_stopped_all_the_same(run: Any, trainer: Any, log: Any) -> None:
+def test_an_engine_that_answers_too_late_is_stopped(run: Any, trainer: Any, log: Any) -> None:
     first, _ = (replica.servers[0] for replica in trainer.llm_server_manager.rollout_replicas)
     first.answer = TimeoutError("no answer within 60 s")
     drive(steps.Begin(number="self.global_steps", replicas=[SHARED]).around(call(trainer)))
@@ -317,7 +317,7 @@ def test_an_engine_whose_stop_hangs_is_waited_for_once(run: Any, trainer: Any, l
         "the engine did not stop within 60 s; training continues without waiting",
     )
     log.clear()
-    # In the steps that follow nothing is asked of it until it has answered, and its own files say the rest.
+    # The engine gets no request in the next steps until it has answered. Its own files have the other results.
     trainer.global_steps = 8
     drive(begin.around(call(trainer)))
     drive(steps.End().around(call(trainer)))
@@ -341,7 +341,7 @@ def test_an_engine_that_starts_too_late_is_stopped_and_not_waited_for(run: Any, 
     assert log == [("start", 0), ("start", 1), ("stop", 0), ("stop", 1)]
 
 
-def test_at_the_end_of_the_run_late_engines_are_heard(run: Any, trainer: Any, log: Any, tmp_path: Path) -> None:
+def test_late_answers_are_collected_at_the_end_of_the_run(run: Any, trainer: Any, log: Any, tmp_path: Path) -> None:
     drive(steps.Begin(number="self.global_steps", replicas=[SHARED]).around(call(trainer)))
     hung = trainer.llm_server_manager.rollout_replicas[0].servers[0]
     hung.answer = TimeoutError("no answer within 60 s")
@@ -349,10 +349,10 @@ def test_at_the_end_of_the_run_late_engines_are_heard(run: Any, trainer: Any, lo
     replicas._state.late[0, 0] = replicas._state.late[0, 0]._replace(reference={"problem": "the disk is full"})
     drive(steps.Loop().around(call(trainer)))
     assert replicas._state.late == {}
-    assert meta(tmp_path, 7)["reason"].startswith("the engine did not stop")  # nobody else has told
+    assert meta(tmp_path, 7)["reason"].startswith("the engine did not stop")  # no other process has written it
 
 
 def meta(folder: Path, number: int) -> Any:
-    """The one meta file of a step."""
+    """Return the only meta file of a step."""
     (path,) = (folder / f"global_step_{number:06d}").glob("*.meta.json")
     return json.loads(path.read_text())

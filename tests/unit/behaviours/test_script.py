@@ -1,4 +1,4 @@
-"""Runs of scripts with a loop of their own: `autoprof.start`, `stop`, `step` and `stage`."""
+"""Runs of scripts that mark their own loop: `autoprof.start`, `stop`, `step` and `stage`."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ BEGIN = "import autoprof, os\n"
 
 
 def only_run(folder: Path) -> Path:
-    """The folder of the one run."""
+    """Return the folder of the only run."""
     (run,) = runs.runs(folder)
     return Path(run.path)
 
 
 def seen(run: Path) -> list[tuple[Any, ...]]:
-    """The steps and stages of a timeline, in the order of their ends."""
+    """Return the steps and stages of a timeline, in the order of their ends."""
     found = sorted(spans(run), key=lambda span: span["end_ns"])
     return [(span["step"], span["role"], span["name"]) for span in found if span["kind"] in ("step", "stage")]
 
@@ -47,7 +47,7 @@ print(*sorted(name for name in sys.modules if name == "msgspec" or "dispatch" in
     python(code)
 
 
-def test_a_loop_of_ones_own_leaves_what_a_recipe_would_until_it_is_stopped(python: Python, tmp_path: Path) -> None:
+def test_a_marked_loop_records_as_with_a_recipe_until_it_is_stopped(python: Python, tmp_path: Path) -> None:
     code = """
 before = dict(os.environ)
 for steps, dir in (("2", "first"), ("+1", "second")):
@@ -84,7 +84,7 @@ with autoprof.step():
     assert (capture.state, capture.meta.reason) == ("truncated", "autoprof.stop() was called during the stage")
 
 
-def test_what_a_block_raises_passes_unchanged(python: Python, tmp_path: Path) -> None:
+def test_exceptions_pass_through_blocks_unchanged(python: Python, tmp_path: Path) -> None:
     code = """
 autoprof.start("")
 for kind in (ValueError, StopIteration, KeyboardInterrupt, GeneratorExit):
@@ -149,7 +149,7 @@ with autoprof.step():
     assert sorted(seen(only_run(tmp_path / "autoprof_runs"))) == [(1, "trainer", "step"), (2, "trainer", "step")]
 
 
-def test_a_start_that_can_not_be_raises_and_leaves_nothing(python: Python, tmp_path: Path) -> None:
+def test_an_impossible_start_raises_and_leaves_no_files(python: Python, tmp_path: Path) -> None:
     code = """
 before = dict(os.environ)
 for given in ({"steps": "abc"}, {"stepz": 1}, {"mode": "fast"}, {"dir": "/proc/x"}):
@@ -217,7 +217,7 @@ def test_ranks_of_a_launcher_share_a_run(tmp_path: Path) -> None:
     assert (runs.read(run).state, len(os.listdir(run / "hooks"))) == ("ended", 2)
 
 
-def test_the_types_are_of_what_there_is() -> None:
+def test_the_types_match_the_functions() -> None:
     tree = ast.parse((ROOT / "autoprof" / "__init__.pyi").read_text())
     typed = {alias.asname for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names}
     assert typed == set(autoprof._HOMES)

@@ -1,4 +1,4 @@
-"""Workers that are plain processes, to which a trainer's calls carry the step."""
+"""Worker processes outside Ray, which get the step with a trainer's calls."""
 
 from __future__ import annotations
 
@@ -115,13 +115,13 @@ def drive(tmp_path: Path, python: Python) -> Callable[..., subprocess.CompletedP
 
 
 def in_worker(folder: Path) -> list[tuple[str, int | None]]:
-    """The spans of the worker: name and step."""
+    """Return the name and the step of each span of the worker."""
     (run,) = folder.glob("autoprof_runs/2*")
     return [(span["name"], span["step"]) for span in helpers.spans(run) if span["name"] in ("load", "update")]
 
 
 def metas(folder: Path, *names: str) -> list[dict[str, Any]]:
-    """The meta files of these captures, such as `5 update`, once they are there; and there are no others."""
+    """Wait for the meta files of these captures, such as `5 update`, and return them. Fail if another one exists."""
     deadline = time.monotonic() + 120
     while True:
         files = sorted(folder.glob("autoprof_runs/latest/global_step_*/*.meta.json"))
@@ -138,7 +138,7 @@ def test_every_step_arrives_the_first_one_too(tmp_path: Path, drive: Any) -> Non
     answers = json.loads(drive(AUTOPROF_STEPS="5,7").stdout)
     assert in_worker(tmp_path) == [("load", None), ("update", 5), ("update", 6), ("update", 7), ("load", None)]
     assert [meta["state"] for meta in metas(tmp_path, "5 update", "7 update")] == ["complete"] * 2
-    # What the trainer says itself arrives as it was.
+    # The trainer's own content arrives unchanged.
     assert [answer["theirs"] for answer in answers] == [1, 1, 1]
 
 
@@ -173,7 +173,7 @@ def test_an_argument_that_comes_by_position_stays_as_it_is(tmp_path: Path, drive
     assert json.loads(drive().stdout) == [{"theirs": 1}] * 3
 
 
-def test_what_is_not_from_autoprof_breaks_nothing(tmp_path: Path, drive: Any) -> None:
+def test_foreign_content_of_the_carrier_is_ignored(tmp_path: Path, drive: Any) -> None:
     work = tmp_path / "loop" / "work.py"
     work.write_text(f"{WORK}\nwhole = arrived\n")
     worker = tmp_path / "loop" / "worker.py"

@@ -1,4 +1,4 @@
-"""Batches and windows of a server, with an engine that notes what it is asked."""
+"""Batches and windows of a server, with an engine that records its requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from autoprof.windows import requests
 
 
 class Engine:
-    """Notes starts, by their step, and stops; does what a test wants meanwhile."""
+    """An engine that records starts, by their step, and stops, and runs a function of the test meanwhile."""
 
     def __init__(self) -> None:
         self.log: list[Any] = []
@@ -57,7 +57,7 @@ async def batch(engine: Engine, run: Any) -> None:
 
 
 async def settled(engine: Engine) -> None:
-    """Wait for what the server has under way."""
+    """Wait for the server's tasks."""
     while engine.server._tasks:
         await asyncio.gather(*engine.server._tasks)
         await asyncio.sleep(0)  # from Python 3.12 on there is no turn of the loop where all are done
@@ -87,7 +87,7 @@ def test_a_trigger_counts_batches(run: Any) -> None:
     assert [(each.state, each.captured) for each in requests.states(run.rundir).values()] == [("done", [2, 3])]
 
 
-def test_an_engine_that_a_trainer_leads_says_so_to_who_asks(run: Any) -> None:
+def test_an_engine_led_by_a_trainer_refuses_triggers_with_the_reason(run: Any) -> None:
     async def drive(engine: Engine) -> None:
         engine.server.follow()
         requests.ask(run.rundir, requests.Trigger())
@@ -126,7 +126,7 @@ def test_requests_of_a_batch_wait_until_it_is_recorded(run: Any) -> None:
         for _ in range(10):
             await asyncio.sleep(0)
         assert not any(task.done() for task in waiting)
-        # A late output of the batch before.
+        # A late output of the previous batch.
         engine.server.idle()
         started.set()
         await asyncio.gather(*waiting)
@@ -166,7 +166,7 @@ def test_a_request_that_follows_at_once_is_in_the_next_batch(run: Any) -> None:
     assert engine.log == [2, "stop", 3, "stop"]
 
 
-def test_a_window_is_named_after_the_batch_that_goes_on_or_comes_next(run: Any) -> None:
+def test_a_window_is_named_after_the_open_or_the_next_batch(run: Any) -> None:
     async def drive(engine: Engine) -> None:
         assert await engine.server.open_window() == ""
         assert await engine.server.close_window() == ""
@@ -217,7 +217,7 @@ def test_a_window_closes_by_itself_and_a_late_timer_closes_no_other(run: Any) ->
     assert engine.log == [5, "stop", 6, "stop", 7, "stop"]
 
 
-def test_an_engine_that_can_not_be_recorded_goes_on(run: Any) -> None:
+def test_an_engine_that_can_not_be_recorded_continues(run: Any) -> None:
     async def broken() -> None:
         raise OSError("gone")
 
@@ -234,7 +234,7 @@ def test_an_engine_that_can_not_be_recorded_goes_on(run: Any) -> None:
     assert engine.log == [3, 4]
 
 
-def test_who_profiles_the_engine_ends_what_is_recorded_and_is_not_stopped(run: Any) -> None:
+def test_another_caller_of_the_profiler_ends_the_recording_and_is_not_stopped(run: Any) -> None:
     async def drive(engine: Engine) -> None:
         assert await engine.server.open_window(5, 600) == ""
         await engine.server.give_way()

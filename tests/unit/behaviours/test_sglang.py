@@ -1,4 +1,4 @@
-"""SGLang from the server's process: what is sent to the schedulers, and what becomes of the answers.
+"""SGLang from the server's process: requests to the schedulers, and their answers.
 
 The engines are made up; real ones are driven in tests/engines."""
 
@@ -31,7 +31,7 @@ IDLE = {"problem": "it was not recording"}
 
 
 class ProfileReq(msgspec.Struct, kw_only=True):
-    """The arguments of SGLang from 0.5.15 on."""
+    """Arguments of SGLang since 0.5.15."""
 
     output_dir: str | None = None
     activities: list[str] | None = None
@@ -39,7 +39,7 @@ class ProfileReq(msgspec.Struct, kw_only=True):
 
 @dataclass
 class Manager:
-    """A TokenizerManager up to 0.5.14, whose schedulers answer, fail or hang as they are told to."""
+    """A TokenizerManager up to 0.5.14, whose schedulers answer, fail or hang as the test wants."""
 
     answers: dict[str, str] = field(default_factory=dict)
     fails: dict[str, Exception] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Manager:
 
 
 class NewManager(Manager):
-    """A TokenizerManager from 0.5.15 on."""
+    """A TokenizerManager since 0.5.15."""
 
     async def start_profile(self, req: ProfileReq | None = None) -> Any:  # type: ignore[override]
         assert req is not None
@@ -97,7 +97,7 @@ def test_a_window_travels_to_the_schedulers_in_every_release(run: Any, kind: typ
     assert (stop.action, stop.reason) == ("stop", "somebody came")
 
 
-def test_what_a_scheduler_answers_is_passed_on(run: Any) -> None:
+def test_answers_of_a_scheduler_are_passed_on(run: Any) -> None:
     manager = Manager(answers={"start": MARK + "no folder"})
     assert drive(manager) == [{"problem": "no folder"}, IDLE]
     manager = Manager(answers={"stop": MARK + "the engine ran 0 forward passes"})
@@ -179,7 +179,7 @@ def test_an_engine_without_autoprofs_hook_in_its_scheduler_is_not_driven(run: An
 
 
 def ask(instance: Any, **keywords: Any) -> Any:
-    """Call the hooked method of a server actor, and answer what it waits for."""
+    """Call the hooked method of a server actor, and run its waits."""
     around = engine.SglangActor().around(Call("verl/sglang-server", lambda: None, (instance,), keywords))
     try:
         waits = next(around)

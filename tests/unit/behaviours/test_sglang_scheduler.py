@@ -1,4 +1,4 @@
-"""SGLang's scheduler: autoprof's requests, and the passes that are recorded with the real profiler.
+"""SGLang's scheduler: autoprof's requests, and passes recorded with the real profiler.
 The schedulers are made up; real ones record in tests/engines."""
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def test_two_windows_without_a_restart(run: Runtime) -> None:
     assert list(found(run, 3)) == list(found(run, 4)) == ["TP-1"]
 
 
-def test_ranks_that_nobody_asked_for_write_nothing(run: Runtime) -> None:
+def test_unselected_ranks_write_nothing(run: Runtime) -> None:
     for scheduler in (Scheduler(tp_rank=0), Scheduler(tp_rank=1)):
         assert start(scheduler, ranks="5") == ""
         passes(scheduler, *DECODES)
@@ -72,9 +72,9 @@ def test_ranks_are_told_apart_in_every_release(
     scheduler = Scheduler(**ranks)
     request = Request(action="start", rank=4, replicas_in_one=not data_parallel_attention)
     assert sglang_scheduler._place(scheduler, request) == (rank, part)
-    # From 0.5.13 on: in `ps` of what profiles for the scheduler.
+    # Since 0.5.13: in `ps` of the scheduler's profiler manager.
     assert sglang_scheduler._place(SimpleNamespace(ps=scheduler), request) == (rank, part)
-    # 0.5.23: asked of a function, where the number of data-parallel ranks has another name.
+    # 0.5.23: from a function; the number of data-parallel ranks has another name there.
     told = {"num_dp_ranks" if name == "dp_size" else name: value for name, value in vars(scheduler).items()}
     monkeypatch.setattr(sglang_scheduler, "_parallel", lambda: SimpleNamespace(**told))
     assert sglang_scheduler._place(SimpleNamespace(), request) == (rank, part)
@@ -113,7 +113,7 @@ def test_a_window_without_a_pass_is_failed(run: Runtime, contents: tuple[str, ..
     assert stop(scheduler) == NOTHING
     ((meta, names),) = found(run).values()
     assert (meta["state"], meta["reason"], names) == ("failed", NOTHING, [])
-    # The name of a stage that never came is nobody's.
+    # The file name of a stage that never began is free.
     assert not list(run.rundir.path.rglob("*.part"))
 
 
@@ -128,7 +128,7 @@ def test_a_window_that_ends_before_its_first_pass_is_failed_and_never_fires(run:
     assert (meta["state"], meta["reason"]) == ("failed", why)
 
 
-def test_what_is_cut_says_so(run: Runtime) -> None:
+def test_a_truncated_capture_has_the_reason(run: Runtime) -> None:
     scheduler = Scheduler()
     start(scheduler, rollout_iterations="all")
     passes(scheduler, "DECODE")
@@ -140,7 +140,7 @@ def test_what_is_cut_says_so(run: Runtime) -> None:
     assert (before["state"], before["reason"][:13]) == ("failed", "somebody came")
 
 
-def test_a_start_after_one_whose_stop_never_came(run: Runtime) -> None:
+def test_a_start_without_a_stop_before_it(run: Runtime) -> None:
     scheduler = Scheduler()
     start(scheduler, rollout_iterations="all")
     passes(scheduler, "DECODE")
@@ -152,13 +152,13 @@ def test_a_start_after_one_whose_stop_never_came(run: Runtime) -> None:
 
 
 @pytest.mark.parametrize("folder", [None, "/tmp", "/run/global_step_000001"])
-def test_somebody_elses_requests_pass_unchanged(run: Runtime, folder: str | None) -> None:
+def test_other_requests_pass_unchanged(run: Runtime, folder: str | None) -> None:
     request = SimpleNamespace(output_dir=folder, start_step=3)
     assert receive(Scheduler(), request) is None
     assert request == SimpleNamespace(output_dir=folder, start_step=3)
 
 
-def test_somebody_elses_profiler_goes_first(run: Runtime) -> None:
+def test_another_profiler_has_priority(run: Runtime) -> None:
     scheduler = Scheduler()
     start(scheduler, rollout_iterations="all")
     passes(scheduler, "DECODE")
@@ -171,7 +171,7 @@ def test_somebody_elses_profiler_goes_first(run: Runtime) -> None:
     assert (meta["state"], names.count("work")) == ("truncated", 1)
 
 
-def test_somebody_elses_profiler_between_the_start_and_the_first_pass(run: Runtime) -> None:
+def test_another_profiler_between_the_start_and_the_first_pass(run: Runtime) -> None:
     scheduler = Scheduler()
     start(scheduler, rollout_iterations="all")
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):

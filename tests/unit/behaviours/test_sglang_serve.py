@@ -1,6 +1,6 @@
 """SGLang's API server: its processes, and requests that begin a batch.
 
-What stands for SGLang is made up; `tests/engines/test_sglang_serve.py` runs the real one.
+SGLang is made up here; `tests/engines/test_sglang_serve.py` runs the real one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROUTES = ("/start_profile", "/stop_profile")
 
 
 class Lock:
-    """SGLang's RWLock, as far as it is looked at."""
+    """The part of SGLang's RWLock that autoprof uses."""
 
     _readers = 0
 
@@ -34,7 +34,7 @@ class Lock:
 @pytest.fixture
 def app() -> Any:
     def endpoint() -> None:
-        """SGLang's own."""
+        """SGLang's own route."""
 
     endpoint._auth_level = "admin"  # type: ignore[attr-defined]
     return SimpleNamespace(router=SimpleNamespace(routes=[SimpleNamespace(path=p, endpoint=endpoint) for p in ROUTES]))
@@ -53,14 +53,14 @@ def manager(mocker: MockerFixture) -> Any:
 
 
 def set_up(manager: Any, app: Any) -> None:
-    """Return what SGLang's launch does."""
+    """Return a function that does what SGLang's launch does."""
     setter = eval("lambda global_state: None", {"app": app})
     around = api_server.SetUp().around(Call("k", setter, (SimpleNamespace(tokenizer_manager=manager),), {}))
     finish(around)
 
 
 def finish(around: Any, error: Exception | None = None) -> list[Any]:
-    """Run a behaviour to its end; returns what it waits for."""
+    """Run a behaviour to its end. Return its waits."""
     waits = []
     try:
         wait = next(around)
@@ -73,7 +73,7 @@ def finish(around: Any, error: Exception | None = None) -> list[Any]:
 
 
 def requested(manager: Any, rid: Any, error: Exception | None = None) -> bool:
-    """Return whether a request is told to the server."""
+    """Return whether the server gets a request."""
     call = Call("k", lambda self, obj: None, (manager, SimpleNamespace(rid=rid)), {})
     waits = finish(api_server.Tokenized().around(call), error)
     for wait in waits:

@@ -1,7 +1,7 @@
 """The table by which verl's change #5025 was verified: windows, stages, merging, stacks, shapes, activities.
 
-Four levels of activities and six factors of two: each pair of levels of any two factors is in one of eight rows. The
-ninth is what is recorded where nothing is said. The schedulers are made up, the profiler is real.
+One factor has four levels (activities), six have two. Each pair of levels of two factors is in one of eight rows. The
+ninth row has the defaults. The schedulers are made up, the profiler is real.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def test_each_row(run: Runtime, devices: tuple[str, ...], taken: set[str]) -> No
 
 
 def captured(run: Runtime, part: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:  # noqa: F811
-    """The meta file of a part of the replica, and the events of its trace."""
+    """Return the meta file of a part of the replica, and the events of its trace."""
     (path,) = run.rundir.step(3).glob(f"rollout.replica2.{part}.*{file_names.META.removeprefix('.')}")
     trace = json.loads(gzip.decompress(Path(str(path).replace(file_names.META, file_names.TRACE)).read_bytes()))
     return json.loads(path.read_text()), trace["traceEvents"]

@@ -1,4 +1,4 @@
-"""Spans of single samples: what a recipe reads from a call, and what is inherited by the tasks that a sample starts."""
+"""Spans of single samples: values that a recipe reads from a call, and their inheritance by a sample's tasks."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def spans(run: Runtime) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def loop(hooked: Callable[..., Any]) -> Any:
-    """An agent loop as verl's: samples at the same time, each with turns and a tool, in tasks of their own."""
+    """An agent loop like verl's: concurrent samples, each with turns and a tool, in separate tasks."""
 
     async def generate(request_id: str, *, prompt_ids: list[int]) -> Any:
         await asyncio.sleep(0.001)
@@ -111,12 +111,12 @@ def test_each_task_has_the_ids_and_the_step_of_its_sample(run: Runtime, loop: An
         assert tool["end_ns"] <= whole["end_ns"]
 
 
-def test_nothing_of_what_was_said_is_recorded(run: Runtime, loop: Any) -> None:
+def test_no_text_of_a_sample_is_recorded(run: Runtime, loop: Any) -> None:
     asyncio.run(loop(trajectory(1), raw_prompt="secret"))
     assert "secret" not in json.dumps(spans(run))
 
 
-def test_a_sample_of_a_validation_says_so_and_all_inside_of_it(run: Runtime, loop: Any) -> None:
+def test_a_validation_sample_and_all_its_spans_are_marked(run: Runtime, loop: Any) -> None:
     asyncio.run(loop(trajectory(1, validate=True, step=-1)))
     found = spans(run)
     assert [line["ids"]["validate"] for line in found] == [True] * 3
@@ -124,7 +124,7 @@ def test_a_sample_of_a_validation_says_so_and_all_inside_of_it(run: Runtime, loo
     assert found[-1]["ids"]["rollout"] == 0  # no session_id
 
 
-def test_what_fails_inside_is_said_by_its_kind(run: Runtime, loop: Any) -> None:
+def test_a_failure_inside_is_recorded_by_its_type(run: Runtime, loop: Any) -> None:
     with pytest.raises(KeyError, match="fails"):
         asyncio.run(loop(trajectory(1), ("fails",)))
     assert [line.get("error") for line in spans(run)] == [None, "KeyError", "KeyError"]
@@ -145,7 +145,7 @@ def test_a_sample_that_is_cancelled_ends(run: Runtime, loop: Any) -> None:
     assert not run.timeline.running
 
 
-def test_after_a_sample_nothing_is_left_of_it(run: Runtime, loop: Any, hooked: Any) -> None:
+def test_a_sample_leaves_no_context_behind(run: Runtime, loop: Any, hooked: Any) -> None:
     alone = hooked(lambda: None, "span", kind="request", stage="generate", role="rollout")
 
     async def both() -> None:
@@ -176,7 +176,7 @@ def test_in_the_trainers_process_the_step_is_known(run: Runtime, hooked: Any) ->
     assert [line["step"] for line in spans(run)] == [8]
 
 
-def test_in_a_step_that_is_off_there_is_none(run: Runtime, loop: Any, hooked: Any) -> None:
+def test_a_step_that_is_off_has_no_spans(run: Runtime, loop: Any, hooked: Any) -> None:
     async def generate() -> None:
         await asyncio.gather(*(loop(trajectory(n)) for n in range(3)))
 
@@ -190,7 +190,7 @@ def test_in_a_step_that_is_off_there_is_none(run: Runtime, loop: Any, hooked: An
 
 
 @pytest.mark.parametrize("broken", ["sample_index", "rollout_n", "step"])
-def test_what_can_not_be_read_is_left_out(run: Runtime, hooked: Any, broken: str) -> None:
+def test_unreadable_values_are_omitted(run: Runtime, hooked: Any, broken: str) -> None:
     class Trajectory:
         step, sample_index, rollout_n, validate = 3, 1, 0, False
 
@@ -276,7 +276,7 @@ def test_arguments_are_found_as_a_signature_would(args: Any, kwargs: Any, path: 
 
 @pytest.fixture
 def timers(hooked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """codetiming's Timer as its recipe has it."""
+    """codetiming's Timer with the hooks of its recipe."""
     monkeypatch.setattr(Timer, "start", hooked(Timer.start, "timer.start"))
     monkeypatch.setattr(Timer, "stop", hooked(Timer.stop, "timer.stop"))
 
@@ -299,7 +299,7 @@ def test_timers_of_a_step_are_its_spans(run: Runtime, timers: None) -> None:
     assert found[3]["start_ns"] <= found[1]["start_ns"]
 
 
-def test_timers_where_there_is_no_step_and_those_without_a_name_are_left_alone(run: Runtime, timers: None) -> None:
+def test_timers_outside_a_step_or_without_a_name_are_ignored(run: Runtime, timers: None) -> None:
     with Timer("elsewhere", logger=None) as timer:
         pass
     assert timer.last >= 0

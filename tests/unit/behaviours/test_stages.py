@@ -58,7 +58,7 @@ def task(hooked: Callable[..., Any]) -> Any:
 
 
 def captures(run: Runtime) -> dict[str, str]:
-    """The state of each capture, by role and stage."""
+    """Return the state of each capture, by role and stage."""
     return {name.split(".rank0")[0]: meta["state"] for name, (meta, _) in finished(run).items()}
 
 
@@ -67,7 +67,7 @@ def spans(run: Runtime) -> list[tuple[str, str]]:
 
 
 def recorded(run: Runtime, name: str) -> set[str]:
-    """The operators in a capture's trace."""
+    """Return the operators in a capture's trace."""
     ((_, trace),) = [both for key, both in finished(run).items() if key.startswith(f"{name}.rank0")]
     return {event["name"] for event in trace["traceEvents"] if event.get("cat") == "cpu_op"}
 
@@ -110,7 +110,7 @@ def test_an_exception_inside_ends_it(run: Runtime, task: Any) -> None:
 
     with pytest.raises(KeyError, match="the user's"):
         fails()
-    # The end of it was reached all the same: what the context manager was told of the error is its own.
+    # The exception of the block is not an error of the hooked `__exit__`, which returned normally.
     assert captures(run) == {"rollout.generate": "complete"}
 
 
@@ -123,7 +123,7 @@ def test_a_begin_that_raises_leaves_nothing_open(run: Runtime, hooked: Any) -> N
     assert captures(run) == {"actor.update_actor": "truncated"}
 
 
-def test_what_never_ends_ends_with_the_step(run: Runtime, task: Any, hooked: Any) -> None:
+def test_a_stage_without_an_end_ends_with_the_step(run: Runtime, task: Any, hooked: Any) -> None:
     begin = hooked(lambda state: None, "step.begin", number="state")
     begin(2)
     task("T.generate").__enter__()
@@ -136,7 +136,7 @@ def test_what_never_ends_ends_with_the_step(run: Runtime, task: Any, hooked: Any
     assert open_step.state.current is None
 
 
-def test_what_never_ended_gives_way_in_a_later_step(run: Runtime, task: Any) -> None:
+def test_a_stage_without_an_end_ends_when_it_begins_in_a_later_step(run: Runtime, task: Any) -> None:
     task("T.generate").__enter__()
     step_announcement.post("run", step_announcement.StepAnnouncement(step=3, captured=True))
     with task("T.generate"):
@@ -147,7 +147,7 @@ def test_what_never_ended_gives_way_in_a_later_step(run: Runtime, task: Any) -> 
     assert states == [(2, "truncated", "no call ended the stage"), (3, "complete", "")]
 
 
-def test_an_end_closes_what_has_the_same_object(run: Runtime, task: Any) -> None:
+def test_an_end_closes_the_stage_of_the_same_object(run: Runtime, task: Any) -> None:
     with task("T.generate"):
         with task("U.generate"):
             pass
@@ -191,7 +191,7 @@ def test_an_outermost_stage_is_part_of_any_other(run: Runtime, hooked: Any) -> N
     assert set(captures(run)) == {"actor.update_actor", "trainer.train_batch"}
 
 
-def test_an_end_in_another_thread_is_said(run: Runtime, task: Any) -> None:
+def test_an_end_in_another_thread_is_in_the_meta_file(run: Runtime, task: Any) -> None:
     opened = task("T.generate")
     opened.__enter__()
     thread = threading.Thread(target=opened.__exit__)
@@ -209,7 +209,7 @@ def test_a_span_may_begin_and_end_by_two_calls(run: Runtime, hooked: Any) -> Non
     assert captures(run) == {}
 
 
-def test_nothing_inside_a_span_that_is_a_whole_is_a_stage(run: Runtime, task: Any, hooked: Any) -> None:
+def test_calls_inside_a_span_with_whole_are_no_stages(run: Runtime, task: Any, hooked: Any) -> None:
     def evaluate() -> None:
         with task("T.generate"):
             pass
@@ -243,7 +243,7 @@ def test_forward_passes_are_counted(joined: Any, hooked: Any, iterations: str, k
     assert len(spans(run)) == 1
 
 
-def test_passes_that_never_came_are_said(joined: Any, hooked: Any) -> None:
+def test_missing_passes_are_in_the_meta_file(joined: Any, hooked: Any) -> None:
     run = joined(steps="2", rollout_iterations="4:9")
     step_announcement.post("run", step_announcement.StepAnnouncement(step=2, captured=True))
     after = hooked(lambda: None, "stage.pass")
@@ -313,7 +313,7 @@ def test_a_kind_is_captured_where_roles_name_it(joined: Any, named: Any) -> None
     assert set(captures(run)) == {"actor.polish"}
 
 
-def test_ranges_of_a_whole_step_tell_their_kinds(joined: Any, named: Any) -> None:
+def test_ranges_of_a_whole_step_have_their_kinds(joined: Any, named: Any) -> None:
     run = joined(steps="2", mode="continuous")
     step_announcement.post("run", step_announcement.StepAnnouncement(step=2, captured=True))
     named(lambda: torch.ones(2), "stage", "update_actor", stage="polish", role="actor")()

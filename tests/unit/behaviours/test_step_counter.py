@@ -1,4 +1,4 @@
-"""Steps told by a trainer's counter."""
+"""Steps from a trainer's counter."""
 
 from __future__ import annotations
 

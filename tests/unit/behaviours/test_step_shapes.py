@@ -42,7 +42,7 @@ WORK = HOOK.format("work", "work", "span", 'stage = "work", role = "trainer"')
 
 
 def spans(python: Python, folder: Path, *hooks: tuple[str, str, str]) -> list[tuple[str, int | None]]:
-    """Run the trainer with a recipe; the spans of its timeline in order of their ends: name and step."""
+    """Run the trainer with a recipe. Return name and step of its spans, in order of their ends."""
     (folder / "small.py").write_text(TRAINER)
     recipe = 'target = "small"\n' + WORK + "".join(HOOK.format(f"h{hook[0]}", *hook) for hook in hooks)
     (folder / "small.toml").write_text(recipe)
@@ -67,7 +67,7 @@ def later(table: str) -> str:
 def package(
     python: Python, folder: Path, imports: str, *tables: str, more: str = "", runs: str = "Trainer"
 ) -> list[tuple[str, int | None]]:
-    """Run the trainer of a package with these hooks; the spans of its timeline in order of their ends."""
+    """Run the trainer of a package with these hooks. Return the spans of its timeline in order of their ends."""
     (folder / "small").mkdir()
     (folder / "small" / "__init__.py").write_text(TRAINER + more)
     (folder / "small" / "foreign.py").write_text(FOREIGN)
@@ -118,13 +118,13 @@ def test_the_first_step_of_a_tick_whose_number_the_stage_does_not_know(python: P
 FINISHED = ("end", "step.finished", 'number = "self.state.finished"')
 
 
-def test_a_call_at_the_end_of_a_step_tells_the_next_ones_number(python: Python, tmp_path: Path) -> None:
+def test_a_call_at_the_end_of_a_step_gives_the_next_number(python: Python, tmp_path: Path) -> None:
     found = spans(python, tmp_path, ("begin", "step.begin", ""), FINISHED)
     assert [number for name, number in found if name == "step"] == [1, 12]
     assert [number for name, number in found if name == "work"] == [1, 12, 13]
 
 
-def test_a_run_that_is_resumed_goes_on_after_the_step_that_is_told(python: Python, tmp_path: Path) -> None:
+def test_a_resumed_run_continues_after_the_reported_step(python: Python, tmp_path: Path) -> None:
     told = ("resume", "step.finished", 'number = "number"')
     found = spans(python, tmp_path, ("begin", "step.begin", ""), ("fit", "step.loop", ""), told, FINISHED)
     assert [number for name, number in found if name == "step"] == [11, 12, 13]
@@ -137,7 +137,7 @@ def test_a_step_that_begins_twice_is_one_until_it_is_finished(python: Python, tm
     assert [number for name, number in found if name == "step"] == [11, 12, 13]
 
 
-# Each order in which a step, its loop and a stage can stand in a recipe, or come from different ones.
+# Each order of a step, its loop and a stage in one recipe or in several.
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.fault("hooks of a step and a stage on one method", "goes on", "nothing; the step goes around the stage")

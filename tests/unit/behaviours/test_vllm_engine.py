@@ -30,7 +30,7 @@ ARGUMENTS = {
 
 
 def like(release: str, module: str, name: str, behave: Callable[..., Any]) -> Any:
-    """A function of a release's signature: it calls `behave` with its arguments by name."""
+    """Return a function with a release's signature that calls `behave` with its arguments by name."""
     facts = contract("vllm", release).find(module, name)
     taken = ", ".join(f"{name}={name}" for name in parameters(facts) if name != "*")
     lines = [
@@ -49,7 +49,7 @@ class Processor:
 
 
 class Worker:
-    """A worker of the release, as far as the signatures of its profiler's methods go."""
+    """A worker with the signatures of the release's profiler methods."""
 
     rank = 0
     profiler_config: Any = SimpleNamespace(profiler="torch")
@@ -112,7 +112,7 @@ async def _call(call: Any, action: str, /, **arguments: Any) -> None:
 
 
 def taken(engine: Any) -> dict[str, Any]:
-    """The arguments that this release's start takes."""
+    """Return the arguments of this release's start."""
     return {name: ARGUMENTS[name] for name in inspect.signature(engine.start_profile).parameters}
 
 

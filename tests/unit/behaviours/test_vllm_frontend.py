@@ -1,4 +1,4 @@
-"""The recording of a vLLM engine's front end, with an output processor of the real one's methods."""
+"""Captures of a vLLM engine's front end, with a made-up output processor that has the real one's methods."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Engine:
 
 
 def found(run: Runtime) -> tuple[dict[str, Any], Counter[str]]:
-    """The meta file of the one capture, and how often each event is in its trace."""
+    """Return the meta file of the only capture, and the count of each event in its trace."""
     end.wait_for_files(run)
     (path,) = run.rundir.path.rglob("rollout.replica1.frontend.*.meta.json")
     trace = Path(str(path).replace(file_names.META, file_names.TRACE))
@@ -162,7 +162,7 @@ def test_errors_pass_and_ours_cost_the_recording_only(made: Any, mocker: Any) ->
     frontend.end(engine, "")
     assert [call.args[0] for call in report.mock_calls] == ["vllm/front-end"]
     assert len(engine.output_processor.seen) == 5
-    frontend.begin(SimpleNamespace(), run, SUBJECT, run.settings)  # no engine of a release that is known
+    frontend.begin(SimpleNamespace(), run, SUBJECT, run.settings)  # an engine of an unknown release
 
 
 def test_it_can_be_left_out(made: Any) -> None:
@@ -173,7 +173,7 @@ def test_it_can_be_left_out(made: Any) -> None:
     assert not run.rundir.path.exists()
 
 
-def test_a_patch_of_somebody_elses_stays(made: Any) -> None:
+def test_a_patch_of_another_library_is_kept(made: Any) -> None:
     run, engine = made(), Engine()
     engine.output_processor.process_outputs = lambda *_: 5  # type: ignore[method-assign]
     frontend.begin(engine, run, SUBJECT, run.settings)

@@ -1,4 +1,4 @@
-"""Workers of the vLLM releases that can't run here, by what their source does with `self.profiler`."""
+"""Workers of vLLM releases that can't run here. They use `self.profiler` as the releases' sources do."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_a_worker_whose_process_records_something_else_takes_no_part(start: Any)
     assert "execute_model" not in vars(worker)
 
 
-def test_a_capture_that_nobody_ended_gives_way_to_the_next(start: Any) -> None:
+def test_a_capture_without_an_end_is_ended_by_the_next(start: Any) -> None:
     run = start(contents=("cpu",))
     worker = V032()
     before = dict(vars(worker))
@@ -149,7 +149,7 @@ def test_an_engine_that_never_starts_is_noticed(start: Any) -> None:
     assert found(run)[0]["state"] == "failed"
 
 
-def test_a_profiler_that_does_not_start_is_said_in_the_meta_file_alone(start: Any, mocker: MockerFixture) -> None:
+def test_a_profiler_that_does_not_start_is_in_the_meta_file_only(start: Any, mocker: MockerFixture) -> None:
     run = start(contents=("cpu",))
     mocker.patch.object(TorchTool, "start", side_effect=RuntimeError("no"))
     worker = V032()
@@ -223,7 +223,7 @@ def test_a_rank_that_is_not_asked_for_is_not_recorded(start: Any, era: Any) -> N
     assert not run.rundir.path.exists()
 
 
-def test_the_ranks_of_data_parallel_engines_go_on_where_the_one_before_ends() -> None:
+def test_the_ranks_of_data_parallel_engines_are_consecutive() -> None:
     parallel = SimpleNamespace(data_parallel_rank=2, world_size=4)
     worker = SimpleNamespace(rank=1, parallel_config=parallel)
     assert vllm_worker._rank_in_replica(worker) == 9

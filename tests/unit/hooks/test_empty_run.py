@@ -1,4 +1,4 @@
-"""Runs in which no hook is applied, from outside: one line at the end says why, and what to do."""
+"""Runs without an applied hook, seen from outside: one line at the end gives the cause and the remedy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Said = Callable[..., "list[str]"]
 HOOK = 'name = "step", attribute = "Trainer.step", behaviour = "step.wrap", options = { number = "value" }'
 TRAINER = "class Trainer:\n    def step(self, value): return value\n"
 STEP = "import tiny; tiny.Trainer().step(1)"
-# Starts the next word of its command line, elsewhere, as a launcher of the user's own does.
+# Starts the next word of its command line in another folder, as a user's launcher does.
 PARENT = """
 import os, subprocess, sys
 script = os.path.abspath(sys.argv[1])
@@ -31,7 +31,7 @@ BEGIN = "autoprof: no hook was applied in this run, so there is no profile: "
 
 @pytest.fixture
 def said(tmp_path: Path, python: Python) -> Said:
-    """What autoprof says on stderr of a run of `train.py`, or of this command."""
+    """Return autoprof's lines on stderr from a run of `train.py`, or of this command."""
 
     def run(code: str = STEP, *command: str, hook: str = HOOK, name: str = "tiny", **variables: str) -> list[str]:
         lib = tmp_path / "lib"
@@ -68,11 +68,11 @@ def said(tmp_path: Path, python: Python) -> Said:
         ({"AUTOPROF_DISABLE": "x,tiny/st*"}, ["AUTOPROF_DISABLE=x,tiny/st* leaves out every hook of tiny; "]),
     ],
 )
-def test_the_line_says_the_cause(said: Said, options: dict[str, str], cause: list[str], tmp_path: Path) -> None:
+def test_the_line_gives_the_cause(said: Said, options: dict[str, str], cause: list[str], tmp_path: Path) -> None:
     (line,) = said(**options)
     assert line.startswith(BEGIN)
     assert [text for text in cause if text not in line] == []
-    # Only of a target that was imported there is something on disk.
+    # Only a run with an imported target has files.
     assert (tmp_path / "autoprof_runs").exists() == ("gone" in line or "AUTOPROF_DISABLE" in options)
 
 
@@ -88,7 +88,7 @@ def test_a_module_that_is_not_imported_is_named_and_no_hook_that_the_user_leaves
     assert "tiny 3.0 was imported, but none of the modules that have its hooks: tiny.other; " in line
 
 
-def test_hooks_of_ones_own_that_fit_nowhere_are_named(said: Said, tmp_path: Path) -> None:
+def test_hooks_of_the_users_recipe_that_fit_nowhere_are_named(said: Said, tmp_path: Path) -> None:
     gone = HOOK.replace('"step"', '"begin"').replace("Trainer.step", "Trainer.gone")
     later = HOOK.replace('"step"', '"other"').replace("{ number", '{ resumed = "value", number')
     (line,) = said(hook=f'{HOOK} }}, {{ {gone} }}, {{ {later}, versions = ">99"')
@@ -118,7 +118,7 @@ def test_ls_and_doctor_say_the_same(
     assert line.removeprefix(BEGIN) in capsys.readouterr().out
 
 
-def test_a_recipe_that_is_not_there_is_said_before_the_program_runs(said: Said) -> None:
+def test_a_missing_recipe_is_reported_before_the_program_runs(said: Said) -> None:
     (line,) = said("import sys; sys.stderr.write('the program runs\\n'); import tiny", AUTOPROF_RECIPES="gone.toml")
     assert "there is no " in line
     assert line.endswith("gone.toml); it takes existing recipe files or folders; autoprof is off for this run")
@@ -154,11 +154,11 @@ def test_a_program_may_be_meant_to_be_profiled(command: str, program: bool) -> N
     assert Command(command.split()).program is program
 
 
-def test_a_forked_child_says_nothing(said: Said) -> None:
+def test_a_forked_child_prints_nothing(said: Said) -> None:
     assert len(said("import os\nif os.fork(): os.wait()")) == 1
 
 
-def test_a_driver_whose_workers_are_on_other_nodes_says_nothing(
+def test_a_driver_with_workers_on_other_nodes_prints_nothing(
     joined: Callable[..., Runtime], caplog: pytest.LogCaptureFixture
 ) -> None:
     run = joined()
@@ -170,7 +170,7 @@ def test_a_driver_whose_workers_are_on_other_nodes_says_nothing(
     assert "imported no trainer or engine" in caplog.text
 
 
-def test_the_settings_file_names_recipes_of_a_target_that_nobody_knows(said: Said, tmp_path: Path) -> None:
+def test_the_settings_file_names_recipes_of_an_unknown_target(said: Said, tmp_path: Path) -> None:
     (tmp_path / "autoprof.toml").write_text('recipes = "tiny.toml"')
     assert said(STEP, "parent.py", AUTOPROF_RECIPES="") == []
     (hooks,) = tmp_path.glob("autoprof_runs/latest/hooks/*.json")
@@ -178,12 +178,12 @@ def test_the_settings_file_names_recipes_of_a_target_that_nobody_knows(said: Sai
 
 
 @pytest.mark.parametrize("code", [STEP, "import json"])
-def test_a_variable_that_is_none_is_said_once_with_the_nearest(said: Said, code: str) -> None:
+def test_an_unknown_variable_is_reported_once_with_the_nearest(said: Said, code: str) -> None:
     line, *more = said(code, "parent.py", AUTOPROF_STEP="2")
-    assert len(more) == (code != STEP)  # that no hook was applied
+    assert len(more) == (code != STEP)  # the line that no hook was applied
     assert line == "autoprof: AUTOPROF_STEP is ignored: there is no such setting; did you mean 'AUTOPROF_STEPS'?"
 
 
-def test_a_wrong_setting_is_said_without_a_target_too(said: Said) -> None:
+def test_a_wrong_setting_is_reported_without_a_target_too(said: Said) -> None:
     (line,) = said("import json", AUTOPROF_RANKS="x")
     assert line.startswith("autoprof: AUTOPROF_RANKS: got 'x'")

@@ -1,4 +1,4 @@
-"""Hooks that have nothing to do, and hooks that are switched off because they fail."""
+"""Hooks that have nothing to do, and hooks that are disabled because they fail."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.captures import finished
 
 
 class Failing(Behaviour):
-    """Fails in the calls whose argument says so."""
+    """Behaviour that fails before or after a call, depending on the call's argument."""
 
     def around(self, call: Call) -> Around:
         if call.args[0] == "before":
@@ -38,13 +38,13 @@ class Failing(Behaviour):
 
 @pytest.fixture
 def failing(mocker: MockerFixture) -> Any:
-    """A wrapped function with a behaviour that fails, and how often that was asked for."""
+    """Return a wrapped function with a failing behaviour, and a mock that counts its calls."""
     return mocker.patch.object(registry, "behaviour", return_value=Failing())
 
 
 @pytest.mark.fault("a hook fails again and again", "goes on", "its captures; it is switched off and said")
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_hook_that_fails_again_and_again_is_switched_off(joined: Any, failing: Any, when: str, caplog: Any) -> None:
+def test_a_hook_that_fails_repeatedly_is_disabled(joined: Any, failing: Any, when: str, caplog: Any) -> None:
     run = joined()
     function = wrap(lambda value: value, "target/hook")
     assert [function(when) for _ in range(gates.FAILURES + 3)] == [when] * (gates.FAILURES + 3)
@@ -53,7 +53,7 @@ def test_a_hook_that_fails_again_and_again_is_switched_off(joined: Any, failing:
     assert run.hooks._errors["target/hook"].count == gates.FAILURES
 
 
-def test_a_call_that_goes_well_begins_the_count_anew(joined: Any, failing: Any) -> None:
+def test_a_successful_call_resets_the_count(joined: Any, failing: Any) -> None:
     joined()
     function = wrap(lambda value: value, "target/hook")
     for _ in range(gates.FAILURES):
@@ -62,7 +62,7 @@ def test_a_call_that_goes_well_begins_the_count_anew(joined: Any, failing: Any) 
     assert not gates.gate("target/hook")
 
 
-def test_a_coroutine_function_is_switched_off_too(joined: Any, failing: Any) -> None:
+def test_the_hook_of_a_coroutine_function_is_disabled_too(joined: Any, failing: Any) -> None:
     joined()
 
     async def function(value: str) -> str:
@@ -77,7 +77,7 @@ def test_a_coroutine_function_is_switched_off_too(joined: Any, failing: Any) -> 
     assert failing.call_count == gates.FAILURES
 
 
-def test_the_file_of_the_hooks_says_which_are_off(python: Any, tmp_path: Path) -> None:
+def test_the_hooks_file_names_disabled_hooks(python: Any, tmp_path: Path) -> None:
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "toy.py").write_text("class Trainer:\n    def step(self, number):\n        return number\n")
     (tmp_path / "toy.toml").write_text("""
@@ -107,7 +107,7 @@ options = { number = "self.no_such_thing" }
 
 
 class Half(Stage):
-    """Begins to record, and fails where it should end that."""
+    """Behaviour that begins a recording and fails before it ends it."""
 
     def around(self, call: Call) -> Around:
         whole = super().around(call)
@@ -126,9 +126,7 @@ def posted() -> Iterator[None]:
     step_announcement.post("run", None)
 
 
-def test_what_a_hook_began_to_record_before_it_failed_is_ended(
-    joined: Any, posted: None, mocker: MockerFixture
-) -> None:
+def test_a_failing_hooks_recording_is_ended(joined: Any, posted: None, mocker: MockerFixture) -> None:
     run = joined(steps="1")
 
     class Kept(Half, kw_only=True):
@@ -164,7 +162,7 @@ def test_only_behaviours_that_count_are_ever_idle() -> None:
     assert (Pass().idle_unless(), Stage(role="a", stage="b").idle_unless()) == ("passes", "")
 
 
-def test_several_reasons_close_a_gate_and_each_is_taken_back_alone(joined: Any) -> None:
+def test_each_reason_of_a_closed_gate_is_removed_separately(joined: Any) -> None:
     joined()
     gates.idle_unless("group", "key")
     for _ in range(gates.FAILURES):

@@ -1,4 +1,4 @@
-"""Hooked functions that others hold when the hook is applied: the modules and tables in which they are replaced."""
+"""Replacement of a hooked function in modules and tables that held it before the hook was applied."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_table_gets_the_function_that_its_name_has(make: Any, attribute: str, 
 
 
 @pytest.mark.parametrize("attribute", ["function", "Holder.method", "Holder.static"])
-def test_nothing_is_looked_for_if_a_function_is_held_by_its_module_alone(
+def test_no_search_if_only_its_module_holds_a_function(
     make: Any, attribute: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(patching, "replace_in_holders", lambda *args: pytest.fail("it was looked for"))
@@ -79,7 +79,7 @@ def test_another_package_keeps_its_tables_and_other_names(make: Any) -> None:
     assert other.name is other.table[0] is toy.function.__wrapped__
 
 
-def test_a_name_that_has_a_hook_of_its_own_gets_no_other(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_with_its_own_hook_gets_no_other(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     toy = make("toy.one", f"{DEFINES}\nother = another = function\n")
     monkeypatch.setitem(registry.bound, "toy/other", bound("toy.one", "other"))
     apply(toy, "function")
@@ -112,7 +112,7 @@ def test_a_table_of_data_is_not_searched(make: Any, monkeypatch: pytest.MonkeyPa
     assert toy.long == [toy.function.__wrapped__] * 4
 
 
-def test_objects_that_refuse_to_be_looked_into_are_left(make: Any) -> None:
+def test_objects_whose_attributes_raise_are_ignored(make: Any) -> None:
     refusing = """
 class Refuses:
     @property

@@ -1,4 +1,4 @@
-"""Imports of hooked packages in several threads: the import system's own lock is held while finders are asked."""
+"""Imports of hooked packages in several threads. The import system calls finders while it holds its lock."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ for name, _ in names:
 
 
 def packages(folder: Path, seed: int) -> list[str]:
-    """Make packages of which modules import each other; returns the names of all modules."""
+    """Make packages whose modules import each other. Return the names of all modules."""
     chance = random.Random(seed)
     names = []
     for name in ("alpha", "beta", "gamma", "delta"):
@@ -97,7 +97,7 @@ def test_hooked_packages_are_imported_in_any_order_in_16_threads(python: Python,
     assert on.stderr == ""
 
 
-# With autoprof it stood still each time: a finder that waited for the parent's import held the import system's lock.
+# This once hung each time: a finder waited for the parent's import while it held the import system's lock.
 @pytest.mark.fault("two threads import Ray and a module of it", "as without autoprof", "nothing")
 def test_ray_and_a_module_of_it_are_imported_in_two_threads(python: Python) -> None:
     code = """
@@ -120,7 +120,7 @@ print("through")
     assert python(code, AUTOPROF="1").stdout == "through\n"
 
 
-# The first thread stays in `load` till the second would wait for it; without autoprof there is nothing in between.
+# The first thread stays in `load` till the second would wait for it; without autoprof, nothing happens in between.
 PAUSE = """
 import faulthandler, importlib, sys, threading, time
 faulthandler.dump_traceback_later(90, exit=True)
@@ -169,7 +169,7 @@ def test_a_module_waits_as_long_as_the_import_of_its_package_pauses(
     assert (result.stdout, result.stderr) == ("one\n[] True True\n", "")
 
 
-def test_a_module_that_is_only_looked_for_is_not_loaded(python: Python, tmp_path: Path) -> None:
+def test_finding_a_module_does_not_load_it(python: Python, tmp_path: Path) -> None:
     packages(tmp_path, 0)
     code = """
 import importlib.machinery, importlib.util, sys

@@ -54,7 +54,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
-    """A folder with a script, as a module too, what launches it, and a recipe for it."""
+    """Return a folder with a script (also as a module), its launcher, and its recipe."""
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").touch()
@@ -65,13 +65,13 @@ def script(tmp_path: Path) -> Path:
 
 
 def states(folder: Path) -> dict[str, tuple[str, str]]:
-    """The state and the reason of each hook, in the one process of the newest run."""
+    """Return the state and the reason of each hook, in the only process of the newest run."""
     (path,) = (folder / "autoprof_runs" / "latest" / "hooks").iterdir()
     return {key: (hook["state"], hook["reason"]) for key, hook in json.loads(path.read_text())["hooks"].items()}
 
 
 def only_absent(stderr: str, recipe: Path, module: str) -> bool:
-    """Whether nothing is said but that the recipe's last hook names nothing."""
+    """Return whether the only line reports that the name of the recipe's last hook does not exist."""
     said = f"these hooks were not applied: absent ({module} has no such name)"
     return stderr == f"autoprof: {recipe}: {said}; autoprof recipes --check {recipe} says what does not fit\n"
 
@@ -114,7 +114,7 @@ def test_a_module_that_is_started_has_its_names_wrapped(script: Path, python: Py
     assert found_states["package/absent"][0] == "skipped"
 
 
-def test_a_script_that_is_traced_by_others_is_left_alone(script: Path, python: Python) -> None:
+def test_a_script_with_a_foreign_trace_function_is_not_traced(script: Path, python: Python) -> None:
     (script / "sitecustomize.py").write_text("import sys; sys.settrace(lambda *_: None)")
     (script / "train.py").write_text(SCRIPT.replace("is None", "is not None") + "import autoprof; autoprof.start()")
     recipe = str(script / "train.toml")
@@ -126,7 +126,7 @@ def test_a_script_that_is_traced_by_others_is_left_alone(script: Path, python: P
 
 
 @pytest.mark.parametrize("function", ["_leave_out_unknown", "_apply_defined"])
-def test_an_error_of_autoprofs_does_not_reach_the_script(script: Path, python: Python, function: str) -> None:
+def test_an_error_in_autoprof_does_not_reach_the_script(script: Path, python: Python, function: str) -> None:
     raises = "def fail(*_): raise RuntimeError('injected')\n"
     patched = f"from autoprof.hooks import main_script\n{raises}main_script.{function} = fail\n"
     (script / "sitecustomize.py").write_text(patched)
@@ -137,7 +137,7 @@ def test_an_error_of_autoprofs_does_not_reach_the_script(script: Path, python: P
     assert "Traceback" not in done.stderr
 
 
-def test_a_script_that_starts_its_run_by_itself_has_its_names_wrapped_too(script: Path, python: Python) -> None:
+def test_a_script_that_starts_its_run_itself_has_its_names_wrapped(script: Path, python: Python) -> None:
     begin = "learn(0)\nimport autoprof; autoprof.start('', recipes='train.toml')\n"
     late = "def absent(): pass\nabsent()\n"
     (script / "train.py").write_text(SCRIPT.replace("learn(0)\n", begin + late))

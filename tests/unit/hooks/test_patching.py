@@ -1,4 +1,4 @@
-"""Hooks on made-up targets, in real interpreters from activation to what is on disk."""
+"""Hooks on made-up targets, in real interpreters, from activation to the files on disk."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def run(tmp_path: Path, python: Python) -> Callable[..., subprocess.CompletedPro
 
 
 def left(tmp_path: Path) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]:
-    """`run.json`, the hooks of the one process, its timeline."""
+    """Return `run.json`, the hooks of the only process, and its timeline."""
     run_dir = tmp_path / "autoprof_runs" / "latest"
     (hooks,) = run_dir.glob("hooks/*.json")
     return json.loads((run_dir / "run.json").read_text()), json.loads(hooks.read_text()), spans(run_dir)
@@ -149,7 +149,7 @@ def test_a_target_that_is_only_imported_leaves_nothing(run: Any, tmp_path: Path)
     assert not (tmp_path / "autoprof_runs").exists()
 
 
-def test_a_wrong_setting_is_one_line_and_the_run_goes_on(run: Any, tmp_path: Path) -> None:
+def test_a_wrong_setting_is_one_line_and_the_run_continues(run: Any, tmp_path: Path) -> None:
     code = "import os; from target import trainer; print(trainer.Trainer().step(2), os.environ['AUTOPROF'])"
     result = run(hook("step", "Trainer.step"), code, AUTOPROF_STEPS="5:2")
     assert result.stdout.strip() == "4 0"
@@ -158,7 +158,7 @@ def test_a_wrong_setting_is_one_line_and_the_run_goes_on(run: Any, tmp_path: Pat
     assert not (tmp_path / "autoprof_runs").exists()
 
 
-def test_a_wrong_recipe_is_one_line_and_the_others_go_on(run: Any, tmp_path: Path) -> None:
+def test_a_wrong_recipe_is_one_line_and_the_others_apply(run: Any, tmp_path: Path) -> None:
     bad = tmp_path / "target.bad.toml"
     bad.write_text('target = "target"\n[[hook]]\nname = "x"\n')
     recipes = f"{bad}:{tmp_path / 'target.toml'}"
@@ -185,7 +185,7 @@ def test_recipes_of_the_settings_file_are_known_once_a_target_is_imported(run: A
     assert [span["name"] for span in left(tmp_path)[2]] == ["work"]
 
 
-def test_an_error_in_a_behaviour_is_counted_and_said_once(run: Any, tmp_path: Path) -> None:
+def test_an_error_in_a_behaviour_is_counted_and_printed_once(run: Any, tmp_path: Path) -> None:
     hooks = hook("step", "Trainer.step", 'behaviour = "step.wrap"\noptions = { number = "self.no.such.path" }')
     code = "from target import trainer; t = trainer.Trainer(); print([t.step(n) for n in range(4)])"
     result = run(hooks, code)
@@ -195,7 +195,7 @@ def test_an_error_in_a_behaviour_is_counted_and_said_once(run: Any, tmp_path: Pa
     assert left(tmp_path)[1]["errors"]["target/step"]["count"] == 4
 
 
-def test_a_folder_that_can_not_be_written_is_said_once_and_the_run_goes_on(run: Any, tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_reported_once_and_the_run_continues(run: Any, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     code = "from target import trainer; t = trainer.Trainer(); print([t.step(n) for n in range(3)])"
     result = run(hook("step", "Trainer.step"), code, AUTOPROF_DIR=str(tmp_path / "file"))
@@ -217,7 +217,7 @@ print(trainer.Trainer().step(2))
     assert [span["name"] for span in left(tmp_path)[2]] == ["step"]
 
 
-def test_the_command_line_keeps_secrets_to_itself(run: Any, tmp_path: Path) -> None:
+def test_the_command_line_is_stored_without_secrets(run: Any, tmp_path: Path) -> None:
     code = "import sys; from target import trainer"
     run(hook("step", "Trainer.step"), code, AUTOPROF_ON_FINISH="true hunter2")
     text = (tmp_path / "autoprof_runs" / "latest" / "run.json").read_text()

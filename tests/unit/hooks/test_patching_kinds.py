@@ -1,4 +1,4 @@
-"""Kinds of functions in a target's modules: those that can be wrapped work as before, the rest is left alone."""
+"""Kinds of functions in a target's modules: some are wrapped and work as before, the others are not changed."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def recipe(paths: list[str]) -> str:
 
 @pytest.fixture
 def check(tmp_path: Path, python: Python) -> Callable[..., tuple[list[str], dict[str, str]]]:
-    """Import the toy: the names of what is the same object as before, and what each call gave."""
+    """Import the toy. Return the names whose object is the same as before, and the result of each call."""
     package = tmp_path / "lib" / "target"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()

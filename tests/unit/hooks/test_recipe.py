@@ -14,7 +14,7 @@ from autoprof.hooks.recipe import BoundHook, RecipeError, exceeds, fits
 from tests.support.recipe_texts import GOOD, keys, values
 
 
-def test_own_recipes_are_all_good() -> None:
+def test_own_recipes_are_valid() -> None:
     files = [path for paths in _boot.recipe_files().values() for path in paths]
     assert {Path(path).name for path in files} >= {"ray.toml", "verl.v1.toml", "vllm.toml"}
     for path in files:
@@ -26,7 +26,7 @@ def own_recipes() -> list[list[list[BoundHook]]]:
     return [[recipe.load(path) for path in paths] for paths in _boot.recipe_files().values()]
 
 
-def test_own_hooks_have_names_of_their_own() -> None:
+def test_names_of_own_hooks_are_unique() -> None:
     for files in own_recipes():
         keys = [hook.key for hooks in files for hook in hooks]
         assert len(keys) == len(set(keys))
@@ -38,7 +38,7 @@ def test_files_of_one_target_agree_on_its_releases() -> None:
         assert len({tuple(one.distributions) for one in recipes}) == 1
         bounds = {part.version for one in recipes for part in SpecifierSet(one.versions) if part.operator == "<"}
         for bound in sorted(bounds, key=Version)[:-1]:
-            # A file that ends before others do has no hook that goes on.
+            # If a file's range ends before others, its hooks must not have a later end.
             ended = [hook for hooks in files for hook in hooks if exceeds(bound, hook.recipe.versions)]
             assert not [hook.key for hook in ended if fits(bound, hook.hook.versions)]
 

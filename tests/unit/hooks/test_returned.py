@@ -24,7 +24,7 @@ from autoprof.run import runtime
 
 
 class Recorder(Behaviour):
-    """Notes what its hook goes around: where it begins, and what it ends with."""
+    """Behaviour that records the begin and the outcome of each block or item."""
 
     seen: list[Any] = []
 
@@ -43,7 +43,7 @@ def seen(mocker: MockerFixture) -> list[Any]:
 
 
 class Block:
-    """A context manager of a library's."""
+    """A context manager of a library."""
 
     def __init__(self, name: str = "", swallows: bool = False) -> None:
         self.name = name
@@ -63,7 +63,7 @@ class Block:
 
 
 class Items:
-    """An iterator of a library's."""
+    """An iterator of a library."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -79,14 +79,14 @@ class Items:
 
 
 class Loader:
-    """Not an iterator, but makes them, as data loaders do."""
+    """An iterable that is no iterator itself, such as a data loader."""
 
     def __iter__(self) -> Items:
         return Items(1)
 
 
 class Registered:
-    """Its subclasses are known to the user's code."""
+    """A class whose subclasses the user's code sees."""
 
     known: list[type] = []
 
@@ -149,7 +149,7 @@ def test_an_asynchronous_block_lasts_from_enter_to_exit(seen: list[Any]) -> None
     assert begun_and_ended(seen) == ["begin", "end"]
 
 
-def test_what_a_coroutine_function_returns_is_a_block_too(seen: list[Any]) -> None:
+def test_the_result_of_a_coroutine_function_is_a_block_too(seen: list[Any]) -> None:
     async def later(name: str) -> Block:
         return Block(name)
 
@@ -248,7 +248,7 @@ def test_the_user_gets_the_object_itself(seen: list[Any]) -> None:
     assert seen == []
 
 
-def test_nothing_keeps_what_was_returned_or_its_arguments_alive(seen: list[Any]) -> None:
+def test_results_and_arguments_are_not_kept_alive(seen: list[Any]) -> None:
     class Trainer:
         def __init__(self) -> None:
             self.loader = hooked(lambda of: Loader(), "next")(self)
@@ -265,7 +265,7 @@ def test_nothing_keeps_what_was_returned_or_its_arguments_alive(seen: list[Any])
         gc.enable()
 
 
-def test_a_data_loader_is_timed_where_it_is_waited_for(seen: list[Any]) -> None:
+def test_the_wait_for_a_data_loader_is_timed(seen: list[Any]) -> None:
     loader = hooked(Loader, "next")()
     assert isinstance(loader, Loader)
     iterator = iter(loader)
@@ -278,7 +278,7 @@ def test_a_data_loader_is_timed_where_it_is_waited_for(seen: list[Any]) -> None:
 
 @pytest.mark.parametrize("decorated", [False, True])
 def test_a_generator_is_the_same(decorated: bool, seen: list[Any]) -> None:
-    """One that a generator function makes, and one that any function returns."""
+    """Check a generator of a generator function, and one that another function returns."""
     function = hooked((lambda first: generator(first)) if decorated else generator, "next")
     assert inspect.isgeneratorfunction(function) != decorated
     made = function(1)
@@ -351,13 +351,13 @@ def test_an_asynchronous_generator_is_the_same(seen: list[Any]) -> None:
     assert begun_and_ended(seen) == ["begin", "end"] * 3 + ["begin", "over"] + ["begin", "end"]
 
 
-def test_the_wrappers_are_known(seen: list[Any]) -> None:
+def test_wrappers_of_generators_are_recognized(seen: list[Any]) -> None:
     functions = [hooked(generator, "next"), hooked(agenerator, "next"), hooked(made), hooked(asyncio.sleep)]
     assert [wrapped_by(function) for function in functions] == [{"k"}] * 4
 
 
 @pytest.mark.parametrize("returned", [3, [1].__iter__(), Registered(), abc], ids=["none", "C", "registry", "module"])
-def test_what_can_not_be_watched_is_left_alone(returned: Any, mocker: MockerFixture, seen: list[Any]) -> None:
+def test_results_that_can_not_have_hooks_are_unchanged(returned: Any, mocker: MockerFixture, seen: list[Any]) -> None:
     report = mocker.patch.object(runtime, "report")
     for around in ("with", "next"):
         assert hooked(lambda: returned, around)() is returned

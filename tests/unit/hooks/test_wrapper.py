@@ -32,7 +32,7 @@ class Now(Wait):
 
 
 class Recorder(Behaviour):
-    """A behaviour that keeps what it sees: `script` is its generator function."""
+    """A behaviour whose generator function is the test's `script`. It records the calls and outcomes."""
 
     script: Callable[[Call, list[Any]], Around]
     seen: list[Any] = []
@@ -162,7 +162,7 @@ def test_a_behaviour_goes_around_the_call(hook: Any, name: str) -> None:
 
 @pytest.mark.parametrize("script", [usual, fails_before, fails_after, yields_call_twice, wait_fails])
 @pytest.mark.parametrize("name", ["work", "awork"])
-def test_the_function_is_called_once_and_its_result_passes_whatever_we_do(hook: Any, name: str, script: Any) -> None:
+def test_the_function_is_called_once_and_its_result_passes(hook: Any, name: str, script: Any) -> None:
     hook(script)
     worker = Worker()
     assert call(worker, name, 1) == 3
@@ -171,7 +171,7 @@ def test_the_function_is_called_once_and_its_result_passes_whatever_we_do(hook: 
 
 @pytest.mark.parametrize("script", [usual, fails_before, fails_after, yields_call_twice, wait_fails])
 @pytest.mark.parametrize("name", ["broken", "abroken"])
-def test_the_functions_exception_passes_whatever_we_do(hook: Any, name: str, script: Any) -> None:
+def test_the_functions_exception_passes(hook: Any, name: str, script: Any) -> None:
     hook(script)
     worker = Worker()
     with pytest.raises(KeyError, match="the user's") as caught:
@@ -189,7 +189,7 @@ def test_our_error_is_reported(hook: Any, mocker: MockerFixture) -> None:
     assert (key, str(error)) == ("k", "ours")
 
 
-def test_a_behaviour_that_can_not_even_be_found_harms_nothing(mocker: MockerFixture) -> None:
+def test_a_missing_behaviour_does_no_harm(mocker: MockerFixture) -> None:
     mocker.patch.object(registry, "behaviour", side_effect=ImportError("gone"))
     mocker.patch.object(runtime, "report", side_effect=MemoryError)
     worker = Worker()
@@ -219,7 +219,7 @@ def test_a_wrapper_looks_like_the_function() -> None:
     assert not inspect.iscoroutinefunction(wrapper)
 
 
-def test_wrappers_are_known_by_their_code() -> None:
+def test_wrappers_are_recognized_by_their_code() -> None:
     assert wrapped_by(Worker.work) == set()
     assert wrapped_by(wrap(wrap(Worker.work, "inner"), "outer")) == {"inner", "outer"}
     assert wrapped_by(cloudpickle.loads(cloudpickle.dumps(wrap(Worker.awork, "k")))) == {"k"}

@@ -1,4 +1,4 @@
-"""Wrapped functions that are cancelled, closed, thrown into, called by themselves and by many at once."""
+"""Wrapped functions that are cancelled, closed, recursive, called concurrently, or get a thrown exception."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def user(notes: list[str], last_word: bool = False) -> Callable[[], Any]:
 
 
 def cancelled(function: Callable[[], Any], turns: int) -> tuple[str, int]:
-    """Return how a task ends that is cancelled after so many turns of the event loop, and the turns that it took."""
+    """Cancel a task after a number of turns of the event loop. Return how it ended, and the turns that it took."""
 
     async def main() -> tuple[str, int]:
         task = asyncio.ensure_future(function())
@@ -103,7 +103,7 @@ def test_a_coroutine_that_is_closed(behave: Behave, behaviour: Scripted, turns: 
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_coroutine_that_is_left_behind_says_nothing(behave: Behave) -> None:
+def test_an_abandoned_coroutine_prints_nothing(behave: Behave) -> None:
     behave(Scripted(script=waits))
     notes: list[str] = []
     coroutine = wrap(user(notes), "k")()
@@ -147,7 +147,7 @@ def test_a_function_that_calls_itself(behave: Behave, behaviour: Scripted) -> No
     assert calls == [*range(20, -1, -1)] * 2
 
 
-def test_recursion_without_end_is_the_functions_own_error(behave: Behave) -> None:
+def test_infinite_recursion_is_the_functions_error(behave: Behave) -> None:
     behave(Scripted(script=nothing))
 
     def down() -> None:
@@ -214,7 +214,7 @@ def test_many_tasks_at_once(mocker: MockerFixture) -> None:
         assert result.args == (value,) if value % 3 == 0 else result == value
 
 
-def test_what_a_function_sets_in_its_context_is_its_callers_too(behave: Behave) -> None:
+def test_context_variables_of_a_function_reach_its_caller(behave: Behave) -> None:
     context: contextvars.ContextVar[int] = contextvars.ContextVar("context", default=0)
     behave(Scripted(script=waits))
 
@@ -229,7 +229,7 @@ def test_what_a_function_sets_in_its_context_is_its_callers_too(behave: Behave) 
 
 
 class Asks(Behaviour):
-    """Waits for a thread, as where Ray is asked for the step."""
+    """Behaviour that waits for a thread, as it does when it asks Ray for the step."""
 
     def around(self, call: Call) -> Around:
         assert (yield InThread(threading.get_ident)) != threading.get_ident()
@@ -249,7 +249,7 @@ def test_a_stage_does_not_wait_for_the_users_executor(behave: Any) -> None:
     async def main() -> str:
         executor = ThreadPoolExecutor(1)
         asyncio.get_running_loop().set_default_executor(executor)
-        # It waits for what the stage does.
+        # It waits for the stage's work.
         waiting = asyncio.get_running_loop().run_in_executor(None, done.wait, 60)
         result = await wrap(stage, "k")()
         assert await waiting
@@ -258,7 +258,7 @@ def test_a_stage_does_not_wait_for_the_users_executor(behave: Any) -> None:
     assert asyncio.run(main()) == "ran"
 
 
-def test_without_ray_a_coroutine_function_takes_no_turn_of_its_loop_more(hooked: Any, joined: Any) -> None:
+def test_without_ray_a_coroutine_function_takes_no_extra_turn_of_its_loop(hooked: Any, joined: Any) -> None:
     joined(steps="")
 
     async def stage() -> None:
@@ -269,6 +269,6 @@ def test_without_ray_a_coroutine_function_takes_no_turn_of_its_loop_more(hooked:
         wrapped.send(None)
 
 
-def test_where_no_thread_can_be_started_a_wait_is_made_here(behave: Any, mocker: MockerFixture) -> None:
+def test_without_new_threads_a_wait_runs_in_the_calling_thread(behave: Any, mocker: MockerFixture) -> None:
     mocker.patch("threading.Thread.start", side_effect=RuntimeError("can't start new thread"))
     assert asyncio.run(InThread(int, "7").suspend()) == 7

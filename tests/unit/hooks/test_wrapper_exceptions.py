@@ -1,4 +1,4 @@
-"""The user's exceptions pass through wrappers as they are, and nothing of a call is kept."""
+"""The user's exceptions pass wrappers unchanged, and wrappers keep no object of a call alive."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.helpers import ROOT
 from tests.support.misbehaving import BEHAVIOURS, NAMES, Now, Scripted
 
 Behave = Callable[[Scripted], None]
-# How the paths of our own frames begin. The folder that the checkout is in may be called autoprof, too.
+# Prefixes of the paths of autoprof's frames. The checkout's parent folder may be named autoprof, too.
 OURS = f"{ROOT / 'autoprof'}/"
 
 
@@ -97,7 +97,7 @@ def run(coroutine: Any) -> Any:
 
 
 def caught(function: Callable[..., Any], error: BaseException, how: str, within: bool) -> tuple[Any, list[Any]]:
-    """The exception that a call raises, and what the function noted; the call may be made by an exception handler."""
+    """Return the exception of a call and the function's notes. The call may be made in an exception handler."""
     calls: list[Any] = []
 
     def call() -> None:
@@ -137,14 +137,14 @@ def test_any_exception_passes_unchanged(
         assert calls == [wrapped], name
         if expected is bare:
             assert found is wrapped, name
-        else:  # Python itself puts a RuntimeError in the place of StopIteration
+        else:  # Python itself replaces StopIteration by a RuntimeError
             assert (type(found), str(found)) == (type(expected), str(expected)), name
             assert found.__cause__ is wrapped, name
             found, expected = wrapped, bare
         assert found.__cause__ is expected.__cause__, name
         assert found.__context__ is expected.__context__, name
         assert found.__suppress_context__ == expected.__suppress_context__, name
-        # Python 3.10 keeps the frames through which an exception that is no error was raised again.
+        # Python 3.10 keeps the frames of a re-raise if the exception is not an Exception.
         if sys.version_info >= (3, 11) or isinstance(found, Exception) or "raises_the_users_error" not in name:
             ours = [frame for frame in frames(found) if frame.startswith(OURS)]
             assert len(ours) <= 2, name
@@ -154,7 +154,7 @@ def test_any_exception_passes_unchanged(
 @pytest.mark.parametrize("function", [work, awork])
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, asyncio.CancelledError, Strange])
 @pytest.mark.parametrize("place", ["before", "wait before", "after", "wait after"])
-def test_an_interruption_that_comes_while_we_work_reaches_the_user(
+def test_an_interruption_of_autoprofs_code_reaches_the_user(
     behave: Behave, function: Any, kind: type[BaseException], place: str
 ) -> None:
     interruption = kind()
@@ -177,16 +177,16 @@ def test_an_interruption_that_comes_while_we_work_reaches_the_user(
 
 
 class Model:
-    """An object that must not be kept: it stands for gigabytes."""
+    """An object that must not be kept alive, such as a large model."""
 
 
 class Failure(Exception):
-    """An exception that weak references can be made to."""
+    """An exception that can have weak references."""
 
 
 @pytest.mark.parametrize("raises", [False, True], ids=["returns", "raises"])
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-def test_nothing_of_a_call_is_kept(behave: Behave, asynchronous: bool, raises: bool) -> None:
+def test_no_object_of_a_call_is_kept_alive(behave: Behave, asynchronous: bool, raises: bool) -> None:
     def plain(model: Model, batch: Model) -> Model:
         if raises:
             raise Failure(batch)
@@ -235,7 +235,7 @@ for function in cloudpickle.loads(bytes.fromhex(sys.stdin.read())):
 """
 
 
-def test_exceptions_where_autoprof_can_not_be_imported_do_not_tell_of_it() -> None:
+def test_exceptions_without_an_importable_autoprof_do_not_mention_it() -> None:
     namespace: dict[str, Any] = {"__name__": "__main__"}
     body = "import sys; raise LookupError(sys.exc_info()[1])"
     exec(f"def work(): {body}\nasync def awork(): {body}\n", namespace)

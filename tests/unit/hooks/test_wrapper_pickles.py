@@ -1,4 +1,4 @@
-"""Wrapped functions travel as they did before: by reference where they can be imported, by value elsewhere."""
+"""Wrapped functions pickle as before: by reference if they can be imported, otherwise by value."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PATHS = [*(f"Holder.{name}" for name in NAMES), "function", "afunction"]
 
 
 def made(name: str) -> ModuleType:
-    """A module in which everything is wrapped, as it is done when a target is imported."""
+    """Return a module with all functions wrapped, as after a target's import."""
     module = ModuleType(name)
     exec(SOURCE, module.__dict__)
     behaviour = SimpleNamespace(supply=lambda *args: False, install=lambda *args: False)
@@ -52,7 +52,7 @@ def made(name: str) -> ModuleType:
 
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Such a module, which can be imported."""
+    """Return the same module, but importable."""
     module = made("toy_target")
     monkeypatch.setitem(sys.modules, "toy_target", module)
     return module

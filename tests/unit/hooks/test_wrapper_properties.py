@@ -1,4 +1,4 @@
-"""Whatever a function takes and a behaviour does: the same result, the same exception, one call."""
+"""For any arguments and any behaviour, a wrapped function is called once and has the same result or exception."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Behave = Callable[[Scripted], None]
 
 
 class Parameters(NamedTuple):
-    """A random signature: the names of its parameters by kind, and those of them that have defaults."""
+    """Draw a random signature: the names of its parameters by kind, and the names with defaults."""
 
     positional: list[str]
     either: list[str]
@@ -59,10 +59,10 @@ def parameters(draw: st.DrawFn) -> Parameters:
 
 @st.composite
 def calls(draw: st.DrawFn) -> tuple[Parameters, list[int], dict[str, int]]:
-    """A signature and the arguments of a call, which it takes or not."""
+    """Draw a signature and the arguments of a call, which may not match."""
     found = draw(parameters())
     args = draw(st.lists(st.integers(), max_size=6))
-    # Half of the calls are near to right ones, or most would be wrong.
+    # Half of the calls are derived from valid ones, since most random calls would be invalid.
     if draw(st.booleans()):
         args = args[: len(found.positional) + len(found.either)]
         free = [*found.either, *found.keyword][max(0, len(args) - len(found.positional)) :]

@@ -1,4 +1,4 @@
-"""The oldest wrapt that autoprof claims, in front of the newest one, which all other tests use."""
+"""The oldest supported wrapt. All other tests use the newest one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.helpers import IN_FRONT, ROOT, clean_environment
 Python = Callable[..., "subprocess.CompletedProcess[str]"]
 
 VERSIONS = sorted(path.stem.removeprefix("wrapt-") for path in (ROOT / "tests" / "wrapt").glob("*.txt"))
-# What goes through wrapt: paths of decorators, and the wrappers of torch's own functions.
+# Tests of code that uses wrapt: paths of decorators, and the wrappers of torch's own functions.
 TESTS = [
     "hooks/test_patching.py::test_functions_methods_and_decorated_ones",
     "behaviours/test_native_profiler.py",
@@ -26,7 +26,7 @@ TESTS = [
     "capture/test_lifecycle.py::test_autoprof_yields_to_a_profiler_that_was_first",
     "capture/test_lifecycle.py::test_autoprof_yields_to_a_profiler_that_comes_later",
     "capture/test_npu_analysis.py::test_autoprof_yields_to_another_profiler_of_torch_npus",
-    "hooks/test_wrapt_versions.py::test_wrapt_is_the_one_in_front",
+    "hooks/test_wrapt_versions.py::test_the_older_wrapt_is_imported",
 ]
 SHOW = "import wrapt, wrapt.importer; print(wrapt.__version__, wrapt.importer.__file__)"
 
@@ -37,7 +37,7 @@ def pinned(path: Path) -> str:
     return found[1]
 
 
-def test_wrapt_is_the_one_in_front(python: Python) -> None:
+def test_the_older_wrapt_is_imported(python: Python) -> None:
     version, place = python(SHOW).stdout.split()
     front = os.environ.get(IN_FRONT)
     if front is None:
@@ -50,7 +50,7 @@ def test_wrapt_is_the_one_in_front(python: Python) -> None:
         assert wrapt.__version__ == version
 
 
-def test_the_oldest_is_what_the_metadata_claims() -> None:
+def test_the_oldest_wrapt_is_that_of_the_metadata() -> None:
     found = re.search(r'"wrapt>=([0-9.]+),<3"', (ROOT / "pyproject.toml").read_text())
     assert found is not None
     assert VERSIONS[0].startswith(found[1])
