@@ -114,7 +114,7 @@ def test_many_captures_one_after_the_other(
 ) -> None:
     if captures > 10:
         request.getfixturevalue("thorough")
-    # In a process of its own: where one is freed too late torch crashes.
+    # In a separate process, since torch crashes if a recording is freed too late.
     code = f"""
 import os
 os.environ["AUTOPROF_RUN_ID"] = "made"
