@@ -69,7 +69,7 @@ def py_spy_looker() -> Callable[[str, int, bool], tuple[list[dict[str, Any]], st
         frames = []
         for index, frame in enumerate(thread["frames"]):
             path, function = str(frame["filename"])[:300], str(frame["name"])[:300]
-            if function == "_watch" and path.endswith("/autoprof/run/watch/watcher.py"):
+            if function == "_watch" and path.endswith("/autoprof/run/watcher.py"):
                 return {}
             if index and path.endswith(("/autoprof/hooks/dispatch.py", "/autoprof/hooks/wrapper.py")):
                 continue
