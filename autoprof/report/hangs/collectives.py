@@ -1,7 +1,7 @@
-"""Collectives that do not end: which ranks did not come, or came with another one, by torch's flight records.
+"""Stuck collectives, from torch's flight records: ranks that did not join, or that called another collective.
 
-torch's own analyser says it where torch is installed; a comparison of sequence numbers says it elsewhere, and where the
-analyser gives up.
+autoprof compares the sequence numbers of the ranks. If torch is installed, torch's own analyser is asked too, and
+results on which both agree are marked as torch's.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from autoprof.base import interrupts
 from autoprof.report.hangs import flight_script
 from autoprof.rundir.records import Frame
 
-# Importing torch takes seconds, on a busy machine many.
+# Importing torch takes several seconds, and longer on a busy machine.
 TIMEOUT_S = 120.0
-# Of these all ranks give the same sizes.
-_ALIKE = (
+# Collectives that all ranks call with the same sizes.
+_SAME_SIZES = (
     "all_reduce",
     "broadcast",
     "all_gather",
@@ -37,7 +37,7 @@ BY_TORCH, BY_AUTOPROF = "torch", "autoprof"
 
 
 class Record(msgspec.Struct, frozen=True):
-    """A flight record: its file, whose it is, and the world of ranks that it belongs to."""
+    """A flight record: its file, the rank that wrote it, and the name of that rank's world."""
 
     path: str
     rank: int
@@ -49,17 +49,17 @@ class Stuck(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         world: The world of ranks.
-        name: Its name, such as `all_reduce`, without that of its backend.
+        name: The collective, such as `all_reduce`, without its backend.
         number: Its sequence number in its process group.
         group: The process group's description, or its name.
-        since_ns: When the first rank called it.
+        since_ns: The time of the first rank's call.
         waiting: The ranks that are in it.
-        late: The ranks that did not come.
-        unknown: The ranks of which there is no record.
-        other: What ranks called in its place, by rank.
-        called: What most ranks called, where others called something else.
-        frames: Where a rank called it, the innermost function last.
-        by: `torch` where torch's analyser says the same, else `autoprof`.
+        late: The ranks that did not join.
+        unknown: The ranks without a record.
+        other: The calls of ranks that called something else, by rank.
+        called: The call of most ranks, if others called something else.
+        frames: The stack of one call, innermost function last.
+        by: `torch` if torch's analyser agrees, else `autoprof`.
     """
 
     world: str
@@ -90,11 +90,11 @@ class _Entry(msgspec.Struct, frozen=True):
 
     @property
     def title(self) -> str:
-        """Return its name without that of the backend."""
+        """Return its name without the backend."""
         return self.name.rpartition(":")[2]
 
-    def said(self, with_sizes: bool) -> str:
-        """Return what was called, with the sizes where names do not differ."""
+    def call(self, with_sizes: bool) -> str:
+        """Return the words for the call, with its sizes and types if asked."""
         return (
             f"{self.title} of {_sizes(self.input_sizes)} {'/'.join(self.input_dtypes)}".strip()
             if with_sizes
@@ -116,9 +116,9 @@ class _Facts(msgspec.Struct, frozen=True):
 
 
 def stuck(records: Sequence[Record]) -> tuple[list[Stuck], list[str]]:
-    """Return the collectives that do not end, those first on which nothing else waits, and what could not be read.
+    """Return the stuck collectives, and notes on unreadable records. Never raises.
 
-    Raises nothing.
+    A collective comes last if one of its late ranks waits in another stuck collective.
     """
     if not records:
         return [], []
@@ -127,16 +127,15 @@ def stuck(records: Sequence[Record]) -> tuple[list[Stuck], list[str]]:
             notes = _run(records, folder)
             facts = msgspec.json.decode(Path(folder, "facts.json").read_bytes(), type=_Facts)
             path = Path(folder, "torch.json")
-            said = msgspec.json.decode(path.read_bytes()) if path.exists() else []
+            torch_results = msgspec.json.decode(path.read_bytes()) if path.exists() else []
     except (OSError, msgspec.MsgspecError, ValueError, RecursionError) as error:
         interrupts.pass_on(error)
         return [], [f"the flight records can't be read: {error}"[:300]]
-    found = _compared(facts.processes)
-    return _confirmed(found, said), [*notes, *facts.left_out]
+    return _confirmed(_compared(facts.processes), torch_results), [*notes, *facts.left_out]
 
 
 def _run(records: Sequence[Record], folder: str) -> list[str]:
-    """Have the script read the records. Nothing of autoprof is on in it."""
+    """Run the script that reads the records, with autoprof off. Return notes on its failure."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("AUTOPROF")}
     try:
         child = subprocess.run(
@@ -154,7 +153,7 @@ def _run(records: Sequence[Record], folder: str) -> list[str]:
 
 
 def _compared(processes: Sequence[_Process]) -> list[Stuck]:
-    """Compare what the ranks of each group are in, the lowest number first."""
+    """Compare the calls of the ranks of each group, and return the first stuck collective of each."""
     known: dict[tuple[str, str, tuple[int, ...]], dict[int, _Process]] = {}
     for process in processes:
         for group, ranks in process.groups.items():
@@ -166,7 +165,7 @@ def _compared(processes: Sequence[_Process]) -> list[Stuck]:
             for entry in process.entries:
                 if entry.group == group and not entry.is_p2p:
                     calls.setdefault(entry.collective_seq_id, {})[rank] = entry
-        # gloo says late that one has ended: one that all have joined does not count.
+        # gloo marks a collective as ended late, so one that all ranks have joined does not count.
         for number in sorted(calls):
             if any(not entry.retired for entry in calls[number].values()):
                 one = _one(world, of_group, group, members, number, calls[number])
@@ -174,7 +173,7 @@ def _compared(processes: Sequence[_Process]) -> list[Stuck]:
                     found.append(one)
                     break
     waiting = {(each.world, rank) for each in found for rank in each.waiting}
-    # A rank that waits in another group is late for that one's sake.
+    # A rank may be late because it waits in another group. That group's collective comes first.
     return sorted(
         found,
         key=lambda each: (any((each.world, rank) in waiting for rank in each.late), each.since_ns),
@@ -194,37 +193,37 @@ def _one(
         rank for rank in ranks if rank in members and rank not in calls and members[rank].last.get(group, -1) < number
     ]
     names = Counter(entry.title for entry in calls.values())
-    alike = names.most_common(1)[0][0]
-    with_sizes = len(names) == 1 and alike in _ALIKE
-    said = {rank: entry.said(with_sizes) for rank, entry in calls.items()}
-    usual, count = Counter(said.values()).most_common(1)[0]
+    name = names.most_common(1)[0][0]
+    with_sizes = len(names) == 1 and name in _SAME_SIZES
+    words = {rank: entry.call(with_sizes) for rank, entry in calls.items()}
+    usual, count = Counter(words.values()).most_common(1)[0]
     first = calls[waiting[0]]
     return Stuck(
         world=world,
-        name=alike,
+        name=name,
         number=number,
         group=first.description or group,
         since_ns=min(calls[rank].time_created_ns for rank in waiting),
         waiting=sorted(waiting),
         late=sorted(late),
         unknown=sorted(set(ranks) - members.keys()),
-        other={rank: what for rank, what in sorted(said.items()) if what != usual} if count < len(said) else {},
-        called=usual if count < len(said) else "",
+        other={rank: call for rank, call in sorted(words.items()) if call != usual} if count < len(words) else {},
+        called=usual if count < len(words) else "",
         frames=first.frames[::-1],
     )
 
 
-def _confirmed(found: Sequence[Stuck], said: Any) -> list[Stuck]:
-    """Return what was found, with whether torch's analyser says the same of it."""
-    agreed = set()
-    for each in said if isinstance(said, list) else ():
+def _confirmed(found: Sequence[Stuck], torch_results: Any) -> list[Stuck]:
+    """Return the stuck collectives; `by` is `torch` where torch's analyser agrees."""
+    by_torch = set()
+    for each in torch_results if isinstance(torch_results, list) else ():
         if isinstance(each, dict) and "sequence" in each:
-            agreed.add(
+            by_torch.add(
                 (each.get("world"), each["sequence"], tuple(each.get("missing") or ()), bool(each.get("mismatched")))
             )
     return [
         msgspec.structs.replace(one, by=BY_TORCH)
-        if {(one.world, one.number, tuple(one.late), bool(one.other))} & agreed
+        if {(one.world, one.number, tuple(one.late), bool(one.other))} & by_torch
         else one
         for one in found
     ]

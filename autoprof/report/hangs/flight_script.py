@@ -1,8 +1,9 @@
-"""Reader of torch's flight records, run as a script in a process of its own: `figures/collectives.py` starts it.
+"""Reader of torch's flight records: a script that `hangs/collectives.py` runs in a separate process.
 
-A flight record is a pickle, which could run anything. Here only lists, dicts, texts and numbers come out of one, with
-little memory. What is left of it goes to `facts.json`; torch's own analyser, where torch is there, reads the same from
-files made anew, and what it says goes to `torch.json`. It may raise, exit or print as it likes. Standard library only.
+A flight record is a pickle, and a pickle can run any code. This script loads only lists, dicts, strings and numbers,
+with limited memory, and writes them to `facts.json`. If torch is installed, torch's own analyser reads sanitized copies
+of the records, and its results go to `torch.json`. The analyser may raise, exit or print: nothing depends on it. The
+script itself uses the standard library only.
 """
 
 from __future__ import annotations
@@ -16,55 +17,64 @@ import stat
 import sys
 from typing import Any
 
-MOST_BYTES = 8 << 20
-_MEMORY = 4 << 30
-# Of each process are looked at those that have not ended, and the last ones.
-_LAST, _MOST_OPEN, _FRAMES = 64, 256, 30
-_SIZES = 64
+MAX_RECORD_BYTES = 8 << 20
+# Address space of this process while it loads records.
+_MAX_MEMORY_BYTES = 4 << 30
+# Ended and unfinished collectives that are kept of each process, the last and the first ones.
+_MAX_ENDED, _MAX_OPEN = 64, 256
+_MAX_FRAMES = 30
+# Tensors of a collective, and dimensions of a tensor.
+_MAX_SIZES = 64
 
 
 class _Plain(pickle.Unpickler):
-    """An unpickler that makes nothing but lists, dicts, tuples, texts and numbers."""
+    """An unpickler that creates only lists, dicts, tuples, strings and numbers."""
 
     def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"it would make a {module}.{name}")
+        raise pickle.UnpicklingError(f"it would create a {module}.{name}")
 
 
 def record(path: str) -> dict[str, Any]:
-    """Read a flight record. It raises what pickle raises, and for a file of another form ValueError."""
+    """Read a flight record.
+
+    Raises:
+        OSError: The file can't be read.
+        ValueError: The file is too large, not a regular file, or not a flight record.
+        Exception: Any other error of pickle, which a damaged file can cause.
+    """
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW), "rb") as file:
-        known = os.fstat(file.fileno())
-        if not stat.S_ISREG(known.st_mode):
-            raise ValueError("it is no regular file")
-        if known.st_size > MOST_BYTES:
-            raise ValueError("it is too large")
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("not a regular file")
+        if status.st_size > MAX_RECORD_BYTES:
+            raise ValueError(f"larger than {MAX_RECORD_BYTES >> 20} MiB")
         content = _Plain(file).load()
     if not isinstance(content, dict):
-        raise ValueError("it is no record")
+        raise ValueError("not a flight record")
     entries = [made for each in _list(content.get("entries")) if (made := _entry(each)) is not None]
     last: dict[str, int] = {}
     for each in entries:
         if not each["is_p2p"]:
             last[each["group"]] = max(last.get(each["group"], -1), each["collective_seq_id"])
-    going = [each for each in entries if not each["retired"]][:_MOST_OPEN]
-    ended = [each for each in entries if each["retired"]][-_LAST:]
+    unfinished = [each for each in entries if not each["retired"]][:_MAX_OPEN]
+    ended = [each for each in entries if each["retired"]][-_MAX_ENDED:]
     return {
         "version": _text(content.get("version")),
         "groups": _groups(content, entries),
         "last": last,
-        "entries": sorted([*ended, *going], key=lambda each: int(each["record_id"])),
+        "entries": sorted([*ended, *unfinished], key=lambda each: int(each["record_id"])),
     }
 
 
 def _groups(content: dict[str, Any], entries: list[dict[str, Any]]) -> dict[str, list[int]]:
-    """Return the ranks of each group, as far as the record tells."""
+    """Return the ranks of each group that the record describes."""
     known = {}
     configured = content.get("pg_config")
     for name, each in configured.items() if isinstance(configured, dict) else ():
         ranks = each.get("ranks") if isinstance(each, dict) else None
         known[_text(name)] = [int(word) for word in re.findall(r"\d{1,7}", _text(ranks))]
     names = {each["group"] for each in entries}
-    # gloo's groups have no names there (torch 2.13): of several only one is left.
+    # gloo's groups have empty names there (torch 2.13), so only one of several is recorded.
     if "" in known and len(names - known.keys()) == 1:
         known[(names - known.keys()).pop()] = known[""]
     return {name: known[name] for name in names if name in known}
@@ -76,7 +86,7 @@ def _entry(each: Any) -> dict[str, Any] | None:
     group = each.get("process_group")
     if not isinstance(group, (tuple, list)) or len(group) != 2:
         return None
-    frames = [frame for frame in _list(each.get("frames"))[:_FRAMES] if isinstance(frame, dict)]
+    frames = [frame for frame in _list(each.get("frames"))[:_MAX_FRAMES] if isinstance(frame, dict)]
     return {
         "group": _text(group[0]),
         "description": _text(group[1]),
@@ -86,7 +96,7 @@ def _entry(each: Any) -> dict[str, Any] | None:
         "p2p_seq_id": _number(each.get("p2p_seq_id")),
         "is_p2p": bool(each.get("is_p2p")),
         "state": _text(each.get("state")),
-        # Where it was not told, a state tells.
+        # Older records lack `retired`; use `state`.
         "retired": each["retired"] is True if "retired" in each else each.get("state") == "completed",
         "time_created_ns": _number(each.get("time_created_ns")),
         "timeout_ms": _number(each.get("timeout_ms")),
@@ -94,7 +104,8 @@ def _entry(each: Any) -> dict[str, Any] | None:
         "op_id": _number(each.get("op_id")),
         **{name: _sizes(each.get(name)) for name in ("input_sizes", "output_sizes")},
         **{
-            name: [_text(kind) for kind in _list(each.get(name))[:_SIZES]] for name in ("input_dtypes", "output_dtypes")
+            name: [_text(kind) for kind in _list(each.get(name))[:_MAX_SIZES]]
+            for name in ("input_dtypes", "output_dtypes")
         },
         "frames": [
             {
@@ -120,11 +131,11 @@ def _number(value: Any) -> int:
 
 
 def _sizes(value: Any) -> list[list[int]]:
-    return [[_number(size) for size in _list(each)[:_SIZES]] for each in _list(value)[:_SIZES]]
+    return [[_number(size) for size in _list(each)[:_MAX_SIZES]] for each in _list(value)[:_MAX_SIZES]]
 
 
 def mended(processes: list[dict[str, Any]]) -> None:
-    """Give each group of a world its ranks where no record tells: those that ever called something in it."""
+    """Complete the groups of each world: if no record describes a group, its ranks are its callers."""
     worlds: dict[str, dict[str, list[int]]] = {}
     callers: dict[tuple[str, str], set[int]] = {}
     described: dict[tuple[str, str], str] = {}
@@ -139,7 +150,7 @@ def mended(processes: list[dict[str, Any]]) -> None:
     for each in processes:
         known = worlds.get(each["world"], {})
         each["descriptions"] = {name: described.get((each["world"], name), "") for name in known}
-        # The same name may stand for other ranks elsewhere: data-parallel groups are called alike.
+        # Data-parallel groups share a name, so the same name may mean other ranks in another process.
         each["groups"] = {**{name: ranks for name, ranks in known.items() if each["rank"] in ranks}, **each["groups"]}
     lowest: dict[tuple[str, str, tuple[int, ...]], int] = {}
     for each in processes:
@@ -160,7 +171,7 @@ def _key(each: dict[str, Any], entry: dict[str, Any]) -> tuple[str, str, tuple[i
 
 
 def analysed(processes: list[dict[str, Any]], folder: str) -> list[dict[str, Any]]:
-    """Return what torch's analyser says of each world."""
+    """Return the results of torch's analyser for each world."""
     from torch.distributed.flight_recorder.components.builder import build_db
     from torch.distributed.flight_recorder.components.config_manager import JobConfig
     from torch.distributed.flight_recorder.components.loader import read_dir
@@ -176,7 +187,7 @@ def analysed(processes: list[dict[str, Any]], folder: str) -> list[dict[str, Any
         try:
             arguments = JobConfig().parse_args([own, "--allow-incomplete-ranks", "-p", "rank_"])
             database = build_db(*_read(read_dir, arguments))
-        except BaseException as error:  # it asserts, and exits
+        except BaseException as error:  # the analyser asserts, and exits
             found.append({"world": world, "error": f"{type(error).__name__}: {error}"[:300]})
             continue
         for collective in database.collectives:
@@ -204,7 +215,7 @@ def _as_torch(each: dict[str, Any]) -> dict[str, Any]:
     entries = [
         {
             **{name: value for name, value in entry.items() if name not in ("group", "description", "name", "frames")},
-            # The analyser drops what the rank with the longest past has lost: here all begin with the same.
+            # The analyser drops entries that other ranks no longer have. Renumbered, all ranks begin with the same one.
             "record_id": place,
             "process_group": (entry["group"], entry["description"]),
             "profiling_name": entry["name"],
@@ -222,24 +233,27 @@ def _as_torch(each: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(folder: str) -> None:
-    """Read what is asked for from standard input, and write `facts.json` and `torch.json` into `folder`."""
+    """Read a list of records from standard input, and write `facts.json` and `torch.json` into `folder`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY if hard == resource.RLIM_INFINITY else min(_MEMORY, hard), hard))
+    resource.setrlimit(
+        resource.RLIMIT_AS,
+        (_MAX_MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(_MAX_MEMORY_BYTES, hard), hard),
+    )
     processes, left_out = [], []
     for each in json.load(sys.stdin):
         try:
             processes.append({**each, **record(each["path"])})
-        except Exception as error:  # a damaged pickle raises anything
+        except Exception as error:  # a damaged pickle can raise any exception
             left_out.append(f"{os.path.basename(each['path'])}: {type(error).__name__}: {error}"[:300])
     mended(processes)
     resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
     _write(folder, "facts.json", {"processes": processes, "left_out": left_out})
     if any(not entry["retired"] for each in processes for entry in each["entries"]):
         try:
-            said = analysed(processes, folder)
-        except BaseException as error:  # torch is not there, or of another form
-            said = [{"error": f"{type(error).__name__}: {error}"[:300]}]
-        _write(folder, "torch.json", said)
+            results = analysed(processes, folder)
+        except BaseException as error:  # torch is missing, or its analyser has another form
+            results = [{"error": f"{type(error).__name__}: {error}"[:300]}]
+        _write(folder, "torch.json", results)
 
 
 def _write(folder: str, name: str, content: Any) -> None:
@@ -250,6 +264,6 @@ def _write(folder: str, name: str, content: Any) -> None:
 
 
 if __name__ == "__main__":
-    # The modules beside this script are none that torch means.
+    # torch must not import the modules beside this script.
     sys.path.pop(0)
     main(sys.argv[1])

@@ -1,7 +1,7 @@
-"""Places in stacks: the function that tells where a process is, what it waits for, and deadlocks of two locks.
+"""Places in stacks: the function that a process is in, the reason why it waits, and deadlocks of two locks.
 
-A lock is known by its name only. A name counts if it always means the same lock: a module's, or an attribute of `self`,
-for which the report says "likely".
+Locks are identified by name. A name counts only if it always means the same lock: a module's global, or an attribute of
+`self`. Deadlocks on attributes of `self` are reported as "likely", because each object has its own lock.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 from autoprof.base import files, interrupts
 from autoprof.rundir.records import Frame, Thread
 
-# Packages that do what others ask of them.
+# Packages that only run or wait for the work of others.
 _PLUMBING = {
     *("torch", "torch_npu", "ray", "asyncio", "uvloop", "requests", "urllib3", "httpx", "httpcore", "aiohttp", "anyio"),
     *("grpc", "zmq", "tensordict", "hydra", "numpy", "autoprof", "wrapt", "psutil", "pandas", "pyarrow", "datasets"),
@@ -26,12 +26,13 @@ _OUTER = ("<module>", "main", "__call__", "run", "wrapper", "inner")
 _LIBRARY = re.compile(r"(?:site|dist)-packages[/\\]([^/\\.]+)")
 _STANDARD = re.compile(r"[/\\]lib(?:64)?[/\\]python\d[^/\\]*[/\\]|^<")
 _OWN = re.compile(r"[/\\]autoprof[/\\]capture[/\\]")
+# Reasons why a thread waits.
 COLLECTIVE, RAY, IDLE = "in a collective", "in ray.get", "idle"
-_MOST_SOURCE = 4 << 20
+_MAX_SOURCE_BYTES = 4 << 20
 
 
 def package(frame: Frame) -> str:
-    """Return the package that a function is of: empty for one of the user's, `python` for one of Python's own."""
+    """Return the package of a function: empty for the user's code, `python` for the standard library."""
     return _package(frame.file)
 
 
@@ -42,8 +43,8 @@ def _package(file: str) -> str:
     return "python" if _STANDARD.search(file) else ""
 
 
-def told(frames: Sequence[Frame]) -> Frame | None:
-    """Return the function that tells best where a stack is: the innermost one of the user's, or of a trainer's."""
+def best_frame(frames: Sequence[Frame]) -> Frame | None:
+    """Return the function that best describes where a stack is: the innermost of the user's, else of a trainer's."""
     if (profiling := _profiling(frames)) is not None:
         return profiling
     own = [frame for frame in frames if not package(frame)]
@@ -53,31 +54,31 @@ def told(frames: Sequence[Frame]) -> Frame | None:
     return next(iter([*others[-1:], *own[-1:], *frames[-1:]]), None)
 
 
-def own(frames: Sequence[Frame]) -> Frame | None:
-    """Return the innermost function of the user's or of a trainer's, where nothing but plumbing lies inside of it."""
+def working_frame(frames: Sequence[Frame]) -> Frame | None:
+    """Return the innermost function outside of the standard library and of `_PLUMBING`."""
     return _profiling(frames) or next(
         (frame for frame in reversed(frames) if package(frame) != "python" and package(frame) not in _PLUMBING), None
     )
 
 
 def _profiling(frames: Sequence[Frame]) -> Frame | None:
-    """Return autoprof's own function, where it starts or ends a profiler: what is inside of it is torch's."""
+    """Return autoprof's function that starts or ends a profiler, if any. The functions inside of it are torch's."""
     return next((frame for frame in reversed(frames) if _OWN.search(frame.file)), None)
 
 
 def name(frame: Frame) -> str:
-    """Return a function's name without those of its class and of the functions around it."""
+    """Return a function's name without its class and enclosing functions."""
     return frame.function.rpartition(".")[2]
 
 
 def text(frame: Frame) -> str:
-    """Return a place as it is told: `reward.py:44 fetch_score`."""
-    said = f"{PurePath(frame.file).name or '?'}:{frame.line} {name(frame)}".strip()
-    return f"autoprof, which starts or ends a profiler, {said}" if _OWN.search(frame.file) else said
+    """Return the words for a place: `reward.py:44 fetch_score`."""
+    place = f"{PurePath(frame.file).name or '?'}:{frame.line} {name(frame)}".strip()
+    return f"autoprof, which starts or ends a profiler, {place}" if _OWN.search(frame.file) else place
 
 
 def waits(frames: Sequence[Frame]) -> str:
-    """Return for what a stack waits, as far as its innermost functions tell: one of the words above, or nothing."""
+    """Return the reason why a stack waits, from its innermost functions: COLLECTIVE, RAY, IDLE or empty."""
     inner = frames[-8:]
     if any("torch/distributed/" in frame.file and package(frame) == "torch" for frame in inner):
         return COLLECTIVE
@@ -105,10 +106,10 @@ def waits(frames: Sequence[Frame]) -> str:
 
 
 def _source(file: str, sources: dict[str, list[str]]) -> list[str]:
-    """Return the lines of a program's file, where it lies here too."""
+    """Return the lines of a program's source file; none if this machine lacks the file."""
     if file not in sources:
         try:
-            content = files.read(file, _MOST_SOURCE) if file.endswith(".py") else b""
+            content = files.read(file, _MAX_SOURCE_BYTES) if file.endswith(".py") else b""
         except (OSError, ValueError) as error:
             interrupts.pass_on(error)
             content = b""
@@ -117,9 +118,9 @@ def _source(file: str, sources: dict[str, list[str]]) -> list[str]:
 
 
 def waits_for_itself(thread: Thread) -> Frame | None:
-    """Return where an actor of Ray's waits for what it was itself asked to do, by the source around that line."""
+    """Return the function in which a Ray actor waits for a call to itself, judged by the source around that line."""
     frames = thread.frames
-    # The thread of an actor's methods, and that of an asynchronous one's loop (Ray 2.60, `_raylet.pyx`).
+    # The thread of an actor's methods, or of an asynchronous actor's event loop (Ray 2.60, `_raylet.pyx`).
     of_actor = any("ray/_private/workers" in frame.file for frame in frames[:3])
     if waits(frames) != RAY or not (of_actor or thread.name.startswith("AsyncIO Thread: ")):
         return None
@@ -132,15 +133,17 @@ def waits_for_itself(thread: Thread) -> Frame | None:
 
 
 _KINDS = ("Lock", "RLock")
-# So many of a stack's innermost functions, and so much of a file are looked at.
-_DEEP, _MAX_LOCK_SOURCE = 8, 1 << 20
-# A file, a class or nothing, and a name.
+# Innermost functions of a stack that are searched for locks.
+_MAX_LOCK_FRAMES = 8
+# Bytes of a source file that are parsed.
+_MAX_LOCK_SOURCE = 1 << 20
+# File, class (empty for a global) and name.
 _Lock: TypeAlias = "tuple[str, str, str]"
 _Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class _Wait(NamedTuple):
-    """A thread that stands where a lock is taken: the lock, and those that it holds."""
+    """A thread that waits for a lock, with the locks that it holds."""
 
     thread: Thread
     frame: Frame
@@ -149,25 +152,28 @@ class _Wait(NamedTuple):
 
 
 def deadlock(threads: Sequence[Thread]) -> str:
-    """Return in words which two threads wait for one another's locks, as far as the source shows it; else nothing."""
+    """Return a sentence about two threads that wait for each other's locks, according to the source; else nothing.
+
+    `{process}` in the sentence stands for the process's name.
+    """
     sources: dict[str, _Source] = {}
-    found = [wait for thread in threads if (wait := _wait(thread, sources)) is not None]
-    for place, one in enumerate(found):
-        for other in found[place + 1 :]:
+    waits = [wait for thread in threads if (wait := _wait(thread, sources)) is not None]
+    for place, one in enumerate(waits):
+        for other in waits[place + 1 :]:
             if one.wanted in other.held and other.wanted in one.held and one.wanted != other.wanted:
                 likely = "likely " if one.wanted[1] or other.wanted[1] else ""
-                return f"{likely}deadlock of two locks in {{process}}: {_told(one)}, and {_told(other)}"
+                return f"{likely}deadlock of two locks in {{process}}: {_wait_words(one)}, and {_wait_words(other)}"
     return ""
 
 
-def _told(wait: _Wait) -> str:
-    who = wait.thread.name or f"thread {wait.thread.native or wait.thread.ident}"
-    return f"{who} waits for {wait.wanted[2]} in {text(wait.frame)}"
+def _wait_words(wait: _Wait) -> str:
+    thread = wait.thread.name or f"thread {wait.thread.native or wait.thread.ident}"
+    return f"{thread} waits for {wait.wanted[2]} in {text(wait.frame)}"
 
 
 def _wait(thread: Thread, sources: dict[str, _Source]) -> _Wait | None:
     frames = thread.frames
-    # What a lock of Python's own does inside.
+    # Skip the functions of Python's own lock classes.
     while frames and package(frames[-1]) == "python":
         frames = frames[:-1]
     if not frames or package(frames[-1]):
@@ -177,7 +183,7 @@ def _wait(thread: Thread, sources: dict[str, _Source]) -> _Wait | None:
         return None
     held = {
         lock
-        for frame in frames[-_DEEP:]
+        for frame in frames[-_MAX_LOCK_FRAMES:]
         if not package(frame)
         for lock in _lock_source(frame, sources).held(frame.line)
     }
@@ -191,7 +197,7 @@ def _lock_source(frame: Frame, sources: dict[str, _Source]) -> _Source:
 
 
 class _Source:
-    """A program's file, where it lies here too."""
+    """Syntax tree of a program's source file; empty if this machine lacks the file."""
 
     def __init__(self, file: str) -> None:
         self._file = file
@@ -205,7 +211,7 @@ class _Source:
         self._of_module, self._of_self = self._locks()
 
     def wanted(self, line: int) -> _Lock | None:
-        """Return the lock that a line takes, and nothing beside."""
+        """Return the lock that a line takes; None if it takes no lock, several, or one without a unique name."""
         found = []
         for node in self._nodes:
             if isinstance(node, (ast.With, ast.AsyncWith)) and node.body[0].lineno > line:
@@ -215,7 +221,7 @@ class _Source:
         return self._named(found[0], line) if len(found) == 1 else None
 
     def held(self, line: int) -> Iterator[_Lock]:
-        """Yield the locks in whose `with` blocks a line is, in its function."""
+        """Yield the locks of the `with` blocks around a line, within its function."""
         function = self._around(line)
         for node in ast.walk(function) if function is not None else ():
             if isinstance(node, (ast.With, ast.AsyncWith)) and node.body[0].lineno <= line <= (node.end_lineno or 0):
@@ -225,7 +231,7 @@ class _Source:
                         yield lock
 
     def _locks(self) -> tuple[set[str], set[tuple[str, str]]]:
-        """Return the names of the module's locks and, with the class, of those of `self`, that are made once."""
+        """Return the names of the module's locks, and class and name of the locks of `self`, that are assigned once."""
         rebound = {name for node in self._nodes if isinstance(node, ast.Global) for name in node.names}
         module: dict[str, list[bool]] = {}
         for target, value in _assigned(_outside(self._tree)):
@@ -251,13 +257,13 @@ class _Source:
             outer = [each for each in self._functions if each.lineno <= line <= (each.end_lineno or 0)]
             return (self._file, "", node.id) if not any(_binds(each, node.id) for each in outer) else None
         if isinstance(node, ast.Attribute) and _is_self(node.value):
-            known = [of for of, name in self._of_self if name == node.attr]
-            return (self._file, known[0], node.attr) if len(known) == 1 else None
+            classes = [class_name for class_name, name in self._of_self if name == node.attr]
+            return (self._file, classes[0], node.attr) if len(classes) == 1 else None
         return None
 
 
 def _outside(tree: ast.Module) -> Iterator[ast.AST]:
-    """Yield the nodes of a module that are in none of its functions and classes."""
+    """Yield the nodes of a module outside of its functions and classes."""
     left: list[ast.AST] = [tree]
     while left:
         for node in ast.iter_child_nodes(left.pop()):
@@ -267,7 +273,7 @@ def _outside(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def _assigned(nodes: Iterable[ast.AST]) -> Iterator[tuple[ast.expr, ast.expr | None]]:
-    """Yield what is assigned, with its value where that is one expression."""
+    """Yield each target of an assignment with its value, or with None if the value is not a single expression."""
     for node in nodes:
         targets: list[ast.expr] = getattr(node, "targets", []) if isinstance(node, ast.Assign) else []
         value = getattr(node, "value", None)
@@ -283,7 +289,7 @@ def _assigned(nodes: Iterable[ast.AST]) -> Iterator[tuple[ast.expr, ast.expr | N
 
 
 def _makes(value: ast.expr | None) -> bool:
-    """Return whether an expression makes a lock."""
+    """Return True if an expression creates a lock."""
     function = value.func if isinstance(value, ast.Call) else None
     name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
     return name in _KINDS
@@ -294,8 +300,8 @@ def _is_self(node: ast.expr) -> bool:
 
 
 def _binds(function: _Function, name: str) -> bool:
-    """Return whether a name is a parameter or a variable of a function."""
+    """Return True if a name is a parameter or a local variable of a function."""
     arguments = function.args
-    given = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
+    parameters = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
     stored = (node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
-    return name in {each.arg for each in given if each is not None} or name in set(stored)
+    return name in {each.arg for each in parameters if each is not None} or name in set(stored)

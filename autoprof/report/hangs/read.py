@@ -1,4 +1,4 @@
-"""Readers of a stuck run: the snapshots in `hangs/`, and the spans that have begun and not ended."""
+"""Readers of a stuck run: the stacks in `hangs/`, and the open spans."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ from autoprof.rundir.records import (
 )
 from autoprof.rundir.runs import Run
 
-# So many are told, and so many of them are of samples, turns and tools.
-MOST, _MOST_OF_SAMPLES = 200, 50
+# Open spans in a report.
+MAX_ROWS = 200
+# Open samples, turns, tools, rewards and requests among them.
+_MAX_SAMPLE_ROWS = 50
 _FIRST = {"step": 0, "stage": 1, "timer": 1, "window": 1}
 
 
@@ -54,35 +56,35 @@ class OpenSpans(msgspec.Struct, frozen=True, kw_only=True):
     started_ns: int = 0
 
     def age_s(self, place: int, span: OpenSpan) -> float:
-        """Return the age of a span of the process at a place."""
-        # A clock may have been set.
+        """Return the age, in seconds, of a span of the process `states[place]`."""
+        # Negative if a clock was set back.
         return max(0.0, (self.ends_ns[place] - span.start_ns) / 1e9)
 
     def shifted(self, state: ProcessState, moment_ns: int) -> int:
-        """Return a moment by the clock of a process's host on the clock that all hosts share."""
+        """Return a moment of a process's host on the clock that all hosts share."""
         return moment_ns + self.shifts_ns.get(state.host, 0)
 
     def still_s(self) -> float:
-        """Return the seconds since a span began or ended in any process, or since the run was resumed.
+        """Return the seconds since a span last began or ended in any process, or since the run was resumed.
 
-        Unlike `last_ns`, memory is no movement.
+        Memory measurements don't count as activity; for `last_ns` they do.
         """
         moved = max((self.shifted(state, state.moved_ns) for state in self.states), default=self.now_ns)
         moved = max(moved, self.started_ns)
         return max(0.0, (self.now_ns - moved) / 1e9)
 
     def rows(self) -> tuple[list[OpenSpanRow], int]:
-        """Return the rows of the report, and how many spans have none."""
-        found = [
+        """Return the rows of the report, and the number of spans that are left out."""
+        spans = [
             (_FIRST.get(span.kind, 2), self.age_s(place, span), state, span)
             for place, state in enumerate(self.states)
             for span in state.spans
         ]
-        found.sort(key=lambda each: (each[0], -each[1]))
-        kept = [each for each in found if each[0] < 2]
-        kept += [each for each in found if each[0] == 2][:_MOST_OF_SAMPLES]
-        rows = [_row(age, state, span) for _, age, state, span in kept[:MOST]]
-        return rows, len(found) - len(rows)
+        spans.sort(key=lambda each: (each[0], -each[1]))
+        kept = [each for each in spans if each[0] < 2]
+        kept += [each for each in spans if each[0] == 2][:_MAX_SAMPLE_ROWS]
+        rows = [_row(age, state, span) for _, age, state, span in kept[:MAX_ROWS]]
+        return rows, len(spans) - len(rows)
 
 
 def read_open_spans(run: Run, now_ns: int, shifts_ns: Mapping[str, int]) -> OpenSpans:
@@ -96,14 +98,14 @@ def read_open_spans(run: Run, now_ns: int, shifts_ns: Mapping[str, int]) -> Open
 
 
 def open_for(row: OpenSpanRow, going_on: bool) -> str:
-    """Return in words how long a span is or was open. A process that died was last seen when it last wrote a line."""
+    """Return the words for the time that a span is or was open. A dead process was last seen at its last line."""
     if open_spans.open_until_now(row.state, going_on):
         return units.seconds(row.age_s)
     return f"at least {units.seconds(row.age_s)}" if row.age_s else "an unknown time"
 
 
 def where(span: OpenSpan) -> str:
-    """Return whose span it is: `actor rank 3`, `agent_loop sample 63, rollout 2`."""
+    """Return the words for the owner of a span: `actor rank 3`, `agent_loop sample 63, rollout 2`."""
     replica = span.ids.get("replica")
     number = f"rank {span.rank}" if span.rank is not None else f"replica {replica}" if replica is not None else ""
     ids = [f"{name} {value}" for name, value in span.ids.items() if name in _NAMED and value not in (None, "")]
@@ -126,44 +128,59 @@ def _row(age: float, state: ProcessState, span: OpenSpan) -> OpenSpanRow:
     )
 
 
-# So many folders and processes are read, and so much is kept of a process.
-MOST_HANGS, MOST_PROCESSES = 16, 4096
-_MOST_SPANS, _FRAMES, _MOST_THREADS = 64, 12, 16
+# Folders that are read, the latest ones.
+MAX_HANGS = 16
+# Processes that are read in a folder.
+MAX_PROCESSES = 4096
+# Spans, frames and working threads that are kept of a process.
+_MAX_SPANS, _MAX_FRAMES, _MAX_THREADS = 64, 12, 16
 _STEP = re.compile(r"step_(\d{1,12})$")
 _JOINED = re.compile(r"rank_(\d{1,7})$")
 _NUMBER = re.compile(r"\d+")
-# What runs an event loop.
+# Functions that run an event loop.
 _LOOPS = ("run_until_complete", "run_forever")
 
 
 class Working(msgspec.Struct, frozen=True):
-    """A thread or a task that is in a function of the user's or of a trainer's: where, and on which open spans."""
+    """A thread or a task that is in a function of the user or of a trainer.
+
+    Attributes:
+        who: The name of the thread or task.
+        place: The function that it is in.
+        spans: The open spans that it works on.
+        main: True for the thread that works on the open step or stage.
+        own: True if the function is the user's own, not a trainer's.
+        awaited: True for tasks that the thread of an event loop waits for.
+    """
 
     who: str
     place: str
     spans: list[OpenSpan] = []
     main: bool = False
-    own: bool = False  # Whether the function is the user's own.
-    awaited: bool = False  # Whether it is a task, or tasks, for which the thread of an event loop waits.
+    own: bool = False
+    awaited: bool = False
 
 
 class Process(msgspec.Struct, frozen=True, kw_only=True):
-    """Place of a process in a step that takes too long.
+    """State of one process in a step that takes too long.
 
     Attributes:
-        label: Its title without what numbers it: processes with the same do the same.
+        label: Its title without numbers. Processes with the same label do the same work.
+        unix_ns: The time at which it wrote its stacks.
         spans: Its open spans, oldest first.
-        stack: The innermost functions of the thread that works on what is open, the innermost last; of the main one
-            where none does.
+        stack: The innermost functions, innermost last, of the thread that works on the open spans; else of the main
+            thread.
         thread: The name of that thread.
-        waits: For what that thread waits, of `places`.
-        place: Where that thread is; empty where nothing tells.
-        working: Its threads and tasks that do something.
-        deadlock: Which threads wait for one another's locks, in words.
-        itself: Where it waits for itself.
-        held_up: What the thread of an event loop is in, while the loop's other tasks wait; and how many those are.
-        flight_record: The path of its flight record.
-        joined_as: Its rank for torch, as the name of that file has it, else its own rank.
+        waits: The reason why that thread waits, a constant of `places`; empty if it does not.
+        place: The function that that thread is in; empty if unknown.
+        working: Its threads and tasks that are in functions of the user or of a trainer.
+        deadlock: A sentence about threads that wait for each other's locks; empty if none was found.
+        itself: The function in which it waits for its own result; empty if it does not.
+        held_up: The thread that blocks an event loop, and the number of waiting tasks; None if no loop is blocked.
+        engine: The figures of its engine: requests that run and wait, free blocks.
+        flight_record: The path of its flight record; empty without one.
+        joined_as: Its rank in torch.distributed, from the name of the flight record, else its own rank.
+        file: The file of its stacks, relative to the run.
     """
 
     host: str
@@ -187,30 +204,30 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def role(self) -> str:
-        """Return its role in the open stage, or in any open span."""
+        """Return the role of the last open span with a rank, else of any open span."""
         return next((span.role for span in reversed(self.spans) if span.role and span.rank is not None), "") or next(
             (span.role for span in self.spans if span.role), ""
         )
 
     @property
     def stage(self) -> OpenSpan | None:
-        """Return the open stage that began last."""
+        """Return the open stage that began last, or None."""
         return next((span for span in reversed(self.spans) if span.kind == "stage"), None)
 
     @property
     def replica(self) -> str | None:
-        """Return the number of the replica that it is of, where its spans tell."""
-        found = (span.ids.get("replica") for span in self.spans)
-        return next((str(each) for each in found if each is not None), None)
+        """Return the number of its replica from its spans, or None."""
+        replicas = (span.ids.get("replica") for span in self.spans)
+        return next((str(each) for each in replicas if each is not None), None)
 
     @property
     def world(self) -> str:
-        """Return the name of the processes that call collectives together: those with the same title, or replica."""
+        """Return a name for the processes that call collectives together: the same title, and the same replica."""
         return self.label if self.replica is None else f"{self.label} of replica {self.replica}"
 
     @property
     def name(self) -> str:
-        """Return how it is told: `rank 3 of actor`, else its title and pid."""
+        """Return its name in sentences: `rank 3 of actor`, else its title, pid and host."""
         if self.rank is not None and self.role and any(span.rank == self.rank for span in self.spans):
             return f"rank {self.rank} of {self.role}"
         return f"{self.label or 'process'} (pid {self.pid} on {self.host})"
@@ -220,9 +237,11 @@ class Hang(msgspec.Struct, frozen=True, kw_only=True):
     """A step that took too long.
 
     Attributes:
-        folder: Its folder, relative to the run's.
-        step: The step, None where it is not known.
-        left_out: What could not be read.
+        folder: The folder of its stacks, relative to the run.
+        step: The step, or None if unknown.
+        why: The condition that wrote the stacks.
+        processes: Its processes.
+        left_out: Notes on unreadable files.
     """
 
     folder: str
@@ -233,14 +252,14 @@ class Hang(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_hangs(run: str | Path) -> Iterator[Hang]:
-    """Yield the steps of a run that took too long, the last ones. Raises nothing."""
+    """Yield the last steps of a run that took too long. Never raises."""
     parent = Path(run, HANGS)
     try:
         names = sorted(path.name for path in parent.iterdir() if path.is_dir() and not path.name.startswith("."))
     except OSError as error:
         interrupts.pass_on(error)
         return
-    for name in names[-MOST_HANGS:]:
+    for name in names[-MAX_HANGS:]:
         yield _hang(parent / name)
 
 
@@ -254,13 +273,13 @@ def _hang(folder: Path) -> Hang:
     except OSError as error:
         interrupts.pass_on(error)
         paths = []
-    if len(paths) > MOST_PROCESSES:
-        left_out.append(f"{len(paths) - MOST_PROCESSES} of {len(paths)} processes are not read")
-    processes = [found for path in paths[:MOST_PROCESSES] if (found := _process(path, left_out)) is not None]
-    # Ray's actors that no launcher gave a rank have 0, all of them.
-    named = Counter((process.role, process.rank) for process in processes if process.spans)
+    if len(paths) > MAX_PROCESSES:
+        left_out.append(f"{len(paths) - MAX_PROCESSES} of {len(paths)} processes are not read")
+    processes = [found for path in paths[:MAX_PROCESSES] if (found := _process(path, left_out)) is not None]
+    # Ray actors without a launcher all have rank 0.
+    ranks = Counter((process.role, process.rank) for process in processes if process.spans)
     processes = [
-        msgspec.structs.replace(each, rank=None) if named[each.role, each.rank] > 1 else each for each in processes
+        msgspec.structs.replace(each, rank=None) if ranks[each.role, each.rank] > 1 else each for each in processes
     ]
     place = writable(f"{HANGS}/{folder.name}")
     return Hang(folder=place, step=step, why=why, processes=processes, left_out=left_out)
@@ -268,42 +287,42 @@ def _hang(folder: Path) -> Hang:
 
 def _process(path: Path, left_out: list[str]) -> Process | None:
     try:
-        stood = msgspec.json.decode(files.read(path, MAX_STACKS_BYTES), type=ProcessStacks)
+        stacks = msgspec.json.decode(files.read(path, MAX_STACKS_BYTES), type=ProcessStacks)
     except (OSError, msgspec.MsgspecError, ValueError, RecursionError) as error:
         interrupts.pass_on(error)
-        stood = decoder.read(path, ProcessStacks, left_out)
-    if not (stood.host or stood.threads or stood.spans):
+        stacks = decoder.read(path, ProcessStacks, left_out)
+    if not (stacks.host or stacks.threads or stacks.spans):
         return None
-    teller = _teller(stood)
-    frames = teller.frames if teller is not None else []
-    told = places.told(frames)
-    itself = next((place for thread in stood.threads if (place := places.waits_for_itself(thread))), None)
-    record = Path(stood.flight_record).name if stood.flight_record else ""
+    worker = _worker(stacks)
+    frames = worker.frames if worker is not None else []
+    best = places.best_frame(frames)
+    itself = next((place for thread in stacks.threads if (place := places.waits_for_itself(thread))), None)
+    record = Path(stacks.flight_record).name if stacks.flight_record else ""
     return Process(
-        host=writable(stood.host),
-        pid=stood.pid,
-        label=_label(stood.process),
-        rank=stood.rank,
-        unix_ns=stood.unix_ns,
-        spans=_kept(stood.spans),
-        stack=[_writable(frame) for frame in frames[-_FRAMES:]],
-        thread="main thread" if teller is None or teller.main else writable(f"thread {teller.name}"),
+        host=writable(stacks.host),
+        pid=stacks.pid,
+        label=_label(stacks.process),
+        rank=stacks.rank,
+        unix_ns=stacks.unix_ns,
+        spans=_kept(stacks.spans),
+        stack=[_writable(frame) for frame in frames[-_MAX_FRAMES:]],
+        thread="main thread" if worker is None or worker.main else writable(f"thread {worker.name}"),
         waits=places.waits(frames) if frames else places.IDLE,
-        place=writable(places.text(told)) if told is not None else "",
-        working=_working(stood, teller),
-        deadlock=writable(places.deadlock(stood.threads)),
+        place=writable(places.text(best)) if best is not None else "",
+        working=_working(stacks, worker),
+        deadlock=writable(places.deadlock(stacks.threads)),
         itself=writable(places.text(itself)) if itself is not None else "",
-        held_up=_held_up(stood),
-        engine=stood.engine,
+        held_up=_held_up(stacks),
+        engine=stacks.engine,
         flight_record=str(path.parent / record) if record else "",
-        joined_as=int(number[1]) if (number := _JOINED.search(record)) is not None else stood.rank,
+        joined_as=int(number[1]) if (number := _JOINED.search(record)) is not None else stacks.rank,
         file=writable(f"{HANGS}/{path.parent.name}/{path.name}"),
     )
 
 
 def _kept(spans: Sequence[OpenSpan]) -> list[OpenSpan]:
     first = sorted(spans, key=lambda span: (span.kind not in ("step", "stage", "window"), span.start_ns))
-    return sorted(first[:_MOST_SPANS], key=lambda span: span.start_ns)
+    return sorted(first[:_MAX_SPANS], key=lambda span: span.start_ns)
 
 
 def _writable(frame: Frame) -> Frame:
@@ -311,7 +330,7 @@ def _writable(frame: Frame) -> Frame:
 
 
 def _label(process: str) -> str:
-    """Return a process's title without numbers, and of one of Ray's without the method that it is in."""
+    """Return a process's title without numbers. For a Ray actor, omit the current method too."""
     title = writable(process.strip())
     actor = re.search(r"ray::(\w+)", title)
     if actor is not None:
@@ -319,67 +338,68 @@ def _label(process: str) -> str:
     return _NUMBER.sub("", title)[:80].strip()
 
 
-def _teller(stood: ProcessStacks) -> Thread | None:
-    """Return the thread that works on the open step or stage, or on samples where the main one does nothing: Ray's
-    asynchronous actors do so beside the main one."""
-    works = {number for number, span in enumerate(stood.spans) if span.kind in ("step", "stage")}
-    found = [thread for thread in stood.threads if works.intersection(thread.spans)]
-    main = next((thread for thread in stood.threads if thread.main), None)
-    if main is not None and not found and places.waits(main.frames) == places.IDLE:
-        found = [thread for thread in stood.threads if thread.spans]
-    return main if not found or main in found else found[-1]
+def _worker(stacks: ProcessStacks) -> Thread | None:
+    """Return the thread that works on the open step or stage, else the main thread.
+
+    If the main thread is idle, a thread with any open span comes first: Ray's asynchronous actors work in one.
+    """
+    works = {number for number, span in enumerate(stacks.spans) if span.kind in ("step", "stage")}
+    candidates = [thread for thread in stacks.threads if works.intersection(thread.spans)]
+    main = next((thread for thread in stacks.threads if thread.main), None)
+    if main is not None and not candidates and places.waits(main.frames) == places.IDLE:
+        candidates = [thread for thread in stacks.threads if thread.spans]
+    return main if not candidates or main in candidates else candidates[-1]
 
 
-def _working(stood: ProcessStacks, teller: Thread | None) -> list[Working]:
-    found = [work for thread in stood.threads if (work := _at_work(stood, thread, thread is teller)) is not None]
-    for task in stood.tasks:
-        place = places.told(task.frames)
-        on = [stood.spans[number] for number in task.spans if 0 <= number < len(stood.spans)]
+def _working(stacks: ProcessStacks, worker: Thread | None) -> list[Working]:
+    found = [work for thread in stacks.threads if (work := _at_work(stacks, thread, thread is worker)) is not None]
+    for task in stacks.tasks:
+        place = places.best_frame(task.frames)
+        on = [stacks.spans[number] for number in task.spans if 0 <= number < len(stacks.spans)]
         if place is not None and (on or not places.package(place)):
             own = not places.package(place)
             found.append(Working(writable(task.name), writable(places.text(place)), on, False, own))
-    # Those that work on spans first.
     found.sort(key=lambda each: (not each.spans, not each.own, not each.main))
-    return [*_awaited(stood, teller), *found][:_MOST_THREADS]
+    return [*_awaited(stacks, worker), *found][:_MAX_THREADS]
 
 
-def _awaited(stood: ProcessStacks, teller: Thread | None) -> list[Working]:
-    """Return the tasks for which the thread of an event loop waits with open spans, of which none is a task's own."""
-    frames = teller.frames if teller is not None else []
-    if teller is None or not teller.spans or not any(places.name(frame) in _LOOPS for frame in frames):
+def _awaited(stacks: ProcessStacks, worker: Thread | None) -> list[Working]:
+    """Return the tasks that an event loop's thread waits for, if the thread has open spans and no task has."""
+    frames = worker.frames if worker is not None else []
+    if worker is None or not worker.spans or not any(places.name(frame) in _LOOPS for frame in frames):
         return []
-    if places.waits(frames) != places.IDLE or any(task.spans for task in stood.tasks):
+    if places.waits(frames) != places.IDLE or any(task.spans for task in stacks.tasks):
         return []
-    found: dict[str, list[str]] = {}
-    for task in stood.tasks:
-        place = places.own(task.frames)
+    by_place: dict[str, list[str]] = {}
+    for task in stacks.tasks:
+        place = places.working_frame(task.frames)
         if place is not None and not places.package(place) and not _waits_for_tasks(task):
-            found.setdefault(places.text(place), []).append(task.name)
-    if not found:
+            by_place.setdefault(places.text(place), []).append(task.name)
+    if not by_place:
         return []
-    place_text, names = max(found.items(), key=lambda each: len(each[1]))
+    place_text, names = max(by_place.items(), key=lambda each: len(each[1]))
     who = f"task {names[0]}" if len(names) == 1 else f"{len(names)} tasks"
-    spans = [stood.spans[number] for number in teller.spans if 0 <= number < len(stood.spans)]
-    return [Working(writable(who), writable(place_text), spans, teller.main, True, True)]
+    spans = [stacks.spans[number] for number in worker.spans if 0 <= number < len(stacks.spans)]
+    return [Working(writable(who), writable(place_text), spans, worker.main, True, True)]
 
 
-def _at_work(stood: ProcessStacks, thread: Thread, main: bool) -> Working | None:
-    place = places.own(thread.frames)
-    # What works on a span is not idle, though it may wait for a queue.
+def _at_work(stacks: ProcessStacks, thread: Thread, main: bool) -> Working | None:
+    place = places.working_frame(thread.frames)
+    # A thread that works on a span is not idle, even if it waits for a queue.
     if place is None or (places.waits(thread.frames) == places.IDLE and not thread.spans):
         return None
-    on = [stood.spans[number] for number in thread.spans if 0 <= number < len(stood.spans)]
+    on = [stacks.spans[number] for number in thread.spans if 0 <= number < len(stacks.spans)]
     return Working(writable(thread.name), writable(places.text(place)), on, main, not places.package(place))
 
 
-def _held_up(stood: ProcessStacks) -> tuple[Working, int] | None:
-    """Return the thread of a loop that is in a task now, and how many tasks of the process wait."""
-    waiting = sum(bool(task.waits_on) for task in stood.tasks)
-    running = {task.thread for task in stood.tasks if task.thread}
+def _held_up(stacks: ProcessStacks) -> tuple[Working, int] | None:
+    """Return the event loop's thread that runs a task now, and the number of the process's waiting tasks."""
+    waiting = sum(bool(task.waits_on) for task in stacks.tasks)
+    running = {task.thread for task in stacks.tasks if task.thread}
     found = [
         work
-        for thread in stood.threads
-        if waiting and thread.ident in running and (work := _at_work(stood, thread, False)) is not None
+        for thread in stacks.threads
+        if waiting and thread.ident in running and (work := _at_work(stacks, thread, False)) is not None
     ]
     return (found[0], waiting) if found else None
 
@@ -391,7 +411,7 @@ def _waits_for_tasks(task: Task) -> bool:
 
 
 def roles(processes: Sequence[Process]) -> dict[str, str]:
-    """Return the role of the processes with the same label: that which most of them have."""
+    """Return the role that most processes with the same label have, by label."""
     by_label: dict[str, Counter[str]] = {}
     for process in processes:
         if process.role:

@@ -1,4 +1,4 @@
-"""Sentences about a step that takes too long: one function for each kind of evidence, the most certain first.
+"""Sentences about steps that are stuck: one function per kind of evidence, the most certain first.
 
 They also report runs that begin no further step, samples that wait longer than others, and ranks in an earlier stage.
 """
@@ -26,13 +26,20 @@ from autoprof.rundir.layout import RunDir
 from autoprof.rundir.open_spans import ProcessState
 from autoprof.rundir.records import OpenSpan
 
-# A sample waits that is older than `standing.OLD_S` and so many times as old as the median of so many of its like.
-WAITING_TIMES, FEWEST_ALIKE = 5, 3
-_MOST_FILES = 8
+# A sample is reported as waiting if it is older than `OLD_S` and than this many medians of the same kind of span.
+WAITING_RATIO = 5
+# Ended spans that the median needs.
+MIN_ENDED_SPANS = 3
+# Timeline files that are searched for ended spans.
+_MAX_FILES = 8
 
 
 class Spans(msgspec.Struct, frozen=True):
-    """The open spans of one process, and up to when that is known."""
+    """Open spans of one process.
+
+    Attributes:
+        end_ns: The moment up to which they are known to be open.
+    """
 
     host: str
     pid: int
@@ -41,17 +48,17 @@ class Spans(msgspec.Struct, frozen=True):
     process: Process | None = None
 
 
-def waiting_samples(run: str, found: Sequence[Spans], stands_s: float | None) -> Iterator[Said]:
-    """Tell of samples, turns, tools and rewards that wait far longer than their like, the oldest first.
+def waiting_samples(run_path: str, processes: Sequence[Spans], stuck_s: float | None) -> Iterator[Sentence]:
+    """Report samples, turns, tools and rewards that wait far longer than usual, the oldest first.
 
     Args:
-        run: The run's directory.
-        found: The open spans of its processes.
-        stands_s: The age of a step that is known to stand, for which spans without any like are told, too.
+        run_path: The run's directory.
+        processes: The open spans of its processes.
+        stuck_s: The age of the step if it is known to be stuck. Spans without a usual duration are then reported too.
     """
-    least = OLD_S if stands_s is None else min(OLD_S, stands_s / 2)
+    least = OLD_S if stuck_s is None else min(OLD_S, stuck_s / 2)
     inner: dict[tuple[str, int, str], tuple[OpenSpan, Spans]] = {}
-    for of in found:
+    for of in processes:
         for place, span in enumerate(of.spans):
             if span.kind in OF_SAMPLES:
                 ids = {name: span.ids.get(name) for name in ("sample", "rollout", "validate")}
@@ -64,11 +71,11 @@ def waiting_samples(run: str, found: Sequence[Spans], stands_s: float | None) ->
             groups[span.kind, span.name].append((age, span, of))
     for (kind, name), old in sorted(groups.items(), key=lambda each: -max(age for age, _, _ in each[1])):
         old.sort(key=lambda each: -each[0])
-        took = _took(run, [of for _, _, of in old], kind, name)
-        usual = median(took) if len(took) >= FEWEST_ALIKE else None
-        late = [each for each in old if usual is None or each[0] >= WAITING_TIMES * usual]
-        if late and (usual is not None or stands_s is not None):
-            yield _sample(kind, name, late, usual, [of.process for of in found if of.process is not None])
+        took = _ended_s(run_path, [of for _, _, of in old], kind, name)
+        usual = median(took) if len(took) >= MIN_ENDED_SPANS else None
+        late = [each for each in old if usual is None or each[0] >= WAITING_RATIO * usual]
+        if late and (usual is not None or stuck_s is not None):
+            yield _sample(kind, name, late, usual, [of.process for of in processes if of.process is not None])
 
 
 def _sample(
@@ -77,40 +84,45 @@ def _sample(
     late: Sequence[tuple[float, OpenSpan, Spans]],
     usual: float | None,
     processes: Sequence[Process],
-) -> Said:
+) -> Sentence:
     age, span, of = late[0]
     inside = f"in {kind} {name}" if kind != "sample" else "with no turn or tool open"
     work = next((each for each in of.process.working if span in each.spans), None) if of.process is not None else None
     here = f"; it is in {work.place}" if work is not None else ""
-    if (work is None or not work.own) and (asked := elsewhere(processes)):
-        here = f"; {asked}"
-    who = where(msgspec.structs.replace(span, role="")) or name
-    text = f"{who} waits {seconds(age)} {inside}{here}"
+    if (work is None or not work.own) and (only_process := elsewhere(processes)):
+        here = f"; {only_process}"
+    owner = where(msgspec.structs.replace(span, role="")) or name
+    text = f"{owner} has waited {seconds(age)} {inside}{here}"
     if len(late) > 1:
         thing = "request" if kind == "request" else "sample"
-        text = f"{several(len(late), thing)} wait up to {seconds(age)} {inside}{here}"
-    evidence = [f"{where(each)}: {seconds(since)}, {who.host} {who.pid}" for since, each, who in late[:4]]
+        text = f"{several(len(late), thing)} have waited up to {seconds(age)} {inside}{here}"
+    evidence = [f"{where(each)}: {seconds(age_s)}, {spans.host} {spans.pid}" for age_s, each, spans in late[:4]]
     evidence += [f"usually {seconds(usual)}"] if usual is not None else []
-    return Said(text, evidence, f"timeline/{of.host}-{of.pid}.jsonl")
+    return Sentence(text, evidence, f"timeline/{of.host}-{of.pid}.jsonl")
 
 
-def _took(run: str, found: Sequence[Spans], kind: str, name: str) -> list[float]:
-    """Return how long spans with this name took that ended last, in the files of these processes."""
-    stems = list(dict.fromkeys(f"{of.host}-{of.pid}" for of in found))[:_MOST_FILES]
-    there = {path.stem: path for path in RunDir(Path(run)).lines("timeline")}
+def _ended_s(run_path: str, processes: Sequence[Spans], kind: str, name: str) -> list[float]:
+    """Return the seconds of recently ended spans with this kind and name, from the timelines of these processes."""
+    stems = list(dict.fromkeys(f"{of.host}-{of.pid}" for of in processes))[:_MAX_FILES]
+    paths = {path.stem: path for path in RunDir(Path(run_path)).lines("timeline")}
     return [
         (line.end_ns - line.start_ns) / 1e9
         for stem in stems
-        if stem in there
-        for line in tails.spans(there[stem])
+        if stem in paths
+        for line in tails.spans(paths[stem])
         if line.kind == kind and line.name == name
     ]
 
 
-def late_stages(found: Sequence[Spans], labels: Mapping[tuple[str, int], str]) -> Iterator[Said]:
-    """Tell of ranks that are in an earlier stage than the others of their role, or in none."""
+def late_stages(processes: Sequence[Spans], labels: Mapping[tuple[str, int], str]) -> Iterator[Sentence]:
+    """Report ranks that are in an earlier stage than the other ranks of their role.
+
+    Args:
+        processes: The open spans of each process.
+        labels: Labels of processes, by host and pid. Without a label, the role groups the processes.
+    """
     groups: dict[str, list[tuple[Spans, OpenSpan]]] = defaultdict(list)
-    for of in found:
+    for of in processes:
         own = [span for span in of.spans if span.kind == "stage" and span.rank is not None]
         if own:
             groups[labels.get((of.host, of.pid)) or own[-1].role].append((of, own[-1]))
@@ -132,44 +144,43 @@ def late_stages(found: Sequence[Spans], labels: Mapping[tuple[str, int], str]) -
         at = {each.process.place for each, _ in late if each.process is not None and each.process.place}
         here = f"; {plural(ranks, 'it is', 'they are')} in {at.pop()}" if len(at) == 1 else ""
         most = Counter(other.name for other in others).most_common(1)[0][0]
-        who = f"{name_ranks(ranks, span.role)} {plural(ranks, 'is', 'are')}"
-        text = f"{who} in {span.name} since {seconds(age)}"
-        yield Said(f"{text}, {several(len(others), 'other')} in {most}{here}", [], f"timeline/{of.host}-{of.pid}.jsonl")
+        text = f"{name_ranks(ranks, span.role)} {plural(ranks, 'has', 'have')} been in {span.name} for {seconds(age)}"
+        yield Sentence(
+            f"{text}, {several(len(others), 'other')} in {most}{here}", [], f"timeline/{of.host}-{of.pid}.jsonl"
+        )
 
 
-# A sample or a request is long that is older than this, or than half of a step that stands.
+# Age in seconds from which a sample or a request is old. Half the age of a stuck step applies if that is less.
 OLD_S = 60.0
-# Kinds of spans of which a step has thousands.
+# Kinds of spans that a step may have by the thousand.
 OF_SAMPLES = ("sample", "turn", "tool", "reward", "request")
 
 
-class Said(msgspec.Struct, frozen=True):
-    """A statement, its evidence, and the file that has it."""
+class Sentence(msgspec.Struct, frozen=True):
+    """A sentence, its evidence, and the file to look at."""
 
     text: str
     evidence: list[str] = []
     file: str = ""
 
 
-def by_itself(processes: Sequence[Process], over: bool) -> Iterator[Said]:
-    """Name processes that wait for themselves: deadlocks of two locks, and actors that ask themselves.
+def deadlocks(processes: Sequence[Process], over: bool) -> Iterator[Sentence]:
+    """Report deadlocks within a process: two locks, or a Ray actor that waits for its own result.
 
     Args:
         processes: The processes.
-        over: Whether the step has ended; a deadlock does not end, so none is named then.
+        over: True if the step has ended. A deadlock never ends, so none is reported then.
     """
     for process in processes:
         if process.deadlock and not over:
-            yield Said(process.deadlock.replace("{process}", process.name), _stack(process), process.file)
+            yield Sentence(process.deadlock.replace("{process}", process.name), _stack(process), process.file)
         elif process.itself:
-            text = (
-                f"{process.name} waits for itself: ray.get in {process.itself} asks for what the actor itself is to do"
-            )
-            yield Said(text, _stack(process), process.file)
+            text = f"{process.name} waits for itself: ray.get in {process.itself} waits for a call to the same actor"
+            yield Sentence(text, _stack(process), process.file)
 
 
-def held_up(processes: Sequence[Process], age_s: float) -> Iterator[Said]:
-    """Name tasks that block their event loop, so that its other tasks can't run."""
+def held_up(processes: Sequence[Process], age_s: float) -> Iterator[Sentence]:
+    """Report tasks that block their event loop, so that its other tasks can't run."""
     for process in processes:
         if process.held_up is None:
             continue
@@ -178,14 +189,15 @@ def held_up(processes: Sequence[Process], age_s: float) -> Iterator[Said]:
         long = span is not None and (process.unix_ns - span.start_ns) / 1e9 >= min(OLD_S, age_s / 2)
         if span is None or not long:
             continue
-        who = where(msgspec.structs.replace(span, role=""))
-        doing = f"{span.kind} {span.name} of {who}" if who else f"{span.kind} {span.name}"
-        text = f"{doing} holds up the event loop of {process.name}, where {several(waiting, 'task')} wait"
-        yield Said(f"{text}; it is in {work.place}", _stack(process), process.file)
+        owner = where(msgspec.structs.replace(span, role=""))
+        blocker = f"{span.kind} {span.name} of {owner}" if owner else f"{span.kind} {span.name}"
+        tasks = f"{several(waiting, 'task')} {'waits' if waiting == 1 else 'wait'}"
+        text = f"{blocker} blocks the event loop of {process.name}, where {tasks}"
+        yield Sentence(f"{text}; it is in {work.place}", _stack(process), process.file)
 
 
 def flight_records(processes: Sequence[Process]) -> list[Record]:
-    """Return the flight records, without those of processes that share a title and a rank: they can't be told apart."""
+    """Return the flight records. Processes with the same title and rank are omitted: they can't be distinguished."""
     ranks = Counter((process.world, process.joined_as) for process in processes if process.flight_record)
     return [
         Record(process.flight_record, process.joined_as, process.world)
@@ -194,8 +206,8 @@ def flight_records(processes: Sequence[Process]) -> list[Record]:
     ]
 
 
-def collective(stuck: Stuck, processes: Sequence[Process]) -> Said:
-    """Name the ranks that did not join a collective, or called another one."""
+def collective(stuck: Stuck, processes: Sequence[Process]) -> Sentence:
+    """Report the ranks that did not join a collective, or called another one."""
     of = {process.joined_as: process for process in processes if process.world == stuck.world}
     role = read.roles(processes).get(next(iter(of.values())).label, "") if of else ""
     stages = Counter(
@@ -209,52 +221,53 @@ def collective(stuck: Stuck, processes: Sequence[Process]) -> Said:
         f"process group {stuck.group}; {'torch' if stuck.by == BY_TORCH else 'autoprof'} compared the flight records"
     )
     evidence = [f"{name_ranks(stuck.waiting, '')} {plural(stuck.waiting, 'waits', 'wait')} in it", group]
-    if caller := places.told(stuck.frames):
+    if caller := places.best_frame(stuck.frames):
         evidence[0] += f", called in {places.text(caller)}"
     if stuck.unknown:
-        evidence.append(f"of {name_ranks(stuck.unknown, role)} there is no record")
+        evidence.append(f"{name_ranks(stuck.unknown, role)} left no flight record")
     if stuck.late:
-        found = [process for rank in stuck.late if (process := of.get(rank)) is not None]
-        at = list(dict.fromkeys(process.place for process in found if process.place))
+        late = [process for rank in stuck.late if (process := of.get(rank)) is not None]
+        at = list(dict.fromkeys(process.place for process in late if process.place))
         here = f"; {plural(stuck.late, 'it is', 'they are')} in {at[0]}" if len(at) == 1 else ""
         text = f"{name_ranks(stuck.late, role)} {plural(stuck.late, 'has', 'have')} not joined {call}{stage}{here}"
-        evidence += [line for process in found[:1] for line in _stack(process)]
-        return Said(text, evidence, found[0].file if found else "")
-    others = list(stuck.other.items())
-    rank, what = others[0]
-    alike = [each for each, other in others if other == what]
-    called = f"{name_ranks(alike, role)} called {what} as #{stuck.number}{stage}, {_rest(stuck, alike)} {stuck.called}"
-    more = [f"rank {each} called {other}" for each, other in others if other != what]
-    return Said(called, [*more[:5], *evidence], of[rank].file if rank in of else "")
+        evidence += [line for process in late[:1] for line in _stack(process)]
+        return Sentence(text, evidence, late[0].file if late else "")
+    other_calls = list(stuck.other.items())
+    rank, first_call = other_calls[0]
+    ranks = [each for each, other in other_calls if other == first_call]
+    text = f"{name_ranks(ranks, role)} called {first_call} as #{stuck.number}{stage}"
+    text += f", {_other_ranks(stuck, ranks)} {stuck.called}"
+    more = [f"rank {each} called {other}" for each, other in other_calls if other != first_call]
+    return Sentence(text, [*more[:5], *evidence], of[rank].file if rank in of else "")
 
 
-def _rest(stuck: Stuck, alike: Sequence[int]) -> str:
-    rest = [rank for rank in stuck.waiting if rank not in alike]
-    return f"rank {rest[0]}" if len(rest) == 1 else "the others"
+def _other_ranks(stuck: Stuck, ranks: Sequence[int]) -> str:
+    others = [rank for rank in stuck.waiting if rank not in ranks]
+    return f"rank {others[0]}" if len(others) == 1 else "the others"
 
 
-def busy_engines(processes: Sequence[Process], age_s: float) -> Iterator[Said]:
-    """Name engines whose requests wait although none runs, no block is free, or one runs for long."""
+def busy_engines(processes: Sequence[Process], age_s: float) -> Iterator[Sentence]:
+    """Report engines with waiting requests and none running or no free block, and engines with a very old request."""
     for process in processes:
         running, waiting, free, longest = (
-            value if isinstance(value := process.engine.get(name), (int, float)) else None
-            for name in ("running", "waiting", "free_blocks", "longest_s")
+            value if isinstance(value := process.engine.get(key), (int, float)) else None
+            for key in ("running", "waiting", "free_blocks", "longest_s")
         )
-        who = f"replica {process.replica}" if process.replica is not None else process.name
+        name = f"replica {process.replica}" if process.replica is not None else process.name
         here = f"; it is in {process.place}" if process.place and not process.waits else ""
-        state = [", ".join(f"{name} {value}" for name, value in sorted(process.engine.items()))]
+        state = [", ".join(f"{key} {value}" for key, value in sorted(process.engine.items()))]
         requests = several(int(waiting or 0), "request")
         if waiting and free == 0:
-            yield Said(f"{who} has {requests} waiting and no free block", state, process.file)
+            yield Sentence(f"{name} has {requests} waiting and no free block", state, process.file)
         elif waiting and not running:
-            yield Said(f"{who} has {requests} waiting and none running{here}", state, process.file)
+            yield Sentence(f"{name} has {requests} waiting and none running{here}", state, process.file)
         elif (running or waiting) and longest is not None and longest >= min(OLD_S, age_s / 2):
-            text = f"{who} has {several(int(running or 0), 'request')} running and {int(waiting or 0)} waiting"
-            yield Said(f"{text}, the longest since {seconds(longest)}{here}", state, process.file)
+            text = f"{name} has {several(int(running or 0), 'request')} running and {int(waiting or 0)} waiting"
+            yield Sentence(f"{text}, the oldest for {seconds(longest)}{here}", state, process.file)
 
 
-def stack_sentences(processes: Sequence[Process]) -> Iterator[Said]:
-    """Name processes that are not in the collective, or not at the place, of the others with the same title."""
+def stack_sentences(processes: Sequence[Process]) -> Iterator[Sentence]:
+    """Report processes that are not where most processes with the same title are: in a collective, or in a function."""
     by_label: dict[str, list[Process]] = defaultdict(list)
     for process in processes:
         if process.stack:
@@ -262,57 +275,62 @@ def stack_sentences(processes: Sequence[Process]) -> Iterator[Said]:
     for alike in by_label.values():
         waiting = [process for process in alike if process.waits == places.COLLECTIVE]
         others = [process for process in alike if process.waits not in (places.COLLECTIVE, places.IDLE)]
-        what = places.COLLECTIVE
+        most_are = places.COLLECTIVE
         if not waiting:
             place, count = Counter(process.place for process in others).most_common(1)[0] if others else ("", 0)
             if count < 2:
                 continue
-            waiting, what = [each for each in others if each.place == place], f"in {place}"
+            waiting, most_are = [each for each in others if each.place == place], f"in {place}"
             others = [process for process in others if process.place != place]
         if not others or len(others) > len(waiting):
             continue
         late = others[0]
         names = late.name if len(others) == 1 else f"{late.name} and {several(len(others) - 1, 'other')}"
-        text = f"{names} {plural(others, 'is', 'are')} in {late.place}, {several(len(waiting), 'other')} {what}"
-        yield Said(text, _stack(late), late.file)
+        text = f"{names} {plural(others, 'is', 'are')} in {late.place}, {several(len(waiting), 'other')} {most_are}"
+        yield Sentence(text, _stack(late), late.file)
 
 
-def busy(processes: Sequence[Process]) -> Iterator[Said]:
-    """Name the places of processes that have an open stage or step and wait for no other process."""
-    found = [
+def busy(processes: Sequence[Process]) -> Iterator[Sentence]:
+    """Report where processes are that have open spans or run user code, and that wait for no other process."""
+    workers = [
         (process, work)
         for process in processes
         for work in process.working[:1]
         if (process.spans or work.own) and (process.waits not in (places.COLLECTIVE, places.RAY) or not work.main)
     ]
-    found.sort(
+    workers.sort(
         key=lambda each: (not each[1].own, each[0].stage is None, not each[1].main, each[0].waits == places.IDLE)
     )
-    for process, work in found[:3]:
+    for process, work in workers[:3]:
         stage = f" in {process.stage.name}" if process.stage is not None else ""
         doing = f"waits for {work.who}" if work.awaited else "is"
-        yield Said(f"{process.name} {doing} in {work.place}{stage}", _stack(process), process.file)
+        yield Sentence(f"{process.name} {doing} in {work.place}{stage}", _stack(process), process.file)
 
 
-def waiting(processes: Sequence[Process]) -> Iterator[Said]:
-    """Name the places where processes wait; for steps in which all of them do."""
-    found = [process for process in processes if process.spans and process.place]
-    # Who waits for Ray waits for one of the others.
-    for process in sorted(found, key=lambda each: (each.waits == places.RAY, each.stage is None))[:3]:
-        what = f" ({process.waits})" if process.waits in (places.COLLECTIVE, places.RAY) else ""
+def waiting(processes: Sequence[Process]) -> Iterator[Sentence]:
+    """Report where processes wait. This is for steps in which every process waits."""
+    placed = [process for process in processes if process.spans and process.place]
+    # A process in ray.get waits for one of the others, so it comes last.
+    for process in sorted(placed, key=lambda each: (each.waits == places.RAY, each.stage is None))[:3]:
+        call = f" ({process.waits})" if process.waits in (places.COLLECTIVE, places.RAY) else ""
         stage = f" of {process.stage.name}" if process.stage is not None else ""
-        yield Said(f"{process.name} waits in {process.place}{stage}{what}", _stack(process), process.file)
+        yield Sentence(f"{process.name} waits in {process.place}{stage}{call}", _stack(process), process.file)
 
 
 def elsewhere(processes: Sequence[Process]) -> str:
-    """Name the only process without open spans that is in the user's code; others may be waiting for it."""
-    found = {
+    """Return where the only process without open spans that runs user code is. Others may wait for it.
+
+    Empty if no place, or more than one, is found.
+    """
+    by_place = {
         work.place: process
         for process in processes
         for work in process.working
         if work.own and not process.spans and (process.waits == places.IDLE or work.main)
     }
-    return "; ".join(f"{process.name} is in {place}" for place, process in found.items()) if len(found) == 1 else ""
+    if len(by_place) != 1:
+        return ""
+    return "; ".join(f"{process.name} is in {place}" for place, process in by_place.items())
 
 
 def _stack(process: Process) -> list[str]:
@@ -321,47 +339,54 @@ def _stack(process: Process) -> list[str]:
 
 
 def name_ranks(numbers: Sequence[int], role: str) -> str:
-    """Name ranks: `ranks 3, 5 of actor`."""
+    """Return the words for some ranks: `ranks 3, 5 of actor`."""
     of = f" of {role}" if role else ""
     return f"{plural(numbers, 'rank', 'ranks')} {listed(map(str, numbers), 8)}{of}"
 
 
 def plural(things: Sequence[object], one: str, many: str) -> str:
-    """Return the word for one thing, or for many."""
+    """Return `one` if there is one thing, else `many`."""
     return one if len(things) == 1 else many
 
 
 HANG = "hang"
 KINDS.append(HANG)
-# Without `hangs/` a step is stuck if it takes TIMES the median of FEWEST steps, and at least LEAST_S, or if no span has
-# begun or ended for STILL_S. A run that begins no further step is stuck after STILL_S, too.
-TIMES, FEWEST, LEAST_S, STILL_S = 5, 3, 60.0, 600.0
-_THERE = (open_spans.RUNNING, open_spans.ELSEWHERE)
-_MOST_NOTES = 5
+# Limits for steps without stacks in `hangs/`. A step is stuck from this many median steps on ...
+TIMES = 5
+# ... if this many steps have ended ...
+MIN_ENDED_STEPS = 3
+# ... and it is at least this old.
+LEAST_S = 60.0
+# Seconds without a new or ended span after which the open step, or a run between two steps, is stuck.
+STILL_S = 600.0
+_MAYBE_RUNNING = (open_spans.RUNNING, open_spans.ELSEWHERE)
+_MAX_NOTES = 5
 
 
-def hangs_of_run(run: str, opened: OpenSpans, ended_s: Mapping[int, float]) -> tuple[list[Finding], list[str]]:
-    """Return the findings of steps that are or were stuck, and notes on what could not be read. Raises nothing.
+def hangs_of_run(run_path: str, opened: OpenSpans, ended_s: Mapping[int, float]) -> tuple[list[Finding], list[str]]:
+    """Return the findings about steps that are or were stuck, and notes on unreadable files. Never raises.
 
     Args:
-        run: The run's directory.
-        opened: What is open in it.
+        run_path: The run's directory.
+        opened: Its open spans.
         ended_s: The seconds of the steps that have ended, by number.
     """
-    found, notes = [], []
-    for hang in read.read_hangs(run):
-        finding, left_out = _of_hang(run, hang, opened, ended_s)
-        found += [finding] if finding is not None else []
-        notes += [f"{hang.folder}: {line}" for line in left_out[:_MOST_NOTES]]
-    open_step = _open_step(opened, _THERE)
-    if open_step is not None and open_step[1].step not in {finding.step for finding in found}:
-        found += _of_spans(run, opened, ended_s, *open_step)
+    findings, notes = [], []
+    for hang in read.read_hangs(run_path):
+        finding, left_out = _of_hang(run_path, hang, opened, ended_s)
+        findings += [finding] if finding is not None else []
+        notes += [f"{hang.folder}: {line}" for line in left_out[:_MAX_NOTES]]
+    open_step = _open_step(opened, _MAYBE_RUNNING)
+    if open_step is not None and open_step[1].step not in {finding.step for finding in findings}:
+        findings += _of_spans(run_path, opened, ended_s, *open_step)
     elif _open_step(opened) is None:
-        found += _between_steps(run, opened, ended_s)
-    return found, notes
+        findings += _between_steps(run_path, opened, ended_s)
+    return findings, notes
 
 
-def _of_hang(run: str, hang: Hang, opened: OpenSpans, ended_s: Mapping[int, float]) -> tuple[Finding | None, list[str]]:
+def _of_hang(
+    run_path: str, hang: Hang, opened: OpenSpans, ended_s: Mapping[int, float]
+) -> tuple[Finding | None, list[str]]:
     processes = hang.processes
     if not processes and not hang.why.since_ns:
         return None, hang.left_out
@@ -369,87 +394,86 @@ def _of_hang(run: str, hang: Hang, opened: OpenSpans, ended_s: Mapping[int, floa
     begun = [(span.kind != "step", span.start_ns) for process in processes for span in process.spans]
     since = hang.why.since_ns or min(begun, default=(True, at))[1]
     took = ended_s.get(hang.step) if hang.step is not None else None
-    standing_s = _open_for(opened, hang.step)
-    if standing_s is None and took is not None:
-        # Whoever was asked when the step was over tells of the next one.
+    open_s = _open_for(opened, hang.step)
+    if open_s is None and took is not None:
+        # A process that wrote its stacks after the step's end shows the next step.
         processes = [process for process in processes if process.unix_ns <= since + took * 1e9]
         if hang.processes and not processes:
             return None, hang.left_out
-    going_on = opened.going_on and hang.step is not None and (standing_s is not None or took is None)
-    if standing_s is None and took is not None:
+    going_on = opened.going_on and hang.step is not None and (open_s is not None or took is None)
+    if open_s is None and took is not None:
         age = took
     else:
-        # Of one that was killed the last line of its timeline may be older than what it left here.
+        # The last timeline line of a killed process may be older than its stacks.
         until = max(opened.ends_ns, default=at) if going_on else at
-        age = max(standing_s or 0.0, (until - since) / 1e9)
+        age = max(open_s or 0.0, (until - since) / 1e9)
     stuck, left_out = collectives.stuck(flight_records(processes))
-    spans = [_open_still(each, opened) if going_on else _then(each) for each in processes]
+    spans = [_open_still(each, opened) if going_on else _spans_then(each) for each in processes]
     labels = {(process.host, process.pid): process.label for process in processes}
     in_collectives = [collective(each, processes) for each in stuck]
-    told = {each.world for each in stuck}
-    rest = [each for each in processes if each.world not in told]
+    reported = {each.world for each in stuck}
     engines = list(busy_engines(processes, age))
-    said = list(
+    sentences = list(
         chain(
-            by_itself(processes, over=not going_on and standing_s is None and took is not None),
+            deadlocks(processes, over=not going_on and open_s is None and took is not None),
             held_up(processes, (at - since) / 1e9),
             in_collectives,
             engines,
-            waiting_samples(run, spans, min(age, (at - since) / 1e9)),
+            waiting_samples(run_path, spans, min(age, (at - since) / 1e9)),
             late_stages(spans, labels) if not stuck else (),
-            stack_sentences(rest),
+            stack_sentences([each for each in processes if each.world not in reported]),
         )
     )
-    said = said or list(busy(processes)) or list(waiting(processes)) or list(_innermost(spans))
-    return _finding(hang.step, age, going_on, said, hang.folder), [*hang.left_out, *left_out]
+    sentences = sentences or list(busy(processes)) or list(waiting(processes)) or list(_innermost(spans))
+    return _finding(hang.step, age, going_on, sentences, hang.folder), [*hang.left_out, *left_out]
 
 
-def _then(process: Process) -> Spans:
-    """Return what was open in a process when it was asked."""
+def _spans_then(process: Process) -> Spans:
+    """Return the spans that were open when the process wrote its stacks."""
     return Spans(process.host, process.pid, process.spans, process.unix_ns, process)
 
 
 def _open_still(process: Process, opened: OpenSpans) -> Spans:
-    """Return what was open in a process when it was asked, and still is: by now it is older."""
+    """Return the spans that were open when the process wrote its stacks and are open now, with their age of now."""
     for state, end in zip(opened.states, opened.ends_ns, strict=True):
         if (state.host, state.pid) == (process.host, process.pid):
-            there = {(span.kind, span.name, span.start_ns) for span in state.spans}
-            if still := [span for span in process.spans if (span.kind, span.name, span.start_ns) in there]:
+            open_now = {(span.kind, span.name, span.start_ns) for span in state.spans}
+            if still := [span for span in process.spans if (span.kind, span.name, span.start_ns) in open_now]:
                 return Spans(process.host, process.pid, still, end, process)
-    return _then(process)
+    return _spans_then(process)
 
 
 def _of_spans(
-    run: str, opened: OpenSpans, ended_s: Mapping[int, float], age: float, step: OpenSpan
+    run_path: str, opened: OpenSpans, ended_s: Mapping[int, float], age: float, step: OpenSpan
 ) -> Iterator[Finding]:
-    """Report the open step from the timeline alone, if it takes far longer than the others or nothing happens in it."""
+    """Report the open step, from the timeline alone, if it takes far longer than others or nothing happens in it."""
     if not opened.going_on:
         return
     usual = median(ended_s.values()) if ended_s else 0.0
     still = opened.still_s() >= max(STILL_S, TIMES * usual)
-    if not still and (len(ended_s) < FEWEST or age < max(LEAST_S, TIMES * usual)):
+    if not still and (len(ended_s) < MIN_ENDED_STEPS or age < max(LEAST_S, TIMES * usual)):
         return
     spans = [
         Spans(state.host, state.pid, state.spans, end)
         for state, end in zip(opened.states, opened.ends_ns, strict=True)
-        if state.state in _THERE
+        if state.state in _MAYBE_RUNNING
     ]
-    said = [*waiting_samples(run, spans, age if still else None), *late_stages(spans, {})]
-    finding = _finding(step.step, age, True, said or list(_innermost(spans)), "")
-    evidence = [*finding.evidence, *_compared(run, opened, usual)]
+    sentences = [*waiting_samples(run_path, spans, age if still else None), *late_stages(spans, {})]
+    finding = _finding(step.step, age, True, sentences or list(_innermost(spans)), "")
+    evidence = [*finding.evidence, *_evidence(run_path, opened, usual)]
     yield Finding(kind=HANG, text=finding.text, evidence=evidence, seconds=age, step=step.step, file=finding.file)
 
 
-def _between_steps(run: str, opened: OpenSpans, ended_s: Mapping[int, float]) -> Iterator[Finding]:
-    """Report a running run that has ended steps and begins no further one, unless its trainer has exited."""
+def _between_steps(run_path: str, opened: OpenSpans, ended_s: Mapping[int, float]) -> Iterator[Finding]:
+    """Report a running run that has ended steps and begins no new one, unless its trainer has exited."""
     drivers = [(opened.shifted(state, state.stepped.end_ns), state) for state in opened.states if state.stepped]
-    if not opened.going_on or not drivers or layout.switched_off(RunDir(Path(run))):
+    if not opened.going_on or not drivers or layout.switched_off(RunDir(Path(run_path))):
         return
     end_ns, driver = max(drivers, key=lambda each: each[0])
     usual = median(ended_s.values()) if ended_s else 0.0
     if driver.stepped is None or opened.still_s() < max(STILL_S, TIMES * usual):
         return
-    # Which process is the trainer of a resumed run is known with its first step.
+    # The trainer process of a resumed run is unknown until its first step.
     resumed = end_ns < opened.started_ns
     if driver.state == open_spans.EXITED and not resumed:
         return
@@ -458,48 +482,48 @@ def _between_steps(run: str, opened: OpenSpans, ended_s: Mapping[int, float]) ->
     yield Finding(
         kind=HANG,
         text=writable(f"no step has begun for {seconds(age)} since {since}"),
-        evidence=_compared(run, opened, usual),
+        evidence=_evidence(run_path, opened, usual),
         seconds=age,
         file=None if resumed else f"timeline/{driver.file.name}",
     )
 
 
 def _driver(state: ProcessState) -> str:
-    """Return in words whether the process that drives the steps is alive."""
+    """Return a sentence that says if the process that drives the steps is alive."""
     name = " ".join(filter(None, ["process", state.stepped.role if state.stepped else "", f"(pid {state.pid})"]))
     return {
         open_spans.RUNNING: f"{name} is alive",
         open_spans.GONE: f"{name} is gone",
-        open_spans.ELSEWHERE: f"{name} ran on {state.host}, and this host can't tell whether it is alive",
+        open_spans.ELSEWHERE: f"{name} is on {state.host}; from this host autoprof can't see if it is alive",
     }[state.state]
 
 
-def _compared(run: str, opened: OpenSpans, usual: float) -> list[str]:
-    """Return how long the steps took that have ended, how long nothing has happened, and the command to run next."""
+def _evidence(run_path: str, opened: OpenSpans, usual: float) -> list[str]:
+    """Return lines with the median step, the time since the last span began or ended, and the command to run next."""
     return [
         f"the median step took {seconds(usual)}" if usual else "no step has ended yet",
         f"no span has begun or ended for {seconds(opened.still_s())}",
-        f"autoprof stacks {Path(run).name} shows where each process is",
+        f"autoprof stacks {Path(run_path).name} shows where each process is",
     ]
 
 
-def _innermost(spans: Sequence[Spans]) -> Iterator[Said]:
-    """Name the stage that began last in the process of the step, if nothing else is known."""
+def _innermost(spans: Sequence[Spans]) -> Iterator[Sentence]:
+    """Report the last stage that began in the process of the step. This is for steps without other evidence."""
     for of in spans:
         if any(span.kind == "step" for span in of.spans):
             inner = [span for span in of.spans if span.kind in ("stage", "timer")]
             if inner:
                 age = max(0.0, (of.end_ns - inner[-1].start_ns) / 1e9)
-                yield Said(f"{inner[-1].role or 'the trainer'} has been in {inner[-1].name} for {seconds(age)}")
+                yield Sentence(f"{inner[-1].role or 'the trainer'} has been in {inner[-1].name} for {seconds(age)}")
             else:
-                yield Said("no stage is open in it")
+                yield Sentence("no stage is open in this step")
 
 
-def _finding(step: int | None, age: float, going_on: bool, said: Iterable[Said], folder: str) -> Finding:
-    first, *rest = [*said] or [Said("no process reports where it is")]
-    which = "the run" if step is None else f"step {step}"
-    begin = f"{which} {'has been' if going_on else 'was'} stuck for {seconds(age)}"
-    evidence = [*first.evidence, *(each.text for each in rest[:4])]
+def _finding(step: int | None, age: float, going_on: bool, sentences: Iterable[Sentence], folder: str) -> Finding:
+    first, *others = [*sentences] or [Sentence("no process reports where it is")]
+    subject = "the run" if step is None else f"step {step}"
+    begin = f"{subject} {'has been' if going_on else 'was'} stuck for {seconds(age)}"
+    evidence = [*first.evidence, *(each.text for each in others[:4])]
     evidence += [f"the stacks of all processes are in {folder}"] if folder else []
     return Finding(
         kind=HANG,
@@ -511,17 +535,17 @@ def _finding(step: int | None, age: float, going_on: bool, said: Iterable[Said],
     )
 
 
-def _open_step(opened: OpenSpans, within: Container[str] | None = None) -> tuple[float, OpenSpan] | None:
-    """Return the open step of a run and its age, of processes in these states only."""
-    found = [
+def _open_step(opened: OpenSpans, states: Container[str] | None = None) -> tuple[float, OpenSpan] | None:
+    """Return the age in seconds and the span of the open step that began last, in processes in these states."""
+    steps = [
         (opened.age_s(place, span), span)
         for place, state in enumerate(opened.states)
         for span in state.spans
-        if span.kind == "step" and span.step is not None and (within is None or state.state in within)
+        if span.kind == "step" and span.step is not None and (states is None or state.state in states)
     ]
-    return max(found, key=lambda each: each[1].start_ns, default=None)
+    return max(steps, key=lambda each: each[1].start_ns, default=None)
 
 
 def _open_for(opened: OpenSpans, step: int | None) -> float | None:
-    found = _open_step(opened)
-    return found[0] if found is not None and found[1].step == step else None
+    open_step = _open_step(opened)
+    return open_step[0] if open_step is not None and open_step[1].step == step else None

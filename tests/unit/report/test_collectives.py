@@ -119,4 +119,4 @@ def test_a_record_that_would_run_code_does_not(hung: HungRun, tmp_path: Path, no
         hung.stack(ALL_REDUCE, rank=rank, role="actor", stage="update_actor", record=content)
     figures = build.figures(runs.read(hung.folder))
     assert not proof.exists()
-    assert [note for note in figures.notes if "it would make a posix.system" in note]
+    assert [note for note in figures.notes if "it would create a posix.system" in note]

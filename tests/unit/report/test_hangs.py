@@ -28,7 +28,7 @@ def test_a_sample_that_waits_in_a_tool_is_named(hung: HungRun) -> None:
     spans = [hung.span("sample", "tool_agent", 11.5, **ids), hung.span("tool", "search", 11, **ids)]
     task = Task(name="Task-9", frames=[Frame("Search.call", "/home/u/search.py", 12)], waits_on="Future", spans=[1])
     hung.stack(IDLE, process="ray::AgentLoopWorker", spans=spans, tasks=[task])
-    assert said(hung) == "sample 63, rollout 2 waits 11 min 0 s in tool search; it is in search.py:12 call"
+    assert said(hung) == "sample 63, rollout 2 has waited 11 min 0 s in tool search; it is in search.py:12 call"
 
 
 def test_a_reward_that_another_process_computes_is_told_with_its_place_there(hung: HungRun) -> None:
@@ -41,7 +41,7 @@ def test_a_reward_that_another_process_computes_is_told_with_its_place_there(hun
     hung.stack(IDLE, process="ray::AgentLoopWorker", spans=spans, tasks=[task])
     hung.stack(IDLE, process="ray::RewardLoopWorker", threads=[Thread(name="pool_0", ident=2, frames=[*REWARD])])
     assert said(hung) == (
-        "sample 63 waits 10 min 30 s in reward compute_score; ray::RewardLoopWorker (pid 1002 on n2) is in "
+        "sample 63 has waited 10 min 30 s in reward compute_score; ray::RewardLoopWorker (pid 1002 on n2) is in "
         "reward.py:44 fetch_score"
     )
 
@@ -74,7 +74,9 @@ def test_a_rank_in_an_earlier_stage_is_named(hung: HungRun) -> None:
         behind = rank == 2
         stage = "compute_log_prob" if behind else "update_actor"
         hung.stack(IDLE, rank=rank, role="actor", stage=stage, minutes=12 if behind else 11)
-    assert said(hung).startswith("rank 2 of actor is in compute_log_prob since 12 min 0 s, 3 others in update_actor")
+    assert said(hung).startswith(
+        "rank 2 of actor has been in compute_log_prob for 12 min 0 s, 3 others in update_actor"
+    )
 
 
 def test_a_rank_whose_stack_differs_from_its_like_is_named(hung: HungRun) -> None:
@@ -203,7 +205,7 @@ def test_a_task_that_holds_up_its_loop_is_named(hung: HungRun, tmp_path: Path) -
     turn = hung.span("turn", "generate", 12, sample="7")
     hung.stack(IDLE, spans=[tool, turn], **asynchronous(tmp_path / "tool.py", hung, 12))
     assert said(hung) == (
-        "tool search of sample 63 holds up the event loop of ray::Agents (pid 1001 on n2), where 2 tasks wait; "
+        "tool search of sample 63 blocks the event loop of ray::Agents (pid 1001 on n2), where 2 tasks wait; "
         "it is in tool.py:3 search"
     )
 
@@ -211,7 +213,7 @@ def test_a_task_that_holds_up_its_loop_is_named(hung: HungRun, tmp_path: Path) -
 def test_a_loop_that_is_busy_for_a_moment_is_not(hung: HungRun, tmp_path: Path) -> None:
     tool = hung.span("tool", "search", 0.1, sample="63")
     hung.stack(IDLE, spans=[tool], **asynchronous(tmp_path / "tool.py", hung, 0.1))
-    assert "holds up" not in finding_of(hung).text
+    assert "blocks" not in finding_of(hung).text
 
 
 def test_an_asynchronous_actor_that_waits_for_itself_is_named(hung: HungRun, tmp_path: Path) -> None:
@@ -239,7 +241,7 @@ def test_a_single_process_is_told_by_where_it_is(hung: HungRun) -> None:
 def test_without_stacks_the_open_spans_tell_and_autoprof_stacks_is_named(hung: HungRun) -> None:
     lines = [hung.line("tool", "search", "agent_loop", None, hung.began - n, 2.0) for n in range(1, 5)]
     hung.process(7, [*lines, hung.begun("tool", "search", "agent_loop", None, 11, ids={"sample": "63"})], host="n2")
-    assert said(hung) == "sample 63 waits 11 min 0 s in tool search"
+    assert said(hung) == "sample 63 has waited 11 min 0 s in tool search"
     assert any(f"autoprof stacks {hung.folder.name} shows" in line for line in finding_of(hung).evidence)
 
 
@@ -355,7 +357,7 @@ def test_a_resumed_run_that_begins_no_step_is_stuck_since_it_was_resumed(tmp_pat
 def test_of_a_process_on_another_host_it_is_not_known_whether_it_is_alive(tmp_path: Path) -> None:
     run = between(tmp_path, 12)
     moved(run, 7, host="n2")
-    said = r"process trainer \(pid 7\) ran on n2, and this host can't tell whether it is alive"
+    said = r"process trainer \(pid 7\) is on n2; from this host autoprof can't see if it is alive"
     assert re.fullmatch(NO_STEP + said, finding_of(run).text)
 
 
@@ -441,7 +443,7 @@ def test_a_step_of_which_no_process_tells_stands_while_it_has_not_ended(tmp_path
     run.process(os.getpid(), [])
     run.stack(IDLE, process="ray::AgentLoopWorker", spans=[run.span("tool", "search", 12, sample="63")])
     (run.hang / "why.json").unlink()
-    assert said(run).startswith("sample 63 waits 12 min 0 s in tool search")
+    assert said(run).startswith("sample 63 has waited 12 min 0 s in tool search")
 
 
 def test_doctor_says_it_as_a_problem(hung: HungRun, capsys: pytest.CaptureFixture[str]) -> None:
