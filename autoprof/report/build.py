@@ -1,4 +1,4 @@
-"""Figures of a report: of a run or one step of it, and a comparison with another."""
+"""Figures of a report: a run or one of its steps, and a comparison with another."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from autoprof.base.redact import writable
 from autoprof.base.units import seconds
 from autoprof.report import comparison
 from autoprof.report.figures import captures, words
-from autoprof.report.figures.details import choose, details, looked_at
+from autoprof.report.figures.details import choose, details, more_slow_steps
 from autoprof.report.figures.index import StepSpan
 from autoprof.report.figures.overview import (
     CAPTURED,
-    NOBODY,
+    NO_FILE,
     Overview,
     Recorded,
     basis,
@@ -37,12 +37,12 @@ from autoprof.rundir.file_names import REPORT, tidy
 from autoprof.rundir.records import CaptureMeta
 from autoprof.rundir.runs import Run, Step
 
-# Told of the timeline and of each trace before it is read: its number, of how many, its name.
+# Callback before the timeline and each trace is read: its index, the number of traces, its name.
 Progress = Callable[[int, int | None, str], object]
-# So many operators and kernels of a trace are told.
-OPERATORS = 50
-# Notes on so many steps that took longer for being recorded.
-_MOST_RECORDED = 4
+# Rows in the tables of operators and kernels.
+MAX_OPERATORS = 50
+# Notes on steps that recording made slower.
+_MAX_RECORDED_NOTES = 4
 
 
 def unseen(done: int, of: int | None, name: str) -> None:
@@ -50,15 +50,15 @@ def unseen(done: int, of: int | None, name: str) -> None:
 
 
 def figures(
-    run: runs.Run, chosen: Sequence[int] = (), progress: Progress = unseen, operators: int = OPERATORS
+    run: runs.Run, chosen: Sequence[int] = (), progress: Progress = unseen, operators: int = MAX_OPERATORS
 ) -> RunFigures:
     """Make the figures of a run.
 
     Args:
         run: The run, as listed.
-        chosen: The steps in detail; without any those that `details.choose` picks.
-        progress: Told of the timeline and of each trace before it is read.
-        operators: How many operators and kernels of each trace are told.
+        chosen: The steps to show in detail; if empty, the steps that `details.choose` picks.
+        progress: Callback before the timeline and each trace is read.
+        operators: Operators and kernels to keep of each trace.
 
     Raises:
         NotFound: A chosen step is neither in the timeline nor among the captures.
@@ -74,27 +74,27 @@ def figures(
     recorded = Recorded(run.steps, shifts)
     overview = Overview(files, reader, folders, recorded, path)
     rows = overview.cut_off | {row.number: row for row in overview.rows}
-    asked = list(dict.fromkeys(chosen or choose(overview.rows, overview.cut_off.values())))
-    asked = asked or sorted(folders)[-1:]
-    for number in asked:
+    numbers = list(dict.fromkeys(chosen or choose(overview.rows, overview.cut_off.values())))
+    numbers = numbers or sorted(folders)[-1:]
+    for number in numbers:
         if number not in rows and number not in folders:
             raise runs.NotFound(_no_step(run, number, overview.rows))
-    known = overview.cut_off_spans | overview.spans
-    others = [] if chosen else looked_at(overview.rows, asked)
-    spans = {number: known.get(number) or _span_of_captures(rows, folders[number]) for number in (*asked, *others)}
-    wanted = [folders[number] for number in asked if number in folders]
-    summed = _captures(path, wanted, spans, shifts, progress, operators)
-    steps = details(list(spans.values()), rows, files, summed, recorded, overview.zones)
+    timed = overview.cut_off_spans | overview.spans
+    others = [] if chosen else more_slow_steps(overview.rows, numbers)
+    spans = {number: timed.get(number) or _span_of_captures(rows, folders[number]) for number in (*numbers, *others)}
+    captured = [folders[number] for number in numbers if number in folders]
+    capture_figures = _captures(path, captured, spans, shifts, progress, operators)
+    steps = details(list(spans.values()), rows, files, capture_figures, recorded, overview.zones)
     stages = shares(overview.rows)
     typical = typical_steps(overview.rows)
     drivers = {number: files[span.file].name for number, span in overview.spans.items()}
     died = findings.deaths_of_run(run)
     hung, hang_notes = sentences.hangs_of_run(run.path, opened, {row.number: row.seconds for row in overview.rows})
-    everything = findings.settled(
+    everything = findings.unexplained(
         [
             *hung,
             *findings.with_places(
-                (found for step in steps for found in findings.of_step(step)), findings.failures_of_run(opened)
+                (finding for step in steps for finding in findings.of_step(step)), findings.failures_of_run(opened)
             ),
             *findings.of_run(overview.rows, drivers),
             *findings.overall(typical, stages),
@@ -103,7 +103,7 @@ def figures(
     shown = [
         msgspec.structs.replace(step, findings=[each for each in everything if each.step == step.number])
         for step in steps
-        if step.number in asked
+        if step.number in numbers
     ]
     rows_open, more_open = opened.rows()
     unread = [*run.left_out, *reader.notes()]
@@ -134,7 +134,7 @@ def figures(
 
 
 def trimmed(figures: RunFigures) -> RunFigures:
-    """Return the figures with no more operators of a trace than are told."""
+    """Return the figures with at most `MAX_OPERATORS` operators and kernels of each trace."""
     return msgspec.structs.replace(
         figures,
         details=[
@@ -142,7 +142,7 @@ def trimmed(figures: RunFigures) -> RunFigures:
                 step,
                 captures=[
                     msgspec.structs.replace(
-                        capture, operators=capture.operators[:OPERATORS], kernels=capture.kernels[:OPERATORS]
+                        capture, operators=capture.operators[:MAX_OPERATORS], kernels=capture.kernels[:MAX_OPERATORS]
                     )
                     for capture in step.captures
                 ],
@@ -153,7 +153,7 @@ def trimmed(figures: RunFigures) -> RunFigures:
 
 
 def _span_of_captures(rows: dict[int, StepRow], folder: Step) -> StepSpan:
-    """Return a span for a step that only has captures, as long as these, and add its row."""
+    """Return a span for a step that has only captures, from the first start to the last end, and add its row."""
     clocks = [clock for capture in folder.captures if (clock := _clock(capture.meta))]
     start = min((start for start, _ in clocks), default=0)
     end = max((end for _, end in clocks), default=0)
@@ -168,7 +168,7 @@ def _span_of_captures(rows: dict[int, StepRow], folder: Step) -> StepSpan:
         stages={},
         kind=CAPTURED,
     )
-    return StepSpan(folder.number, NOBODY, start, end, "", None, None)
+    return StepSpan(folder.number, NO_FILE, start, end, "", None, None)
 
 
 def _captures(
@@ -179,18 +179,18 @@ def _captures(
     progress: Progress,
     operators: int,
 ) -> dict[int, list[CaptureFigures]]:
-    whole = sum(len(folder.captures) for folder in folders)
+    total = sum(len(folder.captures) for folder in folders)
     done = 0
-    found: dict[int, list[CaptureFigures]] = {}
+    by_step: dict[int, list[CaptureFigures]] = {}
     for folder in folders:
         zero = spans[folder.number].start_ns
         for capture in folder.captures:
-            progress(done, whole, capture.name)
+            progress(done, total, capture.name)
             done += 1
-            own = zero - shifts.get(capture.meta.host, 0) if zero else None
-            summed = captures.figures(path, folder.number, capture, own, operators)
-            found.setdefault(folder.number, []).append(summed)
-    return found
+            zero_there = zero - shifts.get(capture.meta.host, 0) if zero else None
+            summed = captures.figures(path, folder.number, capture, zero_there, operators)
+            by_step.setdefault(folder.number, []).append(summed)
+    return by_step
 
 
 def _clock(meta: CaptureMeta) -> tuple[int, int] | None:
@@ -207,26 +207,26 @@ def _rate(rows: Sequence[StepRow]) -> float | None:
 def _notes(overview: Overview, files: Sequence[Timeline]) -> list[str]:
     notes = []
     if overview.attempts > 1:
-        notes.append(f"the run was begun {overview.attempts} times; a step that ran again is told as it ran last")
+        notes.append(f"the run was started {overview.attempts} times; for a step that ran again, its last run is shown")
     if open_ends := list(overview.cut_off):
-        said = (
+        subject = (
             f"step {open_ends[0]} has" if len(open_ends) == 1 else f"steps {words.listed(map(str, open_ends), 10)} have"
         )
-        notes.append(f"{said} no end in the timeline: cut off, or going on")
+        notes.append(f"{subject} no end in the timeline: interrupted, or still running")
     if not files:
-        notes.append("there is no timeline: the run was made by an autoprof without one, or its folder was removed")
+        notes.append("no timeline: the run was recorded by an autoprof without timelines, or its folder was removed")
     elif not overview.rows:
         notes.append("no step has ended in the timeline")
     notes += [
-        f"step {row.number}: recorded work took {seconds(slower)} longer than usual, which recording may explain: "
+        f"step {row.number}: recorded work took {seconds(slower)} longer than usual, perhaps because of the recording: "
         f"{_parts(row.slowed)}"
         for row in overview.rows
         if (slower := sum(row.slowed.values())) >= LEAST_S
-    ][:_MOST_RECORDED]
+    ][:_MAX_RECORDED_NOTES]
     if stageless := [str(row.number) for row in overview.rows if not without_own(row.stages).keys() - {words.OTHER}]:
         notes.append(f"no stage was recorded in {words.several(len(stageless), 'step')}: {words.listed(stageless, 10)}")
     if not any(row.samples for row in overview.rows) and overview.rows:
-        notes.append("there are no spans of samples: no hook tells of them in this trainer")
+        notes.append("no per-sample data: the recipe has no `sample` hook, or it did not fire")
     return notes
 
 
@@ -237,19 +237,19 @@ def _parts(stages: Mapping[str, float]) -> str:
 
 
 def _no_step(run: runs.Run, number: int, rows: Sequence[StepRow]) -> str:
-    there = f"{rows[0].number} to {rows[-1].number}" if rows else "none"
+    in_timeline = f"{rows[0].number} to {rows[-1].number}" if rows else "none"
     captured = ", ".join(str(step.number) for step in run.steps) or "none"
-    return f"{run.id} has no step {number}; in its timeline are {there}, captured are {captured}"
+    return f"{run.id} has no step {number}; steps in its timeline: {in_timeline}; captured steps: {captured}"
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """A run or one step of it, and what to hold it against.
+    """A run or one of its steps, and the run or step to compare it with.
 
     Attributes:
         run: The run.
-        step: The only step in detail; without it those that are worth it.
-        against: What to hold it against: a run, or a step of one.
-        against_step: The step of `against`, only together with `step`, which it is by default.
+        step: The only step in detail; None for the steps that `details.choose` picks.
+        against: The run to compare with.
+        against_step: The step of `against` to compare with, if `step` is set; `step` by default.
     """
 
     run: Run
@@ -259,7 +259,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def page(self) -> Path:
-        """Return the path of its page. Only that of the whole run, which `autoprof open` shows, is called `REPORT`."""
+        """Return the path of the page. Only the page of a whole run, which `autoprof open` shows, is named `REPORT`."""
         words = [] if self.step is None else [f"step{self.step}"]
         if self.against is not None:
             words += ["against", tidy(self.against.id)]
@@ -272,7 +272,7 @@ def report_figures(request: Request, progress: Progress = unseen) -> RunFigures:
     """Make the figures that a report shows.
 
     Raises:
-        NotFound: There is no such step.
+        NotFound: A run has no such step.
     """
     own_step, run = request.step, request.run
     if request.against is None:
@@ -281,9 +281,9 @@ def report_figures(request: Request, progress: Progress = unseen) -> RunFigures:
     own_steps, other_steps = ([] if step is None else [step] for step in (own_step, other_step))
     one_run = bool(own_steps) and request.against.path == run.path
     if one_run:
-        own = others = figures(run, own_steps + other_steps, progress, comparison.OPERATORS)
+        own = others = figures(run, own_steps + other_steps, progress, comparison.MAX_OPERATORS)
     else:
-        own = figures(run, own_steps, progress, comparison.OPERATORS)
-        others = figures(request.against, other_steps, progress, comparison.OPERATORS)
+        own = figures(run, own_steps, progress, comparison.MAX_OPERATORS)
+        others = figures(request.against, other_steps, progress, comparison.MAX_OPERATORS)
     before, after = comparison.side(others, other_step, not one_run), comparison.side(own, own_step, not one_run)
     return msgspec.structs.replace(trimmed(own), comparison=comparison.compare(before, after))

@@ -17,16 +17,19 @@ from autoprof.report.figures.words import OWN
 from autoprof.report.findings.findings import in_order
 from autoprof.report.model import CaptureFigures, Comparison, ComparisonRow, Finding, RunFigures, StepFigures
 
-# What changed is worth a row from such a share of the step or capture on, and a finding from such a one on.
-_ROW_SHARE, FINDING_SHARE = 0.0005, 0.03
-# A stage or an operator is slower that takes so many times what it took.
+# Share of the step from which a stage has a row.
+_ROW_SHARE = 0.0005
+# Share of the step, or of the capture, from which a change is a finding.
+FINDING_SHARE = 0.03
+# Ratio from which a stage or an operator is slower.
 FINDING_RATIO = 1.1
-_MOST_OPERATORS = 60
-# Said where there are no rows.
-NOTHING_COMMON = "there is nothing to hold against one another: neither side has steps that ended, or traces"
-# So many operators of each trace are held against one another, far more than are shown.
-OPERATORS = 2000
-# The name of what a stage does in no operator: in traces that is the range with the stage's own name.
+# Rows of operators.
+_MAX_OPERATOR_ROWS = 60
+# Sentence for a comparison without rows.
+NOTHING_COMMON = "nothing to compare: neither side has steps that ended, or traces"
+# Operators of each trace that are compared: far more than are shown, because each side lists its own longest ones.
+MAX_OPERATORS = 2000
+# Name of a stage's time outside of all operators. In traces this is the range with the stage's own name.
 REST = "rest of the stage"
 
 
@@ -34,9 +37,9 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     """One of the two sides of a comparison. `stages` are seconds a step, `operators` own seconds a capture.
 
     Attributes:
-        recorded: Of the stages of a step, the seconds in which a profiler recorded.
+        recorded: The seconds of each stage in which a profiler recorded.
         kinds: The kinds of stages, by name, and of captures, by place.
-        basis: The steps of a run that the figures are of.
+        basis: The steps of a run from which the figures were computed.
     """
 
     label: str
@@ -52,12 +55,12 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def side(run: RunFigures, step: int | None, with_run: bool) -> Side:
-    """Return a step of a run, which is among its details, or without a step the run.
+    """Return one side of a comparison: a step of a run, or the run.
 
     Args:
         run: The run.
-        step: The step.
-        with_run: Whether the run's id stands in the label of a step.
+        step: The step, which must be among the run's details; None for the run.
+        with_run: True to put the run's id into the label of a step.
     """
     if step is None:
         return _of_run(run)
@@ -77,7 +80,7 @@ def side(run: RunFigures, step: int | None, with_run: bool) -> Side:
 
 
 def _of_run(run: RunFigures) -> Side:
-    """Return a run: the medians of its typical steps, and the captures of those in detail."""
+    """Return the side of a whole run: medians of its typical steps, and the captures of its steps in detail."""
     rows = typical_steps(run.steps)
     names = {name for row in rows for name in row.stages}
     return Side(
@@ -94,24 +97,24 @@ def _of_run(run: RunFigures) -> Side:
 
 
 def _kinds(run: RunFigures, captures: Iterable[CaptureFigures]) -> dict[str, str]:
-    found = {stage.name: stage.kind for stage in run.stages}
-    found |= {name: kinds.of(name) for step in run.details for name in step.stages if name not in found}
-    # A front end computes nothing of what its engine's workers do.
-    return found | {place_of(each): "" if each.part == "frontend" else each.stage_kind for each in captures}
+    by_name = {stage.name: stage.kind for stage in run.stages}
+    by_name |= {name: kinds.of(name) for step in run.details for name in step.stages if name not in by_name}
+    # A front end does none of its workers' computing, so it has no kind.
+    return by_name | {place_of(each): "" if each.part == "frontend" else each.stage_kind for each in captures}
 
 
 def compare(a: Side, b: Side) -> Comparison:
-    """Compare `a` with `b`: the step, its tokens, and then what became slower by most."""
-    # Without a timeline the captures are all there is.
+    """Compare `a` with `b`. The step and its tokens come first, then the other rows, the largest slowdown first."""
+    # Without a timeline, only captures are known.
     whole = max(a.step_s or 0.0, b.step_s or 0.0) or max(_captured_s(a), _captured_s(b))
     a, b, both = _by_kind(a, b)
-    # What one side alone has captured can't be told apart from what the other does not do.
+    # Compare only places that both sides captured: a missing capture would look like work that a side does not do.
     places = {place for place, _ in a.operators} & {place for place, _ in b.operators}
     captured = [{key: took for key, took in each.operators.items() if key[0] in places} for each in (a, b)]
     rows = [
         *_rows("stage", _placed(a.stages, both), _placed(b.stages, both), _ROW_SHARE * whole),
         *_rows("samples", _placed(a.samples), _placed(b.samples), 0.0),
-        *_rows("operator", captured[0], captured[1], 0.0)[:_MOST_OPERATORS],
+        *_rows("operator", captured[0], captured[1], 0.0)[:_MAX_OPERATOR_ROWS],
     ]
     rows.sort(key=lambda row: -row.change)
     head = []
@@ -120,28 +123,31 @@ def compare(a: Side, b: Side) -> Comparison:
     if a.tokens_per_s is not None and b.tokens_per_s is not None:
         rate = _row("rate", "", "generated tokens", a.tokens_per_s, b.tokens_per_s)
         head.append(msgspec.structs.replace(rate, unit="1/s", worse=b.tokens_per_s < a.tokens_per_s))
-    found = in_order(_findings(a, b, [*head, *rows], whole))
-    if any(each.kind == "slower_stage" for each in found):
-        found = [each for each in found if each.kind != "slower_step"]
+    findings = in_order(_findings(a, b, [*head, *rows], whole))
+    if any(each.kind == "slower_stage" for each in findings):
+        findings = [each for each in findings if each.kind != "slower_step"]
     basis = [f"{each.label}: {each.basis}" for each in (b, a) if each.basis]
-    return Comparison(a=a.label, b=b.label, rows=[*head, *rows], findings=found, basis=basis)
+    return Comparison(a=a.label, b=b.label, rows=[*head, *rows], findings=findings, basis=basis)
 
 
 def _by_kind(a: Side, b: Side) -> tuple[Side, Side, dict[str, str]]:
-    """Put the sums of a kind in the place of its stages, and captures of a kind in one place, where each side has names
-    for it that the other lacks: other trainers have other names.
+    """Merge stages and captures by kind if the two sides have different names for them, as two trainers do.
+
+    A kind is merged if each side has names for it that the other lacks.
 
     Returns:
-        The sides, and the names that each kind stands for, those of `a` first.
+        The sides, and the stage names of each merged kind, the names of `a` first.
     """
     named = {
         kind: [[name for name in each.stages if each.kinds.get(name) == kind] for each in (a, b)] for kind in KINDS
     }
     whole = ""
     if all(named["update_actor"]) and len([each for each in named["optimizer"] if each]) == 1:
-        # One trainer has the optimizer's step inside of the update, the other after it.
+        # One trainer runs the optimizer inside of the update, the other after it.
         whole = "update_actor"
-        named[whole] = [update + rest for update, rest in zip(named[whole], named.pop("optimizer"), strict=True)]
+        named[whole] = [
+            update + optimizer for update, optimizer in zip(named[whole], named.pop("optimizer"), strict=True)
+        ]
     both = {
         kind: names
         for kind, names in named.items()
@@ -158,9 +164,9 @@ def _merged(side: Side, other: Side, kind_of: Mapping[str, str]) -> Side:
         sums[field] = defaultdict(float)
         for name, took in getattr(side, field).items():
             sums[field][kind_of.get(name, name)] += took
-    there, theirs = ({place for place, _ in each.operators} for each in (side, other))
-    known = {other.kinds.get(place) for place in theirs - there} - {""}
-    placed = {place: side.kinds[place] for place in there - theirs if side.kinds.get(place) in known}
+    own_places, other_places = ({place for place, _ in each.operators} for each in (side, other))
+    other_kinds = {other.kinds.get(place) for place in other_places - own_places} - {""}
+    placed = {place: side.kinds[place] for place in own_places - other_places if side.kinds.get(place) in other_kinds}
     count = Counter(placed.values())
     operators: dict[tuple[str, str], float] = defaultdict(float)
     for (place, name), took in side.operators.items():
@@ -194,13 +200,13 @@ def _findings(a: Side, b: Side, rows: Sequence[ComparisonRow], whole: float) -> 
             or (row.b or 0.0) - own < FINDING_RATIO * (row.a or 0.0)
         ):
             continue
-        said = "the step" if row.kind == "step" else f"the {REST}" if row.name == REST else row.name
-        # The names on each side in the order of the sentence.
+        subject = "the step" if row.kind == "step" else f"the {REST}" if row.name == REST else row.name
+        # The sentence names `b` first.
         where = " | ".join(reversed(row.where.split(" | ")))
         before = f"{a.label} has none" if row.a is None else f"{seconds(row.a)} in {a.label}"
         yield Finding(
             kind=f"slower_{row.kind}",
-            text=f"{said} takes {seconds(row.b)} in {b.label}, {before}" + (f" ({where})" if where else ""),
+            text=f"{subject} takes {seconds(row.b)} in {b.label}, {before}" + (f" ({where})" if where else ""),
             evidence=[f"{seconds(row.change)} more"] + ([f"{row.b / row.a:.2f} times"] if row.a and row.b else []),
             seconds=row.change,
             step=b.step,
@@ -208,7 +214,10 @@ def _findings(a: Side, b: Side, rows: Sequence[ComparisonRow], whole: float) -> 
 
 
 def _slowed(a: Side, b: Side) -> dict[str, float]:
-    """Return by how much stages took longer in `b` where they were recorded there alone, as far as they were."""
+    """Return the seconds by which stages took longer in `b`, if they were recorded in `b` only.
+
+    At most the recorded seconds count.
+    """
     return {
         name: min(took, more)
         for name, took in b.recorded.items()
@@ -217,7 +226,7 @@ def _slowed(a: Side, b: Side) -> dict[str, float]:
 
 
 def _captured_s(side: Side) -> float:
-    """Return the seconds of the longest capture, as far as its operators tell."""
+    """Return the seconds of the longest capture, as the sum of its operators."""
     sums: dict[str, float] = defaultdict(float)
     for (place, _), seconds_of in side.operators.items():
         sums[place] += seconds_of
@@ -227,13 +236,13 @@ def _captured_s(side: Side) -> float:
 def _rows(
     kind: str, a: Mapping[tuple[str, str], float], b: Mapping[tuple[str, str], float], least: float
 ) -> list[ComparisonRow]:
-    """Return a row for each figure that is on one of the sides, the largest change first."""
-    found = []
+    """Return a row for each figure that reaches `least` on a side, the largest change first."""
+    rows = []
     for where, name in {**a, **b}:
         old, new = a.get((where, name)), b.get((where, name))
         if max(old or 0.0, new or 0.0) >= least:
-            found.append(_row(kind, where, name, old, new))
-    return sorted(found, key=lambda row: -abs(row.change))
+            rows.append(_row(kind, where, name, old, new))
+    return sorted(rows, key=lambda row: -abs(row.change))
 
 
 def _row(kind: str, where: str, name: str, old: float | None, new: float | None) -> ComparisonRow:
@@ -242,18 +251,18 @@ def _row(kind: str, where: str, name: str, old: float | None, new: float | None)
 
 
 def _operators(captures: Iterable[CaptureFigures]) -> dict[tuple[str, str], float]:
-    """Return own seconds of each operator and kernel in a capture of a stage, the mean where there are several."""
-    found: dict[str, list[dict[str, float]]] = defaultdict(list)
+    """Return the own seconds of operators and kernels by place and name, the mean over a place's captures."""
+    by_place: dict[str, list[dict[str, float]]] = defaultdict(list)
     for capture in captures:
         sums: dict[str, float] = defaultdict(float)
         own = f"{capture.role}.{capture.stage}"
         for each in (*capture.operators, *capture.kernels):
             sums[REST if each.name == own else each.name] += each.self_us / 1e6
         if sums:
-            found[place_of(capture)].append(sums)
+            by_place[place_of(capture)].append(sums)
     return {
         (place, name): fmean(sums.get(name, 0.0) for sums in of_place)
-        for place, of_place in found.items()
+        for place, of_place in by_place.items()
         for name in {name for sums in of_place for name in sums}
     }
 
@@ -262,12 +271,15 @@ def _samples(step: StepFigures) -> dict[str, float]:
     if step.samples is None:
         return {}
     quantiles = step.samples.quantiles_s
-    found = {"median sample": quantiles["0.5"], "sample at the 95th percentile": quantiles["0.95"]}
-    return found | {"longest sample": quantiles["1"]}
+    return {
+        "median sample": quantiles["0.5"],
+        "sample at the 95th percentile": quantiles["0.95"],
+        "longest sample": quantiles["1"],
+    }
 
 
 def _typical(values: Sequence[float]) -> float:
-    """Return the median, or the mean of what is not in every second step."""
+    """Return the median. If it is 0, because most steps lack the stage, return the mean."""
     return median(values) or fmean(values)
 
 

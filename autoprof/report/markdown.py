@@ -15,11 +15,11 @@ from autoprof.report.figures.words import several
 from autoprof.report.hangs.read import open_for
 from autoprof.report.model import CaptureFigures, Comparison, Finding, RunFigures, StepFigures
 
-_MOST_STEPS = 15
-_MOST_ROWS = 15
-# Of a step. A pull request takes 65,536 characters.
-_MOST_CAPTURES = 8
-# What is markup in GitHub's Markdown; an underscore is none between letters.
+# Few rows and captures a step, because GitHub limits a pull request to 65,536 characters.
+_MAX_STEPS = 15
+_MAX_ROWS = 15
+_MAX_CAPTURES = 8
+# Markup in GitHub's Markdown. An underscore between letters is not markup.
 _SPECIAL = re.compile(r"([\\`*\[\]|~$]|(?<![^\W_])_|_(?![^\W_]))")
 
 
@@ -49,7 +49,7 @@ def _lines(run: RunFigures) -> Iterable[str]:
             for each in run.stages
         ]
         yield from _table(["stage", "kind", "seconds", "share", "median"], rows)
-    slow = sorted((row for row in run.steps if row.slow), key=lambda row: row.usual_s - row.seconds)[:_MOST_STEPS]
+    slow = sorted((row for row in run.steps if row.slow), key=lambda row: row.usual_s - row.seconds)[:_MAX_STEPS]
     if slow:
         yield "## Slow steps"
         yield ""
@@ -62,7 +62,7 @@ def _lines(run: RunFigures) -> Iterable[str]:
     if run.notes:
         yield "## Notes"
         yield ""
-        yield from (f"- {_safe(note)}" for note in run.notes[:_MOST_ROWS])
+        yield from (f"- {_safe(note)}" for note in run.notes[:_MAX_ROWS])
         yield ""
 
 
@@ -77,11 +77,11 @@ def _open(run: RunFigures) -> Iterable[str]:
             _safe(each.process),
             open_for(each, run.going_on),
         ]
-        for each in run.open[:_MOST_ROWS]
+        for each in run.open[:_MAX_ROWS]
     ]
     yield from _table(["span", "step", "of", "process", "open for"], rows)
-    if rest := len(run.open) - len(rows) + run.open_left_out:
-        yield f"{several(rest, 'other span')} {'is' if rest == 1 else 'are'} open."
+    if more := len(run.open) - len(rows) + run.open_left_out:
+        yield f"{several(more, 'other span')} {'is' if more == 1 else 'are'} open."
         yield ""
 
 
@@ -95,14 +95,14 @@ def _step(step: StepFigures) -> Iterable[str]:
         took = [[_safe(name), seconds(value)] for name, value in step.stages.items()]
         yield from _table(["stage", "seconds"], took)
     if step.samples is not None:
-        found = step.samples
+        samples, quantiles = step.samples, step.samples.quantiles_s
         yield (
-            f"{found.count} samples, {seconds(found.quantiles_s['0.5'])} in the median, "
-            f"{seconds(found.quantiles_s['0.95'])} at the 95th percentile, {seconds(found.quantiles_s['1'])} at most."
+            f"{samples.count} samples, {seconds(quantiles['0.5'])} in the median, "
+            f"{seconds(quantiles['0.95'])} at the 95th percentile, {seconds(quantiles['1'])} at most."
         )
         yield ""
         rows = [
-            [_safe(row.label), seconds(row.seconds), _safe(row.held_by), _safe(row.lane)] for row in found.longest[:5]
+            [_safe(row.label), seconds(row.seconds), _safe(row.held_by), _safe(row.lane)] for row in samples.longest[:5]
         ]
         yield from _table(["longest samples", "took", "held by", "in"], rows)
     late = [skew for skew in step.skews if skew.waited_s >= 0.01 * step.seconds][:5]
@@ -112,29 +112,29 @@ def _step(step: StepFigures) -> Iterable[str]:
     shown = _first_of_each(step.captures)
     for capture in shown:
         yield from _capture(capture)
-    if rest := len(step.captures) - len(shown):
-        yield f"{several(rest, 'other capture')} of this step are in the page and in the JSON."
+    if more := len(step.captures) - len(shown):
+        yield f"{several(more, 'other capture')} of this step {'is' if more == 1 else 'are'} in the page and the JSON."
         yield ""
 
 
 def _first_of_each(captures: Sequence[CaptureFigures]) -> list[CaptureFigures]:
-    """Choose the captures that are told: some of each stage, in their order."""
-    turns: Counter[tuple[str, str]] = Counter()
-    placed = []
+    """Choose the captures to list: the first ones of each stage, in their order."""
+    counts: Counter[tuple[str, str]] = Counter()
+    ranked = []
     for place, capture in enumerate(captures):
         stage = capture.role, capture.stage
-        placed.append((turns[stage], place, capture))
-        turns[stage] += 1
-    return [capture for _, _, capture in sorted(sorted(placed)[:_MOST_CAPTURES], key=lambda each: each[1])]
+        ranked.append((counts[stage], place, capture))
+        counts[stage] += 1
+    return [capture for _, _, capture in sorted(sorted(ranked)[:_MAX_CAPTURES], key=lambda each: each[1])]
 
 
 def _capture(capture: CaptureFigures) -> Iterable[str]:
     yield f"### {_safe(place_of(capture))}, step {capture.step}: {_safe(capture.state)}"
     yield ""
-    said = [f"{seconds(capture.seconds)}"] if capture.seconds is not None else []
-    said += [f"{_safe(capture.bound)}-bound" if capture.bound else "", _safe(capture.reason), _safe(capture.opens_with)]
-    said += [_safe(capture.slowest)]
-    said += [
+    facts = [f"{seconds(capture.seconds)}"] if capture.seconds is not None else []
+    facts += [f"{_safe(capture.bound)}-bound" if capture.bound else "", _safe(capture.reason)]
+    facts += [_safe(capture.opens_with), _safe(capture.slowest)]
+    facts += [
         f"{_safe(each.device)}: compute {share(each.compute)}, communication {share(each.communication)}, "
         f"copies {share(each.copy)}, idle {share(each.idle)}"
         for each in capture.devices
@@ -142,10 +142,10 @@ def _capture(capture: CaptureFigures) -> Iterable[str]:
     if capture.engine is not None:
         of = capture.engine
         kinds = {"prefill": of.prefill, "decode": of.decode, "mixed": of.mixed, "other": of.other}
-        said += [
+        facts += [
             f"{name}: {each.passes} passes, {seconds(each.seconds)}" for name, each in kinds.items() if each.passes
         ]
-    yield f"{_code(capture.file)}: {'; '.join(filter(None, said))}"
+    yield f"{_code(capture.file)}: {'; '.join(filter(None, facts))}"
     yield ""
     most = sorted((*capture.operators, *capture.kernels), key=lambda each: -each.self_us)[:8]
     if most:
@@ -156,28 +156,30 @@ def _capture(capture: CaptureFigures) -> Iterable[str]:
         yield from _table(["operator", "kind", "calls", "own time"], rows)
 
 
-def _comparison(found: Comparison) -> Iterable[str]:
-    yield f"## {_safe(found.b)} against {_safe(found.a)}"
+def _comparison(comparison: Comparison) -> Iterable[str]:
+    yield f"## {_safe(comparison.b)} against {_safe(comparison.a)}"
     yield ""
-    for line in found.basis:
+    for line in comparison.basis:
         yield _safe(line)
         yield ""
-    yield from _findings("", found.findings, "nothing became slower by much" if found.rows else NOTHING_COMMON)
+    yield from _findings(
+        "", comparison.findings, "nothing became slower by much" if comparison.rows else NOTHING_COMMON
+    )
     rows = []
-    for row in found.rows[:_MOST_ROWS]:
+    for row in comparison.rows[:_MAX_ROWS]:
         show = number if row.unit == "1/s" else seconds
         moved = f"{row.change:+,.0f}" if row.unit == "1/s" else change(row.change)
         rows.append([row.kind, _safe(row.name), _safe(row.where), show(row.a), show(row.b), moved])
-    yield from _table(["", "name", "where", found.a, found.b, "change"], rows)
+    yield from _table(["", "name", "where", comparison.a, comparison.b, "change"], rows)
 
 
-def _findings(title: str, found: Sequence[Finding], nothing: str) -> Iterable[str]:
+def _findings(title: str, findings: Sequence[Finding], nothing: str) -> Iterable[str]:
     if title:
         yield f"## {title}"
         yield ""
-    if not found:
+    if not findings:
         yield f"{_safe(nothing[:1].upper() + nothing[1:].rstrip('.'))}."
-    for each in found:
+    for each in findings:
         cost = f"**{seconds(each.seconds)}**: " if each.seconds else ""
         yield f"- {cost}{_safe(each.text)}"
         yield from (f"  - {_safe(line)}" for line in each.evidence)
@@ -193,13 +195,13 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterable[str
     yield ""
 
 
-def _safe(said: str) -> str:
+def _safe(raw: str) -> str:
     """Escape a text, so that it is neither Markdown nor HTML."""
-    shown = _SPECIAL.sub(r"\\\1", plain(said))
+    shown = _SPECIAL.sub(r"\\\1", plain(raw))
     return shown.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("@", "@\u200b")
 
 
-def _code(said: str) -> str:
-    """Return a text as code, which may stand in a table."""
-    shown = plain(said).replace("`", "'").replace("|", "¦")
+def _code(raw: str) -> str:
+    """Return a text as code, safe within a table."""
+    shown = plain(raw).replace("`", "'").replace("|", "¦")
     return f"`{shown}`"

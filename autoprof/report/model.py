@@ -6,12 +6,14 @@ import msgspec
 
 
 class Operator(msgspec.Struct, frozen=True, kw_only=True):
-    """An operator, a kernel or a function in a capture, all its calls together.
+    """Sum over all calls of an operator, a kernel or a function in a capture.
 
     Attributes:
+        name: Its name in the trace.
         category: The trace's `cat`: cpu_op, kernel, gpu_memcpy, user_annotation, python_function ...
-        total_us: With what it called.
-        self_us: Without.
+        calls: The number of calls.
+        total_us: Microseconds, including the functions that it called.
+        self_us: Microseconds, excluding the functions that it called.
     """
 
     name: str
@@ -22,15 +24,16 @@ class Operator(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceShares(msgspec.Struct, frozen=True, kw_only=True):
-    """A device's activity while it was recorded, as shares of `seconds`.
+    """Activity of a device while it was recorded, as shares of `seconds`.
 
     Attributes:
-        device: As the trace names it.
-        compute: Kernels other than communication.
-        communication: NCCL's, HCCL's and the like, whether or not something else ran beside them.
-        copy: Copies and memsets.
-        idle: Nothing.
-        overlap: Of the communication's time, the share in which compute ran, too; None without communication.
+        device: Its name in the trace.
+        seconds: Seconds from the first to the last event of the trace.
+        compute: Share of kernels other than communication.
+        communication: Share of NCCL, HCCL and similar kernels, also while other kernels ran.
+        copy: Share of copies and memsets.
+        idle: Share of time in which the device did nothing.
+        overlap: Share of the communication during which compute ran too; None without communication.
     """
 
     device: str
@@ -43,7 +46,13 @@ class DeviceShares(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Phase(msgspec.Struct, frozen=True, kw_only=True):
-    """Forward passes of an engine of one kind. `tokens` are those that were scheduled, where the trace says."""
+    """Forward passes of one kind in an engine.
+
+    Attributes:
+        passes: The number of passes.
+        seconds: Their time on the device, or on the host if the trace lacks the former.
+        tokens: The scheduled tokens; None if the trace lacks them.
+    """
 
     passes: int
     seconds: float
@@ -51,7 +60,7 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """The forward passes of an engine in a capture. A pass with both prefill and decode is `mixed`."""
+    """Forward passes of an engine in a capture. A pass with both prefill and decode is `mixed`."""
 
     engine: str
     passes: int
@@ -65,20 +74,26 @@ class CaptureFigures(msgspec.Struct, frozen=True, kw_only=True):
     """One capture.
 
     Attributes:
-        stage_kind: The stage's kind in the vocabulary of all trainers, where it has one.
-        state: `complete`, `truncated`, `failed`, `unfinished`, or `damaged` where the file can't be read.
-        part: Of a replica's engine: `frontend`, or a worker by its ranks.
+        name: The capture's name: its file name without the ending.
+        step: The global step.
+        stage_kind: The stage's kind in the vocabulary of all trainers; empty if it has none.
+        file: The file, relative to the run.
+        state: `complete`, `truncated`, `failed`, `unfinished`, or `damaged` if the file can't be read.
+        part: The part of a replica's engine: `frontend`, or a worker with its ranks.
         tool: `torch`, `npu`, `nsys`, `memory` or `none`.
-        opens_with: What opens the file, where it is not Perfetto.
-        seconds: From the first to the last event.
-        collectives_s: Of that, in collectives, waiting for other ranks included; None where the trace shows none.
-        operators: Of the host, by own time, at most 50.
-        kernels: Of the devices, by own time, at most 50.
-        memory_peak_bytes: By the device or, without one, the host.
-        bound: `cpu` or `device`: which of the two the other waits for; None where the trace does not tell.
-        reason: Why it is in this state, or why there are no figures.
-        window: Why the step was captured, as its meta file says.
-        slowest: Why this rank was, where the slowest were asked for.
+        bytes: The size of its files.
+        opens_with: The program that opens the file; empty for Perfetto.
+        start_s: Seconds from the step's start to the first event; None if unknown.
+        seconds: Seconds from the first to the last event.
+        collectives_s: Seconds in collectives, including the wait for other ranks; None if the trace has none.
+        operators: Operators of the host by own time, at most 50.
+        kernels: Kernels of the devices by own time, at most 50.
+        memory_peak_bytes: Peak memory of the device, or of the host if no device is recorded.
+        memory_total_bytes: Memory of the device; None if unknown.
+        bound: `cpu` if the device waits for the CPU, `device` if the CPU waits for the device; None if unknown.
+        reason: The reason for the state, or for missing figures.
+        window: The reason for the capture, from its meta file.
+        slowest: The reason why this rank was chosen, if the slowest ranks were requested.
     """
 
     name: str
@@ -113,8 +128,7 @@ class CaptureFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpanRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One span: `kind`, `name` and `stage_kind` are the timeline's (`kind`: timer, stage, sample, turn, tool, reward,
-    request, window)."""
+    """One span of the timeline. `kind` is timer, stage, sample, turn, tool, reward, request or window."""
 
     name: str
     kind: str
@@ -126,15 +140,14 @@ class SpanRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lane(msgspec.Struct, frozen=True, kw_only=True):
-    """The spans of one process in a step under one role.
+    """Spans of one process in a step under one role.
 
     Attributes:
-        label: `actor rank 3`, `rollout replica 1`, `agent_loop 2`, `trainer`; with host and pid where two are alike.
-        spans: By start. Where there are very many, the longest of them; the turns, tools and rewards of samples stand
-            in `SampleFigures.longest`.
-        left_out: How many spans are not in `spans`.
-        busy_s: Seconds of the step in which at least one span goes on, also of those left out, without autoprof's own.
-        idle_s: The step's seconds without `busy_s`.
+        label: `actor rank 3`, `rollout replica 1`, `agent_loop 2` or `trainer`; with host and pid if two are the same.
+        spans: The longest spans, by start. Turns, tools and rewards of samples are in `SampleFigures.longest` instead.
+        left_out: The number of spans that are not in `spans`.
+        busy_s: Seconds of the step that at least one span covers. Spans that are left out count; autoprof's own don't.
+        idle_s: The other seconds of the step.
         file: The timeline file.
     """
 
@@ -152,13 +165,15 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Gap(msgspec.Struct, frozen=True, kw_only=True):
-    """A time in a step in which none of the processes that generate, train or score did anything.
+    """A time in a step in which no process generated, scored or trained.
 
     Attributes:
+        start_s: Its start, in seconds from the step's start.
+        end_s: Its end.
         after: The span that ended before it, as `stage of lane`.
         before: The span that began after it.
-        between: `generation and training` where it lies between those two, else `stages`.
-        within: What the driver did meanwhile: the timer or stage that covers most of it, or `other`.
+        between: `generation and training` if it lies between those two, else `stages`.
+        within: The driver's timer or stage that covers at least half of it, or `other`.
     """
 
     start_s: float
@@ -170,7 +185,7 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PathPart(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of the step's critical path: a stage of the driver, and the lane's span that ended last in it."""
+    """A part of the step's critical path: a stage of the driver, and the worker's span that ended last in it."""
 
     stage: str
     start_s: float
@@ -179,10 +194,10 @@ class PathPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SkewRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The seconds of one rank or replica in a stage, in all its calls in the step.
+    """Seconds of one rank or replica in a stage, over all its calls in the step.
 
     Attributes:
-        recorded: Whether a profiler recorded in one of them, which takes longer.
+        recorded: True if a profiler recorded during one of the calls. Recorded calls take longer.
     """
 
     label: str
@@ -197,10 +212,12 @@ class Skew(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         of: `rank` or `replica`.
-        slowest: The label of the one that took longest, as in `rows`; of those that were not recorded, if there are
-            any.
-        waited_s: How much longer that was than the median.
-        rows: By seconds, longest first, at most 64.
+        count: The number of ranks or replicas.
+        median_s: The median seconds of the others.
+        slowest: The label of the slowest one, as in `rows`. Recorded ones count only if all were recorded.
+        slowest_s: The seconds of the slowest one.
+        waited_s: Seconds that the others waited for the slowest one.
+        rows: The ranks or replicas by seconds, longest first, at most 64.
     """
 
     stage: str
@@ -215,7 +232,7 @@ class Skew(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of a sample by what it did: `turn` (generation), `tool` with its name, `reward`, `waiting`."""
+    """Seconds of a sample in one activity: `turn` (generation), `tool` with its name, `reward` or `waiting`."""
 
     kind: str
     name: str
@@ -228,13 +245,13 @@ class SampleRow(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         label: `prompt 17, rollout 3`.
-        sample: The prompt's id, as the data set or the trainer gives it.
-        rollout: Which of the answers to this prompt.
+        sample: The prompt's id, from the data set or the trainer.
+        rollout: The number of this answer among the answers to the prompt.
         agent: The agent loop's name.
-        lane: The label of the lane it ran in.
-        held_by: What it spent more time on than other samples do, `tool search` for one. Empty where that is not known:
-            several samples with the same ids went on at once.
-        parts: Its seconds by what it did, most first.
+        lane: The label of its lane.
+        held_by: The part with the largest excess over other samples, such as `tool search`. Empty if unknown, because
+            several samples with the same ids ran at once.
+        parts: Its seconds by activity, longest first.
         spans: Its turns, tools and rewards, by start.
     """
 
@@ -256,11 +273,14 @@ class SampleRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tail(msgspec.Struct, frozen=True, kw_only=True):
-    """The last `count` of a step's `of` samples: the batch waited `waited_s` seconds for them when the rest was done.
+    """The last samples of a step: the batch waited for them after all others had ended.
 
     Attributes:
-        samples: Their labels, the last one first, at most 20.
-        held_by: What held most of them, as in `SampleRow`.
+        count: The number of last samples.
+        of: The number of samples in the step.
+        waited_s: Seconds that the batch waited for them.
+        samples: Their labels, the last to end first, at most 20.
+        held_by: The `SampleRow.held_by` that most of them have.
     """
 
     count: int
@@ -271,7 +291,7 @@ class Tail(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The calls of one tool in a step. `slowest` is the label of the sample with the longest call."""
+    """Calls of one tool in a step. `slowest` is the label of the sample with the longest call."""
 
     name: str
     calls: int
@@ -283,17 +303,20 @@ class ToolRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SampleFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """The samples of a step, without those of validation.
+    """Samples of a step, without validation.
 
     Attributes:
-        count: How many there are.
-        failed: How many ended with an exception.
+        count: The number of samples.
+        failed: The number of samples that ended with an exception.
+        start_s: The start of the first sample, in seconds from the step's start.
+        end_s: The end of the last sample, likewise.
+        mean_s: The mean duration.
         quantiles_s: Durations at 0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99 and 1.
-        done: How many samples were done when, as (seconds from the step's start, count), at most some hundred points.
-        tail: The last few that the batch waited for.
-        parts: Seconds of all samples by kind.
+        done: Points (seconds from the step's start, number of samples done by then), at most 300.
+        tail: The last few samples, which the batch waited for.
+        parts: Seconds of all samples by activity.
         tools: The tools that were called, by seconds.
-        longest: The longest samples, longest first, at most 50, those of the tail among them.
+        longest: The longest samples, longest first, at most 50, including the samples of the tail.
     """
 
     count: int
@@ -309,20 +332,20 @@ class SampleFigures(msgspec.Struct, frozen=True, kw_only=True):
     tail: Tail | None = None
 
 
-# The form of what `--json` prints: raised when a field goes or changes its meaning.
+# Version of the format of `--json`. It rises when a field is removed or changes its meaning.
 SCHEMA = 1
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """A finding of a rule, in words.
+    """A finding of a rule.
 
     Attributes:
         kind: The rule's name.
-        text: One sentence, with the figures in it.
-        evidence: The figures and names behind it, a line each.
-        seconds: What it costs a step, by which findings are sorted; where `step` is None, on average.
-        step: The step, None for the run.
-        file: The trace or timeline file that it comes from.
+        text: One sentence with the figures.
+        evidence: Lines with the figures and names behind the sentence.
+        seconds: Its cost: seconds of the step, or per step on average if `step` is None. Findings are sorted by it.
+        step: The step; None for a finding about the run.
+        file: The trace or timeline file behind it.
     """
 
     kind: str
@@ -334,16 +357,16 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StageShare(msgspec.Struct, frozen=True, kw_only=True):
-    """One stage over the steps that `RunFigures.basis` names; `autoprof's own` over all steps.
+    """Time of one stage over the steps that `RunFigures.basis` names; `autoprof's own` over all steps.
 
     Attributes:
-        name: The timer's or stage's own name, `other`, or `autoprof's own`: the profiler's start and stop, and waits
-            for its files.
-        seconds: Of these steps together.
-        share: Of the time of these steps without autoprof's own; None for `autoprof's own`.
-        steps: In how many steps it was.
-        median_s: Of those steps.
-        kind: Its kind in the vocabulary of all trainers, where it has one.
+        name: The name of the timer or stage, `other`, or `autoprof's own`: time in which autoprof starts or stops a
+            profiler, or waits for its files.
+        seconds: Seconds in these steps together.
+        share: Share of these steps' time without autoprof's own; None for `autoprof's own`.
+        steps: The number of steps that have the stage.
+        median_s: Median seconds over the steps that have an entry for it.
+        kind: Its kind in the vocabulary of all trainers; empty if it has none.
     """
 
     name: str
@@ -355,11 +378,11 @@ class StageShare(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StageGap(msgspec.Struct, frozen=True, kw_only=True):
-    """The time of a step in which no stage ran and no timer, without autoprof's own.
+    """Time of a step in which no stage and no timer ran, without autoprof's own time.
 
     Attributes:
-        seconds: In all.
-        share: Of the step without autoprof's own time.
+        seconds: Its length.
+        share: Its share of the step without autoprof's own time.
         start_s: The start of its longest part, in seconds from the step's start.
         end_s: The end of its longest part.
         after: The stage that ended before the longest part; empty if none did.
@@ -379,20 +402,22 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         number: The trainer's global step.
-        captured: Whether there are captures of it.
-        slow: Whether it took much longer than the steps around it (`usual_s`, docs/findings.md says by how much).
+        start_ns: Its start, in ns since the epoch.
+        seconds: Its duration.
+        captured: True if it has captures.
+        slow: True if it took much longer than the steps around it (docs/findings.md has the limits).
         usual_s: The median of the steps around it.
-        stages: Seconds by stage, each second counted once; with `other` and, last, `autoprof's own` they sum up to
+        stages: Seconds by stage, each second counted once. `other` and, last, `autoprof's own` complete the sum to
             `seconds`.
-        samples: How many samples were generated for it.
-        prompt_tokens: As the engines were given them: the second turn of a sample gives the first again.
-        response_tokens: As the engines generated them.
-        tokens_per_s: `response_tokens` by the step's seconds, all devices together.
-        recorded: Seconds of a stage in which a profiler recorded.
-        slowed: Of these, by how much the stage took longer than usual. Recorded work runs slower, so it makes no step
-            slow and is no finding.
+        samples: The number of samples generated for it.
+        prompt_tokens: Prompt tokens that the engines received. Later turns of a sample count earlier ones again.
+        response_tokens: Tokens that the engines generated.
+        tokens_per_s: `response_tokens` divided by the step's seconds, for all devices together.
+        recorded: Seconds of each stage in which a profiler recorded.
+        slowed: Seconds by which these stages took longer than usual. Recording slows work, so they are not counted in
+            findings.
         error: The type of the exception that ended the step.
-        kinds: Kinds of stages by name, where the name does not tell.
+        kinds: The kinds of stages that their names don't show, by name.
         kind: `warm-up` (the first step of each start of the trainer), `captured` (a profiler recorded in a process), or
             `regular`.
         no_stage: The time in which no stage ran, if it is over a fifth of the step.
@@ -423,14 +448,14 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         stages: As in `StepRow`.
         kinds: As in `StepRow`.
-        lanes: Trainer first, then actors, ref, critic, reward, agent loops, rollout, each by rank or replica.
-        gaps: By start, at most the 100 longest.
-        gaps_left_out: How many there are besides.
-        skews: By `waited_s`, longest first.
+        lanes: The lanes: trainer, actors, ref, critic, reward, agent loops, rollout, each by rank or replica.
+        gaps: The 100 longest gaps, by start.
+        gaps_left_out: The number of other gaps.
+        skews: The skews by `waited_s`, longest first.
         weight_sync_s: Seconds in which weights were sent.
         path: The critical path.
-        findings: Those of this step, by seconds.
-        captured_for: Why it was captured, where that was not `AUTOPROF_STEPS`: a condition, or who asked for it.
+        findings: The findings of this step, by seconds.
+        captured_for: The reasons for its captures other than `AUTOPROF_STEPS`: a condition, or a trigger.
         kind: As in `StepRow`.
         no_stage: As in `StepRow`.
     """
@@ -458,12 +483,15 @@ class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True):
     """One figure on both sides.
 
     Attributes:
-        kind: `step` (seconds a step), `stage` (seconds a step; of a kind of stages where the two sides have other names
-            for it, which `where` has), `operator` (own seconds a capture), `rate` (tokens/s),
-            `samples` (seconds).
+        kind: `step` (seconds a step), `stage` (seconds a step), `operator` (own seconds a capture), `rate` (tokens/s)
+            or `samples` (seconds).
+        name: The stage, operator or figure. For a `stage` that the two sides name differently, its kind.
         unit: `s` or `1/s`.
-        change: `b` less `a`; a side that is not there counts as 0.
-        worse: Whether the change is for the worse.
+        a: The figure of side `a`; None if it has none.
+        b: The figure of side `b`.
+        change: `b` less `a`. A missing figure counts as 0.
+        worse: True if the change is for the worse.
+        where: The place of an operator, or both names of a stage that the two sides name differently.
     """
 
     kind: str
@@ -477,10 +505,13 @@ class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Two steps or two runs. `b` is the one that was asked for, `a` what it is held against.
+    """Comparison of two steps or two runs.
 
     Attributes:
-        rows: What became slower by most first.
+        a: The label of the side to compare with.
+        b: The label of the side of the report.
+        rows: The rows, the largest slowdown first.
+        findings: The findings, the costliest first.
         basis: For each side that is a run, its label and `RunFigures.basis`.
     """
 
@@ -492,16 +523,17 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OpenSpanRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A span that has begun and not ended.
+    """An open span: it has begun and not ended.
 
     Attributes:
-        process: Its host and pid.
-        state: `running`, `gone` where the process was killed, `elsewhere` where that can't be seen from this host or
-            container.
+        process: The host and pid of its process.
+        state: `running`, `gone` if the process was killed, or `elsewhere` if this host or container can't see it.
         kind: The kind of the span.
-        name: Its name: of a stage, a tool.
-        where: Its role with rank or replica, and which of many it is.
-        age_s: Seconds that it has been open: up to now, or up to the last sign of life of its process.
+        name: Its name, such as the name of a stage or a tool.
+        where: Its role with rank or replica, and the ids of its sample or request.
+        start_ns: Its start, in ns since the epoch.
+        age_s: Seconds that it has been open, until now or until the last sign of life of its process.
+        step: The global step; None if unknown.
     """
 
     process: str
@@ -518,22 +550,22 @@ class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
     """A whole report.
 
     Attributes:
-        started_ns: When the run began.
-        steps: By number. A step that ran again after the run was resumed stands there once, as it ran last.
-        basis: The steps that `stages`, `kinds`, `median_s` and `tokens_per_s` are of, and the number of the others:
-            the regular steps, else the captured ones, else the warm-ups.
-        stages: By seconds, then `other`, then `autoprof's own`.
-        kinds: The same for kinds of stages, each the sum of its stages, by seconds.
+        started_ns: The start of the run, in ns since the epoch.
+        steps: The steps by number. A step that ran again after the run was resumed is listed once, with its last run.
+        basis: Words for the steps from which `stages`, `kinds`, `median_s` and `tokens_per_s` were computed (the
+            regular steps, else the captured ones, else the warm-ups), and the number of the others.
+        stages: The stages by seconds, then `other`, then `autoprof's own`.
+        kinds: The same for kinds of stages: each is the sum of its stages.
         median_s: The median seconds of these steps.
-        tokens_per_s: Generated tokens of these steps by their seconds; None where the timeline has no counts.
-        findings: Those of the run and of the steps in `details`, by seconds.
-        details: The steps that were chosen.
-        comparison: Where there was something to hold it against.
-        notes: What a reader should know of the figures themselves: lines left out, files that could not be read.
-        verdict: A sentence for a run without findings, with the part that could not be judged.
-        open: Open spans, steps first, then the oldest first, without those that the run has left behind.
-        open_left_out: How many such spans there are besides.
-        going_on: True if the run is running, so that ages of running processes are up to now.
+        tokens_per_s: Generated tokens of these steps divided by their seconds; None if the timeline has no counts.
+        findings: The findings of the run and of its steps, by seconds.
+        details: The steps in detail.
+        comparison: The comparison with another run or step; None if none was requested.
+        notes: Remarks on the figures themselves: lines left out, files that could not be read.
+        verdict: A sentence for a run without findings. It names the part that could not be judged.
+        open: Open spans: steps first, then the oldest first. Spans of earlier attempts are omitted.
+        open_left_out: The number of open spans that are not in `open`.
+        going_on: True if the run is running. Ages of its running processes then end now.
     """
 
     id: str

@@ -1,1 +1,1 @@
-"""Figures of a run, from what it recorded."""
+"""Figures of a run, from its timeline and captures."""

@@ -19,27 +19,27 @@ from autoprof.traces.reader import NO_JSON, Reader, TraceError
 from autoprof.traces.summary import OperatorSums, TraceSums, summarize
 
 DAMAGED = "damaged"
-# What goes on where no Chrome trace is.
+# Files that are not Chrome traces: the tool that wrote them, and the program that opens them.
 _TOOLS = {
     NSYS_REPORT: ("nsys", "Nsight Systems: nsys-ui FILE, or nsys stats FILE"),
     SNAPSHOT: ("memory", "pytorch.org/memory_viz, which loads it in the browser"),
 }
-_ASCEND = "MindStudio Insight opens the folder; autoprof analyse has torch_npu analyse it, where that was not done"
+_ASCEND = "MindStudio Insight; if torch_npu has not analysed the folder yet, run autoprof analyse first"
 
 
 def figures(run: Path, step: int, capture: CaptureFile, zero_ns: int | None, operators: int) -> CaptureFigures:
-    """Return the figures of one capture. Nothing is raised.
+    """Return the figures of one capture. Never raises.
 
     Args:
         run: The run directory.
-        step: The step in whose folder it is.
+        step: The step whose folder has the capture.
         capture: The capture, as listed.
-        zero_ns: When the step began by the clock of the capture's host, where that is known.
-        operators: How many operators and kernels are told.
+        zero_ns: The start of the step on the clock of the capture's host; None if unknown.
+        operators: Operators and kernels to keep.
     """
     folder = layout.RunDir(run).step(step)
     path = _file(folder, capture.name)
-    found = CaptureFigures(
+    unread = CaptureFigures(
         name=writable(capture.name),
         step=step,
         role=capture.meta.role or capture.name.split(".")[0],
@@ -59,22 +59,22 @@ def figures(run: Path, step: int, capture: CaptureFile, zero_ns: int | None, ope
         slowest=capture.meta.slowest,
     )
     if path is None:
-        return found
+        return unread
     for ending, (tool, opens) in _TOOLS.items():
         if path.name.endswith(ending):
-            return msgspec.structs.replace(found, tool=found.tool or tool, opens_with=opens)
+            return msgspec.structs.replace(unread, tool=unread.tool or tool, opens_with=opens)
     if path.is_dir():
-        return msgspec.structs.replace(found, tool=found.tool or "npu", opens_with=_ASCEND)
+        return msgspec.structs.replace(unread, tool=unread.tool or "npu", opens_with=_ASCEND)
     try:
         sums = summarize(path)
     except (TraceError, OSError) as error:
-        return msgspec.structs.replace(found, state=DAMAGED, reason=writable(str(error).replace(f"{path}: ", "")))
+        return msgspec.structs.replace(unread, state=DAMAGED, reason=writable(str(error).replace(f"{path}: ", "")))
     sums = msgspec.structs.replace(sums, operators=sums.operators[:operators], kernels=sums.kernels[:operators])
-    return _summed(found, sums, zero_ns, _memory_total(path))
+    return _summed(unread, sums, zero_ns, _memory_total(path))
 
 
 def place_of(capture: CaptureFigures) -> str:
-    """Name the stage and process of a capture: `actor.update_actor rank 0`, `rollout replica 1 frontend`."""
+    """Return the stage and process of a capture: `actor.update_actor rank 0`, `rollout replica 1 frontend`."""
     stage = f".{capture.stage}" if capture.stage and capture.stage != capture.role else ""
     if capture.replica is not None:
         return f"{capture.role}{stage} replica {capture.replica} {capture.part}".rstrip()
@@ -82,9 +82,9 @@ def place_of(capture: CaptureFigures) -> str:
 
 
 def windows(captures: Sequence[CaptureFigures]) -> list[str]:
-    """Return the reasons other than `AUTOPROF_STEPS` for which these were made, each once."""
-    found = dict.fromkeys(capture.window for capture in captures)
-    return [window for window in found if window and not window.startswith(f"{PREFIX}STEPS=")]
+    """Return the reasons for these captures, each once, without `AUTOPROF_STEPS`."""
+    reasons = dict.fromkeys(capture.window for capture in captures)
+    return [reason for reason in reasons if reason and not reason.startswith(f"{PREFIX}STEPS=")]
 
 
 def _file(folder: Path, name: str) -> Path | None:
@@ -94,12 +94,12 @@ def _file(folder: Path, name: str) -> Path | None:
     return next((path for path in sorted(folder.glob(f"{name}*{file_names.NPU_FOLDER}")) if path.is_dir()), None)
 
 
-def _summed(found: CaptureFigures, sums: TraceSums, zero_ns: int | None, total: int | None) -> CaptureFigures:
+def _summed(unread: CaptureFigures, sums: TraceSums, zero_ns: int | None, total: int | None) -> CaptureFigures:
     peaks = sorted(sums.memory, key=lambda peak: (peak.device != "cpu", peak.allocated_bytes))
     return msgspec.structs.replace(
-        found,
-        tool=found.tool or "torch",
-        state="truncated" if sums.cut and found.state == "complete" else found.state,
+        unread,
+        tool=unread.tool or "torch",
+        state="truncated" if sums.cut and unread.state == "complete" else unread.state,
         start_s=None if zero_ns is None or sums.first_ns is None else (sums.first_ns - zero_ns) / 1e9,
         seconds=sums.span_us / 1e6,
         collectives_s=None if sums.collectives_us is None else sums.collectives_us / 1e6,
@@ -111,7 +111,7 @@ def _summed(found: CaptureFigures, sums: TraceSums, zero_ns: int | None, total: 
         memory_peak_bytes=max(peaks[-1].allocated_bytes, peaks[-1].reserved_bytes) if peaks else None,
         memory_total_bytes=total if peaks and peaks[-1].device != "cpu" else None,
         bound=sums.bound,
-        reason="; ".join(filter(None, [found.reason, sums.cut, sums.reason])),
+        reason="; ".join(filter(None, [unread.reason, sums.cut, sums.reason])),
     )
 
 
@@ -155,13 +155,13 @@ def _phase(sums: PassSums) -> Phase:
 
 
 class _Device(msgspec.Struct):
-    """A GPU, as Kineto writes it into `deviceProperties` of the trace."""
+    """A GPU in `deviceProperties` of a trace, as Kineto writes it."""
 
     totalGlobalMem: int = 0
 
 
 def _memory_total(path: Path) -> int | None:
-    """Return the memory of the smallest device that the trace names, if it names one."""
+    """Return the memory of the smallest device that the trace describes, or None."""
     try:
         with Reader(path) as reader:
             devices = msgspec.json.decode(reader.fields.get("deviceProperties", b"[]"), type=list[_Device])

@@ -1,4 +1,4 @@
-"""Figures of the chosen steps: a second reading of the timeline keeps all that belongs to them."""
+"""Figures of the chosen steps, from a second reading of the timeline."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ from autoprof.report.model import CaptureFigures, StepFigures, StepRow
 from autoprof.rundir.records import PROCESS, Line
 from autoprof.traces.clocks import is_of
 
-# Where no step was chosen: so many slow ones, and so many of the captured ones, the last. What held them up is looked
-# for in so many more slow ones.
-_MOST_SLOW, _MOST_CAPTURED, _MOST_LOOKED_AT = 4, 4, 12
-# More gaps than this nobody reads.
-_MOST_GAPS = 100
+# Slow steps, and the last captured steps, that are shown if the user chose none.
+_MAX_SLOW, _MAX_CAPTURED = 4, 4
+# Further slow steps whose cause is searched.
+_MAX_MORE_SLOW = 12
+_MAX_GAPS = 100
 
 
 def choose(rows: Sequence[StepRow], cut_off: Iterable[StepRow] = ()) -> list[int]:
-    """Choose the steps that a report shows if none was asked for: slow, captured, else a typical one.
+    """Choose the steps that a report shows if the user chose none: slow and captured ones, else a typical one.
 
     Args:
         rows: The steps that have ended.
-        cut_off: Those that have not, which are shown where they were captured.
+        cut_off: The steps that have not ended. They are chosen only if they were captured.
     """
-    captured = sorted(row.number for row in (*rows, *cut_off) if row.captured)[-_MOST_CAPTURED:]
-    found = {*_slowest(rows)[:_MOST_SLOW], *captured}
-    if not found and rows:
-        likely = sorted(typical_steps(rows), key=lambda row: row.seconds)
-        found = {likely[len(likely) // 2].number}
-    return sorted(found)
+    captured = sorted(row.number for row in (*rows, *cut_off) if row.captured)[-_MAX_CAPTURED:]
+    chosen = {*_slowest(rows)[:_MAX_SLOW], *captured}
+    if not chosen and rows:
+        typical = sorted(typical_steps(rows), key=lambda row: row.seconds)
+        chosen = {typical[len(typical) // 2].number}
+    return sorted(chosen)
 
 
-def looked_at(rows: Sequence[StepRow], shown: Collection[int]) -> list[int]:
+def more_slow_steps(rows: Sequence[StepRow], shown: Collection[int]) -> list[int]:
     """Return slow steps that are not shown but may have findings, the slowest first."""
-    return [number for number in _slowest(rows) if number not in shown][:_MOST_LOOKED_AT]
+    return [number for number in _slowest(rows) if number not in shown][:_MAX_MORE_SLOW]
 
 
 def _slowest(rows: Sequence[StepRow]) -> list[int]:
     return [row.number for row in sorted(rows, key=lambda row: row.usual_s - row.seconds) if row.slow]
 
 
-class _Step:
-    """Data of one step while the timeline is read."""
+class _StepSpans:
+    """Spans of one step while the timeline is read."""
 
     def __init__(self, span: StepSpan, timelines: Sequence[Timeline]) -> None:
         self.span = span
@@ -59,8 +59,8 @@ class _Step:
 
     def add(self, file: int, line: Line) -> None:
         own = line.step == self.span.number and is_of(line, self.span.since_ns, self.span.until_ns)
-        goes_on = line.start_ns < self.span.end_ns and line.end_ns > self.span.start_ns
-        if not own and not goes_on:
+        overlaps = line.start_ns < self.span.end_ns and line.end_ns > self.span.start_ns
+        if not own and not overlaps:
             return
         if line.kind in (PROCESS, "step") or (line.kind == "timer" and (line.name == WHOLE or file != self.span.file)):
             return
@@ -84,25 +84,25 @@ def details(
         rows: Their rows in the overview, by number.
         timelines: All timeline files of the run, in the order of the overview.
         captures: The captures of each step.
-        recorded: When something was recorded.
-        zones: Those of each file. What is written by now in the last one of a file is read, too.
+        recorded: The times in which profilers recorded.
+        zones: The zones of each file. The last zone includes lines that were written meanwhile.
     """
-    steps = [_Step(span, timelines) for span in spans]
-    # The overview has counted what is left out.
+    steps = [_StepSpans(span, timelines) for span in spans]
+    # A new reader: the overview has already counted the lines that are left out.
     reader = Reader()
     of = [(span.number, span.start_ns, span.end_ns) for span in spans]
     for number, timeline in enumerate(timelines):
         for line in reader.spans(timeline, parts=parts(zones[number], of, sys.maxsize)):
             for step in steps:
                 step.add(number, line)
-    found = []
-    for step in steps:
-        found.append(_figures(step, rows[step.span.number], timelines, captures.get(step.span.number, []), recorded))
-    return found
+    return [
+        _figures(step, rows[step.span.number], timelines, captures.get(step.span.number, []), recorded)
+        for step in steps
+    ]
 
 
 def _figures(
-    step: _Step,
+    step: _StepSpans,
     row: StepRow,
     timelines: Sequence[Timeline],
     captures: list[CaptureFigures],
@@ -115,7 +115,7 @@ def _figures(
         if lane.role == "agent_loop" or not labels[lane.file]:
             labels[lane.file] = lane.label
     gaps = step.lanes.gaps(lanes)
-    shown = sorted(sorted(gaps, key=lambda gap: gap.start_s - gap.end_s)[:_MOST_GAPS], key=lambda gap: gap.start_s)
+    shown = sorted(sorted(gaps, key=lambda gap: gap.start_s - gap.end_s)[:_MAX_GAPS], key=lambda gap: gap.start_s)
     return StepFigures(
         number=span.number,
         start_ns=span.start_ns,

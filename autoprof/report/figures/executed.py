@@ -1,5 +1,6 @@
-"""Steps that a run executed, without reading all of a large timeline: its index tells, or a search for the lines of
-steps.
+"""Steps that a run executed, without a full reading of a large timeline.
+
+They come from the timeline's index, or from a search for the lines of steps.
 """
 
 from __future__ import annotations
@@ -17,26 +18,26 @@ from autoprof.rundir.records import Line
 from autoprof.traces.reader import NO_JSON
 
 _PIECE = 1 << 20
-# As autoprof writes it.
+# Part of a step's line, in autoprof's own spelling.
 _STEP = b'"kind":"step"'
-# A file without a step's line in so much of its begin and its end is of a process that drives no steps.
+# Bytes at the begin and at the end of a file that are probed. Without a step there, the process drives no steps.
 _PROBED = 8 << 20
 
 
 def steps(run: Path) -> tuple[dict[int, float], list[str]]:
-    """Return the seconds of the steps that have ended by number, and notes on the lines that were left out."""
-    found, _ = timelines(run)
-    stamp = index.stamp(found)
+    """Return the seconds of the steps that have ended, by number, and notes on the lines that were left out."""
+    paths, _ = timelines(run)
+    stamp = index.stamp(paths)
     reader = Reader()
-    if (known := index.read(run, stamp)) is not None:
-        known.tell(reader)
-        return {span.number: _seconds(span) for span in known.spans}, reader.notes()
+    if (indexed := index.read(run, stamp)) is not None:
+        indexed.restore_notes(reader)
+        return {span.number: _seconds(span) for span in indexed.spans}, reader.notes()
     if not index.large(stamp):
-        lines = (line for file in found for line in reader.spans(file) if line.kind == "step")
+        lines = (line for file in paths for line in reader.spans(file) if line.kind == "step")
         return {line.step: _seconds(line) for line in lines if line.step is not None}, reader.notes()
-    drivers = [file for file in found if any(_numbers(file, probe=True))]
-    numbers = {number: took for file in drivers or found for number, took in _numbers(file)}
-    return numbers, ["the timeline is large, and was searched for steps alone: autoprof report reads all of it"]
+    drivers = [file for file in paths if any(_numbers(file, probe=True))]
+    seconds = {number: took for file in drivers or paths for number, took in _numbers(file)}
+    return seconds, ["the timeline is large, so only its steps were read; autoprof report reads all of it"]
 
 
 def _seconds(span: Line | index.StepSpan) -> float:
@@ -52,12 +53,12 @@ def _numbers(timeline: Timeline, probe: bool = False) -> Iterator[tuple[int, flo
             else:
                 yield from _searched(file, 0, _PROBED)
                 yield from _searched(file, size - _PROBED, size)
-    except OSError:  # a report names it
+    except OSError:  # the report has a note on it
         return
 
 
 def _searched(file: BinaryIO, at: int, end: int) -> Iterator[tuple[int, float]]:
-    """Yield the numbers and the seconds in the lines of steps between two places."""
+    """Yield the number and the seconds of each step's line between two offsets."""
     file.seek(at)
     rest = b""
     while at < end and (piece := file.read(min(_PIECE, end - at))):

@@ -1,6 +1,7 @@
-"""Index of a large timeline: the sums of its steps and the zones of its files, made by the first report of the run.
+"""Index of a large timeline: the sums of its steps and the zones of its files. The first report of a run writes it.
 
-It stands for that reading as long as no file has changed since. Where it can't be written or read, all is read again.
+Later reports use it instead of a first reading, unless a file has changed. If the index can't be written or read, the
+whole timeline is read again.
 """
 
 from __future__ import annotations
@@ -17,19 +18,25 @@ from autoprof.report.figures.zones import Zone
 from autoprof.rundir.file_names import TIMELINE_INDEX
 from autoprof.traces.clocks import EVER
 
-# Smaller timelines are read within seconds.
+# Size from which a timeline gets an index. Smaller ones are read within seconds.
 WORTH_BYTES = 64 << 20
-_MOST_BYTES = 256 << 20
+_MAX_INDEX_BYTES = 256 << 20
 _VERSION = 3
 
-# Of each file its name, size, time of change, and shift.
+# Name, size, time of change and clock shift of each file.
 Stamp = list[tuple[str, int, int, int]]
 _Piece = tuple[int, int]
 _Timer = tuple[str, int, int, int]
 
 
 class StepSpan(msgspec.Struct, frozen=True, gc=False):
-    """A step as its driver had it. Of several that say they are the step's driver the best one counts."""
+    """A step, as its driver recorded it. `better_than` chooses between several drivers of the same step.
+
+    Attributes:
+        file: The number of the driver's file.
+        since_ns: The start of the attempt that the step belongs to. Earlier lines with its number are not its own.
+        until_ns: The end of that attempt.
+    """
 
     number: int
     file: int
@@ -38,12 +45,12 @@ class StepSpan(msgspec.Struct, frozen=True, gc=False):
     role: str
     rank: int | None
     error: str | None
-    # What carries its number counts as far as it lies between these: the rest is of another attempt.
+
     since_ns: int = 0
     until_ns: int = EVER
 
     def better_than(self, other: StepSpan) -> bool:
-        """Compare two drivers: a trainer before an engine, rank 0 before others, the last run before earlier ones."""
+        """Return True if this driver is the better one: a trainer, then rank 0, then the later run of the step."""
         return (self.role == "trainer", not self.rank, self.start_ns) > (
             other.role == "trainer",
             not other.rank,
@@ -52,7 +59,7 @@ class StepSpan(msgspec.Struct, frozen=True, gc=False):
 
 
 class Sums(msgspec.Struct, array_like=True):
-    """Sums of one step, as `overview` keeps them while it reads."""
+    """Sums of one step, as `overview` collects them."""
 
     timers: list[_Timer]
     stages: dict[str, list[_Piece]]
@@ -65,7 +72,7 @@ class Sums(msgspec.Struct, array_like=True):
 
 
 class Index(msgspec.Struct):
-    """All that the first reading of a timeline comes to."""
+    """Results of the first reading of a timeline."""
 
     stamp: Stamp
     zones: list[list[Zone]]
@@ -80,44 +87,44 @@ class Index(msgspec.Struct):
     kinds: dict[str, str]
     version: int = _VERSION
 
-    def tell(self, reader: Reader) -> None:
-        """Have a reader know what was left out."""
+    def restore_notes(self, reader: Reader) -> None:
+        """Copy the counts of left-out lines to a reader."""
         reader.left_out.update({(file, why): count for file, why, count in self.left_out})
         reader.beyond.update(self.beyond)
 
 
 def stamp(timelines: Sequence[Timeline]) -> Stamp:
-    """Return what tells the state of the files that an index is of."""
-    found = []
+    """Return the state of the files, by which an index is recognized as current."""
+    states = []
     for timeline in timelines:
         try:
             status = os.stat(timeline.path)
         except OSError:
             continue
-        found.append((timeline.name, status.st_size, status.st_mtime_ns, timeline.shift_ns))
-    return found
+        states.append((timeline.name, status.st_size, status.st_mtime_ns, timeline.shift_ns))
+    return states
 
 
 def large(stamp: Stamp) -> bool:
-    """Return whether a timeline is worth an index."""
+    """Return True if a timeline is large enough for an index."""
     return sum(size for _, size, _, _ in stamp) > WORTH_BYTES
 
 
 def read(run: Path | None, stamp: Stamp) -> Index | None:
-    """Return the index of a run's timeline, if there is one of these files as they are now."""
+    """Return the index of a run's timeline if it matches the present state of the files, else None."""
     if run is None or not large(stamp):
         return None
     try:
-        content = files.read(run / TIMELINE_INDEX, _MOST_BYTES, (os.getuid(), os.stat(run).st_uid))
-        found = msgspec.msgpack.decode(content, type=Index)
+        content = files.read(run / TIMELINE_INDEX, _MAX_INDEX_BYTES, (os.getuid(), os.stat(run).st_uid))
+        index = msgspec.msgpack.decode(content, type=Index)
     except (OSError, msgspec.MsgspecError, ValueError, RecursionError):
         return None
-    whole = len(found.zones) == len(stamp) and found.version == _VERSION
-    return found if whole and found.stamp == stamp else None
+    whole = len(index.zones) == len(stamp) and index.version == _VERSION
+    return index if whole and index.stamp == stamp else None
 
 
 def write(run: Path | None, stamp: Stamp, make: Callable[[], Index]) -> None:
-    """Leave the index of a large timeline in the run's folder, where that can be written."""
+    """Write the index of a large timeline into the run's folder. Errors are ignored."""
     if run is None or not large(stamp):
         return
     try:

@@ -15,18 +15,18 @@ from autoprof.report.model import Gap, Lane, PathPart, SpanRow
 from autoprof.rundir.records import Line
 from autoprof.traces.timeline import ROLES
 
-# So many spans of a lane are shown, the longest; a picture can't show more.
-_MOST_SPANS = 500
+# Spans of a lane that are kept, the longest ones. A plot can't show more.
+_MAX_SPANS = 500
 # Kinds of spans that are not work: a capture's window, the step itself, autoprof's own time.
 _NO_WORK = ("window", "step", PROFILING)
-# A gap between workers is shown from so many seconds on.
-_LEAST_GAP_NS = 50_000_000
+# Shortest gap between workers that is shown.
+_MIN_GAP_NS = 50_000_000
 
 _Span = tuple[int, int, str, str, Line]
 
 
 class LaneSpans:
-    """The spans of one process under one role, in one step."""
+    """Spans of one process under one role, in one step."""
 
     def __init__(self, file: int, role: str, replica: int | None) -> None:
         self.file, self.role, self.replica = file, role, replica
@@ -36,7 +36,7 @@ class LaneSpans:
         self.profiling = Union()
         self.worked = False
         self.count = 0
-        # By length, the shortest first, with a number so that nothing else is compared.
+        # A heap, the shortest first. The number breaks ties, so that lines are never compared.
         self._longest: list[tuple[int, int, Line]] = []
         self.stages: dict[str, list[tuple[int, int]]] = defaultdict(list)
         self.requests_s = array("d")
@@ -53,7 +53,7 @@ class LaneSpans:
             return
         self.count += 1
         kept = (line.end_ns - line.start_ns, self.count, line)
-        if len(self._longest) < _MOST_SPANS:
+        if len(self._longest) < _MAX_SPANS:
             heapq.heappush(self._longest, kept)
         else:
             heapq.heappushpop(self._longest, kept)
@@ -68,7 +68,7 @@ class LaneSpans:
         return sorted((line for _, _, line in self._longest), key=lambda line: (line.start_ns, -line.end_ns))
 
     def row(self, timeline: Timeline, start_ns: int, end_ns: int) -> Lane:
-        """Return the lane as a figure."""
+        """Return the lane for the report."""
         busy = self.busy.length(start_ns, end_ns)
         return Lane(
             label=self.label,
@@ -86,7 +86,7 @@ class LaneSpans:
 
 
 class Lanes:
-    """The lanes of one step. `driver` is the number of the driver's file."""
+    """Lanes of one step. `driver` is the number of the driver's file."""
 
     def __init__(self, timelines: Sequence[Timeline], driver: int, start_ns: int, end_ns: int) -> None:
         self._timelines = timelines
@@ -95,7 +95,7 @@ class Lanes:
         self._lanes: dict[tuple[int, str, int | None], LaneSpans] = {}
 
     def add(self, file: int, line: Line, own: bool) -> None:
-        """Take a span. `own` says that it is of this step, and not of another one at the same time."""
+        """Add a span. `own` is True if it belongs to this step, and not to another step at the same time."""
         replica = line.ids.get("replica")
         key = (file, line.role, replica if isinstance(replica, int) else None)
         if (lane := self._lanes.get(key)) is None:
@@ -107,8 +107,8 @@ class Lanes:
             lane.stages[line.name].append((line.start_ns, line.end_ns))
 
     def finish(self) -> list[LaneSpans]:
-        """Return the lanes in the order in which they are shown, with their labels."""
-        # Workers of an engine record their profiler alone; the replica's server process records its work.
+        """Return the lanes with their labels, in display order."""
+        # Skip an engine's workers, which record only their profiler. The replica's server records the work.
         order = sorted((lane for lane in self._lanes.values() if lane.worked), key=self._order)
         for name in (_label, _with_rank, self._with_process):
             like = Counter(lane.label or name(lane) for lane in order)
@@ -133,8 +133,8 @@ class Lanes:
     def gaps(self, lanes: Iterable[LaneSpans]) -> list[Gap]:
         """Return the times in which all of the driver's workers were idle.
 
-        Leave out the driver's waits for work that has no spans in any worker, such as an engine's without hooks, and
-        the time in which autoprof held any process, also one without a lane.
+        Two kinds of time are left out: waits of the driver for work without spans in any worker, such as the work of an
+        engine without hooks; and autoprof's own time in any process.
         """
         lanes = list(lanes)
         workers = [lane for lane in lanes if lane.file != self._driver]
@@ -143,39 +143,39 @@ class Lanes:
         pieces = working.pieces()
         if not pieces:
             return []
-        told = {
+        recorded = {
             words.meaning(line.name, line.kind, line.stage_kind)
             for lane in workers
             for line in lane.spans()
-            if _tells(line)
+            if _covers_work(line)
         }
         loops = any(lane.role == "agent_loop" for lane in workers)
-        if loops and words.GENERATION not in told | {
+        if loops and words.GENERATION not in recorded | {
             words.meaning(line.name, stage_kind=line.stage_kind) for line in drivers
         }:
             return []
         silent = Union(
             (line.start_ns, line.end_ns)
             for line in drivers
-            if (meaning := words.meaning(line.name, stage_kind=line.stage_kind)) not in told
+            if (meaning := words.meaning(line.name, stage_kind=line.stage_kind)) not in recorded
             and meaning not in (words.SCORING, words.TRAINING, OTHER)
         )
         for lane in self._lanes.values():
             for start, end in lane.profiling.pieces():
                 silent.add(start, end)
-        found = []
+        gaps = []
         for start, end in working.without(pieces[0][0], pieces[-1][1]):
             for low, high in silent.without(start, end):
-                if high - low >= _LEAST_GAP_NS:
-                    found.append(self._gap(low, high, start, end, workers, drivers))
-        return found
+                if high - low >= _MIN_GAP_NS:
+                    gaps.append(self._gap(low, high, start, end, workers, drivers))
+        return gaps
 
     def _gap(self, low: int, high: int, start: int, end: int, workers: list[LaneSpans], drivers: list[Line]) -> Gap:
         after, before = _edge(workers, start, 1), _edge(workers, end, 0)
         owners = segments([(line.name, line.start_ns, line.end_ns) for line in drivers], low, high)
         within = max(owners, key=lambda owner: owner[2] - owner[1], default=(OTHER, low, low))
         covered = sum(owner[2] - owner[1] for owner in owners)
-        said = within[0] if 2 * covered >= high - low else OTHER
+        driver_stage = within[0] if 2 * covered >= high - low else OTHER
         pair = (after[1], before[1])
         trained = (words.SCORING, words.TRAINING)
         is_between = pair[0] == words.GENERATION and pair[1] in trained
@@ -185,11 +185,11 @@ class Lanes:
             after=after[0],
             before=before[0],
             between="generation and training" if is_between else "stages",
-            within=said,
+            within=driver_stage,
         )
 
     def path(self, lanes: Iterable[LaneSpans]) -> list[PathPart]:
-        """Return the driver's stages one after the other, and the worker's span that ended last in each."""
+        """Return the driver's stages in their order, each with the worker's span that ended last in it."""
         lanes = list(lanes)
         drivers = [line for lane in lanes if lane.file == self._driver for line in lane.spans() if _is_stage(line)]
         own = [(line.name, line.start_ns, line.end_ns) for line in drivers if line.kind == "timer"]
@@ -201,13 +201,13 @@ class Lanes:
             for line in lane.spans()
             if line.kind in ("stage", "sample")
         ]
-        found = []
+        path = []
         for name, start, end in segments(own, self._start, self._end):
             if (end - start) * 100 < self._end - self._start:
                 continue
             ended = [each for each in spans if start < each[0] <= end]
             last = max(ended, key=lambda each: each[0], default=None)
-            found.append(
+            path.append(
                 PathPart(
                     stage=name,
                     start_s=(start - self._start) / 1e9,
@@ -215,11 +215,11 @@ class Lanes:
                     held_by=None if last is None else f"{_named(last[1])} of {last[2].label}",
                 )
             )
-        return found
+        return path
 
 
 def _edge(lanes: Iterable[LaneSpans], at: int, side: int) -> tuple[str, str]:
-    """Return the worker's span that ends (`side` 1) or begins (0) at a moment, in words, and its meaning."""
+    """Return the words for a worker's span that ends (`side` 1) or begins (0) at a moment, and its meaning."""
     for lane in lanes:
         if not any(piece[side] == at for piece in lane.busy.pieces()):
             continue
@@ -230,8 +230,8 @@ def _edge(lanes: Iterable[LaneSpans], at: int, side: int) -> tuple[str, str]:
     return OTHER, OTHER
 
 
-def _tells(line: Line) -> bool:
-    """Return whether a worker's span lasts as long as its work: agent loops hand theirs off, and are done at once."""
+def _covers_work(line: Line) -> bool:
+    """Return True if a worker's span lasts as long as its work. Stages of agent loops only hand work over."""
     return line.kind not in _NO_WORK and (line.role, line.kind) != ("agent_loop", "stage")
 
 
@@ -247,17 +247,17 @@ def _label(lane: LaneSpans) -> str:
 
 
 def _with_rank(lane: LaneSpans) -> str:
-    who = "" if lane.replica is None else f" replica {lane.replica}"
-    return f"{lane.role or 'process'}{who}" + ("" if lane.rank is None else f" rank {lane.rank}")
+    replica = "" if lane.replica is None else f" replica {lane.replica}"
+    return f"{lane.role or 'process'}{replica}" + ("" if lane.rank is None else f" rank {lane.rank}")
 
 
 def _named(line: Line) -> str:
     if line.kind != "sample":
         return line.name
-    said = [
+    ids = [
         f"{word} {line.ids[name]}" for name, word in (("sample", "prompt"), ("rollout", "rollout")) if name in line.ids
     ]
-    return ", ".join(said) or "a sample"
+    return ", ".join(ids) or "a sample"
 
 
 def _span_row(line: Line, zero_ns: int) -> SpanRow:

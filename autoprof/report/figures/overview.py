@@ -1,6 +1,6 @@
 """Overview of all steps of a run: seconds by stage, kinds of steps, slow steps, tokens.
 
-Only sums of a step are kept. Time in which a profiler recorded is known, so that recording is no finding.
+Only sums of each step are kept. Time in which a profiler recorded is kept apart, so that recording makes no findings.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from autoprof.traces.clocks import EVER, Attempts, is_of
 
 # The first step of each start of the trainer: it fills caches, compiles kernels and waits for late processes.
 WARM_UP = "warm-up"
-# A step in which a profiler recorded in some process, which makes it slower.
+# A step in which a profiler recorded in some process. Recording makes it slower.
 CAPTURED = "captured"
 REGULAR = "regular"
 
@@ -43,16 +43,19 @@ def typical_steps(rows: Sequence[StepRow]) -> list[StepRow]:
 
 
 def basis(rows: Sequence[StepRow]) -> str:
-    """Return which steps `typical` chooses, and the others: `1 regular step; 1 warm-up, 2 captured`."""
+    """Return the words for the steps that `typical_steps` chooses, and the others.
+
+    An example is `1 regular step; 1 warm-up, 2 captured`.
+    """
     counts = {of: len(_of(rows, of)) for of in (REGULAR, CAPTURED, WARM_UP)}
-    rest: tuple[str, ...] = ()
+    other_kinds: tuple[str, ...] = ()
     if counts[REGULAR]:
-        chosen, rest = several(counts[REGULAR], "regular step"), (WARM_UP, CAPTURED)
+        chosen, other_kinds = several(counts[REGULAR], "regular step"), (WARM_UP, CAPTURED)
     elif counts[CAPTURED]:
-        chosen, rest = f"no regular step; of {several(counts[CAPTURED], 'captured step')}", (WARM_UP,)
+        chosen, other_kinds = f"no regular step; of {several(counts[CAPTURED], 'captured step')}", (WARM_UP,)
     else:
         chosen = f"no regular step; of {several(counts[WARM_UP], 'warm-up step')}"
-    others = ", ".join(f"{counts[of]} {of}" for of in rest if counts[of])
+    others = ", ".join(f"{counts[of]} {of}" for of in other_kinds if counts[of])
     return f"{chosen}; {others}" if others else chosen
 
 
@@ -60,32 +63,32 @@ def _of(rows: Sequence[StepRow], of: str) -> list[StepRow]:
     return [row for row in rows if row.kind == of]
 
 
-# A step of which no stage covers more than this share has a finding.
+# Share of a step above which time without a stage is a finding.
 NO_STAGE_SHARE = 0.2
 
 
 def by_stage(
     span: StepSpan, timers: Iterable[tuple[str, int, int, int]], stages: dict[str, Union], profiling: Union
 ) -> dict[str, float]:
-    """Sum the seconds of a step by stage, each second counted once: the most first, then `OTHER`, then `OWN`.
+    """Sum the seconds of a step by stage, each second counted once: longest first, then `OTHER`, then `OWN`.
 
-    Autoprof's own time in any process counts first. The driver's timers share the rest of the time. Time outside of all
-    timers counts for the stages of all processes.
+    Autoprof's own time in any process is counted first, then the driver's timers. Time outside of all timers goes to
+    the stages of all processes.
     """
     start, end = span.start_ns, span.end_ns
     sums = _owners(span, timers, stages, profiling, [(start, end)])
     own = profiling.length(start, end)
-    # A timer may have that name, too.
-    rest = max(0, end - start - own - sum(sums.values())) + sums.pop(OTHER, 0)
-    found = {name: length / 1e9 for name, length in sorted(sums.items(), key=lambda item: -item[1])}
-    found[OTHER] = rest / 1e9
+    # A timer may be called `other` too.
+    other = max(0, end - start - own - sum(sums.values())) + sums.pop(OTHER, 0)
+    by_stage_s = {name: length / 1e9 for name, length in sorted(sums.items(), key=lambda item: -item[1])}
+    by_stage_s[OTHER] = other / 1e9
     if own:
-        found[OWN] = own / 1e9
-    return found
+        by_stage_s[OWN] = own / 1e9
+    return by_stage_s
 
 
 def without_own(stages: Mapping[str, float]) -> dict[str, float]:
-    """Return the stages of a step without autoprof's own time: their sum is the 100 %."""
+    """Return the stages of a step without autoprof's own time. Shares are relative to their sum."""
     return {name: took for name, took in stages.items() if name != OWN}
 
 
@@ -153,7 +156,7 @@ def _owners(
     profiling: Union,
     within: Sequence[Interval],
 ) -> dict[str, int]:
-    """Return how long each stage owns the time in some parts of a step, what autoprof took left out."""
+    """Return the nanoseconds of each stage in some parts of a step, without autoprof's own time."""
     own = [(name, low, high) for name, low, high, file in timers if file == span.file]
     sums: dict[str, int] = {}
     for start, end in within:
@@ -168,16 +171,18 @@ def _owners(
 
 
 def shares(rows: Sequence[StepRow]) -> list[StageShare]:
-    """Return each stage over the typical steps, the most seconds first; then `OTHER`, then `OWN` over all steps."""
-    told = {name: kind for row in rows for name, kind in row.kinds.items()}
+    """Return the sums of each stage over the typical steps, longest first; then `OTHER`, then `OWN` over all steps."""
+    by_name = {name: kind for row in rows for name, kind in row.kinds.items()}
     stages = [without_own(row.stages) for row in typical_steps(rows)]
-    found = _shares(stages, sum(sum(each.values()) for each in stages), lambda name: told.get(name) or kinds.of(name))
+    whole = sum(sum(each.values()) for each in stages)
+    of_stages = _shares(stages, whole, lambda name: by_name.get(name) or kinds.of(name))
+    of_stages.sort(key=lambda share: (share.name == OTHER, -share.seconds))
     own = [{OWN: row.stages[OWN]} for row in rows if OWN in row.stages]
-    return [*sorted(found, key=lambda share: (share.name == OTHER, -share.seconds)), *_shares(own, None, lambda _: "")]
+    return [*of_stages, *_shares(own, None, lambda _: "")]
 
 
 def shares_of_kinds(rows: Sequence[StepRow], stages: Iterable[StageShare]) -> list[StageShare]:
-    """Return each kind of stage over the typical steps, the most seconds first, by the kinds of the stages."""
+    """Return the sums of each kind of stage over the typical steps, longest first."""
     of_stage = {stage.name: stage.kind for stage in stages if stage.kind}
     sums: list[dict[str, float]] = []
     whole = 0.0
@@ -208,29 +213,31 @@ def _shares(parts: Iterable[Mapping[str, float]], whole: float | None, kind: Cal
     ]
 
 
-# A step is slow that takes so much longer than the median of the steps around it, and so many seconds.
+# A step is slow if it exceeds the median of the steps around it by this ratio, and by these seconds.
 SLOW_RATIO, SLOW_S = 1.2, 1.0
-# The steps around it: this many before and after. With fewer than FEWEST of one kind no step is slow.
-AROUND, FEWEST = 10, 3
+# Steps before, and steps after, that count as around a step.
+STEPS_AROUND = 10
+# Steps of one kind around a step that the median needs.
+MIN_STEPS = 3
 
 
 def own_seconds(row: StepRow) -> float:
-    """Return the seconds of a step without autoprof's own, and without those by which what it recorded was slower."""
+    """Return the seconds of a step without autoprof's own time and without the delay that recording caused."""
     return row.seconds - row.stages.get(OWN, 0.0) - sum(row.slowed.values())
 
 
 def own_stages(row: StepRow) -> dict[str, float]:
-    """Return the seconds of a step by stage, likewise."""
+    """Return the seconds of a step by stage, without autoprof's own time and the delay that recording caused."""
     return {name: took - row.slowed.get(name, 0.0) for name, took in row.stages.items() if name != OWN}
 
 
 def mark_slow(rows: list[StepRow]) -> list[StepRow]:
-    """Return the rows with the usual seconds around each, and whether it is slow."""
+    """Return the rows with `slowed`, `usual_s` and `slow` filled in."""
     rows = [msgspec.structs.replace(row, slowed=_slowed(rows, place)) for place, row in enumerate(rows)]
     marked = []
     for place, row in enumerate(rows):
         around = _around(rows, place)
-        if len(around) >= FEWEST:
+        if len(around) >= MIN_STEPS:
             usual, own = median(map(own_seconds, around)), own_seconds(row)
             slow = own > SLOW_RATIO * usual and own - usual > SLOW_S
             row = msgspec.structs.replace(row, usual_s=usual, slow=slow)
@@ -239,7 +246,10 @@ def mark_slow(rows: list[StepRow]) -> list[StepRow]:
 
 
 def _slowed(rows: Sequence[StepRow], place: int) -> dict[str, float]:
-    """Return by how much stages of a step took longer than where they were not recorded, as far as they were."""
+    """Return the seconds by which recorded stages took longer than the same stages around the step, unrecorded.
+
+    At most the recorded seconds count.
+    """
     row = rows[place]
     if not row.recorded or any(each.recorded for each in _around(rows, place)):
         return {}
@@ -249,27 +259,33 @@ def _slowed(rows: Sequence[StepRow], place: int) -> dict[str, float]:
 
 
 def _around(rows: Sequence[StepRow], place: int) -> list[StepRow]:
-    """Return the steps to compare the one at `place` with: regular ones, or none for a warm-up or if they are too few.
+    """Return the steps to compare the step at `place` with.
 
-    A captured step is compared with other captured ones, if they are enough.
+    These are regular steps; for a captured step other captured steps, if there are enough. A warm-up is compared with
+    none. If too few steps are near, the result is empty.
     """
     own = rows[place].kind
     if own == WARM_UP:
         return []
-    near = [*rows[max(0, place - AROUND) : place], *rows[place + 1 : place + 1 + AROUND]]
+    near = [*rows[max(0, place - STEPS_AROUND) : place], *rows[place + 1 : place + 1 + STEPS_AROUND]]
     for kind in (CAPTURED, REGULAR) if own == CAPTURED else (REGULAR,):
-        if len(alike := [row for row in near if row.kind == kind]) >= FEWEST:
-            return alike
+        if len(comparable := [row for row in near if row.kind == kind]) >= MIN_STEPS:
+            return comparable
     return []
 
 
 def usual_stages(rows: Sequence[StepRow], place: int, where_done: bool = False) -> dict[str, float]:
-    """Return the median seconds of each stage around the step at `place`; nothing for a warm-up, or of too few steps.
+    """Return the median seconds of each stage in the steps around `place`.
 
-    With `where_done` of those steps that have the stage, else of all.
+    The result is empty for a warm-up, and if too few steps are around it.
+
+    Args:
+        rows: All steps.
+        place: The index of the step in `rows`.
+        where_done: True to use only the steps that have the stage. Otherwise a step without it counts as 0.
     """
     around = _around(rows, place)
-    if len(around) < FEWEST:
+    if len(around) < MIN_STEPS:
         return {}
     stages = [own_stages(row) for row in around]
     names = {name for each in stages for name in each}
@@ -279,17 +295,17 @@ def usual_stages(rows: Sequence[StepRow], place: int, where_done: bool = False) 
 
 
 class Recorded:
-    """The times of a run in which something was recorded, in ns on the clock of the driver's host.
+    """Times in which profilers recorded, in ns on the clock of the driver's host.
 
     Attributes:
         anywhere: The times of all processes.
-        steps: The steps with a capture in which a profiler recorded, or may have.
+        steps: The steps with a capture that a profiler recorded, or may have recorded.
     """
 
     def __init__(self, steps: Iterable[Step] = (), shifts: Mapping[str, int] | None = None) -> None:
         self.anywhere = Union()
         self.steps: set[int] = set()
-        # By host and process, and by replica: another process than the one that records tells of its requests.
+        # By host and pid, and by replica. A replica's requests are in the timeline of another process.
         self._by: dict[tuple[str | int, int], Union] = defaultdict(Union)
         for step in steps:
             for capture in step.captures:
@@ -309,32 +325,32 @@ class Recorded:
             self._by["replica", meta.replica].add(start + shift, end + shift)
 
     def of(self, process: Timeline, replica: int | None) -> Union:
-        """Return the times in which a process was recorded, or the engine of the replica that it tells of."""
+        """Return the times in which a process was recorded, or, for its spans of a replica, the replica's engine."""
         return self._by.get((process.host, process.pid) if replica is None else ("replica", replica), Union())
 
 
-# In place of the file of a step's driver, where there is none.
-NOBODY = -1
+# Number of the driver's file if the step's driver is unknown.
+NO_FILE = -1
 # verl's own timer around the whole step.
 WHOLE = "step"
 
 
-class _Step:
+class _StepSums:
     """Sums of one step while the files are read."""
 
     def __init__(self) -> None:
         self.timers: list[tuple[str, int, int, int]] = []
         self.stages: dict[str, Union] = defaultdict(Union)
         self.profiling = Union()
-        # Stages continue beside an export.
+        # Kept apart from `profiling`, because stages continue during an export.
         self.exports = Union()
-        # By kind: turns, and requests where there are no turns.
+        # Prompt and response tokens by kind of span. Requests count only if there are no turns.
         self.tokens: dict[str, tuple[float, float]] = {}
         self.samples = 0
         self.first_ns, self.last_ns = EVER, 0
 
     def kept(self) -> Sums:
-        """Return it for the index."""
+        """Return the sums for the index."""
         return Sums(
             timers=self.timers,
             stages={name: union.pieces() for name, union in self.stages.items()},
@@ -347,8 +363,8 @@ class _Step:
         )
 
     @classmethod
-    def of(cls, sums: Sums) -> _Step:
-        """Return it from the index."""
+    def of(cls, sums: Sums) -> _StepSums:
+        """Return the sums from the index."""
         step = cls()
         step.timers, step.tokens, step.samples = sums.timers, sums.tokens, sums.samples
         step.stages.update({name: Union(pieces) for name, pieces in sums.stages.items()})
@@ -357,7 +373,7 @@ class _Step:
         return step
 
     def add(self, file: int, line: Line) -> None:
-        """Take a line that carries the step's number, but for the step's own."""
+        """Add a line with this step's number. Lines of kind `step` are not added."""
         self.first_ns, self.last_ns = min(self.first_ns, line.start_ns), max(self.last_ns, line.end_ns)
         kind = line.kind
         if kind == "timer":
@@ -377,17 +393,19 @@ class _Step:
 
 
 class Overview:
-    """Reader of all timeline files, once; twice where the run was resumed and steps ran again. Large ones have an index
-    (`index.py`), which stands for the first reading.
+    """Sums of all timeline files of a run.
+
+    Each file is read once, or twice if steps ran again after the run was resumed. Large timelines have an index
+    (`index.py`), which replaces the first reading.
 
     Attributes:
         spans: The steps that have ended, by number.
-        rows: The same as figures.
-        cut_off: Steps that have no end, by number: as long as what is known of them.
-        cut_off_spans: The same as spans, their file that of the driver where its timers tell, else `NOBODY`.
-        attempts: How often the run was begun.
-        zones: Those of each file.
-        kinds: The kinds of stages by name, where the name does not tell.
+        rows: The rows of these steps.
+        cut_off: The rows of steps without an end, by number. Each ends with its last line.
+        cut_off_spans: The spans of these steps. The file is the driver's if its timers show it, else `NO_FILE`.
+        attempts: The number of times that the run was started.
+        zones: The zones of each file.
+        kinds: The kinds of stages that their names don't show, by name.
     """
 
     def __init__(
@@ -401,9 +419,9 @@ class Overview:
         self.spans: dict[int, StepSpan] = {}
         self._captured = frozenset(captured)
         self._recorded = recorded or Recorded()
-        self._steps: dict[int, _Step] = defaultdict(_Step)
+        self._steps: dict[int, _StepSums] = defaultdict(_StepSums)
         self._unnumbered: list[tuple[str, int, int, int]] = []
-        # When steps ended that the same trainer did again.
+        # Ends of earlier runs of a step that the same trainer ran again.
         self._before: dict[int, list[int]] = defaultdict(list)
         self.zones: list[list[Zone]] = []
         self.kinds: dict[str, str] = {}
@@ -439,7 +457,7 @@ class Overview:
             for number, step in sorted(self._steps.items())
             if number not in self.spans and step.last_ns > step.first_ns
         }
-        # The rules of rows look at steps that have ended.
+        # `no_stage` is a finding about ended steps only.
         self.cut_off = {
             number: msgspec.structs.replace(self._row(span, self._is_first(span)), no_stage=None)
             for number, span in self.cut_off_spans.items()
@@ -464,11 +482,11 @@ class Overview:
     def _take_over(self, known: Index, reader: Reader, attempts: Attempts) -> None:
         self.zones, self.kinds = known.zones, known.kinds
         self.spans = {span.number: span for span in known.spans}
-        self._steps.update({number: _Step.of(sums) for number, sums in known.steps.items()})
+        self._steps.update({number: _StepSums.of(sums) for number, sums in known.steps.items()})
         self._unnumbered = known.unnumbered
         self._before.update(known.before)
         attempts.starts, attempts.first_steps = known.attempts, set(known.first_steps)
-        known.tell(reader)
+        known.restore_notes(reader)
 
     def _add(self, file: int, line: Line) -> None:
         kind, number = line.kind, line.step
@@ -495,16 +513,16 @@ class Overview:
             self._before[span.number].append(worse.end_ns)
 
     def _between(self, number: int, attempts: Attempts) -> tuple[int, int]:
-        """Return the times between which lines with a step's number belong to the step as it is told."""
+        """Return the times between which lines with a step's number belong to its reported run."""
         span = self.spans.get(number)
         if span is None:
-            # The last thing that is known of it.
+            # Use the attempt of the step's last line.
             return attempts.around(self._steps[number].last_ns - 1)
         since, until = attempts.around(span.start_ns)
         return max([since, *(end for end in self._before[number] if end <= span.start_ns)]), until
 
     def _leave_out(self, timelines: Sequence[Timeline], between: Mapping[int, tuple[int, int]]) -> None:
-        """Count anew what there is of steps that ran more than once."""
+        """Sum the steps that ran more than once again, without the lines of their earlier runs."""
         again = {
             number
             for number, step in self._steps.items()
@@ -513,7 +531,7 @@ class Overview:
         if not again:
             return
         for number in again:
-            self._steps[number] = _Step()
+            self._steps[number] = _StepSums()
         reader = Reader()
         for file, timeline in enumerate(timelines):
             for line in reader.spans(timeline):
@@ -521,7 +539,7 @@ class Overview:
                     self._add(file, line)
 
     def _number_timers(self) -> None:
-        """Give timers without a step to the step in which their middle lies."""
+        """Add timers without a step number to the step that contains their middle."""
         order = sorted(self.spans.values(), key=lambda span: span.start_ns)
         starts = [span.start_ns for span in order]
         for timer in self._unnumbered:
@@ -532,7 +550,7 @@ class Overview:
         self._unnumbered.clear()
 
     def _is_first(self, span: StepSpan) -> bool:
-        """Return True if no step of the same attempt began before this one, which has not ended."""
+        """Return True if no ended step of the same attempt began before this unfinished step."""
         return not any(span.since_ns <= other.start_ns < span.start_ns for other in self.spans.values())
 
     def _row(self, span: StepSpan, first: bool) -> StepRow:
@@ -566,6 +584,6 @@ def _adder(zones: list[Zone]) -> Callable[[int], None]:
     return lambda begin: zones.append(Zone(begin))
 
 
-def _cut_off(number: int, step: _Step, since_ns: int, until_ns: int) -> StepSpan:
-    *_, driver = max(step.timers, key=lambda timer: timer[2], default=(NOBODY,))
+def _cut_off(number: int, step: _StepSums, since_ns: int, until_ns: int) -> StepSpan:
+    *_, driver = max(step.timers, key=lambda timer: timer[2], default=(NO_FILE,))
     return StepSpan(number, driver, step.first_ns, step.last_ns, "", None, None, since_ns, until_ns)

@@ -1,4 +1,4 @@
-"""Readers of timeline files, as streams. Lines that are cut off or unknown are left out and counted."""
+"""Readers of timeline files, as streams. Truncated and unknown lines are left out and counted."""
 
 from __future__ import annotations
 
@@ -20,17 +20,20 @@ from autoprof.traces.event_rows import OTHER_NAMES
 from autoprof.traces.reader import NO_JSON, TraceError
 
 Ids: TypeAlias = Mapping[str, Id | None]
-# Of the thousands of files of a large run's.
-_MOST_NOTES = 20
-# So many names of spans, roles and steps are told apart: some put a number into every name. What is told of a step
-# grows with them, and so does each page.
-MOST = {"name": 1_000, "role": 200, "step": 100_000}
+# Notes in a report. A large run has thousands of files.
+_MAX_NOTES = 20
+# Distinct names of spans, roles and steps that are read. Some programs put a number into every name, and the page grows
+# with each name.
+MAX_DISTINCT = {"name": 1_000, "role": 200, "step": 100_000}
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
-    """The timeline file of one process; `name` is relative to the run directory.
+    """Timeline file of one process.
 
-    `shift_ns` brings its times onto the clock of the driver's host.
+    Attributes:
+        path: Its path.
+        name: Its path relative to the run directory.
+        shift_ns: Nanoseconds to add to its times, to get the clock of the driver's host.
     """
 
     path: Path
@@ -41,23 +44,23 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def timelines(run: Path) -> tuple[list[Timeline], list[str]]:
-    """Return the timeline files of a run, on one clock as far as that is known, and notes on their clocks.
+    """Return the timeline files of a run, and notes on their clocks.
 
-    Host and process are in the files' names, as in their first lines.
+    Times are brought onto one clock if the run measured the clocks of its hosts. Host and pid come from the file names.
     """
-    found = []
+    timelines = []
     for path in RunDir(run).lines("timeline"):
-        whose = timeline.process_of(path)
-        name, host = writable(f"timeline/{path.name}"), writable(whose.host)
-        found.append(Timeline(path=path, name=name, host=host, pid=whose.pid))
-    there = {timeline.host for timeline in found}
-    if len(there) < 2:
-        return found, []
+        process = timeline.process_of(path)
+        name, host = writable(f"timeline/{path.name}"), writable(process.host)
+        timelines.append(Timeline(path=path, name=name, host=host, pid=process.pid))
+    hosts = {timeline.host for timeline in timelines}
+    if len(hosts) < 2:
+        return timelines, []
     try:
         offsets_by_host = clocks.read_offsets(run)
     except (TraceError, OSError) as error:
-        return found, [f"the clocks of {len(there)} hosts are taken as they are set: {error}"]
-    # Where they are measured well is all the same here: what is told are seconds.
+        return timelines, [f"clocks of {len(hosts)} hosts are not corrected; their own settings are used: {error}"]
+    # The best measurement of each host is precise enough for a report, which shows seconds.
     offsets = {
         host: min(measured, key=lambda each: each.error_ns) for host, measured in offsets_by_host.offsets.items()
     }
@@ -65,23 +68,23 @@ def timelines(run: Path) -> tuple[list[Timeline], list[str]]:
         msgspec.structs.replace(timeline, shift_ns=-offsets[timeline.host].offset_ns)
         if timeline.host in offsets
         else timeline
-        for timeline in found
+        for timeline in timelines
     ]
-    unknown = sorted(there - offsets.keys() - {offsets_by_host.driver})
+    unknown = sorted(hosts - offsets.keys() - {offsets_by_host.driver})
     if not unknown:
         return shifted, []
     if len(unknown) == 1:
-        return shifted, [f"nobody measured the clock of {unknown[0]}: it is taken as it is set"]
-    return shifted, [f"nobody measured the clocks of {listed(unknown)}: they are taken as they are set"]
+        return shifted, [f"the clock of {unknown[0]} was not measured; its own setting is used"]
+    return shifted, [f"clocks of {listed(unknown)} were not measured; their own settings are used"]
 
 
 class Reader:
     """Reader of spans that counts the lines it leaves out.
 
     Attributes:
-        left_out: By file and reason, how many lines.
-        failed: By file, why it can't be read (to its end).
-        beyond: How many spans had a name, a role or a step beyond the first ones.
+        left_out: The number of lines left out, by file and reason.
+        failed: The reason why a file can't be read to its end, by file.
+        beyond: The number of spans whose name, role or step exceeds `MAX_DISTINCT`.
     """
 
     def __init__(self) -> None:
@@ -97,9 +100,12 @@ class Reader:
         part: Callable[[int], object] | None = None,
         parts: Sequence[tuple[int, int]] | None = None,
     ) -> Iterator[Line]:
-        """Yield a file's spans in the order in which they ended, and lines of kind `PROCESS`. Nothing is raised.
+        """Yield a file's spans in the order of their ends, and its lines of kind `PROCESS`. Never raises.
 
-        `part` and `parts` as in `jsonl.lines`.
+        Args:
+            timeline: The file.
+            part: The argument of `jsonl.lines`.
+            parts: The argument of `jsonl.lines`.
         """
         try:
             for content in lines(timeline.path, part, parts):
@@ -115,7 +121,7 @@ class Reader:
             line = decoder.line(content)
         except NO_JSON:
             if content.strip() and not self._foreign(content):
-                self.left_out[timeline.name, "cut off or no span"] += 1
+                self.left_out[timeline.name, "truncated, or not a span"] += 1
             return None
         if line.kind not in SPAN_KINDS:
             return line if line.kind == PROCESS else None
@@ -134,18 +140,18 @@ class Reader:
         return line
 
     def _is_known(self, what: str, value: str | int | None) -> bool:
-        """Return whether it is one of the first values."""
+        """Return True if a value is among the first `MAX_DISTINCT` of its kind."""
         known = self._known[what]
         if value is None or value in known:
             return True
-        if len(known) >= MOST[what]:
+        if len(known) >= MAX_DISTINCT[what]:
             self.beyond[what] += 1
             return False
         known.add(value)
         return True
 
     def _foreign(self, content: bytes) -> bool:
-        """Return whether it is of a kind that is unknown here: a newer autoprof may write such lines."""
+        """Return True if a line has a kind that this version does not know. A newer autoprof may write such lines."""
         try:
             line = self._any.decode(content)
         except NO_JSON:
@@ -153,13 +159,14 @@ class Reader:
         return isinstance(line, dict) and isinstance(line.get("kind"), str) and line["kind"] not in SPAN_KINDS
 
     def notes(self) -> list[str]:
-        """Return the lines left out, a note for each file and reason; of very many files the first."""
+        """Return a note for each file and reason with left-out lines; if there are many files, for the first ones."""
         notes = [f"{file}: it can't be read: {reason}" for file, reason in sorted(self.failed.items())] + [
             f"{file}: {several(count, 'line')} left out: {reason}"
             for (file, reason), count in sorted(self.left_out.items())
         ]
-        for what, did in (("name", "told as one name"), ("role", "told as one role"), ("step", "left out")):
+        for what, effect in (("name", "merged into one name"), ("role", "merged into one role"), ("step", "left out")):
             if count := self.beyond[what]:
-                notes.insert(0, f"{several(count, 'span')} {did}: they are beyond the first {MOST[what]} {what}s")
-        rest = notes[_MOST_NOTES:]
-        return notes[:_MOST_NOTES] + ([f"and {several(len(rest), 'more such note')} of other files"] if rest else [])
+                spans = several(count, "span")
+                notes.insert(0, f"{spans} {effect}: only the first {MAX_DISTINCT[what]} {what}s are distinguished")
+        more = notes[_MAX_NOTES:]
+        return notes[:_MAX_NOTES] + ([f"and {several(len(more), 'more such note')} of other files"] if more else [])

@@ -18,13 +18,14 @@ from autoprof.rundir.records import Line
 INSIDE = ("turn", "tool", "reward")
 WAITING = "waiting"
 
-# The kind of a part, and of a tool its name; seconds and calls by these.
+# Kind of a part, and the name if it is a tool.
 Which: TypeAlias = tuple[str, str]
+# Seconds and calls of each part.
 Parts: TypeAlias = Mapping[Which, tuple[float, int]]
 
 
 class Inside(msgspec.Struct, frozen=True, gc=False):
-    """A turn, a tool call or a score."""
+    """A turn, a tool call or a reward."""
 
     kind: str
     name: str
@@ -44,9 +45,9 @@ class Inside(msgspec.Struct, frozen=True, gc=False):
 
 
 def parts_of(inside: Sequence[Inside], start_ns: int, end_ns: int) -> Parts:
-    """Return seconds and calls of a sample by kind, which sum up to the sample's.
+    """Return seconds and calls of a sample's parts. The seconds sum up to the sample's duration.
 
-    Of tools that are called at once, each moment has the one that began last.
+    If tools run at the same time, each moment counts for the tool that began last.
     """
     calls = Counter(each.which for each in inside)
     spent: dict[Which, int] = dict.fromkeys(calls, 0)
@@ -59,19 +60,19 @@ def parts_of(inside: Sequence[Inside], start_ns: int, end_ns: int) -> Parts:
         pauses += start > at
         at = end
     pauses += end_ns > at
-    found = {which: (took / 1e9, calls[which]) for which, took in spent.items()}
-    return found | {(WAITING, ""): ((waited + end_ns - at) / 1e9, pauses)}
+    parts = {which: (took / 1e9, calls[which]) for which, took in spent.items()}
+    return parts | {(WAITING, ""): ((waited + end_ns - at) / 1e9, pauses)}
 
 
 def usual(of_samples: Sequence[Parts]) -> dict[Which, float]:
-    """Return the median over all samples; 0 for kinds that fewer than half of them have."""
+    """Return the median seconds of each part over all samples. Parts that fewer than half of them have are omitted."""
     counts = Counter(which for parts in of_samples for which in parts)
     common = [which for which, count in counts.items() if 2 * count >= len(of_samples)]
     return {which: median(parts.get(which, (0.0, 0))[0] for parts in of_samples) for which in common}
 
 
 def held_by(parts: Parts, usual: Mapping[Which, float]) -> str:
-    """Return the kind by which a sample exceeds the median most, such as `turn` or `tool search`; or empty."""
+    """Return the part by which a sample most exceeds the median, such as `turn` or `tool search`; empty if unknown."""
     if not parts:
         return ""
     kind, name = max(parts, key=lambda which: parts[which][0] - usual.get(which, 0.0))
@@ -79,21 +80,23 @@ def held_by(parts: Parts, usual: Mapping[Which, float]) -> str:
 
 
 def summed(of_samples: Iterable[Parts]) -> list[Part]:
-    """Sum the parts of all samples, the most seconds first."""
+    """Sum the parts of all samples, longest first."""
     sums: dict[Which, tuple[float, int]] = defaultdict(lambda: (0.0, 0))
     for parts in of_samples:
         for which, (seconds, calls) in parts.items():
             sums[which] = sums[which][0] + seconds, sums[which][1] + calls
-    found = [Part(kind=kind, name=name, seconds=total, count=calls) for (kind, name), (total, calls) in sums.items()]
-    return sorted(found, key=lambda each: -each.seconds)
+    totals = [Part(kind=kind, name=name, seconds=total, count=calls) for (kind, name), (total, calls) in sums.items()]
+    return sorted(totals, key=lambda part: -part.seconds)
 
 
 _QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
-_MOST_POINTS = 300
-_MOST_LONGEST = 50
-_MOST_NAMED = 20
-# The tail is one of the last samples in so many, with fewer than FEWEST there is none.
-TAIL_PART, FEWEST = 20, 8
+_MAX_POINTS = 300
+_MAX_LONGEST = 50
+_MAX_NAMED = 20
+# The tail has at most one of this many samples.
+TAIL_PART = 20
+# A step with fewer samples has no tail.
+MIN_SAMPLES = 8
 
 _Key = tuple[int, str, str]
 
@@ -110,9 +113,9 @@ class Sample(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def label(self) -> str:
-        said = [f"prompt {self.ids['sample']}"] if self.ids.get("sample") is not None else []
-        said += [f"rollout {self.ids['rollout']}"] if self.ids.get("rollout") is not None else []
-        return ", ".join(said) or "a sample"
+        ids = [f"prompt {self.ids['sample']}"] if self.ids.get("sample") is not None else []
+        ids += [f"rollout {self.ids['rollout']}"] if self.ids.get("rollout") is not None else []
+        return ", ".join(ids) or "a sample"
 
 
 class Samples:
@@ -124,7 +127,7 @@ class Samples:
         self._alike: set[_Key] = set()
 
     def add(self, file: int, line: Line) -> None:
-        """Take a span of kind sample, turn, tool or reward."""
+        """Add a span of kind sample, turn, tool or reward. Spans of validation are ignored."""
         if line.ids.get("validate"):
             return
         if line.kind == "sample":
@@ -136,11 +139,11 @@ class Samples:
         self._inside[_key(file, line.ids)].append(inside)
 
     def figures(self, zero_ns: int, lanes: Sequence[str], files: Sequence[str]) -> SampleFigures | None:
-        """Return the figures of the samples, None without any.
+        """Return the figures of the samples, or None without samples.
 
         Args:
-            zero_ns: When the step began.
-            lanes: The label of the agent loop's lane by number of its file.
+            zero_ns: The start of the step.
+            lanes: The label of the agent loop's lane, by file number.
             files: The name of each file.
         """
         if not self.all:
@@ -155,7 +158,7 @@ class Samples:
         lengths = [(sample.end_ns - sample.start_ns) / 1e9 for sample in reversed(order)]
         ends = sorted((sample.end_ns - zero_ns) / 1e9 for sample in order)
         tail, last = _tail(order, held)
-        shown = sorted({*range(min(len(order), _MOST_LONGEST - len(last))), *last})
+        shown = sorted({*range(min(len(order), _MAX_LONGEST - len(last))), *last})
         return SampleFigures(
             count=len(order),
             failed=sum(sample.error is not None for sample in order),
@@ -177,13 +180,13 @@ class Samples:
         )
 
     def _of(self, sample: Sample) -> list[Inside]:
-        """Return the spans inside a sample. Its ids may have come before in the step: the times tell them apart."""
+        """Return the spans inside a sample. If its ids occur again in the step, the times distinguish the samples."""
         key = _key(sample.file, sample.ids)
-        there = self._inside.get(key, []) if key not in self._alike else []
-        return there[bisect_left(there, sample.start_ns, key=_start) : bisect_right(there, sample.end_ns, key=_start)]
+        spans = self._inside.get(key, []) if key not in self._alike else []
+        return spans[bisect_left(spans, sample.start_ns, key=_start) : bisect_right(spans, sample.end_ns, key=_start)]
 
     def _parts(self, sample: Sample) -> Parts:
-        """Return the parts of a sample, empty where unknown."""
+        """Return the parts of a sample; empty if unknown."""
         if _key(sample.file, sample.ids) in self._alike:
             return {}
         return parts_of(self._of(sample), sample.start_ns, sample.end_ns)
@@ -218,22 +221,22 @@ def _key(file: int, ids: Ids) -> _Key:
 
 
 def _alike(samples: Iterable[Sample]) -> set[_Key]:
-    """Return the ids that several samples have at the same time: spans inside may be of any of them.
+    """Return the ids that several samples have at the same time. Spans with such ids may belong to any of them.
 
-    verl knows a prompt by its data's `extra_info.index`, and has 0 for all where that is not there.
+    verl takes a prompt's id from the data's `extra_info.index`; without that field, all prompts have id 0.
     """
     ends: dict[_Key, int] = {}
-    found = set()
+    shared = set()
     for sample in sorted(samples, key=lambda sample: sample.start_ns):
         key = _key(sample.file, sample.ids)
         if sample.start_ns < ends.get(key, 0):
-            found.add(key)
+            shared.add(key)
         ends[key] = max(ends.get(key, 0), sample.end_ns)
-    return found
+    return shared
 
 
 def _quantile(ordered: Sequence[float], at: float) -> float:
-    """Return the value with a share of `at` below it, between the two next to it in proportion."""
+    """Return the quantile at `at`, linearly interpolated between its two neighbours."""
     place = at * (len(ordered) - 1)
     low = int(place)
     high = min(low + 1, len(ordered) - 1)
@@ -241,24 +244,24 @@ def _quantile(ordered: Sequence[float], at: float) -> float:
 
 
 def _thinned(points: list[tuple[float, int]]) -> list[tuple[float, int]]:
-    """Return as many points as a picture can show; the last ones, in which the tail is, all."""
-    if len(points) <= _MOST_POINTS:
+    """Return at most `_MAX_POINTS` points. The last third is kept whole, because the tail is in it."""
+    if len(points) <= _MAX_POINTS:
         return points
-    tail = points[-_MOST_POINTS // 3 :]
+    tail = points[-_MAX_POINTS // 3 :]
     head = points[: len(points) - len(tail)]
-    each = -(-len(head) // (_MOST_POINTS - len(tail)))
+    each = -(-len(head) // (_MAX_POINTS - len(tail)))
     return head[::each] + tail
 
 
 def _tail(samples: Sequence[Sample], held: Sequence[str]) -> tuple[Tail | None, list[int]]:
-    """Return the last few samples, from the widest gap between ends, and the places of those that are named."""
-    if len(samples) < FEWEST:
+    """Return the samples that ended after the widest gap between ends, and the places of those to name."""
+    if len(samples) < MIN_SAMPLES:
         return None, []
     order = sorted(range(len(samples)), key=lambda place: -samples[place].end_ns)
     ends = [samples[place].end_ns for place in order]
     most = max(1, len(order) // TAIL_PART)
     count = max(range(1, most + 1), key=lambda count: ends[count - 1] - ends[count])
-    named = order[: min(count, _MOST_NAMED)]
+    named = order[: min(count, _MAX_NAMED)]
     tail = Tail(
         count=count,
         of=len(order),

@@ -1,4 +1,4 @@
-"""Skews of a step: ranks and replicas that were slower than their like."""
+"""Skews of a step: ranks and replicas that were slower than the others."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ from autoprof.report.figures.overview import Recorded
 from autoprof.report.figures.reading import Timeline
 from autoprof.report.model import Skew, SkewRow
 
-_MOST_ROWS = 64
+_MAX_ROWS = 64
 
 
-class _Of(msgspec.Struct, frozen=True):
-    """One rank or replica: its lane, the seconds by which it is compared, and its calls in their order.
+class _Member(msgspec.Struct, frozen=True):
+    """One rank or replica.
 
     Attributes:
-        recorded: Whether a profiler recorded in one of the calls.
+        lane: Its lane.
+        seconds: The seconds by which it is compared.
+        calls: Its calls in their order.
+        recorded: True if a profiler recorded during one of the calls.
     """
 
     lane: LaneSpans
@@ -31,35 +34,36 @@ class _Of(msgspec.Struct, frozen=True):
 
 
 def skews(lanes: Iterable[LaneSpans], timelines: Sequence[Timeline], recorded: Recorded) -> list[Skew]:
-    """Compare the same stage in several ranks, and the requests of several replicas, the most waited for first.
+    """Compare the same stage in several ranks, and the requests of several replicas. The longest wait comes first.
 
-    What was recorded ran slower, so it is held against others that were recorded only.
+    Recording slows a rank down, so recorded ranks are not judged if others were not recorded.
     """
     lanes = list(lanes)
-    # A rank whose process was started anew has two lanes.
+    # A rank whose process was restarted has two lanes.
     by_stage: dict[tuple[str, str], dict[tuple[int | None, int | None], list[LaneSpans]]] = defaultdict(dict)
     for lane in lanes:
         if lane.rank is not None or lane.replica is not None:
             for stage in lane.stages:
-                who = (None if lane.replica is not None else lane.rank, lane.replica)
-                by_stage[lane.role, stage].setdefault(who, []).append(lane)
+                member = (None if lane.replica is not None else lane.rank, lane.replica)
+                by_stage[lane.role, stage].setdefault(member, []).append(lane)
     found = []
     for (role, stage), by_rank in by_stage.items():
         rows = []
-        for same in by_rank.values():
-            # A profiler that starts inside of a stage is not the rank's fault.
+        for of_rank in by_rank.values():
+            # Subtract the start of a profiler within the stage, which is not the rank's fault.
             calls = sorted(
-                (start, end - lane.profiling.length(start, end)) for lane in same for start, end in lane.stages[stage]
+                (start, end - lane.profiling.length(start, end))
+                for lane in of_rank
+                for start, end in lane.stages[stage]
             )
             took = sum(end - start for start, end in calls) / 1e9
-            was = any(_was_recorded(lane, lane.stages[stage], timelines, recorded) for lane in same)
-            rows.append(_Of(same[-1], took, calls, was))
+            was = any(_was_recorded(lane, lane.stages[stage], timelines, recorded) for lane in of_rank)
+            rows.append(_Member(of_rank[-1], took, calls, was))
         found += _skew(stage, role, rows, timelines)
     served = [lane for lane in lanes if lane.replica is not None and lane.requests_s]
-    # A long answer or a slow tool keep one replica busy for longer than others, which is not its fault: what it takes
-    # for a token says whether it is slow.
+    # A long answer or a slow tool keeps a replica busy longer, which is not its fault. Compare the time per token.
     rows = [
-        _Of(lane, took, [_whole(lane)], _was_recorded(lane, [_whole(lane)], timelines, recorded))
+        _Member(lane, took, [_whole(lane)], _was_recorded(lane, [_whole(lane)], timelines, recorded))
         for lane, took in zip(served, _weighed(served), strict=True)
     ]
     found += _skew("generate", "rollout", rows, timelines)
@@ -79,9 +83,9 @@ def _whole(lane: LaneSpans) -> Interval:
 
 
 def _weighed(lanes: Sequence[LaneSpans]) -> list[float]:
-    """Return the seconds for which each replica is busy with as much to do as the median one has.
+    """Return the seconds that each replica would need for the work of the median replica.
 
-    By its typical request: seconds a token where tokens are known, else seconds.
+    They are computed from its median request: seconds per token if tokens are known, else seconds.
     """
     if not lanes:
         return []
@@ -92,7 +96,7 @@ def _weighed(lanes: Sequence[LaneSpans]) -> list[float]:
     return [busy * each / usual if usual else busy for each in typical]
 
 
-def _skew(stage: str, role: str, rows: list[_Of], timelines: Sequence[Timeline]) -> list[Skew]:
+def _skew(stage: str, role: str, rows: list[_Member], timelines: Sequence[Timeline]) -> list[Skew]:
     order = sorted(rows, key=lambda row: -row.seconds)
     judged = [row for row in order if not row.recorded] if any(not row.recorded for row in order) else order
     if len(judged) < 2:
@@ -117,17 +121,17 @@ def _skew(stage: str, role: str, rows: list[_Of], timelines: Sequence[Timeline])
                     file=timelines[row.lane.file].name,
                     recorded=row.recorded,
                 )
-                for row in order[:_MOST_ROWS]
+                for row in order[:_MAX_ROWS]
             ],
         )
     ]
 
 
-def _behind(slowest: _Of, others: Sequence[_Of]) -> float:
-    """Return the seconds that the others waited: by how much one ended after them, in each call where they match.
+def _behind(slowest: _Member, others: Sequence[_Member]) -> float:
+    """Return the seconds that the others waited: the delay of the slowest one's ends after the median end.
 
-    Ranks wait for one another inside of a stage: who came first is in it for the longest time, and nobody waited for
-    that one.
+    The delays of all calls are added if all ranks have the same number of calls; else the last ends are compared. Ends
+    count because ranks wait for each other within a stage: the first to enter takes longest, and no rank waits for it.
     """
     if any(len(row.calls) != len(slowest.calls) for row in others):
         return (slowest.calls[-1][1] - median(row.calls[-1][1] for row in others)) / 1e9

@@ -1,6 +1,6 @@
-"""Zones of a timeline file: for each part of about 1 MB the steps and the time that its spans are of.
+"""Zones of a timeline file: parts of about 1 MB, each with the steps and the time that its spans cover.
 
-They say which parts of a file a second reading of some steps needs.
+A second reading, for some steps, reads only the zones that it needs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _NO_STEP = 1 << 60
 
 
 class Zone(Struct, array_like=True):
-    """A part of a file, from its first line on to the next one. Without a span it is nobody's."""
+    """A part of a file, from its first line to the next zone. A zone without spans matches no step."""
 
     begin: int
     start_ns: int = 1 << 63
@@ -24,13 +24,13 @@ class Zone(Struct, array_like=True):
     last_step: int = -_NO_STEP
 
     def has(self, step: int, start_ns: int, end_ns: int) -> bool:
-        """Return whether there may be spans of a step, or such as go on between two moments."""
+        """Return True if the zone may have spans of a step, or spans that overlap a period."""
         of_step = self.first_step <= step <= self.last_step
         return of_step or (self.start_ns < end_ns and self.end_ns > start_ns)
 
 
 def noted(spans: Iterable[Line], zones: list[Zone]) -> Iterator[Line]:
-    """Yield the spans of a file, each noted in the last of the zones, to which the file's reader adds."""
+    """Yield the spans of a file, and add each to the last zone. The file's reader appends the zones."""
     for span in spans:
         yield span
         if span.kind == PROCESS:
@@ -48,18 +48,18 @@ def noted(spans: Iterable[Line], zones: list[Zone]) -> Iterator[Line]:
 
 
 def parts(zones: Sequence[Zone], steps: Sequence[tuple[int, int, int]], end: int) -> list[tuple[int, int]]:
-    """Return the parts of a file to read for some steps, neighbours as one.
+    """Return the parts of a file to read for some steps. Adjacent zones make one part.
 
     Args:
-        zones: The file's.
+        zones: The file's zones.
         steps: The number, the start and the end of each step.
-        end: Where the last zone ends.
+        end: The end of the last zone, as an offset in the file.
     """
-    found: list[tuple[int, int]] = []
+    parts: list[tuple[int, int]] = []
     for zone, until in zip(zones, [*(zone.begin for zone in zones[1:]), end], strict=False):
         if any(zone.has(*step) for step in steps):
-            if found and found[-1][1] == zone.begin:
-                found[-1] = found[-1][0], until
+            if parts and parts[-1][1] == zone.begin:
+                parts[-1] = parts[-1][0], until
             else:
-                found.append((zone.begin, until))
-    return found
+                parts.append((zone.begin, until))
+    return parts

@@ -10,7 +10,7 @@ import msgspec
 from autoprof.base import units
 from autoprof.base.redact import writable
 from autoprof.report.figures import words
-from autoprof.report.figures.overview import FEWEST, REGULAR, typical_steps, usual_stages
+from autoprof.report.figures.overview import MIN_STEPS, REGULAR, typical_steps, usual_stages
 from autoprof.report.findings import rules, step_rules
 from autoprof.report.findings.registry import CAPTURE_RULES, KINDS, ROW_RULES, STEP_RULES, Around
 from autoprof.report.hangs import sentences
@@ -25,31 +25,32 @@ KINDS.append(_KIND)
 
 
 def deaths_of_run(run: Run) -> list[Finding]:
-    """Return the finding of a run in which a process died; none of one without."""
-    found = deaths.of_run(run)
-    if not found:
+    """Return the finding about processes that died; none if no process did."""
+    dead = deaths.of_run(run)
+    if not dead:
         return []
     hosts = len(run.info.hosts)
-    evidence = [writable(line) for line in deaths.evidence(found, hosts)]
-    text = writable(deaths.sentence(found[0], hosts))
-    return [Finding(kind=_KIND, text=text, evidence=evidence, seconds=0.0, file=found[0].file or None)]
+    evidence = [writable(line) for line in deaths.evidence(dead, hosts)]
+    text = writable(deaths.sentence(dead[0], hosts))
+    return [Finding(kind=_KIND, text=text, evidence=evidence, seconds=0.0, file=dead[0].file or None)]
 
 
-# That of the rule on a step in detail, which counts them.
+# The kind of `step_rules.failed_samples`, which counts the failures of a step in detail.
 KIND = "failed_samples"
-_MOST = 8
+# Findings of this kind, and frames of each.
+_MAX_FAILURES = 8
 
 
 def failures_of_run(opened: OpenSpans) -> list[Finding]:
-    """Return a finding for each place at which such an exception was raised, as it was seen first."""
-    found: dict[str, tuple[RaisedLine, str]] = {}
+    """Return a finding for each exception that ended a sample. Equal ones give one finding, for the first."""
+    first_seen: dict[str, tuple[RaisedLine, str]] = {}
     for state in opened.states:
         for line in state.lost:
             what = f"{line.span} {line.name} ended with {deaths.exception_words(line.exception)}"
-            if what not in found or line.unix_ns < found[what][0].unix_ns:
-                found[what] = line, f"timeline/{state.file.name}"
-    first = sorted(found.items(), key=lambda each: each[1][0].unix_ns)[:_MOST]
-    return [_finding(what, line, file) for what, (line, file) in first]
+            if what not in first_seen or line.unix_ns < first_seen[what][0].unix_ns:
+                first_seen[what] = line, f"timeline/{state.file.name}"
+    earliest = sorted(first_seen.items(), key=lambda each: each[1][0].unix_ns)[:_MAX_FAILURES]
+    return [_finding(what, line, file) for what, (line, file) in earliest]
 
 
 def _finding(what: str, line: RaisedLine, file: str) -> Finding:
@@ -57,7 +58,9 @@ def _finding(what: str, line: RaisedLine, file: str) -> Finding:
     return Finding(
         kind=KIND,
         text=writable(f"{step}{what}"),
-        evidence=[writable(f"at {deaths.frame_words(each)}") for each in reversed(line.exception.frames[-_MOST:])],
+        evidence=[
+            writable(f"at {deaths.frame_words(each)}") for each in reversed(line.exception.frames[-_MAX_FAILURES:])
+        ],
         seconds=0.0,
         step=line.step,
         file=writable(file),
@@ -65,7 +68,7 @@ def _finding(what: str, line: RaisedLine, file: str) -> Finding:
 
 
 def with_places(findings: Iterable[Finding], lost: Sequence[Finding]) -> Iterator[Finding]:
-    """Yield the findings, and those of lost samples: where a step's are counted, the places are its evidence."""
+    """Yield all findings. If one counts a step's failed samples, the places of the failures become its evidence."""
     counted = set()
     for finding in findings:
         if finding.kind == KIND:
@@ -78,11 +81,11 @@ def with_places(findings: Iterable[Finding], lost: Sequence[Finding]) -> Iterato
     yield from (each for each in lost if each.step not in counted)
 
 
-__all__ = ["KINDS", "abridged", "in_order", "of_run", "of_step", "overall", "settled", "verdict"]
+__all__ = ["KINDS", "abridged", "in_order", "of_run", "of_step", "overall", "unexplained", "verdict"]
 
-# Of what many steps or captures have, so many are told, the costliest.
-_MOST_ALIKE = 3
-# Weight sync takes much from such a share of all steps on.
+# Findings of one kind that are listed, the costliest; the others are counted in the evidence.
+_MAX_OF_KIND = 3
+# Share of the step time from which weight sync is a finding.
 SYNC_SHARE = 0.15
 _SHARE = "weight_sync_share"
 KINDS.append(_SHARE)
@@ -91,30 +94,40 @@ _RULES = (rules, step_rules, rules)
 
 
 def of_step(step: StepFigures) -> list[Finding]:
-    """Return the findings of a step and its captures by themselves, the costliest first."""
-    found = [finding for rule in STEP_RULES for finding in rule(step)]
-    alike: dict[str, list[Finding]] = defaultdict(list)
+    """Return the findings of one step and its captures, the costliest first."""
+    findings = [finding for rule in STEP_RULES for finding in rule(step)]
+    by_kind: dict[str, list[Finding]] = defaultdict(list)
     for capture in step.captures:
         for rule in CAPTURE_RULES:
             for finding in rule(capture):
-                alike[finding.kind].append(finding)
-    for same in alike.values():
-        found += _costliest(same, "capture", [finding.file or "" for finding in in_order(same)])
-    return in_order(found)
+                by_kind[finding.kind].append(finding)
+    for of_kind in by_kind.values():
+        findings += _costliest(of_kind, "capture", [finding.file or "" for finding in in_order(of_kind)])
+    return in_order(findings)
 
 
 def of_run(rows: Sequence[StepRow], files: Mapping[int, str]) -> list[Finding]:
-    """Return the findings of steps beside one another; `files` has the driver's timeline of each step."""
-    found = []
+    """Return the findings of steps that are compared with each other.
+
+    Args:
+        rows: The steps.
+        files: The driver's timeline file of each step.
+    """
+    findings = []
     for place, row in enumerate(rows):
         around = Around(row=row, usual=usual_stages(rows, place), where_done=usual_stages(rows, place, where_done=True))
         for rule in ROW_RULES:
-            found += [msgspec.structs.replace(each, file=files.get(row.number)) for each in rule(around)]
-    return in_order(found)
+            findings += [msgspec.structs.replace(each, file=files.get(row.number)) for each in rule(around)]
+    return in_order(findings)
 
 
 def overall(rows: Sequence[StepRow], stages: Sequence[StageShare]) -> list[Finding]:
-    """Return the findings that all steps have in common. `rows` are those that the shares of the stages are of."""
+    """Return the findings about all steps together.
+
+    Args:
+        rows: The steps from which the shares were computed.
+        stages: The shares of the stages.
+    """
     shares = [stage for stage in stages if words.meaning(stage.name, stage_kind=stage.kind) == words.SYNC]
     share = sum(stage.share or 0.0 for stage in shares)
     if not rows or share < SYNC_SHARE:
@@ -130,8 +143,8 @@ def overall(rows: Sequence[StepRow], stages: Sequence[StageShare]) -> list[Findi
     ]
 
 
-# What need not be told where something else says why: kinds, and of what kind that must be (empty for any). It must
-# cost half as much at least.
+# Kinds of findings that are omitted if another finding of the step costs at least half as much, with the kinds that the
+# other may have (empty for any).
 _EXPLAINED: dict[str, tuple[str, ...]] = {
     "slow_step": (),
     "sample_tail": ("slow_replica",),
@@ -139,20 +152,20 @@ _EXPLAINED: dict[str, tuple[str, ...]] = {
 }
 
 
-# Kinds of findings that are all told.
-_EACH = (sentences.HANG,)
+# Kinds of findings that are never abridged.
+_ALWAYS_LISTED = (sentences.HANG,)
 
 
-def settled(findings: Iterable[Finding]) -> list[Finding]:
-    """Return all findings in order, without those that others of the same step explain."""
-    # A long run has thousands.
+def unexplained(findings: Iterable[Finding]) -> list[Finding]:
+    """Return the findings in order, without the ones that another finding of the same step explains."""
+    # By step, because a long run has thousands of findings.
     of_step: dict[int | None, list[Finding]] = defaultdict(list)
     for finding in findings:
         of_step[finding.step].append(finding)
 
     def explained(finding: Finding) -> bool:
         by = _EXPLAINED.get(finding.kind)
-        # Time without a stage is the same in most steps.
+        # Time without a stage is alike in most steps, so it does not explain why one is slow.
         own = finding.kind, "no_stage"
         return by is not None and any(
             other.seconds >= finding.seconds / 2 and (other.kind in by if by else other.kind not in own)
@@ -163,40 +176,40 @@ def settled(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def abridged(findings: Iterable[Finding]) -> list[Finding]:
-    """Return the findings in order; of those that many steps have alike, those of the costliest steps.
+    """Return the findings in order. If many steps have one of the same kind, keep only the costliest steps.
 
-    Steps that stood have a cause of their own each, and they are few.
+    Stuck steps are all kept: each has its own cause, and they are few.
     """
-    alike: dict[str, dict[int | None, list[Finding]]] = defaultdict(lambda: defaultdict(list))
+    by_kind: dict[str, dict[int | None, list[Finding]]] = defaultdict(lambda: defaultdict(list))
     kept = []
     for finding in in_order(findings):
-        if finding.kind in _EACH:
+        if finding.kind in _ALWAYS_LISTED:
             kept.append(finding)
         else:
-            alike[finding.kind][finding.step].append(finding)
-    for steps in alike.values():
-        rest = sorted(step for step in list(steps)[_MOST_ALIKE:] if step is not None)
-        told = [each for step, same in steps.items() if step not in rest for each in same]
-        kept += [_with_others(each, "step", [str(step) for step in rest]) for each in told]
+            by_kind[finding.kind][finding.step].append(finding)
+    for steps in by_kind.values():
+        omitted = sorted(step for step in list(steps)[_MAX_OF_KIND:] if step is not None)
+        listed = [each for step, of_step in steps.items() if step not in omitted for each in of_step]
+        kept += [_with_others(each, "step", [str(step) for step in omitted]) for each in listed]
     return in_order(kept)
 
 
 def verdict(rows: Sequence[StepRow], unread: bool) -> str:
-    """Return the sentence for a run without findings, which says what could not be judged.
+    """Return the sentences for a run without findings. They name the parts that could not be judged.
 
     Args:
         rows: Its steps.
-        unread: Whether something of the run could not be read.
+        unread: True if a part of the run could not be read.
     """
     if not rows:
         return "No step has ended, so there is nothing to judge."
     raised = [f"step {row.number} ended with {row.error}" for row in rows if row.error]
-    said = f"S{words.listed(raised, 3)[1:]}. No other findings" if raised else "No findings"
-    said += " in what could be read; the notes name the rest." if unread else "."
-    if len(typical_steps(rows)) <= FEWEST:
+    text = f"S{words.listed(raised, 3)[1:]}. No other findings" if raised else "No findings"
+    text += ", but some data could not be read; see the notes." if unread else "."
+    if len(typical_steps(rows)) <= MIN_STEPS:
         regular = sum(row.kind == REGULAR for row in rows)
-        said += f" Slow-step detection needs {FEWEST + 1} regular steps; this run has {regular}."
-    return said
+        text += f" Slow-step detection needs {MIN_STEPS + 1} regular steps; this run has {regular}."
+    return text
 
 
 def in_order(findings: Iterable[Finding]) -> list[Finding]:
@@ -204,13 +217,19 @@ def in_order(findings: Iterable[Finding]) -> list[Finding]:
     return sorted(findings, key=lambda finding: -finding.seconds)
 
 
-def _costliest(alike: list[Finding], what: str, names: list[str]) -> list[Finding]:
-    """Return the first few of findings of one kind, which tell of the others; `names` are their subjects, in order."""
-    return [_with_others(each, what, names[_MOST_ALIKE:]) for each in in_order(alike)[:_MOST_ALIKE]]
+def _costliest(of_kind: list[Finding], thing: str, names: list[str]) -> list[Finding]:
+    """Return the costliest findings of one kind, with the others named in the evidence.
+
+    Args:
+        of_kind: The findings.
+        thing: The word for their subjects, such as `capture`.
+        names: Their subjects, the costliest first.
+    """
+    return [_with_others(each, thing, names[_MAX_OF_KIND:]) for each in in_order(of_kind)[:_MAX_OF_KIND]]
 
 
-def _with_others(finding: Finding, what: str, names: list[str]) -> Finding:
+def _with_others(finding: Finding, thing: str, names: list[str]) -> Finding:
     if not names:
         return finding
-    also = f"also in {words.several(len(names), f'other {what}')}: {words.listed(names, 10)}"
+    also = f"also in {words.several(len(names), f'other {thing}')}: {words.listed(names, 10)}"
     return msgspec.structs.replace(finding, evidence=[*finding.evidence, also])

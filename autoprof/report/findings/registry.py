@@ -9,16 +9,16 @@ import msgspec
 
 from autoprof.report.model import CaptureFigures, Finding, StepFigures, StepRow
 
-# Below so many seconds, and below such a share of the step, nothing is said.
+# Smallest cost of a finding: in seconds, and as a share of the step.
 LEAST_S, LEAST_SHARE = 1.0, 0.03
 
 
 class Around(msgspec.Struct, frozen=True, kw_only=True):
-    """A step's row and what its stages usually take; empty where there are too few steps to tell.
+    """A step's row, and the usual seconds of its stages by name. The latter are empty if too few steps are around it.
 
     Attributes:
-        usual: The median of the steps around, in seconds; 0 of a stage that few of them have.
-        where_done: The median of those of them that have the stage.
+        usual: The median of the steps around it, in seconds. A step without the stage counts as 0.
+        where_done: The median of the steps around it that have the stage, in seconds.
     """
 
     row: StepRow
@@ -30,11 +30,13 @@ StepRule: TypeAlias = Callable[[StepFigures], Iterable[Finding]]
 RowRule: TypeAlias = Callable[[Around], Iterable[Finding]]
 CaptureRule: TypeAlias = Callable[[CaptureFigures], Iterable[Finding]]
 
-# Each is asked of every step of the run, of each step in detail, and of each of their captures.
+# Rules for every step of the run.
 ROW_RULES: list[RowRule] = []
+# Rules for the steps in detail.
 STEP_RULES: list[StepRule] = []
+# Rules for the captures of the steps in detail.
 CAPTURE_RULES: list[CaptureRule] = []
-# The kinds of findings there are.
+# All kinds of findings.
 KINDS: list[str] = []
 
 
@@ -62,5 +64,5 @@ def _register(
 
 
 def matters(seconds: float, of: float) -> bool:
-    """Return whether so much of a step is worth a finding."""
+    """Return True if these seconds, of a step with `of` seconds, are enough for a finding."""
     return seconds >= max(LEAST_S, LEAST_SHARE * of)

@@ -14,9 +14,11 @@ from autoprof.report.figures.words import several
 from autoprof.report.findings.registry import LEAST_S, capture_rule, matters, step_rule
 from autoprof.report.model import CaptureFigures, Finding, SkewRow, StepFigures
 
-# A device is idle from such a share of a capture on, communication is not hidden from such a share on.
-IDLE_SHARE, BARE_SHARE = 0.4, 0.15
-# Memory is nearly full from such a share on.
+# Share of a capture from which an idle device is a finding.
+IDLE_SHARE = 0.4
+# Share of a capture from which communication without compute beside it is a finding.
+BARE_SHARE = 0.15
+# Share of the device's memory from which it is nearly full.
 FULL_SHARE = 0.92
 
 
@@ -46,7 +48,7 @@ def idle(capture: CaptureFigures) -> Iterator[Finding]:
 
 @capture_rule("communication")
 def communication(capture: CaptureFigures) -> Iterator[Finding]:
-    """Find communication without computation beside it that takes 15 % of a capture."""
+    """Find communication without compute beside it that takes 15 % of a capture."""
     for device in capture.devices:
         bare = device.communication * (1 - (device.overlap or 0.0))
         if bare < BARE_SHARE or bare * device.seconds < LEAST_S:
@@ -57,7 +59,7 @@ def communication(capture: CaptureFigures) -> Iterator[Finding]:
             f"{device.device} computed nothing",
             evidence=[
                 f"communication {percent(device.communication)} of {seconds(device.seconds)}",
-                f"{percent(device.overlap or 0.0)} of it beside computing",
+                f"{percent(device.overlap or 0.0)} of it overlapped with compute",
                 *(
                     f"{each.name}: {seconds(each.total_us / 1e6)} in {each.calls} calls"
                     for each in capture.kernels
@@ -99,44 +101,44 @@ def bad_capture(capture: CaptureFigures) -> Iterator[Finding]:
         )
 
 
-# A rank or a replica is slow that takes so many times what the median of the others takes.
+# Ratio to the median of the others from which a rank, or a replica, is slow.
 RANK_RATIO, REPLICA_RATIO = 1.2, 1.3
 
 
 @step_rule("slow_rank", "slow_replica")
 def skewed(step: StepFigures) -> Iterator[Finding]:
     """Find a rank that takes 1.2 times as long as the others for a stage, or a replica 1.3 times for its requests."""
-    told = set()
+    reported = set()
     for skew in step.skews:
         ratio = REPLICA_RATIO if skew.of == "replica" else RANK_RATIO
         slow = skew.slowest_s >= ratio * skew.median_s and matters(skew.waited_s, step.seconds)
-        # A stage inside another one is slow with it.
-        if not slow or skew.slowest in told:
+        # A slow stage makes the stages around it slow too, so a rank is reported once.
+        if not slow or skew.slowest in reported:
             continue
-        told.add(skew.slowest)
+        reported.add(skew.slowest)
         per_token = " for the same work" if skew.of == "replica" else ""
         yield Finding(
             kind=f"slow_{skew.of}",
             text=f"step {step.number}: {skew.slowest} was slow in {skew.stage}: {seconds(skew.slowest_s)}, the others "
             f"{seconds(skew.median_s)} in the median{per_token}",
-            evidence=[_took(row) for row in skew.rows[:4]]
+            evidence=[_row(row) for row in skew.rows[:4]]
             + ([f"the fastest: {skew.rows[-1].label}, {seconds(skew.rows[-1].seconds)}"] if len(skew.rows) > 4 else []),
             seconds=skew.waited_s,
             step=step.number,
             file=next((row.file for row in skew.rows if row.label == skew.slowest), None),
         )
-    yield from _waited_for(step, told)
+    yield from _waited_for(step, reported)
 
 
-def _took(row: SkewRow) -> str:
-    was = ", recorded" if row.recorded else ""
-    return f"{row.label}: {seconds(row.seconds)} in {several(row.calls, 'call')}{was}"
+def _row(row: SkewRow) -> str:
+    recorded = ", recorded" if row.recorded else ""
+    return f"{row.label}: {seconds(row.seconds)} in {several(row.calls, 'call')}{recorded}"
 
 
-def _waited_for(step: StepFigures, told: set[str]) -> Iterator[Finding]:
-    """Find a rank that takes 1.2 times as long as the others outside of collectives, in which they wait for it.
+def _waited_for(step: StepFigures, reported: set[str]) -> Iterator[Finding]:
+    """Find a rank that takes 1.2 times as long as the others outside of collectives.
 
-    Their stages end at the same time then, so that the timeline does not tell; traces of several ranks do.
+    The others wait for it in collectives, so all stages end at the same time. Only traces of several ranks show it.
     """
     stages: dict[tuple[str, str], dict[int, CaptureFigures]] = defaultdict(dict)
     for capture in step.captures:
@@ -145,15 +147,15 @@ def _waited_for(step: StepFigures, told: set[str]) -> Iterator[Finding]:
     for (role, stage), captures in stages.items():
         if len(captures) < 2:
             continue
-        slow, *others = sorted(captures.values(), key=lambda capture: -_by_itself(capture))
-        label, usual = f"{role} rank {slow.rank}", median(_by_itself(other) for other in others)
+        slow, *others = sorted(captures.values(), key=lambda capture: -_own_s(capture))
+        label, usual = f"{role} rank {slow.rank}", median(_own_s(other) for other in others)
         waited = median(other.collectives_s or 0.0 for other in others) - (slow.collectives_s or 0.0)
-        if label in told or _by_itself(slow) < RANK_RATIO * usual or not matters(waited, step.seconds):
+        if label in reported or _own_s(slow) < RANK_RATIO * usual or not matters(waited, step.seconds):
             continue
-        told.add(label)
+        reported.add(label)
         yield Finding(
             kind="slow_rank",
-            text=f"step {step.number}: {label} was slow in {stage}: {seconds(_by_itself(slow))} outside of "
+            text=f"step {step.number}: {label} was slow in {stage}: {seconds(_own_s(slow))} outside of "
             f"collectives, the others {seconds(usual)} in the median; they waited for it",
             evidence=[
                 f"{role} rank {each.rank}: {seconds(each.collectives_s or 0.0)} of {seconds(each.seconds or 0.0)} in "
@@ -166,5 +168,6 @@ def _waited_for(step: StepFigures, told: set[str]) -> Iterator[Finding]:
         )
 
 
-def _by_itself(capture: CaptureFigures) -> float:
+def _own_s(capture: CaptureFigures) -> float:
+    """Return the seconds of a capture outside of collectives."""
     return max(0.0, (capture.seconds or 0.0) - (capture.collectives_s or 0.0))

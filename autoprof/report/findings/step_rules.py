@@ -12,21 +12,23 @@ from autoprof.report.figures.words import OTHER, OWN, listed, several
 from autoprof.report.findings.registry import LEAST_S, Around, matters, row_rule, step_rule
 from autoprof.report.model import Finding, SampleRow, StageGap, StepFigures, StepRow, ToolRow
 
-# Weight sync is long that takes so many times what it usually takes.
+# Ratio to its usual time from which weight sync is long.
 SYNC_RATIO = 2.0
-# Scoring in the driver is slow from such a share of the step on, in the samples from such a share of their time.
-REWARD_SHARE, SAMPLE_REWARD_SHARE = 0.1, 0.25
-# Seconds without a stage in a regular step from which on they are a finding: most other steps have them too.
+# Share of the step from which rewards in the driver are slow.
+REWARD_SHARE = 0.1
+# Share of the samples' time from which rewards in the samples are slow.
+SAMPLE_REWARD_SHARE = 0.25
+# Seconds without a stage from which a regular step has a finding. They are few, because most other steps have them too.
 NO_STAGE_S = 0.1
-# The longest time without a stage is all of it from this share on.
+# Share of the time without a stage from which its longest part is reported as all of it.
 NEARLY_ALL = 0.95
-# Tools take much from such a share of the samples' time on.
+# Share of the samples' time from which tools are a finding.
 TOOL_SHARE = 0.3
 
 
 @row_rule("weight_sync")
 def weight_sync(around: Around) -> Iterator[Finding]:
-    """Find weight sync that takes twice as long as usual, over the steps that have one."""
+    """Find weight sync that takes twice as long as usual in steps that have one."""
     row = around.row
     took = words.seconds_of(own_stages(row), words.SYNC, row.kinds)
     usual = words.seconds_of({name: around.where_done.get(name, 0.0) for name in row.stages}, words.SYNC, row.kinds)
@@ -78,7 +80,7 @@ def slow_step(around: Around) -> Iterator[Finding]:
 
 @row_rule("no_stage")
 def no_stage(around: Around) -> Iterator[Finding]:
-    """Find a step in which no stage runs for over a fifth of its time. A note names steps that have no stage at all."""
+    """Find a step in which no stage runs for over a fifth of its time. A note names steps without stages."""
     row, gap = around.row, _costly_gap(around.row)
     if gap is None:
         return
@@ -110,7 +112,7 @@ def _place(gap: StageGap) -> str:
 
 @step_rule("slow_tool", "slow_reward", "sample_tail")
 def tail(step: StepFigures) -> Iterator[Finding]:
-    """Find generation that waits for the last few samples, one in twenty at most."""
+    """Find generation that waits for the last few samples: at most one in twenty."""
     samples = step.samples
     if samples is None or samples.tail is None:
         return
@@ -120,26 +122,26 @@ def tail(step: StepFigures) -> Iterator[Finding]:
         return
     rows = [row for label in last.samples for row in samples.longest if row.label == label]
     rows.sort(key=lambda row: row.held_by != last.held_by)
-    said = f"step {step.number}: generation waited {seconds(waited)} for {last.count} of {last.of} samples"
-    what, _, name = last.held_by.partition(" ")
-    kind, why = "sample_tail", listed(last.samples, 3)
-    if what == "tool":
+    text = f"step {step.number}: generation waited {seconds(waited)} for {last.count} of {last.of} samples"
+    part, _, name = last.held_by.partition(" ")
+    kind, cause = "sample_tail", listed(last.samples, 3)
+    if part == "tool":
         kind = "slow_tool"
-        why = f"tool {name} took {seconds(_seconds(rows[0], what, name))} in {why}"
-    elif what == "reward":
+        cause = f"tool {name} took {seconds(_seconds(rows[0], part, name))} in {cause}"
+    elif part == "reward":
         kind = "slow_reward"
-        why = f"the reward took {seconds(_seconds(rows[0], what, ''))} in {why}"
-    elif what == "waiting":
-        why = f"{why}, which did nothing for {seconds(_seconds(rows[0], what, ''))}"
+        cause = f"the reward took {seconds(_seconds(rows[0], part, ''))} in {cause}"
+    elif part == "waiting":
+        cause = f"{cause}, which did nothing for {seconds(_seconds(rows[0], part, ''))}"
     evidence = [_sample(row) for row in rows[:5]]
     evidence.append(
         f"samples take {seconds(samples.quantiles_s['0.5'])} in the median, "
         f"{seconds(samples.quantiles_s['0.95'])} at the 95th percentile"
     )
-    evidence += [_tool(tool) for tool in samples.tools if what == "tool" and tool.name == name]
+    evidence += [_tool(tool) for tool in samples.tools if part == "tool" and tool.name == name]
     yield Finding(
         kind=kind,
-        text=f"{said}: {why}",
+        text=f"{text}: {cause}",
         evidence=evidence,
         seconds=waited,
         step=step.number,
@@ -149,7 +151,7 @@ def tail(step: StepFigures) -> Iterator[Finding]:
 
 @step_rule("idle_gap")
 def idle_gap(step: StepFigures) -> Iterator[Finding]:
-    """Find a time between two stages in which no worker does anything. Scoring in the driver has its own rule."""
+    """Find a time between two stages in which no worker does anything. Rewards in the driver have their own rule."""
     for gap in step.gaps:
         took = gap.end_s - gap.start_s
         if gap.within == OTHER and _costly_gap(step) is not None:
@@ -174,7 +176,7 @@ def idle_gap(step: StepFigures) -> Iterator[Finding]:
 
 @step_rule("slow_reward")
 def reward(step: StepFigures) -> Iterator[Finding]:
-    """Find scores that the driver awaits for a tenth of the step, or that take a quarter of the samples' time."""
+    """Find rewards that the driver awaits for a tenth of the step, or that take a quarter of the samples' time."""
     took = words.seconds_of(step.stages, words.REWARD, step.kinds)
     if took >= REWARD_SHARE * step.seconds and matters(took, step.seconds):
         yield Finding(
@@ -214,7 +216,7 @@ def failed_samples(step: StepFigures) -> Iterator[Finding]:
         )
 
 
-def _part_of_samples(step: StepFigures, kind: str, share: float, finding: str, what: str) -> Iterator[Finding]:
+def _part_of_samples(step: StepFigures, kind: str, share: float, finding: str, thing: str) -> Iterator[Finding]:
     samples = step.samples
     if samples is None:
         return
@@ -225,7 +227,7 @@ def _part_of_samples(step: StepFigures, kind: str, share: float, finding: str, w
         return
     yield Finding(
         kind=finding,
-        text=f"step {step.number}: samples spent {percent(took / whole)} of their time on {what}, "
+        text=f"step {step.number}: samples spent {percent(took / whole)} of their time on {thing}, "
         f"{seconds(each)} each on average",
         evidence=[f"{part.kind} {part.name}".strip() + f": {seconds(part.seconds)}" for part in samples.parts]
         + [_tool(tool) for tool in samples.tools[:5] if kind == "tool"],
@@ -235,7 +237,10 @@ def _part_of_samples(step: StepFigures, kind: str, share: float, finding: str, w
 
 
 def _waited(step: StepFigures, start_s: float, end_s: float) -> float:
-    """Return how long of a time the driver waited for generation; all of it if the driver's timers don't tell."""
+    """Return the seconds between two moments in which the driver waited for generation.
+
+    Without timers of the driver, all of that time counts.
+    """
     if not step.path:
         return end_s - start_s
     return sum(
@@ -250,7 +255,10 @@ def _meaning(step: StepFigures, stage: str) -> str:
 
 
 def _recorded_apart(step: StepFigures) -> float:
-    """Return the seconds in which some replicas were recorded and others not: samples of the former end later."""
+    """Return the seconds of recording if only some replicas were recorded, else 0.
+
+    Recorded replicas are slower, so their samples end later.
+    """
     replicas = {lane.replica for lane in step.lanes if lane.replica is not None}
     recorded: dict[int, float] = {}
     for capture in step.captures:

@@ -133,7 +133,7 @@ def test_what_spans_say(run: Path, capsys: pytest.CaptureFixture[str], values: d
 def test_what_clocks_say(run: Path, capsys: pytest.CaptureFixture[str], values: dict[str, Any]) -> None:
     (path,) = run.glob("clocks/*")
     change(path, **values)
-    assert told(run, capsys).notes == ["nobody measured the clock of n2: it is taken as it is set"]
+    assert told(run, capsys).notes == ["the clock of n2 was not measured; its own setting is used"]
 
 
 def test_names_of_files(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

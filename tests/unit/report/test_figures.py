@@ -98,7 +98,7 @@ def test_what_is_cut_off_or_foreign_is_left_out_and_counted(tmp_path: Path) -> N
     assert torn.details == whole.details
     assert len(torn.notes) == len(list((tmp_path / "torn" / "timeline").iterdir()))
     # "no json", a list, and what was cut off; a kind that a newer autoprof may write is nothing to tell of.
-    assert torn.notes[0] == "timeline/n1-100.jsonl: 3 lines left out: cut off or no span"
+    assert torn.notes[0] == "timeline/n1-100.jsonl: 3 lines left out: truncated, or not a span"
 
 
 @given(st.binary(max_size=400), st.integers(0, 30))
@@ -173,10 +173,10 @@ def test_a_step_that_has_no_end_is_as_long_as_its_stages(tmp_path: Path) -> None
     found = figures(timeline(tmp_path / "run", n1=[step(10)], n2=worker), 2)
     assert [row.number for row in found.steps] == [1]
     assert [(each.number, each.seconds) for each in found.details] == [(2, 7)]
-    assert "step 2 has no end in the timeline: cut off, or going on" in found.notes
+    assert "step 2 has no end in the timeline: interrupted, or still running" in found.notes
 
 
 def test_a_step_that_is_not_there_is_said_with_those_that_are(tmp_path: Path) -> None:
     write(tmp_path / "run", steps=3, captured=2)
-    with pytest.raises(runs.NotFound, match="has no step 9; in its timeline are 1 to 3, captured are 2"):
+    with pytest.raises(runs.NotFound, match="has no step 9; steps in its timeline: 1 to 3; captured steps: 2"):
         figures(tmp_path / "run", 9)

@@ -209,7 +209,7 @@ def test_hosts_are_brought_onto_the_drivers_clock(tmp_path: Path) -> None:
     ]
     run = timeline(tmp_path / "run", n1=driver, n2=worker)
     before = figures(run, 1)
-    assert before.notes[-1] == "nobody measured the clocks of n1, n2: they are taken as they are set"
+    assert before.notes[-1] == "clocks of n1, n2 were not measured; their own settings are used"
     measured = {"host": "n2", "offset_ns": 3 * SECOND, "error_ns": 200_000, "unix_ns": START_NS}
     (run / "clocks").mkdir()
     (run / "clocks" / "n1-10.jsonl").write_text(json.dumps(measured) + "\n")
@@ -228,7 +228,5 @@ def test_notes_of_very_many_files_are_few(tmp_path: Path) -> None:
     (run / "clocks" / "driver-1.jsonl").write_text("")
     found = figures(run)
     assert len(found.notes) < 25
-    assert (
-        "nobody measured the clocks of n0, n1, n10, n11, n12 and 95 more: they are taken as they are set" in found.notes
-    )
+    assert "clocks of n0, n1, n10, n11, n12 and 95 more were not measured; their own settings are used" in found.notes
     assert found.notes[-1] == "and 80 more such notes of other files"

@@ -188,7 +188,7 @@ DOCUMENTATION = ROOT / "docs" / "findings.md"
     ("values", "documented", "said"),
     [
         ((overview.SLOW_RATIO, overview.SLOW_S), (1.2, 1), "more than 1.2 times the median"),
-        ((overview.AROUND, overview.FEWEST), (10, 3), "the ten steps before and the ten after"),
+        ((overview.STEPS_AROUND, overview.MIN_STEPS), (10, 3), "the ten steps before and the ten after"),
         ((registry.LEAST_S, registry.LEAST_SHARE), (1, 0.03), "under a second, or under 3 % of the step"),
         ((step_rules.SYNC_RATIO, findings.SYNC_SHARE), (2, 0.15), "at least 15 % of the time of all regular steps"),
         (

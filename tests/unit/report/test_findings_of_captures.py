@@ -245,7 +245,7 @@ def test_a_step_that_is_slower_for_being_recorded_is_no_finding(tmp_path: Path) 
     assert [(finding.kind, finding.step) for finding in figures.findings] == [("slow_rank", 9)]
     (note,) = figures.notes
     assert note.startswith(f"step {STEP}: recorded work took 18.")
-    assert note.endswith("which recording may explain: update_actor 18.1 s") or "update_actor 18." in note
+    assert note.endswith("perhaps because of the recording: update_actor 18.1 s") or "update_actor 18." in note
     against = comparison.compare(comparison.side(figures, 9, False), comparison.side(figures, STEP, False))
     assert [finding.kind for finding in against.findings] == []
 

@@ -118,7 +118,7 @@ def test_a_run_of_few_steps_says_how_far_that_can_be_told(tmp_path: Path) -> Non
         build.figures(run_reader.read(tmp_path / "none")).verdict == "No step has ended, so there is nothing to judge."
     )
     (next((tmp_path / "few" / "timeline").iterdir())).open("a").write('{"kind": "st')
-    assert "in what could be read" in build.figures(run_reader.read(tmp_path / "few")).verdict
+    assert "some data could not be read" in build.figures(run_reader.read(tmp_path / "few")).verdict
 
 
 def test_a_healthy_run_says_so(autoprof: Autoprof, runs: Path, tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_markdown_of_many_captures_has_the_first_of_each_stage(tmp_path: Path) -
         capture(tmp_path / "run", 4, f"actor.update_actor.rank{rank}", who, ("n1", 200 + rank), when, [])
     text = markdown.text(build.figures(run_reader.read(tmp_path / "run"), [4]))
     assert text.count("\n### actor.update_actor rank") == 8
-    assert "32 other captures of this step are in the page and in the JSON." in text
+    assert "32 other captures of this step are in the page and the JSON." in text
 
 
 def test_two_steps_of_a_run(autoprof: Autoprof, runs: Path) -> None:
@@ -397,7 +397,7 @@ def test_a_slower_operator_is_named(tmp_path: Path) -> None:
     ("arguments", "status", "said"),
     [
         (["report", "nothing"], 1, "no run matches 'nothing'"),
-        (["report", SLOW, "--step", "99"], 1, "has no step 99; in its timeline are 1 to 12, captured are 5"),
+        (["report", SLOW, "--step", "99"], 1, "has no step 99; steps in its timeline: 1 to 12; captured steps: 5"),
         (["report", SLOW, "--against", "5"], 2, "--against 5 is a step; name with --step the step"),
         (["report", SLOW, "--against", "99", "--step", "5"], 1, "has no step 99"),
         (["report", SLOW, "--against", f"{USUAL}:x"], 2, "'x' is not a step"),

@@ -1,4 +1,4 @@
-"""Runs that were killed and resumed, and steps that have no end: a step that ran again is told as it ran last."""
+"""Runs that were killed and resumed, and steps that have no end: of a step that ran again the last run is shown."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_steps_that_ran_again_are_told_as_they_ran_last(tmp_path: Path, same_pid
     ]
     assert found.steps[1:] == [msgspec.structs.replace(row, usual_s=10) for row in expected.steps]
     assert [alone(details) for details in found.details] == [alone(details) for details in expected.details]
-    assert "the run was begun 2 times; a step that ran again is told as it ran last" in found.notes
+    assert "the run was started 2 times; for a step that ran again, its last run is shown" in found.notes
 
 
 def test_a_trainer_that_trains_again_repeats_its_steps(tmp_path: Path) -> None:
@@ -135,7 +135,10 @@ def test_a_captured_step_that_was_cut_off_is_shown(tmp_path: Path) -> None:
 def test_many_steps_without_an_end_are_one_note(tmp_path: Path) -> None:
     found = [each for number in range(1, 200) for each in actor(0)(number, 10 * number)]
     notes = figures(timeline(tmp_path / "run", n1=found), 5).notes
-    assert "steps 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 189 more have no end in the timeline: cut off, or going on" in notes
+    assert (
+        "steps 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 189 more have no end in the timeline: interrupted, or still running"
+        in notes
+    )
 
 
 def test_a_merged_step_that_ran_again_is_the_last_one(tmp_path: Path) -> None:

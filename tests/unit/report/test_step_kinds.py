@@ -197,7 +197,7 @@ def test_a_step_that_raised_is_in_the_verdict(tmp_path: Path) -> None:
     rows = figures(run(tmp_path / "run", 50, 10)).steps
     rows[1] = msgspec.structs.replace(rows[1], error="ValueError")
     assert findings.verdict(rows, unread=True).startswith(
-        "Step 2 ended with ValueError. No other findings in what could be read; the notes name the rest."
+        "Step 2 ended with ValueError. No other findings, but some data could not be read; see the notes."
     )
 
 

@@ -143,9 +143,9 @@ def test_names_of_spans_are_counted(tmp_path: Path, kind: str, file: str) -> Non
     write(tmp_path / "run", steps=6, captured=None)
     more_lines(tmp_path / "run", file, lambda n: {"kind": kind, "name": f"n{n}", "step": n % 6 + 1, **at(n * 20)}, 9000)
     figures = build.figures(runs.read(tmp_path / "run"))
-    assert len(figures.stages) <= reading.MOST["name"] + 2
+    assert len(figures.stages) <= reading.MAX_DISTINCT["name"] + 2
     assert {"gen", "update_actor", "(other names)"} <= {stage.name for stage in figures.stages}
-    assert figures.notes[0].endswith("told as one name: they are beyond the first 1000 names")
+    assert figures.notes[0].endswith("merged into one name: only the first 1000 names are distinguished")
 
 
 def test_roles_and_steps_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,12 +153,12 @@ def test_roles_and_steps_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyP
     write(run, steps=6, captured=None)
     more_lines(run, "n1-200.jsonl", lambda n: {"name": "x", "role": f"r{n}", "step": 2, **at(40_000 + n)}, 2000)
     figures = build.figures(runs.read(run), [2])
-    assert len({lane.role for lane in figures.details[0].lanes}) <= reading.MOST["role"] + 1
-    monkeypatch.setitem(reading.MOST, "step", 50)
+    assert len({lane.role for lane in figures.details[0].lanes}) <= reading.MAX_DISTINCT["role"] + 1
+    monkeypatch.setitem(reading.MAX_DISTINCT, "step", 50)
     more_lines(run, "n9-1.jsonl", lambda n: {"kind": "step", "name": "step", "step": n + 100, **at(n)}, 2000)
     figures = build.figures(runs.read(run))
     assert len(figures.steps) <= 50
-    assert any("left out: they are beyond the first 50 steps" in note for note in figures.notes)
+    assert any("left out: only the first 50 steps are distinguished" in note for note in figures.notes)
 
 
 def test_spans_of_a_merged_step_are_counted(
@@ -189,6 +189,6 @@ def test_a_line_takes_no_memory(tmp_path: Path, command: str) -> None:
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    # Doctor looks for steps alone in what is large.
-    told = "searched for steps alone" if command == "doctor" else "timeline/n1-200.jsonl: 1 line left out: too long"
+    # The doctor reads only the steps of a large timeline.
+    told = "only its steps were read" if command == "doctor" else "timeline/n1-200.jsonl: 1 line left out: too long"
     assert told in done.stdout
