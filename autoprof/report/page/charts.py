@@ -1,8 +1,8 @@
-"""Plots of a report, as plotly takes them: steps over time, the lanes of a step, its samples.
+"""Plots of a report, as input for plotly: steps over time, the lanes of a step, its samples.
 
-Colours are tokens that the page replaces, in light and in dark; patterns distinguish stages of one kind, so nothing
-depends on colour alone (Okabe and Ito 2008, Color Universal Design). Names are escaped, because plotly reads its texts
-as HTML, and never appear in hover templates, where plotly would expand `%{...}`.
+Colours are tokens that the page replaces, for light and dark themes. Patterns distinguish stages of one kind, so that
+nothing depends on colour alone (Okabe and Ito 2008, Color Universal Design). Names are escaped, because plotly reads
+its texts as HTML. They never appear in hover templates, where plotly would expand `%{...}`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _FAMILIES = {
     words.CHECKPOINT: "keeping",
     words.REWARD: "reward",
 }
-# Names of this page's own.
+# Style families of names that only this page uses.
 _OWN = {OTHER: "idle", "waiting": "idle", "turn": "generation", "samples": "generation", "requests": "generation"}
-# What one name after the other of a kind gets.
+# Patterns for the names of one kind, in this order.
 PATTERNS = ("", "/", ".", "x", "\\", "-", "|", "+")
 TOKEN = "@"
 
@@ -49,32 +49,32 @@ def family(name: str, stage_kind: str = "") -> str:
 
 
 def choose_looks(names: Iterable[str], kinds: Mapping[str, str] | None = None) -> dict[str, Look]:
-    """Return a look for each name: names of one kind share its colour, each with a pattern of its own.
+    """Return a look for each name. Names of one kind share a colour and differ in their pattern.
 
     Args:
         names: The names.
-        kinds: Kinds of stages by name, where the name does not tell.
+        kinds: The kinds of stages that their names don't show, by name.
     """
     known = kinds or {}
-    given: dict[str, Look] = {}
-    taken: dict[str, int] = {}
+    looks: dict[str, Look] = {}
+    counts: dict[str, int] = {}
     for name in names:
-        if name not in given:
+        if name not in looks:
             kind = family(name, known.get(name, ""))
-            count = taken[kind] = taken.get(kind, -1) + 1
-            given[name] = Look(f"{TOKEN}{kind}", PATTERNS[count % len(PATTERNS)])
-    return given
+            count = counts[kind] = counts.get(kind, -1) + 1
+            looks[name] = Look(f"{TOKEN}{kind}", PATTERNS[count % len(PATTERNS)])
+    return looks
 
 
 Plot = dict[str, Any]
-# More bars than this make a page slow and are thinner than a pixel.
-MOST_BARS = 300
-# More marks than this hide each other.
-MOST_MARKS = 300
+# More bars would slow the page and be thinner than a pixel.
+MAX_BARS = 300
+# More marks would hide each other.
+MAX_MARKS = 300
 
 
 def text(name: str) -> str:
-    """Return a name as plotly shows it unchanged."""
+    """Return a name, escaped and shortened, for plotly."""
     return html.escape(units.short(name), quote=False)
 
 
@@ -119,7 +119,7 @@ def axis(title: str, **more: Any) -> Plot:
 
 
 def rows_axis(at: Sequence[float], labels: Sequence[str], end: float) -> Plot:
-    """Return an axis of rows with names, from above down to `end`."""
+    """Return an axis of named rows, from the top down to `end`."""
     return {
         "tickvals": list(at),
         "ticktext": [text(label) for label in labels],
@@ -135,15 +135,15 @@ def rows_axis(at: Sequence[float], labels: Sequence[str], end: float) -> Plot:
 
 
 def run_plot(steps: Sequence[StepRow], looks: dict[str, Look]) -> Plot:
-    """Plot step time over steps, stacked by stage, with slow and captured steps marked, and tokens a second below.
+    """Plot step time over steps, stacked by stage, with marks on slow and captured steps, and tokens a second below.
 
-    There is at least one step. Of more than `MOST_BARS` a bar is the mean of several; slow steps keep
-    marks of their own.
+    There must be at least one step. With more than `MAX_BARS` steps, a bar is the mean of several steps; slow steps
+    keep their own marks.
     """
     groups = _groups(steps)
     names = [name for name in looks if any(name in step.stages for step in steps)]
     x = [group[0].number if len(group) == 1 else (group[0].number + group[-1].number) / 2 for group in groups]
-    who = [_who(group) for group in groups]
+    titles = [_group_title(group) for group in groups]
     wide = max(1, groups[0][-1].number - groups[0][0].number + 1)
     data = []
     for name in names:
@@ -155,7 +155,7 @@ def run_plot(steps: Sequence[StepRow], looks: dict[str, Look]) -> Plot:
                 x=x,
                 y=[round(each, 4) for each in spent],
                 width=wide * 0.94,
-                customdata=[[each, units.seconds(took)] for each, took in zip(who, spent, strict=True)],
+                customdata=[[title, units.seconds(took)] for title, took in zip(titles, spent, strict=True)],
                 hovertemplate="%{customdata[0]}: %{customdata[1]}<extra>%{fullData.name}</extra>",
             )
         )
@@ -170,37 +170,37 @@ def run_plot(steps: Sequence[StepRow], looks: dict[str, Look]) -> Plot:
         plot |= {"height": 520, "xaxis": plot["xaxis"] | {"anchor": "y2"}}
         plot["yaxis"] |= {"domain": [0.36, 1]}
         plot["yaxis2"] = axis("tokens / s", domain=[0, 0.26], rangemode="tozero")
-        data.append(_rates(x, rates, who))
+        data.append(_rates(x, rates, titles))
     return {"data": data, "layout": plot}
 
 
 def _groups(steps: Sequence[StepRow]) -> list[Sequence[StepRow]]:
-    size = -(-len(steps) // MOST_BARS) or 1
+    size = -(-len(steps) // MAX_BARS) or 1
     return [steps[start : start + size] for start in range(0, len(steps), size)]
 
 
-def _who(group: Sequence[StepRow]) -> str:
+def _group_title(group: Sequence[StepRow]) -> str:
     if len(group) == 1:
         return f"step {group[0].number}"
     return f"mean of steps {group[0].number} to {group[-1].number}"
 
 
 def _marks(steps: Sequence[StepRow]) -> list[Plot]:
-    slow = sorted((step for step in steps if step.slow), key=lambda step: step.usual_s - step.seconds)[:MOST_MARKS]
+    slow = sorted((step for step in steps if step.slow), key=lambda step: step.usual_s - step.seconds)[:MAX_MARKS]
     captured = [step for step in steps if step.captured]
     top = max((step.seconds for step in steps), default=0.0)
     marks = []
     if slow:
-        says = [f"step {s.number}: {units.seconds(s.seconds)}, usual {units.seconds(s.usual_s)}" for s in slow]
-        marks.append(_mark("slow step", "triangle-down", "@warn", slow, [s.seconds + top * 0.03 for s in slow], says))
+        texts = [f"step {s.number}: {units.seconds(s.seconds)}, usual {units.seconds(s.usual_s)}" for s in slow]
+        marks.append(_mark("slow step", "triangle-down", "@warn", slow, [s.seconds + top * 0.03 for s in slow], texts))
     if captured:
-        kept = captured[:: -(-len(captured) // MOST_MARKS)]
-        says = [f"step {s.number}: captured, {units.seconds(s.seconds)}" for s in kept]
-        marks.append(_mark("captured step", "diamond", "@text", kept, [s.seconds + top * 0.08 for s in kept], says))
+        kept = captured[:: -(-len(captured) // MAX_MARKS)]
+        texts = [f"step {s.number}: captured, {units.seconds(s.seconds)}" for s in kept]
+        marks.append(_mark("captured step", "diamond", "@text", kept, [s.seconds + top * 0.08 for s in kept], texts))
     return marks
 
 
-def _mark(name: str, symbol: str, colour: str, steps: Sequence[StepRow], y: list[float], says: list[str]) -> Plot:
+def _mark(name: str, symbol: str, colour: str, steps: Sequence[StepRow], y: list[float], texts: list[str]) -> Plot:
     return {
         "type": "scatter",
         "mode": "markers",
@@ -208,12 +208,12 @@ def _mark(name: str, symbol: str, colour: str, steps: Sequence[StepRow], y: list
         "x": [step.number for step in steps],
         "y": y,
         "marker": {"symbol": symbol, "size": 10, "color": colour, "line": {"width": 1, "color": "@page"}},
-        "text": says,
+        "text": texts,
         "hovertemplate": "%{text}<extra></extra>",
     }
 
 
-def _rates(x: list[float], rates: list[float | None], who: list[str]) -> Plot:
+def _rates(x: list[float], rates: list[float | None], titles: list[str]) -> Plot:
     return {
         "type": "scatter",
         "mode": "lines+markers" if len(x) <= 60 else "lines",
@@ -223,7 +223,7 @@ def _rates(x: list[float], rates: list[float | None], who: list[str]) -> Plot:
         "y": rates,
         "yaxis": "y2",
         "line": {"color": "@generation", "width": 2},
-        "text": [f"{each}: {units.rate(rate)}" for each, rate in zip(who, rates, strict=True)],
+        "text": [f"{title}: {units.rate(rate)}" for title, rate in zip(titles, rates, strict=True)],
         "hovertemplate": "%{text}<extra>tokens</extra>",
     }
 
@@ -233,21 +233,22 @@ def _mean(values: list[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-# Spans that go on beside each other in numbers: shown by how many there are at a time.
+# Kinds of spans that run in large numbers at the same time. The plot shows their number over time.
 CROWDS = {"sample": "samples", "request": "requests"}
-# More lanes than this make a plot that nobody reads.
-MOST_LANES = 96
-_MOST_ROWS = 4
+# More lanes would make the plot unreadable.
+MAX_LANES = 96
+_MAX_ROWS = 4
 _BINS = 160
-# What is narrower than this share of the step is drawn with its neighbours of the same name.
+# Share of the step below which a span is merged with neighbours of the same name.
 _NARROW = 1 / 1200
 
 
 class Placed(msgspec.Struct, frozen=True):
-    """A bar of the lanes: `count` spans of one name that were too narrow to be drawn alone, or one.
+    """A bar of a lane: one span, or several narrow ones of the same name.
 
     Attributes:
-        count: Of a crowd how many there are at a time, `or_more` where not all of its spans are known.
+        count: The number of spans in the bar; for a crowd, the number of spans at a time.
+        or_more: True if some spans of a crowd are unknown.
     """
 
     name: str
@@ -261,32 +262,34 @@ class Placed(msgspec.Struct, frozen=True):
 
 
 class Chosen(msgspec.Struct, frozen=True):
-    """The lanes that are drawn, and the number of those that are not."""
+    """Lanes to draw, and the number of other lanes."""
 
     lanes: list[Lane]
     left_out: int
 
 
 def choose(lanes: Sequence[Lane]) -> Chosen:
-    """Choose the lanes: all, or of very many those of each role that were busiest and idlest."""
-    if len(lanes) <= MOST_LANES:
+    """Choose the lanes to draw: all of them, or, if there are too many, the busiest and the idlest of each role."""
+    if len(lanes) <= MAX_LANES:
         return Chosen(list(lanes), 0)
     roles: dict[str, list[Lane]] = {}
     for lane in lanes:
         roles.setdefault(lane.role, []).append(lane)
-    each = max(2, MOST_LANES // len(roles))
+    per_role = max(2, MAX_LANES // len(roles))
     kept: set[int] = set()
     for of_role in roles.values():
         by_work = sorted(of_role, key=lambda lane: lane.busy_s)
-        ends = by_work if len(by_work) <= each else by_work[: each // 2] + by_work[-(each - each // 2) :]
+        half = per_role // 2
+        ends = by_work if len(by_work) <= per_role else by_work[:half] + by_work[-(per_role - half) :]
         kept |= set(map(id, ends))
     return Chosen([lane for lane in lanes if id(lane) in kept], len(lanes) - len(kept))
 
 
 def lanes_plot(step: StepFigures, looks: dict[str, Look]) -> tuple[Plot, int]:
-    """Plot processes against time; where none of them works, the time is shaded.
+    """Plot processes against time. Time in which no process works is shaded.
 
-    Returns the plot, and how many spans of the lanes in it are not drawn.
+    Returns:
+        The plot, and the number of spans in its lanes that are not drawn.
     """
     chosen = choose(step.lanes).lanes
     whole = max(step.seconds, 1e-9)
@@ -318,7 +321,7 @@ def lanes_plot(step: StepFigures, looks: dict[str, Look]) -> tuple[Plot, int]:
             base=[round(each.start, 6) for each, *_ in rows],
             y=[row for _, row, *_ in rows],
             width=0.86,
-            customdata=[[text(label), _says(each)] for each, _, _, label in rows],
+            customdata=[[text(label), _bar_text(each)] for each, _, _, label in rows],
             hovertemplate="<b>%{fullData.name}</b> %{customdata[1]}<br>%{customdata[0]}<extra></extra>",
         )
         if any(strength < 1 for _, _, strength, _ in rows):
@@ -334,14 +337,14 @@ def lanes_plot(step: StepFigures, looks: dict[str, Look]) -> tuple[Plot, int]:
     return {"data": data, "layout": plot}, left_out
 
 
-def _says(bar_of: Placed) -> str:
-    when = f"{units.seconds(bar_of.end - bar_of.start)}, from {units.seconds(bar_of.start)}"
+def _bar_text(bar_of: Placed) -> str:
+    time = f"{units.seconds(bar_of.end - bar_of.start)}, from {units.seconds(bar_of.start)}"
     if bar_of.kind in CROWDS:
         count = f"{bar_of.count} or more" if bar_of.or_more else f"{bar_of.count}"
         return f"{count} at a time, from {units.seconds(bar_of.start)} to {units.seconds(bar_of.end)}"
     if bar_of.count > 1:
-        return f"{bar_of.count} times within {when}"
-    return f"{when}, ended by {text(bar_of.error)}" if bar_of.error else when
+        return f"{bar_of.count} times within {time}"
+    return f"{time}, ended by {text(bar_of.error)}" if bar_of.error else time
 
 
 def _shade(plot: Plot, start: float, end: float, whole: float) -> None:
@@ -353,7 +356,7 @@ def _shade(plot: Plot, start: float, end: float, whole: float) -> None:
 
 
 def _place(lane: Lane, whole: float) -> tuple[list[Placed], int]:
-    """Put spans into rows, a span inside of another below it, and return how many would be too deep."""
+    """Put spans into rows, inner spans below outer ones. Return the bars, and the number of spans that are too deep."""
     spans = sorted(
         (span for span in lane.spans if span.kind not in CROWDS), key=lambda span: (span.start_s, -span.end_s)
     )
@@ -362,7 +365,7 @@ def _place(lane: Lane, whole: float) -> tuple[list[Placed], int]:
     too_deep = 0
     for span in spans:
         row = next((row for row, end in enumerate(ends) if span.start_s >= end - 1e-9), len(ends))
-        if row >= _MOST_ROWS:
+        if row >= _MAX_ROWS:
             too_deep += 1
             continue
         if row == len(ends):
@@ -385,7 +388,7 @@ def _narrow(last: Placed, new: Placed, whole: float) -> bool:
 
 
 def _crowd(lane: Lane, kind: str, whole: float) -> list[tuple[Placed, float]]:
-    """Return how many spans of a kind there are at a time, as bars, each with its strength from 0 to 1."""
+    """Return bars with the number of spans of a kind at a time, each with its opacity from 0 to 1."""
     moments: dict[float, int] = {}
     for span in lane.spans:
         if span.kind == kind:
@@ -393,37 +396,37 @@ def _crowd(lane: Lane, kind: str, whole: float) -> list[tuple[Placed, float]]:
             end = max(end, start + whole / _BINS)
             moments[start] = moments.get(start, 0) + 1
             moments[end] = moments.get(end, 0) - 1
-    found: list[Placed] = []
+    bars: list[Placed] = []
     count, since = 0, 0.0
     for moment in sorted(moments):
         if count and moments[moment]:
-            found.append(Placed(CROWDS[kind], kind, since, moment, 0, count, lane.left_out > 0))
+            bars.append(Placed(CROWDS[kind], kind, since, moment, 0, count, lane.left_out > 0))
         if moments[moment]:
             since = moment
         count += moments[moment]
-    most = max((each.count for each in found), default=1)
-    return [(each, 0.25 + 0.7 * each.count / most) for each in found]
+    most = max((each.count for each in bars), default=1)
+    return [(each, 0.25 + 0.7 * each.count / most) for each in bars]
 
 
-_LONGEST = 24
+_MAX_SAMPLES = 24
 _PARTS = ("turn", "tool", "reward", "waiting")
 
 
 def longest_plot(figures: SampleFigures) -> Plot:
     """Plot the longest samples by their parts."""
-    shown = figures.longest[:_LONGEST]
+    shown = figures.longest[:_MAX_SAMPLES]
     ordered = sorted((part for sample in shown for part in sample.parts), key=_place_of)
-    given = choose_looks(map(_title, ordered))
+    looks = choose_looks(map(_title, ordered))
     y = [place + 0.5 for place in range(len(shown))]
     data = []
-    for title in given:
+    for title in looks:
         spent = [[part for part in sample.parts if _title(part) == title] for sample in shown]
         took = [sum(part.seconds for part in parts) for parts in spent]
         counts = [sum(part.count for part in parts) for parts in spent]
         data.append(
             bar(
                 title,
-                given[title],
+                looks[title],
                 orientation="h",
                 x=[round(each, 5) for each in took],
                 y=y,
@@ -442,7 +445,7 @@ def longest_plot(figures: SampleFigures) -> Plot:
 
 
 def done_plot(figures: SampleFigures) -> Plot:
-    """Plot how many samples were done over time, the wait for the last few shaded."""
+    """Plot the number of ended samples over time, with the wait for the last few shaded."""
     points = figures.done
     plot = layout(250, hovermode="x", showlegend=False, shapes=[], annotations=[])
     plot["xaxis"] = axis("seconds from the step's start", rangemode="tozero")

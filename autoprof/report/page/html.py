@@ -1,7 +1,7 @@
 """The report as one self-contained HTML file, and the first page of `autoprof open`.
 
-The content security policy lets a page load nothing and run only its own scripts, by their hashes, so that a name in a
-trace stays text.
+The content security policy forbids the page to load anything, and allows only its own scripts, by their hashes. So a
+name in a trace can never run as a script.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
 
 
 NEEDS = "the HTML report needs plotly and jinja2: pip install 'autoprof-rl[report]'; --json and --md work without"
-# Rows of the table of steps.
-MOST_ROWS = 400
+# Rows in the table of steps.
+MAX_ROWS = 400
 TEMPLATES = Path(__file__).parent / "templates"
 
 
 class MissingExtra(RuntimeError):
-    """plotly or jinja2 is not installed. The message says what to do."""
+    """plotly or jinja2 is not installed. The message names the package to install."""
 
 
 class Share(msgspec.Struct, frozen=True):
-    """One part of a bar that shows shares."""
+    """One part of a bar of shares."""
 
     name: str
     share: float
@@ -52,11 +52,11 @@ class Share(msgspec.Struct, frozen=True):
 
 
 def write(figures: RunFigures, path: Path) -> None:
-    """Write the page, which is there only when it is complete.
+    """Write the page. The file appears only once it is complete.
 
     Raises:
         MissingExtra: plotly or jinja2 is not installed.
-        OSError: It can't be written.
+        OSError: The page can't be written.
     """
     files.write(path, page(figures).encode("utf-8", "backslashreplace"))
 
@@ -88,12 +88,12 @@ def page(figures: RunFigures) -> str:
         looks=looks,
         steps=steps,
         numbers=numbers,
-        # What is open from the beginning: where the costliest finding is.
+        # The step that is unfolded at first: the step of the costliest finding.
         first=next((each.step for each in figures.findings if each.step in numbers), numbers[0] if numbers else None),
         rows=rows(figures.steps),
         open_title=words.open_title(figures.going_on),
         open_for=open_for,
-        many=len(figures.steps) > charts.MOST_BARS,
+        many=len(figures.steps) > charts.MAX_BARS,
         stages=[
             Share(stage.name, stage.share, looks[stage.name]) for stage in figures.stages if stage.share is not None
         ],
@@ -101,38 +101,38 @@ def page(figures: RunFigures) -> str:
 
 
 def _kinds(figures: RunFigures) -> dict[str, str]:
-    """Return the kinds of all stages by name, in the order of the charts; some only warm-up or captured steps have."""
+    """Return the kinds of all stages by name, in chart order. Stages of only warm-up or captured steps are included."""
     kinds = {stage.name: stage.kind for stage in figures.stages}
     kinds |= {name: row.kinds.get(name, "") for row in figures.steps for name in row.stages if name not in kinds}
     return {name: kinds[name] for name in sorted(kinds, key=lambda name: (name == words.OWN, name == words.OTHER))}
 
 
 def policy(*scripts: str) -> str:
-    """Return the content security policy of a page that holds these scripts and needs nothing else."""
-    rest = "base-uri 'none'; form-action 'none'"
-    return f"default-src 'none'; {script_sources(*scripts)}; style-src 'unsafe-inline'; img-src data: blob:; {rest}"
+    """Return the content security policy of a page that has these scripts and loads nothing."""
+    targets = "base-uri 'none'; form-action 'none'"
+    return f"default-src 'none'; {script_sources(*scripts)}; style-src 'unsafe-inline'; img-src data: blob:; {targets}"
 
 
 def script_sources(*scripts: str) -> str:
-    """Return the directive of a content security policy that lets only these scripts run, by their hashes."""
+    """Return the directive of a content security policy that allows only these scripts, by their hashes."""
     digests = (base64.b64encode(hashlib.sha256(each.encode()).digest()).decode() for each in scripts)
     return " ".join(["script-src", *(f"'sha256-{digest}'" for digest in digests)])
 
 
 def embedded(content: Any) -> str:
-    """Return JSON that may stand in a script element: nothing in it ends the element or begins another."""
+    """Return JSON that is safe within a script element: it can't end the element or begin another."""
     made = json.dumps(content, separators=(",", ":"), allow_nan=False)
     return made.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def said(finding: Finding) -> str:
-    """Return a finding's sentence without its step's number, to be shown beside that."""
+def without_step(finding: Finding) -> str:
+    """Return a finding's sentence without the number of its step, for use below the step's title."""
     text = re.sub(rf"^step {finding.step}(?: \([\w-]+\))?: ", "", finding.text)
     return text[:1].upper() + text[1:]
 
 
-def rest(finding: Finding) -> str:
-    """Return the part of a finding's sentence that follows the number of the step."""
+def after_step(finding: Finding) -> str:
+    """Return the part of a finding's sentence after the number of its step."""
     begin = f"step {finding.step}"
     if finding.text.startswith((f"{begin}:", f"{begin} ")):
         return finding.text.removeprefix(begin)
@@ -140,10 +140,10 @@ def rest(finding: Finding) -> str:
 
 
 def rows(steps: Sequence[StepRow]) -> list[StepRow]:
-    """Choose the steps of the table: all, or of very many those that were captured or slow, and the longest."""
-    if len(steps) <= MOST_ROWS:
+    """Choose the steps of the table: all, or, if there are too many, the captured, the slow and the longest ones."""
+    if len(steps) <= MAX_ROWS:
         return list(steps)
-    first = sorted(steps, key=lambda step: (not step.captured, not step.slow, -step.seconds))[:MOST_ROWS]
+    first = sorted(steps, key=lambda step: (not step.captured, not step.slow, -step.seconds))[:MAX_ROWS]
     return sorted(first, key=lambda step: step.number)
 
 
@@ -173,7 +173,7 @@ def _step(step: StepFigures, run_looks: dict[str, charts.Look], kinds: dict[str,
 
 
 def device_shares(device: DeviceShares) -> list[Share]:
-    """Split a device's time into parts that sum up to it, each second counted once."""
+    """Split a device's time into parts, each second counted once."""
     bare = device.communication * (1 - (device.overlap or 0.0))
     parts = [
         ("compute", device.compute, "generation", ""),
@@ -210,27 +210,27 @@ def _environment() -> jinja2.Environment:
     )
     for name in ("seconds", "change", "rate", "number", "share", "size", "moment", "short"):
         environment.filters[name] = getattr(units, name)
-    environment.filters |= {"said": said, "rest": rest}
+    environment.filters |= {"without_step": without_step, "after_step": after_step}
     environment.globals["device_shares"] = device_shares
     return environment
 
 
 def report_item() -> str:
-    """Return the line of the report."""
+    """Return the list item that links to the report."""
     return f'<li><a href="{REPORT}">The report</a>: where the time went</li>'
 
 
 def trace_item(run: str, step: int, name: str) -> str:
-    """Return the line of a step's trace, which is served as `name`."""
+    """Return the list item of a step's trace, which is served as `name`."""
     return (
         f'<li><button type="button" data-perfetto="{PERFETTO}" data-trace="{markup.escape(name)}" '
         f'data-title="{markup.escape(f"{run}, step {step}")}">Open step {step} in Perfetto</button> '
-        f'or <a href="{markup.escape(name)}" download>keep its trace</a></li>'
+        f'or <a href="{markup.escape(name)}" download>download its trace</a></li>'
     )
 
 
 def index_page(run: str, items: list[str]) -> Content:
-    """Make the page of a run. It may read what the server has beside it, and nothing else."""
+    """Return the first page of `autoprof open`. It may load from its own server only."""
     script = (TEMPLATES / "index.js").read_text(encoding="utf-8")
     template = string.Template((TEMPLATES / "index.html").read_text(encoding="utf-8"))
     text = template.substitute(run=markup.escape(run), items="\n".join(items), script=script)

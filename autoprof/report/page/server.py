@@ -1,8 +1,8 @@
-"""A web server for one person on this machine: it serves a few pages and files under unguessable paths.
+"""Web server for one user of this machine: it serves a few pages and files under unguessable paths.
 
-It listens on 127.0.0.1 alone. Other users of the machine can reach that, too: they don't know the path, and are told
-nothing. The command line of a browser that is started they do see: its link works once. A web page somewhere else can
-have its own name point to 127.0.0.1 (DNS rebinding): a request for any other name is refused.
+It listens on 127.0.0.1 only. Other users of the machine can connect too, but they don't know the path and get no
+content. They can read the command line of a browser that autoprof starts, so the link in it works only once. A foreign
+web page can point its own host name to 127.0.0.1 (DNS rebinding), so requests for other host names are refused.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import msgspec
 
 from autoprof.base import files
 
-# Perfetto's pages may load from no other port of this machine (its Content-Security-Policy, ui/src/frontend/index.ts;
-# tools/open_trace_in_ui serves there for that reason).
+# The only port of this machine that Perfetto's pages may load from (its Content-Security-Policy,
+# ui/src/frontend/index.ts; tools/open_trace_in_ui uses this port for the same reason).
 PERFETTO_PORT = 9001
 PERFETTO = "https://ui.perfetto.dev"
 _HOSTS = ("127.0.0.1", "localhost")
-_KEPT_FROM_OTHERS = {
+_PRIVACY_HEADERS = {
     "Cache-Control": "no-store",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
@@ -34,16 +34,18 @@ _KEPT_FROM_OTHERS = {
 
 
 class PortTaken(OSError):
-    """Something else listens on the port."""
+    """Another program listens on the port."""
 
 
 class Content(msgspec.Struct, frozen=True, kw_only=True):
-    """Served content: text, or a file as it is when it is asked for.
+    """Served content: a text, or a file with its content at the time of the request.
 
     Attributes:
         kind: Its media type.
-        policy: A content security policy of its own.
-        for_perfetto: Whether Perfetto's pages may read it.
+        text: The text.
+        file: The file.
+        policy: Its content security policy; empty for none.
+        for_perfetto: True if Perfetto's pages may read it.
     """
 
     kind: str
@@ -54,21 +56,21 @@ class Content(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Server(ThreadingHTTPServer):
-    """Server of its `contents` alone, until it is closed.
+    """Server of its `contents`, until it is closed.
 
     Attributes:
-        contents: By name, `""` for the page that shows what there is. May be filled after the server was made.
+        contents: The contents by name; `""` is the first page. They may be added after the server was created.
     """
 
     daemon_threads = True
-    # Nobody else may listen there, too.
+    # No other process may listen on the same port.
     allow_reuse_port = False
 
     def __init__(self, port: int) -> None:
-        """Listen on a port of 127.0.0.1, 0 for any that is free.
+        """Listen on a port of 127.0.0.1, or on a free port if it is 0.
 
         Raises:
-            PortTaken: Something else does.
+            PortTaken: Another program listens on the port.
             OSError: The port may not be used.
         """
         self.contents: dict[str, Content] = {}
@@ -82,17 +84,17 @@ class Server(ThreadingHTTPServer):
             raise
 
     def server_bind(self) -> None:
-        """Bind without asking for this machine's name, as HTTPServer does."""
+        """Bind without looking up this machine's name, which HTTPServer would do."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
 
     def link_once(self) -> str:
-        """Return a link that leads to the first page, once."""
+        """Return a link to the first page that works once."""
         self._once = f"/{secrets.token_urlsafe(18)}"
         return f"http://127.0.0.1:{self.server_port}{self._once}"
 
     def redeem(self, path: str) -> bool:
-        """Return whether a path is that of the link that works once, and void the link if so."""
+        """Return True if a path is the link that works once. The link is void afterwards."""
         expected, given = self._once.encode(), path.encode()
         if not expected or not secrets.compare_digest(given, expected):
             return False
@@ -104,18 +106,18 @@ class Server(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}{self._path}{name}"
 
     def find(self, path: str) -> Content | None:
-        """Return the content at a path."""
+        """Return the content at a path, or None."""
         if not secrets.compare_digest(path[: len(self._path)].encode(), self._path.encode()):
             return None
         return self.contents.get(path[len(self._path) :])
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Ignore browsers that are gone, or that send malformed requests."""
+        """Ignore errors of browsers that have disconnected or send malformed requests."""
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: Server
-    # Nobody keeps a thread for longer by saying nothing.
+    # Seconds after which a silent connection is closed, so that it does not keep a thread.
     timeout = 30
     server_version = "autoprof"
     sys_version = ""
@@ -171,7 +173,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _say(self, status: HTTPStatus, headers: dict[str, str] | None = None, size: int = 0) -> None:
         self.send_response(status)
-        for name, value in (_KEPT_FROM_OTHERS | (headers or {})).items():
+        for name, value in (_PRIVACY_HEADERS | (headers or {})).items():
             self.send_header(name, value)
         self.send_header("Content-Length", str(size))
         self.end_headers()

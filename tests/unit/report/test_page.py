@@ -245,12 +245,12 @@ def test_large_runs_stay_small() -> None:
     assert len(page) < small + 1_500_000
     plots = Read(page).plots
     bars = sum(len(trace["x"]) for trace in plots["run"]["data"] if trace["type"] == "bar")
-    assert bars <= charts.MOST_BARS * (len(figures.stages))
+    assert bars <= charts.MAX_BARS * (len(figures.stages))
     slow = [step for step in figures.steps if step.slow]
     (marks,) = [trace for trace in plots["run"]["data"] if trace["name"] == "slow step"]
-    assert 0 < len(marks["x"]) <= charts.MOST_MARKS < len(slow)
+    assert 0 < len(marks["x"]) <= charts.MAX_MARKS < len(slow)
     assert sum(len(trace["x"]) for trace in plots["lanes-10000"]["data"]) < 1500
-    assert len(html.rows(figures.steps)) == html.MOST_ROWS
+    assert len(html.rows(figures.steps)) == html.MAX_ROWS
 
 
 def lane(label: str, spans: list[tuple[str, float, float]], kind: str = "stage", busy: float = 1.0) -> Lane:
@@ -311,7 +311,7 @@ def test_many_samples_are_shown_by_how_many_go_on() -> None:
 
 def test_of_very_many_lanes_the_busiest_and_idlest_are_drawn() -> None:
     chosen = charts.choose([lane(f"rank {at}", [("x", 0, 1)], busy=at) for at in range(512)])
-    assert (len(chosen.lanes), chosen.left_out) == (charts.MOST_LANES, 512 - charts.MOST_LANES)
+    assert (len(chosen.lanes), chosen.left_out) == (charts.MAX_LANES, 512 - charts.MAX_LANES)
     assert {"rank 0", "rank 511"} <= {each.label for each in chosen.lanes}
 
 

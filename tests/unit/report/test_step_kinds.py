@@ -263,8 +263,8 @@ def test_the_sentence_has_the_kind_of_a_step_that_is_not_regular(tmp_path: Path)
     (text,) = no_stage(tmp_path, n1=[*first, *driver(2, 28, 2), *driver(3, 30, 2)])
     assert text == "step 1 (warm-up): no stage ran for 18.0 s, 64 % of the step, before gen"
     (finding,) = figures(tmp_path / "run").findings
-    assert html.said(finding).startswith("No stage ran for 18.0 s")
-    assert html.rest(finding).startswith(" (warm-up): no stage ran for")
+    assert html.without_step(finding).startswith("No stage ran for 18.0 s")
+    assert html.after_step(finding).startswith(" (warm-up): no stage ran for")
 
 
 def test_autoprofs_own_time_and_exports_are_no_time_without_a_stage(tmp_path: Path) -> None:

@@ -1,12 +1,12 @@
 "use strict";
-// Hands the trace to Perfetto's page in a window of its own: it answers PONG when it can take it. That works on any port.
+// Sends the trace to Perfetto in a new window, once Perfetto answers PONG. This works on any port.
 for (const button of document.querySelectorAll("button")) {
   const perfetto = button.dataset.perfetto;
   const say = (text) => (document.getElementById("said").textContent = text);
   button.addEventListener("click", async () => {
     const page = open(perfetto);
     if (!page) {
-      say("The browser let no window open: allow it for this page, and try again.");
+      say("The browser blocked the new window: allow pop-ups for this page, and try again.");
       return;
     }
     say("Reading the trace ...");
@@ -19,7 +19,7 @@ for (const button of document.querySelectorAll("button")) {
       buffer = await answer.arrayBuffer();
     } catch (error) {
       page.close();
-      say("The trace could not be read (" + error.message + "); does autoprof open still run?");
+      say("The trace could not be read (" + error.message + "); is autoprof open still running?");
       return;
     }
     const asking = setInterval(() => page.postMessage("PING", perfetto), 100);

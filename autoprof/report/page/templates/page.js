@@ -1,5 +1,5 @@
 "use strict";
-// Draws plots when they come into view, in the colours of the theme; sorts tables; opens what a link leads to.
+// Draws plots when they come into view, in the colours of the theme; sorts tables; unfolds the target of a link.
 (() => {
   const root = document.documentElement;
   const plots = JSON.parse(document.getElementById("plots").textContent);
@@ -58,7 +58,7 @@
     }
   }
 
-  // On paper nothing comes into view.
+  // When printing, nothing scrolls into view, so draw everything.
   addEventListener("beforeprint", () => {
     for (const place of document.querySelectorAll(".plot")) {
       if (!drawn.has(place) && place.offsetParent) {
@@ -88,14 +88,14 @@
     try {
       localStorage.setItem("autoprof-theme", theme);
     } catch {
-      // A file opened from a disk may have no storage: the choice holds for this page.
+      // A page opened from a file may have no storage; the choice then applies to this page only.
     }
     wear(theme);
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawn.forEach(draw));
   wear(themes.includes(remembered()) ? remembered() : "system");
 
-  // Tables: a button in the head of a column sorts by it, again turns it round.
+  // Tables: the button of a column sorts by it; a second click reverses the order.
   const values = (row, column) => {
     const cell = row.cells[column];
     if ("value" in cell.dataset) {
@@ -116,7 +116,7 @@
     }
     header.setAttribute("aria-sort", order);
     const rows = Array.from(table.tBodies[0].rows, (row) => [values(row, column), row]);
-    // What has no value comes last, whichever way.
+    // Rows without a value come last in both orders.
     rows.sort(([a], [b]) => (a === null || b === null ? (a === null) - (b === null) : way * compared(a, b)));
     table.tBodies[0].append(...rows.map(([, row]) => row));
   };
@@ -126,7 +126,7 @@
     });
   }
 
-  // What a link leads to is opened.
+  // Unfold the target of a link.
   const show = () => {
     const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
     if (target && target.tagName === "DETAILS") {
