@@ -36,20 +36,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(parsed: argparse.Namespace) -> int:
     """Run the command and return its exit status."""
-    wishes = merge_step.Wishes(roles=parsed.role, output=parsed.output, tar=parsed.tar, clocks=parsed.clocks)
+    options = merge_step.MergeOptions(roles=parsed.role, output=parsed.output, tar=parsed.tar, clocks=parsed.clocks)
     paths = [Path(name) for name in parsed.name]
     try:
         if paths and (len(paths) > 1 or (paths[0].exists() and not (paths[0] / RUN).is_file())):
-            work = merge_step.of_files(paths, wishes)
+            work = merge_step.of_files(paths, options)
         else:
             chosen = runs.find(arguments.parent(parsed), parsed.name[0] if paths else "latest")
-            work = merge_step.of_step(chosen, merge_step.chosen(chosen, parsed.step), wishes)
+            work = merge_step.of_step(chosen, merge_step.chosen(chosen, parsed.step), options)
         with console.bar("merging", work.bytes) as advance:
-            lines = list(merge_step.do(work, wishes.tar, advance))
+            lines = list(merge_step.do(work, options.tar, advance))
         if parsed.json:
-            made = str(work.made)
+            made = str(work.output)
             document = Merged(
-                file=made, bytes=files.size(made), step=work.step, traces=len(work.taken), lines=[*map(plain, lines)]
+                file=made, bytes=files.size(made), step=work.step, traces=len(work.inputs), lines=[*map(plain, lines)]
             )
             console.print_json(document)
             return 0

@@ -137,22 +137,22 @@ def _report(run: Run) -> Path | None:
 def _trace(run: Run, step: Step) -> Path | None:
     """Return the step's merged trace; write it first if it is missing or older than its parts."""
     try:
-        work = merge_step.of_step(run, step, merge_step.Wishes())
+        work = merge_step.of_step(run, step, merge_step.MergeOptions())
         folder = Path(run.path)
         parts = [
-            *(trace.path for trace in work.taken),
+            *(trace.path for trace in work.inputs),
             *RunDir(folder).lines("timeline"),
             *RunDir(folder).lines("clocks"),
         ]
         # Earlier versions of autoprof wrote a trace of a part of the step under the name of the whole.
-        if _is_outdated(work.made, parts) or not merge_step.is_current(work):
+        if _is_outdated(work.output, parts) or not merge_step.is_current(work):
             with console.bar("merging", work.bytes) as advance:
                 lines = list(merge_step.do(work, progress=advance))
             print(*map(plain, lines), sep="\n")
     except (NotFound, TraceError, OSError) as error:
         complain(f"open: no trace of step {step.number}: {error}", 1)
         return None
-    return work.made
+    return work.output
 
 
 def _step(run: Run, number: int | None) -> Step | None:

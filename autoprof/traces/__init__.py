@@ -1,1 +1,1 @@
-"""Traces as streams: read in pieces, and merged, in little memory whatever their size."""
+"""Readers and mergers of traces. They stream, so memory does not grow with a trace's size."""

@@ -1,8 +1,8 @@
-"""Archive of a step's traces as they are, with a manifest by which Perfetto lays them over each other.
+"""Archive of a step's unchanged traces, with a manifest that tells Perfetto how to align them.
 
-Perfetto from 58.2 on reads it (perfetto.dev/docs/reference/perfetto-manifest): each trace is a machine of its own, so
-that equal process ids stay apart, and its times are moved onto the common base. Older ones open the archive, too, but
-throw processes of equal ids together.
+Perfetto reads the manifest from version 58.2 on (perfetto.dev/docs/reference/perfetto-manifest). Each trace becomes a
+separate machine, so that equal process ids stay separate, and its times are shifted onto the common base. Older
+versions open the archive too, but merge processes with equal ids.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ from autoprof.traces.timeline import Timeline, draw
 
 MANIFEST = "perfetto_manifest.json"
 TIMELINE = "timeline.json"
-# Perfetto reads no extended headers of POSIX, and GNU's long names.
+# Perfetto reads GNU's long names, but no POSIX extended headers.
 _FORMAT = tarfile.GNU_FORMAT
 
 
 def pack(
     inputs: Sequence[Input], output: Path, timeline: Timeline | None = None, step: int | None = None
 ) -> tuple[int, dict[str, str]]:
-    """Make an archive of traces; `output` gets its name when it is complete.
+    """Write an archive of traces. `output` appears only once it is complete.
 
-    The traces are not read but for what their times count from, so one that is cut off goes in as it is.
+    Only the base time of each trace is read, so a truncated trace is added as it is.
 
     Args:
         inputs: The traces.
-        output: The file to make.
-        timeline: Spans that go in as a trace of their own.
+        output: The file to write.
+        timeline: Spans to add as a separate trace.
         step: The step, for the manifest.
 
     Returns:
-        The file's size in bytes, and the traces that are left out, each with why.
+        The file's size in bytes, and the reasons for traces that are left out, by name.
 
     Raises:
-        TraceError: There is neither a trace that can be read nor a timeline. Nothing is left.
+        TraceError: There is no readable trace and no timeline. No file is written.
         OSError: The file can't be written.
     """
     aligned = align(inputs, timeline)
     if not aligned.sources and timeline is None:
-        raise TraceError(next(iter(aligned.left_out.values()), "there is nothing to put in"))
+        raise TraceError(next(iter(aligned.left_out.values()), "there is nothing to archive"))
     with part_of(output) as part:
         with part.open("wb") as file, tarfile.open(fileobj=file, mode="w", format=_FORMAT, dereference=True) as archive:
-            # The manifest has to come first.
+            # Perfetto requires the manifest first.
             _add(archive, MANIFEST, msgspec.json.encode(_manifest(aligned, timeline, step)))
             if timeline is not None:
                 _add(archive, TIMELINE, _drawn(timeline, aligned.base_ns))
@@ -67,7 +67,7 @@ def _manifest(aligned: Aligned, timeline: Timeline | None, step: int | None) -> 
     for source in aligned.sources:
         entry: dict[str, Any] = {"path": source.name, "machine": {"name": source.label}}
         if source.shift_ns:
-            # What is added to the file's times (perfetto_manifest_reader.cc, ParseClocks).
+            # Perfetto adds this to the file's times (perfetto_manifest_reader.cc, ParseClocks).
             entry["clocks"] = {"offset_ns": source.shift_ns}
         files.append(entry)
     attributes = {} if step is None else {"attributes": {"autoprof.global_step": step}}
@@ -88,7 +88,7 @@ def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
 
 
 def _plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Leave out the owner of the file on this machine."""
+    """Remove the file's owner from the entry."""
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = ""
     return entry

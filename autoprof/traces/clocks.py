@@ -1,7 +1,7 @@
-"""Clocks of traces, hosts and attempts.
+"""Clocks of traces and hosts, and attempts of a run.
 
-Kineto's times count from a base in the trace; torch before 2.4 has none. The offsets between hosts were measured during
-the run. An attempt is one start of a run: if it is killed and resumed, it repeats steps.
+Kineto's times are relative to a base in the trace; torch before 2.4 has no base. The run measures the offsets between
+the clocks of its hosts. An attempt is one start of a run. A run that is killed and resumed repeats steps.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from autoprof.rundir.records import PROCESS, CaptureMeta, Line, Offset
 from autoprof.traces.reader import NO_JSON, Reader, TraceError
 
 BASE = "baseTimeNanoseconds"
-# The two clocks are read one after the other; less than this between two readings is no step of the wall clock.
-_STEP_NS = 1_000_000
-# From when on a time can be one since the epoch: September 2001.
+# Smallest change of the wall clock that counts as a set clock. The two clocks are not read at the same moment, so
+# smaller differences are noise.
+_CLOCK_SET_NS = 1_000_000
+# Times above this count from the epoch: it is September 2001.
 EPOCH_US = 1e15
 
 
@@ -32,12 +33,12 @@ class Timed(msgspec.Struct):
 
 
 def base_ns(path: Path) -> int:
-    """Return what the times of a trace count from, in ns since the epoch.
+    """Return the base of a trace's times, in ns since the epoch.
 
-    Kineto writes it before the events, for some time after torch 2.4 behind them (pytorch/kineto #1054).
+    Kineto writes the base before the events; some releases after torch 2.4 write it behind them (pytorch/kineto #1054).
 
     Raises:
-        TraceError: The trace does not say, or can't be read; it may be cut off.
+        TraceError: The trace has no base, for example because it is truncated, or can't be read.
     """
     with Reader(path, partial=True) as reader:
         if BASE not in reader.fields:
@@ -48,12 +49,12 @@ def base_ns(path: Path) -> int:
             if BASE not in reader.fields:
                 if first_us is None or _microseconds(path, first_us) > EPOCH_US:
                     return 0
-                raise TraceError(f"{path}: it does not say what its times count from ({BASE})")
+                raise TraceError(f"{path}: the base of its times is missing ({BASE})")
         return _number(path, reader.fields[BASE])
 
 
 def first_us(path: Path) -> float | None:
-    """Return the time of the first event that has one, which is not always the earliest; None where there is none."""
+    """Return the time of the first event in the file that has one, or None. It is not always the earliest time."""
     with Reader(path, partial=True) as reader:
         for events in reader.chunks(msgspec.json.Decoder(list[Timed]).decode):
             for event in events:
@@ -66,54 +67,55 @@ def _microseconds(path: Path, ts: float | str) -> float:
     try:
         return float(ts)
     except ValueError:
-        raise TraceError(f"{path}: an event has the time {ts!r}") from None
+        raise TraceError(f"{path}: an event has the invalid time {ts!r}") from None
 
 
 def _number(path: Path, raw: Raw) -> int:
     try:
         return int(msgspec.json.decode(raw))
     except (msgspec.DecodeError, TypeError, ValueError):
-        raise TraceError(f"{path}: {BASE} is no number: {bytes(raw)[:80]!r}") from None
+        raise TraceError(f"{path}: {BASE} is not a number: {bytes(raw)[:80]!r}") from None
 
 
 def corrections_ns(metas: Sequence[CaptureMeta]) -> list[int]:
-    """Return what to add to the times of each capture so that those of one host agree, by the captures' meta files.
+    """Return nanoseconds to add to the times of each capture, so that captures of one host agree.
 
-    The last reading of a host is taken to be right: clocks are set to the better.
+    They come from the clocks in the meta files. The last reading of a host counts as correct, because clocks are set
+    to become more accurate.
     """
     readings: dict[str, list[tuple[int, int]]] = {}
     for meta in metas:
         if reading := _reading(meta):
             readings.setdefault(meta.host, []).append(reading)
     last = {host: max(of_host)[1] for host, of_host in readings.items()}
-    found = []
+    corrections = []
     for meta in metas:
         reading = _reading(meta)
         behind = last[meta.host] - reading[1] if reading else 0
-        found.append(behind if abs(behind) > _STEP_NS else 0)
-    return found
+        corrections.append(behind if abs(behind) > _CLOCK_SET_NS else 0)
+    return corrections
 
 
 def _reading(meta: CaptureMeta) -> tuple[int, int] | None:
-    """Return a capture's start on the monotonic clock, and by how much the wall clock was ahead of it."""
+    """Return a capture's start on the monotonic clock, and the lead of the wall clock over it, in ns."""
     start = meta.clock.start
     return (start.monotonic_ns, start.unix_ns - start.monotonic_ns) if start.monotonic_ns and start.unix_ns else None
 
 
 MEASURED, AS_SET = "measured", "as-set"
-# Stages take milliseconds and more. What is known worse than this does not tell which of two came first.
-MOST_ERROR_NS = 5_000_000
-# Two clocks of quartz drift apart by 50 parts in a million each.
+# Largest error of a measured offset. Stages take milliseconds, so a larger error could reverse their order.
+MAX_ERROR_NS = 5_000_000
+# Relative drift of two quartz clocks, 50 parts per million each.
 _DRIFT = 100e-6
-_INSTEAD = f"merge with --clocks {AS_SET} to take them as they are set"
+_INSTEAD = f"use --clocks {AS_SET} to merge with uncorrected clocks"
 
 
 class Clocks(Struct, frozen=True):
-    """The offsets that were measured in a run.
+    """Measured clock offsets of a run.
 
     Attributes:
-        driver: The host that the offsets are against; empty where nothing was measured.
-        offsets: By host, in the order of their times.
+        driver: The host that the offsets are relative to; empty if nothing was measured.
+        offsets: The offsets of each host, by time.
     """
 
     driver: str
@@ -121,13 +123,13 @@ class Clocks(Struct, frozen=True):
 
 
 def read_offsets(run: Path) -> Clocks:
-    """Return what was measured in a run; lines that are cut off are left out.
+    """Return the measured offsets of a run, without truncated lines.
 
     Raises:
-        TraceError: Several hosts measured, so that it is not known against which.
-        OSError: A file can't be read, or is none.
+        TraceError: Several hosts measured, so the reference host is unknown.
+        OSError: A file can't be read, or is not a regular file.
     """
-    found: dict[str, list[Offset]] = {}
+    offsets_by_host: dict[str, list[Offset]] = {}
     drivers = set()
     for path in RunDir(run).lines("clocks"):
         drivers.add(path.stem.rpartition("-")[0])
@@ -136,40 +138,40 @@ def read_offsets(run: Path) -> Clocks:
                 offset = msgspec.json.decode(line or b"", type=Offset)
             except NO_JSON:
                 continue
-            found.setdefault(offset.host, []).append(offset)
+            offsets_by_host.setdefault(offset.host, []).append(offset)
     if len(drivers) > 1:
         raise TraceError(f"{run / 'clocks'}: clocks were measured from several hosts ({_list(drivers)}); {_INSTEAD}")
-    for offsets in found.values():
+    for offsets in offsets_by_host.values():
         offsets.sort(key=lambda each: each.unix_ns)
-    return Clocks(next(iter(drivers), ""), found)
+    return Clocks(next(iter(drivers), ""), offsets_by_host)
 
 
 def offset_ns(clocks: Clocks, host: str, unix_ns: int) -> int:
-    """Return what to take from a host's times to have them on the clock of the driver's host.
+    """Return nanoseconds to subtract from a host's times, to get the clock of the driver's host.
 
     Args:
-        clocks: What was measured.
+        clocks: The measured offsets.
         host: The host.
-        unix_ns: When, by either's clock.
+        unix_ns: The time of the trace, on either clock.
 
     Raises:
-        TraceError: It is not known, or not well enough.
+        TraceError: The offset is unknown, or not known precisely enough.
     """
     if host == clocks.driver:
         return 0
     measured = clocks.offsets.get(host)
     if not measured:
-        what = f"none was measured for {host}" if clocks.driver else "none was measured in this run"
-        raise TraceError(f"traces of several hosts need the offsets of their clocks, and {what}; {_INSTEAD}")
+        missing = f"the clock of {host} was not measured" if clocks.driver else "this run measured no clocks"
+        raise TraceError(f"traces of several hosts need measured clocks, but {missing}; {_INSTEAD}")
     nearest = min(measured, key=lambda each: abs(each.unix_ns - unix_ns))
-    if nearest.error_ns > MOST_ERROR_NS:
+    if nearest.error_ns > MAX_ERROR_NS:
         raise TraceError(
-            f"the clock of {host} is known to {nearest.error_ns / 1e6:.1f} ms only, and more than "
-            f"{MOST_ERROR_NS / 1e6:.0f} ms is too much; {_INSTEAD}"
+            f"the offset of {host}'s clock is too uncertain: {nearest.error_ns / 1e6:.1f} ms, more than "
+            f"{MAX_ERROR_NS / 1e6:.0f} ms; {_INSTEAD}"
         )
     place = measured.index(nearest)
     for other in measured[max(0, place - 1) : place + 2]:
-        # Between two measurements that agree the clock was not set; the trace may lie on either side of this one.
+        # If two measurements around the trace agree, the clock was not set between them.
         passed = abs(other.unix_ns - nearest.unix_ns)
         between = min(other.unix_ns, nearest.unix_ns) <= unix_ns <= max(other.unix_ns, nearest.unix_ns)
         apart = abs(other.offset_ns - nearest.offset_ns)
@@ -190,20 +192,20 @@ _DRIVES = ("step", "timer", "stage")
 
 
 def is_of(line: Line, since_ns: int, until_ns: int) -> bool:
-    """Return whether a line is of the attempt that lies between two moments."""
+    """Return True if a line belongs to the attempt between two moments."""
     return line.end_ns > since_ns and line.start_ns < until_ns
 
 
 class Attempts:
-    """The times from which on a run's trainers were at work, each until all of them had ended.
+    """Attempts of a run, found from the spans of its trainers.
 
     Attributes:
-        starts: When each attempt began, once all lines are there.
-        first_steps: The start of the first step that each start of a process ended.
+        starts: The start of each attempt. It is filled by `finish`.
+        first_steps: The start of the first step that ended, for each start of a process.
     """
 
     def __init__(self) -> None:
-        # By file and how many processes have begun it, since pids come again: first start and last end.
+        # First start and last end, by file and number of processes that have begun the file: pids are reused.
         self._lives: dict[tuple[int, int], tuple[int, int]] = {}
         self._begun: Counter[int] = Counter()
         self._stepped: set[tuple[int, int]] = set()
@@ -211,7 +213,7 @@ class Attempts:
         self.first_steps: set[int] = set()
 
     def add(self, file: int, line: Line) -> None:
-        """Take a line; those of a file come in their order."""
+        """Add a line. The lines of a file must come in their order."""
         if line.kind == PROCESS:
             self._begun[file] += 1
             return
@@ -224,10 +226,10 @@ class Attempts:
             self._lives[life] = min(start, line.start_ns), max(end, line.end_ns)
 
     def finish(self) -> None:
-        """Note that all lines are there."""
+        """Compute the attempts, after all lines were added."""
         last = -1
         for start, end in sorted(self._lives.values()):
-            # The ranks of one attempt are at work at once.
+            # The ranks of one attempt run at the same time.
             if start >= last:
                 self.starts.append(start)
             last = max(last, end)
@@ -238,7 +240,7 @@ class Attempts:
         return len(self.starts)
 
     def around(self, at_ns: int) -> tuple[int, int]:
-        """Return the begin and end of the attempt that went on at a moment. The first began ever since."""
+        """Return the start and the end of the attempt at a moment. The first attempt starts at 0."""
         place = bisect_right(self.starts, at_ns)
         since = self.starts[place - 1] if place > 1 else 0
         return since, self.starts[place] if 0 < place < len(self.starts) else EVER

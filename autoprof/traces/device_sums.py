@@ -6,8 +6,8 @@ import re
 
 from msgspec import Struct
 
-# vllm/v1/worker/gpu_worker.py, annotate_profile. 0.12 to 0.32: requests with their tokens that take a prompt in, and
-# that make the next token; with detailed_trace_annotation (0.26) more figures. 0.11.2: requests new and known.
+# vllm/v1/worker/gpu_worker.py, annotate_profile. 0.12 to 0.32: requests and tokens in prefill, and in decode; with
+# detailed_trace_annotation (0.26) more figures. 0.11.2: new and cached requests.
 _VLLM = re.compile(r"execute_(?:\d+_)?context_(\d+)\((?:sq)?(\d+)[^)]*\)_generation_(\d+)\((?:sq)?(\d+)")
 _VLLM_OLD = re.compile(r"execute_new_(\d+)_cached_(\d+)$")
 # sglang/srt/utils/profile_utils.py, build_step_span_name: step[EXTEND bs=2 toks=512], step[DECODE bs=8].
@@ -16,14 +16,14 @@ _SGLANG_KINDS = {"EXTEND": "prefill", "SPLIT_PREFILL": "prefill", "DECODE": "dec
 
 
 class PassSums(Struct, frozen=True, kw_only=True):
-    """Passes of one kind.
+    """Sums of an engine's forward passes of one kind.
 
     Attributes:
-        passes: How many.
-        host_us: In the engine's thread, from launch to return.
-        device_us: On the device, where the trace has that (`gpu_user_annotation`); else 0.
-        requests: Summed over the passes.
-        tokens: Summed over the passes, where the annotation says; a request that is decoded counts as one token.
+        passes: The number of passes.
+        host_us: Microseconds in the engine's thread, from launch to return.
+        device_us: Microseconds on the device (`gpu_user_annotation`); 0 if the trace lacks them.
+        requests: Requests, summed over the passes.
+        tokens: Tokens, summed over the passes, if the annotation has them. A decoded request counts as one token.
     """
 
     passes: int = 0
@@ -34,12 +34,12 @@ class PassSums(Struct, frozen=True, kw_only=True):
 
 
 class EngineSums(Struct, frozen=True, kw_only=True):
-    """The passes of an engine.
+    """Sums of an engine's forward passes.
 
     Attributes:
         engine: `vllm` or `sglang`.
-        prefill: Passes that only took prompts in.
-        decode: Passes that only made next tokens.
+        prefill: Passes that only read prompts.
+        decode: Passes that only generated next tokens.
         mixed: Passes that did both.
         other: SGLang's passes of other kinds (IDLE, TARGET_VERIFY, DRAFT, ...), and vLLM's without requests.
     """
@@ -52,7 +52,7 @@ class EngineSums(Struct, frozen=True, kw_only=True):
 
 
 class Pass(Struct, frozen=True):
-    """The annotation of one pass. `kind` is a field of `EngineSums`."""
+    """Annotation of one forward pass. `kind` is a field of `EngineSums`."""
 
     engine: str
     kind: str
@@ -61,46 +61,46 @@ class Pass(Struct, frozen=True):
 
 
 def parsed(name: str) -> Pass | None:
-    """Return the pass that an annotation of this name stands for, if any."""
+    """Return the pass that an annotation with this name describes, or None."""
     if name.startswith("execute_"):
-        if found := _VLLM.match(name):
-            context, context_tokens, generation, generation_tokens = map(int, found.groups())
+        if match := _VLLM.match(name):
+            context, context_tokens, generation, generation_tokens = map(int, match.groups())
             tokens = context_tokens + generation_tokens
-        elif found := _VLLM_OLD.match(name):
-            context, generation = map(int, found.groups())
+        elif match := _VLLM_OLD.match(name):
+            context, generation = map(int, match.groups())
             tokens = 0
         else:
             return None
         kind = {(1, 0): "prefill", (0, 1): "decode", (1, 1): "mixed"}.get((context > 0, generation > 0), "other")
         return Pass("vllm", kind, context + generation, tokens)
-    if name.startswith("step[") and (found := _SGLANG.match(name)):
-        mode, requests = found[1], int(found[2])
+    if name.startswith("step[") and (match := _SGLANG.match(name)):
+        mode, requests = match[1], int(match[2])
         kind = "mixed" if mode == "MIXED" else _SGLANG_KINDS.get(mode, "other")
-        return Pass("sglang", kind, requests, int(found[3] or 0) or (requests if kind == "decode" else 0))
+        return Pass("sglang", kind, requests, int(match[3] or 0) or (requests if kind == "decode" else 0))
     return None
 
 
 class Passes:
-    """Adds passes up."""
+    """Sum of passes."""
 
     def __init__(self) -> None:
         self._engine = ""
         self._sums: dict[str, list[float]] = {}
 
-    def add(self, found: Pass, calls: int, total_us: float, on_device: bool) -> None:
-        """Add all passes of one annotation."""
-        self._engine = found.engine
-        sums = self._sums.setdefault(found.kind, [0, 0.0, 0.0, 0, 0])
+    def add(self, annotation: Pass, calls: int, total_us: float, on_device: bool) -> None:
+        """Add all passes with one annotation."""
+        self._engine = annotation.engine
+        sums = self._sums.setdefault(annotation.kind, [0, 0.0, 0.0, 0, 0])
         if on_device:
             sums[2] += total_us
             return
         sums[0] += calls
         sums[1] += total_us
-        sums[3] += calls * found.requests
-        sums[4] += calls * found.tokens
+        sums[3] += calls * annotation.requests
+        sums[4] += calls * annotation.tokens
 
     def sums(self) -> EngineSums | None:
-        """Return the sums, if there was any pass."""
+        """Return the sums, or None without passes."""
         if not self._engine:
             return None
 
@@ -116,12 +116,12 @@ class Passes:
 
 
 COMPUTE, COMMUNICATION, COPY, UNCOUNTED = range(4)
-# Categories of events on a device (pytorch/kineto, libkineto/src/ActivityType.cpp). Waiting for another stream is no
-# work, and annotations of the host are shown on the device a second time.
+# Categories of events on a device (pytorch/kineto, libkineto/src/ActivityType.cpp).
 COPIES = frozenset(("gpu_memcpy", "gpu_memset"))
 KERNELS = frozenset(("kernel", "collective_comm"))
 ANNOTATION = "gpu_user_annotation"
-OTHERS = frozenset((ANNOTATION, "cuda_sync", "cuda_profiler_range"))
+# Not work: waits for another stream, and copies of the host's annotations.
+NO_WORK = frozenset((ANNOTATION, "cuda_sync", "cuda_profiler_range"))
 # NCCL and RCCL name their kernels nccl..., HCCL hcom_... and hccl..., oneCCL oneccl...; vLLM's and SGLang's own
 # all-reduces are cross_device_reduce, one_shot/two_shot/multimem_all_reduce, FlashInfer's ...allreduce...; DeepEP has
 # deep_ep::; NVSHMEM nvshmem.
@@ -130,30 +130,30 @@ _COMMUNICATION = re.compile(
     r"|deep_ep|nvshmem",
     re.IGNORECASE,
 )
-# What c10d shows of a collective on the host for as long as it goes on, for backends that work there: torch 2.13,
-# ProcessGroupGloo.cpp and ProcessGroupMPI.cpp. NCCL's and the like ends as soon as the kernel is enqueued.
+# Annotations of c10d that last as long as a collective on the host (torch 2.13, ProcessGroupGloo.cpp and
+# ProcessGroupMPI.cpp). NCCL's and similar annotations end once the kernel is enqueued.
 _HOST_COLLECTIVE = re.compile(r"(gloo|mpi|ucc):")
 _COPY = re.compile(r"mem(cpy|set)|sdma", re.IGNORECASE)
-# Processes of a trace_view.json that torch_npu's analysis makes, which gives no categories.
+# Process of the devices in a trace_view.json of torch_npu's analysis, whose events have no category.
 NPU_PROCESS = "Ascend Hardware"
-# More than this share of the span, and a device is what the capture waited for; less than that, and the host is.
+# Busy share of a device from which the capture is bound by the device, and below which it is bound by the host.
 BUSY, IDLE = 0.8, 0.5
 
 
 class DeviceSums(Struct, frozen=True, kw_only=True):
-    """One device over the trace's span. Each time is that of a union of intervals: streams run at once.
+    """Activity of one device over the trace. Streams run in parallel, so each time is the union of intervals.
 
     Attributes:
-        device: The process id in the trace, which Kineto takes from the device's number.
-        name: What the trace calls it ("GPU 0"), or empty.
-        events: Kernels, copies and sets.
-        busy_us: Any of them ran.
-        compute_us: A kernel ran that is not for communication.
-        communication_us: A kernel of NCCL, RCCL, HCCL or the like ran.
-        copy_us: A copy or a set ran.
-        overlap_us: Computing and communication ran at once.
-        idle_us: Nothing ran, from the first event of the trace to the last.
-        span_us: From the first event of the trace to the last. Shares are of this.
+        device: The process id in the trace. Kineto uses the device's number.
+        name: Its name in the trace ("GPU 0"), or empty.
+        events: The number of kernels, copies and memsets.
+        busy_us: Microseconds in which any of them ran.
+        compute_us: Microseconds in which a kernel other than communication ran.
+        communication_us: Microseconds in which a kernel of NCCL, RCCL, HCCL or similar ran.
+        copy_us: Microseconds in which a copy or a memset ran.
+        overlap_us: Microseconds in which compute and communication ran at the same time.
+        idle_us: The other microseconds of `span_us`.
+        span_us: Microseconds from the first event of the trace to the last. Shares refer to it.
     """
 
     device: int | float | str | None
@@ -169,27 +169,27 @@ class DeviceSums(Struct, frozen=True, kw_only=True):
 
 
 def kind(category: str, name: str, process: str) -> int | None:
-    """Return what an event on a device is, or None where it is not on a device."""
+    """Return COMPUTE, COMMUNICATION, COPY or UNCOUNTED for an event on a device, None for other events."""
     if category in KERNELS or (not category and process == NPU_PROCESS):
         if _COMMUNICATION.search(name):
             return COMMUNICATION
         return COPY if not category and _COPY.search(name) else COMPUTE
     if category in COPIES:
         return COPY
-    return UNCOUNTED if category in OTHERS else None
+    return UNCOUNTED if category in NO_WORK else None
 
 
 def host_collective(category: str, name: str) -> bool:
-    """Return whether an event of the host is a collective that goes on there."""
+    """Return True if an event of the host is a collective that runs on the host."""
     return category == "user_annotation" and _HOST_COLLECTIVE.match(name) is not None
 
 
 class Unions:
-    """Lengths of unions of one device's intervals, which come by their starts."""
+    """Lengths of unions of one device's intervals. Intervals must be added in the order of their starts."""
 
     def __init__(self) -> None:
         self.events = 0
-        # Computing, communication, copies; computing or communication; any.
+        # By index: compute, communication, copies, compute or communication, any.
         self._lengths = [0.0] * 5
         self._ends = [float("-inf")] * 5
 
@@ -208,7 +208,7 @@ class Unions:
         return self._lengths[COMMUNICATION]
 
     def sums(self, device: int | float | str | None, name: str, span_us: float) -> DeviceSums:
-        """Return the sums over a span of time."""
+        """Return the sums for a trace with this length."""
         compute, communication, copy, either, busy = self._lengths
         return DeviceSums(
             device=device,
@@ -225,11 +225,11 @@ class Unions:
 
 
 def bound(devices: list[DeviceSums], serves: bool) -> tuple[str | None, str]:
-    """Return what a capture waited for, the device or the host's CPU, and why.
+    """Return `device` or `cpu`, the part that the capture waited for, or None; and a sentence with the reason.
 
     Args:
-        devices: What they did.
-        serves: Whether it is of an engine, which has nothing to do while there are no requests.
+        devices: The activity of the devices.
+        serves: True for an engine. An engine may be idle because it has no requests.
     """
     if not devices:
         return None, "no device was recorded"
@@ -239,7 +239,7 @@ def bound(devices: list[DeviceSums], serves: bool) -> tuple[str | None, str]:
     if share >= BUSY:
         return "device", text
     if share < IDLE and serves:
-        return None, f"{text}; the rest it waited for the host or for requests"
+        return None, f"{text}; otherwise it waited for the host or for requests"
     if share < IDLE:
-        return "cpu", f"{text}; the rest it waited for the host"
-    return None, f"{text}: neither clearly waits for the other"
+        return "cpu", f"{text}; otherwise it waited for the host"
+    return None, f"{text}: neither device nor host clearly waits for the other"

@@ -1,7 +1,7 @@
-"""Columns and sorted rows of a trace's events, in memory that does not grow with their number.
+"""Sorted rows of a trace's events, in memory that does not grow with their number.
 
-A row has 20 bytes: start, duration, and a number for the rest. A trace consists of a few blocks that are already in
-order, so rows are kept in ordered runs that are merged at the end.
+A row has 20 bytes: start, duration, and a number for name, category, process and thread. A trace consists of a few
+blocks that are already in order, so rows are kept in ordered runs that are merged at the end.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 Row = tuple[float, float, int]
-# 2.6 MB a run; so many stay in memory, what comes before them goes to a file.
+# Rows of a run, 2.6 MB.
 RUN_ROWS = 128 << 10
+# Latest runs that stay in memory. Earlier ones go to a file.
 RUNS_IN_MEMORY = 8
 _BLOCK_ROWS = 8 << 10
 
 
 class Rows:
-    """Rows (start, minus the duration, number), added in any order, given back by start, the longer ones first."""
+    """Rows (start, minus the duration, number). They are added in any order and read by start, longer ones first."""
 
     def __init__(self) -> None:
         self._starts, self._lengths, self._numbers = array("d"), array("d"), array("I")
@@ -43,7 +44,7 @@ class Rows:
         """Add rows.
 
         Raises:
-            OSError: There is no room for the temporary file.
+            OSError: The temporary file can't be written, for example because the disk is full.
         """
         if not rows:
             return
@@ -100,7 +101,7 @@ class Rows:
 
 
 class _Run:
-    """Rows in order, in memory or in the file."""
+    """Ordered rows, in memory or in the file."""
 
     def __init__(self, columns: tuple[array[float], array[float], array[int]]) -> None:
         self.columns: tuple[array[float], array[float], array[int]] | None = columns
@@ -110,7 +111,7 @@ class _Run:
         self._places: list[int] = []
 
     def move(self, file: IO[bytes]) -> None:
-        """Write the rows to the end of the file, and forget them."""
+        """Move the rows from memory to the end of the file."""
         assert self.columns is not None
         file.seek(0, 2)
         for column in self.columns:
@@ -129,17 +130,17 @@ class _Run:
 
 
 Id = int | float | str | None
-# What a row's number stands for: category, name, process and thread.
+# Category, name, process and thread of a row.
 Key = tuple[str, str, Id, Id]
 
-# Names beyond this many are summed up as one: some put a number into every name.
-MOST_NAMES = 50_000
+# Distinct names that are summed separately. Some programs put a number into every name.
+MAX_NAMES = 50_000
 OTHER_NAMES = "(other names)"
-# No host has as many.
-_MOST_DEVICES = 1_000
-# In µs, 30,000 years: what is more is no time, and what it is added to is none any more.
-_MOST_US = 1e18
-_Us = Annotated[float, Meta(ge=-_MOST_US, le=_MOST_US)]
+# More than any host has.
+_MAX_DEVICES = 1_000
+# 30,000 years. Larger times are invalid, and would make sums invalid.
+_MAX_US = 1e18
+_Us = Annotated[float, Meta(ge=-_MAX_US, le=_MAX_US)]
 
 
 class Event(Struct, gc=False):
@@ -160,8 +161,8 @@ _Number = TypeVar("_Number", int, float)
 
 
 def _time(value: _Number, text: float | str) -> _Number:
-    if not abs(value) <= _MOST_US:
-        raise ValueError(f"{str(text)[:40]!r} is no time")
+    if not abs(value) <= _MAX_US:
+        raise ValueError(f"{str(text)[:40]!r} is not a time")
     return value
 
 
@@ -175,15 +176,16 @@ class _Memory(Struct, rename={"allocated": "Total Allocated", "reserved": "Total
 _decode_memory = msgspec.json.Decoder(_Memory).decode
 
 
-class Taken:
-    """A row for each event that has a duration, and what else counts.
+class EventData:
+    """Data of a trace's events: a row for each event with a duration, descriptions and memory peaks.
 
     Attributes:
-        count: All events.
-        keys: What the numbers of the rows stand for.
-        said: What describes processes and threads, by the event's name and field, process and thread.
-        peaks: Bytes allocated and reserved, by type and number of the device.
-        whole_us: What starts count from where the trace gives them as text; else 0.
+        rows: The rows.
+        count: The number of all events.
+        keys: The key of each number in the rows.
+        descriptions: Texts about processes and threads, by event name and field, process and thread.
+        peaks: Peak bytes, allocated and reserved, by type and number of the device.
+        whole_us: The base of the starts, in µs since the epoch, if the trace has times as text; else 0.
     """
 
     def __init__(self, rows: Rows) -> None:
@@ -191,16 +193,16 @@ class Taken:
         self.count = 0
         self.keys: list[Key] = []
         self._numbers: dict[Key, int] = {}
-        self.said: dict[tuple[str, Id, Id], str] = {}
+        self.descriptions: dict[tuple[str, Id, Id], str] = {}
         self.peaks: dict[tuple[int, int], list[int]] = {}
         self.whole_us = 0
 
     def events(self, events: list[Event]) -> None:
-        """Take some events.
+        """Add some events.
 
         Raises:
-            ValueError: A time is none.
-            msgspec.DecodeError: What an event says beside its times is not what it should be.
+            ValueError: A time is invalid.
+            msgspec.DecodeError: The arguments of an event are invalid.
         """
         self.count += len(events)
         numbers, rows = self._numbers, []
@@ -216,7 +218,8 @@ class Taken:
                 if type(length) is not float:
                     length = _time(float(length), length)
                 if length < 0:
-                    # Kineto has guarded against such times since they were seen (output_json.cpp, handleActivity).
+                    # Older Kineto can write negative durations; newer releases prevent them (output_json.cpp,
+                    # handleActivity).
                     length = 0.0
                 rows.append((start, -length, number))
             elif event.ph == "i" and event.name == "[memory]":
@@ -226,9 +229,9 @@ class Taken:
         self.rows.extend(rows)
 
     def _number(self, key: Key) -> int:
-        if len(self._numbers) >= MOST_NAMES:
+        if len(self._numbers) >= MAX_NAMES:
             key = (key[0], OTHER_NAMES, key[2], key[3])
-            if len(self.keys) >= 2 * MOST_NAMES:
+            if len(self.keys) >= 2 * MAX_NAMES:
                 key = ("", OTHER_NAMES, None, None)
         number = self._numbers.setdefault(key, len(self.keys))
         if number == len(self.keys):
@@ -236,29 +239,29 @@ class Taken:
         return number
 
     def _start(self, text: float | str) -> float:
-        """Return the microseconds since the first time.
+        """Return the microseconds since the first start.
 
-        torch_npu writes them since the epoch as text, since no float holds them to the nanosecond.
+        torch_npu writes microseconds since the epoch as text, because a float would lose the nanoseconds.
         """
-        said, _, rest = str(text).partition(".")
-        whole = _time(int(said), text)
+        digits, _, fraction = str(text).partition(".")
+        whole = _time(int(digits), text)
         self.whole_us = self.whole_us or whole
-        return whole - self.whole_us + float(f"0.{rest or 0}")
+        return whole - self.whole_us + float(f"0.{fraction or 0}")
 
     def _memory(self, event: Event) -> None:
         if event.args is UNSET:
             return
-        said = _decode_memory(event.args)
-        if (said.type, said.id) not in self.peaks and len(self.peaks) >= _MOST_DEVICES:
+        memory = _decode_memory(event.args)
+        if (memory.type, memory.id) not in self.peaks and len(self.peaks) >= _MAX_DEVICES:
             return
-        peak = self.peaks.setdefault((said.type, said.id), [0, 0])
-        peak[0] = max(peak[0], said.allocated)
-        peak[1] = max(peak[1], said.reserved)
+        peak = self.peaks.setdefault((memory.type, memory.id), [0, 0])
+        peak[0] = max(peak[0], memory.allocated)
+        peak[1] = max(peak[1], memory.reserved)
 
     def _describe(self, event: Event) -> None:
         arguments: Any = msgspec.json.decode(event.args) if event.args is not UNSET else {}
         if isinstance(arguments, dict):
             for name, value in arguments.items():
-                if isinstance(value, str) and len(self.said) < 2 * MOST_NAMES:
+                if isinstance(value, str) and len(self.descriptions) < 2 * MAX_NAMES:
                     thread = event.tid if event.name == "thread_name" else None
-                    self.said[f"{event.name}.{name}", event.pid, thread] = value
+                    self.descriptions[f"{event.name}.{name}", event.pid, thread] = value

@@ -18,54 +18,54 @@ from autoprof.traces.merge import Input
 from autoprof.traces.reader import Reader, TraceError
 from autoprof.traces.timeline import ROLES, Process, Timeline
 
-# What torch_npu's analysis makes of its folder; a Chrome trace, a bare list of events.
+# Chrome trace that torch_npu's analysis writes into its folder. It is a bare list of events.
 NPU_TRACE = Path(NPU_ANALYSED, NPU_TIMELINE)
 
-_WHO = re.compile(r"(rank|replica)\d+")
+_NUMBER = re.compile(r"(rank|replica)\d+")
 _PID = re.compile(r"pid\d+")
 _TRACES = ("*.json", "*.json.gz")
 _ENDINGS = re.compile(r"(\.pt)?(\.trace)?\.json(\.gz)?$")
 
 
 def of_step(folder: Path, captures: Sequence[CaptureFile]) -> list[Input]:
-    """Return the traces of a step's folder among `captures`, in the order in which they are shown."""
+    """Return the traces of some captures in a step's folder, in display order."""
     npu = npu_folders(folder)
-    found = [
+    traces = [
         (capture, path, name)
         for capture in sorted(captures, key=_order)
         for path, name in _places(folder, capture, npu)
         if path.is_file()
     ]
-    several = len({_host(capture) for capture, _, _ in found}) > 1
-    return [_input(path, name, capture, several) for capture, path, name in found]
+    several = len({_host(capture) for capture, _, _ in traces}) > 1
+    return [_input(path, name, capture, several) for capture, path, name in traces]
 
 
-def of_files(given: Sequence[Path]) -> list[Input]:
-    """Return traces that are no run's: files, and those in folders, as vLLM and SGLang leave them.
+def of_files(files_and_folders: Sequence[Path]) -> list[Input]:
+    """Return traces outside of a run: files, and the files in folders, such as the ones that vLLM and SGLang write.
 
     Raises:
-        TraceError: One is not there.
+        TraceError: A path does not exist.
     """
     paths: list[Path] = []
-    for path in given:
+    for path in files_and_folders:
         if path.is_dir():
-            there = {found for pattern in _TRACES for found in path.glob(pattern)}
-            paths += sorted(found for found in there if not _is_made(found.name))
+            files = {file for pattern in _TRACES for file in path.glob(pattern)}
+            paths += sorted(file for file in files if not _is_made(file.name))
         elif path.exists():
             paths.append(path)
         else:
-            raise TraceError(f"{path}: there is no such run, folder or trace")
-    found = []
+            raise TraceError(f"{path}: no such run, folder or trace")
+    inputs = []
     for path in paths:
         host = _host_name(path)
         meta = decoder.record({"host": host}, CaptureMeta)
         detail = f"on {host}" if host else ""
-        found.append(Input(path=path, label=_ENDINGS.sub("", path.name), detail=detail, meta=meta))
-    return found
+        inputs.append(Input(path=path, label=_ENDINGS.sub("", path.name), detail=detail, meta=meta))
+    return inputs
 
 
 def _is_made(name: str) -> bool:
-    """Return whether a file is none that a profiler wrote: one of merge's own, or what is said of a capture."""
+    """Return True if autoprof wrote the file, not a profiler: a merged trace or a meta file."""
     return name.endswith(META) or name.startswith(f"{MERGED}.") or is_merged(_ENDINGS.sub("", name))
 
 
@@ -79,38 +79,38 @@ def _host_name(path: Path) -> str:
 
 def npu_folders(folder: Path) -> dict[str, Path]:
     """Return torch_npu's folders in a step's folder, by the names of their captures."""
-    found = sorted(folder.glob(f"*{file_names.NPU_FOLDER}"))
-    return {file_names.FOLDER.sub("", path.name): path for path in found if path.is_dir()}
+    folders = sorted(folder.glob(f"*{file_names.NPU_FOLDER}"))
+    return {file_names.FOLDER.sub("", path.name): path for path in folders if path.is_dir()}
 
 
-def not_taken(folder: Path) -> Iterable[str]:
-    """Yield what is to be said of torch_npu's folders that have no Chrome trace."""
+def not_merged(folder: Path) -> Iterable[str]:
+    """Yield a message for each of torch_npu's folders without a Chrome trace."""
     for path in npu_folders(folder).values():
         if not (path / NPU_TRACE).is_file():
-            there = ", ".join(sorted(each.name for each in path.iterdir())[:5]) or "nothing"
+            content = ", ".join(sorted(each.name for each in path.iterdir())[:5]) or "nothing"
             yield (
-                f"not merged, no Chrome trace: {path.name} (in it: {there}); MindStudio Insight opens the folder, and "
-                f"autoprof analyse makes {NPU_TRACE.name} of it"
+                f"not merged, no Chrome trace: {path.name} (it contains: {content}); MindStudio Insight opens the "
+                f"folder, and autoprof analyse makes {NPU_TRACE.name} from it"
             )
 
 
 def placed(inputs: Sequence[Input], timeline: Timeline, run: Path, how: str) -> tuple[list[Input], Timeline, str]:
-    """Return traces and timeline on the clock of the driver's host, and what is to be said of that.
+    """Return traces and timeline on the clock of the driver's host, and a message about the clocks.
 
     Args:
         inputs: The traces.
         timeline: The step's timeline.
         run: The run's directory.
-        how: `measured`, or `as-set` to take each host's clock as it is.
+        how: `measured`, or `as-set` to keep each host's clock as it is.
 
     Raises:
-        TraceError: They are of several hosts whose clocks are not known well enough.
+        TraceError: They come from several hosts whose clocks are not known precisely enough.
     """
     names = {each.meta.host for each in inputs if each.meta.host} | timeline.hosts
     if len(names) < 2:
         return list(inputs), timeline, ""
     if how == clocks.AS_SET:
-        return list(inputs), timeline, f"the clocks of {len(names)} hosts are taken as they are set"
+        return list(inputs), timeline, f"clocks of {len(names)} hosts are not corrected; their own settings are used"
     measured = clocks.read_offsets(run)
     times = {process.host: spans[0].start_ns for process, spans in timeline.processes.items() if spans}
 
@@ -124,22 +124,26 @@ def placed(inputs: Sequence[Input], timeline: Timeline, run: Path, how: str) -> 
         for each in inputs
     ]
     shifts = {host: shift(host, unix_ns) for host, unix_ns in times.items()}
-    return moved, Timeline(timeline.processes, shifts), f"the clocks of {len(names)} hosts are set right as measured"
+    return (
+        moved,
+        Timeline(timeline.processes, shifts),
+        f"clocks of {len(names)} hosts are corrected by measured offsets",
+    )
 
 
 def timeline_of(spans: dict[Process, list[Line]], takes: Any) -> Timeline:
-    """Return the timeline of the roles that are wanted."""
-    kept = {process: [span for span in found if takes(span.role)] for process, found in spans.items()}
-    return Timeline({process: found for process, found in kept.items() if found})
+    """Return the timeline of the roles for which `takes` is true."""
+    kept = {process: [span for span in lines if takes(span.role)] for process, lines in spans.items()}
+    return Timeline({process: lines for process, lines in kept.items() if lines})
 
 
 def role(capture: CaptureFile) -> str:
-    """Return the role of a capture, as its name says it."""
+    """Return the role of a capture from its name."""
     return capture.name.split(".", 1)[0]
 
 
 def roles(capture: CaptureFile) -> list[str]:
-    """Return the roles of a capture: one of a whole step holds all that its process has."""
+    """Return the roles of a capture. The capture of a whole step has all roles of its process."""
     return role(capture).split("+")
 
 
@@ -163,7 +167,7 @@ def _input(path: Path, name: str, capture: CaptureFile, with_host: bool) -> Inpu
 
 
 def _host(capture: CaptureFile) -> str:
-    """Return the host of a capture, by its name where there is no meta file (yet)."""
+    """Return the host of a capture from its meta file, or from its name if there is no meta file (yet)."""
     words = capture.name.split(".")
     named = words[-2] if len(words) > 2 and _PID.fullmatch(words[-1]) else ""
     return capture.meta.host or named
@@ -174,8 +178,8 @@ def _label(name: str) -> str:
     words = name.split(".")
     if _PID.fullmatch(words[-1]):
         words = words[:-2]
-    who = next((place for place, word in enumerate(words) if _WHO.fullmatch(word)), len(words))
-    return " ".join(filter(None, [".".join(words[:who]), *words[who:]]))
+    number = next((place for place, word in enumerate(words) if _NUMBER.fullmatch(word)), len(words))
+    return " ".join(filter(None, [".".join(words[:number]), *words[number:]]))
 
 
 def _order(capture: CaptureFile) -> tuple[int, str, int, int, int, str]:

@@ -1,7 +1,7 @@
-"""Merge of traces into one that Perfetto opens, with at least one process for each, on one clock.
+"""Merge of traces into one trace for Perfetto, on one clock.
 
-A gzip file may consist of several members. Each trace is therefore rewritten independently, in several processes if
-that is worthwhile, and the results are concatenated.
+A gzip file may consist of several members. So each trace is rewritten independently, in parallel if the traces are
+large, and the results are concatenated.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from autoprof.traces.timeline import Timeline, draw
 
 T = TypeVar("T")
 
-_LOOK_SECONDS = 0.2
-# What a worker has done, for the process that waits for it; set in workers only.
+_POLL_S = 0.2
+# Counter of the work done, shared with the process that waits; set in workers only.
 _done: Any = None
 
 
@@ -43,9 +43,9 @@ def run_in_pool(
 
     Args:
         work: A function of a module.
-        tasks: Its arguments, but for the last.
-        jobs: How many processes; with one it is this one.
-        progress: Is told here what each is told there.
+        tasks: Its arguments, without the last one.
+        jobs: The number of processes. With 1, the work runs in this process.
+        progress: Callback for the amounts that the workers report to their own `progress`.
 
     Raises:
         OSError: A process was killed.
@@ -54,22 +54,22 @@ def run_in_pool(
         for task in tasks:
             yield work(*task, progress)
         return
-    # A process that starts afresh has nothing of this one's memory and threads.
+    # Spawn, so that workers inherit neither memory nor threads of this process.
     context = multiprocessing.get_context("spawn")
     done = context.Value("q", 0)
     with ProcessPoolExecutor(min(jobs, len(tasks)), context, _remember, (done,)) as pool:
         futures = [pool.submit(_do, work, task) for task in tasks]
-        told = 0
+        reported = 0
         try:
             for future in futures:
                 while not future.done():
-                    wait([future], _LOOK_SECONDS)
+                    wait([future], _POLL_S)
                     now = done.value
-                    progress(now - told)
-                    told = now
+                    progress(now - reported)
+                    reported = now
                 yield future.result()
         except BrokenProcessPool:
-            raise OSError("a process that merged was killed; is there too little memory?") from None
+            raise OSError("a merging process was killed; maybe there is too little memory") from None
 
 
 def _remember(done: Any) -> None:
@@ -86,30 +86,30 @@ def _add(amount: int) -> None:
         _done.value += amount
 
 
-# Half the time of a merge is compression already.
+# Fastest compression: even so it takes half the time of a merge.
 _LEVEL = 1
-# Below so many bytes of compressed input, other processes take longer to start than they save.
-_WORTH_BYTES = 32 << 20
-_MOST_JOBS = 8
+# Compressed input from which a merge uses several processes. For less, starting them takes longer than it saves.
+_PARALLEL_BYTES = 32 << 20
+_MAX_JOBS = 8
 _SECOND_NS = 1_000_000_000
 _HOUR_NS = 3600 * _SECOND_NS
-# How long before the first event of all the first one of a file may be, which is not always its earliest.
+# Margin before the earliest first event. The first event of a file is not always its earliest.
 _BEFORE_NS = 6 * _HOUR_NS
-# Below this a float of microseconds is right to half a nanosecond.
+# Microseconds below which a float is exact to half a nanosecond.
 _NEAR_US = 2.0**43
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a merge.
+    """Result of a merge.
 
     Attributes:
-        traces: How many traces are in it.
-        spans: How many spans of the timeline are.
-        events: All of its events.
+        traces: The number of traces in it.
+        spans: The number of timeline spans in it.
+        events: The number of all events.
         bytes: The file's size.
-        json_bytes: What a viewer reads.
-        cut: Traces whose end is missing, by name, and what of each.
-        left_out: Traces of which nothing could be taken, by name, and why.
+        json_bytes: The size of its JSON, which a viewer reads.
+        cut: Descriptions of the missing ends of truncated traces, by name.
+        left_out: Reasons for traces that are left out, by name.
     """
 
     traces: int
@@ -122,15 +122,15 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Input(msgspec.Struct, frozen=True, kw_only=True):
-    """A trace and what is known of it.
+    """A trace to merge.
 
     Attributes:
         path: The file.
-        label: How its processes are named.
-        detail: What else is said of them.
+        label: The name for its processes.
+        detail: Further text about its processes.
         meta: The capture's meta file.
-        shift_ns: What is added to its times, to have them on the clock of the driver's host.
-        name: What it is called where something is said of it, its file's name by default.
+        shift_ns: Nanoseconds to add to its times, to get the clock of the driver's host.
+        name: Its name in messages, by default the file name.
     """
 
     path: Path
@@ -149,9 +149,9 @@ class Aligned(msgspec.Struct, frozen=True):
     """Traces on one clock.
 
     Attributes:
-        base_ns: What the merged trace's times count from, in ns since the epoch.
-        sources: The traces, each with what brings it onto that.
-        left_out: Those that can't be read or don't say what their times count from, by name, and why.
+        base_ns: The base of the merged trace's times, in ns since the epoch.
+        sources: The traces, each with the shift to this base.
+        left_out: Reasons for traces that can't be read or have no base, by name.
     """
 
     base_ns: int
@@ -166,26 +166,26 @@ def merge(
     timeline: Timeline | None = None,
     progress: Callable[[int], object] = lambda read: None,
 ) -> Summary:
-    """Merge traces; `output` gets its name when it is complete.
+    """Merge traces. `output` appears only once it is complete.
 
-    Of a trace that is cut off, what is there is taken. One that can't be read is left out.
+    Truncated traces are merged up to their last complete event. Unreadable traces are left out.
 
     Args:
-        inputs: The traces, in the order in which viewers show them.
-        output: The file to make, gzip.
-        jobs: How many processes work on it, by default as many as there are cores for.
-        timeline: Spans that are shown above the traces.
-        progress: Is told how many more bytes of the files are read.
+        inputs: The traces, in display order.
+        output: The gzip file to write.
+        jobs: The number of processes; by default one per core, at most 8, or 1 for small traces.
+        timeline: Spans to show above the traces.
+        progress: Callback with the number of bytes read since its last call.
 
     Raises:
-        TraceError: There is neither a trace that can be read nor a timeline. Nothing is left.
+        TraceError: There is no readable trace and no timeline. No file is written.
         OSError: The file can't be written.
     """
     aligned = _nearer(align(inputs, timeline), timeline)
     sources = aligned.sources
     if jobs is None:
-        large = sum(each.path.stat().st_size for each in sources) > _WORTH_BYTES
-        jobs = min(len(os.sched_getaffinity(0)), _MOST_JOBS) if large else 1
+        large = sum(each.path.stat().st_size for each in sources) > _PARALLEL_BYTES
+        jobs = min(len(os.sched_getaffinity(0)), _MAX_JOBS) if large else 1
     with part_of(output) as part:
         with part.open("wb") as file:
             drawn, tallies = _write(file, aligned, timeline, jobs, progress)
@@ -208,10 +208,10 @@ def merge(
 
 @contextlib.contextmanager
 def part_of(output: Path) -> Iterator[Path]:
-    """Make an empty file that is to become the output, and remove it if it does not.
+    """Create an empty file beside the output, and remove it unless the caller moves it.
 
     Raises:
-        OSError: It can't be made. The error names the output.
+        OSError: The file can't be created. The error names the output.
     """
     try:
         with tempfile.TemporaryDirectory(dir=output.parent, prefix=MERGING, suffix=PART) as folder:
@@ -224,7 +224,7 @@ def part_of(output: Path) -> Iterator[Path]:
 
 
 def align(inputs: Sequence[Input], timeline: Timeline | None = None) -> Aligned:
-    """Put traces on one clock."""
+    """Return traces on one clock."""
     bases: list[int | None] = []
     left_out: dict[str, str] = {}
     for each in inputs:
@@ -245,10 +245,11 @@ def align(inputs: Sequence[Input], timeline: Timeline | None = None) -> Aligned:
 
 
 def _nearer(aligned: Aligned, timeline: Timeline | None) -> Aligned:
-    """Return the same with times that count from some hours before the first of them.
+    """Return the traces with a base some hours before their first time.
 
-    Kineto's count from up to three months before, which is more than a float holds to the nanosecond: Perfetto reads
-    floats, a quarter of the times are 1 ns off for it, and a slice that ends 1 ns after the one around it is left out.
+    Kineto's base is up to three months earlier, and a float can't hold such times to the nanosecond. Perfetto reads
+    floats, so a quarter of the times would be off by 1 ns, and it drops slices that end 1 ns after the slice around
+    them.
     """
     sources, starts = [], [timeline.starts_ns] if timeline is not None and timeline.starts_ns else []
     for source in aligned.sources:
@@ -278,7 +279,7 @@ def _write(
         drawn = draw(timeline, aligned.base_ns, len(sources) + 1, pieces.append)
         file.write(_member(pieces))
     places = [Path(f"{file.name}.{number}") for number in range(len(sources))]
-    # The timeline is the first of all, also where there is none.
+    # Number 0 is reserved for the timeline, even without one.
     work = [
         (source, number, len(sources) + 1, place)
         for number, (source, place) in enumerate(zip(sources, places, strict=True), 1)
@@ -304,7 +305,7 @@ def _write(
 
 
 def _rewrite_into(source: Source, number: int, of: int, place: Path, progress: Callable[[int], object]) -> Tally:
-    """Rewrite a trace into a gzip member of its own; what can't be read leaves an empty one."""
+    """Rewrite a trace into a separate gzip member. For an unreadable trace, `Tally.refused` has the reason."""
     packer = zlib.compressobj(_LEVEL, wbits=31)
     with place.open("wb") as file:
         try:

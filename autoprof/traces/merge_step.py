@@ -24,21 +24,22 @@ from autoprof.traces.timeline import Timeline
 
 ROLLOUT = "rollout"
 
-# The patterns that take every role.
+# Pattern for every role.
 ALL = "*"
-# Perfetto in a browser takes 2.7 times the JSON in memory (307 MB: 0.83 GB, v52), of which it has 4 GB.
+# JSON above which a browser may fail. Perfetto needs 2.7 times the JSON in memory (307 MB: 0.83 GB, v52), and a browser
+# gives it 4 GB.
 _VIEWER_BYTES = 1 << 30
 
 
-class Wishes(Struct, frozen=True, kw_only=True):
-    """The options of a merge.
+class MergeOptions(Struct, frozen=True, kw_only=True):
+    """Options of a merge.
 
     Attributes:
-        roles: Patterns for the roles that are merged.
-        output: The file; by default `merged.pt.trace.json.gz` or `merged.tar` in the step's folder, of some roles
-            `merged.<roles>.pt.trace.json.gz`.
-        tar: Whether the traces are put into an archive as they are.
-        clocks: `measured`, or `as-set` for each host's clock as it is.
+        roles: Patterns of the roles to merge.
+        output: The file. By default it is `merged.pt.trace.json.gz` or `merged.tar` in the step's folder, or
+            `merged.<roles>.pt.trace.json.gz` for some roles.
+        tar: True to put the unchanged traces into an archive.
+        clocks: `measured`, or `as-set` to keep each host's clock as it is.
     """
 
     roles: str = ALL
@@ -48,26 +49,35 @@ class Wishes(Struct, frozen=True, kw_only=True):
 
 
 class Work(Struct, frozen=True):
-    """The traces to merge, and the file to make of them; `said` are lines for who asked."""
+    """A merge to do.
 
-    taken: list[Input]
+    Attributes:
+        inputs: The traces to merge.
+        timeline: The spans to merge.
+        output: The file to write.
+        messages: Lines for the user.
+        meta: The meta file to write; None for none.
+        step: The step; None for traces outside of a run.
+    """
+
+    inputs: list[Input]
     timeline: Timeline
-    made: Path
-    said: list[str]
+    output: Path
+    messages: list[str]
     meta: Path | None = None
     step: int | None = None
 
     @property
     def bytes(self) -> int:
-        """Return how much is read."""
-        return sum(each.path.stat().st_size for each in self.taken)
+        """Return the number of bytes to read."""
+        return sum(each.path.stat().st_size for each in self.inputs)
 
 
 def chosen(run: Run, number: int | None) -> Step:
-    """Return a step of a run that has captures, or of which the timeline tells.
+    """Return a step of a run that has captures or spans in the timeline.
 
     Raises:
-        NotFound: There is neither.
+        NotFound: The step has neither.
     """
     try:
         return runs.step(run, number)
@@ -77,33 +87,33 @@ def chosen(run: Run, number: int | None) -> Step:
         return Step(number, str(RunDir(Path(run.path)).step(number)))
 
 
-def of_step(run: Run, step: Step, wishes: Wishes) -> Work:
-    """Return what merging a step comes to.
+def of_step(run: Run, step: Step, options: MergeOptions) -> Work:
+    """Return the work to merge a step.
 
     Raises:
         NotFound: There is nothing to merge.
-        TraceError: The clocks of its hosts are not known well enough.
+        TraceError: The clocks of its hosts are not known precisely enough.
     """
     folder = RunDir(Path(run.path)).step(step.number)
-    wanted = Settings(roles=tuple(word.strip() for word in wishes.roles.split(",")))
+    wanted = Settings(roles=tuple(word.strip() for word in options.roles.split(",")))
     captures = [capture for capture in step.captures if any(map(wanted.takes_role, inputs.roles(capture)))]
     missing: list[str] = []
     timeline = inputs.timeline_of(timeline_reader.of_step(Path(run.path), step.number, missing), wanted.takes_role)
     taken = inputs.of_step(folder, captures)
     if not taken and not timeline.processes:
-        there = ", ".join(dict.fromkeys(map(inputs.role, step.captures))) or "none"
-        raise NotFound(f"{run.id} has no trace of {wishes.roles} in step {step.number}; there are roles {there}")
-    taken, timeline, said = inputs.placed(taken, timeline, Path(run.path), wishes.clocks)
+        captured = ", ".join(dict.fromkeys(map(inputs.role, step.captures))) or "none"
+        raise NotFound(f"{run.id} has no trace of {options.roles} in step {step.number}; captured roles: {captured}")
+    taken, timeline, message = inputs.placed(taken, timeline, Path(run.path), options.clocks)
     files.open_as(run.path)
-    # Patterns such as `actor*` and `!ref` are the same by their letters alone: the name says what is in it.
-    part = "" if wishes.roles == ALL else "+".join(sorted(_roles(captures, timeline))) or "other"
-    ending = TAR if wishes.tar else TRACE
+    # Use the roles for the name, not the pattern: `actor*` and `!ref` would give the same file name.
+    part = "" if options.roles == ALL else "+".join(sorted(_roles(captures, timeline))) or "other"
+    ending = TAR if options.tar else TRACE
     name = _name(part)
-    # A folder of a step says that it was captured.
+    # A step's folder means that the step was captured, so don't create one for a step without captures.
     place = folder / f"{name}{ending}" if step.captures else Path(run.path, "timeline", f"{folder.name}.{name}{ending}")
-    made = _checked(wishes.output, None if part else place) or RunDir(Path(run.path)).make(place.parent) / place.name
-    meta = folder / f"{name}{META}" if wishes.output is None and step.captures and not wishes.tar else None
-    lines = [*filter(None, [said]), *inputs.not_taken(folder), *missing]
+    made = _checked(options.output, None if part else place) or RunDir(Path(run.path)).make(place.parent) / place.name
+    meta = folder / f"{name}{META}" if options.output is None and step.captures and not options.tar else None
+    lines = [*filter(None, [message]), *inputs.not_merged(folder), *missing]
     return Work(taken, timeline, made, lines, meta, step.number)
 
 
@@ -113,60 +123,64 @@ def _roles(captures: Sequence[CaptureFile], timeline: Timeline) -> set[str]:
 
 
 def _name(part: str) -> str:
-    """Return what a merged trace is called, without its ending; `part` says what it holds, if not all there is."""
+    """Return the name of a merged trace without its ending. `part` names its content; it is empty for a whole step."""
     return f"{MERGED}.{tidy(part)}" if part else MERGED
 
 
 def _checked(output: Path | None, own: Path | None) -> Path | None:
-    """Return the file that was asked for; `own` is the place of the whole step that is merged, if it is a whole one.
+    """Return the output that the user chose, or None.
+
+    Args:
+        output: The output that the user chose.
+        own: The reserved name of the whole step, if a whole step is merged.
 
     Raises:
-        TraceError: It would take the place of a whole step's.
+        TraceError: The output has the reserved name of a whole step, but is not one.
     """
     if output is not None and is_whole_step(output) and (own is None or not same_place(output, own)):
-        raise TraceError(f"{output}: this name is kept for the trace of the whole step; give another one with -o")
+        raise TraceError(f"{output}: this name is reserved for the trace of the whole step; choose another with -o")
     return output
 
 
-def of_files(given: Sequence[Path], wishes: Wishes) -> Work:
-    """Return what merging traces that are no run's comes to.
+def of_files(paths: Sequence[Path], options: MergeOptions) -> Work:
+    """Return the work to merge traces outside of a run.
 
     Raises:
-        TraceError: There are none, or they are of several hosts.
+        TraceError: There are no traces, or they come from several hosts.
     """
-    taken = inputs.of_files(given)
+    taken = inputs.of_files(paths)
     if not taken:
-        folders = "; ".join(runs.describe_no_run(path) for path in given)
-        raise TraceError(f"{folders}; a trace would be a *.json or *.json.gz")
-    ending = TAR if wishes.tar else TRACE
-    folder = given[0] if given[0].is_dir() else given[0].parent
+        folders = "; ".join(runs.describe_no_run(path) for path in paths)
+        raise TraceError(f"{folders}; no trace either (*.json or *.json.gz)")
+    ending = TAR if options.tar else TRACE
+    folder = paths[0] if paths[0].is_dir() else paths[0].parent
     in_step = is_whole_step(folder / f"{MERGED}{ending}")
-    # All of a folder that is no step's is a whole, too. A step's lacks the timeline.
-    part = "" if [folder] == list(given) and not in_step else "+".join(each.label for each in taken)
-    made = _checked(wishes.output, None) or folder / f"{_name(part)}{ending}"
-    meta = folder / f"{_name(part)}{META}" if in_step and wishes.output is None and not wishes.tar else None
-    taken, timeline, said = inputs.placed(taken, Timeline({}), given[0].parent, wishes.clocks)
-    return Work(taken, timeline, made, [*filter(None, [said])], meta)
+    # A whole folder needs no part in its name, unless it is a step's: then the merge lacks the timeline.
+    part = "" if [folder] == list(paths) and not in_step else "+".join(each.label for each in taken)
+    made = _checked(options.output, None) or folder / f"{_name(part)}{ending}"
+    meta = folder / f"{_name(part)}{META}" if in_step and options.output is None and not options.tar else None
+    taken, timeline, message = inputs.placed(taken, Timeline({}), paths[0].parent, options.clocks)
+    return Work(taken, timeline, made, [*filter(None, [message])], meta)
 
 
 def is_current(work: Work) -> bool:
-    """Return whether the file that is there is what this work would make of the same traces, by its meta file."""
+    """Return True if the existing file was merged from the same traces, according to its meta file."""
     if work.meta is None:
         return True
     meta = decoder.read(work.meta, MergedMeta)
     try:
-        size = work.made.stat().st_size
+        size = work.output.stat().st_size
     except OSError:
         return False
-    return (meta.state, meta.bytes) == ("complete", size) and _told(meta) == {each.name for each in work.taken}
+    return (meta.state, meta.bytes) == ("complete", size) and _names_in(meta) == {each.name for each in work.inputs}
 
 
-def _told(meta: MergedMeta) -> set[str]:
+def _names_in(meta: MergedMeta) -> set[str]:
     return {*meta.merged, *meta.left_out}
 
 
 def do(work: Work, tar: bool = False, progress: Callable[[int], object] = lambda read: None) -> Iterable[str]:
-    """Merge, and say what came of it.
+    """Do the merge, and yield lines about the result.
 
     Raises:
         TraceError: None of the traces can be used.
@@ -174,36 +188,37 @@ def do(work: Work, tar: bool = False, progress: Callable[[int], object] = lambda
     """
     timeline = work.timeline if work.timeline.processes else None
     if tar:
-        size, left_out = archive.pack(work.taken, work.made, timeline, work.step)
-        yield f"{work.made}: {units.count(len(work.taken) - len(left_out), 'trace')} as they are, {units.size(size)}"
+        size, left_out = archive.pack(work.inputs, work.output, timeline, work.step)
+        traces = units.count(len(work.inputs) - len(left_out), "trace")
+        yield f"{work.output}: {traces} as they are, {units.size(size)}"
         yield from _named("left out", left_out)
-        yield from work.said
+        yield from work.messages
         return
-    summary = merge(work.taken, work.made, timeline=timeline, progress=progress)
+    summary = merge(work.inputs, work.output, timeline=timeline, progress=progress)
     if work.meta is not None:
-        layout.write_json(work.meta, _meta(work.step, work.taken, summary, said=work.said))
+        layout.write_json(work.meta, _meta(work.step, work.inputs, summary, messages=work.messages))
     drawn = f"{units.number(summary.spans)} of them {'a span' if summary.spans == 1 else 'spans'}"
     spans = f", {drawn} of the timeline" if summary.spans else ""
     yield (
-        f"{work.made}: {units.count(summary.traces, 'trace')}, {units.count(summary.events, 'event')}{spans}, "
+        f"{work.output}: {units.count(summary.traces, 'trace')}, {units.count(summary.events, 'event')}{spans}, "
         f"{units.size(summary.bytes)} ({units.size(summary.json_bytes)} of JSON)"
     )
-    yield from _named("cut off, merged up to there", summary.cut)
+    yield from _named("truncated, merged up to its end", summary.cut)
     yield from _named("left out", summary.left_out)
-    yield from work.said
+    yield from work.messages
     if summary.json_bytes > _VIEWER_BYTES:
-        yield "a browser may not open that much; --role chooses, or use Perfetto's trace_processor"
+        yield "a browser may not open a trace of this size; choose roles with --role, or use Perfetto's trace_processor"
 
 
-def _named(what: str, found: dict[str, str]) -> Iterable[str]:
-    for name, why in found.items():
-        yield f"{what}: {why if name in why else f'{name}: {why}'}"
+def _named(effect: str, reasons: dict[str, str]) -> Iterable[str]:
+    for name, reason in reasons.items():
+        yield f"{effect}: {reason if name in reason else f'{name}: {reason}'}"
 
 
 def merge_replicas(path: Path) -> None:
-    """Give each rollout replica that has several traces of a step one that holds them all, where it has none yet.
+    """Merge the traces of each rollout replica that has several in a step, unless they are merged already.
 
-    What goes wrong stands in the meta file. Nothing is raised.
+    Errors are written to the meta file. Never raises.
     """
     for step in runs.read(path).steps:
         folder = RunDir(path).step(step.number)
@@ -211,7 +226,7 @@ def merge_replicas(path: Path) -> None:
         for capture in step.captures:
             if inputs.role(capture) == ROLLOUT and capture.meta.replica is not None:
                 replicas.setdefault(f"{ROLLOUT}.replica{capture.meta.replica}.{MERGED}", []).append(capture)
-        known = {capture.name: _told(capture.merged) for capture in step.merged if capture.state == "complete"}
+        known = {capture.name: _names_in(capture.merged) for capture in step.merged if capture.state == "complete"}
         for name, captures in replicas.items():
             taken = inputs.of_step(folder, captures)
             if len(taken) < 2 or known.get(name) == {each.name for each in taken}:
@@ -224,17 +239,17 @@ def merge_replicas(path: Path) -> None:
                 of = taken[0].meta
                 content = msgspec.structs.replace(content, role=ROLLOUT, stage=of.stage, replica=of.replica)
                 layout.write_json(folder / f"{name}{META}", content)
-            except OSError:  # the disk is full; there is nobody to tell
+            except OSError:  # the disk is full, and no user is here to read a message
                 pass
 
 
 def _merge_replica(run: Path, step: int, taken: list[Input], made: Path) -> MergedMeta:
-    """Merge without asking anybody: clocks that are not known are taken as they are set, and the meta file says so."""
+    """Merge the traces of a replica. If the clocks are unknown, keep them as they are, with a line in the meta file."""
     try:
-        taken, _, said = inputs.placed(taken, Timeline({}), run, clocks.MEASURED)
+        taken, _, message = inputs.placed(taken, Timeline({}), run, clocks.MEASURED)
     except TraceError as error:
-        said = f"the clocks of the hosts are taken as they are set: {error}"
-    return _meta(step, taken, merge(taken, made, jobs=1), said=[*filter(None, [said])])
+        message = f"clocks of the hosts are not corrected; their own settings are used: {error}"
+    return _meta(step, taken, merge(taken, made, jobs=1), messages=[*filter(None, [message])])
 
 
 def _meta(
@@ -242,7 +257,7 @@ def _meta(
     taken: list[Input],
     summary: Summary | None = None,
     reason: str = "",
-    said: Sequence[str] = (),
+    messages: Sequence[str] = (),
 ) -> MergedMeta:
     left_out = summary.left_out if summary else {}
     return MergedMeta(
@@ -255,5 +270,5 @@ def _meta(
         bytes=summary.bytes if summary else 0,
         state="complete" if summary else "failed",
         reason=reason,
-        said=list(said),
+        said=list(messages),
     )

@@ -1,7 +1,7 @@
 """Reader of a Chrome trace in pieces of whole events, in memory that does not grow with the file.
 
-Braces alone do not show where an event ends, because names and arguments contain braces too. The reader tries a likely
-place; the JSON decoder decides whether it was right.
+Braces alone do not show where an event ends, because names and arguments contain braces too. The reader guesses an end;
+the JSON decoder confirms or rejects it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from msgspec import Raw
 
 _MAGIC = b"\x1f\x8b"
 _READ_BYTES = 256 << 10
-# Traces unpack to ten times their size or thirty. What goes beyond both of these is made to fill memory and disks.
+# A trace unpacks to 10 to 30 times its size. A file that exceeds both limits is an attempt to fill memory and disks.
 _FREE_BYTES = 1 << 30
-_MOST_TIMES = 300
+_MAX_RATIO = 300
 
 
 class Bytes(Protocol):
@@ -38,7 +38,7 @@ class Bytes(Protocol):
 
 
 class Gunzip:
-    """Reads gzip, of several members too. `gzip.GzipFile` loses what it had unpacked when it meets the end."""
+    """Reader of gzip, also of several members. `gzip.GzipFile` would lose unpacked data at a premature end."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -48,10 +48,10 @@ class Gunzip:
         self._unpacked = 0
 
     def read(self, size: int, /) -> bytes:
-        """Return at most `size` bytes, fewer only where the file or what can be read of it ends.
+        """Return `size` bytes, or fewer at the end of the readable data.
 
         Raises:
-            OSError: Nothing more can be read, and the file's end is not reached.
+            OSError: No more data can be read, but the file has not ended.
         """
         pieces: list[bytes] = []
         while size > 0 and not self._ended:
@@ -74,20 +74,20 @@ class Gunzip:
             self._begun = True
             self._packed = self._engine.unconsumed_tail
             if self._engine.eof:
-                # Nulls may follow the last member: tapes and some disks pad with them.
+                # Tapes and some disks pad the last member with nulls.
                 self._packed = self._engine.unused_data.lstrip(b"\0")
                 self._engine = zlib.decompressobj(wbits=31)
                 self._begun = False
             pieces.append(piece)
             size -= len(piece)
             self._unpacked += len(piece)
-            if self._unpacked > max(_FREE_BYTES, _MOST_TIMES * self._file.tell()):
+            if self._unpacked > max(_FREE_BYTES, _MAX_RATIO * self._file.tell()):
                 self._ended = True
-                raise OSError(f"it unpacks to more than {_MOST_TIMES} times its size")
+                raise OSError(f"it unpacks to more than {_MAX_RATIO} times its size")
         return b"".join(pieces)
 
     def tell(self) -> int:
-        """Return how much of the file, as it lies there, is read."""
+        """Return the number of compressed bytes that are read."""
         return self._file.tell()
 
     def close(self) -> None:
@@ -98,31 +98,32 @@ def unpacked(path: Path) -> Bytes:
     """Open a file, compressed or not.
 
     Raises:
-        OSError: It can't be opened.
+        OSError: The file can't be opened, or is not a regular file.
     """
-    # Nobody waits for what comes out of a pipe.
+    # Open non-blocking: a FIFO must not hang the reader.
     file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise OSError(errno.EINVAL, "it is no file", str(path))
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
     compressed = file.read(2) == _MAGIC
     file.seek(0)
     return Gunzip(file) if compressed else file
 
 
-# Larger pieces take longer: they do not fit into the caches.
+# Larger pieces take longer, because they don't fit into the caches.
 CHUNK_BYTES = 1 << 20
-# No event and nothing around the events is larger: what is, is no trace.
+# Largest event, and largest text around the events.
 _LIMIT_BYTES = 64 << 20
-# No event has more lists in lists, or objects.
-_DEEPEST = 100
+# Deepest nesting of lists and objects in an event.
+_MAX_DEPTH = 100
+# Guessed ends that are decoded, and braces that are searched for guesses.
 _GUESSES, _BRACES = 4, 100
 _BETWEEN = b" \t\r\n,"
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
-# A bracket or a whole string; a string that the buffer cuts has no group 1.
+# A bracket or a whole string. A string that the buffer's end cuts has no group 1.
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:(")|\\?\Z)|[\[\]{}]', re.DOTALL)
 _LIST = re.compile(rb"\s*\[\s*[{\]]")
-# What a decoder raises: text that is no UTF-8 and lists in lists without end have errors of their own.
+# Errors of a decoder: for invalid JSON, invalid UTF-8 and endless nesting.
 NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _object = msgspec.json.Decoder(dict[str, Raw])
 _list = msgspec.json.Decoder(list[Raw])
@@ -131,15 +132,16 @@ T = TypeVar("T")
 
 
 class TraceError(Exception):
-    """A trace can't be used. The message names the file and says why."""
+    """A trace can't be used. The message has the file and the reason."""
 
 
 class Reader:
-    """One Chrome trace, plain or gzip: an object with a list of `traceEvents`, or such a list alone.
+    """Reader of one Chrome trace, plain or gzip: an object with a list of `traceEvents`, or a bare list.
 
     Attributes:
-        fields: What stands beside the events: what comes before them at once, what comes after them at the end.
-        cut: Where it turned out that the trace's end is missing, what is; else empty.
+        path: The file.
+        fields: The other fields of the object. Fields after the events are known only once all events are read.
+        cut: A description of the missing end of a truncated trace; empty if nothing is missing.
     """
 
     def __init__(self, path: Path, chunk_bytes: int = CHUNK_BYTES, partial: bool = False) -> None:
@@ -147,11 +149,11 @@ class Reader:
 
         Args:
             path: The file.
-            chunk_bytes: How much is read at a time.
-            partial: Whether a trace that is cut off is read up to there.
+            chunk_bytes: The number of bytes to read at a time.
+            partial: True to read a truncated trace up to its end.
 
         Raises:
-            TraceError: It can't be read, or is no Chrome trace with a `traceEvents` list.
+            TraceError: The file can't be read, or is not a Chrome trace with a `traceEvents` list.
         """
         self.path = path
         self.fields: dict[str, Raw] = {}
@@ -182,31 +184,31 @@ class Reader:
 
     @property
     def place(self) -> int:
-        """Return how many bytes of the file are read."""
+        """Return the number of bytes of the file that are read."""
         return self._file.tell()
 
     def chunks(self, decode: Callable[[bytes], list[T]]) -> Iterator[list[T]]:
         """Yield the events, in lists of some thousands.
 
         Args:
-            decode: Makes a list of a JSON array, as the method of a `msgspec.json.Decoder` does.
+            decode: A function from a JSON array to a list, such as the method of a `msgspec.json.Decoder`.
 
         Raises:
-            TraceError: The file ends early and that is not accepted, or an event is not what `decode` takes.
+            TraceError: The file is truncated and `partial` is False, or `decode` rejects an event.
         """
         buffer = self._buffer
         ended = stuck = False
         while not ended:
-            # As much again where no event ended: what is gone through again and again stays twice the whole.
+            # If no event ended, double the buffer, so that scanning it again costs at most twice its size.
             more = self._read(len(buffer) if stuck else 0)
             buffer += more
-            found = _guess_end(buffer, decode) if not more else _guess_cut(buffer, decode)
-            if found is None:
+            guess = _guess_end(buffer, decode) if not more else _guess_cut(buffer, decode)
+            if guess is None:
                 cut, ended, deep = _scan(buffer)
                 stuck = not cut and not ended
                 if stuck:
                     if deep:
-                        self._miss(f"an event has more than {_DEEPEST} lists or objects in one another")
+                        self._miss(f"an event has more than {_MAX_DEPTH} nested lists or objects")
                         return
                     if not more:
                         if not (self._list_alone and not buffer.strip(_BETWEEN)):
@@ -216,10 +218,10 @@ class Reader:
                         self._miss(f"an event has more than {_LIMIT_BYTES >> 20} MB")
                         return
                     continue
-                found = self._decode(buffer[:cut], decode), cut
+                guess = self._decode(buffer[:cut], decode), cut
             else:
                 ended, stuck = not more, False
-            events, cut = found
+            events, cut = guess
             buffer = buffer[cut:]
             if events:
                 yield events
@@ -245,17 +247,17 @@ class Reader:
             if _LIST.match(buffer):
                 self._list_alone = True
                 return buffer.lstrip()[1:]
-            for found in islice(_EVENTS.finditer(buffer), _GUESSES):
+            for match in islice(_EVENTS.finditer(buffer), _GUESSES):
                 try:
-                    self.fields = _object.decode(buffer[: found.end()] + b"]}")
-                except NO_JSON:  # the words stand in something else
+                    self.fields = _object.decode(buffer[: match.end()] + b"]}")
+                except NO_JSON:  # the words are part of another field
                     continue
                 if "traceEvents" in self.fields:
-                    return buffer[found.end() :]
+                    return buffer[match.end() :]
             if not more:
                 break
-        why = f"; {self.cut}" if self.cut else ""
-        raise TraceError(f"{self.path}: it is no Chrome trace: there is no list of traceEvents{why}")
+        reason = f"; {self.cut}" if self.cut else ""
+        raise TraceError(f"{self.path}: not a Chrome trace: it has no list of traceEvents{reason}")
 
     def _read_tail(self, buffer: bytes) -> None:
         while len(buffer) < _LIMIT_BYTES and (more := self._read(len(buffer))):
@@ -266,7 +268,7 @@ class Reader:
             else:
                 self.fields = _object.decode(b'{"traceEvents":[' + buffer) | self.fields
         except NO_JSON as error:
-            self._miss(f"what follows the events is not valid JSON ({error})")
+            self._miss(f"the text after the events is not valid JSON ({error})")
 
     def _decode(self, body: bytes, decode: Callable[[bytes], list[T]]) -> list[T]:
         try:
@@ -287,9 +289,9 @@ def _attempt(body: bytes, decode: Callable[[bytes], list[T]]) -> list[T] | None:
 
 
 def _guess_cut(buffer: bytes, decode: Callable[[bytes], list[T]]) -> tuple[list[T], int] | None:
-    """Return the events up to the last one that another follows, and where they end."""
+    """Return the events up to the last one with a successor, and the offset of their end."""
     place, guesses = len(buffer), 0
-    # Braces in braces without end would each be looked at from all those before.
+    # Limit the search: with endless nested braces it would be quadratic.
     for _ in range(_BRACES):
         place = buffer.rfind(b"{", 0, place)
         cut = buffer.rfind(b"}", 0, max(0, place)) + 1
@@ -303,7 +305,7 @@ def _guess_cut(buffer: bytes, decode: Callable[[bytes], list[T]]) -> tuple[list[
 
 
 def _guess_end(buffer: bytes, decode: Callable[[bytes], list[T]]) -> tuple[list[T], int] | None:
-    """Return the last events of a trace, and where their list is closed."""
+    """Return the last events of a trace, and the offset of their list's end."""
     place = len(buffer)
     for _ in range(_GUESSES):
         place = buffer.rfind(b"]", 0, place)
@@ -315,14 +317,13 @@ def _guess_end(buffer: bytes, decode: Callable[[bytes], list[T]]) -> tuple[list[
 
 
 def _scan(buffer: bytes) -> tuple[int, bool, bool]:
-    """Return the end of the last whole event, or 0, whether the list of events ends there, and whether what follows is
-    nested too deep."""
+    """Return the end of the last whole event or 0, if the list ends there, and if the next event nests too deep."""
     depth = cut = 0
     for token in _TOKEN.finditer(buffer):
         first = buffer[token.start()]
         if first in b"{[":
             depth += 1
-            if depth > _DEEPEST:
+            if depth > _MAX_DEPTH:
                 return cut, False, True
         elif first in b"}]":
             depth -= 1

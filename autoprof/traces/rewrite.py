@@ -1,7 +1,8 @@
-"""Rewriter of one trace's events, so that they can share a file with those of other traces.
+"""Rewriter of one trace's events, so that they can share a file with events of other traces.
 
-Process ids, ids of flows and of asynchronous events, and the base of the clock are made unique; everything else is kept
-as written. Spans of the timeline are laid out in tracks: nested spans share one, overlapping spans do not.
+It replaces process ids and the ids of flows and asynchronous events by unique ones, and shifts times to the common
+base. Everything else stays as written. Spans of the timeline are laid out in tracks: nested spans share a track,
+overlapping spans do not.
 """
 
 from __future__ import annotations
@@ -23,8 +24,14 @@ _ALONE = frozenset(("request",))
 
 
 class Lane(Struct, eq=False):
-    """One track: what it is called, its spans by their starts, and while it is laid out the ends of what is open in it,
-    each inside of the one before."""
+    """One track of the timeline.
+
+    Attributes:
+        name: Its name.
+        spans: Its spans, by start.
+        open: The ends of its open spans during the layout, outermost first.
+        group: The group of its open spans during the layout.
+    """
 
     name: str
     spans: list[Line]
@@ -44,18 +51,18 @@ def lay_out(spans: Iterable[Line]) -> list[Lane]:
 
 
 class _Kind:
-    """The tracks of spans of one kind. There may be thousands at once, so none is looked for."""
+    """Tracks of spans of one kind. There may be thousands, so no operation searches through all of them."""
 
     def __init__(self, name: str) -> None:
         self.lanes: list[Lane] = []
         self._name = name
-        # Those with nothing open, the first before the others; and the others by when their outermost span ends.
+        # Heaps: numbers of tracks without open spans, and (end of the outermost span, number) of the others.
         self._free: list[int] = []
         self._busy: list[tuple[int, int]] = []
         self._of_group: dict[tuple[str, ...], list[Lane]] = {}
 
     def lane_for(self, span: Line, group: tuple[str, ...]) -> Lane:
-        """Return the track of the same group in which the span nests, else the first that is free, else a new one."""
+        """Return the track of the same group in which the span nests, else the first free track, else a new one."""
         while self._busy and self._busy[0][0] <= span.start_ns:
             self._release(heapq.heappop(self._busy)[1])
         for lane in self._of_group.get(group, ()):
@@ -86,7 +93,7 @@ class _Kind:
 
 
 def _group(span: Line, number: int) -> tuple[str, tuple[str, ...]]:
-    """Return which tracks a span belongs to, and what it may lie inside of there."""
+    """Return the kind of tracks for a span, and its group. A span nests only in spans of the same group."""
     if span.kind in _OF_SAMPLES:
         names = ("sample", "rollout", "validate")
         return "samples", tuple(str(span.ids.get(name, "")) for name in names)
@@ -95,15 +102,15 @@ def _group(span: Line, number: int) -> tuple[str, tuple[str, ...]]:
 
 Pid = int | float | str | None
 Field = Raw | UnsetType
-# No trace has as many.
-_MOST_PROCESSES = 50_000
-# Phases whose `id` holds in the whole file: flows, asynchronous events, and the older form of these.
+# More than any trace has.
+_MAX_PROCESSES = 50_000
+# Phases whose `id` is valid in the whole file: flows, asynchronous events, and the older form of the latter.
 _SHARED_IDS = frozenset("stfbneSTpF")
 _PROCESS = frozenset((b'"process_name"', b'"process_labels"', b'"process_sort_index"'))
 
 
 class Event(msgspec.Struct, gc=False, omit_defaults=True):
-    """The fields of the trace event format, in the order in which Kineto writes them. Others no viewer knows."""
+    """Fields of the trace event format, in Kineto's order. Viewers know no other fields."""
 
     ph: str
     cat: Field = UNSET
@@ -140,15 +147,15 @@ _encoder = msgspec.json.Encoder()
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
-    """One trace that is merged.
+    """A trace to rewrite.
 
     Attributes:
         path: The file.
-        label: How its processes are named.
-        detail: What else is said of its processes.
-        shift_ns: What is added to its times.
-        near: Whether a float holds its times to the nanosecond.
-        name: What it is called where something is said of it.
+        label: The name for its processes.
+        detail: Further text about its processes.
+        shift_ns: Nanoseconds to add to its times.
+        near: True if a float holds its times to the nanosecond.
+        name: Its name in messages.
     """
 
     path: Path
@@ -160,11 +167,11 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tally(msgspec.Struct):
-    """The events and bytes of JSON that were written.
+    """Counts of the written events and bytes of JSON.
 
     Attributes:
-        cut: Where the trace's end is missing, in words.
-        refused: Why nothing was taken of it, else empty.
+        cut: A description of the missing end of a truncated trace; else empty.
+        refused: The reason why the trace could not be read; else empty.
     """
 
     events: int = 0
@@ -180,14 +187,14 @@ def rewrite(
     write: Callable[[bytes], object],
     progress: Callable[[int], object] = lambda read: None,
 ) -> Tally:
-    """Write the events of a trace, divided by commas, up to where it is cut off.
+    """Write the events of a trace, separated by commas. A truncated trace is written up to its end.
 
     Args:
         source: The trace.
-        number: Its number among the traces that are merged, from 0. The order in viewers goes by it.
-        of: How many traces are merged.
-        write: Takes the bytes, a piece at a time.
-        progress: Is told how many more bytes of the file are read.
+        number: Its number among the merged traces, from 0. Viewers show traces in this order.
+        of: The number of merged traces.
+        write: Callback for each piece of the output.
+        progress: Callback with the number of bytes read since its last call.
 
     Raises:
         TraceError: The trace can't be read.
@@ -197,7 +204,7 @@ def rewrite(
     new = processes.new
     shift_ns = source.shift_ns
     near = bool(shift_ns) and source.near
-    # Whole microseconds are added without a rounding, which leaves a small number.
+    # Add whole microseconds first, which needs no rounding. The sum is a small number, so the rest stays exact.
     whole_us, rest_ns = float(shift_ns // 1000), float(shift_ns % 1000)
 
     def put(events: list[Event]) -> None:
@@ -242,61 +249,62 @@ def rewrite(
 
 
 class _Processes:
-    """The processes of one trace: their new ids, and what the trace says of them."""
+    """Processes of one trace: their new ids, and their descriptions in the trace."""
 
     def __init__(self, source: Source, number: int, of: int) -> None:
         self._source = source
         self._number = number
         self._ids = itertools.count(1 + number, of)
         self.new: dict[Pid, int] = {}
-        self._said: dict[Pid, dict[str, Any]] = {}
+        self._described: dict[Pid, dict[str, Any]] = {}
 
     def pid(self, old: Pid) -> int:
-        """Return the id that stands for one of this trace, in no other trace."""
+        """Return the new id of a process. No other trace uses it."""
         new = self.new.get(old)
         if new is None:
-            if len(self.new) >= _MOST_PROCESSES:
-                raise ValueError(f"there are more than {_MOST_PROCESSES} processes")
+            if len(self.new) >= _MAX_PROCESSES:
+                raise ValueError(f"more than {_MAX_PROCESSES} processes")
             new = self.new[old] = next(self._ids)
         return new
 
     def describe(self, event: Event) -> None:
-        """Keep what an event says of its process."""
+        """Keep the description of a process from an event."""
         arguments = msgspec.json.decode(event.args) if event.args is not UNSET else {}
         if isinstance(arguments, dict):
-            said = self._said.setdefault(event.pid, {}) if len(self._said) < _MOST_PROCESSES else {}
-            said.update({name: arguments[name] for name in ("name", "labels", "sort_index") if name in arguments})
+            own = self._described.setdefault(event.pid, {}) if len(self._described) < _MAX_PROCESSES else {}
+            own.update({name: arguments[name] for name in ("name", "labels", "sort_index") if name in arguments})
 
     def descriptions(self) -> list[Event]:
-        """Return the processes in their old order, behind those of the traces before; Kineto's own tracks behind all.
+        """Return the descriptions of the processes, in their old order, after the processes of earlier traces.
 
-        Those without events are left out: Kineto describes every device of a host.
+        Kineto's own tracks come last. Processes without events are left out, because Kineto describes every device of a
+        host.
         """
 
         def order(old: Pid) -> tuple[bool, float]:
-            place = self._said.get(old, {}).get("sort_index", 0)
+            place = self._described.get(old, {}).get("sort_index", 0)
             return isinstance(old, str), place if isinstance(place, (int, float)) else 0
 
-        found: list[Event] = []
+        events: list[Event] = []
         for place, old in enumerate(sorted(self.new, key=order)):
-            said = self._said.get(old, {})
-            labels, name = str(said.get("labels", "")), str(said.get("name", ""))
+            own = self._described.get(old, {})
+            labels, name = str(own.get("labels", "")), str(own.get("name", ""))
             if isinstance(old, str):
                 kind, behind = old or "window", 1_000_000
             else:
                 kind, behind = "host" if labels in ("", "CPU") else labels, 0
             details = [self._source.detail, name and f"{name} {old}"]
-            found += description(
+            events += description(
                 self.new[old],
                 f"{self._source.label} ({kind})",
                 ", ".join(filter(None, details)),
                 behind + self._number * 1000 + min(place, 999),
             )
-        return found
+        return events
 
 
 def description(pid: int, name: str, labels: str, place: int) -> list[Event]:
-    """Return the events that say what a process is called and where viewers show it."""
+    """Return the events that give a process its name, labels and place in viewers."""
     return [
         Event(ph="M", name=Raw(what), pid=pid, tid=Raw(b"0"), args=Raw(_encoder.encode(arguments)))
         for what, arguments in (
@@ -312,9 +320,9 @@ def _describes_process(event: Event) -> bool:
 
 
 def _shifted(ts: Raw | str, shift_ns: int) -> Raw:
-    """Return a time in µs moved by ns.
+    """Return a time in µs, shifted by nanoseconds.
 
-    Microseconds since the epoch as a float are right to 250 ns, so they stay whole.
+    It computes with integers, because a float of microseconds since the epoch is exact to 250 ns only.
     """
     text = ts.encode() if isinstance(ts, str) else bytes(ts).strip(b'"')
     whole, _, rest = text.partition(b".")
@@ -333,7 +341,7 @@ def microseconds(time_ns: int) -> Raw:
 def _own_id(old: Raw, number: int, of: int) -> Raw:
     """Return an id that no other trace has.
 
-    It stays a number where it is one: Perfetto drops flows whose id is a word.
+    A number stays a number, because Perfetto drops flows whose id is text.
     """
     text = _text(old)
     try:
@@ -351,6 +359,6 @@ def _own_scopes(old: Raw, number: int, of: int) -> Raw:
 
 
 def _text(raw: Raw) -> str:
-    """Return a JSON string as text, any other value as it is written."""
+    """Return a JSON string as text, and any other value as written."""
     value = msgspec.json.decode(raw)
     return value if isinstance(value, str) else bytes(raw).decode()

@@ -1,11 +1,11 @@
-"""Sums of one trace: operators, the devices' shares, an engine's passes, peaks of memory.
+"""Sums of one trace: operators, shares of devices, passes of an engine, peaks of memory.
 
-A trace is read once, in pieces. Own times need each thread's events in the order of their starts, and Kineto writes
-what the host did in one block for each source (operators, then Python's functions, then the driver's calls). So each
-event leaves 20 bytes (`sorted_rows.py`), which go to a temporary file where there are many, and are read back in order.
-Memory stays below 100 MB whatever the trace's size; the file takes 7 % of the trace's JSON.
+A trace is read once, in pieces. Own times need each thread's events in the order of their starts, but Kineto writes the
+host's events in one block per source: operators, then Python functions, then driver calls. So each event is kept as a
+row of 20 bytes (`event_rows.py`). Many rows go to a temporary file, which takes 7 % of the size of the trace's JSON,
+and are read back in order. Memory stays below 100 MB for any trace.
 
-Times are in microseconds, as they stand in the trace: a duration below one counts as what it is.
+Times are in microseconds, unrounded, as in the trace.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from msgspec import Struct
 from autoprof.traces import device_sums
 from autoprof.traces.clocks import BASE, EPOCH_US
 from autoprof.traces.device_sums import DeviceSums, EngineSums, PassSums
-from autoprof.traces.event_rows import Rows, Taken, decode
+from autoprof.traces.event_rows import EventData, Rows, decode
 from autoprof.traces.reader import NO_JSON, Reader, TraceError
 from autoprof.traces.thread_sums import OperatorSums, Summing, ThreadSums
 
@@ -34,19 +34,19 @@ __all__ = [
     "summarize",
 ]
 
-# The year 2262: what is later is no time.
-_MOST_NS = 1 << 63
+# The year 2262. Later times are invalid.
+_MAX_NS = 1 << 63
 # c10/core/DeviceType.h
 _DEVICE_TYPES = {0: "cpu", 1: "cuda", 6: "hip", 12: "xpu", 20: "npu"}
 
 
 class MemoryPeak(Struct, frozen=True, kw_only=True):
-    """The most that torch's allocator held of one device, by its own count ("Total Allocated" of `[memory]` events).
+    """Peak memory of torch's allocator on one device, from `[memory]` events ("Total Allocated", "Total Reserved").
 
     Attributes:
-        device: `cpu`, `cuda:0`, `npu:0`, ... or `type20:0` for a device type that is not known here.
-        allocated_bytes: The peak of what was allocated. On the host only what was allocated during the capture.
-        reserved_bytes: The peak of what was reserved from the device; 0 for the host.
+        device: `cpu`, `cuda:0`, `npu:0`, ... or `type20:0` for an unknown device type.
+        allocated_bytes: Peak of the allocated bytes. On the host, only allocations during the capture count.
+        reserved_bytes: Peak of the bytes reserved from the device; 0 for the host.
     """
 
     device: str
@@ -55,25 +55,25 @@ class MemoryPeak(Struct, frozen=True, kw_only=True):
 
 
 class TraceSums(Struct, frozen=True, kw_only=True):
-    """The content of a trace.
+    """Sums of a trace.
 
     Attributes:
         path: The file.
-        cut: Empty, or in words where the trace was cut off; the sums are of what was there.
-        events: All events, whatever their kind.
-        first_ns: Start of the first event with a duration, in ns since the epoch; None where the trace does not say.
-        last_ns: End of the last one.
-        span_us: From the first to the last.
-        operators: What threads of the host did, the most own time first.
-        kernels: What devices did, the most time first.
+        cut: A description of the missing end of a truncated trace; else empty. The sums cover the available events.
+        events: The number of events of all kinds.
+        first_ns: Start of the first event with a duration, in ns since the epoch; None if the trace has no base.
+        last_ns: End of the last event with a duration.
+        span_us: Microseconds from the first start to the last end.
+        operators: Operators in threads of the host, by own time.
+        kernels: Kernels and copies on devices, by time.
         threads: The host's threads, the busiest first.
-        devices: Busy times and shares of each device; empty where none was recorded.
-        collectives_us: For how long collectives went on, which is also how long this rank waited for others in them: by
-            the device's kernels or else, with gloo and MPI, on the host. None without any.
-        engine: Forward passes that vLLM or SGLang marked; None where there are none.
-        memory: Peaks by device; empty where memory was not recorded.
-        bound: `device` or `cpu`: what the capture waited for; None where that can't be said.
-        reason: Why, in words with figures.
+        devices: Activity of each device; empty if no device was recorded.
+        collectives_us: Microseconds in collectives, including the wait for other ranks: from the device's kernels, or
+            from the host with gloo and MPI. None without collectives.
+        engine: Forward passes that vLLM or SGLang annotated, or None.
+        memory: Peaks by device; empty if memory was not recorded.
+        bound: `device` or `cpu`, the part that the capture waited for; None if unclear.
+        reason: A sentence with the reason for `bound`.
     """
 
     path: str
@@ -94,25 +94,25 @@ class TraceSums(Struct, frozen=True, kw_only=True):
 
 
 def summarize(path: Path) -> TraceSums:
-    """Sum up one trace: torch's, vLLM's, SGLang's or another Chrome trace, plain or gzip, whole or cut off.
+    """Sum up one trace of torch, vLLM, SGLang or another program, plain or gzip, complete or truncated.
 
     Raises:
-        TraceError: It can't be read, or is no Chrome trace. The message names the file.
-        OSError: There is no room for the temporary file.
+        TraceError: The file can't be read, or is not a Chrome trace. The message has the file.
+        OSError: The temporary file can't be written, for example because the disk is full.
     """
     with Rows() as rows, Reader(path, partial=True) as reader:
-        taken = Taken(rows)
+        data = EventData(rows)
         for events in reader.chunks(decode):
             try:
-                taken.events(events)
+                data.events(events)
             except (ValueError, *NO_JSON) as error:
                 raise TraceError(f"{path}: an event can't be read: {error}") from None
-        return _sums(path, reader, taken, Summing(taken))
+        return _sums(path, reader, data, Summing(data))
 
 
-def _sums(path: Path, reader: Reader, taken: Taken, summing: Summing) -> TraceSums:
+def _sums(path: Path, reader: Reader, data: EventData, summing: Summing) -> TraceSums:
     first, last = summing.first_us, summing.last_us
-    base_ns = _base_ns(reader) or taken.whole_us * 1000
+    base_ns = _base_ns(reader) or data.whole_us * 1000
     known = last > first and (base_ns > 0 or first > EPOCH_US)
     devices = summing.devices()
     engine = summing.engine()
@@ -120,7 +120,7 @@ def _sums(path: Path, reader: Reader, taken: Taken, summing: Summing) -> TraceSu
     return TraceSums(
         path=str(path),
         cut=reader.cut,
-        events=taken.count,
+        events=data.count,
         first_ns=base_ns + round(first * 1000) if known else None,
         last_ns=base_ns + round(last * 1000) if known else None,
         span_us=max(0.0, last - first),
@@ -130,25 +130,25 @@ def _sums(path: Path, reader: Reader, taken: Taken, summing: Summing) -> TraceSu
         devices=devices,
         collectives_us=summing.collectives_us(),
         engine=engine,
-        memory=_memory(taken),
+        memory=_memory(data),
         bound=bound,
         reason=reason,
     )
 
 
 def _base_ns(reader: Reader) -> int:
-    """Return what the times count from, 0 where the trace does not say."""
+    """Return the base of the times in ns since the epoch, or 0 if the trace has none."""
     with suppress(*NO_JSON):
-        said = msgspec.json.decode(reader.fields.get(BASE, b"0"), type=int, strict=False)
-        return said if 0 < said < _MOST_NS else 0
+        base_ns = msgspec.json.decode(reader.fields.get(BASE, b"0"), type=int, strict=False)
+        return base_ns if 0 < base_ns < _MAX_NS else 0
     return 0
 
 
-def _memory(taken: Taken) -> list[MemoryPeak]:
-    found = []
-    for (kind, number), (allocated, reserved) in sorted(taken.peaks.items()):
+def _memory(data: EventData) -> list[MemoryPeak]:
+    peaks = []
+    for (kind, number), (allocated, reserved) in sorted(data.peaks.items()):
         name = _DEVICE_TYPES.get(kind, f"type{kind}")
         if name != "cpu" or number > 0:
             name = f"{name}:{number}"
-        found.append(MemoryPeak(device=name, allocated_bytes=allocated, reserved_bytes=reserved))
-    return found
+        peaks.append(MemoryPeak(device=name, allocated_bytes=allocated, reserved_bytes=reserved))
+    return peaks

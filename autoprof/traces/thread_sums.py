@@ -1,4 +1,4 @@
-"""Sums by operator, thread and device, of events that come by their starts."""
+"""Sums by operator, thread and device, from events in the order of their starts."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from msgspec import Struct
 
 from autoprof.traces import device_sums
 from autoprof.traces.device_sums import DeviceSums, EngineSums, Passes, parsed
-from autoprof.traces.event_rows import Id, Key, Taken
+from autoprof.traces.event_rows import EventData, Id, Key
 
-# Kineto's own track of the capture as a whole.
+# Kineto's own track with the whole capture.
 _NOT_SUMMED = frozenset(("Trace",))
-# Times have nanoseconds; as a float, microseconds since Kineto's base are right to within one.
+# Tolerance of comparisons: as floats, microseconds since Kineto's base are exact to within one nanosecond.
 _ROUNDING_US = 0.0005
 _ANNOTATION = "user_annotation"
 _Slot = tuple[int, "_Thread | None", "device_sums.Unions | None", int]
 
 
 class OperatorSums(Struct, frozen=True, kw_only=True):
-    """All calls of one name in one category.
+    """Sum over all calls with one name in one category.
 
     Attributes:
-        name: As the trace has it.
-        category: `cat` of the trace: `cpu_op`, `user_annotation`, `python_function`, `cuda_runtime`, ... for what a
-            thread of the host did, `kernel`, `gpu_memcpy`, `gpu_memset` for a device; empty where the trace says none.
-        calls: How often.
-        total_us: From start to end, those inside of it included.
-        self_us: Without what ran inside of it in the same thread. For a device the same as `total_us`.
+        name: Its name in the trace.
+        category: The trace's `cat`: `cpu_op`, `user_annotation`, `python_function`, `cuda_runtime`, ... for threads of
+            the host; `kernel`, `gpu_memcpy`, `gpu_memset` for devices; empty if the trace has none.
+        calls: The number of calls.
+        total_us: Microseconds from start to end, including inner calls.
+        self_us: Microseconds without inner calls in the same thread. For a device it equals `total_us`.
     """
 
     name: str
@@ -36,7 +36,7 @@ class OperatorSums(Struct, frozen=True, kw_only=True):
 
 
 class ThreadSums(Struct, frozen=True, kw_only=True):
-    """One thread of the host: `busy_us` is the time in which any event of it was open."""
+    """Sums of one thread of the host. `busy_us` is the time in which at least one of its events was open."""
 
     pid: int | float | str | None
     tid: int | float | str | None
@@ -46,7 +46,7 @@ class ThreadSums(Struct, frozen=True, kw_only=True):
 
 
 class _Thread:
-    """A thread while its events come by their starts: those that are open, as their ends and their operators."""
+    """State of a thread while its events are added: the ends and the operators of its open events, and its sums."""
 
     def __init__(self) -> None:
         self.ends: list[float] = []
@@ -56,16 +56,17 @@ class _Thread:
         self.busy_until = float("-inf")
 
     def busy(self, start: float, end: float) -> None:
-        """Count an event that is not inside of another."""
+        """Add an event that is not nested in another."""
         if end > self.busy_until:
             self.busy_us += end - max(start, self.busy_until)
             self.busy_until = end
 
 
 def _take(inside: list[float], thread: _Thread, start: float, end: float) -> None:
-    """Give the time of an event that outlives what it began in to it alone, as that of the one that began last.
+    """Subtract the time of an event from the open events around it, though it ends after some of them.
 
-    A `record_function` does so: it begins in a call of Python's that enters it.
+    A `record_function` is such an event: it begins within the Python call that enters it, and outlives that call. Each
+    moment counts for the event that began last.
     """
     for before, operator in zip(reversed(thread.ends), reversed(thread.operators), strict=True):
         if before > start:
@@ -76,39 +77,39 @@ def _take(inside: list[float], thread: _Thread, start: float, end: float) -> Non
 
 
 def _device_order(device: Id) -> tuple[int, float, str]:
-    """Return the order: numbers, then those without one, then words."""
+    """Return a sort key: numbers first, then None, then text."""
     if isinstance(device, str):
         return 2, 0.0, device
     return (0, device, "") if device is not None else (1, 0.0, "")
 
 
 class Summing:
-    """Adds up the rows of a trace.
+    """Sums over the rows of a trace.
 
     Attributes:
-        first_us: Where the first event starts.
-        last_us: Where the last one ends.
+        first_us: The start of the first event.
+        last_us: The end of the last event.
     """
 
-    def __init__(self, taken: Taken) -> None:
-        self._taken = taken
+    def __init__(self, data: EventData) -> None:
+        self._data = data
         self._operators: dict[tuple[bool, str, str], int] = {}
         self._threads: dict[tuple[Id, Id], _Thread] = {}
         self._devices: dict[Id, device_sums.Unions] = {}
         self._collectives = device_sums.Unions()
-        slots = [self._slot(key) for key in taken.keys]
-        # By operator, and behind all one for what is not summed. `inside`: what ran inside of its calls.
+        slots = [self._slot(key) for key in data.keys]
+        # By operator; the last entry collects rows that are not summed. `inside` is the time of inner calls.
         self._calls = [0] * (len(self._operators) + 1)
         self._total, self._inside = [0.0] * len(self._calls), [0.0] * len(self._calls)
         self.first_us, self.last_us = float("inf"), float("-inf")
         self._run(slots)
 
     def _slot(self, key: Key) -> _Slot:
-        """Return where a row goes: its operator, its thread or its device, and what it is there."""
+        """Return the sums that a row is added to: operator, thread and union of intervals; and its kind on a device."""
         category, name, pid, tid = key
         if category in _NOT_SUMMED:
             return -1, None, None, 0
-        kind = device_sums.kind(category, name, self._said("process_name.name", pid))
+        kind = device_sums.kind(category, name, self._description("process_name.name", pid))
         operator = self._operators.setdefault((kind is not None, category, name), len(self._operators))
         if kind is None:
             thread = self._threads.setdefault((pid, tid), _Thread())
@@ -118,14 +119,14 @@ class Summing:
             return operator, None, None, kind
         return operator, None, self._devices.setdefault(pid, device_sums.Unions()), kind
 
-    def _said(self, what: str, pid: Id, tid: Id = None) -> str:
-        return self._taken.said.get((what, pid, tid), "")
+    def _description(self, what: str, pid: Id, tid: Id = None) -> str:
+        return self._data.descriptions.get((what, pid, tid), "")
 
     def _run(self, slots: list[_Slot]) -> None:
         total, inside = self._total, self._inside
         counts = [0] * len(slots)
         first, last = self.first_us, self.last_us
-        for start, minus, number in self._taken.rows:
+        for start, minus, number in self._data.rows:
             counts[number] += 1
             operator, thread, unions, kind = slots[number]
             if operator < 0:
@@ -160,7 +161,7 @@ class Summing:
                 thread.events += count
 
     def operators(self, on_device: bool) -> list[OperatorSums]:
-        """Return the sums by name and category, the most own time first."""
+        """Return the sums by name and category, ordered by own time."""
         found = [
             OperatorSums(
                 name=name,
@@ -180,7 +181,7 @@ class Summing:
             ThreadSums(
                 pid=pid,
                 tid=tid,
-                name=self._said("thread_name.name", pid, tid),
+                name=self._description("thread_name.name", pid, tid),
                 events=thread.events,
                 busy_us=thread.busy_us,
             )
@@ -189,21 +190,21 @@ class Summing:
         return sorted(found, key=lambda each: -each.busy_us)
 
     def devices(self) -> list[DeviceSums]:
-        """Return each device, by its number."""
+        """Return the devices, ordered by number."""
         span = max(0.0, self.last_us - self.first_us)
         found = []
         for pid, unions in self._devices.items():
-            name = self._said("process_labels.labels", pid) or self._said("process_name.name", pid)
+            name = self._description("process_labels.labels", pid) or self._description("process_name.name", pid)
             found.append(unions.sums(pid, name, span))
         return sorted(found, key=lambda each: _device_order(each.device))
 
     def collectives_us(self) -> float | None:
-        """Return how long collectives went on: on the device with most of them, or else on the host."""
-        found = [unions.communication_us for unions in self._devices.values()]
-        return max(found, default=0.0) or self._collectives.communication_us or None
+        """Return the microseconds in collectives, on the device with the most or else on the host; None without any."""
+        by_device = [unions.communication_us for unions in self._devices.values()]
+        return max(by_device, default=0.0) or self._collectives.communication_us or None
 
     def engine(self) -> EngineSums | None:
-        """Return the passes of an engine."""
+        """Return the sums of an engine's passes, or None."""
         passes = Passes()
         for (_, category, name), number in self._operators.items():
             if category in (_ANNOTATION, device_sums.ANNOTATION) and (found := parsed(name)):

@@ -19,27 +19,31 @@ from autoprof.traces.clocks import Attempts, is_of
 from autoprof.traces.reader import NO_JSON
 from autoprof.traces.rewrite import Event, Tally, description, lay_out, microseconds
 
-# No viewer shows more spans of a step.
-MOST_SPANS = 500_000
-# What the name of a span says that has begun and not ended.
+# More spans of a step than any viewer shows.
+MAX_SPANS = 500_000
+# Suffix for the names of open spans.
 OPEN = "(open)"
 _STEP, _TRAINER = "step", "trainer"
 
 
 class Process(Struct, frozen=True):
-    """Whose spans they are: a file's process, by the file's name where its first line does not say."""
+    """Process of a timeline file, from the file's name."""
 
     host: str
     pid: int
 
 
 def read(path: Path, too_long: Counter[str] | None = None) -> Iterator[Line]:
-    """Yield the spans of one file, and a line of kind `PROCESS` where a process begins its part of it.
+    """Yield the spans of one file, and the lines of kind `PROCESS`, with which each process begins its part.
 
-    Lines that can't be read, as where a process was killed, are left out; `too_long` counts those that are that.
+    Unreadable lines, such as the last line of a killed process, are left out.
+
+    Args:
+        path: The file.
+        too_long: Counter of lines that are too long, by file name.
 
     Raises:
-        OSError: The file can't be read, or is none.
+        OSError: The file can't be read, or is not a regular file.
     """
     for text in lines(path):
         if text is None and too_long is not None:
@@ -63,7 +67,7 @@ def process_of(path: Path) -> Process:
 
 
 def _open(run: Path) -> dict[Path, list[Line]]:
-    """Return the spans that have begun and not ended by their files, as long as is known of them."""
+    """Return the open spans by file. Each ends with the last sign of life of its process."""
     states = open_spans.read(run)
     until = open_spans.ends(states, runs.read(run).state.startswith("running"), time.time_ns())
     return {
@@ -86,16 +90,21 @@ def _open(run: Path) -> dict[Path, list[Line]]:
     }
 
 
-def of_step(run: Path, number: int, said: list[str] | None = None) -> dict[Process, list[Line]]:
-    """Return the spans of a step: those that carry its number, and those without one that begin while it runs.
+def of_step(run: Path, number: int, messages: list[str] | None = None) -> dict[Process, list[Line]]:
+    """Return the spans of a step: spans with its number, and spans without a number that begin while it runs.
 
-    Of a step that ran again after the run was resumed, those of the last time. The files are read twice, line by line;
-    what is kept is one step's, and no more than `MOST_SPANS`; `said` is told what is left out.
+    If a step ran again after the run was resumed, only its last run counts. The files are read twice, line by line. At
+    most `MAX_SPANS` spans are kept.
+
+    Args:
+        run: The run's directory.
+        number: The step.
+        messages: A list to which messages about left-out lines and spans are added.
     """
     paths = [path for path in RunDir(run).lines("timeline") if path.is_file()]
     attempts, too_long = Attempts(), Counter[str]()
     begun = _open(run)
-    # Each host's own clock: a step that the driver timed is compared with spans of other hosts as they stand.
+    # Clocks of hosts are not corrected here: spans of other hosts are compared with the driver's step as they are.
     bounds = []
     for place, path in enumerate(paths):
         for span in read(path, too_long):
@@ -109,43 +118,46 @@ def of_step(run: Path, number: int, said: list[str] | None = None) -> dict[Proce
             for each in spans
             if each.step == number
         ]
-    if said is not None:
+    if messages is not None:
         lines_of = {name: "1 line" if count == 1 else f"{count} lines" for name, count in too_long.items()}
-        said += [f"timeline/{name}: {several} left out: too long" for name, several in lines_of.items()]
+        messages += [f"timeline/{name}: {several} left out: too long" for name, several in lines_of.items()]
     if not bounds:
         return {}
     since, until = attempts.around(max(bounds)[2])
     steps = [bound for bound in bounds if bound[0] and since < bound[3] and bound[2] < until] or bounds
     start, end = min(bound[2] for bound in steps), max(bound[3] for bound in steps)
-    found: dict[Process, list[Line]] = {}
+    by_process: dict[Process, list[Line]] = {}
     count = 0
     for path in paths:
         for span in read(path):
             own = span.step == number and is_of(span, since, until)
             if own or (span.step is None and span.kind != PROCESS and start <= span.start_ns <= end):
                 count += 1
-                if count > MOST_SPANS:
+                if count > MAX_SPANS:
                     continue
-                found.setdefault(process_of(path), []).append(span)
+                by_process.setdefault(process_of(path), []).append(span)
         for span in begun.get(path, ()):
             own = span.step == number and is_of(span, since, until)
-            if (own or (span.step is None and start <= span.start_ns <= end)) and count < MOST_SPANS:
+            if (own or (span.step is None and start <= span.start_ns <= end)) and count < MAX_SPANS:
                 count += 1
-                found.setdefault(process_of(path), []).append(span)
-    if count > MOST_SPANS and said is not None:
-        said.append(
-            f"left out: {count - MOST_SPANS} spans of the timeline, which has more than {MOST_SPANS} of the step"
-        )
-    return found
+                by_process.setdefault(process_of(path), []).append(span)
+    if count > MAX_SPANS and messages is not None:
+        messages.append(f"{count - MAX_SPANS} spans of the timeline left out: the step has more than {MAX_SPANS}")
+    return by_process
 
 
-# From what drives a step down to what it calls; a role that is not here comes last.
+# Display order of roles, from the driver of a step to the functions that it calls. Other roles come last.
 ROLES = ("trainer", "actor", "ref", "critic", "reward", "agent_loop", "rollout")
 _encode = msgspec.json.Encoder().encode
 
 
 class Timeline(Struct, frozen=True):
-    """Spans of a step by their processes, and what to add to the times of each host."""
+    """Spans of a step by process.
+
+    Attributes:
+        processes: The spans of each process.
+        shifts_ns: Nanoseconds to add to the times of each host.
+    """
 
     processes: Mapping[Process, list[Line]]
     shifts_ns: Mapping[str, int] = {}
@@ -156,7 +168,7 @@ class Timeline(Struct, frozen=True):
 
     @property
     def starts_ns(self) -> int:
-        """Return when the first span begins, 0 where there is none."""
+        """Return the start of the first span, or 0 without spans."""
         return min((span.start_ns for spans in self.processes.values() for span in spans), default=0)
 
 
@@ -170,13 +182,13 @@ class _Group(Struct, frozen=True):
 
 
 def draw(timeline: Timeline, base_ns: int, of: int, write: Callable[[bytes], object]) -> Tally:
-    """Write the timeline's events, divided by commas, as those of the first of `of` traces.
+    """Write the timeline's events, separated by commas, as the first of `of` traces.
 
     Args:
         timeline: The timeline.
-        base_ns: What times count from, in ns since the epoch.
-        of: How many traces are merged, the timeline among them.
-        write: Takes the bytes, a process at a time.
+        base_ns: The base of the written times, in ns since the epoch.
+        of: The number of merged traces, including the timeline.
+        write: Callback for the bytes of each process.
     """
     tally = Tally()
     groups: dict[_Group, list[Line]] = {}
@@ -205,8 +217,8 @@ def draw(timeline: Timeline, base_ns: int, of: int, write: Callable[[bytes], obj
 
 
 def _event(span: Line, pid: int, tid: Raw, shift: int) -> Event:
-    said = {"step": span.step, "error": span.error, **span.ids, **span.counts}
-    arguments = {name: value for name, value in said.items() if value not in (None, "")}
+    fields = {"step": span.step, "error": span.error, **span.ids, **span.counts}
+    arguments = {name: value for name, value in fields.items() if value not in (None, "")}
     return Event(
         ph="X",
         cat=Raw(_encode(span.kind)),
@@ -227,7 +239,7 @@ def _replica(span: Line) -> int | None:
 def _names(groups: list[_Group]) -> dict[_Group, str]:
     """Return names such as `actor (timeline) rank0`.
 
-    They have the host where there are several, and the pid where they would be the same otherwise.
+    They contain the host if there are several hosts, and the pid if two names would be the same otherwise.
     """
     several = len({group.process.host for group in groups}) > 1
 

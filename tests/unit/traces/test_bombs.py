@@ -72,8 +72,8 @@ def test_brackets_in_brackets(
         for _ in range(40):
             file.write(bracket * (MB // len(bracket)))
     assert main.main(["merge", str(run), "--step", "2"]) == 0
-    deep = "an event has more than 100 lists or objects in one another"
-    assert f"cut off, merged up to there: {path.name}: {deep}" in capsys.readouterr().out
+    deep = "an event has more than 100 nested lists or objects"
+    assert f"truncated, merged up to its end: {path.name}: {deep}" in capsys.readouterr().out
     assert main.main(["report", str(run), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     (capture,) = [each for step in told["details"] for each in step["captures"] if each["file"].endswith(path.name)]
@@ -98,7 +98,7 @@ def test_nothing_unpacks_to_hundreds_of_times_its_size(
     tmp_path: Path, unpacked: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reader, "_FREE_BYTES", 4 * MB)
-    monkeypatch.setattr(reader, "_MOST_TIMES", 20)
+    monkeypatch.setattr(reader, "_MAX_RATIO", 20)
     one = json.dumps(process(1, "a")[4]).encode() + b","
     path = save(tmp_path / "x.json.gz", whole_then(one * (40 * MB // len(one))))
     found = summary.summarize(path)
@@ -108,10 +108,10 @@ def test_nothing_unpacks_to_hundreds_of_times_its_size(
 
 
 def test_processes_names_and_descriptions_have_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_rows, "MOST_NAMES", 50)
-    monkeypatch.setattr(event_rows, "_MOST_DEVICES", 50)
-    kept: list[event_rows.Taken] = []
-    monkeypatch.setattr(summary, "Taken", lambda rows: kept.append(event_rows.Taken(rows)) or kept[0])
+    monkeypatch.setattr(event_rows, "MAX_NAMES", 50)
+    monkeypatch.setattr(event_rows, "_MAX_DEVICES", 50)
+    kept: list[event_rows.EventData] = []
+    monkeypatch.setattr(summary, "EventData", lambda rows: kept.append(event_rows.EventData(rows)) or kept[0])
     many = [event for number in range(2000) for event in process(number, f"p{number}", count=1)]
     memory = {"Device Type": 1, "Total Allocated": 1, "Total Reserved": 1}
     many += [
@@ -121,9 +121,9 @@ def test_processes_names_and_descriptions_have_an_end(tmp_path: Path, monkeypatc
     found = summary.summarize(path)
     assert found.events == len(many)
     (taken,) = kept
-    assert max(map(len, (taken.keys, taken.said, taken.peaks))) <= 101
-    monkeypatch.setattr(rewrite, "_MOST_PROCESSES", 50)
-    with pytest.raises(reader.TraceError, match="there are more than 50 processes"):
+    assert max(map(len, (taken.keys, taken.descriptions, taken.peaks))) <= 101
+    monkeypatch.setattr(rewrite, "_MAX_PROCESSES", 50)
+    with pytest.raises(reader.TraceError, match="more than 50 processes"):
         rewrite.rewrite(rewrite.Source(path=path, label="x"), 0, 1, lambda piece: None)
 
 
@@ -164,12 +164,12 @@ def test_roles_and_steps_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_spans_of_a_merged_step_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(timeline, "MOST_SPANS", 100)
+    monkeypatch.setattr(timeline, "MAX_SPANS", 100)
     write(tmp_path / "run", steps=2, captured=None)
     assert main.main(["merge", str(tmp_path / "run"), "--step", "2"]) == 0
     said = capsys.readouterr().out
     assert " 100 of them spans of the timeline" in said
-    assert "spans of the timeline, which has more than 100 of the step" in said
+    assert "spans of the timeline left out: the step has more than 100" in said
 
 
 @pytest.mark.fault("a line of 1 GB in a timeline", "doctor, report and merge leave it out", "the line, said")

@@ -153,8 +153,8 @@ def test_different_bases_become_one(tmp_path: Path) -> None:
 def test_a_trace_without_a_clock_is_left_out_and_said(tmp_path: Path) -> None:
     events, summary = merged(tmp_path, kineto(op(1.0)), kineto(op(1.0), base_ns=None))
     assert len(times_ns(tmp_path, events)) == summary.traces == 1
-    assert "1.json.gz: it does not say what its times count from" in summary.left_out["1.json.gz"]
-    with pytest.raises(TraceError, match="is no number"):
+    assert "1.json.gz: the base of its times is missing" in summary.left_out["1.json.gz"]
+    with pytest.raises(TraceError, match="is not a number"):
         merged(tmp_path, kineto(op(1.0)).replace(str(BASE_NS).encode(), b'"x"'))
 
 
@@ -187,10 +187,10 @@ def test_garbage_is_left_out_and_named(tmp_path: Path, jobs: int) -> None:
     for bad in (b"hello", content.replace(b'"ph"', b'"pp"', 2)):
         events, summary = merged(tmp_path, content, bad, content, jobs=jobs)
         assert (len(events), summary.traces, list(summary.left_out)) == (2 * whole, 2, ["1.json.gz"])
-        assert re.search(r"1\.json\.gz: (it|an event) ", summary.left_out["1.json.gz"])
+        assert re.search(r"1\.json\.gz: (it|an event|not a Chrome trace)", summary.left_out["1.json.gz"])
     events, summary = merged(tmp_path, content, content + b"}", jobs=jobs)
     assert (len(events), summary.left_out) == (2 * whole, {})
-    assert "what follows the events is not valid JSON" in summary.cut["1.json.gz"]
+    assert "the text after the events is not valid JSON" in summary.cut["1.json.gz"]
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
@@ -204,7 +204,7 @@ def test_a_trace_that_is_cut_off_is_merged_up_to_there(tmp_path: Path, jobs: int
 
 def test_where_nothing_can_be_merged_nothing_is_left(tmp_path: Path) -> None:
     (tmp_path / "out.json.gz").write_bytes(b"what was there before")
-    with pytest.raises(TraceError, match=r"0\.json\.gz: it is no Chrome trace"):
+    with pytest.raises(TraceError, match=r"0\.json\.gz: not a Chrome trace"):
         merged(tmp_path, b"hello", b"you")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0.json.gz", "1.json.gz", "out.json.gz"]
     assert (tmp_path / "out.json.gz").read_bytes() == b"what was there before"

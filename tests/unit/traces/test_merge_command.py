@@ -90,7 +90,7 @@ def test_a_part_of_a_step_never_has_the_name_of_the_whole(run: Path, tmp_path: P
     for asked in (["merge", run.name, "--step", "2", "--role", "actor"], ["merge", *traces], other):
         result = command(tmp_path, *asked, "-o", str(whole), *more)
         assert (result.returncode, whole.read_bytes() == content) == (1, True)
-        assert "this name is kept for the trace of the whole step" in result.stderr
+        assert "this name is reserved for the trace of the whole step" in result.stderr
     # They are no captures, and not half written ones.
     (step, _) = runs.read(run).steps
     assert len(step.captures) == 5
@@ -121,7 +121,7 @@ def test_what_is_served_as_the_step_is_all_of_it(run: Path, tmp_path: Path, by: 
     [
         (("merge",), "several steps; choose with --step: 2,4"),
         (("merge", "--step", "3"), "has no step 3; there are 2, 4"),
-        (("merge", "--step", "4", "--role", "critic"), "no trace of critic in step 4; there are roles actor"),
+        (("merge", "--step", "4", "--role", "critic"), "no trace of critic in step 4; captured roles: actor"),
         (("merge", "--step", "4", "-o", "/nowhere/x.gz"), "No such file or directory: '/nowhere/x.gz'\n"),
         (("merge", "--step", "4", "--tar", "-o", "/nowhere/x.tar"), "No such file or directory: '/nowhere/x.tar'\n"),
         (("merge", "2025"), "no run matches '2025'"),
@@ -142,8 +142,10 @@ def test_a_step_with_a_broken_trace_names_it(run: Path, tmp_path: Path) -> None:
     result = command(tmp_path, "merge", run.name, "--step", "4")
     assert result.returncode == 0
     assert ": 2 traces, " in result.stdout
-    assert re.search(r"left out: .*ref\.x\.rank0\.h\.pid7\.pt\.trace\.json\.gz: it is no Chrome trace", result.stdout)
-    assert "cut off, merged up to there: ref.y.rank0.h.pid5.pt.trace.json.gz: it ends in the middle" in result.stdout
+    assert re.search(r"left out: .*ref\.x\.rank0\.h\.pid7\.pt\.trace\.json\.gz: not a Chrome trace", result.stdout)
+    assert (
+        "truncated, merged up to its end: ref.y.rank0.h.pid5.pt.trace.json.gz: it ends in the middle" in result.stdout
+    )
     (found,) = runs.read(run).steps[1].merged
     assert list(found.merged.left_out) == ["ref.x.rank0.h.pid7.pt.trace.json.gz"]
     assert list(found.merged.cut) == ["ref.y.rank0.h.pid5.pt.trace.json.gz"]

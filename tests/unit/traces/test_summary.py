@@ -105,7 +105,7 @@ def test_rows_come_in_order_from_memory_and_from_the_file(chunks: list[list[tupl
 
 
 def test_names_without_end_are_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autoprof.traces.event_rows.MOST_NAMES", 3)
+    monkeypatch.setattr("autoprof.traces.event_rows.MAX_NAMES", 3)
     found = sums(tmp_path, [op(f"op{number}", number, 1) for number in range(10)])
     assert own(found) == {f"op{n}": (1, 1, 1) for n in range(3)} | {"(other names)": (7, 7, 7)}
 
@@ -137,7 +137,7 @@ def test_device_times_are_unions(tmp_path: Path) -> None:
     assert (device.compute_us, device.communication_us, device.copy_us) == (40, 20, 5)
     assert (device.overlap_us, device.busy_us, device.idle_us) == (10, 55, 45)
     assert found.bound is None
-    assert found.reason == "GPU 0 was busy 55% of the time: neither clearly waits for the other"
+    assert found.reason == "GPU 0 was busy 55% of the time: neither device nor host clearly waits for the other"
     assert own(found)["aten::mm"] == (1, 100, 95)
     assert {each.name for each in found.operators} == {"aten::mm", "cudaLaunchKernel"}
     assert found.kernels[0].category in ("cuda_sync", "gpu_user_annotation")
