@@ -143,7 +143,7 @@ def test_tables_sort_by_click_and_by_key(show: Show) -> None:
     page.keyboard.press("Enter")
     assert change.get_attribute("aria-sort") == "ascending"
     assert column(6) == ["-680 /s", "-900 ms", "+500 ms", "+5.00 s"]
-    # What has no value is last both ways.
+    # Rows without a value come last in both orders.
     side = table.get_by_role("columnheader", name="run a")
     for order in ("descending", "ascending"):
         side.get_by_role("button").press("Space")
@@ -237,7 +237,7 @@ def test_the_page_can_not_reach_anything(show: Show) -> None:
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Server]:
-    """Return what `autoprof open` serves of a run, on a port of its own."""
+    """Serve a run as `autoprof open` does, on a free port."""
     run = tmp_path / "20261122-010203-abcdef"
     report_runs.write(run, steps=3, captured=3)
     with Server(0) as server:
@@ -249,7 +249,7 @@ def served(tmp_path: Path) -> Iterator[Server]:
         thread.join()
 
 
-# What Perfetto's page does with what it is sent (ui/src/frontend/post_message_handler.ts).
+# Stand-in for Perfetto's handler of messages (ui/src/frontend/post_message_handler.ts).
 STAND_IN = """<title>perfetto</title><script>
 addEventListener("message", ({ data, source, origin }) => {
   if (data === "PING") {

@@ -22,7 +22,7 @@ RANKS = Path(__file__).parents[2] / "support" / "late_ranks.py"
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Flight records of two real ranks of gloo: `missing`, where one did not join, and `shape`."""
+    """Flight records of two real ranks of gloo: `missing` (one rank did not join) and `shape` (another size)."""
     folder = tmp_path_factory.mktemp("ranks")
     ranks = []
     for mode in ("missing", "shape"):
@@ -39,7 +39,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_rank_that_did_not_join_a_collective_is_named_with_its_place(hung: HungRun, no_torch: None) -> None:
     for rank in range(4):
         late = rank == 3
-        # Of one that all have joined a rank may not know yet that it has ended.
+        # A rank may not have noted yet that a collective has ended, though all ranks joined it.
         entries = [join(811, rank > 0)] + ([] if late else [join(812)])
         stage = "" if late else "update_actor"
         hung.stack(

@@ -1,4 +1,4 @@
-"""Whatever stands in a run's files, there is a report: what is no figure is left out, and what is no text is text."""
+"""Reports of runs with damaged files: invalid figures are left out, and invalid text is shown as text."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_names_of_files(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_is_no_file(
     run: Path, capsys: pytest.CaptureFixture[str], folder: str, make: Callable[[Path], None]
 ) -> None:
-    """Nobody waits for what comes out of a pipe."""
+    """A FIFO in a run does not block the reader."""
     make(run / folder / "n1-77.jsonl")
     assert len(told(run, capsys).steps) == 4
     # `autoprof merge` reads them, too.

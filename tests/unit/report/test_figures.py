@@ -1,4 +1,4 @@
-"""The figures of a run: what a timeline says by stage, lane and sample, whatever else its files hold."""
+"""Figures of a run by stage, lane and sample, also from damaged timelines."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_nested_timers_count_once_and_stages_fill_what_timers_leave(tmp_path: Pa
         span("timer", "gen", 1, 5),
         span("timer", "reward", 4, 5),
         span("timer", "step", -1, 9),
-        # Of no step by its own words: of the one in which it lies.
+        # A timer without a step number belongs to the step that contains it.
         span("timer", "adv", 5, 6, step=None),
         span("timer", "adv", 12, 13, step=None),
         step(10),
@@ -72,7 +72,7 @@ def test_a_step_is_that_of_rank_0_of_the_trainer_as_it_ran_last(tmp_path: Path) 
 
 def test_slow_steps_are_those_slower_than_the_ones_around_them(tmp_path: Path) -> None:
     lengths = [10.0] * 30
-    # Where a run gets slower for good, the first step that is slower is slow; what follows is usual.
+    # If all later steps are slower, only the first of them is slow; the others are usual.
     lengths += [20.0] * 30
     lengths[7], lengths[40], lengths[50] = 12.5, 24.5, 22.0
     at, spans = 0.0, []
@@ -97,7 +97,7 @@ def test_what_is_cut_off_or_foreign_is_left_out_and_counted(tmp_path: Path) -> N
     assert torn.steps == whole.steps
     assert torn.details == whole.details
     assert len(torn.notes) == len(list((tmp_path / "torn" / "timeline").iterdir()))
-    # "no json", a list, and what was cut off; a kind that a newer autoprof may write is nothing to tell of.
+    # "no json", a list, and a truncated line. A kind of line from a newer autoprof gives no note.
     assert torn.notes[0] == "timeline/n1-100.jsonl: 3 lines left out: truncated, or not a span"
 
 

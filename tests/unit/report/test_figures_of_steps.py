@@ -90,7 +90,7 @@ def test_tools_that_are_called_at_once_count_once(tmp_path: Path) -> None:
         ("reward", ""): (1, 1),
         ("waiting", ""): (1, 1),
     }
-    # The calls themselves took what they took.
+    # The figures of tools have the full duration of each call.
     assert [(tool.name, tool.calls, tool.seconds) for tool in found.samples.tools] == [
         ("search", 3, 15),
         ("python", 1, 1),
@@ -101,7 +101,7 @@ def test_samples_that_can_not_be_told_apart_hold_nothing(tmp_path: Path) -> None
     ids = {"role": "agent_loop", "ids": {"sample": 0, "rollout": 0}}
     spans = [span("sample", "loop", at, at + 5, **ids) for at in (0, 1, 2, 7)]
     spans += [span("turn", "generate", at + 1, at + 2, **ids) for at in (0, 1, 2, 7)]
-    # A prompt that comes again when its first sample is done is one that can be told apart.
+    # Two samples with the same ids are distinguished by time if the first ends before the second begins.
     again = {"role": "agent_loop", "ids": {"sample": 1, "rollout": 0}}
     spans += [span("sample", "loop", at, at + 3, **again) for at in (0, 4)]
     spans += [span("turn", "generate", at, at + 1, **again) for at in (0, 4)]
@@ -121,7 +121,7 @@ def test_samples_of_validation_are_no_samples_of_the_step(tmp_path: Path) -> Non
 
 
 def test_where_the_workers_are_silent_there_is_no_gap(tmp_path: Path) -> None:
-    """An engine without hooks leaves no spans: that nobody did anything can't be said."""
+    """An engine without hooks records no spans, so its time is not reported as a gap."""
     driver = [span("timer", "gen", 0, 6), span("timer", "update_actor", 6.5, 9), step(10)]
     worker = [span("stage", "sync", 0, 1, role="actor", rank=0), span("stage", "x", 6.6, 9, role="actor", rank=0)]
     (found,) = figures(timeline(tmp_path / "run", n1=driver, n2=worker), 1).details
@@ -185,7 +185,7 @@ def test_a_rank_that_was_started_anew_is_one(tmp_path: Path) -> None:
 
 
 def test_memory_does_not_grow_with_the_run(tmp_path: Path) -> None:
-    """Of a step's spans the overview keeps sums, and of a stage in a thousand ranks one piece."""
+    """The overview keeps only sums of a step, and one interval for a stage in a thousand ranks."""
     spans = [
         span("stage", "update_actor", 100 * number + rank / 1e3, 100 * number + 9, step=number, role="actor", rank=rank)
         for number in range(1, 4)
@@ -202,7 +202,7 @@ def test_memory_does_not_grow_with_the_run(tmp_path: Path) -> None:
 
 def test_hosts_are_brought_onto_the_drivers_clock(tmp_path: Path) -> None:
     driver = [span("timer", "gen", 0, 5), span("timer", "update_actor", 5, 9), step(10)]
-    # Its clock is 3 s ahead: it says that it generates while the driver trains.
+    # Its clock is 3 s ahead, so its generation seems to overlap the driver's training.
     worker = [
         span("stage", "generate", 3, 7.9, role="rollout", rank=0),
         span("stage", "x", 8, 12, role="actor", rank=0),

@@ -19,7 +19,7 @@ from tests.support.report_runs import PLANTS, capture, write
 from tests.support.timelines import span, step, timeline
 
 STEP = 7
-# Of each cause: the finding's kind, what its text and its evidence name, and the file it is seen in.
+# By cause: the finding's kind, words of its text and evidence, and its file.
 NAMED = {
     "slow_tool": ("slow_tool", ["1 of 64 samples", "tool python took 15.0 s", "prompt 9, rollout 2"], "n2-401"),
     "long_answer": ("sample_tail", ["1 of 64 samples", "prompt 9, rollout 2", "turn"], "n2-401"),
@@ -55,7 +55,7 @@ def test_what_is_planted_is_found_and_nothing_else(tmp_path: Path, cause: str, s
     assert [word for word in words if word not in said] == []
     assert first.file == f"timeline/{file}.jsonl"
     assert first.step == STEP
-    # What it costs is what the step took longer, but for what varies anyway.
+    # The cost is the step's excess over the usual time, within the normal variation.
     row = next(row for row in figures.steps if row.number == STEP)
     assert first.seconds == pytest.approx(row.seconds - row.usual_s, abs=3.5)
     assert [row.number for row in figures.steps if row.slow] == [STEP]
@@ -166,7 +166,7 @@ def test_weight_sync_that_is_long_in_every_step_is_a_finding_of_the_run(tmp_path
 
 
 def test_weight_sync_in_every_other_step_is_as_usual(tmp_path: Path) -> None:
-    """Asynchronous trainers send weights every few steps: it is held against the steps that do so."""
+    """Asynchronous trainers send weights every few steps: it is compared with steps that do the same."""
     spans = []
     for number in range(1, 21):
         at = 100.0 * number
@@ -210,7 +210,7 @@ DOCUMENTATION = ROOT / "docs" / "findings.md"
 def test_the_documentation_has_the_thresholds(
     values: tuple[float, ...], documented: tuple[float, ...], said: str
 ) -> None:
-    """Whoever changes one changes what is said of it."""
+    """A changed threshold must be changed in the documentation too."""
     assert values == documented
     assert said in " ".join(DOCUMENTATION.read_text().split())
 

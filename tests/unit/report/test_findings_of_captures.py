@@ -52,7 +52,7 @@ def test_communication_beside_which_nothing_is_computed_is_found(tmp_path: Path)
 
 @pytest.mark.parametrize("on_device", [True, False], ids=["nccl", "gloo"])
 def test_a_rank_that_others_wait_for_in_collectives_is_found(tmp_path: Path, on_device: bool) -> None:
-    """The stage ends at the same time in all ranks: only what they did inside of it tells."""
+    """The stage ends at the same time in all ranks, so only their traces show the slow one."""
     script: Script = write(tmp_path / "run", captured=None)
     begin, end = when = script.stages[4, "update_actor"]
     first, length = (START_NS - BASE_NS) / 1e3 + begin * 1e6, (end - begin) * 1e6

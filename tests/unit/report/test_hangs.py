@@ -1,4 +1,4 @@
-"""Findings of steps that stand."""
+"""Findings about stuck steps."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def test_doctor_decodes_the_lines_of_steps_alone(
     decoded.reset_mock()
     assert main(["doctor", str(run)]) == 0
     assert f"steps executed: 1 to {STEPS}\n" in capsys.readouterr().out
-    # A driver's file is searched twice where it is as small as this.
+    # A small driver's file is searched twice.
     assert decoded.call_count <= (0 if indexed else 2 * STEPS)
 
 

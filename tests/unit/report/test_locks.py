@@ -49,7 +49,7 @@ class Cache:
 
 
 def deadlock(path: Path, source: str, *lines: Sequence[int]) -> str:
-    """What is said of threads that are at these lines of a file, outermost function first."""
+    """Return the sentence for threads at these lines of a file, outermost function first."""
     path.write_text(source)
     threads = [
         Thread(name=f"scorer-{number}", ident=number, frames=[Frame(f"f{line}", str(path), line) for line in stack])

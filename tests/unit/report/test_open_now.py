@@ -1,4 +1,4 @@
-"""What has begun and not ended, where a run is looked at: `ls`, `report`, `merge`."""
+"""Open spans in `ls`, `report` and `merge`."""
 
 from __future__ import annotations
 

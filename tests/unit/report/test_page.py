@@ -113,7 +113,7 @@ def test_names_stay_text_in_plots(hostile: Read) -> None:
 
     found = texts(hostile.plots)
     assert [text for _, text in found if "&lt;" in text]
-    # What plotly fills in and what it takes for markup is ours alone.
+    # All markup and templates for plotly come from autoprof, not from names.
     assert not [text for _, text in found if re.sub(r"</?(b|br|extra)>", "", text) != re.sub("<[^>]*>", "", text)]
     templates = {text for key, text in found if key == "hovertemplate"}
     assert {name for text in templates for name in re.findall(r"%\{([^}]*)\}", text)} <= {
@@ -331,7 +331,7 @@ def test_a_finding_names_its_step_once(text: str, shown: str) -> None:
     assert shown in read.text
     links = {a["href"] for tag, a in read.elements if tag == "a"}
     assert "#step-5" in links
-    # The step may have no part of its own: then there is no link that leads nowhere.
+    # A step without its own section gets no link.
     read = Read(html.page(msgspec.structs.replace(figures, findings=[finding], details=[])))
     assert shown in read.text
     assert "#step-5" not in {a["href"] for tag, a in read.elements if tag == "a"}

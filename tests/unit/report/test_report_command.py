@@ -1,4 +1,4 @@
-"""`autoprof report`, as a user calls it, what it writes, and how steps and runs are compared."""
+"""`autoprof report` on the command line: its output, its files, and comparisons of steps and runs."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_names_in_markdown_are_text(runs: Path) -> None:
         for live in ("<img", " **b**", "[c](", "@all", " __init__", "~~no~~", "$x$"):
             assert live not in outside
     assert "\n# f" not in text
-    # What is no markup inside of a word is left as it is.
+    # An underscore within a word is not escaped.
     assert " old_log_prob" in shown[0]
 
 
@@ -235,13 +235,13 @@ def test_two_runs(runs: Path) -> None:
     figures = build.report_figures(Request(run=run_reader.read(runs / SLOW), against=run_reader.read(runs / USUAL)))
     assert figures.comparison is not None
     assert (figures.comparison.a, figures.comparison.b) == (USUAL, SLOW)
-    # What is slow in two of twelve steps is not in the median.
+    # Two slow steps of twelve don't change the median.
     assert figures.comparison.findings == []
     assert figures.id == SLOW
 
 
 def test_runs_of_two_trainers_are_paired_by_the_kinds_of_their_stages(tmp_path: Path) -> None:
-    """verl times `gen` in its driver; another trainer calls it `sampler`, and its recipe says what that is."""
+    """verl times `gen` in its driver; another trainer calls it `sampler`, and its recipe gives the kind."""
     verl, other = tmp_path / USUAL, tmp_path / SLOW
     old = [span("timer", "gen", 0, 4), span("timer", "update_actor", 4, 7), span("timer", "mine", 7, 8)]
     new = [
@@ -348,7 +348,7 @@ def test_a_step_against_another_runs(autoprof: Autoprof, runs: Path) -> None:
 
 
 def test_captures_without_a_timeline_are_compared_too(tmp_path: Path) -> None:
-    """Return what is 3 % of the step is then 3 % of the capture: an operator that grew by a hair is no finding."""
+    """The limit of 3 % then applies to the capture, so an operator that grew a little is not a finding."""
     script = write(tmp_path / "run", captured=None)
     who = {"role": "actor", "stage": "update_actor", "rank": 0}
     when = script.stages[4, "update_actor"]

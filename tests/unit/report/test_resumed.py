@@ -44,7 +44,7 @@ NAMES = ("driver", "agents", "actor0", "actor1")
 
 
 def attempt(*steps: tuple[int, float], killed: tuple[int, float] | None = None) -> list[Spans]:
-    """Return what the driver, the agent loop and two actors of one attempt wrote: steps and when they began."""
+    """Return the lines of the driver, the agent loop and two actors of one attempt. `steps` are numbers and starts."""
     whole = [[each for number, at in steps for each in of(number, at)] for of in (driver, agents, actor(0), actor(1))]
     if killed is not None:
         number, at = killed
@@ -54,7 +54,7 @@ def attempt(*steps: tuple[int, float], killed: tuple[int, float] | None = None) 
 
 
 def alone(details: StepFigures) -> StepFigures:
-    """Without what tells in which files it stood."""
+    """Return the details without file names."""
     samples = details.samples
     assert samples is not None
     samples = msgspec.structs.replace(
@@ -117,7 +117,7 @@ def test_a_step_that_was_cut_off_twice_is_as_long_as_the_last_time(tmp_path: Pat
     assert (details.seconds, details.stages) == (5, {"gen": 5, "other": 0})
     assert details.samples is not None
     assert details.samples.count == 10
-    # What the driver did before it was killed is told, too.
+    # Work of the driver before it was killed is reported too.
     assert [lane.label for lane in details.lanes] == ["trainer", "agent_loop"]
     assert [part.stage for part in details.path] == ["gen"]
 

@@ -81,7 +81,7 @@ def test_a_captured_slow_step_is_a_finding_if_nothing_was_recorded(tmp_path: Pat
     capture.write_text(json.dumps(meta))
     found = figures(folder)
     assert (found.steps[4].captured, found.steps[4].kind) == (True, "regular" if tool == "none" else "captured")
-    # Recording may explain what a profiler recorded.
+    # The recording may be the cause if a profiler recorded the step.
     assert [finding.kind for finding in found.findings] == (["slow_step"] if tool == "none" else [])
 
 

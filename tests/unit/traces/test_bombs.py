@@ -55,7 +55,7 @@ def scanned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def whole_then(more: bytes) -> bytes:
-    """A trace whose last event is none."""
+    """Return a trace whose last event is invalid."""
     return kineto(process(1, "a", count=5)).rpartition(b"\n  ],")[0] + b",\n" + more
 
 

@@ -49,7 +49,7 @@ def test_merge_makes_one_file_of_a_step(run: Path, tmp_path: Path) -> None:
         ["merged"],
         "complete",
     )
-    # What is merged already is not merged again.
+    # Traces that are merged already are not merged again.
     assert ": 5 traces, " in command(tmp_path, "merge", run.name, "--step", "2").stdout
 
 
@@ -99,7 +99,7 @@ def test_a_part_of_a_step_never_has_the_name_of_the_whole(run: Path, tmp_path: P
 
 @pytest.mark.parametrize("by", ["an older autoprof", "hand"])
 def test_what_is_served_as_the_step_is_all_of_it(run: Path, tmp_path: Path, by: str) -> None:
-    """Whoever has put a part into its place."""
+    """A part that was moved to the name of the whole step is not served as the whole."""
     folder = RunDir(run).step(2)
     part = command(tmp_path, "merge", run.name, "--step", "2", "--role", "actor").stdout.split(": ")[0]
     assert command(tmp_path, "merge", run.name, "--step", "2").returncode == 0
@@ -149,7 +149,7 @@ def test_a_step_with_a_broken_trace_names_it(run: Path, tmp_path: Path) -> None:
     (found,) = runs.read(run).steps[1].merged
     assert list(found.merged.left_out) == ["ref.x.rank0.h.pid7.pt.trace.json.gz"]
     assert list(found.merged.cut) == ["ref.y.rank0.h.pid5.pt.trace.json.gz"]
-    # Where there is nothing else, that is all there is to say.
+    # Without any readable trace, the reason is the error.
     for path in RunDir(run).step(4).glob("*.gz"):
         save(path, b"hello")
     result = command(tmp_path, "merge", run.name, "--step", "4")
@@ -196,7 +196,7 @@ def test_names_of_merged_files() -> None:
 
 @pytest.mark.parametrize("contents", ['("merge-profiles",)', "()"])
 def test_the_users_command_comes_after_the_merge(run: Path, tmp_path: Path, contents: str) -> None:
-    """As at the end of a run: nobody waits, and what merges is no child of the process that ends."""
+    """As at the end of a run: the merging process is not a child of the process that ends."""
     code = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
@@ -251,7 +251,7 @@ def test_a_merge_that_is_going_on_holds_no_run_up(run: Path) -> None:
     assert {capture.name for capture in runs.read(run).steps[0].merged} == set()
 
 
-# What torch itself writes.
+# Traces written by torch itself.
 
 
 def test_traces_that_torch_wrote(tmp_path: Path) -> None:

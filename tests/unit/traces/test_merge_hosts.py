@@ -1,4 +1,4 @@
-"""Several hosts: set right by what was measured, or refused; traces that are no run's; torch_npu's folders."""
+"""Merges of several hosts with and without measured clocks, of traces outside of runs, and of torch_npu's folders."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def starts(run: Path) -> dict[str, float]:
 def test_the_offset_nearest_in_time_is_taken(run: Path, tmp_path: Path) -> None:
     measured(run, offset(40, seconds=-900), offset(-120, seconds=1), offset(3, seconds=500), offset(7, host="n3"))
     result = command(tmp_path, "merge", run.name)
-    # Between 900 s before and 1 s after the clock was set, and nobody knows when.
+    # The clock was set between 900 s before and 1 s after; the exact time is unknown.
     assert result.returncode == 1
     assert "the clock of n2 was set while the step ran: " in result.stderr
     measured(run, offset(-120.1, seconds=-100), offset(-120, seconds=1), offset(3, seconds=500))
@@ -126,7 +126,7 @@ def test_the_timeline_of_another_host_is_moved_with_its_traces(run: Path, tmp_pa
     assert names[:2] == ["trainer (timeline) rank0 n1", "rollout (timeline) rank0 n2"]
 
 
-# What is no run's.
+# Traces outside of a run.
 
 
 def test_files_of_engines_as_they_lie(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_files_of_engines_as_they_lie(tmp_path: Path) -> None:
     }
     assert "1770000000.1-TP-0 (host)" in names
     files = [str(path) for path in sorted(folder.glob("177*"))]
-    # One lies elsewhere, where there is more room.
+    # One is a link to a file in another folder.
     (tmp_path / "elsewhere.gz").symlink_to(Path(files[0]).rename(tmp_path / "moved.gz"))
     Path(files[0]).symlink_to(tmp_path / "elsewhere.gz")
     assert ": 2 traces as they are" in command(tmp_path, "merge", *files, "--tar", "-o", "x.tar").stdout

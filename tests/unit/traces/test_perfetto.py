@@ -1,4 +1,4 @@
-"""Merged traces in Perfetto's own engine: all is there, once, apart, named, sorted, and under the timeline."""
+"""Merged traces in Perfetto's own engine: complete, without duplicates, named, sorted, and below the timeline."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_all_slices_and_flows_are_there_and_none_goes_astray(tmp_path: Path, par
     for found in alone:
         theirs.update({name: count for name, count in found[2] if name != LEFT_OUT})
     assert {name: count for name, count in errors if name != LEFT_OUT} == theirs
-    # Kernels are on a process of their own: one flow from each rank to its own device, and no other.
+    # Kernels have a separate process: one flow from each rank to its own device, and no other.
     assert astray == [[2]]
     assert ends == [[f"part{rank} (host)", f"part{rank} (GPU 0)"] for rank in (2, 3)]
     events = load(made)["traceEvents"]

@@ -1,4 +1,4 @@
-"""Traces are read in pieces: which pieces makes no difference, and what is no trace is said to be none."""
+"""Reading of traces in pieces: the size of pieces makes no difference, and other files are rejected."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.traces import dumped, kineto, process, save
 
 decode = msgspec.json.Decoder(list[dict[str, Any]]).decode
 
-# What looks like the structure of a trace, in names and in arguments.
+# Names and arguments that look like the structure of a trace.
 tricky = st.text(alphabet='{}[],:"\\ phé\n', max_size=12) | st.sampled_from(
     ['}, {"ph"', '"traceEvents": [', "]}", "ph"]
 )
@@ -75,7 +75,7 @@ def test_a_trace_that_was_cut_to_size_is_whole(tmp_path: Path) -> None:
 
 
 WHOLE = kineto(process(7, "p"))
-# More than any decoder goes into; that of 3.13 goes further than 5,000.
+# Deeper than any decoder reads; the decoder of Python 3.13 reads more than 5,000 levels.
 DEEP = b"[" * 100_000 + b"]" * 100_000
 
 

@@ -1,4 +1,4 @@
-"""Sums of traces: own times, devices, an engine's passes, memory; of whatever order and wholeness."""
+"""Sums of traces: own times, devices, an engine's passes, memory; in any order of events, also truncated."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def test_peaks_of_memory_are_by_device(tmp_path: Path) -> None:
     assert found == [("cpu", 5, 0), ("cuda:1", 200, 300)]
 
 
-# Whatever is given.
+# Any file as input.
 
 
 @pytest.mark.parametrize("name", ["x.json", "x.json.gz"])
@@ -276,7 +276,7 @@ def test_devices_of_any_id(tmp_path: Path) -> None:
     assert [each.device for each in found.devices] == [0, 0.5, 1, None, "Ascend"]
 
 
-# What torch itself writes, against torch's own sums.
+# Traces written by torch, compared with torch's own sums.
 
 
 @pytest.mark.parametrize("stack", [False, True])
