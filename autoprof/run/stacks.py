@@ -187,10 +187,10 @@ _WRAPPER = "/autoprof/hooks/wrapper.py"
 _WRAPPERS = f"{OWN}hooks/"
 # Functions that drive behaviours around a call, with the local variable that holds the behaviour or the list of them.
 _DRIVERS = {
-    (f"{OWN}hooks/dispatch.py", "drive"): "run",
-    (f"{OWN}hooks/dispatch.py", "drive_coroutine"): "run",
-    (f"{OWN}hooks/dispatch.py", "within"): "runs",
-    (f"{OWN}hooks/dispatch.py", "within_coroutine"): "runs",
+    (f"{OWN}hooks/dispatch.py", "drive"): "hook_call",
+    (f"{OWN}hooks/dispatch.py", "drive_coroutine"): "hook_call",
+    (f"{OWN}hooks/dispatch.py", "within"): "hook_calls",
+    (f"{OWN}hooks/dispatch.py", "within_coroutine"): "hook_calls",
 }
 # Local variables that the drivers delete before they return. In a copy they would keep an exception alive.
 _DELETED_LOCALS = ("error", "traceback", "result")

@@ -252,9 +252,9 @@ def _compress(job: dict[str, Any]) -> dict[str, Any]:
     os.replace(trace + PART, trace)
     if job.get("suspicion"):
         on_device = chrome.device_events(raw)
-        fields["device_events"] = on_device
+        fields |= {"device_events": on_device}
         if not on_device:
-            fields["device_reason"] = job["suspicion"]
+            fields |= {"device_reason": job["suspicion"]}
     return fields | {"bytes": os.path.getsize(trace)}
 
 

@@ -73,9 +73,9 @@ def _keys(module: ModuleType, *functions: str) -> set[str]:
 
 
 def test_the_finisher_writes_fields_of_meta_files() -> None:
-    said = _keys(job, "_finish", "_compress", "_rename", "_name_folder") | _keys(nsys_report, "take")
-    assert said == {"state", "reason", "bytes", "device_events", "device_reason"}
-    assert said <= set(CaptureMeta.__struct_fields__)
+    written = _keys(job, "_finish", "_compress", "_rename", "_name_folder") | _keys(nsys_report, "take")
+    assert written == {"state", "reason", "bytes", "device_events", "device_reason"}
+    assert written <= set(CaptureMeta.__struct_fields__)
 
 
 def test_a_snapshot_of_what_ran_out_of_memory_has_fields_of_its_meta_file() -> None:
