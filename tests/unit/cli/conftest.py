@@ -11,7 +11,7 @@ from tests.support.recipe_checks import BASE, TRAINER
 
 @pytest.fixture
 def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A target on the path that ends the process if somebody imports it."""
+    """A target on the path that ends the process when it is imported."""
     folder = tmp_path / "lib" / "mytrainer"
     folder.mkdir(parents=True)
     end = "raise SystemExit('the target was imported')\n"

@@ -1,4 +1,4 @@
-"""Completion by real shells, where they are installed."""
+"""Completion by the real shells that are installed."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def test_it_serves_the_trace_to_perfetto_and_ends_with_ctrl_c(runs: Path) -> Non
         assert (status, headers["Access-Control-Allow-Origin"]) == (200, PERFETTO)
         assert len(body) == int(headers["Content-Length"])
         assert len(json.loads(gzip.decompress(body))["traceEvents"]) > 100
-        # What is there already is served as it is.
+        # An existing merged trace is served unchanged.
         merged = runs / "20261122-010203-abcdef" / "global_step_000003" / "merged.pt.trace.json.gz"
         assert body == merged.read_bytes()
         status, headers, empty = ask(page + name, "HEAD")

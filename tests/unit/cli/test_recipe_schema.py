@@ -1,4 +1,4 @@
-"""The schema of recipes, which editors take: it is what a run takes."""
+"""The JSON schema of recipes, for editors, accepts the same files as a run."""
 
 from __future__ import annotations
 

@@ -499,7 +499,7 @@ def test_kinds_by_patterns_are_checked_too(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_hooks_that_make_stages_have_a_kind_in_all_own_recipes() -> None:
-    """Spans of single samples have none, those of timers have it by the timer's name, and one holds several kinds."""
+    """Spans of samples have no kind, a timer's kind comes from its name, and one hook has several kinds."""
     lacking = [
         hook.key
         for path in OWN

@@ -1,4 +1,4 @@
-"""`autoprof recipes`: what there is, and what is wrong with a file."""
+"""`autoprof recipes`: lists recipes, and reports errors in a file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.helpers import ROOT
 from tests.support.recipe_checks import write
 from tests.support.recipe_texts import OWN
 
-# What there is
+# List of recipes
 
 
 def test_all_recipes_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, trainer: Path) -> None:

@@ -169,7 +169,7 @@ def test_a_script_without_a_class(new: Any, tmp_path: Path) -> None:
 
 @pytest.mark.needs("verl")
 def test_the_legacy_trainer_of_verl(new: Any) -> None:
-    """Its loop, its first call and its counter are those of the recipe that was written by hand."""
+    """The draft has the same loop, first call and counter as the hand-written recipe."""
     hooks, text = new("verl.trainer.ppo.ray_trainer:RayPPOTrainer")
     (own,) = [path for path in OWN if path.name == "verl.legacy.toml"]
     known = {hook.hook.name: hook.hook for hook in recipe.load(str(own))}

@@ -1,4 +1,4 @@
-"""`autoprof stacks`: real processes that stand still are asked, grouped by their stacks, and go on unchanged."""
+"""`autoprof stacks` asks real processes that wait, groups them by their stacks, and leaves them unchanged."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NOW = 1_700_000_000 * NS
 
 
 class Run:
-    """The run of `standing.py`, with what was found of it while it stood still."""
+    """The run of `standing.py`, and the output of `autoprof stacks` while its processes waited."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -50,7 +50,7 @@ class Run:
         }
         self.pids["fork"] = int(wait_for(folder / "fork.ready", LONG_S))
         wait_for(folder / "parent.ready", LONG_S)
-        # Nobody reaps it before the end.
+        # No process reaps it before the end.
         while process_module.start_ticks(self.pids["dies"]) is not None:
             time.sleep(0.05)
         self.said = autoprof("stacks", "--json", cwd=folder)
@@ -104,7 +104,7 @@ def test_py_spy_sees_a_call_in_c_that_keeps_the_lock(run: Run) -> None:
     assert [(span["kind"], span["name"]) for span in stacks["spans"]] == [("step", "step"), ("stage", "update_actor")]
     (group,) = [each for each in run.found["groups"] if each["heading"].endswith(": actor rank 5")]
     assert " in c (support/standing.py:" in group["heading"]
-    # What it holds is in the run, too.
+    # Its content is also in the run.
     (folder,) = run.found["folders"]
     written = Path(folder.partition(":")[2]) / f"{process_module.HOST}-{run.pids['c']}.json"
     # py-spy does not know the kernel's number of a thread of Python 3.10; a 0 is left out of one of them.

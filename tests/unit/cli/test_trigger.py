@@ -1,4 +1,4 @@
-"""`autoprof trigger --wait` from a shell of its own, beside a small run that really records."""
+"""`autoprof trigger --wait` from another shell, beside a small run that really records."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from autoprof.windows.requests import Trigger
 from tests.support.helpers import clean_environment, wait_for
 from tests.support.small_trainer import BEGIN, prepare
 
-# Steps until somebody says that it is enough.
+# Steps until the file `enough` exists.
 LOOP = """
 from pathlib import Path
 trainer = Trainer()
@@ -38,7 +38,7 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 
 class Going:
-    """A run that goes on, and shells beside it."""
+    """A running run, and shells beside it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -71,7 +71,7 @@ class Going:
         (self.folder / "hold").unlink()
 
     def end(self) -> str:
-        """End the run, and return what it said."""
+        """End the run, and return its output."""
         (self.folder / "enough").touch()
         assert self.trainer is not None
         said = self.trainer.communicate(timeout=60)[1]
@@ -93,7 +93,7 @@ class Going:
         return shell
 
     def asked(self) -> str:
-        """The name of the one request that there is, when it is there."""
+        """Wait for the only request, and return its name."""
         deadline = time.monotonic() + 60
         while not (found := requests.waiting(self.run)):
             assert time.monotonic() < deadline
@@ -153,7 +153,7 @@ def test_two_who_ask_for_the_same_wait_for_one_window(going: Going) -> None:
     line = second.stdout.readline()
     assert line.startswith(f"run {going.run.path.name} has been asked for the next step already, in ")
     assert name in line
-    # One that comes at the very same time is told by the trainer.
+    # The trainer reports a request that comes at the same time.
     requests.ask(going.run, Trigger())
     going.go_on()
     (status, lines, _), (other_status, others, _) = said(first), said(second)
@@ -272,7 +272,7 @@ def test_a_request_that_is_refused_says_why(going: Going) -> None:
     going.hold()
     shell = going.shell()
     path = going.run.control / going.asked()
-    # Somebody has written over it.
+    # Another process has overwritten it.
     path.write_text("{}")
     going.go_on()
     status, _, errors = said(shell)

@@ -110,7 +110,7 @@ def test_a_file_that_nobody_writes_any_more_is_not_waited_for(
 
 
 def test_what_became_of_a_request_may_be_anything(disk: RunDir) -> None:
-    """Whoever may write there may have written what no driver does."""
+    """A file may have content that no driver writes."""
     write_json(Path(f"{disk.control / NAME}.taken"), {"became": {"state": 1}})
     nodes = Nodes(("one", disk))
     nodes.alive = False
