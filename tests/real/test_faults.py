@@ -129,7 +129,7 @@ def test_hooks_of_missing_modules_classes_and_methods_are_skipped(faulty: VerlRu
     assert hooks(faulty, "verl/no-module") == {"skipped"}
     assert hooks(faulty, "verl/no-class") == {"skipped"}
     assert hooks(faulty, "verl/no-method") == {"skipped"}
-    assert "there is no no (of no.such.rank)" in errors(faulty)["verl/no-parameter"]
+    assert "has no no (path no.such.rank)" in errors(faulty)["verl/no-parameter"]
 
 
 @pytest.fixture

@@ -109,7 +109,7 @@ def test_a_worker_that_can_not_import_autoprof_runs_the_users_methods(hidden: Dr
 @pytest.mark.parametrize("where", ["local", "joined"])
 def test_start_profile_is_added_to_a_server_without_it(where: str, request: pytest.FixtureRequest) -> None:
     driven: Driven = request.getfixturevalue(where)
-    assert "there is no engine" in driven.result["asked"]["problem"]
+    assert "has no engine" in driven.result["asked"]["problem"]
 
 
 def test_the_added_method_answers_on_a_node_without_autoprof(hidden: Driven) -> None:

@@ -122,5 +122,5 @@ def test_doctor_reports_if_nsys_is_installed(tmp_path: Path) -> None:
             doctor, cwd=tmp_path, env=variables | {"PATH": path}, capture_output=True, text=True, check=False
         )
         found = json.loads(said.stdout)
-        assert any("there is no nsys on the path" in problem for problem in found["problems"]) == missing
+        assert any("nsys is not on the PATH" in problem for problem in found["problems"]) == missing
         assert found["facts"].get("nsys", "").startswith("2026.1.1.0-stand-in") != missing

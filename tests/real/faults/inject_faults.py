@@ -33,8 +33,8 @@ def _hook_raises(step):
         end = module.RunningStage.end
 
         def failing(self, error=None, cut=""):
-            if self._who[0] == "ref" and self.step == step:
-                module.running.pop(self._who)
+            if self._key[0] == "ref" and self.step == step:
+                module.running.pop(self._key)
                 raise RuntimeError("injected after the call")
             return end(self, error, cut)
 
