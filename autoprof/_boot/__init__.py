@@ -148,9 +148,9 @@ def _activate() -> None:
         return
     starts = STARTER not in os.environ and not THIS.ray_worker
     if any(name in os.environ for name in _RANKS):
-        from autoprof._boot import command
+        from autoprof._boot import launch
 
-        command.note_launch(os.environ, THIS, starts)
+        launch.note_launch(os.environ, THIS, starts)
     if starts:
         _start_run()
     if starter() == os.getpid():

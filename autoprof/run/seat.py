@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from autoprof._boot import command
+from autoprof._boot import launch
 from autoprof.base import files, interrupts, process
 from autoprof.base.originals import os
 from autoprof.config.settings import Settings
@@ -33,17 +33,17 @@ def own_seat() -> Seat | None:
 
 def join_launch(settings: Settings) -> Seat | None:
     """Take the place of this process in the run of its launch, which the boot has detected. None without a launch."""
-    name, _, program = os.environ.get(command.LAUNCH, "").partition(":")
-    rank = os.environ.get(command.LAUNCH_RANK, "").partition("/")[0]
+    name, _, program = os.environ.get(launch.LAUNCH, "").partition(":")
+    rank = os.environ.get(launch.LAUNCH_RANK, "").partition("/")[0]
     if not program or not rank.isdecimal():
         return None
-    run_id = os.environ.get(command.LAUNCH_RUN_ID, "")
+    run_id = os.environ.get(launch.LAUNCH_RUN_ID, "")
     return take_seat(settings, "" if run_id == name else run_id, name, program, int(rank))
 
 
 def take_seat(settings: Settings, run_id: str, name: str, program: str, rank: int) -> Seat | None:
     """Take a place with `ranks.join`. Return None if the folder of the runs can't be written."""
-    again = name.startswith(command.LAUNCH_AGAIN)
+    again = name.startswith(launch.LAUNCH_AGAIN)
     files.open_to_group(settings.access == GROUP)
     try:
         _state.own = ranks.join(Path(settings.dir), run_id, name, program, rank, again=again)

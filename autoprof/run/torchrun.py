@@ -11,7 +11,7 @@ import functools
 from typing import Any
 
 from autoprof import _boot
-from autoprof._boot import command
+from autoprof._boot import launch
 from autoprof.base import interrupts, log, process
 from autoprof.base.originals import os, time
 from autoprof.config.parsers import MAX_NAME_BYTES
@@ -87,7 +87,7 @@ def _take_part(group: Any, run: Runtime) -> None:
     run_id, _, name = agreement.partition("\n")
     if run_id != os.path.basename(run_id) or not 0 < len(os.fsencode(run_id)) <= MAX_NAME_BYTES or not name.isalnum():
         raise ValueError(f"the name of the first node's run is not valid: {agreement[:60]!r}")
-    os.environ[command.LAUNCH_RANK] = f"{group.group_rank}/{group.group_world_size}"
+    os.environ[launch.LAUNCH_RANK] = f"{group.group_rank}/{group.group_world_size}"
     runtime.move(run_id, f"torchrun-{name}", group.group_rank)
 
 

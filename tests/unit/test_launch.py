@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autoprof._boot import command
+from autoprof._boot import launch
 from autoprof._boot.command import Command
 from tests.support.launchers import BATCH, by_hand, mpirun, srun
 
@@ -14,14 +14,14 @@ TORCHRUN = Command(["python", "/usr/bin/torchrun", "--nnodes=2", "train.py"])
 
 
 def name(variables: dict[str, str], program: str = "train.py") -> str:
-    found = command.find_launch(variables, program)
+    found = launch.find_launch(variables, program)
     assert found is not None
     return found[0]
 
 
 @pytest.mark.parametrize("kind", [srun, mpirun, lambda rank, ranks: by_hand(rank, ranks, 29500)])
 def test_all_ranks_find_the_same_name_and_their_number(kind) -> None:
-    found = [command.find_launch(kind(rank, 3), "train.py") for rank in range(3)]
+    found = [launch.find_launch(kind(rank, 3), "train.py") for rank in range(3)]
     assert [launched[1:] for launched in found] == [(0, 3), (1, 3), (2, 3)]
     assert len({launched[0] for launched in found}) == 1
 
@@ -54,7 +54,7 @@ def test_another_mpirun_port_or_attempt_of_torchrun_has_another_name() -> None:
 def test_the_loopback_addresses_of_two_hosts_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     here = name(by_hand(0, 2, 29500))
     far = name(by_hand(0, 2, 29500) | {"MASTER_ADDR": "node1"})
-    monkeypatch.setattr(command, "_network", lambda: ["another"])
+    monkeypatch.setattr(launch, "_network", lambda: ["another"])
     assert name(by_hand(0, 2, 29500)) != here
     assert name(by_hand(0, 2, 29500) | {"MASTER_ADDR": "node1"}) == far
 
@@ -73,11 +73,11 @@ def test_the_loopback_addresses_of_two_hosts_differ(monkeypatch: pytest.MonkeyPa
     ids=["none", "batch script", "one task", "one rank", "no address", "no number", "no job"],
 )
 def test_a_program_without_several_ranks_has_no_name(variables: dict[str, str]) -> None:
-    assert command.find_launch(variables, "train.py") is None
+    assert launch.find_launch(variables, "train.py") is None
 
 
 def test_mpirun_takes_precedence_over_the_step_of_its_daemon() -> None:
-    assert command.find_launch(srun(0, 2) | mpirun(5, 8), "train.py") == command.find_launch(mpirun(5, 8), "train.py")
+    assert launch.find_launch(srun(0, 2) | mpirun(5, 8), "train.py") == launch.find_launch(mpirun(5, 8), "train.py")
 
 
 def test_another_program_of_rank_0_has_another_name() -> None:
@@ -86,31 +86,31 @@ def test_another_program_of_rank_0_has_another_name() -> None:
 
 def test_a_rank_that_starts_a_run_names_it_and_its_children_keep_the_name() -> None:
     environ = srun(1, 2)
-    command.note_launch(environ, TRAIN, starts=True)
-    assert environ[command.LAUNCH_RANK] == "1/2"
-    assert environ[command.LAUNCH].startswith(f"{environ[command.LAUNCH_RUN_ID]}:")
+    launch.note_launch(environ, TRAIN, starts=True)
+    assert environ[launch.LAUNCH_RANK] == "1/2"
+    assert environ[launch.LAUNCH].startswith(f"{environ[launch.LAUNCH_RUN_ID]}:")
     child = dict(environ)
-    command.note_launch(child, Command(["python", "-c", "spawn_main()"]), starts=False)
+    launch.note_launch(child, Command(["python", "-c", "spawn_main()"]), starts=False)
     assert child == environ
 
 
 def test_a_given_run_id_is_kept() -> None:
-    environ = srun(1, 2) | {command.LAUNCH_RUN_ID: "mine"}
-    command.note_launch(environ, TRAIN, starts=True)
-    assert environ[command.LAUNCH_RUN_ID] == "mine"
-    assert environ[command.LAUNCH].startswith("slurm-12.0-")
+    environ = srun(1, 2) | {launch.LAUNCH_RUN_ID: "mine"}
+    launch.note_launch(environ, TRAIN, starts=True)
+    assert environ[launch.LAUNCH_RUN_ID] == "mine"
+    assert environ[launch.LAUNCH].startswith("slurm-12.0-")
 
 
 def test_rays_workers_are_not_ranks_of_the_raylets_launcher() -> None:
-    environ = srun(1, 2) | {command.LAUNCH_RANK: "1/2", command.LAUNCH: "x:y", command.LAUNCH_RUN_ID: "of-the-driver"}
-    command.note_launch(environ, RAY_WORKER, starts=False)
-    assert environ == srun(1, 2) | {command.LAUNCH_RUN_ID: "of-the-driver"}
+    environ = srun(1, 2) | {launch.LAUNCH_RANK: "1/2", launch.LAUNCH: "x:y", launch.LAUNCH_RUN_ID: "of-the-driver"}
+    launch.note_launch(environ, RAY_WORKER, starts=False)
+    assert environ == srun(1, 2) | {launch.LAUNCH_RUN_ID: "of-the-driver"}
 
 
 def test_agents_of_torchrun_are_named_by_slurm_but_not_by_an_address() -> None:
     environ = by_hand(0, 2, 29500)
-    command.note_launch(environ, TORCHRUN, starts=True)
+    launch.note_launch(environ, TORCHRUN, starts=True)
     assert environ == by_hand(0, 2, 29500)
     environ = srun(0, 2)
-    command.note_launch(environ, TORCHRUN, starts=True)
-    assert environ[command.LAUNCH_RUN_ID].startswith("slurm-12.0-")
+    launch.note_launch(environ, TORCHRUN, starts=True)
+    assert environ[launch.LAUNCH_RUN_ID].startswith("slurm-12.0-")

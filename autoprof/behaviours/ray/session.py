@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from autoprof import _boot
-from autoprof._boot import command
+from autoprof._boot import launch
 from autoprof.base import files, interrupts, log, process, redact, units
 from autoprof.base.originals import json, os
 from autoprof.capture import cupti
@@ -112,7 +112,7 @@ class Init(Behaviour):
             if job is not None:
                 os.environ[_JOB_CONFIG] = job
         # The driver counts the steps of all Ray workers, even if `srun` has started Ray on each node.
-        os.environ.pop(command.LAUNCH_RANK, None)
+        os.environ.pop(launch.LAUNCH_RANK, None)
         # Ray's exit handler, which kills the workers, was registered at Ray's import. This one must run before it.
         _state.end_first()
         # The module is loaded only if a setting compares steps.
@@ -207,8 +207,8 @@ def merged(runtime_env: Any, environ: Mapping[str, str]) -> Any:
     # Ray logs the variables of workers, and this one may be a URL with a password.
     variables.pop(_COLLECT, None)
     # A worker is not a rank of the driver's launcher.
-    variables.pop(command.LAUNCH_RANK, None)
-    variables.pop(command.LAUNCH, None)
+    variables.pop(launch.LAUNCH_RANK, None)
+    variables.pop(launch.LAUNCH, None)
     if cupti.INJECTION in user_variables or cupti.INJECTION in job:
         # Keep the user's value; the workers check it themselves (`cupti.guard`).
         variables |= {cupti.KEEP: "1"} if cupti.KEEP not in job else {}

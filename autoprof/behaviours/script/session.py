@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from autoprof import _boot
-from autoprof._boot import command
+from autoprof._boot import command, launch
 from autoprof.base import files, identity, interrupts, log, process
 from autoprof.base.originals import io, os, time
 from autoprof.behaviours.script import blocks, opened
@@ -34,8 +34,8 @@ _VARIABLES = (
     _boot.RUN_INFO,
     _boot.STARTER,
     _boot.RECIPES,
-    command.LAUNCH_RANK,
-    command.LAUNCH,
+    launch.LAUNCH_RANK,
+    launch.LAUNCH,
 )
 # Seconds that a rank waits for the rank that creates the run.
 RANK_0_TIMEOUT_S = 10.0
@@ -166,7 +166,7 @@ def _begin(run_settings: dict[str, object]) -> Runtime:
         os.environ[_boot.ENABLE] = "1"
         os.environ.pop(_boot.RUN_INFO, None)
         if "WORLD_SIZE" not in os.environ:  # ranks of srun and mpirun; those of torchrun have a launcher on this host
-            command.note_launch(os.environ, command.THIS, starts=True)
+            launch.note_launch(os.environ, command.THIS, starts=True)
         os.environ.setdefault(_boot.RUN_ID, _new_id())
         # No process of the run warns at its end that no hook was applied.
         os.environ[_boot.STARTER] = f":{os.getcwd()}"
