@@ -101,6 +101,6 @@ def _variable(name: str) -> str:
 
 
 def _launched() -> tuple[str, str]:
-    """Return the rank and the number of ranks that the boot has written (`_boot/command.py`)."""
+    """Return the rank and the number of ranks that the boot has written (`_boot/launch.py`)."""
     rank, _, count = _variable("AUTOPROF_OWN_RANK").partition("/")
     return (rank, count) if rank.isdecimal() and count.isdecimal() else ("0", "1")
