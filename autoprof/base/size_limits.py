@@ -36,22 +36,25 @@ def check_size(size: int) -> None:
 def no_size_signal(call: Callable[..., Any], *args: Any) -> Any:
     """Call `call`. Its writes over the limit of file sizes fail with EFBIG, without the signal SIGXFSZ.
 
+    Other signals that a handler of the program blocks meanwhile stay blocked.
+
     Returns:
         The result of `call`.
     """
-    mask = _signal.pthread_sigmask(_signal.SIG_BLOCK, ())
+    signals = {_signal.SIGXFSZ}
+    blocked = signals <= _signal.pthread_sigmask(_signal.SIG_BLOCK, ())
+    restore = _signal.SIG_BLOCK if blocked else _signal.SIG_UNBLOCK
     # A signal handler that raises may keep the first of the two from its end.
     try:
         try:
-            return _blocking(call, args)
+            return _blocking(signals, call, args)
         finally:
-            _signal.pthread_sigmask(_signal.SIG_SETMASK, mask)
+            _signal.pthread_sigmask(restore, signals)
     finally:
-        _signal.pthread_sigmask(_signal.SIG_SETMASK, mask)
+        _signal.pthread_sigmask(restore, signals)
 
 
-def _blocking(call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    signals = {_signal.SIGXFSZ}
+def _blocking(signals: set[int], call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     pending = signals.intersection(_signal.sigpending())
     try:
         _signal.pthread_sigmask(_signal.SIG_BLOCK, signals)

@@ -22,7 +22,10 @@ if __name__ == "__main__":
         context = multiprocessing.get_context(how)
         with concurrent.futures.ProcessPoolExecutor(2, context, initializer=score, initargs=(["i"],)) as pool:
             print(list(pool.map(score, [["a"], ["bb"]])), pool.submit(Trainer().fit).result())
+            future = pool.submit(Trainer().update, fails)
+            # The traceback has another line if `result` has to wait.
+            concurrent.futures.wait([future])
             try:
-                pool.submit(Trainer().update, fails).result()
+                future.result()
             except ValueError:
                 traceback.print_exc()

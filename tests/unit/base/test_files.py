@@ -125,6 +125,14 @@ print((signal.pthread_sigmask(signal.SIG_BLOCK, []), signal.sigpending()) == bef
     assert python(LIMITED + code).stdout.split() == ["10", "27", "True"]
 
 
+def test_a_signal_that_the_program_blocks_meanwhile_stays_blocked(python: Callable[..., Any]) -> None:
+    code = """
+files.no_size_signal(signal.pthread_sigmask, signal.SIG_BLOCK, [signal.SIGUSR1])
+print(signal.pthread_sigmask(signal.SIG_BLOCK, []) == {signal.SIGUSR1})
+"""
+    assert python(LIMITED + code).stdout.split() == ["True"]
+
+
 def test_a_signal_handler_that_raises_leaves_the_mask_of_signals(python: Callable[..., Any]) -> None:
     code = """
 # Python calls handlers of signals at the end of this function.
