@@ -16,7 +16,7 @@ from msgspec import Struct
 from autoprof.base import files, identity, interrupts, units
 from autoprof.base.originals import io, os, time
 from autoprof.base.redact import hidden
-from autoprof.rundir import memory_state, open_spans
+from autoprof.rundir import file_names, memory_state, open_spans
 from autoprof.rundir.layout import CRASHES, RunDir
 from autoprof.rundir.open_spans import GONE, ProcessState
 from autoprof.rundir.records import Death, Frame, Named, OpenSpan, Raised, RunFile
@@ -367,11 +367,11 @@ def read_crash_file(run: Path) -> list[Crash]:
         except OSError as error:
             interrupts.pass_on(error)
             continue
-        host, _, pid = path.stem.rpartition("-")
-        if text.strip() and pid.isdecimal():
+        host, pid = file_names.process_of(path.name)
+        if text.strip() and pid:
             signal, frames = parsed(text)
             crashes.append(
-                Crash(host=host, pid=int(pid), signal=signal, frames=frames, ns=ns, file=f"{CRASHES}/{path.name}")
+                Crash(host=host, pid=pid, signal=signal, frames=frames, ns=ns, file=f"{CRASHES}/{path.name}")
             )
     return crashes
 

@@ -51,6 +51,16 @@ TIMELINE_INDEX = "timeline/index.msgpack"
 REPORT = "report.html"
 
 
+# Name of a file of one process: host, pid, and a number if another process with both has a file.
+_OF_PROCESS = re.compile(r"(?P<host>.*)-(?P<pid>[0-9]{1,10})(\.[0-9]+)?\.[a-z]+")
+
+
+def process_of(name: str) -> tuple[str, int]:
+    """Return the host and the pid of the process that wrote a file; for any other name, the name's stem and 0."""
+    match = _OF_PROCESS.fullmatch(name)
+    return (match["host"], int(match["pid"])) if match else (Path(name).stem, 0)
+
+
 def tidy(name: str) -> str:
     """Return a name for use in file names: dots, slashes and special characters of shells become `-`.
 

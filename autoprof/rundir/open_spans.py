@@ -9,7 +9,7 @@ from msgspec import Struct, structs
 
 from autoprof.base import identity, interrupts
 from autoprof.base.originals import os
-from autoprof.rundir import tails
+from autoprof.rundir import file_names, tails
 from autoprof.rundir.layout import CRASHES, RunDir
 from autoprof.rundir.records import (
     BegunLine,
@@ -100,8 +100,8 @@ def read(
 
 def _may_be_dead(path: Path, named: Collection[int]) -> bool:
     """Return True if a process may have died, is this process, or is named. Read only the ends of its timeline."""
-    host, _, digits = path.stem.rpartition("-")
-    if host != identity.HOST or (digits.isdecimal() and int(digits) in (os.getpid(), *named)):
+    host, pid = file_names.process_of(path.name)
+    if host != identity.HOST or pid in (os.getpid(), *named):
         return True
     end_lines = tails.first_and_last(path)
     if end_lines is None:
@@ -110,7 +110,7 @@ def _may_be_dead(path: Path, named: Collection[int]) -> bool:
     if isinstance(last_line, ExitLine):
         return bool(last_line.error)
     first = first_line if isinstance(first_line, ProcessLine) else _UNKNOWN
-    return not digits.isdecimal() or _state(host, int(digits), first, exited=False) == GONE
+    return not pid or _state(host, pid, first, exited=False) == GONE
 
 
 def ends(
@@ -221,8 +221,7 @@ class _Failure:
 
 
 def _process(path: Path) -> ProcessState:
-    host, _, digits = path.stem.rpartition("-")
-    pid = int(digits) if digits.isdecimal() else 0
+    host, pid = file_names.process_of(path.name)
     first, last, ended, open_now, failure = _UNKNOWN, 0, None, _OpenSpans(), _Failure()
     memory = MemoryState()
     stage: Line | None = None

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Raw, Struct
 
+from autoprof.rundir import file_names
 from autoprof.rundir.jsonl import lines
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import PROCESS, CaptureMeta, Line, Offset
@@ -132,7 +133,7 @@ def read_offsets(run: Path) -> Clocks:
     offsets_by_host: dict[str, list[Offset]] = {}
     drivers = set()
     for path in RunDir(run).lines("clocks"):
-        drivers.add(path.stem.rpartition("-")[0])
+        drivers.add(file_names.process_of(path.name)[0])
         for line in lines(path):
             try:
                 offset = msgspec.json.decode(line or b"", type=Offset)

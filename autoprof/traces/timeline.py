@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Raw, Struct
 
-from autoprof.rundir import decoder, open_spans, runs
+from autoprof.rundir import decoder, file_names, open_spans, runs
 from autoprof.rundir.jsonl import lines
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.records import PROCESS, Line, is_span
@@ -62,8 +62,7 @@ def read(path: Path, too_long: Counter[str] | None = None) -> Iterator[Line]:
 
 def process_of(path: Path) -> Process:
     """Return the process of a file."""
-    host, _, pid = path.stem.rpartition("-")
-    return Process(host or path.stem, int(pid) if pid.isdecimal() else 0)
+    return Process(*file_names.process_of(path.name))
 
 
 def _open(run: Path) -> dict[Path, list[Line]]:
