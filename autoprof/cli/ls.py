@@ -10,7 +10,7 @@ import msgspec
 from autoprof.base import units
 from autoprof.cli import arguments, console
 from autoprof.cli.documents import Listed, ListedRun, ListedSpan
-from autoprof.rundir import deaths, open_spans, runs
+from autoprof.rundir import deaths, processes, runs
 from autoprof.rundir.records import OpenSpan
 from autoprof.rundir.runs import CaptureFile
 
@@ -90,9 +90,9 @@ def _open_spans(run: runs.Run) -> list[ListedSpan]:
     if not run.state.startswith("running"):
         return []
     now = time.time_ns()
-    states = open_spans.read(run.path, most=_MAX_PROCESSES)
+    states = processes.read(run.path, most=_MAX_PROCESSES)
     spans = [
-        span for state in states if state.state in (open_spans.RUNNING, open_spans.ELSEWHERE) for span in state.spans
+        span for state in states if state.state in (processes.RUNNING, processes.ELSEWHERE) for span in state.spans
     ]
     latest: list[OpenSpan] = []
     for kind in ("step", "stage"):

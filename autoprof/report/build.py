@@ -15,7 +15,6 @@ from autoprof.base.units import seconds
 from autoprof.report import comparison
 from autoprof.report.figures import captures, words
 from autoprof.report.figures.details import choose, details, more_slow_steps
-from autoprof.report.figures.index import StepSpan
 from autoprof.report.figures.overview import (
     CAPTURED,
     NO_FILE,
@@ -27,7 +26,7 @@ from autoprof.report.figures.overview import (
     typical_steps,
     without_own,
 )
-from autoprof.report.figures.reading import Reader, Timeline, timelines
+from autoprof.report.figures.timeline import StepSpan, Timeline, journals_of
 from autoprof.report.findings import findings
 from autoprof.report.findings.registry import LEAST_S
 from autoprof.report.hangs import read, sentences
@@ -66,13 +65,13 @@ def figures(
     progress(0, None, "the timeline")
     path = Path(run.path)
     going_on = run.state.startswith("running")
-    files, clocks = timelines(path)
-    reader = Reader()
+    files, clocks = journals_of(path)
     folders = {step.number: step for step in run.steps}
     shifts = {file.host: file.shift_ns for file in files}
     opened = read.read_open_spans(run, time.time_ns(), shifts)
     recorded = Recorded(run.steps, shifts)
-    overview = Overview(files, reader, folders, recorded, path)
+    timeline = Timeline(files, path)
+    overview = Overview(timeline, folders, recorded)
     rows = overview.cut_off | {row.number: row for row in overview.rows}
     numbers = list(dict.fromkeys(chosen or choose(overview.rows, overview.cut_off.values())))
     numbers = numbers or sorted(folders)[-1:]
@@ -84,7 +83,7 @@ def figures(
     spans = {number: timed.get(number) or _span_of_captures(rows, folders[number]) for number in (*numbers, *others)}
     captured = [folders[number] for number in numbers if number in folders]
     capture_figures = _captures(path, captured, spans, shifts, progress, operators)
-    steps = details(list(spans.values()), rows, files, capture_figures, recorded, overview.zones)
+    steps = details(list(spans.values()), rows, timeline, capture_figures, recorded)
     stages = shares(overview.rows)
     typical = typical_steps(overview.rows)
     drivers = {number: files[span.file].name for number, span in overview.spans.items()}
@@ -106,7 +105,7 @@ def figures(
         if step.number in numbers
     ]
     rows_open, more_open = opened.rows()
-    unread = [*run.left_out, *reader.notes()]
+    unread = [*run.left_out, *timeline.notes()]
     return RunFigures(
         id=writable(run.id),
         path=writable(run.path),
@@ -124,7 +123,7 @@ def figures(
         findings=[*died, *findings.abridged(everything)],
         details=shown,
         comparison=None,
-        notes=[*run.left_out, *_notes(overview, files), *clocks, *hang_notes, *reader.notes()],
+        notes=[*run.left_out, *_notes(overview, timeline), *clocks, *hang_notes, *timeline.notes()],
         verdict="" if everything or died else findings.verdict(overview.rows, bool(unread)),
         autoprof=__version__,
         open=rows_open,
@@ -204,16 +203,17 @@ def _rate(rows: Sequence[StepRow]) -> float | None:
     return sum(tokens for tokens, _ in known) / whole if whole else None
 
 
-def _notes(overview: Overview, files: Sequence[Timeline]) -> list[str]:
+def _notes(overview: Overview, timeline: Timeline) -> list[str]:
     notes = []
-    if overview.attempts > 1:
-        notes.append(f"the run was started {overview.attempts} times; for a step that ran again, its last run is shown")
+    if timeline.attempts.count > 1:
+        times = timeline.attempts.count
+        notes.append(f"the run was started {times} times; for a step that ran again, its last run is shown")
     if open_ends := list(overview.cut_off):
         subject = (
             f"step {open_ends[0]} has" if len(open_ends) == 1 else f"steps {words.listed(map(str, open_ends), 10)} have"
         )
         notes.append(f"{subject} no end in the timeline: interrupted, or still running")
-    if not files:
+    if not timeline.journals:
         notes.append("no timeline: the run was recorded by an autoprof without timelines, or its folder was removed")
     elif not overview.rows:
         notes.append("no step has ended in the timeline")

@@ -16,9 +16,9 @@ from msgspec import Struct
 from autoprof.base import files, identity, interrupts, units
 from autoprof.base.originals import io, os, time
 from autoprof.base.redact import hidden
-from autoprof.rundir import file_names, memory_state, open_spans
+from autoprof.rundir import file_names, memory_state, processes
 from autoprof.rundir.layout import CRASHES, RunDir
-from autoprof.rundir.open_spans import GONE, ProcessState
+from autoprof.rundir.processes import GONE, ProcessState
 from autoprof.rundir.records import Death, Frame, Named, OpenSpan, Raised, RunFile
 from autoprof.rundir.runs import ENDED, FAILED, UNFINISHED, Run, exit_status
 
@@ -46,7 +46,7 @@ def of_run(run: Run) -> list[Death]:
     # An empty state means that `run.json` is missing.
     if info.error == _CTRL_C or not info.state:
         return []
-    deaths = find(path, info, over=state in (ENDED, FAILED))
+    deaths = find(path, info, over=state in (ENDED, FAILED), states=run.processes)
     latest = [death for death in deaths if not death.earlier]
     earlier = [death for death in deaths if death.earlier]
     if state == FAILED:
@@ -55,11 +55,17 @@ def of_run(run: Run) -> list[Death]:
         # The program may have left spans open on purpose.
         return [death for death in deaths if death.how in (CRASH, KILLED)]
     if state == UNFINISHED:
-        return [*_with_starter(latest, info, open_spans.read(path)), *earlier]
+        return [*_with_starter(latest, info, run.processes), *earlier]
     return [death for death in deaths if death.how != EXCEPTION]
 
 
-def find(path: Path, info: RunFile, over: bool, own: Raised | None = None) -> list[Death]:
+def find(
+    path: Path,
+    info: RunFile,
+    over: bool,
+    own: Raised | None = None,
+    states: Sequence[ProcessState] | None = None,
+) -> list[Death]:
     """Return the processes that died, the likely cause first.
 
     Args:
@@ -67,11 +73,12 @@ def find(path: Path, info: RunFile, over: bool, own: Raised | None = None) -> li
         info: Its `run.json`.
         over: True if the run has ended, so that `info.died` lists the processes that were dead at its end.
         own: The exception that is ending this process, if this process started the run.
+        states: The last states of its processes. Without them, the processes that may have died are read.
     """
-    # A process that is ending skips the processes that are still running, to save time.
     exception = own or info.exception
-    named_pids = [named.pid for named in exception.named] if exception is not None else []
-    states = open_spans.read(path, running=over, named=named_pids)
+    if states is None:
+        named_pids = [named.pid for named in exception.named] if exception is not None else []
+        states = processes.read(path, running=False, named=named_pids)
     noted = {(death.host, death.pid): death for death in info.died} if over else {}
     dead = dict(noted)
     for state in states:
@@ -264,7 +271,7 @@ def _add_named(
     for named in [named for exception in exceptions for named in exception.named]:
         if not named.pid:
             continue
-        hosts = [state.host for state in states if state.pid == named.pid and state.state != open_spans.RUNNING]
+        hosts = [state.host for state in states if state.pid == named.pid and state.state != processes.RUNNING]
         host = next(iter(hosts), info.host if not states else "")
         death = dead.get((host, named.pid)) or _gone_process(states, info, host, named.pid)
         if death.how in (GONE_DEAD, KILLED):

@@ -405,6 +405,8 @@ class ExitLine(Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="e
     error: str = ""  # The type of the uncaught exception, or `SIGINT`.
     exception: Raised | None = None  # The same exception with its stack; missing after `SIGINT`.
     peak_bytes: Size = 0  # The peak of its resident memory.
+    steps: Size = 0  # The number of steps that it ended.
+    raised: Size = 0  # The number of its raised lines.
 
 
 class RaisedLine(Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="raised"):
@@ -433,6 +435,10 @@ class MemoryLine(Struct, frozen=True, omit_defaults=True, tag_field="kind", tag=
 
     unix_ns: Ns  # The time, in nanoseconds since the epoch.
     memory: MemoryState  # The memory.
+    # The number of open spans. Their `begun` lines follow again, so that readers can begin here. Most lines lack it.
+    open: Size | None = None
+    steps: Size = 0  # The number of steps that the process had ended.
+    raised: Size = 0  # The number of its `raised` lines.
 
 
 class Line(Struct, frozen=True, omit_defaults=True, gc=False):
@@ -460,19 +466,8 @@ class Line(Struct, frozen=True, omit_defaults=True, gc=False):
     stage_kind: str = ""  # The [kind](recipes.md#kinds) of a stage or timer, if it has one.
 
 
-# The kind of a `ProcessLine`.
-PROCESS = "process"
 # The name of the `profiling` span of an export: a thread writes the trace while the process continues.
 EXPORT = "export"
-# First bytes of lines that are neither a span nor a process line.
-_OPEN = tuple(f'{{"kind":"{kind}"'.encode() for kind in ("begun", "dropped", "exit", "raised", "memory"))
-
-
-def is_span(line: bytes) -> bool:
-    """Return True if a line may be a span or a process line."""
-    return not line.startswith(_OPEN)
-
-
 # The kinds of spans, with their ids and counts.
 SPAN_KINDS = {
     "step": "the trainer's step; a generation batch if there is no trainer",

@@ -12,7 +12,7 @@ from typing import Any
 from autoprof.base import files, identity, interrupts, units
 from autoprof.base.originals import os, time
 from autoprof.base.similar import did_you_mean
-from autoprof.rundir import decoder, file_names, layout, ranks
+from autoprof.rundir import decoder, file_names, layout, processes, ranks
 from autoprof.rundir.file_names import (
     EXIT,
     META,
@@ -27,6 +27,7 @@ from autoprof.rundir.file_names import (
     is_merged,
 )
 from autoprof.rundir.layout import RunDir
+from autoprof.rundir.processes import ProcessState
 from autoprof.rundir.records import CaptureMeta, MergedMeta, RunFile
 
 _MAX_NAMED_RUNS, _MAX_NAMED_STEPS = 5, 5
@@ -207,6 +208,11 @@ class Run:
     def steps(self) -> list[Step]:
         """Return the steps that have a folder, in order."""
         return [Step(number, f"{self.path}/{name}") for number, name in layout.step_folders(self.path)]
+
+    @cached_property
+    def processes(self) -> list[ProcessState]:
+        """Return the last states of the processes that have a journal."""
+        return processes.read(self.path)
 
     @property
     def left_out(self) -> list[str]:

@@ -7,7 +7,6 @@ the clocks of its hosts. An attempt is one start of a run. A run that is killed 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from msgspec import Raw, Struct
 from autoprof.rundir import file_names
 from autoprof.rundir.jsonl import lines
 from autoprof.rundir.layout import RunDir
-from autoprof.rundir.records import PROCESS, CaptureMeta, Line, Offset
+from autoprof.rundir.records import CaptureMeta, Line, Offset
 from autoprof.traces.reader import NO_JSON, Reader, TraceError
 
 BASE = "baseTimeNanoseconds"
@@ -202,29 +201,24 @@ class Attempts:
 
     Attributes:
         starts: The start of each attempt. It is filled by `finish`.
-        first_steps: The start of the first step that ended, for each start of a process.
+        first_steps: The start of the first step that ended, for each process.
     """
 
     def __init__(self) -> None:
-        # First start and last end, by file and number of processes that have begun the file: pids are reused.
-        self._lives: dict[tuple[int, int], tuple[int, int]] = {}
-        self._begun: Counter[int] = Counter()
-        self._stepped: set[tuple[int, int]] = set()
+        # First start and last end of the trainers, by journal.
+        self._lives: dict[int, tuple[int, int]] = {}
+        self._stepped: set[int] = set()
         self.starts: list[int] = []
         self.first_steps: set[int] = set()
 
-    def add(self, file: int, line: Line) -> None:
-        """Add a line. The lines of a file must come in their order."""
-        if line.kind == PROCESS:
-            self._begun[file] += 1
-            return
-        if line.kind == "step" and (life := (file, self._begun[file])) not in self._stepped:
-            self._stepped.add(life)
-            self.first_steps.add(line.start_ns)
-        if line.role == "trainer" and line.kind in _DRIVES:
-            life = file, self._begun[file]
-            start, end = self._lives.get(life, (line.start_ns, line.end_ns))
-            self._lives[life] = min(start, line.start_ns), max(end, line.end_ns)
+    def add(self, file: int, span: Line, start_ns: int, end_ns: int) -> None:
+        """Add a span of the journal with the number `file`. The spans of a journal must come in their order."""
+        if span.kind == "step" and file not in self._stepped:
+            self._stepped.add(file)
+            self.first_steps.add(start_ns)
+        if span.role == "trainer" and span.kind in _DRIVES:
+            start, end = self._lives.get(file, (start_ns, end_ns))
+            self._lives[file] = min(start, start_ns), max(end, end_ns)
 
     def finish(self) -> None:
         """Compute the attempts, after all lines were added."""

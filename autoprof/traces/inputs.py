@@ -11,12 +11,13 @@ import msgspec
 
 from autoprof.rundir import decoder, file_names
 from autoprof.rundir.file_names import MERGED, META, NPU_ANALYSED, NPU_TIMELINE, TRACE, is_merged
+from autoprof.rundir.journal import Journal
 from autoprof.rundir.records import CaptureMeta, Line
 from autoprof.rundir.runs import CaptureFile
 from autoprof.traces import clocks
 from autoprof.traces.merge import Input
 from autoprof.traces.reader import Reader, TraceError
-from autoprof.traces.timeline import ROLES, Process, Timeline
+from autoprof.traces.timeline import ROLES, Timeline
 
 # Chrome trace that torch_npu's analysis writes into its folder. It is a bare list of events.
 NPU_TRACE = Path(NPU_ANALYSED, NPU_TIMELINE)
@@ -131,7 +132,7 @@ def placed(inputs: Sequence[Input], timeline: Timeline, run: Path, how: str) -> 
     )
 
 
-def timeline_of(spans: dict[Process, list[Line]], takes: Any) -> Timeline:
+def timeline_of(spans: dict[Journal, list[Line]], takes: Any) -> Timeline:
     """Return the timeline of the roles for which `takes` is true."""
     kept = {process: [span for span in lines if takes(span.role)] for process, lines in spans.items()}
     return Timeline({process: lines for process, lines in kept.items() if lines})

@@ -5,18 +5,16 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
 from msgspec import Raw, Struct
 
-from autoprof.rundir import decoder, file_names, open_spans, runs
-from autoprof.rundir.jsonl import lines
-from autoprof.rundir.layout import RunDir
-from autoprof.rundir.records import PROCESS, Line, is_span
+from autoprof.rundir import journal, processes, runs
+from autoprof.rundir.journal import Journal
+from autoprof.rundir.records import Line
 from autoprof.traces.clocks import Attempts, is_of
-from autoprof.traces.reader import NO_JSON
 from autoprof.traces.rewrite import Event, Tally, description, lay_out, microseconds
 
 # More spans of a step than any viewer shows.
@@ -26,49 +24,10 @@ OPEN = "(open)"
 _STEP, _TRAINER = "step", "trainer"
 
 
-class Process(Struct, frozen=True):
-    """Process of a timeline file, from the file's name."""
-
-    host: str
-    pid: int
-
-
-def read(path: Path, too_long: Counter[str] | None = None) -> Iterator[Line]:
-    """Yield the spans of one file, and the lines of kind `PROCESS`, with which each process begins its part.
-
-    Unreadable lines, such as the last line of a killed process, are left out.
-
-    Args:
-        path: The file.
-        too_long: Counter of lines that are too long, by file name.
-
-    Raises:
-        OSError: The file can't be read, or is not a regular file.
-    """
-    for text in lines(path):
-        if text is None and too_long is not None:
-            too_long[path.name] += 1
-        if text is not None and not is_span(text):
-            continue
-        try:
-            line = decoder.line(text or b"")
-        except NO_JSON:
-            continue
-        if line.kind == PROCESS or line.start_ns <= line.end_ns:
-            yield line
-        elif line.end_ns:
-            yield msgspec.structs.replace(line, end_ns=line.start_ns)
-
-
-def process_of(path: Path) -> Process:
-    """Return the process of a file."""
-    return Process(*file_names.process_of(path.name))
-
-
-def _open(run: Path) -> dict[Path, list[Line]]:
-    """Return the open spans by file. Each ends with the last sign of life of its process."""
-    states = open_spans.read(run)
-    until = open_spans.ends(states, runs.read(run).state.startswith("running"), time.time_ns())
+def _open_spans(run: Path) -> dict[Path, list[Line]]:
+    """Return the open spans by journal. Each ends with the last sign of life of its process."""
+    states = processes.read(run)
+    until = processes.ends(states, runs.read(run).state.startswith("running"), time.time_ns())
     return {
         state.file: [
             Line(
@@ -89,57 +48,47 @@ def _open(run: Path) -> dict[Path, list[Line]]:
     }
 
 
-def of_step(run: Path, number: int, messages: list[str] | None = None) -> dict[Process, list[Line]]:
+def of_step(run: Path, number: int, messages: list[str] | None = None) -> dict[Journal, list[Line]]:
     """Return the spans of a step: spans with its number, and spans without a number that begin while it runs.
 
-    If a step ran again after the run was resumed, only its last run counts. The files are read twice, line by line. At
-    most `MAX_SPANS` spans are kept.
+    If a step ran again after the run was resumed, only its last run counts. At most `MAX_SPANS` spans are kept.
 
     Args:
         run: The run's directory.
         number: The step.
-        messages: A list to which messages about left-out lines and spans are added.
+        messages: A list to which a message about left-out spans is added.
     """
-    paths = [path for path in RunDir(run).lines("timeline") if path.is_file()]
-    attempts, too_long = Attempts(), Counter[str]()
-    begun = _open(run)
+    attempts = Attempts()
+    files = [file for file in journal.journals(run) if file.path.is_file()]
+    open_spans = _open_spans(run)
     # Clocks of hosts are not corrected here: spans of other hosts are compared with the driver's step as they are.
-    bounds = []
-    for place, path in enumerate(paths):
-        for span in read(path, too_long):
-            attempts.add(place, span)
+    with_number: list[tuple[Journal, Line]] = []
+    for place, file in enumerate(files):
+        for span in journal.search(file, (b'"step":%d,' % number, b'"role":"trainer"')):
+            attempts.add(place, span, span.start_ns, span.end_ns)
             if span.step == number:
-                bounds.append((span.kind == _STEP, span.role == _TRAINER, span.start_ns, span.end_ns))
+                with_number.append((file, span))
+        with_number += [(file, span) for span in open_spans.get(file.path, ()) if span.step == number]
     attempts.finish()
-    for spans in begun.values():
-        bounds += [
-            (each.kind == _STEP, each.role == _TRAINER, each.start_ns, each.end_ns)
-            for each in spans
-            if each.step == number
-        ]
-    if messages is not None:
-        lines_of = {name: "1 line" if count == 1 else f"{count} lines" for name, count in too_long.items()}
-        messages += [f"timeline/{name}: {several} left out: too long" for name, several in lines_of.items()]
-    if not bounds:
+    if not with_number:
         return {}
-    since, until = attempts.around(max(bounds)[2])
-    steps = [bound for bound in bounds if bound[0] and since < bound[3] and bound[2] < until] or bounds
-    start, end = min(bound[2] for bound in steps), max(bound[3] for bound in steps)
-    by_process: dict[Process, list[Line]] = {}
+    *_, last_ns = max((span.kind == _STEP, span.role == _TRAINER, span.start_ns) for _, span in with_number)
+    since, until = attempts.around(last_ns)
+    own = [(file, span) for file, span in with_number if is_of(span, since, until)]
+    steps = [span for _, span in own if span.kind == _STEP] or [span for _, span in with_number]
+    start, end = min(span.start_ns for span in steps), max(span.end_ns for span in steps)
+    without_number = (
+        (file, span)
+        for file in files
+        for span in (*journal.search(file, (b'"step":null',)), *open_spans.get(file.path, ()))
+        if span.step is None and start <= span.start_ns <= end
+    )
+    by_process: dict[Journal, list[Line]] = {}
     count = 0
-    for path in paths:
-        for span in read(path):
-            own = span.step == number and is_of(span, since, until)
-            if own or (span.step is None and span.kind != PROCESS and start <= span.start_ns <= end):
-                count += 1
-                if count > MAX_SPANS:
-                    continue
-                by_process.setdefault(process_of(path), []).append(span)
-        for span in begun.get(path, ()):
-            own = span.step == number and is_of(span, since, until)
-            if (own or (span.step is None and start <= span.start_ns <= end)) and count < MAX_SPANS:
-                count += 1
-                by_process.setdefault(process_of(path), []).append(span)
+    for file, span in itertools.chain(own, without_number):
+        count += 1
+        if count <= MAX_SPANS:
+            by_process.setdefault(file, []).append(span)
     if count > MAX_SPANS and messages is not None:
         messages.append(f"{count - MAX_SPANS} spans of the timeline left out: the step has more than {MAX_SPANS}")
     return by_process
@@ -158,7 +107,7 @@ class Timeline(Struct, frozen=True):
         shifts_ns: Nanoseconds to add to the times of each host.
     """
 
-    processes: Mapping[Process, list[Line]]
+    processes: Mapping[Journal, list[Line]]
     shifts_ns: Mapping[str, int] = {}
 
     @property
@@ -177,7 +126,7 @@ class _Group(Struct, frozen=True):
     role: str
     rank: int | None
     replica: int | None
-    process: Process
+    process: Journal
 
 
 def draw(timeline: Timeline, base_ns: int, of: int, write: Callable[[bytes], object]) -> Tally:

@@ -34,7 +34,7 @@ def write(folder: Path, steps: int, samples: int, workers: int = 8) -> Path:
     for pid, file in zip((100, *range(200, 200 + workers)), (driver, *others), strict=True):
         clock = {"unix_ns": START_NS, "monotonic_ns": 10**12}
         first = {"kind": "process", "host": "n1", "pid": pid, "clock": clock, "version": "0.1.0"}
-        file.write(json.dumps(first).encode() + b"\n")
+        file.write(json.dumps(first, separators=(",", ":")).encode() + b"\n")
     for step in range(1, steps + 1):
         begin = START_NS + step * STEP_S * SECOND
         for number, file in enumerate(others or [driver]):

@@ -20,7 +20,9 @@ def make_run(parent: Path, name: str, *, state: str = "ended", pid: int = 1, ste
     (step / "actor.c.rank0.h.pid1.pt.trace.json.part").write_bytes(b"x")
     (folder / "timeline").mkdir()
     spans = [{"kind": "step", "step": number, "start_ns": number, "end_ns": number} for number in (1, 2, 3, 4)]
-    (folder / "timeline" / "h-1.jsonl").write_text("".join(json.dumps(span) + "\n" for span in spans))
+    (folder / "timeline" / "h-1.jsonl").write_text(
+        "".join(json.dumps(span, separators=(",", ":")) + "\n" for span in spans)
+    )
     (folder / "hooks").mkdir()
     hook = {"module": "m", "attribute": "a", "behaviour": "stage", "state": "applied", "reason": "", "called": 1.0}
     process = {

@@ -27,7 +27,8 @@ def timeline(folder: Path, **processes: list[dict[str, Any]]) -> Path:
         for span in spans:
             start, end = span.pop("at")
             ns = {"start_ns": START_NS + int(start * SECOND), "end_ns": START_NS + int(end * SECOND)}
-            lines.append(json.dumps({"step": 1, "role": "trainer", "rank": None, **span, **ns}) + "\n")
+            filled = {"step": 1, "role": "trainer", "rank": None, **span, **ns}
+            lines.append(json.dumps(filled, separators=(",", ":")) + "\n")
         (folder / "timeline" / f"{name}-{number + 10}.jsonl").write_text("".join(lines))
     return folder
 

@@ -12,16 +12,14 @@ from autoprof.base import units
 from autoprof.cli.doctor import environment
 from autoprof.cli.doctor.environment import Report
 from autoprof.config.selection import Steps
-from autoprof.report.figures import executed
-from autoprof.report.figures.reading import timelines
+from autoprof.report.figures.timeline import journals_of
 from autoprof.report.findings import findings
 from autoprof.report.hangs import read, sentences
 from autoprof.report.hangs.read import OpenSpans
-from autoprof.rundir import deaths, decoder, runs
+from autoprof.rundir import deaths, decoder, journal, runs
 from autoprof.rundir.file_names import COLLECTED, META, NOT_ANALYSED, SNAPSHOT
 from autoprof.rundir.layout import RunDir
-from autoprof.rundir.open_spans import open_until_now
-from autoprof.rundir.processes import WAITING
+from autoprof.rundir.processes import WAITING, open_until_now
 from autoprof.rundir.records import CollectedFile, HookEntry, HooksFile, OutOfMemoryMeta
 from autoprof.rundir.runs import UNFINISHED, CaptureFile, Run
 from autoprof.windows import requests
@@ -57,9 +55,13 @@ def examine_run(run: runs.Run) -> Report:
     versions = {name: version for process in processes for name, version in process.versions.items()}
     environment.check_versions(report, versions, run.info.settings.recipes)
     environment.list_hooks(report, {"hooks": _merged(processes)})
-    executed_s, notes = executed.steps(Path(run.path))
-    report.notes += notes
-    shifts = {file.host: file.shift_ns for file in timelines(Path(run.path))[0]}
+    executed_s = _executed_s(run)
+    report.notes += [
+        f"timeline/{state.file.name}: {units.count(state.damaged, 'line')} left out: truncated, or not a span"
+        for state in run.processes
+        if state.damaged
+    ]
+    shifts = {file.host: file.shift_ns for file in journals_of(Path(run.path))[0]}
     opened = read.read_open_spans(run, time.time_ns(), shifts)
     _check_hangs(report, run, opened, executed_s)
     _check_steps(report, run, opened, executed_s)
@@ -76,6 +78,18 @@ def examine_run(run: runs.Run) -> Report:
         _check_end(report, run)
     report.verdict = environment.problems_found(report)
     return report
+
+
+def _executed_s(run: runs.Run) -> dict[int, float]:
+    """Return the seconds of the steps that have ended, by number."""
+    drivers = {state.file for state in run.processes if state.drives}
+    return {
+        span.step: (span.end_ns - span.start_ns) / 1e9
+        for file in journal.journals(run.path)
+        if file.path in drivers
+        for span in journal.search(file, (b'"kind":"step"',))
+        if span.step is not None
+    }
 
 
 def _merged(processes: list[HooksFile]) -> dict[str, dict[str, Any]]:

@@ -22,9 +22,9 @@ from autoprof.cli.recipes.documents import Tried, TriedHook, TriedProcess, Tried
 from autoprof.cli.run import not_run, switch_on
 from autoprof.hooks.behaviour import Behaviour
 from autoprof.hooks.recipe import BoundHook
-from autoprof.report.figures.reading import Reader, timelines
 from autoprof.run import call_counts
 from autoprof.rundir import decoder
+from autoprof.rundir.journal import SpanReader, journals
 from autoprof.rundir.layout import RunDir
 from autoprof.rundir.processes import WAITING
 from autoprof.rundir.records import HooksFile
@@ -115,9 +115,9 @@ def _result(path: str, status: int, hooks: list[BoundHook], folder: Path) -> Tri
         for file in RunDir(directory).hooks_files():
             record = decoder.read(file, HooksFile)
             processes.append((record, counts.get(f"{record.host}-{record.pid}", {})))
-        reader = Reader()
-        for timeline in timelines(directory)[0]:
-            for line in reader.spans(timeline):
+        reader = SpanReader()
+        for journal in journals(directory):
+            for line in reader.spans(journal):
                 if line.kind == "step" and line.step is not None:
                     steps.add(line.step)
                 elif line.kind == "stage":

@@ -22,7 +22,7 @@ class Absent(Struct, frozen=True, kw_only=True):
     """A process without a stack in the answer.
 
     Attributes:
-        state: `running`, `gone` or `elsewhere`, as in `open_spans`.
+        state: `running`, `gone` or `elsewhere`, as in `rundir/journal.py`.
         reason: The reason.
         spans: Its last open spans.
     """
@@ -206,9 +206,9 @@ def asker() -> Callable[..., dict[str, Any]]:
             try:
                 import msgspec
 
-                from autoprof.rundir import open_spans
+                from autoprof.rundir import processes
 
-                for state in open_spans.read(directory):
+                for state in processes.read(directory):
                     # A process may have a timeline, but no file in `hooks`.
                     unlisted = {"host": state.host, "pid": state.pid, "process": "", "reason": ""}
                     process = by_key.setdefault(f"{state.host}-{state.pid}", unlisted)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from autoprof.report.figures import words
 from autoprof.report.figures.captures import windows
-from autoprof.report.figures.index import StepSpan
 from autoprof.report.figures.lanes import Lanes
-from autoprof.report.figures.overview import WHOLE, Recorded, typical_steps
-from autoprof.report.figures.reading import Reader, Timeline
+from autoprof.report.figures.overview import Recorded, typical_steps
 from autoprof.report.figures.samples import INSIDE, Samples
 from autoprof.report.figures.skews import skews
-from autoprof.report.figures.zones import Zone, parts
+from autoprof.report.figures.timeline import WHOLE, Distinct, StepSpan, Timeline, ranges
 from autoprof.report.model import CaptureFigures, StepFigures, StepRow
-from autoprof.rundir.records import PROCESS, Line
+from autoprof.rundir.journal import Journal, SpanReader
+from autoprof.rundir.records import Line
 from autoprof.traces.clocks import is_of
 
 # Slow steps, and the last captured steps, that are shown if the user chose none.
@@ -52,9 +50,9 @@ def _slowest(rows: Sequence[StepRow]) -> list[int]:
 class _StepSpans:
     """Spans of one step while the timeline is read."""
 
-    def __init__(self, span: StepSpan, timelines: Sequence[Timeline]) -> None:
+    def __init__(self, span: StepSpan, journals: Sequence[Journal]) -> None:
         self.span = span
-        self.lanes = Lanes(timelines, span.file, span.start_ns, span.end_ns)
+        self.lanes = Lanes(journals, span.file, span.start_ns, span.end_ns)
         self.samples = Samples()
 
     def add(self, file: int, line: Line) -> None:
@@ -62,7 +60,7 @@ class _StepSpans:
         overlaps = line.start_ns < self.span.end_ns and line.end_ns > self.span.start_ns
         if not own and not overlaps:
             return
-        if line.kind in (PROCESS, "step") or (line.kind == "timer" and (line.name == WHOLE or file != self.span.file)):
+        if line.kind == "step" or (line.kind == "timer" and (line.name == WHOLE or file != self.span.file)):
             return
         self.lanes.add(file, line, own or line.step is None)
         if own and (line.kind == "sample" or line.kind in INSIDE):
@@ -72,45 +70,45 @@ class _StepSpans:
 def details(
     spans: Sequence[StepSpan],
     rows: Mapping[int, StepRow],
-    timelines: Sequence[Timeline],
+    timeline: Timeline,
     captures: Mapping[int, list[CaptureFigures]],
     recorded: Recorded,
-    zones: Sequence[Sequence[Zone]],
 ) -> list[StepFigures]:
     """Make the figures of some steps.
 
     Args:
         spans: The steps.
         rows: Their rows in the overview, by number.
-        timelines: All timeline files of the run, in the order of the overview.
+        timeline: The timeline of the run.
         captures: The captures of each step.
         recorded: The times in which profilers recorded.
-        zones: The zones of each file. The last zone includes lines that were written meanwhile.
     """
-    steps = [_StepSpans(span, timelines) for span in spans]
-    # A new reader: the overview has already counted the lines that are left out.
-    reader = Reader()
+    journals = timeline.journals
+    steps = [_StepSpans(span, journals) for span in spans]
+    # A new reader: the timeline's own has already counted the lines that are left out.
+    reader, distinct = SpanReader(), Distinct()
     of = [(span.number, span.start_ns, span.end_ns) for span in spans]
-    for number, timeline in enumerate(timelines):
-        for line in reader.spans(timeline, parts=parts(zones[number], of, sys.maxsize)):
-            for step in steps:
-                step.add(number, line)
+    for number, journal in enumerate(journals):
+        for batch in reader.batches(journal, ranges(timeline.zones[number], of)):
+            for span in batch.spans:
+                if (taken := distinct.span(span, journal.shift_ns)) is not None:
+                    for step in steps:
+                        step.add(number, taken)
     return [
-        _figures(step, rows[step.span.number], timelines, captures.get(step.span.number, []), recorded)
-        for step in steps
+        _figures(step, rows[step.span.number], journals, captures.get(step.span.number, []), recorded) for step in steps
     ]
 
 
 def _figures(
     step: _StepSpans,
     row: StepRow,
-    timelines: Sequence[Timeline],
+    journals: Sequence[Journal],
     captures: list[CaptureFigures],
     recorded: Recorded,
 ) -> StepFigures:
     span = step.span
     lanes = step.lanes.finish()
-    labels = [""] * len(timelines)
+    labels = [""] * len(journals)
     for lane in lanes:
         if lane.role == "agent_loop" or not labels[lane.file]:
             labels[lane.file] = lane.label
@@ -122,11 +120,11 @@ def _figures(
         seconds=row.seconds,
         stages=row.stages,
         kinds=row.kinds,
-        lanes=[lane.row(timelines[lane.file], span.start_ns, span.end_ns) for lane in lanes],
+        lanes=[lane.row(journals[lane.file], span.start_ns, span.end_ns) for lane in lanes],
         gaps=shown,
         gaps_left_out=len(gaps) - len(shown),
-        samples=step.samples.figures(span.start_ns, labels, [timeline.name for timeline in timelines]),
-        skews=skews(lanes, timelines, recorded),
+        samples=step.samples.figures(span.start_ns, labels, [journal.name for journal in journals]),
+        skews=skews(lanes, journals, recorded),
         weight_sync_s=words.seconds_of(row.stages, words.SYNC, row.kinds),
         path=step.lanes.path(lanes),
         captures=captures,

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 
 from autoprof.base.intervals import Union, segments
 from autoprof.report.figures import words
-from autoprof.report.figures.reading import Timeline
 from autoprof.report.figures.words import OTHER, PROFILING
 from autoprof.report.model import Gap, Lane, PathPart, SpanRow
+from autoprof.rundir.journal import Journal
 from autoprof.rundir.records import Line
 from autoprof.traces.timeline import ROLES
 
@@ -67,7 +67,7 @@ class LaneSpans:
         """Return the longest spans, by start."""
         return sorted((line for _, _, line in self._longest), key=lambda line: (line.start_ns, -line.end_ns))
 
-    def row(self, timeline: Timeline, start_ns: int, end_ns: int) -> Lane:
+    def row(self, journal: Journal, start_ns: int, end_ns: int) -> Lane:
         """Return the lane for the report."""
         busy = self.busy.length(start_ns, end_ns)
         return Lane(
@@ -75,9 +75,9 @@ class LaneSpans:
             role=self.role,
             rank=self.rank,
             replica=self.replica,
-            host=timeline.host,
-            pid=timeline.pid,
-            file=timeline.name,
+            host=journal.host,
+            pid=journal.pid,
+            file=journal.name,
             spans=[_span_row(line, start_ns) for line in self.spans()],
             left_out=self.count - len(self._longest),
             busy_s=busy / 1e9,
@@ -88,8 +88,8 @@ class LaneSpans:
 class Lanes:
     """Lanes of one step. `driver` is the number of the driver's file."""
 
-    def __init__(self, timelines: Sequence[Timeline], driver: int, start_ns: int, end_ns: int) -> None:
-        self._timelines = timelines
+    def __init__(self, journals: Sequence[Journal], driver: int, start_ns: int, end_ns: int) -> None:
+        self._journals = journals
         self._driver = driver
         self._start, self._end = start_ns, end_ns
         self._lanes: dict[tuple[int, str, int | None], LaneSpans] = {}
@@ -121,14 +121,14 @@ class Lanes:
         return order
 
     def _with_process(self, lane: LaneSpans) -> str:
-        timeline = self._timelines[lane.file]
-        return f"{_with_rank(lane)} on {timeline.host}, pid {timeline.pid}"
+        journal = self._journals[lane.file]
+        return f"{_with_rank(lane)} on {journal.host}, pid {journal.pid}"
 
     def _order(self, lane: LaneSpans) -> tuple[int, str, int, int, str, int]:
         place = ROLES.index(lane.role) if lane.role in ROLES else len(ROLES)
-        timeline = self._timelines[lane.file]
+        journal = self._journals[lane.file]
         numbers = (-1 if lane.replica is None else lane.replica, -1 if lane.rank is None else lane.rank)
-        return place, lane.role, *numbers, timeline.host, timeline.pid
+        return place, lane.role, *numbers, journal.host, journal.pid
 
     def gaps(self, lanes: Iterable[LaneSpans]) -> list[Gap]:
         """Return the times in which all of the driver's workers were idle.

@@ -5,25 +5,19 @@ Only sums of each step are kept. Time in which a profiler recorded is kept apart
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from statistics import median
 
 import msgspec
 
 from autoprof.base.intervals import Interval, Union, exclusive
 from autoprof.config import kinds
-from autoprof.report.figures import index
-from autoprof.report.figures.index import Index, StepSpan, Sums
-from autoprof.report.figures.reading import Reader, Timeline
-from autoprof.report.figures.words import OTHER, OWN, PROFILING, several
-from autoprof.report.figures.zones import Zone, noted
+from autoprof.report.figures.timeline import StepSpan, StepSums, Timeline
+from autoprof.report.figures.words import OTHER, OWN, several
 from autoprof.report.model import StageGap, StageShare, StepRow
-from autoprof.rundir.records import EXPORT, PROCESS, Line
+from autoprof.rundir.journal import Journal
 from autoprof.rundir.runs import CaptureFile, Step
-from autoprof.traces.clocks import EVER, Attempts, is_of
 
 # The first step of each start of the trainer: it fills caches, compiles kernels and waits for late processes.
 WARM_UP = "warm-up"
@@ -324,240 +318,52 @@ class Recorded:
         if meta.replica is not None:
             self._by["replica", meta.replica].add(start + shift, end + shift)
 
-    def of(self, process: Timeline, replica: int | None) -> Union:
+    def of(self, process: Journal, replica: int | None) -> Union:
         """Return the times in which a process was recorded, or, for its spans of a replica, the replica's engine."""
         return self._by.get((process.host, process.pid) if replica is None else ("replica", replica), Union())
 
 
 # Number of the driver's file if the step's driver is unknown.
 NO_FILE = -1
-# verl's own timer around the whole step.
-WHOLE = "step"
-
-
-class _StepSums:
-    """Sums of one step while the files are read."""
-
-    def __init__(self) -> None:
-        self.timers: list[tuple[str, int, int, int]] = []
-        self.stages: dict[str, Union] = defaultdict(Union)
-        self.profiling = Union()
-        # Kept apart from `profiling`, because stages continue during an export.
-        self.exports = Union()
-        # Prompt and response tokens by kind of span. Requests count only if there are no turns.
-        self.tokens: dict[str, tuple[float, float]] = {}
-        self.samples = 0
-        self.first_ns, self.last_ns = EVER, 0
-
-    def kept(self) -> Sums:
-        """Return the sums for the index."""
-        return Sums(
-            timers=self.timers,
-            stages={name: union.pieces() for name, union in self.stages.items()},
-            profiling=self.profiling.pieces(),
-            exports=self.exports.pieces(),
-            tokens=self.tokens,
-            samples=self.samples,
-            first_ns=self.first_ns,
-            last_ns=self.last_ns,
-        )
-
-    @classmethod
-    def of(cls, sums: Sums) -> _StepSums:
-        """Return the sums from the index."""
-        step = cls()
-        step.timers, step.tokens, step.samples = sums.timers, sums.tokens, sums.samples
-        step.stages.update({name: Union(pieces) for name, pieces in sums.stages.items()})
-        step.profiling, step.exports = Union(sums.profiling), Union(sums.exports)
-        step.first_ns, step.last_ns = sums.first_ns, sums.last_ns
-        return step
-
-    def add(self, file: int, line: Line) -> None:
-        """Add a line with this step's number. Lines of kind `step` are not added."""
-        self.first_ns, self.last_ns = min(self.first_ns, line.start_ns), max(self.last_ns, line.end_ns)
-        kind = line.kind
-        if kind == "timer":
-            self.timers.append((line.name, line.start_ns, line.end_ns, file))
-        elif kind == "stage":
-            self.stages[line.name].add(line.start_ns, line.end_ns)
-        elif kind == PROFILING:
-            (self.exports if line.name == EXPORT else self.profiling).add(line.start_ns, line.end_ns)
-        elif line.ids.get("validate"):
-            return
-        elif kind == "sample":
-            self.samples += 1
-        elif kind in ("turn", "request") and line.counts:
-            prompt, response = self.tokens.get(kind, (0, 0))
-            more = line.counts.get("prompt_tokens") or 0, line.counts.get("response_tokens") or 0
-            self.tokens[kind] = prompt + more[0], response + more[1]
 
 
 class Overview:
-    """Sums of all timeline files of a run.
-
-    Each file is read once, or twice if steps ran again after the run was resumed. Large timelines have an index
-    (`index.py`), which replaces the first reading.
+    """Rows of all steps of a run.
 
     Attributes:
-        spans: The steps that have ended, by number.
-        rows: The rows of these steps.
+        rows: The rows of the steps that have ended, by number.
+        spans: These steps, by number.
         cut_off: The rows of steps without an end, by number. Each ends with its last line.
-        cut_off_spans: The spans of these steps. The file is the driver's if its timers show it, else `NO_FILE`.
-        attempts: The number of times that the run was started.
-        zones: The zones of each file.
-        kinds: The kinds of stages that their names don't show, by name.
+        cut_off_spans: These steps. The file is the driver's if its timers show it, else `NO_FILE`.
     """
 
-    def __init__(
-        self,
-        timelines: Sequence[Timeline],
-        reader: Reader,
-        captured: Iterable[int] = (),
-        recorded: Recorded | None = None,
-        run: Path | None = None,
-    ) -> None:
-        self.spans: dict[int, StepSpan] = {}
+    def __init__(self, timeline: Timeline, captured: Iterable[int] = (), recorded: Recorded | None = None) -> None:
+        self._timeline = timeline
         self._captured = frozenset(captured)
         self._recorded = recorded or Recorded()
-        self._steps: dict[int, _StepSums] = defaultdict(_StepSums)
-        self._unnumbered: list[tuple[str, int, int, int]] = []
-        # Ends of earlier runs of a step that the same trainer ran again.
-        self._before: dict[int, list[int]] = defaultdict(list)
-        self.zones: list[list[Zone]] = []
-        self.kinds: dict[str, str] = {}
-        attempts = Attempts()
-        stamp = index.stamp(timelines)
-        known = index.read(run, stamp)
-        if known is None:
-            for number, timeline in enumerate(timelines):
-                zones: list[Zone] = []
-                self.zones.append(zones)
-                spans = reader.spans(timeline, _adder(zones))
-                for line in noted(spans, zones):
-                    attempts.add(number, line)
-                    self._add(number, line)
-            attempts.finish()
-            if not reader.failed:
-                index.write(run, stamp, lambda: self._kept(stamp, reader, attempts))
-        else:
-            self._take_over(known, reader, attempts)
-        self.attempts = attempts.count
-        between = {number: self._between(number, attempts) for number in self.spans.keys() | self._steps.keys()}
-        self._leave_out(timelines, between)
-        self._number_timers()
-        self.spans = {
-            number: msgspec.structs.replace(span, since_ns=between[number][0], until_ns=between[number][1])
-            for number, span in self.spans.items()
-        }
-        self.rows = mark_slow(
-            [self._row(span, span.start_ns in attempts.first_steps) for _, span in sorted(self.spans.items())]
-        )
+        self.spans = timeline.spans
+        first_steps = timeline.attempts.first_steps
+        self.rows = mark_slow([self._row(span, span.start_ns in first_steps) for _, span in sorted(self.spans.items())])
         self.cut_off_spans = {
-            number: _cut_off(number, step, *between[number])
-            for number, step in sorted(self._steps.items())
-            if number not in self.spans and step.last_ns > step.first_ns
+            number: _cut_off(number, sums, *timeline.between[number])
+            for number, sums in sorted(timeline.steps.items())
+            if number not in self.spans and sums.last_ns > sums.first_ns
         }
         # `no_stage` is a finding about ended steps only.
         self.cut_off = {
             number: msgspec.structs.replace(self._row(span, self._is_first(span)), no_stage=None)
             for number, span in self.cut_off_spans.items()
         }
-        self._steps.clear()
-
-    def _kept(self, stamp: index.Stamp, reader: Reader, attempts: Attempts) -> Index:
-        return Index(
-            stamp=stamp,
-            zones=self.zones,
-            spans=list(self.spans.values()),
-            steps={number: step.kept() for number, step in self._steps.items()},
-            unnumbered=self._unnumbered,
-            before=dict(self._before),
-            attempts=attempts.starts,
-            first_steps=sorted(attempts.first_steps),
-            left_out=[(*where, count) for where, count in reader.left_out.items()],
-            beyond=dict(reader.beyond),
-            kinds=self.kinds,
-        )
-
-    def _take_over(self, known: Index, reader: Reader, attempts: Attempts) -> None:
-        self.zones, self.kinds = known.zones, known.kinds
-        self.spans = {span.number: span for span in known.spans}
-        self._steps.update({number: _StepSums.of(sums) for number, sums in known.steps.items()})
-        self._unnumbered = known.unnumbered
-        self._before.update(known.before)
-        attempts.starts, attempts.first_steps = known.attempts, set(known.first_steps)
-        known.restore_notes(reader)
-
-    def _add(self, file: int, line: Line) -> None:
-        kind, number = line.kind, line.step
-        if kind == PROCESS or (kind == "timer" and line.name == WHOLE):
-            return
-        if line.stage_kind and kinds.of(line.name) != line.stage_kind:
-            self.kinds[line.name] = line.stage_kind
-        if number is None:
-            if kind == "timer":
-                self._unnumbered.append((line.name, line.start_ns, line.end_ns, file))
-        elif kind == "step":
-            self._take(StepSpan(number, file, line.start_ns, line.end_ns, line.role, line.rank, line.error))
-        else:
-            self._steps[number].add(file, line)
-
-    def _take(self, span: StepSpan) -> None:
-        other = self.spans.get(span.number)
-        if other is None:
-            self.spans[span.number] = span
-            return
-        best, worse = (span, other) if span.better_than(other) else (other, span)
-        self.spans[span.number] = best
-        if best.role == worse.role == "trainer" and not best.rank and not worse.rank:
-            self._before[span.number].append(worse.end_ns)
-
-    def _between(self, number: int, attempts: Attempts) -> tuple[int, int]:
-        """Return the times between which lines with a step's number belong to its reported run."""
-        span = self.spans.get(number)
-        if span is None:
-            # Use the attempt of the step's last line.
-            return attempts.around(self._steps[number].last_ns - 1)
-        since, until = attempts.around(span.start_ns)
-        return max([since, *(end for end in self._before[number] if end <= span.start_ns)]), until
-
-    def _leave_out(self, timelines: Sequence[Timeline], between: Mapping[int, tuple[int, int]]) -> None:
-        """Sum the steps that ran more than once again, without the lines of their earlier runs."""
-        again = {
-            number
-            for number, step in self._steps.items()
-            if step.first_ns < between[number][0] or step.last_ns > between[number][1]
-        }
-        if not again:
-            return
-        for number in again:
-            self._steps[number] = _StepSums()
-        reader = Reader()
-        for file, timeline in enumerate(timelines):
-            for line in reader.spans(timeline):
-                if line.step in again and line.kind != "step" and is_of(line, *between[line.step]):
-                    self._add(file, line)
-
-    def _number_timers(self) -> None:
-        """Add timers without a step number to the step that contains their middle."""
-        order = sorted(self.spans.values(), key=lambda span: span.start_ns)
-        starts = [span.start_ns for span in order]
-        for timer in self._unnumbered:
-            middle = (timer[1] + timer[2]) // 2
-            place = bisect_right(starts, middle) - 1
-            if place >= 0 and middle < order[place].end_ns:
-                self._steps[order[place].number].timers.append(timer)
-        self._unnumbered.clear()
 
     def _is_first(self, span: StepSpan) -> bool:
         """Return True if no ended step of the same attempt began before this unfinished step."""
         return not any(span.since_ns <= other.start_ns < span.start_ns for other in self.spans.values())
 
     def _row(self, span: StepSpan, first: bool) -> StepRow:
-        step = self._steps[span.number]
-        prompt, response = step.tokens.get("turn") or step.tokens.get("request") or (None, None)
+        sums = self._timeline.steps.get(span.number) or StepSums()
+        prompt, response = sums.tokens.get("turn") or sums.tokens.get("request") or (None, None)
         length = (span.end_ns - span.start_ns) / 1e9
-        parts = by_stage(span, step.timers, step.stages, step.profiling)
+        parts = by_stage(span, sums.timers, sums.stages, sums.profiling)
         recorded = self._recorded.anywhere.within(span.start_ns, span.end_ns)
         in_profiler = span.number in self._recorded.steps or bool(recorded) or OWN in parts
         return StepRow(
@@ -568,22 +374,18 @@ class Overview:
             slow=False,
             usual_s=length,
             stages=parts,
-            recorded=recorded_stages(span, step.timers, step.stages, step.profiling, recorded),
-            samples=step.samples or None,
+            recorded=recorded_stages(span, sums.timers, sums.stages, sums.profiling, recorded),
+            samples=sums.samples or None,
             prompt_tokens=None if prompt is None else int(prompt),
             response_tokens=None if response is None else int(response),
             tokens_per_s=response / length if response and length else None,
             error=span.error,
-            kinds={name: kind for name, kind in self.kinds.items() if name in parts},
+            kinds={name: kind for name, kind in self._timeline.kinds.items() if name in parts},
             kind=kind(first=first, captured=in_profiler),
-            no_stage=no_stage(span, parts, step.timers, step.stages, [step.profiling, step.exports]),
+            no_stage=no_stage(span, parts, sums.timers, sums.stages, [sums.profiling, sums.exports]),
         )
 
 
-def _adder(zones: list[Zone]) -> Callable[[int], None]:
-    return lambda begin: zones.append(Zone(begin))
-
-
-def _cut_off(number: int, step: _StepSums, since_ns: int, until_ns: int) -> StepSpan:
-    *_, driver = max(step.timers, key=lambda timer: timer[2], default=(NO_FILE,))
-    return StepSpan(number, driver, step.first_ns, step.last_ns, "", None, None, since_ns, until_ns)
+def _cut_off(number: int, sums: StepSums, since_ns: int, until_ns: int) -> StepSpan:
+    *_, driver = max(sums.timers, key=lambda timer: timer[2], default=(NO_FILE,))
+    return StepSpan(number, driver, sums.first_ns, sums.last_ns, "", None, None, since_ns, until_ns)

@@ -11,9 +11,8 @@ from typing import TypeAlias
 import msgspec
 
 from autoprof.base.intervals import segments
-from autoprof.report.figures.reading import Ids
 from autoprof.report.model import Part, SampleFigures, SampleRow, SpanRow, Tail, ToolRow
-from autoprof.rundir.records import Line
+from autoprof.rundir.records import Id, Line
 
 INSIDE = ("turn", "tool", "reward")
 WAITING = "waiting"
@@ -98,6 +97,7 @@ TAIL_PART = 20
 # A step with fewer samples has no tail.
 MIN_SAMPLES = 8
 
+Ids: TypeAlias = Mapping[str, Id | None]
 _Key = tuple[int, str, str]
 
 

@@ -11,8 +11,8 @@ import msgspec
 from autoprof.base.intervals import Interval
 from autoprof.report.figures.lanes import LaneSpans
 from autoprof.report.figures.overview import Recorded
-from autoprof.report.figures.reading import Timeline
 from autoprof.report.model import Skew, SkewRow
+from autoprof.rundir.journal import Journal
 
 _MAX_ROWS = 64
 
@@ -33,7 +33,7 @@ class _Member(msgspec.Struct, frozen=True):
     recorded: bool = False
 
 
-def skews(lanes: Iterable[LaneSpans], timelines: Sequence[Timeline], recorded: Recorded) -> list[Skew]:
+def skews(lanes: Iterable[LaneSpans], journals: Sequence[Journal], recorded: Recorded) -> list[Skew]:
     """Compare the same stage in several ranks, and the requests of several replicas. The longest wait comes first.
 
     Recording slows a rank down, so recorded ranks are not judged if others were not recorded.
@@ -57,23 +57,21 @@ def skews(lanes: Iterable[LaneSpans], timelines: Sequence[Timeline], recorded: R
                 for start, end in lane.stages[stage]
             )
             took = sum(end - start for start, end in calls) / 1e9
-            was = any(_was_recorded(lane, lane.stages[stage], timelines, recorded) for lane in of_rank)
+            was = any(_was_recorded(lane, lane.stages[stage], journals, recorded) for lane in of_rank)
             rows.append(_Member(of_rank[-1], took, calls, was))
-        found += _skew(stage, role, rows, timelines)
+        found += _skew(stage, role, rows, journals)
     served = [lane for lane in lanes if lane.replica is not None and lane.requests_s]
     # A long answer or a slow tool keeps a replica busy longer, which is not its fault. Compare the time per token.
     rows = [
-        _Member(lane, took, [_whole(lane)], _was_recorded(lane, [_whole(lane)], timelines, recorded))
+        _Member(lane, took, [_whole(lane)], _was_recorded(lane, [_whole(lane)], journals, recorded))
         for lane, took in zip(served, _weighed(served), strict=True)
     ]
-    found += _skew("generate", "rollout", rows, timelines)
+    found += _skew("generate", "rollout", rows, journals)
     return sorted(found, key=lambda skew: -skew.waited_s)
 
 
-def _was_recorded(
-    lane: LaneSpans, calls: Iterable[Interval], timelines: Sequence[Timeline], recorded: Recorded
-) -> bool:
-    times = recorded.of(timelines[lane.file], lane.replica)
+def _was_recorded(lane: LaneSpans, calls: Iterable[Interval], journals: Sequence[Journal], recorded: Recorded) -> bool:
+    times = recorded.of(journals[lane.file], lane.replica)
     return any(times.within(start, end) for start, end in calls)
 
 
@@ -96,7 +94,7 @@ def _weighed(lanes: Sequence[LaneSpans]) -> list[float]:
     return [busy * each / usual if usual else busy for each in typical]
 
 
-def _skew(stage: str, role: str, rows: list[_Member], timelines: Sequence[Timeline]) -> list[Skew]:
+def _skew(stage: str, role: str, rows: list[_Member], journals: Sequence[Journal]) -> list[Skew]:
     order = sorted(rows, key=lambda row: -row.seconds)
     judged = [row for row in order if not row.recorded] if any(not row.recorded for row in order) else order
     if len(judged) < 2:
@@ -118,7 +116,7 @@ def _skew(stage: str, role: str, rows: list[_Member], timelines: Sequence[Timeli
                     label=row.lane.label,
                     seconds=row.seconds,
                     calls=len(row.lane.requests_s) if stage == "generate" and row.lane.requests_s else len(row.calls),
-                    file=timelines[row.lane.file].name,
+                    file=journals[row.lane.file].name,
                     recorded=row.recorded,
                 )
                 for row in order[:_MAX_ROWS]

@@ -13,8 +13,8 @@ from autoprof.base import files, interrupts, units
 from autoprof.base.redact import writable
 from autoprof.report.hangs import places
 from autoprof.report.model import OpenSpanRow
-from autoprof.rundir import decoder, open_spans
-from autoprof.rundir.open_spans import ProcessState
+from autoprof.rundir import decoder, processes
+from autoprof.rundir.processes import ProcessState
 from autoprof.rundir.records import (
     HANGS,
     MAX_STACKS_BYTES,
@@ -90,8 +90,8 @@ class OpenSpans(msgspec.Struct, frozen=True, kw_only=True):
 def read_open_spans(run: Run, now_ns: int, shifts_ns: Mapping[str, int]) -> OpenSpans:
     """Read the open spans of a run."""
     going_on, started_ns = run.state.startswith("running"), round(run.info.started * 1e9)
-    states = open_spans.without_past(open_spans.read(run.path), started_ns, shifts_ns)
-    ends = open_spans.ends(states, going_on, now_ns, shifts_ns)
+    states = processes.without_past(run.processes, started_ns, shifts_ns)
+    ends = processes.ends(states, going_on, now_ns, shifts_ns)
     return OpenSpans(
         states=states, ends_ns=ends, shifts_ns=shifts_ns, going_on=going_on, now_ns=now_ns, started_ns=started_ns
     )
@@ -99,7 +99,7 @@ def read_open_spans(run: Run, now_ns: int, shifts_ns: Mapping[str, int]) -> Open
 
 def open_for(row: OpenSpanRow, going_on: bool) -> str:
     """Return the words for the time that a span is or was open. A dead process was last seen at its last line."""
-    if open_spans.open_until_now(row.state, going_on):
+    if processes.open_until_now(row.state, going_on):
         return units.seconds(row.age_s)
     return f"at least {units.seconds(row.age_s)}" if row.age_s else "an unknown time"
 

@@ -21,9 +21,9 @@ from autoprof.report.hangs import collectives, places, read
 from autoprof.report.hangs.collectives import BY_TORCH, Record, Stuck
 from autoprof.report.hangs.read import Hang, OpenSpans, Process, where
 from autoprof.report.model import Finding
-from autoprof.rundir import layout, open_spans, tails
+from autoprof.rundir import journal, layout, processes
 from autoprof.rundir.layout import RunDir
-from autoprof.rundir.open_spans import ProcessState
+from autoprof.rundir.processes import ProcessState
 from autoprof.rundir.records import OpenSpan
 
 # A sample is reported as waiting if it is older than `OLD_S` and than this many medians of the same kind of span.
@@ -103,14 +103,13 @@ def _sample(
 
 def _ended_s(run_path: str, processes: Sequence[Spans], kind: str, name: str) -> list[float]:
     """Return the seconds of recently ended spans with this kind and name, from the timelines of these processes."""
-    stems = list(dict.fromkeys(f"{of.host}-{of.pid}" for of in processes))[:_MAX_FILES]
-    paths = {path.stem: path for path in RunDir(Path(run_path)).lines("timeline")}
+    of_processes = dict.fromkeys((of.host, of.pid) for of in processes)
+    files = [file for file in journal.journals(run_path) if (file.host, file.pid) in of_processes][:_MAX_FILES]
     return [
-        (line.end_ns - line.start_ns) / 1e9
-        for stem in stems
-        if stem in paths
-        for line in tails.spans(paths[stem])
-        if line.kind == kind and line.name == name
+        (span.end_ns - span.start_ns) / 1e9
+        for file in files
+        for span in journal.recent_spans(file)
+        if span.kind == kind and span.name == name
     ]
 
 
@@ -359,7 +358,7 @@ MIN_ENDED_STEPS = 3
 LEAST_S = 60.0
 # Seconds without a new or ended span after which the open step, or a run between two steps, is stuck.
 STILL_S = 600.0
-_MAYBE_RUNNING = (open_spans.RUNNING, open_spans.ELSEWHERE)
+_MAYBE_RUNNING = (processes.RUNNING, processes.ELSEWHERE)
 _MAX_NOTES = 5
 
 
@@ -475,7 +474,7 @@ def _between_steps(run_path: str, opened: OpenSpans, ended_s: Mapping[int, float
         return
     # The trainer process of a resumed run is unknown until its first step.
     resumed = end_ns < opened.started_ns
-    if driver.state == open_spans.EXITED and not resumed:
+    if driver.state == processes.EXITED and not resumed:
         return
     age = max(0.0, (opened.now_ns - max(end_ns, opened.started_ns)) / 1e9)
     since = "the run was resumed" if resumed else f"step {driver.stepped.step} ended; {_driver(driver)}"
@@ -492,9 +491,9 @@ def _driver(state: ProcessState) -> str:
     """Return a sentence that says if the process that drives the steps is alive."""
     name = " ".join(filter(None, ["process", state.stepped.role if state.stepped else "", f"(pid {state.pid})"]))
     return {
-        open_spans.RUNNING: f"{name} is alive",
-        open_spans.GONE: f"{name} is gone",
-        open_spans.ELSEWHERE: f"{name} is on {state.host}; from this host autoprof can't see if it is alive",
+        processes.RUNNING: f"{name} is alive",
+        processes.GONE: f"{name} is gone",
+        processes.ELSEWHERE: f"{name} is on {state.host}; from this host autoprof can't see if it is alive",
     }[state.state]
 
 

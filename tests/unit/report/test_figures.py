@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoprof.report.figures.reading import Reader, timelines
 from autoprof.rundir import runs
+from autoprof.rundir.journal import SpanReader, journals
 from tests.support.made_runs import make_run
 from tests.support.report_runs import START_NS, write
 from tests.support.timelines import SECOND, figures, span, step, timeline
@@ -120,14 +120,14 @@ def test_a_file_that_was_cut_anywhere_is_read_up_to_there(tmp_path: Path, length
     content = path.read_bytes()[:length]
     path.write_bytes(content)
     whole = content.count(b"}\n") + content.endswith(b"}")
-    reader = Reader()
-    assert len(list(reader.spans(timelines(run)[0][0]))) == whole
+    reader = SpanReader()
+    assert len(list(reader.spans(journals(run)[0]))) == whole
     assert sum(reader.left_out.values()) == (not content.endswith((b"}", b"}\n")) and bool(content))
 
 
 def test_a_line_without_end_takes_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autoprof.rundir.jsonl._CHUNK_BYTES", 64)
-    monkeypatch.setattr("autoprof.rundir.jsonl._MAX_LINE_BYTES", 500)
+    monkeypatch.setattr("autoprof.rundir.journal._CHUNK_BYTES", 64)
+    monkeypatch.setattr("autoprof.rundir.journal._MAX_LINE_BYTES", 500)
     run = timeline(tmp_path / "run", n1=[step(10), step(20, 2, 10)])
     path = run / "timeline" / "n1-10.jsonl"
     first, second = path.read_bytes().splitlines(keepends=True)

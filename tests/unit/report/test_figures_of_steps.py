@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from autoprof.report.figures.overview import Overview
-from autoprof.report.figures.reading import Reader, timelines
+from autoprof.report.figures.timeline import Timeline
+from autoprof.rundir.journal import journals
 from tests.support.report_runs import START_NS
 from tests.support.timelines import SECOND, figures, shown, span, step, timeline
 
@@ -192,12 +192,8 @@ def test_memory_does_not_grow_with_the_run(tmp_path: Path) -> None:
         for rank in range(1000)
     ]
     run = timeline(tmp_path / "run", n1=[step(100 * n + 10, n, 100 * n) for n in range(1, 4)], n2=spans)
-    reader = Reader()
-    overview = Overview([], reader)
-    for number, file in enumerate(timelines(run)[0]):
-        for line in reader.spans(file):
-            overview._add(number, line)
-    assert [len(each.stages["update_actor"].pieces()) for each in overview._steps.values()] == [1, 1, 1]
+    steps = Timeline(journals(run)).steps
+    assert [len(sums.stages["update_actor"].pieces()) for sums in steps.values()] == [1, 1, 1]
 
 
 def test_hosts_are_brought_onto_the_drivers_clock(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from autoprof.base.identity import HOST
 from autoprof.cli.main import main
 from autoprof.report import build, markdown
 from autoprof.report.page import html
-from autoprof.rundir import open_spans, runs
-from autoprof.rundir.open_spans import ELSEWHERE, GONE, RUNNING, ProcessState
+from autoprof.rundir import processes, runs
+from autoprof.rundir.processes import ELSEWHERE, GONE, RUNNING, ProcessState
 from autoprof.rundir.records import OpenSpan
 from tests.support.hung_runs import MIN, HungRun
 from tests.support.traces import load
@@ -87,14 +87,14 @@ def state(kind: str, last: int, *steps: int, host: str = "h") -> ProcessState:
 
 def test_the_end_of_what_is_open_is_now_or_the_last_sign_of_life_of_its_own_process() -> None:
     states = [state(RUNNING, 5), state(GONE, 7), state(ELSEWHERE, 8)]
-    assert open_spans.ends(states, True, 100) == [100, 7, 100]
-    assert open_spans.ends(states, False, 100) == [100, 7, 8]
-    assert open_spans.ends(states, True, 100, {"h": 30}) == [70, 7, 70]
+    assert processes.ends(states, True, 100) == [100, 7, 100]
+    assert processes.ends(states, False, 100) == [100, 7, 8]
+    assert processes.ends(states, True, 100, {"h": 30}) == [70, 7, 70]
 
 
 def test_what_the_run_has_left_behind_is_not_open() -> None:
     def left(states: list[ProcessState], started: int, **shifts: int) -> list[list[int]]:
-        return [[span.start_ns for span in each.spans] for each in open_spans.without_past(states, started, shifts)]
+        return [[span.start_ns for span in each.spans] for each in processes.without_past(states, started, shifts)]
 
     # Before the last attempt; a process that is running is never left behind.
     assert left([state(GONE, 7, 5), state(ELSEWHERE, 7, 5), state(RUNNING, 7, 5)], 8) == [[], [], [5]]
@@ -113,10 +113,10 @@ def test_a_crash_is_a_sign_of_life(tmp_path: Path) -> None:
     crash = run.folder / "crashes" / f"{HOST}-{GONE_PID}.txt"
     crash.parent.mkdir()
     crash.write_text("")
-    assert open_spans.read(run.folder)[0].last_ns == run.began
+    assert processes.read(run.folder)[0].last_ns == run.began
     crash.write_text("Fatal Python error: Aborted\n")
     os.utime(crash, ns=(run.began, run.began + MIN))
-    assert open_spans.read(run.folder)[0].last_ns == run.began + MIN
+    assert processes.read(run.folder)[0].last_ns == run.began + MIN
 
 
 def test_a_run_in_which_nothing_is_open_has_no_such_section(tmp_path: Path) -> None:

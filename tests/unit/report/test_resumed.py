@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pytest
 
 from autoprof.report.model import StepFigures
 from autoprof.traces import timeline as timeline_reader
@@ -72,18 +71,11 @@ def alone(details: StepFigures) -> StepFigures:
     return msgspec.structs.replace(details, samples=samples, lanes=lanes, skews=skews, path=path, findings=found)
 
 
-@pytest.mark.parametrize("same_pids", [False, True])
-def test_steps_that_ran_again_are_told_as_they_ran_last(tmp_path: Path, same_pids: bool) -> None:
+def test_steps_that_ran_again_are_reported_as_they_ran_last(tmp_path: Path) -> None:
     first = attempt((1, 0), (2, 10), (3, 20), killed=(4, 30))
     last = ((2, 100), (3, 110), (4, 120))
-    begins: list[Spans] = [[span("process", "", 99, 99)] for _ in NAMES]
-    if same_pids:
-        # A container's processes have the same ones each time.
-        together = [a + b + c for a, b, c in zip(first, begins, attempt(*last), strict=True)]
-        run = timeline(tmp_path / "run", **dict(zip(NAMES, together, strict=True)))
-    else:
-        again = {f"{name}2": lines for name, lines in zip(NAMES, attempt(*last), strict=True)}
-        run = timeline(tmp_path / "run", **dict(zip(NAMES, first, strict=True)), **again)
+    again = {f"{name}2": lines for name, lines in zip(NAMES, attempt(*last), strict=True)}
+    run = timeline(tmp_path / "run", **dict(zip(NAMES, first, strict=True)), **again)
     found = figures(run, 2, 3, 4)
     expected = figures(timeline(tmp_path / "alone", **dict(zip(NAMES, attempt(*last), strict=True))), 2, 3, 4)
     assert [(row.number, row.samples, row.response_tokens) for row in found.steps] == [

@@ -95,16 +95,12 @@ def test_an_export_that_ends_in_the_next_step_does_not_make_that_one_captured(tm
     }
 
 
-@pytest.mark.parametrize("same_file", [False, True])
-def test_the_first_step_of_each_start_of_the_trainer_is_a_warm_up(tmp_path: Path, same_file: bool) -> None:
+def test_the_first_step_of_each_start_of_the_trainer_is_a_warm_up(tmp_path: Path) -> None:
     first = [line for number in (1, 2, 3) for line in driver(number, 10.0 * number, 10)]
     # Step 3 runs again. The second start was killed in step 5, whose number the third one takes again.
     again = [line for number in (3, 4) for line in driver(number, 100 + 10.0 * number, 10)]
     last = [line for number in (5, 6) for line in driver(number, 200 + 10.0 * number, 10)]
-    parts = [[span("process", "", at, at), *lines] for at, lines in ((5, first), (125, again), (245, last))]
-    together = [line for part in parts for line in part]
-    files = {"n1": together} if same_file else dict(zip(("n1", "n2", "n3"), parts, strict=True))
-    found = figures(timeline(tmp_path / "run", **files))
+    found = figures(timeline(tmp_path / "run", n1=first, n2=again, n3=last))
     assert [number for number, kind in kinds(found).items() if kind == "warm-up"] == [1, 3, 5]
     assert found.basis == "3 regular steps; 3 warm-up"
 

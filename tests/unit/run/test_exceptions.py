@@ -16,7 +16,7 @@ from autoprof.report import build
 from autoprof.run import timeline
 from autoprof.run.runtime import Runtime
 from autoprof.run.timeline import Span
-from autoprof.rundir import open_spans, runs
+from autoprof.rundir import processes, runs
 from autoprof.rundir.records import RaisedLine
 
 
@@ -47,7 +47,7 @@ def fetch_score(text: str) -> ValueError:
 
 def lines(run: Runtime) -> list[RaisedLine]:
     run.timeline.flush()
-    (state,) = open_spans.read(run.rundir.path)
+    (state,) = processes.read(run.rundir.path)
     return state.lost
 
 
@@ -86,7 +86,7 @@ def test_of_many_alike_some_are_told_and_again_after_a_megabyte(run: Runtime, mo
 def test_they_do_not_end_a_run_that_goes_on(run: Runtime) -> None:
     failed(run, "reward", fetch_score("no score"))
     run.timeline.flush()
-    (state,) = open_spans.read(run.rundir.path)
+    (state,) = processes.read(run.rundir.path)
     assert state.raised is None
 
 

@@ -21,7 +21,7 @@ from autoprof.base import identity as process_module
 from autoprof.run import timeline
 from autoprof.run.runtime import Runtime
 from autoprof.run.timeline import AT_ONCE, Span
-from autoprof.rundir import layout, open_spans, tails
+from autoprof.rundir import layout, processes
 from tests.support import helpers
 
 
@@ -228,7 +228,7 @@ def test_no_more_are_kept_than_memory_is_for(
 
 
 def open_names(run: Runtime) -> list[str]:
-    (process,) = open_spans.read(run.rundir.path)
+    (process,) = processes.read(run.rundir.path)
     return [span.name for span in process.spans]
 
 
@@ -258,7 +258,7 @@ def test_a_process_that_stands_gives_signs_of_life(run: Runtime, monkeypatch: py
     monkeypatch.setattr(timeline, "_MAX_SILENCE_NS", 0)
     before = time.time_ns()
     run.timeline.write_open()
-    (process,) = open_spans.read(run.rundir.path)
+    (process,) = processes.read(run.rundir.path)
     assert before <= process.last_ns <= time.time_ns()
     stage.end()
     lines = len(written(run))
@@ -272,7 +272,7 @@ def test_a_span_that_was_interrupted_is_open_until_the_next_one(run: Runtime) ->
     begin(run, "stage", "update", rank=0)
     other = begin(run, "stage", "update", rank=1)
     begin(run, "stage", "update", rank=0)
-    (process,) = open_spans.read(run.rundir.path)
+    (process,) = processes.read(run.rundir.path)
     assert [(span.name, span.step, span.rank) for span in process.spans] == [
         ("step", 3, None),
         ("update", 2, 1),
@@ -284,7 +284,7 @@ def test_a_span_that_was_interrupted_is_open_until_the_next_one(run: Runtime) ->
 
 def test_what_is_open_is_at_the_end_of_a_large_file(run: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timeline, "REPEAT_AFTER_BYTES", 10_000)
-    monkeypatch.setattr(tails, "_TAIL_BYTES", 30_000)
+    monkeypatch.setattr(processes, "_TAIL_BYTES", (30_000,))
     begin(run, "step", "step")
     for _ in range(20):
         for _ in range(50):
@@ -315,7 +315,7 @@ Span(lines, "stage", "update", step=1, role="actor", rank=0)
 """
     python("name = 'exits'" + code)
     python("name = 'killed'" + code + "os.kill(os.getpid(), 9)", check=False)
-    (exited,), (killed,) = open_spans.read(tmp_path / "exits"), open_spans.read(tmp_path / "killed")
+    (exited,), (killed,) = processes.read(tmp_path / "exits"), processes.read(tmp_path / "killed")
     assert (exited.state, exited.spans) == ("exited", [])
     assert (killed.state, [span.name for span in killed.spans]) == ("gone", ["update"])
 

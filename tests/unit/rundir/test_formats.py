@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import typing
 from pathlib import Path
 from types import ModuleType
 
@@ -17,7 +18,7 @@ from autoprof.capture.profilers import memory
 from autoprof.capture.subject import Subject
 from autoprof.cli import documents
 from autoprof.cli.recipes import documents as recipe_documents
-from autoprof.rundir import decoder, records
+from autoprof.rundir import decoder, journal, records
 from autoprof.rundir.records import CaptureMeta, Line, OutOfMemoryMeta, ProcessLine
 from autoprof.rundir.runs import CaptureFile
 from tests.support import formats
@@ -49,10 +50,12 @@ def test_a_merged_trace_may_be_asked_as_a_capture(tmp_path: Path) -> None:
     assert (file.meta.reason, file.meta.left_out, file.merged.left_out) == ("x", [], {"a": "b"})
 
 
-def test_lines_of_spans_and_processes_are_told_apart() -> None:
-    process = {"kind": "process", "host": "h", "pid": 1, "clock": {"unix_ns": 1, "monotonic_ns": 1}, "version": "0"}
-    assert msgspec.convert(process, ProcessLine).pid == 1
-    assert decoder.line(json.dumps(process).encode()).kind == records.PROCESS
+def test_lines_of_spans_are_distinguished_from_other_lines() -> None:
+    process = ProcessLine(host="h", pid=1, clock=records.Moment(), version="0")
+    assert journal.decoded(msgspec.json.encode(process)) == process
+    tags = {kind.__struct_config__.tag for kind in typing.get_args(journal.AnyLine)}
+    assert {str(tag)[:4].encode() for tag in tags} == journal._OTHER_KINDS
+    assert {kind[:4].encode() for kind in records.SPAN_KINDS}.isdisjoint(journal._OTHER_KINDS)
     span = {"kind": "stage", "name": "x", "step": None, "role": "a", "rank": None, "start_ns": 1, "end_ns": 2}
     assert msgspec.to_builtins(decoder.line(json.dumps(span).encode())) == span
     # A line of another release.

@@ -32,7 +32,7 @@ def run(tmp_path: Path) -> Path:
 
 def measured(run: Path, *lines: dict[str, Any], driver: str = "n1-9") -> None:
     (run / "clocks").mkdir(exist_ok=True)
-    text = "".join(json.dumps(line) + "\n" for line in lines)
+    text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
     (run / "clocks" / f"{driver}.jsonl").write_text(text + '{"host": "n2", "off')
 
 
@@ -87,7 +87,7 @@ def test_a_run_that_measured_nothing_is_refused_too(run: Path, tmp_path: Path) -
 
 def write_timeline(run: Path, host: str, *lines: dict[str, Any]) -> None:
     (run / "timeline").mkdir(exist_ok=True)
-    text = "".join(json.dumps(line) + "\n" for line in lines)
+    text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
     (run / "timeline" / f"{host}-3.jsonl").write_text(text + '{"kind": "stage", "na')
 
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from autoprof.rundir.journal import Journal
 from autoprof.rundir.records import Line
 from autoprof.traces.archive import pack
 from autoprof.traces.merge import Input, merge
-from autoprof.traces.timeline import Process, Timeline
+from autoprof.traces.timeline import Timeline
 from tests.support.perfetto import (
     ERRORS,
     FLOWS,
@@ -42,12 +43,12 @@ def span(kind: str, name: str, start_us: int, end_us: int, role: str = "trainer"
 
 TIMELINE = Timeline(
     {
-        Process("h", 5): [
+        Journal(path=Path("h-5.jsonl"), host="h", pid=5): [
             span("stage", "update_actor", 200, 300),
             span("step", "step", 0, 400),
             span("stage", "rollout", 10, 150),
         ],
-        Process("h", 6): [
+        Journal(path=Path("h-6.jsonl"), host="h", pid=6): [
             *(span("sample", "single_turn", 10 + n, 100 + n, "agent_loop", sample=n) for n in range(3)),
             *(span("turn", "generate", 20 + n, 60 + n, "agent_loop", sample=n) for n in range(3)),
         ],

@@ -1,0 +1,234 @@
+"""Reader of a run's journals: one file per process, `timeline/<host>-<pid>.jsonl`, with one line per event.
+
+`SpanReader` decodes the ended spans of a file in batches; `search` finds those with a text.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO, NamedTuple, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from autoprof.base import files, interrupts
+from autoprof.base.originals import io
+from autoprof.base.redact import writable
+from autoprof.rundir import decoder, file_names
+from autoprof.rundir.layout import RunDir
+from autoprof.rundir.records import (
+    SPAN_KINDS,
+    BegunLine,
+    DroppedLine,
+    ExitLine,
+    Line,
+    MemoryLine,
+    ProcessLine,
+    RaisedLine,
+)
+
+# Exceptions for a line that can't be decoded: it is cut off, damaged, or from a newer autoprof.
+NO_LINE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+class Journal(Struct, frozen=True, kw_only=True):
+    """File of one process.
+
+    Attributes:
+        path: Its path.
+        host: The host of the process, from the file's name.
+        pid: The pid of the process, from the file's name; 0 if it has none.
+        shift_ns: Nanoseconds to add to its times, to get the clock of the driver's host.
+    """
+
+    path: Path
+    host: str
+    pid: int
+    shift_ns: int = 0
+
+    @property
+    def name(self) -> str:
+        """Return its path relative to the run directory."""
+        return writable(f"timeline/{self.path.name}")
+
+
+def journals(run: str | Path) -> list[Journal]:
+    """Return the journals of a run, sorted by name."""
+    named = [(path, *file_names.process_of(path.name)) for path in RunDir(Path(run)).lines("timeline")]
+    return [Journal(path=path, host=writable(host), pid=pid) for path, host, pid in named]
+
+
+_CHUNK_BYTES = 1 << 20
+# Longer than any line that autoprof writes.
+_MAX_LINE_BYTES = 1 << 20
+_BATCH_LINES = 128
+# The four characters of a line after `{"kind":"`, for lines that are not ended spans.
+_OTHER_KINDS = frozenset((b"proc", b"begu", b"drop", b"exit", b"rais", b"memo"))
+_decode_batch = msgspec.json.Decoder(list[Line]).decode
+_decode_any = msgspec.json.Decoder().decode
+
+
+class Batch(NamedTuple):
+    """Consecutive ended spans of a file, between two offsets in bytes. They are in the order of their ends."""
+
+    begin: int
+    end: int
+    spans: list[Line]
+
+
+class SpanReader:
+    """Reader of ended spans, which counts the lines that it leaves out.
+
+    Attributes:
+        left_out: The number of lines left out, by file and reason.
+        failed: The reason why a file can't be read to its end, by file.
+    """
+
+    def __init__(self) -> None:
+        self.left_out: Counter[tuple[str, str]] = Counter()
+        self.failed: dict[str, str] = {}
+
+    def batches(self, journal: Journal, ranges: Sequence[tuple[int, int]] = ((0, sys.maxsize),)) -> Iterator[Batch]:
+        """Yield the ended spans of a file. Never raises.
+
+        Args:
+            journal: The file.
+            ranges: The parts of the file to read, as offsets of lines in bytes.
+        """
+        try:
+            with io.open(files.opened(journal.path), "rb") as file:
+                for begin, end in ranges:
+                    for start, texts in _groups(file, begin, end):
+                        spans = self._decoded(journal, [text for text in texts if text[9:13] not in _OTHER_KINDS])
+                        yield Batch(start, start + sum(map(len, texts)) + len(texts), spans)
+        except OSError as error:
+            interrupts.pass_on(error)
+            self.failed[journal.name] = error.strerror or str(error)
+
+    def spans(self, journal: Journal) -> Iterator[Line]:
+        """Yield the ended spans of a file that have a valid time, one by one. Never raises."""
+        for batch in self.batches(journal):
+            yield from (span for span in batch.spans if 0 < span.start_ns <= span.end_ns)
+
+    def _decoded(self, journal: Journal, texts: list[bytes]) -> list[Line]:
+        try:
+            spans = _decode_batch(b"[" + b",".join(texts) + b"]")
+            if len(spans) == len(texts) and {span.kind for span in spans} <= SPAN_KINDS.keys():
+                return spans
+        except NO_LINE as error:
+            interrupts.pass_on(error)
+        lines = (self._line(journal, text) for text in texts)
+        return [line for line in lines if line is not None and line.kind in SPAN_KINDS]
+
+    def _line(self, journal: Journal, text: bytes) -> Line | None:
+        if len(text) > _MAX_LINE_BYTES:
+            self.left_out[journal.name, "too long"] += 1
+            return None
+        try:
+            return decoder.line(text)
+        except NO_LINE as error:
+            interrupts.pass_on(error)
+            if text.strip() and not is_foreign(text):
+                self.left_out[journal.name, "truncated, or not a span"] += 1
+            return None
+
+
+def is_foreign(text: bytes) -> bool:
+    """Return True if a line has a kind that this release does not know. A newer release may write such lines."""
+    try:
+        line = _decode_any(text)
+    except NO_LINE as error:
+        interrupts.pass_on(error)
+        return False
+    return isinstance(line, dict) and isinstance(line.get("kind"), str) and line["kind"] not in SPAN_KINDS
+
+
+def _groups(file: BinaryIO, at: int, end: int) -> Iterator[tuple[int, list[bytes]]]:
+    """Yield groups of lines between two offsets, each with the offset of its first line.
+
+    Of a line that is too long, only the beginning is yielded.
+    """
+    file.seek(at)
+    rest, skipping = b"", False
+    while chunk := file.read(min(_CHUNK_BYTES, end - at)):
+        begin, at = at - len(rest), at + len(chunk)
+        *lines, rest = (rest + chunk).split(b"\n")
+        if skipping and lines:
+            begin += len(lines[0]) + 1
+            skipping, lines = False, lines[1:]
+        for index in range(0, len(lines), _BATCH_LINES):
+            group = lines[index : index + _BATCH_LINES]
+            yield begin, group
+            begin += sum(map(len, group)) + len(group)
+        if len(rest) > _MAX_LINE_BYTES:
+            if not skipping:
+                yield begin, [rest]
+            rest, skipping = b"", True
+    # A line without an end: a process is still writing it, or was killed.
+    if rest and not skipping:
+        yield at - len(rest), [rest]
+
+
+AnyLine: TypeAlias = ProcessLine | BegunLine | DroppedLine | ExitLine | RaisedLine | MemoryLine
+_decode_other: Callable[[bytes], AnyLine] = msgspec.json.Decoder(AnyLine).decode
+
+
+def decoded(text: bytes) -> AnyLine | Line | None:
+    """Decode a line of any kind. Return None if that is not possible."""
+    try:
+        if text[9:13] in _OTHER_KINDS:
+            return _decode_other(text)
+        span = decoder.line(text)
+    except NO_LINE as error:
+        interrupts.pass_on(error)
+        return None
+    return span if span.kind in SPAN_KINDS else None
+
+
+def search(journal: Journal, texts: Sequence[bytes]) -> Iterator[Line]:
+    """Yield the ended spans of a file whose lines contain one of the texts, in autoprof's own spelling. Never raises.
+
+    Searching is ten times as fast as decoding all lines.
+    """
+    try:
+        with io.open(files.opened(journal.path), "rb") as file:
+            rest = b""
+            while chunk := file.read(_CHUNK_BYTES):
+                text, _, rest = (rest + chunk).rpartition(b"\n")
+                yield from _matching(text, texts)
+                rest = rest if len(rest) <= _MAX_LINE_BYTES else b""
+            yield from _matching(rest, texts)
+    except OSError as error:
+        interrupts.pass_on(error)
+
+
+def _matching(lines: bytes, texts: Sequence[bytes]) -> Iterator[Line]:
+    found = {}
+    for text in texts:
+        at = lines.find(text)
+        while at >= 0:
+            end = lines.find(b"\n", at)
+            end = end if end >= 0 else len(lines)
+            found[lines.rfind(b"\n", 0, at) + 1] = end
+            at = lines.find(text, end)
+    for begin, end in sorted(found.items()):
+        span = decoded(lines[begin:end])
+        if isinstance(span, Line) and 0 < span.start_ns <= span.end_ns:
+            yield span
+
+
+# Bytes at the end of a file in which `recent_spans` reads.
+_MAX_RECENT_BYTES = 4 << 20
+
+
+def recent_spans(journal: Journal) -> list[Line]:
+    """Return the last ended spans of a file; none if it can't be read."""
+    try:
+        begin = max(0, files.size(str(journal.path)) - _MAX_RECENT_BYTES)
+    except OSError as error:
+        interrupts.pass_on(error)
+        return []
+    return [span for batch in SpanReader().batches(journal, [(begin, sys.maxsize)]) for span in batch.spans]
