@@ -100,7 +100,11 @@ def figures(
         ]
     )
     shown = [
-        msgspec.structs.replace(step, findings=[each for each in everything if each.step == step.number])
+        msgspec.structs.replace(
+            step,
+            findings=[finding for finding in everything if finding.step == step.number],
+            captures_left_out=len(folders[step.number].captures) - len(step.captures) if step.captures else 0,
+        )
         for step in steps
         if step.number in numbers
     ]
@@ -178,12 +182,13 @@ def _captures(
     progress: Progress,
     operators: int,
 ) -> dict[int, list[CaptureFigures]]:
-    total = sum(len(folder.captures) for folder in folders)
+    shown = {folder.number: captures.chosen(folder.captures) for folder in folders}
+    total = sum(map(len, shown.values()))
     done = 0
     by_step: dict[int, list[CaptureFigures]] = {}
     for folder in folders:
         zero = spans[folder.number].start_ns
-        for capture in folder.captures:
+        for capture in shown[folder.number]:
             progress(done, total, capture.name)
             done += 1
             zero_there = zero - shifts.get(capture.meta.host, 0) if zero else None

@@ -115,6 +115,9 @@ def _step(step: StepFigures) -> Iterable[str]:
     if more := len(step.captures) - len(shown):
         yield f"{several(more, 'other capture')} of this step {'is' if more == 1 else 'are'} in the page and the JSON."
         yield ""
+    if unread := step.captures_left_out:
+        yield f"{several(unread, 'capture')} of further ranks {'was' if unread == 1 else 'were'} not read."
+        yield ""
 
 
 def _first_of_each(captures: Sequence[CaptureFigures]) -> list[CaptureFigures]:

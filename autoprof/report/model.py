@@ -448,13 +448,18 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         stages: As in `StepRow`.
         kinds: As in `StepRow`.
-        lanes: The lanes: trainer, actors, ref, critic, reward, agent loops, rollout, each by rank or replica.
+        lanes: The lanes: trainer, actors, ref, critic, reward, agent loops, rollout, each by rank or replica. Of many
+            lanes, the busiest and the idlest of each role.
+        lanes_left_out: The number of other lanes.
         gaps: The 100 longest gaps, by start.
         gaps_left_out: The number of other gaps.
         skews: The skews by `waited_s`, longest first.
         weight_sync_s: Seconds in which weights were sent.
         path: The critical path.
         findings: The findings of this step, by seconds.
+        captures: The captures. Of the captures of a stage in many ranks, some.
+        captures_left_out: The number of other captures.
+        apart_s: The seconds of recording if only some replicas were recorded, else 0. Recorded replicas are slower.
         captured_for: The reasons for its captures other than `AUTOPROF_STEPS`: a condition, or a trigger.
         kind: As in `StepRow`.
         no_stage: As in `StepRow`.
@@ -473,6 +478,9 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
     captures: list[CaptureFigures]
     findings: list[Finding]
     gaps_left_out: int = 0
+    lanes_left_out: int = 0
+    captures_left_out: int = 0
+    apart_s: float = 0.0
     kinds: dict[str, str] = {}
     captured_for: list[str] = []
     kind: str = "regular"

@@ -27,6 +27,30 @@ _TOOLS = {
 _ASCEND = "MindStudio Insight; if torch_npu has not analysed the folder yet, run autoprof analyse first"
 
 
+# Captures of one stage that are read. Reading a real trace takes seconds, and equal ranks say the same.
+_MAX_RANKS = 16
+_MAX_FAILED, _LONGEST, _SHORTEST = 4, 6, 2
+
+
+def chosen(captures: Sequence[CaptureFile]) -> list[CaptureFile]:
+    """Return the captures to read. Of a stage with over 16 captures, these are failed, long, short and other ones."""
+    stages: dict[tuple[str, str, str], list[CaptureFile]] = {}
+    for capture in captures:
+        meta = capture.meta
+        stages.setdefault((meta.role or capture.name.split(".")[0], meta.stage, meta.part), []).append(capture)
+    kept: set[str] = set()
+    for of_stage in stages.values():
+        failed = [capture for capture in of_stage if capture.state != "complete"][:_MAX_FAILED]
+        by_length = sorted((capture for capture in of_stage if capture.state == "complete"), key=_recorded_ns)
+        order = [*failed, *by_length[-_LONGEST:], *by_length[:_SHORTEST], *of_stage]
+        kept |= set(list(dict.fromkeys(capture.name for capture in order))[:_MAX_RANKS])
+    return [capture for capture in captures if capture.name in kept]
+
+
+def _recorded_ns(capture: CaptureFile) -> int:
+    return capture.meta.clock.stop.unix_ns - capture.meta.clock.start.unix_ns
+
+
 def figures(run: Path, step: int, capture: CaptureFile, zero_ns: int | None, operators: int) -> CaptureFigures:
     """Return the figures of one capture. Never raises.
 

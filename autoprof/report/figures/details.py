@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from autoprof.report.figures import words
 from autoprof.report.figures.captures import windows
-from autoprof.report.figures.lanes import Lanes
+from autoprof.report.figures.lanes import Lanes, LaneSpans
 from autoprof.report.figures.overview import Recorded, typical_steps
 from autoprof.report.figures.samples import INSIDE, Samples
 from autoprof.report.figures.skews import skews
@@ -99,6 +99,17 @@ def details(
     ]
 
 
+def _recorded_apart_s(
+    step: _StepSpans, lanes: Iterable[LaneSpans], journals: Sequence[Journal], recorded: Recorded
+) -> float:
+    """Return the longest recording of a replica in seconds if only some replicas were recorded, else 0."""
+    start, end = step.span.start_ns, step.span.end_ns
+    times = [
+        recorded.of(journals[lane.file], lane.replica).length(start, end) for lane in lanes if lane.replica is not None
+    ]
+    return max(times) / 1e9 if times and not all(times) else 0.0
+
+
 def _figures(
     step: _StepSpans,
     row: StepRow,
@@ -113,6 +124,7 @@ def _figures(
         if lane.role == "agent_loop" or not labels[lane.file]:
             labels[lane.file] = lane.label
     gaps = step.lanes.gaps(lanes)
+    shown_lanes = step.lanes.shown(lanes)
     shown = sorted(sorted(gaps, key=lambda gap: gap.start_s - gap.end_s)[:_MAX_GAPS], key=lambda gap: gap.start_s)
     return StepFigures(
         number=span.number,
@@ -120,7 +132,8 @@ def _figures(
         seconds=row.seconds,
         stages=row.stages,
         kinds=row.kinds,
-        lanes=[lane.row(journals[lane.file], span.start_ns, span.end_ns) for lane in lanes],
+        lanes=[lane.row(journals[lane.file], span.start_ns, span.end_ns) for lane in shown_lanes],
+        lanes_left_out=len(lanes) - len(shown_lanes),
         gaps=shown,
         gaps_left_out=len(gaps) - len(shown),
         samples=step.samples.figures(span.start_ns, labels, [journal.name for journal in journals]),
@@ -128,6 +141,7 @@ def _figures(
         weight_sync_s=words.seconds_of(row.stages, words.SYNC, row.kinds),
         path=step.lanes.path(lanes),
         captures=captures,
+        apart_s=_recorded_apart_s(step, lanes, journals, recorded),
         findings=[],
         captured_for=windows(captures),
         kind=row.kind,

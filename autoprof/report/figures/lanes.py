@@ -25,6 +25,10 @@ _MIN_GAP_NS = 50_000_000
 _Span = tuple[int, int, str, str, Line]
 
 
+# Lanes that a report shows. More would make the plot unreadable.
+MAX_LANES = 96
+
+
 class LaneSpans:
     """Spans of one process under one role, in one step."""
 
@@ -129,6 +133,17 @@ class Lanes:
         journal = self._journals[lane.file]
         numbers = (-1 if lane.replica is None else lane.replica, -1 if lane.rank is None else lane.rank)
         return place, lane.role, *numbers, journal.host, journal.pid
+
+    def shown(self, lanes: Sequence[LaneSpans]) -> list[LaneSpans]:
+        """Return the lanes to show: all of them, or, if there are too many, the busiest and the idlest of each role."""
+        if len(lanes) <= MAX_LANES:
+            return list(lanes)
+        roles: dict[str, list[LaneSpans]] = defaultdict(list)
+        for lane in sorted(lanes, key=lambda lane: lane.busy.length(self._start, self._end)):
+            roles[lane.role].append(lane)
+        half = max(1, MAX_LANES // len(roles) // 2)
+        kept = {id(lane) for of_role in roles.values() for lane in (*of_role[:half], *of_role[-half:])}
+        return [lane for lane in lanes if id(lane) in kept]
 
     def gaps(self, lanes: Iterable[LaneSpans]) -> list[Gap]:
         """Return the times in which all of the driver's workers were idle.

@@ -118,7 +118,7 @@ def tail(step: StepFigures) -> Iterator[Finding]:
         return
     last = samples.tail
     waited = _waited(step, samples.end_s - last.waited_s, samples.end_s)
-    if not matters(waited, step.seconds) or (last.held_by in ("", "turn") and waited <= _recorded_apart(step)):
+    if not matters(waited, step.seconds) or (last.held_by in ("", "turn") and waited <= step.apart_s):
         return
     rows = [row for label in last.samples for row in samples.longest if row.label == label]
     rows.sort(key=lambda row: row.held_by != last.held_by)
@@ -252,19 +252,6 @@ def _waited(step: StepFigures, start_s: float, end_s: float) -> float:
 
 def _meaning(step: StepFigures, stage: str) -> str:
     return words.meaning(stage, stage_kind=step.kinds.get(stage, ""))
-
-
-def _recorded_apart(step: StepFigures) -> float:
-    """Return the seconds of recording if only some replicas were recorded, else 0.
-
-    Recorded replicas are slower, so their samples end later.
-    """
-    replicas = {lane.replica for lane in step.lanes if lane.replica is not None}
-    recorded: dict[int, float] = {}
-    for capture in step.captures:
-        if capture.replica is not None and capture.seconds is not None:
-            recorded[capture.replica] = max(capture.seconds, recorded.get(capture.replica, 0.0))
-    return max(recorded.values()) if recorded and replicas - recorded.keys() else 0.0
 
 
 def _seconds(row: SampleRow, kind: str, name: str) -> float:

@@ -235,8 +235,6 @@ def _mean(values: list[float | None]) -> float | None:
 
 # Kinds of spans that run in large numbers at the same time. The plot shows their number over time.
 CROWDS = {"sample": "samples", "request": "requests"}
-# More lanes would make the plot unreadable.
-MAX_LANES = 96
 _MAX_ROWS = 4
 _BINS = 160
 # Share of the step below which a span is merged with neighbours of the same name.
@@ -261,43 +259,18 @@ class Placed(msgspec.Struct, frozen=True):
     error: str | None = None
 
 
-class Chosen(msgspec.Struct, frozen=True):
-    """Lanes to draw, and the number of other lanes."""
-
-    lanes: list[Lane]
-    left_out: int
-
-
-def choose(lanes: Sequence[Lane]) -> Chosen:
-    """Choose the lanes to draw: all of them, or, if there are too many, the busiest and the idlest of each role."""
-    if len(lanes) <= MAX_LANES:
-        return Chosen(list(lanes), 0)
-    roles: dict[str, list[Lane]] = {}
-    for lane in lanes:
-        roles.setdefault(lane.role, []).append(lane)
-    per_role = max(2, MAX_LANES // len(roles))
-    kept: set[int] = set()
-    for of_role in roles.values():
-        by_work = sorted(of_role, key=lambda lane: lane.busy_s)
-        half = per_role // 2
-        ends = by_work if len(by_work) <= per_role else by_work[:half] + by_work[-(per_role - half) :]
-        kept |= set(map(id, ends))
-    return Chosen([lane for lane in lanes if id(lane) in kept], len(lanes) - len(kept))
-
-
 def lanes_plot(step: StepFigures, looks: dict[str, Look]) -> tuple[Plot, int]:
     """Plot processes against time. Time in which no process works is shaded.
 
     Returns:
         The plot, and the number of spans in its lanes that are not drawn.
     """
-    chosen = choose(step.lanes).lanes
     whole = max(step.seconds, 1e-9)
     bars: dict[str, list[tuple[Placed, float, float, str]]] = {}
     ticks: list[tuple[float, str]] = []
     top = 0.0
     left_out = 0
-    for lane in chosen:
+    for lane in step.lanes:
         placed, too_deep = _place(lane, whole)
         left_out += lane.left_out + too_deep
         crowds = sorted({span.kind for span in lane.spans if span.kind in CROWDS})

@@ -168,7 +168,6 @@ def _step(step: StepFigures, run_looks: dict[str, charts.Look], kinds: dict[str,
         "shares": shares,
         "own": step.stages.get(words.OWN),
         "spans_left_out": spans_left_out,
-        "lanes_left_out": charts.choose(step.lanes).left_out,
     }
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from autoprof.report.figures.lanes import MAX_LANES
 from autoprof.report.figures.timeline import Timeline
 from autoprof.rundir.journal import journals
 from tests.support.report_runs import START_NS
@@ -226,3 +227,14 @@ def test_notes_of_very_many_files_are_few(tmp_path: Path) -> None:
     assert len(found.notes) < 25
     assert "clocks of n0, n1, n10, n11, n12 and 95 more were not measured; their own settings are used" in found.notes
     assert found.notes[-1] == "and 80 more such notes of other files"
+
+
+def test_of_very_many_lanes_the_busiest_and_idlest_are_shown(tmp_path: Path) -> None:
+    ranks = {
+        f"n{rank}": [span("stage", "x", 0, 1 + rank / 100, role="actor", rank=rank)]
+        for rank in range(2, MAX_LANES + 12)
+    }
+    run = timeline(tmp_path / "run", n1=[step(10)], **ranks)
+    (found,) = figures(run, 1).details
+    assert (len(found.lanes), found.lanes_left_out) == (MAX_LANES, len(ranks) - MAX_LANES)
+    assert {"actor rank 2", f"actor rank {MAX_LANES + 11}"} <= {lane.label for lane in found.lanes}

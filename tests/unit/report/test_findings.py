@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from autoprof.report import build, comparison
-from autoprof.report.figures import overview
+from autoprof.report.figures import lanes, overview
 from autoprof.report.findings import findings, registry, rules, step_rules
 from autoprof.report.findings.findings import KINDS
 from autoprof.report.model import Finding, RunFigures
@@ -204,7 +204,7 @@ DOCUMENTATION = ROOT / "docs" / "findings.md"
         ((step_rules.TOOL_SHARE, rules.IDLE_SHARE), (0.3, 0.4), "three tenths of the samples' time"),
         ((rules.BARE_SHARE, rules.FULL_SHARE), (0.15, 0.92), "92 % of the device's memory"),
         ((comparison.FINDING_RATIO, comparison.FINDING_SHARE), (1.1, 0.03), "1.1 times as long and 3 % of the step"),
-        ((charts.MAX_BARS, html.MAX_ROWS, charts.MAX_LANES), (300, 400, 96), "with more than 300 steps, a bar"),
+        ((charts.MAX_BARS, html.MAX_ROWS, lanes.MAX_LANES), (300, 400, 96), "with more than 300 steps, a bar"),
     ],
 )
 def test_the_documentation_has_the_thresholds(

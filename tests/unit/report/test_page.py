@@ -309,12 +309,6 @@ def test_many_samples_are_shown_by_how_many_go_on() -> None:
     assert bars == {"samples": [(0, 25, 0.5), (25, 25, 0.5), (50, 50, 0.5)]}
 
 
-def test_of_very_many_lanes_the_busiest_and_idlest_are_drawn() -> None:
-    chosen = charts.choose([lane(f"rank {at}", [("x", 0, 1)], busy=at) for at in range(512)])
-    assert (len(chosen.lanes), chosen.left_out) == (charts.MAX_LANES, 512 - charts.MAX_LANES)
-    assert {"rank 0", "rank 511"} <= {each.label for each in chosen.lanes}
-
-
 @pytest.mark.parametrize(
     ("text", "shown"),
     [

@@ -211,7 +211,8 @@ def test_markdown_of_many_captures_has_the_first_of_each_stage(tmp_path: Path) -
         capture(tmp_path / "run", 4, f"actor.update_actor.rank{rank}", who, ("n1", 200 + rank), when, [])
     text = markdown.text(build.figures(run_reader.read(tmp_path / "run"), [4]))
     assert text.count("\n### actor.update_actor rank") == 8
-    assert "32 other captures of this step are in the page and the JSON." in text
+    assert "8 other captures of this step are in the page and the JSON." in text
+    assert "24 captures of further ranks were not read." in text
 
 
 def test_two_steps_of_a_run(autoprof: Autoprof, runs: Path) -> None:
