@@ -20,7 +20,7 @@ from autoprof.config import settings
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("name", nargs="?", metavar="RUN", help="a run, as for ls; without it, this environment")
-    parser.add_argument("--all", action="store_true", help="list all hooks with their states")
+    parser.add_argument("--all", action="store_true", help="list all hooks, problems and notes")
     parser.add_argument("--deep", action="store_true", help="import the targets to check that each hook applies")
     arguments.add_dir(parser)
     arguments.add_json(parser)
@@ -46,8 +46,15 @@ def _without_secrets(report: Report) -> Report:
     return msgspec.structs.replace(report, **texts)
 
 
+# Problems and notes that are printed, unless all are requested.
+_MAX_PROBLEMS, _MAX_NOTES = 40, 20
+
+
 def show(report: Report, hooks: bool = False) -> None:
-    """Print a report as text: facts, problems, notes, and the verdict; with `hooks`, also a table of the hooks."""
+    """Print a report as text: facts, problems, notes, and the verdict; with `hooks`, also a table of the hooks.
+
+    Without `hooks`, only the first problems and notes are printed.
+    """
     print(plain(report.subject))
     counts = _counts(report.hooks)
     for name, value in report.facts.items():
@@ -55,12 +62,14 @@ def show(report: Report, hooks: bool = False) -> None:
     if hooks and report.hooks:
         print()
         console.show(["hook", "state", "reason"], _grouped(report.hooks))
-    for title, lines in (("does not work", report.problems), ("notes", report.notes)):
+    for title, lines, most in (("does not work", report.problems, _MAX_PROBLEMS), ("notes", report.notes, _MAX_NOTES)):
         if lines:
             print(f"\n{title}:")
-        for line in lines:
+        for line in lines if hooks else lines[:most]:
             first, *rest = console.wrapped(plain(line), 4)
             print(f"  - {first[4:]}", *rest, sep="\n")
+        if len(lines) > most and not hooks:
+            print(f"  - and {len(lines) - most} more, which --all lists")
     print(f"\n{plain(report.verdict)}")
 
 

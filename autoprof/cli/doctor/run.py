@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -44,14 +45,12 @@ def examine_run(run: runs.Run) -> Report:
     contents = [decoder.fields(path, HooksFile, left_out) for path in RunDir(Path(run.path)).hooks_files()]
     processes = [decoder.record(content, HooksFile) for content in contents if content]
     report.facts["processes"] = str(len(processes))
-    for process in processes:
-        states = Counter(hook.state for hook in process.hooks.values())
-        fired = [key for key, hook in process.hooks.items() if hook.called]
-        counts = ", ".join(f"{states[state]} {state}" for state in ("applied", "failed") if states[state])
-        name, pid = process.process or "?", process.pid or "?"
-        report.facts[f"{process.host or '?'} {pid} {name}"] = f"{counts}; fired: {', '.join(fired) or 'none'}"
-        for source, error in process.errors.items():
-            report.problems.append(f"{name} ({pid}): {source}: {error.last or '?'}")
+    report.facts |= _process_facts(processes)
+    report.problems += [
+        f"{process.process or '?'} ({process.pid or '?'}): {source}: {error.last or '?'}"
+        for process in processes
+        for source, error in process.errors.items()
+    ]
     versions = {name: version for process in processes for name, version in process.versions.items()}
     environment.check_versions(report, versions, run.info.settings.recipes)
     environment.list_hooks(report, {"hooks": _merged(processes)})
@@ -78,6 +77,33 @@ def examine_run(run: runs.Run) -> Report:
         _check_end(report, run)
     report.verdict = environment.problems_found(report)
     return report
+
+
+# Processes that are listed one by one. Of more processes, those with equal hooks share a line.
+_MAX_LISTED = 16
+_DIGITS = re.compile(r"[0-9]+")
+
+
+def _process_facts(processes: list[HooksFile]) -> dict[str, str]:
+    """Return the hooks of each process in words; if there are many, of each group of equal processes."""
+    groups: dict[tuple[str, str], list[HooksFile]] = {}
+    for process in processes:
+        states = Counter(hook.state for hook in process.hooks.values())
+        counts = ", ".join(f"{states[state]} {state}" for state in ("applied", "failed") if states[state])
+        fired = ", ".join(key for key, hook in process.hooks.items() if hook.called) or "none"
+        title = process.process or "?"
+        if len(processes) <= _MAX_LISTED:
+            title = f"{process.host or '?'} {process.pid or '?'} {title}"
+        else:
+            title = _DIGITS.sub("", title)
+        groups.setdefault((title, f"{counts}; fired: {fired}"), []).append(process)
+    if len(processes) <= _MAX_LISTED:
+        return dict(groups)
+    facts = {}
+    for (title, hooks), members in sorted(groups.items(), key=lambda group: -len(group[1])):
+        hosts = units.count(len({process.host for process in members}), "host")
+        facts[f"{units.count(len(members), 'process', 'processes')} on {hosts}, {title}"] = hooks
+    return facts
 
 
 def _executed_s(run: runs.Run) -> dict[int, float]:

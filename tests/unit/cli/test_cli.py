@@ -210,6 +210,20 @@ def test_doctor_says_what_is_wrong_with_a_run(autoprof: Autoprof, tmp_path: Path
         assert text in result.stdout
 
 
+def test_doctor_groups_equal_processes_and_prints_the_first_problems(autoprof: Autoprof, tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "autoprof_runs", "20261120-101010-aaaaaa")
+    process = json.loads((folder / "hooks" / "h-1.json").read_text())
+    for rank in range(60):
+        worker = process | {"host": f"n{rank // 8}", "pid": 100 + rank, "process": f"ray::Worker{rank}"}
+        (folder / "hooks" / f"n{rank // 8}-{100 + rank}.json").write_text(json.dumps(worker))
+    shown = autoprof("doctor", folder.name).stdout
+    assert "60 processes on 8 hosts, ray::Worker: 1 applied, 1 failed; fired: verl/a" in " ".join(shown.split())
+    assert len(shown.splitlines()) < 100
+    total = len(json.loads(autoprof("doctor", folder.name, "--json").stdout)["problems"])
+    assert f"and {total - 40} more, which --all lists" in shown
+    assert "ray::Worker59 (159): verl/a: OSError: full" in autoprof("doctor", folder.name, "--all").stdout
+
+
 def test_doctor_says_that_no_step_matched(autoprof: Autoprof, tmp_path: Path) -> None:
     make_run(tmp_path / "autoprof_runs", "20261120-101010-aaaaaa", steps="100")
     result = autoprof("doctor", "20261120-101010-aaaaaa", "--json")
