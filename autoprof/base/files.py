@@ -242,6 +242,9 @@ def opened(path: str | os.PathLike[str]) -> int:
     return file
 
 
+_PAGE_BYTES = 4096
+
+
 def read(path: str | os.PathLike[str], max_bytes: int, owners: Container[int] | None = None) -> bytes:
     """Return the content of a file that another user may have made.
 
@@ -259,7 +262,8 @@ def read(path: str | os.PathLike[str], max_bytes: int, owners: Container[int] | 
             raise OSError(errno.EFBIG, f"it has more than {max_bytes} bytes", os.fspath(path))
         if owners is not None and status.st_uid not in owners:
             raise OSError(errno.EPERM, f"it belongs to user {status.st_uid}", os.fspath(path))
-        return file.read(max_bytes)
+        # Python allocates as much memory as it is asked to read. The file may have grown meanwhile.
+        return file.read(min(max_bytes, status.st_size + _PAGE_BYTES))
 
 
 def of_user(path: str | os.PathLike[str], max_bytes: int) -> bytes:
